@@ -1,0 +1,14 @@
+"""Measure, explain, predict and place neural-network work on CPUs and GPUs.
+
+The map of the house; arrows point one way, from the ground up:
+
+    ground floor  errors, paths, params, store    what every room stands on
+    work          what is run                     workloads, datasets, models, training
+    measure       what it took                    machine, load, timing, ceilings, profiler
+    book          how it is shown                 notebook, figures, run, report
+
+``book`` stands on the ground alone and serves the notebooks and the command line (``python -m lib``).
+Importing ``lib`` imports nothing heavy: torch, pandas and matplotlib are imported where they are used.
+"""
+
+__version__ = "0.1.0"

@@ -1,0 +1,1 @@
+"""What the work took: machine, load, timing, ceilings, profiler."""

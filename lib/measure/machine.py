@@ -1,0 +1,146 @@
+"""What is this machine: its inventory, its devices, and the two ids that every measured row carries."""
+
+import hashlib
+import json
+import os
+import platform
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from lib.errors import InputError, choices
+
+
+def _proc_cpuinfo() -> dict[str, str]:
+    """Return the first processor's entries of /proc/cpuinfo; empty where there is none."""
+    try:
+        first = Path("/proc/cpuinfo").read_text().split("\n\n")[0]
+    except OSError:
+        return {}
+    pairs = (line.split(":", 1) for line in first.splitlines() if ":" in line)
+    return {key.strip(): value.strip() for key, value in pairs}
+
+
+def _cpu_model() -> str:
+    entries = _proc_cpuinfo()
+    name = entries.get("model name") or platform.processor() or platform.machine()
+    if "cpu family" in entries:
+        name += f" (family {entries['cpu family']}, model {entries['model']}, stepping {entries['stepping']})"
+    return name
+
+
+@cache
+def cache_bytes() -> dict[str, int]:
+    """Return the size of one L1d, L2 and L3 cache in bytes, as the kernel states them; empty where it does not."""
+    found = {}
+    for index in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*"):
+        try:
+            kind, level = (index / "type").read_text().strip(), (index / "level").read_text().strip()
+            number, unit = re.fullmatch(r"(\d+)([KMG]?)", (index / "size").read_text().strip()).groups()
+        except (OSError, AttributeError):
+            continue
+        if kind != "Instruction":
+            found[f"L{level}"] = int(number) * {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}[unit]
+    return dict(sorted(found.items()))
+
+
+def _gpus() -> list[dict[str, Any]]:
+    if not torch.cuda.is_available():
+        return []
+    properties = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    return [{"name": p.name, "memory_gib": round(p.total_memory / 2**30), "compute_capability": f"{p.major}.{p.minor}",
+             "multiprocessors": p.multi_processor_count} for p in properties]
+
+
+@cache
+def hardware() -> dict[str, Any]:
+    """Return what ``hardware_id`` is made of: processor, cores, caches, memory, GPUs. Nothing that drifts."""
+    return {"cpu": _cpu_model(), "arch": platform.machine(), "cores": os.cpu_count(),
+            "cache_kib": {level: size // 1024 for level, size in cache_bytes().items()},
+            "memory_gib": round(psutil.virtual_memory().total / 2**30), "gpus": _gpus()}
+
+
+def software() -> dict[str, Any]:
+    """Return what ``software_id`` is made of: versions, CPU threads and the math settings of this process."""
+    import torchvision
+
+    names = ("OMP_NUM_THREADS", "OMP_PROC_BIND", "MKL_NUM_THREADS", "KMP_AFFINITY", "CUBLAS_WORKSPACE_CONFIG",
+             "ONEDNN_MAX_CPU_ISA", "LD_PRELOAD")
+    return {"python": platform.python_version(), "os": f"{platform.system()} {platform.release()}",
+            "torch": torch.__version__, "torchvision": torchvision.__version__, "cuda": torch.version.cuda,
+            "cudnn": torch.backends.cudnn.version() if torch.cuda.is_available() else None, "driver": _driver(),
+            "threads": torch.get_num_threads(), "matmul_precision": torch.get_float32_matmul_precision(),
+            "cudnn_tf32": torch.backends.cudnn.allow_tf32, "cudnn_benchmark": torch.backends.cudnn.benchmark,
+            "deterministic": torch.are_deterministic_algorithms_enabled(),
+            "environment": {name: os.environ[name] for name in names if name in os.environ}}
+
+
+@cache
+def _driver() -> str | None:
+    """Return the NVIDIA driver's version, or None without one."""
+    if not torch.cuda.is_available():
+        return None
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        return pynvml.nvmlSystemGetDriverVersion()
+    except pynvml.NVMLError:
+        return None
+
+
+def _hash(facts: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:8]
+
+
+def ids() -> dict[str, str]:
+    """Return ``hardware_id`` and ``software_id`` of this process as it is set up now."""
+    return {"hardware_id": _hash(hardware()), "software_id": _hash(software())}
+
+
+def name() -> str:
+    """Return a readable name of this machine that is unique by its hardware: ``amd-epyc-2c-1a2b3c4d``."""
+    parts = [re.sub(r"\(.*?\)|\bprocessor\b|\d+-core\b|\bcpu\b|@.*", "", hardware()["cpu"], flags=re.I)]
+    parts += [f"{hardware()['cores']}c", *{gpu["name"] for gpu in hardware()["gpus"]}, _hash(hardware())]
+    return re.sub(r"[^a-z0-9]+", "-", " ".join(parts).lower()).strip("-")
+
+
+def devices() -> list[str]:
+    """Return the ids of the devices that are here: ``cpu``, ``cuda:0``, ..., ``mps``."""
+    cuda = [f"cuda:{index}" for index in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
+    mps = ["mps"] if torch.backends.mps.is_available() else []
+    return ["cpu", *cuda, *mps]
+
+
+def device(wanted: str) -> torch.device:
+    """Return the device of an id; ``auto`` is the first accelerator, else the CPU; ``cuda`` is ``cuda:0``.
+
+    Raises InputError listing the devices that are here.
+    """
+    here = devices()
+    chosen = {"auto": (here + here[:1])[1] if len(here) > 1 else "cpu", "cuda": "cuda:0"}.get(wanted, wanted)
+    if chosen not in here:
+        raise InputError(f"device {wanted!r} is not here; this machine has: {choices(here)} (or auto)")
+    return torch.device(chosen)
+
+
+def device_name(where: torch.device) -> str:
+    """Return the name of a device for people."""
+    return torch.cuda.get_device_name(where) if where.type == "cuda" else hardware()["cpu"]
+
+
+def identity() -> dict[str, Any]:
+    """Return the ids with what they were made of, for provenance."""
+    return {**ids(), "machine": name(), "hardware": hardware(), "software": software()}
+
+
+def peak_rss_mb() -> float:
+    """Return the peak resident memory of this process so far, in 10^6 bytes."""
+    import resource
+
+    unit = 1 if platform.system() == "Darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6

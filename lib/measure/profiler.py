@@ -1,0 +1,99 @@
+"""Profile a training workload batch by batch: where each step's time goes, as rows that survive a crash."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from lib import store
+from lib.measure import machine
+from lib.measure.timing import synchronize
+from lib.tables import columns
+from lib.work.training import PHASES, Batch
+
+_ROUND = 5
+
+
+class BatchProfiler:
+    """An observer of the training loop that appends one row a batch to a ``profile`` table.
+
+    On CUDA the phases are device events and the step ends with one synchronisation; on MPS every phase ends with one;
+    on the CPU the host's clock is the truth. The step is clocked on the host, apart from its phases.
+    """
+
+    def __init__(self, file: store.Appender, constants: dict, device: torch.device, nvtx: bool = False):
+        self._file, self._constants, self._device, self._nvtx = file, constants, device, nvtx
+        self._names = columns("profile")
+        self._events = ([torch.cuda.Event(enable_timing=True) for _ in PHASES] if device.type == "cuda" else [])
+        self.warmup, self.epoch, self.pipelined_ms = False, 0, None
+        self._step, self._began = 0, time.perf_counter()
+        self._marks: list[int] = []
+
+    def start(self) -> None:
+        """Begin a step."""
+        self._marks = []
+        if self._nvtx:
+            torch.cuda.nvtx.range_push(PHASES[0])
+        self._start = time.perf_counter_ns()
+
+    def mark(self, phase: str) -> None:
+        """End a phase."""
+        if self._events:
+            self._events[PHASES.index(phase)].record()
+        elif self._device.type == "mps":
+            synchronize(self._device)
+        self._marks.append(time.perf_counter_ns())
+        if self._nvtx:
+            torch.cuda.nvtx.range_pop()
+            if phase != PHASES[-1]:
+                torch.cuda.nvtx.range_push(PHASES[PHASES.index(phase) + 1])
+
+    def _phases_ms(self) -> list[float]:
+        """Return the five phases of the step; those that did not happen are 0."""
+        host = [(now - then) / 1e6 for then, now in zip([self._start, *self._marks], self._marks, strict=False)]
+        if self._events:
+            used = self._events[: len(self._marks)]
+            host[1:] = [then.elapsed_time(now) for then, now in zip(used, used[1:], strict=False)]
+        return host + [0.0] * (len(PHASES) - len(host))
+
+    def end(self, batch: Batch) -> None:
+        """Finish the step and write its row."""
+        if self._events:
+            self._events[len(self._marks) - 1].synchronize()
+        if self._nvtx and len(self._marks) < len(PHASES):
+            torch.cuda.nvtx.range_pop()
+        step_ms = (time.perf_counter_ns() - self._start) / 1e6
+        loader, h2d, forward, backward, optimizer = self._phases_ms()
+        size, channels, *dims = batch.inputs.shape
+        on_cuda = self._device.type == "cuda"
+        changing = {
+            "epoch": self.epoch if batch.lr is not None else -1, "batch_idx": batch.index, "global_step": self._step,
+            "batch_size": size, "channels": channels, "dim1": dims[0], "dim2": dims[1], "dim3": (*dims, 0)[2],
+            "data_time_ms": loader + h2d, "forward_time_ms": forward, "backward_time_ms": backward,
+            "step_time_ms": step_ms, "data_time_pct": (loader + h2d) / step_ms * 100,
+            "forward_time_pct": forward / step_ms * 100, "backward_time_pct": backward / step_ms * 100,
+            "images_per_sec": size / step_ms * 1000, "loss": batch.loss.item(), "lr": batch.lr,
+            "cuda_mem_alloc_mb": torch.cuda.memory_allocated(self._device) / 1e6 if on_cuda else 0.0,
+            "cuda_mem_reserved_mb": torch.cuda.memory_reserved(self._device) / 1e6 if on_cuda else 0.0,
+            "wall_time_s": time.perf_counter() - self._began, "loader_wait_ms": loader, "h2d_ms": h2d,
+            "optimizer_ms": optimizer, "pipelined_ms": self.pipelined_ms, "energy_j": None,
+            "peak_rss_mb": machine.peak_rss_mb(), "warmup": self.warmup}
+        row = self._constants | changing
+        self._file.append([_plain(row[name]) for name in self._names])
+        self._step += 1
+
+
+def _plain(value):
+    return round(value, _ROUND) if isinstance(value, float) else value
+
+
+@contextmanager
+def profiler(path: Path, constants: dict, device: torch.device, nvtx: bool = False) -> Iterator[BatchProfiler]:
+    """Open a profile file at ``path`` and give the profiler that writes it; the file is closed at the end."""
+    file = store.Appender(path, "profile")
+    try:
+        yield BatchProfiler(file, constants, device, nvtx)
+    finally:
+        file.close()

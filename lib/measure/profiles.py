@@ -1,0 +1,330 @@
+"""One profiled run of a workload: carried out on a device, or read back from the tables."""
+
+import socket
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+
+from lib import params as parameters
+from lib import paths, store
+from lib.errors import InputError, choices
+from lib.measure import load, machine
+from lib.measure.profiler import profiler
+from lib.measure.timing import VERDICTS, Timing, synchronize, worst
+from lib.params import ProfileParams
+from lib.tables import columns
+from lib.work import datasets, workloads
+from lib.work.training import Options, Trainer, seed_everything
+
+PASSES = {"train": "train", "eval": "val", "test": "test"}
+_DRIFT = 0.03  # thirds of a run whose medians differ by more than this are not one population
+
+Progress = Callable[..., Iterable]
+
+
+@dataclass(frozen=True)
+class Profiled:
+    """A run as a notebook shows it: its rows (``profile``), its summary (one row of ``runs``), files, metrics and a note."""
+
+    rows: pd.DataFrame
+    run: pd.Series
+    note: str
+    files: tuple[Path, ...] = ()
+    metrics: dict[str, dict[str, float]] = field(default_factory=dict)
+
+    @property
+    def steady(self) -> pd.DataFrame:
+        """Return the rows that statistics are made of: full batches, warm-up left out."""
+        return steady(self.rows)
+
+
+def steady(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of full batches without warm-up."""
+    full = rows.groupby("run_id")["batch_size"].transform("max")
+    return rows[~rows["warmup"] & (rows["batch_size"] == full)]
+
+
+@contextmanager
+def _settings(p: ProfileParams, device: torch.device) -> Iterator[None]:
+    """Set threads, determinism and cuDNN for a run and put back what was there."""
+    before = (torch.get_num_threads(), torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark)
+    try:
+        if p.threads:
+            torch.set_num_threads(p.threads)
+        if p.deterministic and device.type == "cuda":
+            import os
+
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(p.deterministic)
+        torch.backends.cudnn.benchmark = p.cudnn_benchmark
+        yield
+    finally:
+        torch.set_num_threads(before[0])
+        torch.use_deterministic_algorithms(before[1])
+        torch.backends.cudnn.benchmark = before[2]
+
+
+def _check(p: ProfileParams, device: torch.device) -> None:
+    """Refuse switches that would silently do nothing."""
+    if p.nvtx and device.type != "cuda":
+        raise InputError(f"nvtx ranges need a CUDA device, not {device}")
+    if p.prefetch_factor and not p.num_workers:
+        raise InputError("prefetch_factor needs num_workers of 1 or more")
+    if p.pin_memory and device.type != "cuda":
+        raise InputError(f"pin_memory speeds up copies to a CUDA device; the device here is {device}")
+    if p.cudnn_benchmark and p.deterministic:
+        raise InputError("deterministic and cudnn_benchmark exclude each other: choose one")
+
+
+def _loader(p: ProfileParams, dataset, batch_size: int, shuffle: bool) -> torch.utils.data.DataLoader:
+    return torch.utils.data.DataLoader(
+        dataset, batch_size=batch_size, shuffle=shuffle, num_workers=p.num_workers, pin_memory=p.pin_memory,
+        prefetch_factor=p.prefetch_factor or None, generator=torch.Generator().manual_seed(p.seed))
+
+
+class _Limited:
+    """A loader that stops after ``batches``; its length says so."""
+
+    def __init__(self, loader: torch.utils.data.DataLoader, batches: int):
+        self._loader, self._batches = loader, min(batches, len(loader))
+
+    def __len__(self) -> int:
+        return self._batches
+
+    def __iter__(self) -> Iterator:
+        iterator = iter(self._loader)
+        return (next(iterator) for _ in range(self._batches))
+
+
+@dataclass
+class _Run:
+    """The parts of one run while it is being measured."""
+
+    p: ProfileParams
+    task: workloads.Task
+    opened: datasets.Opened
+    device: torch.device
+    trainer: Trainer
+    run_id: str
+
+    def loader(self, kind: str, iters: int):
+        """Return the loader of a pass: ``iters`` full batches (0: all) and the odd last one, if the set has one."""
+        subset = datasets.bounded(self.opened.splits[PASSES[kind]], iters, self.task.workload.batch_size, self.p.seed)
+        return _loader(self.p, subset, self.task.workload.batch_size, shuffle=kind == "train")
+
+    def constants(self, kind: str) -> dict[str, Any]:
+        """Return the columns of ``profile`` that do not change within a pass."""
+        workload = self.task.workload
+        index = (self.device.index or 0) if self.device.type == "cuda" else -1 if self.device.type == "cpu" else 0
+        return {"run_id": self.run_id, "workload_id": workload.id, "dataset": workload.dataset, "model": workload.model,
+                "task_type": kind, "split": PASSES[kind], "device_type": self.device.type, "device_index": index,
+                "num_workers": self.p.num_workers, "precision": self.p.precision, "threads": torch.get_num_threads(),
+                "sync": {"cpu": "none", "cuda": "event"}.get(self.device.type, "synchronize"),
+                "data_source": self.opened.data_source, **machine.ids()}
+
+    def path(self, kind: str) -> Path:
+        """Return the file of a pass."""
+        return paths.PROFILES / f"{self.run_id}_{kind}.csv"
+
+
+def _pipelined(run: _Run) -> tuple[int, int, float]:
+    """Train without a profiler and without synchronising inside: batches, images, seconds.
+
+    The first batch starts the loader and is not counted; only full batches are.
+    """
+    p, size = run.p, run.task.workload.batch_size
+    loader = _Limited(run.loader("train", p.iters + 1), p.iters + 1 if p.iters else 10**9)
+    full = len(loader) - 1 if p.iters else max(1, len(loader) - 2)
+
+    class Clock:
+        """An observer that reads the clock twice: after the first batch, and after the last full one."""
+
+        def start(self) -> None:
+            """Do nothing."""
+
+        def mark(self, phase: str) -> None:
+            """Do nothing."""
+
+        def end(self, batch) -> None:
+            """Read the clock after the first and after the last full batch."""
+            if batch.index in (0, full):
+                synchronize(run.device)
+                setattr(self, "begin" if batch.index == 0 else "done", time.perf_counter())
+
+    clock = Clock()
+    run.trainer.train(loader, clock)
+    return full, full * size, clock.done - clock.begin
+
+
+def _measure_passes(run: _Run, progress: Progress) -> tuple[tuple[int, int, float], load.Load, dict]:
+    """Run warm-up, the unsynchronised pass, the profiled epochs, evaluation and test."""
+    p, metrics = run.p, {}
+    with load.LoadWatch() as watch:
+        if not p.profile:
+            run.trainer.train(_Limited(run.loader("train", p.warmup_iters), max(1, p.warmup_iters)))
+            return _pipelined(run), watch.reading(), metrics
+        with profiler(run.path("train"), run.constants("train"), run.device, p.nvtx) as observer:
+            if p.warmup_iters:
+                observer.warmup = True
+                run.trainer.train(_Limited(run.loader("train", p.warmup_iters), p.warmup_iters), observer)
+                observer.warmup = False
+            pipelined = _pipelined(run)
+            observer.pipelined_ms = pipelined[2] / pipelined[0] * 1000
+            for epoch in progress(range(p.epochs), "train"):
+                observer.epoch = epoch
+                metrics["train"] = {"loss": run.trainer.train(run.loader("train", p.iters), observer)}
+        reading = watch.reading()
+    for kind in progress(("eval", "test"), "evaluate"):
+        with profiler(run.path(kind), run.constants(kind), run.device, p.nvtx) as observer:
+            if p.warmup_iters:
+                observer.warmup = True
+                run.trainer.evaluate(_Limited(run.loader(kind, p.warmup_iters), p.warmup_iters), observer)
+                observer.warmup = False
+            metrics[kind] = run.trainer.evaluate(run.loader(kind, p.iters), observer)
+    return pipelined, reading, metrics
+
+
+def judge(step_ms: np.ndarray, seen: load.Load, threads: int) -> tuple[str, str]:
+    """Return the verdict on a run and the reason: spread, drift between its thirds, and what else ran meanwhile."""
+    verdict, reasons = "stable", []
+    if len(step_ms) >= 3:
+        timing = Timing(step_ms)
+        verdict = timing.verdict
+        if verdict != "stable":
+            reasons.append(f"IQR is {timing.iqr_ms / timing.median_ms:.0%} of the median")
+        thirds = [float(np.median(part)) for part in np.array_split(step_ms, 3)]
+        drift = max(thirds) / min(thirds) - 1
+        if drift > _DRIFT:
+            verdict = worst(verdict, "noisy")
+            reasons.append(f"the run's thirds differ by {drift:.0%}")
+    crowding = seen.crowding(threads)
+    if crowding >= load.QUIET_CORES:
+        verdict = worst(verdict, "unusable" if crowding >= load.LOUD_CORES else "noisy")
+        reasons.append(f"others took {seen.other_cores:.1f} cores and the host {seen.stolen_cores:.1f}")
+    return verdict, "; ".join(reasons)
+
+
+def _summary(run: _Run, pipelined: tuple[int, int, float], seen: load.Load, rows: pd.DataFrame, started: str) -> dict:
+    """Return the row of ``runs``."""
+    p, workload, (batches, images, seconds) = run.p, run.task.workload, pipelined
+    train = steady(rows[rows["task_type"] == "train"])["step_time_ms"].to_numpy()
+    timing = Timing(train) if len(train) else None
+    low, high = timing.interval_ms() if timing else (None, None)
+    verdict, reason = judge(train, seen, torch.get_num_threads())
+    return {"run_id": run.run_id, "label": p.label or f"{workload.id}_{run.device.type}_{p.precision}",
+            "timestamp": started, "hostname": socket.gethostname(), "arch": workload.model, "backend": run.device.type,
+            "device_name": machine.device_name(run.device), "batch_size": workload.batch_size,
+            "warmup_iters": p.warmup_iters, "measured_iters": batches, "precision": p.precision,
+            "elapsed_sec": seconds, "images_per_sec": images / seconds, "images_processed": images,
+            "workload_id": workload.id, "dataset": workload.dataset, "data_source": run.opened.data_source,
+            "resolution": p.resolution, "channels_last": p.channels_last, "grad_accum_steps": p.grad_accum_steps,
+            "num_workers": p.num_workers, "pin_memory": p.pin_memory, "prefetch_factor": p.prefetch_factor,
+            "augment": p.augment, "deterministic": p.deterministic, "cudnn_benchmark": p.cudnn_benchmark,
+            "tf32": run.device.type == "cuda" and torch.backends.cudnn.allow_tf32,
+            "threads": torch.get_num_threads(), "seed": p.seed, "cpu_percent": seen.own_cores * 100,
+            "peak_rss_mb": machine.peak_rss_mb(), "other_cpu_cores": seen.other_cores,
+            "involuntary_switches_per_s": seen.involuntary_per_s,
+            "step_median_ms": timing and timing.median_ms, "step_iqr_ms": timing and timing.iqr_ms, "step_low_ms": low,
+            "step_high_ms": high, "step_n": len(train), "verdict": verdict, "reason": reason, **machine.ids()}
+
+
+def _taken(run_id: str) -> bool:
+    names = [paths.PROFILES / f"{run_id}_{kind}.csv" for kind in PASSES] + [paths.RUNS / f"{run_id}.csv"]
+    return any(path.exists() for path in names)
+
+
+def measure(p: ProfileParams, progress: Progress = lambda items, _: items) -> Profiled:
+    """Carry out one profiled run: train, evaluation and test pass of a workload on one device.
+
+    Writes ``data/profiles/<run_id>_<train|eval|test>.csv`` row by row, each with its provenance, and one row of
+    ``runs``. ``progress(items, what)`` wraps the long loops. Raises InputError for whatever cannot be run; rows already
+    measured stay.
+    """
+    device = machine.device(p.device)
+    _check(p, device)
+    task = workloads.prepare(parameters.workload(p.workload), p.batch_size)
+    with ExitStack() as stack:
+        stack.enter_context(_settings(p, device))
+        opened = datasets.open_splits(task.workload, p.data_source, p.resolution, p.augment)
+        seed_everything(p.seed)
+        options = Options(device, p.precision, p.lr, p.channels_last, p.grad_accum_steps, p.pin_memory)
+        trainer = Trainer(task, options)
+        stack.enter_context(load.device_lock(str(device)))
+        before = load.wait_for_quiet(torch.get_num_threads())
+        stem = f"run_{task.workload.id}_{task.workload.dataset}_{task.workload.model}_{device.type}"
+        run_id = store.fresh_name(stem, _taken)
+        run = _Run(p, task, opened, device, trainer, run_id)
+        started = store.utc_now()
+        facts = {"run_id": run_id, "started_utc": started, "notebook": "02_profile", "parameters": p.model_dump(),
+                 "load_at_start": vars(before), "data_note": opened.note, **machine.identity()}
+        files = [run.path(kind) for kind in PASSES] if p.profile else []
+        for path in files:
+            store.write_meta(path, "profile", **facts)
+        pipelined, seen, metrics = _measure_passes(run, progress)
+        rows = store.read_all(files, "profile")
+        summary = pd.DataFrame([_summary(run, pipelined, seen, rows, started)], columns=columns("runs"))
+        files.append(store.write(summary, paths.RUNS / f"{run_id}.csv", "runs"))
+        for path in files:
+            store.write_meta(path, "runs" if path == files[-1] else "profile", **facts, load_at_end=vars(seen),
+                             metrics=metrics)
+    return Profiled(rows, store.read(files[-1], "runs").iloc[0], opened.note, tuple(files), metrics)
+
+
+# ---------------------------------------------------------------------------------------------------- reading back
+
+def folders(source: str, reference: str = "") -> list[Path]:
+    """Return the folders that hold measured tables: this machine's own and imported ones, or one reference machine's.
+
+    Raises InputError listing the reference machines when there is none of that name.
+    """
+    if source == "measure":
+        return [paths.DATA, *sorted(path for path in paths.IMPORTED.glob("*") if path.is_dir())]
+    known = sorted(path.name for path in paths.REFERENCE.glob("*") if (path / "runs").is_dir())
+    if not known or (reference and reference not in known):
+        raise InputError(f"no reference machine {reference!r} in {paths.REFERENCE}; there are: {choices(known) or 'none'}")
+    return [paths.REFERENCE / name for name in ([reference] if reference else known)]
+
+
+def runs(source: str, reference: str = "") -> pd.DataFrame:
+    """Return every run that was measured here and imported, or a reference machine's, oldest first."""
+    files = [path for folder in folders(source, reference) for path in sorted((folder / "runs").glob("*.csv"))]
+    return store.read_all(files, "runs").sort_values("timestamp", kind="stable", ignore_index=True)
+
+
+def replay(p: ProfileParams) -> Profiled:
+    """Read back the newest run of a workload from a reference machine; ``device`` auto takes the CPU's.
+
+    Raises InputError listing what the reference holds when it has no such run.
+    """
+    backend = "cpu" if p.device == "auto" else p.device.partition(":")[0]
+    for folder in folders("replay", p.reference):
+        table = store.read_all(sorted((folder / "runs").glob("*.csv")), "runs")
+        fits = table[(table["workload_id"] == p.workload) & (table["backend"] == backend)]
+        if len(fits):
+            run = fits.sort_values("timestamp", kind="stable").iloc[-1]
+            files = tuple(folder / "profiles" / f"{run['run_id']}_{kind}.csv" for kind in PASSES)
+            meta = store.read_json(folder / "profiles" / f"{run['run_id']}_train.meta.json")
+            note = f"REPLAY of {run['run_id']}, measured {run['timestamp']} on {folder.name}. {meta['data_note']}"
+            return Profiled(store.read_all(files, "profile"), run, note, files, meta.get("metrics", {}))
+    held = runs("replay", p.reference)
+    pairs = sorted(set(held["workload_id"] + " on " + held["backend"]))
+    raise InputError(f"the reference has no run of {p.workload} on {backend}; it has: {choices(pairs)}")
+
+
+def profile(p: ProfileParams, progress: Progress = lambda items, _: items) -> Profiled:
+    """Measure a run, or replay one from the reference data, as ``source`` says."""
+    return measure(p, progress) if p.source == "measure" else replay(p)
+
+
+def latest(table: pd.DataFrame, hardware_id: str) -> pd.DataFrame:
+    """Return the newest usable run of each workload, backend and precision on one machine, in workload order."""
+    mine = table[(table["hardware_id"] == hardware_id) & (table["verdict"] != VERDICTS[-1])]
+    newest = mine.sort_values("timestamp", kind="stable").groupby(["workload_id", "backend", "precision"]).tail(1)
+    return newest.sort_values(["workload_id", "backend", "precision"], ignore_index=True)

@@ -1,0 +1,203 @@
+"""Typed parameters of the notebooks and typed definitions from ``params/*.yaml``; errors list the choices."""
+
+import math
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from lib import paths
+from lib.errors import InputError, choices
+
+Source = Literal["measure", "replay"]
+Count = Annotated[int, Field(ge=0)]
+Positive = Annotated[int, Field(ge=1)]
+
+
+class Strict(BaseModel):
+    """Base of every parameter set: frozen, unknown names refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _text_stays_text(cls, value: Any, info) -> Any:
+        """Refuse a number where text is meant: papermill's ``-p`` reads ``12e5678`` as a number, ``-r`` does not."""
+        wants_text = cls.model_fields[info.field_name].annotation is str
+        if wants_text and isinstance(value, int | float) and not isinstance(value, bool):
+            raise ValueError(f"is text, but {value!r} arrived as a number; pass it with papermill's -r")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError("must be a finite number")
+        return value
+
+
+class MachineParams(Strict):
+    """Parameters of ``01_machine``."""
+
+    source: Source = "measure"
+    reference: str = ""
+    device: str = "auto"
+    budget_s: Annotated[float, Field(ge=1, le=3600)] = 15.0
+    gemm_max: Annotated[int, Field(ge=256, le=32768)] = 2048
+    triad_max_mb: Annotated[float, Field(ge=8, le=65536)] = 256.0
+    threads: Count = 0
+
+
+class ProfileParams(Strict):
+    """Parameters of ``02_profile`` and of one profiled run."""
+
+    workload: str = "W1"
+    device: str = "auto"
+    source: Source = "measure"
+    reference: str = ""
+    data_source: Literal["auto", "medmnist", "synthetic", "imagefolder"] = "auto"
+    resolution: Literal["native", "resized"] = "native"
+    batch_size: Count = 0
+    epochs: Positive = 1
+    warmup_iters: Count = 5
+    iters: Count = 30
+    profile: bool = True
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    lr: Annotated[float, Field(gt=0, le=10)] = 1e-3
+    channels_last: bool = False
+    grad_accum_steps: Positive = 1
+    num_workers: Count = 0
+    pin_memory: bool = False
+    prefetch_factor: Count = 0
+    augment: bool = False
+    deterministic: bool = False
+    cudnn_benchmark: bool = False
+    nvtx: bool = False
+    threads: Count = 0
+    seed: Count = 42
+    label: str = ""
+
+
+NOTEBOOKS: dict[str, type[Strict]] = {"01_machine": MachineParams, "02_profile": ProfileParams}
+
+
+class Workload(Strict):
+    """One line of ``params/workloads.yaml``: what is trained on what."""
+
+    id: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9.-]*$")]
+    dataset: str
+    size: Annotated[int, Field(ge=8, le=1024)]
+    model: str
+    batch_size: Positive
+    purpose: str = ""
+    folder: str = ""
+
+
+class Section(Strict):
+    """One notebook of ``params/report.yaml``: what it runs over and its parameter sets."""
+
+    notebook: str
+    over: tuple[Literal["workloads", "devices"], ...] = ()
+    quick: dict[str, Any] = {}
+    full: dict[str, Any] = {}
+
+
+class ReportPlan(Strict):
+    """``params/report.yaml``: the order of the report and how each notebook is run for it."""
+
+    title: str
+    subtitle: str
+    sections: tuple[Section, ...]
+
+
+def _reason(error: dict) -> str:
+    """Turn one pydantic error into ``name = value: reason``."""
+    name = ".".join(str(part) for part in error["loc"]) or "value"
+    if error["type"] == "extra_forbidden":
+        return f"unknown name {name!r}"
+    if error["type"] == "missing":
+        return f"{name} is missing"
+    message = error["msg"].removeprefix("Value error, ").removeprefix("Input ")
+    return f"{name} = {error['input']!r} {message}"
+
+
+def build(model: type[Strict], values: Mapping[str, Any], where: str) -> Any:
+    """Build ``model`` from ``values``.
+
+    Raises InputError, in one line that names ``where``, each wrong value and the known names.
+    """
+    try:
+        return model(**values)
+    except ValidationError as error:
+        reasons = "; ".join(_reason(item) for item in error.errors())
+        unknown = any(item["type"] == "extra_forbidden" for item in error.errors())
+        known = f" (known: {choices(model.model_fields)})" if unknown else ""
+        raise InputError(f"{where}: {reasons}{known}") from None
+
+
+def notebook_model(name: str) -> type[Strict]:
+    """Return the parameter class of notebook ``name``; InputError lists the notebooks."""
+    if name not in NOTEBOOKS:
+        raise InputError(f"no notebook {name!r}; there are: {choices(NOTEBOOKS)}")
+    return NOTEBOOKS[name]
+
+
+def check(notebook: str, namespace: Mapping[str, Any]) -> Any:
+    """Coerce and validate what a notebook's parameters cell left in ``namespace`` (its ``globals()``).
+
+    Returns the frozen parameter set of that notebook. Raises InputError for a wrong value.
+    """
+    model = notebook_model(notebook)
+    return build(model, {name: namespace[name] for name in model.model_fields if name in namespace}, notebook)
+
+
+def load_yaml(path: Path) -> Any:
+    """Read one YAML 1.2 file (``no`` is text, ``1e-3`` a number, a repeated key an error).
+
+    Raises InputError naming the file and the line.
+    """
+    from ruamel.yaml import YAML, YAMLError
+
+    try:
+        return YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(f"{path} is missing") from None
+    except (YAMLError, UnicodeDecodeError) as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f" line {mark.line + 1}" if mark else ""
+        raise InputError(f"{path}{line} is not readable YAML: {getattr(error, 'problem', None) or error}") from None
+
+
+def load_workloads(path: Path = paths.PARAMS / "workloads.yaml") -> dict[str, Workload]:
+    """Read the workload definitions, id to Workload; InputError names the file and the wrong entry."""
+    table = (load_yaml(path) or {}).get("workloads")
+    if not isinstance(table, dict) or not table:
+        raise InputError(f"{path}: expected a mapping 'workloads:' of id to definition")
+    return {str(key): build(Workload, {"id": str(key), **_mapping(value, path, key)}, f"{path}: {key}")
+            for key, value in table.items()}
+
+
+def _mapping(value: Any, path: Path, key: str) -> dict:
+    if not isinstance(value, dict):
+        raise InputError(f"{path}: {key} must be a mapping such as {{dataset: pathmnist, size: 28, ...}}, not {value!r}")
+    return value
+
+
+@cache
+def workloads() -> dict[str, Workload]:
+    """Return the project's own workload definitions, read once."""
+    return load_workloads()
+
+
+def workload(workload_id: str) -> Workload:
+    """Return one workload; InputError lists the known ids."""
+    table = workloads()
+    if workload_id not in table:
+        raise InputError(f"no workload {workload_id!r}; there are: {choices(table)} (add yours to params/workloads.yaml)")
+    return table[workload_id]
+
+
+def load_report_plan(path: Path = paths.PARAMS / "report.yaml") -> ReportPlan:
+    """Read the plan of the report; each parameter set is checked against its notebook's class."""
+    plan = build(ReportPlan, _mapping(load_yaml(path), path, "the file"), str(path))
+    for section in plan.sections:
+        for name in ("quick", "full"):
+            build(notebook_model(section.notebook), getattr(section, name), f"{path}: {section.notebook}.{name}")
+    return plan

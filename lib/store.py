@@ -1,0 +1,154 @@
+"""Files on disk: append-safe CSV, provenance beside every file, nothing ever overwritten."""
+
+import csv
+import io
+import itertools
+import json
+import os
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from lib import paths
+from lib.errors import InputError
+from lib.tables import DTYPES, SCHEMA_VERSION, TABLES, columns, validate
+
+
+def _line(values: Sequence[Any]) -> bytes:
+    buffer = io.StringIO()
+    csv.writer(buffer, lineterminator="\n").writerow(values)
+    return buffer.getvalue().encode()
+
+
+class Appender:
+    """A CSV that grows row by row and is readable at every moment.
+
+    Each row is one unbuffered write, so a killed process leaves whole rows and at most one torn last line, which
+    ``read`` drops. Opening an existing file raises FileExistsError: nothing is overwritten.
+    """
+
+    def __init__(self, path: Path, table: str):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.path, self._width = path, len(columns(table))
+        self._file = open(path, "xb", buffering=0)  # noqa: SIM115 - closed by close()
+        self._write(_line(columns(table)))
+
+    def _write(self, line: bytes) -> None:
+        try:
+            if self._file.write(line) != len(line):
+                raise OSError("short write")
+        except OSError as error:
+            raise InputError(f"{self.path}: cannot write the next row ({error.strerror or error}); "
+                             "all rows before it are kept; free some space or set LIB_OUTPUT to another disk") from None
+
+    def append(self, values: Sequence[Any]) -> None:
+        """Write one row; InputError on a full disk, ValueError on a row of the wrong width."""
+        if len(values) != self._width:
+            raise ValueError(f"{self.path}: a row of {len(values)} values for {self._width} columns")
+        self._write(_line(values))
+
+    def close(self) -> None:
+        """Close the file; a second call does nothing."""
+        self._file.close()
+
+
+def write(frame, path: Path, table: str) -> Path:
+    """Validate ``frame`` and write it once to ``path``; an existing file raises InputError."""
+    valid = validate(frame, table, str(path))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        valid.to_csv(path, index=False, mode="x")
+    except FileExistsError:
+        raise InputError(f"{path} exists already and is not overwritten") from None
+    return path
+
+
+def read(path: Path, table: str):
+    """Read one CSV of ``table``; a torn last line (a killed writer) is dropped.
+
+    Raises InputError naming the file and what does not fit.
+    """
+    import pandas as pd
+
+    try:
+        raw = path.read_bytes()
+        whole = raw[: raw.rfind(b"\n") + 1]
+        texts = {c.name: str for c in TABLES[table] if c.kind == "text"}
+        frame = pd.read_csv(io.BytesIO(whole), dtype=texts, keep_default_na=False, na_values={
+            c.name: [""] for c in TABLES[table]})
+    except FileNotFoundError:
+        raise InputError(f"{path} is missing") from None
+    except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is not a readable CSV: {error}") from None
+    return validate(frame, table, str(path))
+
+
+def read_all(files: Iterable[Path], table: str):
+    """Read and join several CSVs of one table; no file gives an empty table with the right columns."""
+    import pandas as pd
+
+    frames = [frame for frame in (read(path, table) for path in files) if len(frame)]
+    if not frames:
+        return pd.DataFrame({c.name: pd.Series(dtype=DTYPES[c.kind]) for c in TABLES[table]})
+    return pd.concat(frames, ignore_index=True)
+
+
+def fresh_name(stem: str, taken: Callable[[str], bool]) -> str:
+    """Return ``stem``, or ``stem-v2``, ``stem-v3``, ...: the first that is not ``taken``."""
+    names = itertools.chain([stem], (f"{stem}-v{version}" for version in itertools.count(2)))
+    return next(name for name in names if not taken(name))
+
+
+def write_json(value: Any, path: Path) -> Path:
+    """Write ``value`` as JSON in one step: readers see the old file or the new one, never half of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump(value, file, indent=1, sort_keys=True)
+            file.write("\n")
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    return path
+
+
+def read_json(path: Path) -> Any:
+    """Read one JSON file; InputError names it when it is missing or damaged."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(f"{path} is missing") from None
+    except ValueError as error:
+        raise InputError(f"{path} is not readable JSON: {error}") from None
+
+
+@cache
+def git_state() -> dict[str, Any]:
+    """Return the commit of this checkout and whether it has uncommitted changes; None where there is no git."""
+    def git(*arguments: str) -> str | None:
+        try:
+            done = subprocess.run(["git", "-C", str(paths.ROOT), *arguments], capture_output=True, text=True, timeout=10)
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    status = git("status", "--porcelain")
+    return {"commit": git("rev-parse", "HEAD"), "dirty": None if status is None else bool(status)}
+
+
+def utc_now() -> str:
+    """Return the time in UTC, ISO 8601, to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def write_meta(path: Path, table: str, **facts: Any) -> Path:
+    """Write ``<name>.meta.json`` beside ``path``: schema version, time, git state and the given facts."""
+    meta = {"table": table, "schema_version": SCHEMA_VERSION, "written_utc": utc_now(), **git_state(), **facts}
+    return write_json(meta, path.with_name(f"{path.name.removesuffix('.csv')}.meta.json"))

@@ -1,0 +1,1 @@
+"""What is run: workloads, datasets, models and the training loop."""
