@@ -40,8 +40,8 @@ class MachineParams(Strict):
     reference: str = ""
     device: str = "auto"
     budget_s: Annotated[float, Field(ge=1, le=3600)] = 15.0
-    gemm_max: Annotated[int, Field(ge=256, le=32768)] = 2048
-    triad_max_mb: Annotated[float, Field(ge=8, le=65536)] = 256.0
+    gemm_max: Annotated[int, Field(ge=0, le=32768)] = 0
+    triad_max_mb: Annotated[float, Field(ge=0, le=65536)] = 0.0
     threads: Count = 0
 
 
@@ -58,6 +58,7 @@ class ProfileParams(Strict):
     epochs: Positive = 1
     warmup_iters: Count = 5
     iters: Count = 30
+    budget_s: Annotated[float, Field(ge=0, le=1e6)] = 30.0
     profile: bool = True
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     lr: Annotated[float, Field(gt=0, le=10)] = 1e-3

@@ -17,14 +17,16 @@ from lib import paths, store
 from lib.errors import InputError, choices
 from lib.measure import load, machine
 from lib.measure.profiler import profiler
-from lib.measure.timing import VERDICTS, Timing, synchronize, worst
+from lib.measure.summary import judge, steady
+from lib.measure.timing import Timing, synchronize, yardstick_ms
 from lib.params import ProfileParams
 from lib.tables import columns
 from lib.work import datasets, workloads
-from lib.work.training import Options, Trainer, seed_everything
+from lib.work.training import Batch, Observer, Options, Trainer, Unobserved, seed_everything
 
 PASSES = {"train": "train", "eval": "val", "test": "test"}
-_DRIFT = 0.03  # thirds of a run whose medians differ by more than this are not one population
+_LEAST_ITERS = 5
+_EVAL_SHARE = 0.4  # what an evaluation batch takes of a training step, about
 
 Progress = Callable[..., Iterable]
 
@@ -38,17 +40,6 @@ class Profiled:
     note: str
     files: tuple[Path, ...] = ()
     metrics: dict[str, dict[str, float]] = field(default_factory=dict)
-
-    @property
-    def steady(self) -> pd.DataFrame:
-        """Return the rows that statistics are made of: full batches, warm-up left out."""
-        return steady(self.rows)
-
-
-def steady(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of full batches without warm-up."""
-    full = rows.groupby("run_id")["batch_size"].transform("max")
-    return rows[~rows["warmup"] & (rows["batch_size"] == full)]
 
 
 @contextmanager
@@ -134,95 +125,140 @@ class _Run:
         return paths.PROFILES / f"{self.run_id}_{kind}.csv"
 
 
-def _pipelined(run: _Run) -> tuple[int, int, float]:
-    """Train without a profiler and without synchronising inside: batches, images, seconds.
+class _Stopwatch:
+    """An observer that reads the clock twice: after the first batch, which starts the loader, and after the last full one."""
 
-    The first batch starts the loader and is not counted; only full batches are.
-    """
-    p, size = run.p, run.task.workload.batch_size
-    loader = _Limited(run.loader("train", p.iters + 1), p.iters + 1 if p.iters else 10**9)
-    full = len(loader) - 1 if p.iters else max(1, len(loader) - 2)
+    def __init__(self, device: torch.device, last: int):
+        self._device, self._last, self.seconds = device, last, 0.0
 
-    class Clock:
-        """An observer that reads the clock twice: after the first batch, and after the last full one."""
+    def start(self) -> None:
+        """Do nothing."""
 
-        def start(self) -> None:
-            """Do nothing."""
+    def mark(self, phase: str) -> None:
+        """Do nothing."""
 
-        def mark(self, phase: str) -> None:
-            """Do nothing."""
+    def end(self, batch: Batch) -> None:
+        """Read the clock at either end of the counted batches."""
+        if batch.index in (0, self._last):
+            synchronize(self._device)
+            self.seconds = time.perf_counter() - self.seconds
 
-        def end(self, batch) -> None:
-            """Read the clock after the first and after the last full batch."""
-            if batch.index in (0, full):
-                synchronize(run.device)
-                setattr(self, "begin" if batch.index == 0 else "done", time.perf_counter())
 
-    clock = Clock()
+@dataclass(frozen=True)
+class _Pipelined:
+    """What the unsynchronised, unprofiled pass gave."""
+
+    batches: int
+    images: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """What the passes of one run gave, beside their rows."""
+
+    pipelined: _Pipelined
+    seen: load.Load
+    yardsticks: list[float]
+    metrics: dict[str, dict[str, float]]
+
+
+def _pipelined(run: _Run, iters: int) -> _Pipelined:
+    """Train without a profiler and without synchronising inside; only full batches after the first are counted."""
+    size = run.task.workload.batch_size
+    loader = run.loader("train", iters + 1 if iters else 0)
+    odd = len(loader.dataset) % size > 0
+    counted = len(loader) - odd - 1
+    if counted < 1:
+        raise InputError(f"{run.task.workload.id}: the training split has {len(loader.dataset)} samples, too few for two full "
+                         f"batches of {size}; choose a smaller batch_size")
+    clock = _Stopwatch(run.device, counted)
     run.trainer.train(loader, clock)
-    return full, full * size, clock.done - clock.begin
+    return _Pipelined(counted, counted * size, clock.seconds)
 
 
-def _measure_passes(run: _Run, progress: Progress) -> tuple[tuple[int, int, float], load.Load, dict]:
+def _affordable(p: ProfileParams, step_s: float) -> int:
+    """Return how many batches a pass may have within ``budget_s``, given a first look at a training step."""
+    if not p.budget_s:
+        return p.iters
+    passes = (1 + p.epochs + 2 * _EVAL_SHARE) if p.profile else 1
+    fit = max(_LEAST_ITERS, int(p.budget_s / step_s / passes))
+    return min(p.iters, fit) if p.iters else fit
+
+
+def _warm_up(run: _Run, observer: Observer | None) -> float:
+    """Train the warm-up batches; return the mean step after the first, in seconds."""
+    batches = max(2, run.p.warmup_iters)
+    loader = _Limited(run.loader("train", batches), batches)
+    clock = _Both(observer or Unobserved(), _Stopwatch(run.device, len(loader) - 1))
+    run.trainer.train(loader, clock)
+    return clock.second.seconds / max(1, len(loader) - 1)
+
+
+class _Both:
+    """Two observers of one pass."""
+
+    def __init__(self, first: Observer, second: _Stopwatch):
+        self.first, self.second = first, second
+
+    def start(self) -> None:
+        """Tell the first; the stopwatch needs no start."""
+        self.first.start()
+
+    def mark(self, phase: str) -> None:
+        """Tell the first."""
+        self.first.mark(phase)
+
+    def end(self, batch: Batch) -> None:
+        """Tell both."""
+        self.first.end(batch)
+        self.second.end(batch)
+
+
+def _measure_passes(run: _Run, progress: Progress) -> _Outcome:
     """Run warm-up, the unsynchronised pass, the profiled epochs, evaluation and test."""
-    p, metrics = run.p, {}
+    p, metrics, yardsticks = run.p, {}, [yardstick_ms(run.device)]
     with load.LoadWatch() as watch:
         if not p.profile:
-            run.trainer.train(_Limited(run.loader("train", p.warmup_iters), max(1, p.warmup_iters)))
-            return _pipelined(run), watch.reading(), metrics
+            iters = _affordable(p, _warm_up(run, None))
+            pipelined = _pipelined(run, iters)
+            yardsticks.append(yardstick_ms(run.device))
+            return _Outcome(pipelined, watch.reading(), yardsticks, metrics)
         with profiler(run.path("train"), run.constants("train"), run.device, p.nvtx) as observer:
-            if p.warmup_iters:
-                observer.warmup = True
-                run.trainer.train(_Limited(run.loader("train", p.warmup_iters), p.warmup_iters), observer)
-                observer.warmup = False
-            pipelined = _pipelined(run)
-            observer.pipelined_ms = pipelined[2] / pipelined[0] * 1000
+            observer.warmup = True
+            iters = _affordable(p, _warm_up(run, observer))
+            observer.warmup = False
+            pipelined = _pipelined(run, iters)
+            yardsticks.append(yardstick_ms(run.device))
+            observer.pipelined_ms = pipelined.seconds / pipelined.batches * 1000
             for epoch in progress(range(p.epochs), "train"):
                 observer.epoch = epoch
-                metrics["train"] = {"loss": run.trainer.train(run.loader("train", p.iters), observer)}
-        reading = watch.reading()
+                metrics["train"] = {"loss": run.trainer.train(run.loader("train", iters), observer)}
+        yardsticks.append(yardstick_ms(run.device))
+        seen = watch.reading()
     for kind in progress(("eval", "test"), "evaluate"):
         with profiler(run.path(kind), run.constants(kind), run.device, p.nvtx) as observer:
-            if p.warmup_iters:
-                observer.warmup = True
-                run.trainer.evaluate(_Limited(run.loader(kind, p.warmup_iters), p.warmup_iters), observer)
-                observer.warmup = False
-            metrics[kind] = run.trainer.evaluate(run.loader(kind, p.iters), observer)
-    return pipelined, reading, metrics
+            observer.warmup = True
+            run.trainer.evaluate(_Limited(run.loader(kind, p.warmup_iters), max(1, p.warmup_iters)), observer)
+            observer.warmup = False
+            metrics[kind] = run.trainer.evaluate(run.loader(kind, iters), observer)
+    return _Outcome(pipelined, seen, yardsticks, metrics)
 
 
-def judge(step_ms: np.ndarray, seen: load.Load, threads: int) -> tuple[str, str]:
-    """Return the verdict on a run and the reason: spread, drift between its thirds, and what else ran meanwhile."""
-    verdict, reasons = "stable", []
-    if len(step_ms) >= 3:
-        timing = Timing(step_ms)
-        verdict = timing.verdict
-        if verdict != "stable":
-            reasons.append(f"IQR is {timing.iqr_ms / timing.median_ms:.0%} of the median")
-        thirds = [float(np.median(part)) for part in np.array_split(step_ms, 3)]
-        drift = max(thirds) / min(thirds) - 1
-        if drift > _DRIFT:
-            verdict = worst(verdict, "noisy")
-            reasons.append(f"the run's thirds differ by {drift:.0%}")
-    crowding = seen.crowding(threads)
-    if crowding >= load.QUIET_CORES:
-        verdict = worst(verdict, "unusable" if crowding >= load.LOUD_CORES else "noisy")
-        reasons.append(f"others took {seen.other_cores:.1f} cores and the host {seen.stolen_cores:.1f}")
-    return verdict, "; ".join(reasons)
-
-
-def _summary(run: _Run, pipelined: tuple[int, int, float], seen: load.Load, rows: pd.DataFrame, started: str) -> dict:
+def _summary(run: _Run, outcome: _Outcome, rows: pd.DataFrame, started: str) -> dict:
     """Return the row of ``runs``."""
-    p, workload, (batches, images, seconds) = run.p, run.task.workload, pipelined
+    p, workload, pipelined, seen = run.p, run.task.workload, outcome.pipelined, outcome.seen
     train = steady(rows[rows["task_type"] == "train"])["step_time_ms"].to_numpy()
+    yardstick = float(np.median(outcome.yardsticks))
     timing = Timing(train) if len(train) else None
     low, high = timing.interval_ms() if timing else (None, None)
-    verdict, reason = judge(train, seen, torch.get_num_threads())
+    verdict, reason = judge(train, seen, torch.get_num_threads(), yardstick / _best_yardstick(run, yardstick))
     return {"run_id": run.run_id, "label": p.label or f"{workload.id}_{run.device.type}_{p.precision}",
             "timestamp": started, "hostname": socket.gethostname(), "arch": workload.model, "backend": run.device.type,
             "device_name": machine.device_name(run.device), "batch_size": workload.batch_size,
-            "warmup_iters": p.warmup_iters, "measured_iters": batches, "precision": p.precision,
-            "elapsed_sec": seconds, "images_per_sec": images / seconds, "images_processed": images,
+            "warmup_iters": p.warmup_iters, "measured_iters": pipelined.batches, "precision": p.precision,
+            "elapsed_sec": pipelined.seconds, "images_per_sec": pipelined.images / pipelined.seconds,
+            "images_processed": pipelined.images,
             "workload_id": workload.id, "dataset": workload.dataset, "data_source": run.opened.data_source,
             "resolution": p.resolution, "channels_last": p.channels_last, "grad_accum_steps": p.grad_accum_steps,
             "num_workers": p.num_workers, "pin_memory": p.pin_memory, "prefetch_factor": p.prefetch_factor,
@@ -230,9 +266,17 @@ def _summary(run: _Run, pipelined: tuple[int, int, float], seen: load.Load, rows
             "tf32": run.device.type == "cuda" and torch.backends.cudnn.allow_tf32,
             "threads": torch.get_num_threads(), "seed": p.seed, "cpu_percent": seen.own_cores * 100,
             "peak_rss_mb": machine.peak_rss_mb(), "other_cpu_cores": seen.other_cores,
-            "involuntary_switches_per_s": seen.involuntary_per_s,
+            "yardstick_ms": yardstick, "involuntary_switches_per_s": seen.involuntary_per_s,
             "step_median_ms": timing and timing.median_ms, "step_iqr_ms": timing and timing.iqr_ms, "step_low_ms": low,
             "step_high_ms": high, "step_n": len(train), "verdict": verdict, "reason": reason, **machine.ids()}
+
+
+def _best_yardstick(run: _Run, now_ms: float) -> float:
+    """Return the best yardstick of this machine, software and device in all runs kept here, this one included."""
+    earlier, own = runs("measure"), machine.ids()
+    same = ((earlier["hardware_id"] == own["hardware_id"]) & (earlier["software_id"] == own["software_id"])
+            & (earlier["backend"] == run.device.type))
+    return min([now_ms, *earlier.loc[same, "yardstick_ms"]])
 
 
 def _taken(run_id: str) -> bool:
@@ -267,14 +311,14 @@ def measure(p: ProfileParams, progress: Progress = lambda items, _: items) -> Pr
         files = [run.path(kind) for kind in PASSES] if p.profile else []
         for path in files:
             store.write_meta(path, "profile", **facts)
-        pipelined, seen, metrics = _measure_passes(run, progress)
+        outcome = _measure_passes(run, progress)
         rows = store.read_all(files, "profile")
-        summary = pd.DataFrame([_summary(run, pipelined, seen, rows, started)], columns=columns("runs"))
+        summary = pd.DataFrame([_summary(run, outcome, rows, started)], columns=columns("runs"))
         files.append(store.write(summary, paths.RUNS / f"{run_id}.csv", "runs"))
         for path in files:
-            store.write_meta(path, "runs" if path == files[-1] else "profile", **facts, load_at_end=vars(seen),
-                             metrics=metrics)
-    return Profiled(rows, store.read(files[-1], "runs").iloc[0], opened.note, tuple(files), metrics)
+            store.write_meta(path, "runs" if path == files[-1] else "profile", **facts, load_at_end=vars(outcome.seen),
+                             metrics=outcome.metrics)
+    return Profiled(rows, store.read(files[-1], "runs").iloc[0], opened.note, tuple(files), outcome.metrics)
 
 
 # ---------------------------------------------------------------------------------------------------- reading back
@@ -321,10 +365,3 @@ def replay(p: ProfileParams) -> Profiled:
 def profile(p: ProfileParams, progress: Progress = lambda items, _: items) -> Profiled:
     """Measure a run, or replay one from the reference data, as ``source`` says."""
     return measure(p, progress) if p.source == "measure" else replay(p)
-
-
-def latest(table: pd.DataFrame, hardware_id: str) -> pd.DataFrame:
-    """Return the newest usable run of each workload, backend and precision on one machine, in workload order."""
-    mine = table[(table["hardware_id"] == hardware_id) & (table["verdict"] != VERDICTS[-1])]
-    newest = mine.sort_values("timestamp", kind="stable").groupby(["workload_id", "backend", "precision"]).tail(1)
-    return newest.sort_values(["workload_id", "backend", "precision"], ignore_index=True)

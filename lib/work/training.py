@@ -21,13 +21,13 @@ class Observer(Protocol):
     """What may watch a pass. ``start`` before the loader is asked, ``mark`` after each phase, ``end`` after the batch."""
 
     def start(self) -> None:
-        """A batch is about to be asked of the loader."""
+        """Notice that a batch is about to be asked of the loader."""
 
     def mark(self, phase: str) -> None:
-        """``phase`` (one of PHASES) has ended on the host."""
+        """Notice that ``phase`` (one of PHASES) has ended on the host."""
 
     def end(self, batch: "Batch") -> None:
-        """The batch is done."""
+        """Notice that the batch is done."""
 
 
 @dataclass(slots=True)
@@ -257,5 +257,5 @@ def seed_everything(seed: int) -> None:
     import random
 
     random.seed(seed)
-    np.random.seed(seed % 2**32)
+    np.random.seed(seed % 2**32)  # noqa: NPY002 - what augmentations of users draw from
     torch.manual_seed(seed)

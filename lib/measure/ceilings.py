@@ -1,0 +1,276 @@
+"""The measured ceilings of a device: matrix-product rate, memory bandwidth by level, launch and timer overheads."""
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import psutil
+import torch
+
+from lib import paths, store
+from lib.errors import InputError
+from lib.measure import load, machine
+from lib.measure.profiles import Progress, folders
+from lib.measure.timing import Timing, measure, synchronize, worst
+from lib.params import MachineParams
+from lib.tables import columns
+
+ROUNDS = 3
+_CHANNELS, _SIDE = 256, 32
+_VECTOR_RATE = 2e10  # FLOP/s below which a dtype has no kernels of its own, and a convolution would take seconds
+DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Probe:
+    """One thing to time: its row without the times, the work of one call, and how to build the call."""
+
+    row: dict
+    flops: float
+    bytes: float
+    build: Callable[[], Callable[[], object]]
+
+
+def _product(dtype: str, n: int, device: torch.device) -> Callable[[], object]:
+    left, right = (torch.randn(n, n, device=device, dtype=torch.float32).to(DTYPES[dtype]) for _ in range(2))
+    out = torch.empty_like(left)
+
+    def call() -> None:
+        torch.backends.cuda.matmul.allow_tf32 = dtype == "tf32"
+        torch.mm(left, right, out=out)
+    return call
+
+
+def _convolution(dtype: str, batch: int, device: torch.device) -> Callable[[], object]:
+    """Build a 3x3 convolution of 256 channels at 32x32: another library than the product's, often the faster one."""
+    layer = torch.nn.Conv2d(_CHANNELS, _CHANNELS, 3, padding=1, bias=False).requires_grad_(False)
+    layer = layer.to(device, DTYPES[dtype], memory_format=torch.channels_last)
+    images = torch.randn(batch, _CHANNELS, _SIDE, _SIDE).to(device, DTYPES[dtype], memory_format=torch.channels_last)
+
+    def call() -> None:
+        torch.backends.cudnn.allow_tf32 = dtype == "tf32"
+        layer(images)
+    return call
+
+
+def _triad(elements: int, device: torch.device) -> Callable[[], object]:
+    b, c = (torch.ones(elements, device=device, dtype=_triad_dtype(device)) for _ in range(2))
+    a = torch.empty_like(b)
+    return lambda: torch.add(b, c, alpha=3.0, out=a)
+
+
+def _triad_dtype(device: torch.device) -> torch.dtype:
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def _compute_probes(p: MachineParams, device: torch.device) -> list[Probe]:
+    """Return the three largest products of each dtype that the budget allows, and a convolution."""
+    largest = p.gemm_max or (2048 if device.type == "cpu" else 8192)
+    sizes = [size for size in (256, 512, 1024, 2048, 4096, 8192, 16384) if size < largest] + [largest]
+    most_s, probes = p.budget_s / 100, []
+    for dtype in DTYPES:
+        rate = _first_rate(dtype, device)
+        fit = [n for n in sizes if rate and 2.0 * n**3 / rate < most_s][-3:]
+        probes += [Probe({"dtype": dtype, "level": "compute", "method": f"torch.mm {n}x{n}x{n}"}, 2.0 * n**3,
+                         3.0 * n * n * DTYPES[dtype].itemsize, lambda dtype=dtype, n=n: _product(dtype, n, device))
+                   for n in fit]
+        if rate > _VECTOR_RATE:
+            batch = 8 if device.type == "cpu" else 256
+            images = 2.0 * batch * _CHANNELS * _SIDE**2 * DTYPES[dtype].itemsize
+            probes.append(Probe({"dtype": dtype, "level": "compute", "method": f"conv2d 3x3, {_CHANNELS} channels, batch {batch}"},
+                                2.0 * 9 * _CHANNELS**2 * _SIDE**2 * batch, images,
+                                lambda dtype=dtype, batch=batch: _convolution(dtype, batch, device)))
+    return probes
+
+
+def _first_rate(dtype: str, device: torch.device) -> float:
+    """Return a first look at the FLOP/s of ``dtype``, or 0 where the device does not multiply matrices of it."""
+    if dtype == "tf32" and device.type != "cuda":
+        return 0.0
+    try:
+        call = _product(dtype, 256, device)
+        call()
+        synchronize(device)
+        begin = time.perf_counter()
+        call()
+        synchronize(device)
+        return 2.0 * 256**3 / (time.perf_counter() - begin)
+    except (RuntimeError, TypeError):
+        return 0.0
+
+
+def levels(device: torch.device, threads: int) -> dict[str, int]:
+    """Return the bytes that each level of the memory holds for ``threads`` cores, from the nearest to the last cache."""
+    if device.type == "cuda":
+        return {"L2": torch.cuda.get_device_properties(device).L2_cache_size}
+    caches = machine.cache_bytes()
+    return {level: size if level == "L3" else size * threads for level, size in caches.items()}
+
+
+def _triad_probes(p: MachineParams, device: torch.device, threads: int) -> list[Probe]:
+    held, beyond = levels(device, threads), "RAM" if device.type == "cpu" else "device"
+    last = max(held.values(), default=32 * 2**20)
+    most = p.triad_max_mb * 1e6 if p.triad_max_mb else 8.0 * last
+    free = psutil.virtual_memory().available if device.type != "cuda" else torch.cuda.mem_get_info(device)[0]
+    most = min(max(most, 4.0 * last), free / 2)
+    width = _triad_dtype(device).itemsize
+    probes = []
+    for touched in 2 ** np.arange(16, np.log2(most) + 1e-9, 1.0):
+        level = next((name for name, size in held.items() if touched <= size), beyond)
+        if level == beyond and touched < 4 * last:
+            continue  # partly in cache: no level's own rate
+        elements = int(touched) // (3 * width)
+        probes.append(Probe({"dtype": "fp64" if width == 8 else "fp32", "level": level, "method": "triad a = b + s*c"}, 0.0,
+                            3.0 * width * elements, lambda elements=elements: _triad(elements, device)))
+    return probes
+
+
+def _rounds(probes: list[Probe], device: torch.device, budget_s: float, progress: Progress) -> list[np.ndarray]:
+    """Time every probe in ROUNDS rounds, each in a random order; return the samples of each, in ms."""
+    samples: list[list[np.ndarray]] = [[] for _ in probes]
+    order = np.random.default_rng(0)
+    visits = [index for _ in range(ROUNDS) for index in order.permutation(len(probes))]
+    for index in progress(visits, "ceilings"):
+        call = probes[index].build()
+        samples[index].append(measure(call, device, budget_s / len(visits), least=3).samples_ms)
+    return [np.concatenate(parts) for parts in samples]
+
+
+def _row(probe: Probe, samples: np.ndarray, constants: dict, crowded: str) -> dict:
+    """Turn samples into a row; the ceiling is the fast decile, what the device does when nothing disturbs it."""
+    timing, fast_ms = Timing(samples), float(np.percentile(samples, 10))
+    return {**constants, **probe.row, "source": "measured",
+            "peak_gflops": probe.flops / fast_ms / 1e6 if probe.flops else np.nan,
+            "peak_gbps": np.nan if probe.flops else probe.bytes / fast_ms / 1e6, "working_set_mb": probe.bytes / 1e6,
+            "median_ms": timing.median_ms, "iqr_ms": timing.iqr_ms, "n": timing.n,
+            "verdict": worst(timing.verdict, crowded)}
+
+
+def _overhead(what: str, samples_us: np.ndarray, method: str, device: str) -> dict:
+    return {"device": device, "what": what, "median_us": float(np.median(samples_us)),
+            "p99_us": float(np.percentile(samples_us, 99)), "n": len(samples_us), "method": method, **machine.ids()}
+
+
+def overheads(device: torch.device) -> pd.DataFrame:
+    """Measure what bounds any timing here (table ``overheads``): the clock's step and cost, jitter, and a launch."""
+    ticks = np.array([time.perf_counter_ns() for _ in range(20_000)])
+    steps = np.diff(ticks)
+    one = torch.zeros(1, device=device)
+    spin = torch.ones(64, 64)
+    jitter = [measure_spin(spin) for _ in range(2000)]
+    launch = measure(lambda: one.add_(1), device, 0.5, sample_ms=2.0)
+    rows = [_overhead("timer_step", steps[steps > 0] / 1e3, "smallest differences of time.perf_counter_ns", str(device)),
+            _overhead("timer_call", np.full(1, (ticks[-1] - ticks[0]) / len(steps) / 1e3), "20,000 clock readings", str(device)),
+            _overhead("timer_jitter", np.array(jitter), "one 64x64 product, again and again", str(device)),
+            _overhead("launch", launch.samples_ms * 1e3, "x.add_(1) of one element, many in a row", str(device))]
+    return pd.DataFrame(rows, columns=columns("overheads"))
+
+
+def measure_spin(spin: torch.Tensor) -> float:
+    """Time one small product on the CPU, in microseconds."""
+    begin = time.perf_counter_ns()
+    torch.mm(spin, spin)
+    return (time.perf_counter_ns() - begin) / 1e3
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """The ceilings of one device as a notebook shows them: both tables, the inventory, the load, files and a note."""
+
+    table: pd.DataFrame
+    overheads: pd.DataFrame
+    facts: dict
+    note: str
+    files: tuple[Path, ...] = ()
+
+    @property
+    def best(self) -> pd.DataFrame:
+        """Return the best row of each dtype (compute) and each level (bandwidth), unusable rows left out."""
+        usable = self.table[self.table["verdict"] != "unusable"]
+        rate = usable["peak_gflops"].fillna(usable["peak_gbps"])
+        return usable.loc[rate.groupby([usable["level"], usable["dtype"]]).idxmax()].reset_index(drop=True)
+
+
+def measure_ceilings(p: MachineParams, progress: Progress = lambda items, _: items) -> Ceilings:
+    """Measure the ceilings of one device within about ``budget_s`` and write them to ``data/ceilings/``.
+
+    Raises InputError for a device that is not here.
+    """
+    device = machine.device(p.device)
+    before_threads = torch.get_num_threads()
+    torch.set_num_threads(p.threads or before_threads)
+    tf32 = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    try:
+        with load.device_lock(str(device)):
+            threads = torch.get_num_threads()
+            quiet = load.wait_for_quiet(threads)
+            probes = _compute_probes(p, device) + _triad_probes(p, device, threads)
+            with load.LoadWatch() as watch:
+                samples = _rounds(probes, device, p.budget_s, progress)
+                small = overheads(device)
+                seen = watch.reading()
+        crowding = seen.crowding(threads)
+        crowded = "stable" if crowding < load.QUIET_CORES else "noisy" if crowding < load.LOUD_CORES else "unusable"
+        constants = {"device": str(device), "threads": threads, **machine.ids()}
+        table = pd.DataFrame([_row(*pair, constants, crowded) for pair in zip(probes, samples, strict=True)],
+                             columns=columns("ceilings"))
+        return _save(table, small, p, {"load_at_start": vars(quiet), "load_at_end": vars(seen), **machine.identity()})
+    finally:
+        torch.set_num_threads(before_threads)
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = tf32
+
+
+def _save(table: pd.DataFrame, small: pd.DataFrame, p: MachineParams, facts: dict) -> Ceilings:
+    stem = f"ceilings_{str(table['device'][0]).replace(':', '-')}"
+    name = store.fresh_name(stem, lambda candidate: (paths.CEILINGS / f"{candidate}.csv").exists())
+    facts |= {"started_utc": store.utc_now(), "notebook": "01_machine", "parameters": p.model_dump()}
+    files = (store.write(table, paths.CEILINGS / f"{name}.csv", "ceilings"),
+             store.write(small, paths.CEILINGS / f"{name.replace('ceilings', 'overheads', 1)}.csv", "overheads"))
+    for path, kind in zip(files, ("ceilings", "overheads"), strict=True):
+        store.write_meta(path, kind, **facts)
+    return Ceilings(table, small, facts, f"Measured here, {facts['started_utc']}.", files)
+
+
+def replay_ceilings(p: MachineParams) -> Ceilings:
+    """Read back the newest ceilings of a reference machine; ``device`` auto takes the CPU's.
+
+    Raises InputError when the reference has none for that device.
+    """
+    wanted = "cpu" if p.device == "auto" else {"cuda": "cuda:0"}.get(p.device, p.device)
+    for folder in folders("replay", p.reference):
+        found = sorted((folder / "ceilings").glob(f"ceilings_{wanted.replace(':', '-')}*.meta.json"),
+                       key=lambda path: store.read_json(path)["started_utc"])
+        if found:
+            path = found[-1].with_name(found[-1].name.replace(".meta.json", ".csv"))
+            facts = store.read_json(found[-1])
+            other = path.with_name(path.name.replace("ceilings", "overheads", 1))
+            note = f"REPLAY of {path.name}, measured {facts['started_utc']} on {folder.name}."
+            return Ceilings(store.read(path, "ceilings"), store.read(other, "overheads"), facts, note, (path, other))
+    raise InputError(f"the reference has no ceilings of {wanted}; measure them with source=measure")
+
+
+def ceilings(p: MachineParams, progress: Progress = lambda items, _: items) -> Ceilings:
+    """Measure the ceilings of a device, or replay them from the reference data, as ``source`` says."""
+    return measure_ceilings(p, progress) if p.source == "measure" else replay_ceilings(p)
+
+
+def inventory(facts: dict) -> pd.DataFrame:
+    """Return the inventory of a machine as a table of two columns, from provenance ``facts``."""
+    flat: Iterable[tuple[str, object]] = [
+        ("machine", facts["machine"]), ("hardware_id", facts["hardware_id"]), ("software_id", facts["software_id"]),
+        *facts["hardware"].items(), *facts["software"].items(),
+        ("other processes, cores (start, while measuring)",
+         f"{facts['load_at_start']['other_cores']:.2f}, {facts['load_at_end']['other_cores']:.2f}")]
+    return pd.DataFrame([(key, _words(value)) for key, value in flat if value not in (None, {}, [])],
+                        columns=["what", "value"])
+
+
+def _words(value: object) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {item}" for key, item in value.items())
+    if isinstance(value, list):
+        return "; ".join(_words(item) for item in value)
+    return str(value)

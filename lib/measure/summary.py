@@ -1,0 +1,101 @@
+"""What the rows of a profiled run say: its steady part, its phases, its warm-up, its verdict, and runs side by side."""
+
+import numpy as np
+import pandas as pd
+
+from lib.measure import load
+from lib.measure.timing import VERDICTS, Timing, worst
+
+DRIFT = 0.03  # thirds of a run whose medians differ by more than this are not one population
+SLOW = 0.05  # a yardstick this much over the best one of the machine says that the machine was slow in those minutes
+PHASES_MS = {"loader_wait_ms": "loader wait", "h2d_ms": "copy to device", "forward_time_ms": "forward",
+             "backward_time_ms": "backward", "optimizer_ms": "optimizer"}
+
+
+def steady(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows that statistics are made of: full batches, warm-up left out."""
+    full = rows.groupby("run_id")["batch_size"].transform("max")
+    return rows[~rows["warmup"] & (rows["batch_size"] == full)]
+
+
+def judge(step_ms: np.ndarray, seen: load.Load, threads: int, slowdown: float = 1.0) -> tuple[str, str]:
+    """Return the verdict on a run and the reason.
+
+    Looked at: the spread of its steps, drift between its thirds, what else ran meanwhile, and ``slowdown``, the
+    yardstick against the best one of this machine.
+    """
+    verdict, reasons = "stable", []
+    if len(step_ms) >= 3:
+        timing = Timing(step_ms)
+        verdict = timing.verdict
+        if verdict != "stable":
+            reasons.append(f"IQR is {timing.iqr_ms / timing.median_ms:.0%} of the median")
+        thirds = [float(np.median(part)) for part in np.array_split(step_ms, 3)]
+        drift = max(thirds) / min(thirds) - 1
+        if drift > DRIFT:
+            verdict = worst(verdict, "noisy")
+            reasons.append(f"the medians of the run's thirds differ by {drift:.0%}")
+    if slowdown > 1 + SLOW:
+        verdict = worst(verdict, "noisy")
+        reasons.append(f"the machine itself ran {slowdown - 1:.0%} slower than it can")
+    crowding = seen.crowding(threads)
+    if crowding >= load.QUIET_CORES:
+        verdict = worst(verdict, "unusable" if crowding >= load.LOUD_CORES else "noisy")
+        reasons.append(f"others took {seen.other_cores:.1f} cores and the host {seen.stolen_cores:.1f}")
+    return verdict, "; ".join(reasons)
+
+
+def phase_table(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return, for each pass, the median step, its IQR and n, the median of each phase, and what the phases leave over.
+
+    Columns: task_type, n, step_ms, iqr_pct, one a phase (ms), unaccounted_pct (median of |step - sum| / step).
+    """
+    part = steady(rows)
+    table = []
+    for kind, group in part.groupby("task_type", sort=False):
+        timing = Timing(group["step_time_ms"].to_numpy())
+        table.append({"task_type": kind, "n": timing.n, "step_ms": timing.median_ms,
+                      "iqr_pct": timing.iqr_ms / timing.median_ms * 100,
+                      **{label: group[name].median() for name, label in PHASES_MS.items()},
+                      "unaccounted_pct": unaccounted(group) * 100})
+    return pd.DataFrame(table)
+
+
+def unaccounted(rows: pd.DataFrame) -> float:
+    """Return the median share of a step that its phases do not explain."""
+    total = rows[list(PHASES_MS)].sum(axis=1)
+    return float(((rows["step_time_ms"] - total).abs() / rows["step_time_ms"]).median())
+
+
+def warm_up(rows: pd.DataFrame) -> dict[str, float]:
+    """Return how a training pass settles: the first step against the steady median, and the time the warm-up took."""
+    train = rows[rows["task_type"] == "train"]
+    median = float(steady(train)["step_time_ms"].median())
+    first = float(train["step_time_ms"].iloc[0])
+    return {"first_ms": first, "steady_ms": median, "ratio": first / median,
+            "warmup_s": float(train.loc[train["warmup"], "step_time_ms"].sum() / 1000)}
+
+
+def latest(runs: pd.DataFrame, hardware_id: str) -> pd.DataFrame:
+    """Return the newest run of each workload, backend and precision on one machine, unusable ones left out.
+
+    ``attrs["unusable"]`` counts what was left out.
+    """
+    mine = runs[(runs["hardware_id"] == hardware_id) & runs["step_median_ms"].notna()]
+    usable = mine[mine["verdict"] != VERDICTS[-1]].sort_values("timestamp", kind="stable")
+    newest = usable.groupby(["workload_id", "backend", "precision"]).tail(1)
+    newest = newest.sort_values(["workload_id", "backend", "precision"], ignore_index=True)
+    newest.attrs["unusable"] = len(mine) - len(usable)
+    return newest
+
+
+def side_by_side(runs: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
+    """Return one line a run: its identity, throughput, verdict, and the median of every phase of its training step.
+
+    ``rows`` are the profile rows of those runs.
+    """
+    train = steady(rows[rows["task_type"] == "train"])
+    phases = train.groupby("run_id")[list(PHASES_MS)].median().rename(columns=PHASES_MS)
+    names = ["run_id", "workload_id", "arch", "backend", "precision", "batch_size", "data_source", "step_median_ms",
+             "step_low_ms", "step_high_ms", "images_per_sec", "verdict"]
+    return runs[names].merge(phases, left_on="run_id", right_index=True, validate="one_to_one")
