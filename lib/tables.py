@@ -98,7 +98,8 @@ RUNS = (
     _float("step_iqr_ms", "its interquartile range", empty=True),
     _float("step_low_ms", "95 % bootstrap interval of the median, low end", empty=True),
     _float("step_high_ms", "95 % bootstrap interval of the median, high end", empty=True),
-    _int("step_n", "steps in that median"), _VERDICT, _text("reason", "why it is not stable; empty when it is", empty=True), *_IDS)
+    _int("step_n", "steps in that median"), _VERDICT,
+    _text("reason", "why it is not stable; empty when it is", empty=True), *_IDS)
 
 CEILINGS = (
     _text("device", "cpu, cuda:0 or mps"), _text("dtype", "element type"),

@@ -13,7 +13,7 @@ import torch
 from lib import paths, store
 from lib.errors import InputError
 from lib.measure import load, machine
-from lib.measure.profiles import Progress, folders
+from lib.measure.archive import Progress, folders
 from lib.measure.timing import Timing, measure, synchronize, worst
 from lib.params import MachineParams
 from lib.tables import columns
@@ -71,16 +71,17 @@ def _compute_probes(p: MachineParams, device: torch.device) -> list[Probe]:
     largest = p.gemm_max or (2048 if device.type == "cpu" else 8192)
     sizes = [size for size in (256, 512, 1024, 2048, 4096, 8192, 16384) if size < largest] + [largest]
     most_s, probes = p.budget_s / 100, []
-    for dtype in DTYPES:
+    for dtype, element in DTYPES.items():
         rate = _first_rate(dtype, device)
         fit = [n for n in sizes if rate and 2.0 * n**3 / rate < most_s][-3:]
         probes += [Probe({"dtype": dtype, "level": "compute", "method": f"torch.mm {n}x{n}x{n}"}, 2.0 * n**3,
-                         3.0 * n * n * DTYPES[dtype].itemsize, lambda dtype=dtype, n=n: _product(dtype, n, device))
+                         3.0 * n * n * element.itemsize, lambda dtype=dtype, n=n: _product(dtype, n, device))
                    for n in fit]
         if rate > _VECTOR_RATE:
             batch = 8 if device.type == "cpu" else 256
-            images = 2.0 * batch * _CHANNELS * _SIDE**2 * DTYPES[dtype].itemsize
-            probes.append(Probe({"dtype": dtype, "level": "compute", "method": f"conv2d 3x3, {_CHANNELS} channels, batch {batch}"},
+            images = 2.0 * batch * _CHANNELS * _SIDE**2 * element.itemsize
+            method = f"conv2d 3x3, {_CHANNELS} channels, batch {batch}"
+            probes.append(Probe({"dtype": dtype, "level": "compute", "method": method},
                                 2.0 * 9 * _CHANNELS**2 * _SIDE**2 * batch, images,
                                 lambda dtype=dtype, batch=batch: _convolution(dtype, batch, device)))
     return probes
@@ -118,7 +119,8 @@ def _triad_probes(p: MachineParams, device: torch.device, threads: int) -> list[
     most = min(max(most, 4.0 * last), free / 2)
     width = _triad_dtype(device).itemsize
     probes = []
-    for touched in 2 ** np.arange(16, np.log2(most) + 1e-9, 1.0):
+    first = np.ceil(np.log2(held.get("L1", 2**19) + 1))
+    for touched in 2 ** np.arange(first, np.log2(most) + 1e-9, 1.0):
         level = next((name for name, size in held.items() if touched <= size), beyond)
         if level == beyond and touched < 4 * last:
             continue  # partly in cache: no level's own rate
@@ -151,7 +153,7 @@ def _row(probe: Probe, samples: np.ndarray, constants: dict, crowded: str) -> di
 
 def _overhead(what: str, samples_us: np.ndarray, method: str, device: str) -> dict:
     return {"device": device, "what": what, "median_us": float(np.median(samples_us)),
-            "p99_us": float(np.percentile(samples_us, 99)), "n": len(samples_us), "method": method, **machine.ids()}
+            "p99_us": float(np.percentile(samples_us, 99)), "n": len(samples_us), "method": method}
 
 
 def overheads(device: torch.device) -> pd.DataFrame:
@@ -163,7 +165,7 @@ def overheads(device: torch.device) -> pd.DataFrame:
     jitter = [measure_spin(spin) for _ in range(2000)]
     launch = measure(lambda: one.add_(1), device, 0.5, sample_ms=2.0)
     rows = [_overhead("timer_step", steps[steps > 0] / 1e3, "smallest differences of time.perf_counter_ns", str(device)),
-            _overhead("timer_call", np.full(1, (ticks[-1] - ticks[0]) / len(steps) / 1e3), "20,000 clock readings", str(device)),
+            _overhead("timer_call", steps.mean(keepdims=True) / 1e3, "mean of 20,000 readings in a row", str(device)),
             _overhead("timer_jitter", np.array(jitter), "one 64x64 product, again and again", str(device)),
             _overhead("launch", launch.samples_ms * 1e3, "x.add_(1) of one element, many in a row", str(device))]
     return pd.DataFrame(rows, columns=columns("overheads"))
@@ -205,19 +207,20 @@ def measure_ceilings(p: MachineParams, progress: Progress = lambda items, _: ite
     tf32 = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     try:
         with load.device_lock(str(device)):
-            threads = torch.get_num_threads()
+            threads, identity = torch.get_num_threads(), machine.identity()
+            own = {name: identity[name] for name in ("hardware_id", "software_id")}
             quiet = load.wait_for_quiet(threads)
             probes = _compute_probes(p, device) + _triad_probes(p, device, threads)
             with load.LoadWatch() as watch:
                 samples = _rounds(probes, device, p.budget_s, progress)
-                small = overheads(device)
+                small = overheads(device).assign(**own)
                 seen = watch.reading()
         crowding = seen.crowding(threads)
         crowded = "stable" if crowding < load.QUIET_CORES else "noisy" if crowding < load.LOUD_CORES else "unusable"
-        constants = {"device": str(device), "threads": threads, **machine.ids()}
+        constants = {"device": str(device), "threads": threads, **own}
         table = pd.DataFrame([_row(*pair, constants, crowded) for pair in zip(probes, samples, strict=True)],
                              columns=columns("ceilings"))
-        return _save(table, small, p, {"load_at_start": vars(quiet), "load_at_end": vars(seen), **machine.identity()})
+        return _save(table, small, p, {"load_at_start": vars(quiet), "load_at_end": vars(seen), **identity})
     finally:
         torch.set_num_threads(before_threads)
         torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = tf32

@@ -94,6 +94,7 @@ def device_lock(device: str, timeout_s: float = 600.0) -> Iterator[None]:
         with FileLock(path, timeout=timeout_s, mode=0o666):
             yield
     except Timeout:
-        raise InputError(f"device {device} is being measured by another process (lock {path}); try again when it ends") from None
+        raise InputError(f"device {device} is being measured by another process (lock {path}); "
+                         "try again when it ends") from None
     except PermissionError:
         raise InputError(f"cannot use the lock {path}; it belongs to another user") from None

@@ -1,10 +1,10 @@
-"""One profiled run of a workload: carried out on a device, or read back from the tables."""
+"""One profiled run of a workload, carried out on a device."""
 
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,9 @@ import torch
 
 from lib import params as parameters
 from lib import paths, store
-from lib.errors import InputError, choices
+from lib.errors import InputError
 from lib.measure import load, machine
+from lib.measure.archive import PASSES, Profiled, Progress, replay, runs
 from lib.measure.profiler import profiler
 from lib.measure.summary import judge, steady
 from lib.measure.timing import Timing, synchronize, yardstick_ms
@@ -24,22 +25,8 @@ from lib.tables import columns
 from lib.work import datasets, workloads
 from lib.work.training import Batch, Observer, Options, Trainer, Unobserved, seed_everything
 
-PASSES = {"train": "train", "eval": "val", "test": "test"}
 _LEAST_ITERS = 5
 _EVAL_SHARE = 0.4  # what an evaluation batch takes of a training step, about
-
-Progress = Callable[..., Iterable]
-
-
-@dataclass(frozen=True)
-class Profiled:
-    """A run as a notebook shows it: its rows (``profile``), its summary (one row of ``runs``), files, metrics and a note."""
-
-    rows: pd.DataFrame
-    run: pd.Series
-    note: str
-    files: tuple[Path, ...] = ()
-    metrics: dict[str, dict[str, float]] = field(default_factory=dict)
 
 
 @contextmanager
@@ -321,47 +308,6 @@ def measure(p: ProfileParams, progress: Progress = lambda items, _: items) -> Pr
     return Profiled(rows, store.read(files[-1], "runs").iloc[0], opened.note, tuple(files), outcome.metrics)
 
 
-# ---------------------------------------------------------------------------------------------------- reading back
-
-def folders(source: str, reference: str = "") -> list[Path]:
-    """Return the folders that hold measured tables: this machine's own and imported ones, or one reference machine's.
-
-    Raises InputError listing the reference machines when there is none of that name.
-    """
-    if source == "measure":
-        return [paths.DATA, *sorted(path for path in paths.IMPORTED.glob("*") if path.is_dir())]
-    known = sorted(path.name for path in paths.REFERENCE.glob("*") if (path / "runs").is_dir())
-    if not known or (reference and reference not in known):
-        raise InputError(f"no reference machine {reference!r} in {paths.REFERENCE}; there are: {choices(known) or 'none'}")
-    return [paths.REFERENCE / name for name in ([reference] if reference else known)]
-
-
-def runs(source: str, reference: str = "") -> pd.DataFrame:
-    """Return every run that was measured here and imported, or a reference machine's, oldest first."""
-    files = [path for folder in folders(source, reference) for path in sorted((folder / "runs").glob("*.csv"))]
-    return store.read_all(files, "runs").sort_values("timestamp", kind="stable", ignore_index=True)
-
-
-def replay(p: ProfileParams) -> Profiled:
-    """Read back the newest run of a workload from a reference machine; ``device`` auto takes the CPU's.
-
-    Raises InputError listing what the reference holds when it has no such run.
-    """
-    backend = "cpu" if p.device == "auto" else p.device.partition(":")[0]
-    for folder in folders("replay", p.reference):
-        table = store.read_all(sorted((folder / "runs").glob("*.csv")), "runs")
-        fits = table[(table["workload_id"] == p.workload) & (table["backend"] == backend)]
-        if len(fits):
-            run = fits.sort_values("timestamp", kind="stable").iloc[-1]
-            files = tuple(folder / "profiles" / f"{run['run_id']}_{kind}.csv" for kind in PASSES)
-            meta = store.read_json(folder / "profiles" / f"{run['run_id']}_train.meta.json")
-            note = f"REPLAY of {run['run_id']}, measured {run['timestamp']} on {folder.name}. {meta['data_note']}"
-            return Profiled(store.read_all(files, "profile"), run, note, files, meta.get("metrics", {}))
-    held = runs("replay", p.reference)
-    pairs = sorted(set(held["workload_id"] + " on " + held["backend"]))
-    raise InputError(f"the reference has no run of {p.workload} on {backend}; it has: {choices(pairs)}")
-
-
 def profile(p: ProfileParams, progress: Progress = lambda items, _: items) -> Profiled:
     """Measure a run, or replay one from the reference data, as ``source`` says."""
-    return measure(p, progress) if p.source == "measure" else replay(p)
+    return measure(p, progress) if p.source == "measure" else replay(p.workload, p.device, p.reference)

@@ -76,6 +76,15 @@ def warm_up(rows: pd.DataFrame) -> dict[str, float]:
             "warmup_s": float(train.loc[train["warmup"], "step_time_ms"].sum() / 1000)}
 
 
+def across(table: pd.DataFrame, rows: pd.DataFrame) -> dict[str, float]:
+    """Return what the runs of ``side_by_side`` have in common: the ratios that the report's hypotheses ask for."""
+    return {"backward over forward": float((table["backward"] / table["forward"]).median()),
+            "largest loader share": float((table["loader wait"] / table["step_median_ms"]).max() * 100),
+            "largest unexplained share": max(unaccounted(part) * 100 for _, part in
+                                             steady(rows).groupby(["run_id", "task_type"])),
+            "stable runs": float((table["verdict"] == "stable").sum())}
+
+
 def latest(runs: pd.DataFrame, hardware_id: str) -> pd.DataFrame:
     """Return the newest run of each workload, backend and precision on one machine, unusable ones left out.
 
@@ -99,3 +108,50 @@ def side_by_side(runs: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
     names = ["run_id", "workload_id", "arch", "backend", "precision", "batch_size", "data_source", "step_median_ms",
              "step_low_ms", "step_high_ms", "images_per_sec", "verdict"]
     return runs[names].merge(phases, left_on="run_id", right_index=True, validate="one_to_one")
+
+
+# --------------------------------------------------------------------------------------- the same in words
+
+def phase_words(table: pd.DataFrame) -> str:
+    """Say in words what ``phase_table`` shows for the training step."""
+    train = table[table["task_type"] == "train"].iloc[0]
+    shares = (train[list(PHASES_MS.values())].astype(float) / train["step_ms"]).sort_values(ascending=False)
+    first, second = shares.index[:2]
+    evaluation = table.loc[table["task_type"] == "eval", "step_ms"]
+    text = (f"A training step takes **{train['step_ms']:.1f} ms**; {first} takes {shares[first]:.0%} of it and {second} "
+            f"{shares[second]:.0%}. ")
+    if len(evaluation):
+        text += f"An evaluation step takes {evaluation.iloc[0]:.1f} ms, {evaluation.iloc[0] / train['step_ms']:.0%} of that. "
+    return text + f"The phases leave at most {table['unaccounted_pct'].max():.2f} % of a step unexplained."
+
+
+def warm_up_words(rows: pd.DataFrame) -> str:
+    """Say in words how the training pass settles."""
+    warm = warm_up(rows)
+    return (f"The first step took **{warm['first_ms']:.1f} ms**, {warm['ratio']:.1f} times the steady "
+            f"{warm['steady_ms']:.1f} ms; the warm-up took {warm['warmup_s']:.2f} s in all.")
+
+
+def profiled_words(run: pd.Series, pipelined_ms: float) -> str:
+    """Say in words how the profiled step compares with the pipelined one."""
+    if not run["step_n"]:
+        return "This run was not profiled: only the pipelined pass was measured."
+    change = run["step_median_ms"] / pipelined_ms - 1
+    return (f"The profiled step has a median of {run['step_median_ms']:.1f} ms (95 % interval {run['step_low_ms']:.1f} to "
+            f"{run['step_high_ms']:.1f}, n = {run['step_n']}), {abs(change):.0%} {'above' if change > 0 else 'below'} the mean "
+            f"pipelined step{_WHY[run['backend'] == 'cpu']}.")
+
+
+_WHY = {True: "; on a CPU, where nothing runs ahead, the two differ only by what disturbed one of them",
+        False: "; the difference is what waiting for the device after each step costs"}
+
+
+def comparison_words(table: pd.DataFrame) -> str:
+    """Say in words what the workloads side by side show."""
+    slow, fast = table.loc[table["step_median_ms"].idxmax()], table.loc[table["step_median_ms"].idxmin()]
+    loader = table.assign(share=table["loader wait"] / table["step_median_ms"]).sort_values("share").iloc[-1]
+    trusted = int((table["verdict"] == "stable").sum())
+    return (f"From {fast['workload_id']} ({fast['step_median_ms']:.1f} ms) to {slow['workload_id']} "
+            f"({slow['step_median_ms']:.1f} ms) the step grows {slow['step_median_ms'] / fast['step_median_ms']:.0f}-fold. "
+            f"The loader weighs most in {loader['workload_id']} on {loader['backend']}: {loader['share']:.0%} of its step. "
+            f"{trusted} of {len(table)} runs are stable; the others are noisy and their intervals too narrow.")

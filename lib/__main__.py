@@ -1,0 +1,191 @@
+"""The command line: ``python -m lib <verb>``, each verb a thin call into a room."""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from lib import paths
+from lib.errors import InputError
+
+
+def _machine(_: argparse.Namespace) -> int:
+    from lib.measure import load, machine
+
+    facts = machine.identity()
+    with load.LoadWatch() as watch:
+        import time
+
+        time.sleep(0.5)
+        now = watch.reading()
+    for name in ("machine", "hardware_id", "software_id"):
+        print(f"{name:>18}  {facts[name]}")
+    for name, value in [*facts["hardware"].items(), *facts["software"].items(), ("devices", machine.devices())]:
+        print(f"{name:>18}  {value}")
+    print(f"{'other processes':>18}  {now.other_cores:.2f} cores")
+    return 0
+
+
+def _assignments(pairs: list[list[str]]) -> dict[str, str]:
+    return {name: value for name, value in pairs}
+
+
+def _devices(wanted: str, source: str) -> list[str]:
+    """Return the device ids to run over; ``all`` are those of this machine (or, in a replay, of the reference)."""
+    if wanted != "all":
+        return wanted.split(",")
+    if source == "replay":
+        from lib.measure import archive
+
+        return sorted(set(archive.runs("replay")["backend"]))
+    from lib.measure import machine
+
+    return machine.devices()
+
+
+def _workloads(wanted: str) -> list[str]:
+    from lib import params
+
+    return list(params.workloads()) if wanted == "all" else wanted.split(",")
+
+
+def _run(options: argparse.Namespace) -> int:
+    from lib.book import run
+
+    source = "replay" if options.check else options.source
+    jobs = run.plan(options.full, options.names, _workloads(options.workloads),
+                    _devices("all" if options.check else options.devices, source),
+                    {**_assignments(options.parameter), "source": source})
+    folder = paths.REPORT / "replayed" / "executed" if options.check else paths.EXECUTED
+    if options.dry_run:
+        print("\n".join(job.command for job in jobs))
+        return 0
+    if not options.check:
+        outcomes = run.run(jobs, folder, parallel=(os.cpu_count() or 1) if source == "replay" else 1)
+        return int(any(outcome.status != "ok" for outcome in outcomes))
+    outcomes = run.run(jobs, folder, paths.REPORT / "replayed", parallel=os.cpu_count() or 1)
+    if options.accept:
+        print(f"accepted the key numbers of {len(outcomes)} notebooks into {run.accept(folder, outcomes)}")
+        return int(any(outcome.status != "ok" for outcome in outcomes))
+    lines = run.moved(folder, outcomes)
+    print("\n".join(lines) if lines else f"reproduced: the key numbers of {len(outcomes)} replayed notebooks did not move")
+    return int(bool(lines))
+
+
+def _report(options: argparse.Namespace) -> int:
+    from lib.book import report
+
+    page, problems = report.build(options.executed or paths.EXECUTED, options.out or paths.REPORT / "index.html")
+    for line in problems:
+        print(f"failed: {line}", file=sys.stderr)
+    print(page)
+    return int(bool(problems))
+
+
+def _data(options: argparse.Namespace) -> int:
+    from lib import params
+    from lib.work import datasets
+
+    if options.action == "dictionary":
+        from lib import tables
+
+        print(tables.dictionary())
+        return 0
+    wanted = options.names or sorted({f"{w.dataset}" for w in params.workloads().values() if w.dataset != "imagefolder"})
+    sizes = {options.size} if options.size else None
+    failed = False
+    for name in wanted:
+        used = {datasets.native_size(w.dataset, w.size, "native") for w in params.workloads().values() if w.dataset == name}
+        for size in sorted(sizes or used or {28}):
+            path = paths.MEDMNIST / datasets.file_name(name, size)
+            try:
+                if options.action == "fetch":
+                    datasets.fetch(name, size)
+                counts = datasets.check_file(path, name, size)
+                official = "official" if datasets.is_official(path, name, size) else "NOT the official file (MD5 differs)"
+                print(f"{path}: {counts}, {official}")
+            except InputError as error:
+                failed = True
+                print(f"error: {error}", file=sys.stderr)
+    return int(failed)
+
+
+def _bundle(options: argparse.Namespace) -> int:
+    from lib import bundle
+    from lib.measure import machine
+
+    name = machine.name()
+    target = options.out or Path(f"{name}.zip")
+    print(f"{target}: {len(bundle.pack(target, name))} files")
+    return 0
+
+
+def _import(options: argparse.Namespace) -> int:
+    from lib import bundle
+
+    folder, new = bundle.merge(options.path, paths.REFERENCE if options.reference else None)
+    print(f"{folder}: {new} new files")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m lib", description="Measure, explain, predict and place neural-network work.")
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="verb")
+
+    verb = verbs.add_parser("machine", help="what this machine is: inventory, ids, devices, load")
+    verb.set_defaults(call=_machine)
+
+    verb = verbs.add_parser("run", help="run notebooks for the report, or check that the reference data reproduce")
+    verb.add_argument("names", nargs="*", help="notebooks by name or number (default: all in params/report.yaml)")
+    verb.add_argument("--full", action="store_true", help="the full parameter sets instead of the quick ones")
+    verb.add_argument("--workloads", default="all", metavar="W1,W5", help="workload ids, or all (default)")
+    verb.add_argument("--devices", default="auto", metavar="cpu,cuda:0", help="device ids, all, or auto (default)")
+    verb.add_argument("--source", default="measure", choices=("measure", "replay"), help="measure here, or replay the reference")
+    verb.add_argument("-p", "--parameter", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"),
+                      help="a parameter for every chosen notebook that has it")
+    verb.add_argument("--check", action="store_true", help="replay all and compare the key numbers with the committed ones")
+    verb.add_argument("--accept", action="store_true", help="with --check: make the new key numbers the committed ones")
+    verb.add_argument("--dry-run", action="store_true", help="print the papermill lines and run nothing")
+    verb.set_defaults(call=_run)
+
+    verb = verbs.add_parser("report", help="assemble report/index.html from the executed notebooks")
+    verb.add_argument("--executed", type=Path, help="folder of executed notebooks")
+    verb.add_argument("--out", type=Path, help="the page to write")
+    verb.set_defaults(call=_report)
+
+    verb = verbs.add_parser("data", help="fetch or check MedMNIST files, or print the dictionary of the tables")
+    verb.add_argument("action", choices=("fetch", "check", "dictionary"))
+    verb.add_argument("names", nargs="*", help="datasets (default: those of the workloads)")
+    verb.add_argument("--size", type=int, choices=(28, 64, 128, 224), help="native size (default: what the workloads read)")
+    verb.set_defaults(call=_data)
+
+    verb = verbs.add_parser("bundle", help="pack what was measured on this machine into one file")
+    verb.add_argument("--out", type=Path, help="the file to write (default: <machine>.zip)")
+    verb.set_defaults(call=_bundle)
+
+    verb = verbs.add_parser("import", help="merge what was measured elsewhere")
+    verb.add_argument("kind", choices=("bundle",))
+    verb.add_argument("path", type=Path)
+    verb.add_argument("--reference", action="store_true", help="into data/reference, to be committed, instead of data/imported")
+    verb.set_defaults(call=_import)
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one verb; return the exit status: 0 done, 1 something failed, 2 wrong input, 130 interrupted."""
+    options = _parser().parse_args(arguments)
+    try:
+        return options.call(options)
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted; what was measured is kept", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())
