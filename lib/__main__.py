@@ -27,7 +27,7 @@ def _machine(_: argparse.Namespace) -> int:
 
 
 def _assignments(pairs: list[list[str]]) -> dict[str, str]:
-    return {name: value for name, value in pairs}
+    return dict(pairs)
 
 
 def _devices(wanted: str, source: str) -> list[str]:
@@ -129,7 +129,8 @@ def _import(options: argparse.Namespace) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m lib", description="Measure, explain, predict and place neural-network work.")
+    parser = argparse.ArgumentParser(prog="python -m lib",
+                                     description="Measure, explain, predict and place neural-network work.")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="verb")
 
     verb = verbs.add_parser("machine", help="what this machine is: inventory, ids, devices, load")
@@ -140,7 +141,8 @@ def _parser() -> argparse.ArgumentParser:
     verb.add_argument("--full", action="store_true", help="the full parameter sets instead of the quick ones")
     verb.add_argument("--workloads", default="all", metavar="W1,W5", help="workload ids, or all (default)")
     verb.add_argument("--devices", default="auto", metavar="cpu,cuda:0", help="device ids, all, or auto (default)")
-    verb.add_argument("--source", default="measure", choices=("measure", "replay"), help="measure here, or replay the reference")
+    verb.add_argument("--source", default="measure", choices=("measure", "replay"),
+                      help="measure here, or replay the reference")
     verb.add_argument("-p", "--parameter", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"),
                       help="a parameter for every chosen notebook that has it")
     verb.add_argument("--check", action="store_true", help="replay all and compare the key numbers with the committed ones")

@@ -134,7 +134,8 @@ def git_state() -> dict[str, Any]:
     """Return the commit of this checkout and whether it has uncommitted changes; None where there is no git."""
     def git(*arguments: str) -> str | None:
         try:
-            done = subprocess.run(["git", "-C", str(paths.ROOT), *arguments], capture_output=True, text=True, timeout=10, check=False)
+            done = subprocess.run(["git", "-C", str(paths.ROOT), *arguments], capture_output=True, text=True, timeout=10,
+                                  check=False)
         except (OSError, subprocess.TimeoutExpired):
             return None
         return done.stdout.strip() if done.returncode == 0 else None

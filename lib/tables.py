@@ -92,7 +92,6 @@ RUNS = (
     _float("cpu_percent", "CPU time of this process and its workers, % of one core"),
     _float("peak_rss_mb", "peak resident memory of the process"),
     _float("other_cpu_cores", "CPU cores that other processes used meanwhile"),
-    _float("yardstick_ms", "a fixed piece of work, timed between the passes: the machine's own speed in those minutes"),
     _float("involuntary_switches_per_s", "times a second that the kernel took the processor away"),
     _float("step_median_ms", "median profiled training step, full batches, warm-up left out", empty=True),
     _float("step_iqr_ms", "its interquartile range", empty=True),

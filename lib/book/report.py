@@ -32,7 +32,9 @@ def build(folder: Path = paths.EXECUTED, target: Path = paths.REPORT / "index.ht
     environment = Environment(loader=FileSystemLoader(paths.TEMPLATE), undefined=StrictUndefined, autoescape=False,
                               trim_blocks=True, lstrip_blocks=True)
     environment.filters["markdown"] = _markdown
-    facts = {"plan": plan, "sections": sections, "outcomes": outcomes, "key": _lookup(numbers), "git": store.git_state(),
+    problems = [line for section in sections for line in section["problems"]]
+    facts = {"plan": plan, "problems": problems,
+             "sections": sections, "outcomes": outcomes, "key": _lookup(numbers), "git": store.git_state(),
              "series": _series(numbers), "built_utc": store.utc_now(), "synthetic": _mentions(folder, outcomes, "SYNTHETIC"),
              "replayed": _mentions(folder, outcomes, "REPLAY"), "escape": html.escape}
     style = (paths.TEMPLATE / "style.css").read_text(encoding="utf-8")
@@ -41,7 +43,7 @@ def build(folder: Path = paths.EXECUTED, target: Path = paths.REPORT / "index.ht
     temporary = target.with_suffix(".partial")
     temporary.write_text(page, encoding="utf-8")
     temporary.replace(target)
-    return target, [line for section in sections for line in section["problems"]]
+    return target, problems
 
 
 def _markdown(text: str) -> str:

@@ -71,7 +71,8 @@ def plan(full: bool, names: Iterable[str], workloads: list[str], devices: list[s
     sections = _chosen(params.load_report_plan().sections, list(names))
     known = {name for section in sections for name in params.notebook_model(section.notebook).model_fields}
     if unknown := set(extra) - known:
-        raise InputError(f"no chosen notebook has the parameter {choices(sorted(unknown))}; there are: {choices(sorted(known))}")
+        raise InputError(f"no chosen notebook has the parameter {choices(sorted(unknown))}; "
+                         f"there are: {choices(sorted(known))}")
     for workload in workloads:
         params.workload(workload)
     return [job for section in sections for job in _jobs(section, full, workloads, devices, extra)]
@@ -108,7 +109,8 @@ def execute(job: Job, folder: Path, output: Path | None = None) -> Outcome:
     words = [sys.executable, "-m", "papermill", str(paths.NOTEBOOKS / f"{job.notebook}.ipynb"), str(executed),
              "--no-progress-bar", "--no-request-save-on-cell-execute", "--autosave-cell-every", "0", *job.arguments]
     begin = time.monotonic()
-    done = subprocess.run(words, env=environment, cwd=paths.ROOT, capture_output=True, text=True, errors="replace", check=False)
+    done = subprocess.run(words, env=environment, cwd=paths.ROOT, capture_output=True, text=True, errors="replace",
+                          check=False)
     error = "" if done.returncode == 0 else _error(executed, done)
     return Outcome(job.notebook, job.stem, job.command, job.values, "failed" if error else "ok", error,
                    round(time.monotonic() - begin, 1), store.utc_now())

@@ -195,6 +195,11 @@ class Ceilings:
         rate = usable["peak_gflops"].fillna(usable["peak_gbps"])
         return usable.loc[rate.groupby([usable["level"], usable["dtype"]]).idxmax()].reset_index(drop=True)
 
+    @property
+    def last_level(self) -> str:
+        """Return the level beyond all caches: RAM, or the device's own memory."""
+        return "RAM" if "RAM" in set(self.table["level"]) else "device"
+
 
 def measure_ceilings(p: MachineParams, progress: Progress = lambda items, _: items) -> Ceilings:
     """Measure the ceilings of one device within about ``budget_s`` and write them to ``data/ceilings/``.

@@ -8,23 +8,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import torch
 
 from lib import params as parameters
 from lib import paths, store
 from lib.errors import InputError
-from lib.measure import load, machine
+from lib.measure import load, machine, summary
 from lib.measure.archive import PASSES, Profiled, Progress, replay, runs
 from lib.measure.profiler import profiler
-from lib.measure.summary import judge, steady
-from lib.measure.timing import Timing, synchronize, yardstick_ms
+from lib.measure.timing import Timing, synchronize
 from lib.params import ProfileParams
 from lib.tables import columns
 from lib.work import datasets, workloads
 from lib.work.training import Batch, Observer, Options, Trainer, Unobserved, seed_everything
 
+_SWITCHES = ("resolution", "channels_last", "grad_accum_steps", "num_workers", "pin_memory", "prefetch_factor", "augment",
+             "deterministic", "cudnn_benchmark", "seed")
 _LEAST_ITERS = 5
 _EVAL_SHARE = 0.4  # what an evaluation batch takes of a training step, about
 
@@ -146,7 +146,6 @@ class _Outcome:
 
     pipelined: _Pipelined
     seen: load.Load
-    yardsticks: list[float]
     metrics: dict[str, dict[str, float]]
 
 
@@ -204,24 +203,21 @@ class _Both:
 
 def _measure_passes(run: _Run, progress: Progress) -> _Outcome:
     """Run warm-up, the unsynchronised pass, the profiled epochs, evaluation and test."""
-    p, metrics, yardsticks = run.p, {}, [yardstick_ms(run.device)]
+    p, metrics = run.p, {}
     with load.LoadWatch() as watch:
         if not p.profile:
             iters = _affordable(p, _warm_up(run, None))
             pipelined = _pipelined(run, iters)
-            yardsticks.append(yardstick_ms(run.device))
-            return _Outcome(pipelined, watch.reading(), yardsticks, metrics)
+            return _Outcome(pipelined, watch.reading(), metrics)
         with profiler(run.path("train"), run.constants("train"), run.device, p.nvtx) as observer:
             observer.warmup = True
             iters = _affordable(p, _warm_up(run, observer))
             observer.warmup = False
             pipelined = _pipelined(run, iters)
-            yardsticks.append(yardstick_ms(run.device))
             observer.pipelined_ms = pipelined.seconds / pipelined.batches * 1000
             for epoch in progress(range(p.epochs), "train"):
                 observer.epoch = epoch
                 metrics["train"] = {"loss": run.trainer.train(run.loader("train", iters), observer)}
-        yardsticks.append(yardstick_ms(run.device))
         seen = watch.reading()
     for kind in progress(("eval", "test"), "evaluate"):
         with profiler(run.path(kind), run.constants(kind), run.device, p.nvtx) as observer:
@@ -229,41 +225,31 @@ def _measure_passes(run: _Run, progress: Progress) -> _Outcome:
             run.trainer.evaluate(_Limited(run.loader(kind, p.warmup_iters), max(1, p.warmup_iters)), observer)
             observer.warmup = False
             metrics[kind] = run.trainer.evaluate(run.loader(kind, iters), observer)
-    return _Outcome(pipelined, seen, yardsticks, metrics)
+    return _Outcome(pipelined, seen, metrics)
 
 
 def _summary(run: _Run, outcome: _Outcome, rows: pd.DataFrame, started: str) -> dict:
     """Return the row of ``runs``."""
     p, workload, pipelined, seen = run.p, run.task.workload, outcome.pipelined, outcome.seen
-    train = steady(rows[rows["task_type"] == "train"])["step_time_ms"].to_numpy()
-    yardstick = float(np.median(outcome.yardsticks))
+    train = summary.steady(rows[rows["task_type"] == "train"])["step_time_ms"].to_numpy()
     timing = Timing(train) if len(train) else None
     low, high = timing.interval_ms() if timing else (None, None)
-    verdict, reason = judge(train, seen, torch.get_num_threads(), yardstick / _best_yardstick(run, yardstick))
-    return {"run_id": run.run_id, "label": p.label or f"{workload.id}_{run.device.type}_{p.precision}",
-            "timestamp": started, "hostname": socket.gethostname(), "arch": workload.model, "backend": run.device.type,
-            "device_name": machine.device_name(run.device), "batch_size": workload.batch_size,
-            "warmup_iters": p.warmup_iters, "measured_iters": pipelined.batches, "precision": p.precision,
-            "elapsed_sec": pipelined.seconds, "images_per_sec": pipelined.images / pipelined.seconds,
-            "images_processed": pipelined.images,
-            "workload_id": workload.id, "dataset": workload.dataset, "data_source": run.opened.data_source,
-            "resolution": p.resolution, "channels_last": p.channels_last, "grad_accum_steps": p.grad_accum_steps,
-            "num_workers": p.num_workers, "pin_memory": p.pin_memory, "prefetch_factor": p.prefetch_factor,
-            "augment": p.augment, "deterministic": p.deterministic, "cudnn_benchmark": p.cudnn_benchmark,
-            "tf32": run.device.type == "cuda" and torch.backends.cudnn.allow_tf32,
-            "threads": torch.get_num_threads(), "seed": p.seed, "cpu_percent": seen.own_cores * 100,
-            "peak_rss_mb": machine.peak_rss_mb(), "other_cpu_cores": seen.other_cores,
-            "yardstick_ms": yardstick, "involuntary_switches_per_s": seen.involuntary_per_s,
-            "step_median_ms": timing and timing.median_ms, "step_iqr_ms": timing and timing.iqr_ms, "step_low_ms": low,
-            "step_high_ms": high, "step_n": len(train), "verdict": verdict, "reason": reason, **machine.ids()}
-
-
-def _best_yardstick(run: _Run, now_ms: float) -> float:
-    """Return the best yardstick of this machine, software and device in all runs kept here, this one included."""
-    earlier, own = runs("measure"), machine.ids()
-    same = ((earlier["hardware_id"] == own["hardware_id"]) & (earlier["software_id"] == own["software_id"])
-            & (earlier["backend"] == run.device.type))
-    return min([now_ms, *earlier.loc[same, "yardstick_ms"]])
+    row = {"run_id": run.run_id, "label": p.label or f"{workload.id}_{run.device.type}_{p.precision}",
+           "timestamp": started, "hostname": socket.gethostname(), "arch": workload.model, "backend": run.device.type,
+           "device_name": machine.device_name(run.device), "batch_size": workload.batch_size,
+           "warmup_iters": p.warmup_iters, "measured_iters": pipelined.batches, "precision": p.precision,
+           "elapsed_sec": pipelined.seconds, "images_per_sec": pipelined.images / pipelined.seconds,
+           "images_processed": pipelined.images, "workload_id": workload.id, "dataset": workload.dataset,
+           "data_source": run.opened.data_source, **{name: getattr(p, name) for name in _SWITCHES},
+           "tf32": run.device.type == "cuda" and torch.backends.cudnn.allow_tf32, "threads": torch.get_num_threads(),
+           "cpu_percent": seen.own_cores * 100, "peak_rss_mb": machine.peak_rss_mb(), "other_cpu_cores": seen.other_cores,
+           "involuntary_switches_per_s": seen.involuntary_per_s, "step_median_ms": timing and timing.median_ms,
+           "step_iqr_ms": timing and timing.iqr_ms, "step_low_ms": low, "step_high_ms": high, "step_n": len(train),
+           **machine.ids()}
+    twin = pipelined.seconds / pipelined.batches * 1000 if run.device.type == "cpu" else None
+    earlier = summary.same_configuration(runs("measure"), row)["step_median_ms"].dropna()
+    row["verdict"], row["reason"] = summary.judge(train, seen, torch.get_num_threads(), twin, earlier.tolist())
+    return row
 
 
 def _taken(run_id: str) -> bool:
@@ -300,8 +286,8 @@ def measure(p: ProfileParams, progress: Progress = lambda items, _: items) -> Pr
             store.write_meta(path, "profile", **facts)
         outcome = _measure_passes(run, progress)
         rows = store.read_all(files, "profile")
-        summary = pd.DataFrame([_summary(run, outcome, rows, started)], columns=columns("runs"))
-        files.append(store.write(summary, paths.RUNS / f"{run_id}.csv", "runs"))
+        line = pd.DataFrame([_summary(run, outcome, rows, started)], columns=columns("runs"))
+        files.append(store.write(line, paths.RUNS / f"{run_id}.csv", "runs"))
         for path in files:
             store.write_meta(path, "runs" if path == files[-1] else "profile", **facts, load_at_end=vars(outcome.seen),
                              metrics=outcome.metrics)

@@ -7,9 +7,17 @@ from lib.measure import load
 from lib.measure.timing import VERDICTS, Timing, worst
 
 DRIFT = 0.03  # thirds of a run whose medians differ by more than this are not one population
-SLOW = 0.05  # a yardstick this much over the best one of the machine says that the machine was slow in those minutes
+TWINS = 0.05  # a mean against a median of the same steps, a few seconds apart
+REPEAT = 0.03  # two runs of the same configuration
+CONFIGURATION = ("workload_id", "dataset", "arch", "backend", "batch_size", "precision", "data_source", "resolution",
+                 "channels_last", "grad_accum_steps", "num_workers", "pin_memory", "prefetch_factor", "augment",
+                 "deterministic", "cudnn_benchmark", "threads", "hardware_id", "software_id")
 PHASES_MS = {"loader_wait_ms": "loader wait", "h2d_ms": "copy to device", "forward_time_ms": "forward",
              "backward_time_ms": "backward", "optimizer_ms": "optimizer"}
+
+
+SHOWN = ["workload_id", "arch", "backend", "precision", "batch_size", "data_source", "step_median_ms", "step_low_ms",
+         "step_high_ms", "images_per_sec", "verdict"]
 
 
 def steady(rows: pd.DataFrame) -> pd.DataFrame:
@@ -18,31 +26,38 @@ def steady(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[~rows["warmup"] & (rows["batch_size"] == full)]
 
 
-def judge(step_ms: np.ndarray, seen: load.Load, threads: int, slowdown: float = 1.0) -> tuple[str, str]:
-    """Return the verdict on a run and the reason.
+def same_configuration(runs: pd.DataFrame, row: dict) -> pd.DataFrame:
+    """Return the usable runs of the very same configuration, machine and software as ``row``."""
+    return runs[np.logical_and.reduce([runs[name] == row[name] for name in CONFIGURATION]) & (runs["verdict"] != VERDICTS[-1])]
 
-    Looked at: the spread of its steps, drift between its thirds, what else ran meanwhile, and ``slowdown``, the
-    yardstick against the best one of this machine.
+
+def judge(step_ms: np.ndarray, seen: load.Load, threads: int, twin_ms: float | None = None,
+          earlier_ms: list[float] | None = None) -> tuple[str, str]:
+    """Return the verdict on a run and the reason, empty when it is stable.
+
+    Looked at: the spread of its steps (n,); drift between its thirds; ``twin_ms``, the pipelined step, where it must
+    equal the profiled one (on a CPU); ``earlier_ms``, the medians of earlier runs of the same configuration; and what
+    else ran meanwhile. The same machine may run a whole minute slower and look quiet: only the last two show that.
     """
-    verdict, reasons = "stable", []
+    findings = []
     if len(step_ms) >= 3:
         timing = Timing(step_ms)
-        verdict = timing.verdict
-        if verdict != "stable":
-            reasons.append(f"IQR is {timing.iqr_ms / timing.median_ms:.0%} of the median")
         thirds = [float(np.median(part)) for part in np.array_split(step_ms, 3)]
         drift = max(thirds) / min(thirds) - 1
-        if drift > DRIFT:
-            verdict = worst(verdict, "noisy")
-            reasons.append(f"the medians of the run's thirds differ by {drift:.0%}")
-    if slowdown > 1 + SLOW:
-        verdict = worst(verdict, "noisy")
-        reasons.append(f"the machine itself ran {slowdown - 1:.0%} slower than it can")
+        findings += [(timing.verdict, f"IQR is {timing.iqr_ms / timing.median_ms:.0%} of the median"),
+                     ("noisy" if drift > DRIFT else "stable", f"the medians of the run's thirds differ by {drift:.0%}")]
+        findings += [_apart(timing.median_ms, twin_ms, TWINS, "the pipelined pass took")] if twin_ms else []
+        if earlier_ms:
+            findings.append(_apart(timing.median_ms, float(np.median(earlier_ms)), REPEAT, "earlier runs of the same took"))
     crowding = seen.crowding(threads)
-    if crowding >= load.QUIET_CORES:
-        verdict = worst(verdict, "unusable" if crowding >= load.LOUD_CORES else "noisy")
-        reasons.append(f"others took {seen.other_cores:.1f} cores and the host {seen.stolen_cores:.1f}")
-    return verdict, "; ".join(reasons)
+    crowded = "stable" if crowding < load.QUIET_CORES else "noisy" if crowding < load.LOUD_CORES else "unusable"
+    findings.append((crowded, f"others took {seen.other_cores:.1f} cores and the host {seen.stolen_cores:.1f}"))
+    return worst(*(verdict for verdict, _ in findings)), "; ".join(why for verdict, why in findings if verdict != "stable")
+
+
+def _apart(median_ms: float, other_ms: float, allowed: float, what: str) -> tuple[str, str]:
+    apart = other_ms / median_ms - 1
+    return "noisy" if abs(apart) > allowed else "stable", f"{what} {other_ms:.1f} ms, {apart:+.0%}"
 
 
 def phase_table(rows: pd.DataFrame) -> pd.DataFrame:

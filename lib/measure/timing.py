@@ -103,20 +103,6 @@ def measure(call: Callable[[], object], device: torch.device, budget_s: float = 
     return Timing(np.array(samples), calls)
 
 
-def yardstick_ms(device: torch.device, repeats: int = 15) -> float:
-    """Return the median time of a fixed piece of work (a 512^3 product and a triad over 48 MB), in ms.
-
-    The same machine should always give the same figure; where it does not, its clock or a neighbour has changed.
-    """
-    left = torch.ones(512, 512, device=device)
-    a, b = (torch.ones(4_000_000, device=device) for _ in range(2))
-
-    def work() -> None:
-        torch.mm(left, left)
-        torch.add(a, b, alpha=3.0, out=b)
-    return float(np.median([_sample_ms(work, 1, device) for _ in range(repeats + 1)][1:]))
-
-
 @dataclass(frozen=True)
 class Comparison:
     """The ratio of two measurements, a / b: the median over interleaved pairs and its 95 % bootstrap interval."""

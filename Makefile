@@ -1,0 +1,36 @@
+# Every target sets up what it needs in .venv/ by itself. PYTHON: 3.11 or newer.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: report test lab bench lint clean
+.DEFAULT_GOAL := report
+
+$(READY): requirements.txt pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, this is " + sys.version.split()[0])'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	touch $@
+
+# Run the notebooks on this machine and assemble report/index.html (FULL=1: more steps, larger ceilings).
+# A failing notebook is shown in the page and fails the target after the page is built.
+report: $(READY)
+	@$(BIN)/python -m lib run $(if $(FULL),--full); status=$$?; $(BIN)/python -m lib report && exit $$status
+
+# Lint, tests, and every notebook once in quick mode on the reference data, whose key numbers must reproduce.
+test: lint
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
+
+lint: $(READY)
+	$(BIN)/ruff check .
+
+lab: $(READY)
+	$(BIN)/jupyter lab --notebook-dir=notebooks
+
+# Timings that are no pass or fail: overhead, agreement of runs, peers, learning, start-up.
+bench: $(READY)
+	$(BIN)/python -m tests.bench
+
+clean:
+	rm -rf $(VENV) figures report/executed report/replayed report/index.html
