@@ -20,12 +20,13 @@ def _table_of(name: str) -> str:
     return "overheads" if path.name.startswith("overheads") else FOLDERS[path.parts[0]]
 
 
-def pack(target: Path, machine: str, folder: Path = paths.DATA) -> list[str]:
-    """Pack the finished tables of ``folder`` with their provenance into ``target``; return the packed names.
+def pack(target: Path, machine: str, folder: Path | None = None) -> list[str]:
+    """Pack the finished tables of ``folder`` (default: data/) with their provenance into ``target``; return the packed names.
 
     A run that was cut short (rows, but no line in ``runs``) is left out. Raises InputError when there is nothing to
     pack or ``target`` exists.
     """
+    folder = folder or paths.DATA
     finished = {path.stem for path in (folder / "runs").glob("*.csv")}
     files = [path for name in FOLDERS for path in sorted((folder / name).glob("*"))
              if name != "profiles" or path.name.partition(".")[0].rpartition("_")[0] in finished]

@@ -13,7 +13,7 @@ from lib.errors import InputError
 _HEADING = re.compile(r"^h[1-6]$")
 
 
-def build(folder: Path = paths.EXECUTED, target: Path = paths.REPORT / "index.html") -> tuple[Path, list[str]]:
+def build(folder: Path, target: Path) -> tuple[Path, list[str]]:
     """Assemble the report from the executed notebooks of ``folder``.
 
     Returns the page and a line for each section that failed, is missing, or wrote to stderr; such sections stay in the

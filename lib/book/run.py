@@ -15,7 +15,6 @@ from lib import params, paths, store
 from lib.book.notebook import KEYS_MIME
 from lib.errors import InputError, choices
 
-KEYS = paths.REFERENCE / "keys.json"
 _KERNEL_DIED = 138
 
 
@@ -177,7 +176,7 @@ def moved(folder: Path, outcomes: list[Outcome]) -> list[str]:
 
     Numbers without a tolerance are timings and are not compared.
     """
-    committed, lines = store.read_json(KEYS), []
+    committed, lines = store.read_json(paths.REFERENCE / "keys.json"), []
     for outcome in outcomes:
         if outcome.status != "ok":
             lines.append(f"{outcome.stem}: {outcome.error}")
@@ -203,4 +202,4 @@ def _differs(now: float, then: dict[str, Any]) -> bool:
 def accept(folder: Path, outcomes: list[Outcome]) -> Path:
     """Write the key numbers of replayed notebooks as the committed ones."""
     found = {outcome.stem: _facts(keys(folder / f"{outcome.stem}.ipynb")) for outcome in outcomes if outcome.status == "ok"}
-    return store.write_json(found, KEYS)
+    return store.write_json(found, paths.REFERENCE / "keys.json")

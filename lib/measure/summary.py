@@ -27,8 +27,8 @@ def steady(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def same_configuration(runs: pd.DataFrame, row: dict) -> pd.DataFrame:
-    """Return the usable runs of the very same configuration, machine and software as ``row``."""
-    return runs[np.logical_and.reduce([runs[name] == row[name] for name in CONFIGURATION]) & (runs["verdict"] != VERDICTS[-1])]
+    """Return the stable runs of the very same configuration, machine and software as ``row``."""
+    return runs[np.logical_and.reduce([runs[name] == row[name] for name in CONFIGURATION]) & (runs["verdict"] == VERDICTS[0])]
 
 
 def judge(step_ms: np.ndarray, seen: load.Load, threads: int, twin_ms: float | None = None,
@@ -36,7 +36,7 @@ def judge(step_ms: np.ndarray, seen: load.Load, threads: int, twin_ms: float | N
     """Return the verdict on a run and the reason, empty when it is stable.
 
     Looked at: the spread of its steps (n,); drift between its thirds; ``twin_ms``, the pipelined step, where it must
-    equal the profiled one (on a CPU); ``earlier_ms``, the medians of earlier runs of the same configuration; and what
+    equal the profiled one (on a CPU); ``earlier_ms``, the medians of earlier stable runs of the same configuration; and what
     else ran meanwhile. The same machine may run a whole minute slower and look quiet: only the last two show that.
     """
     findings = []
@@ -48,7 +48,7 @@ def judge(step_ms: np.ndarray, seen: load.Load, threads: int, twin_ms: float | N
                      ("noisy" if drift > DRIFT else "stable", f"the medians of the run's thirds differ by {drift:.0%}")]
         findings += [_apart(timing.median_ms, twin_ms, TWINS, "the pipelined pass took")] if twin_ms else []
         if earlier_ms:
-            findings.append(_apart(timing.median_ms, float(np.median(earlier_ms)), REPEAT, "earlier runs of the same took"))
+            findings.append(_apart(timing.median_ms, float(np.median(earlier_ms)), REPEAT, "earlier stable runs of the same took"))
     crowding = seen.crowding(threads)
     crowded = "stable" if crowding < load.QUIET_CORES else "noisy" if crowding < load.LOUD_CORES else "unusable"
     findings.append((crowded, f"others took {seen.other_cores:.1f} cores and the host {seen.stolen_cores:.1f}"))

@@ -152,7 +152,7 @@ def is_official(path: Path, dataset: str, native: int) -> bool:
     return digest == info()[dataset]["MD5" if native == 28 else f"MD5_{native}"]
 
 
-def fetch(dataset: str, native: int, folder: Path = paths.MEDMNIST) -> Path:
+def fetch(dataset: str, native: int, folder: Path | None = None) -> Path:
     """Download one MedMNIST file with progress and check its MD5; a good file that is there is kept.
 
     Raises InputError with the reason when it cannot be had.
@@ -166,6 +166,7 @@ def fetch(dataset: str, native: int, folder: Path = paths.MEDMNIST) -> Path:
     if f"url{key}" not in entry:
         sizes = [28, *(name.removeprefix("url_") for name in entry if name.startswith("url_"))]
         raise InputError(f"{dataset} has no size {native}; there are: {choices(sizes)}")
+    folder = folder or paths.MEDMNIST
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / file_name(dataset, native)
     try:
@@ -204,8 +205,9 @@ def _synthetic_split(dataset: str, native: int, split: str) -> tuple[np.ndarray,
     return images, labels.astype(np.uint8)
 
 
-def synthesise(dataset: str, native: int, folder: Path = paths.SYNTHETIC) -> Path:
+def synthesise(dataset: str, native: int, folder: Path | None = None) -> Path:
     """Write a synthetic file of the same layout, shapes, dtypes and classes as the real one, once; return its path."""
+    folder = folder or paths.SYNTHETIC
     path = folder / file_name(dataset, native)
     if path.is_file():
         return path

@@ -1,0 +1,86 @@
+"""The measured ceilings beside a peer's on the same machine in the same minute: STREAM's triad in C, and NumPy's product."""
+
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from lib.measure import ceilings, machine, timing
+
+C_TRIAD = r"""
+#include <omp.h>
+#include <stdio.h>
+#include <stdlib.h>
+int main(int argc, char **argv) {
+  long n = atol(argv[1]); double *a = malloc(8*n), *b = malloc(8*n), *c = malloc(8*n); char line[64];
+  #pragma omp parallel for
+  for (long i = 0; i < n; i++) { a[i] = 0; b[i] = 1; c[i] = 2; }
+  while (fgets(line, sizeof line, stdin)) {
+    int calls = atoi(line); double t = omp_get_wtime();
+    for (int k = 0; k < calls; k++) {
+      #pragma omp parallel for
+      for (long i = 0; i < n; i++) a[i] = b[i] + 3.0 * c[i];
+    }
+    printf("%.9f\n", (omp_get_wtime() - t) / calls); fflush(stdout);
+  }
+}
+"""
+CPU = torch.device("cpu")
+PAIRS = 60
+
+
+def _triads(folder: Path) -> None:
+    binary = folder / "triad"
+    (folder / "triad.c").write_text(C_TRIAD)
+    subprocess.run(["gcc", "-O3", "-march=native", "-fopenmp", folder / "triad.c", "-o", binary], check=True)
+    last = max(machine.cache_bytes().values(), default=2**25)
+    for name, touched in (("half of L2", machine.cache_bytes().get("L2", 2**20)), ("half of the last cache", last // 2),
+                          ("RAM", 8 * last)):
+        elements = touched // 24
+        ours = ceilings._triad(elements, CPU)
+        calls = max(1, int(2e8 / touched))
+        peer = subprocess.Popen([binary, str(elements)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                                env={"OMP_NUM_THREADS": str(torch.get_num_threads()), "OMP_WAIT_POLICY": "passive"})
+
+        def theirs(peer=peer, calls=calls) -> float:
+            print(calls, file=peer.stdin, flush=True)
+            return float(peer.stdout.readline()) * 1e3
+
+        def own(ours=ours, calls=calls) -> float:
+            return timing._sample_ms(ours, calls, CPU)
+
+        _pairs(f"triad, {name} ({touched / 1e6:.1f} MB)", own, theirs, 24 * elements / 1e6, "GB/s", "STREAM in C")
+        peer.kill()
+        peer.wait()
+
+
+def _pairs(what: str, own, theirs, work: float, unit: str, peer: str) -> None:
+    own(), theirs()
+    samples: dict[str, list[float]] = {"own": [], "peer": []}
+
+    def keep(name: str, take) -> float:
+        samples[name].append(take())
+        return samples[name][-1]
+
+    result = timing.compare(lambda: keep("peer", theirs), lambda: keep("own", own), PAIRS)
+    mine, other = (work / np.percentile(samples[name], 10) for name in ("own", "peer"))
+    print(f"   {what}: ours {mine:,.1f} {unit}, {peer} {other:,.1f}; ratio of the ceilings {mine / other:.3f}, pair by pair "
+          f"{result.ratio:.3f} [{result.low:.3f}, {result.high:.3f}]")
+
+
+def main() -> None:
+    """Print ours, the peer's and the ratio for each ceiling."""
+    if shutil.which("gcc"):
+        with tempfile.TemporaryDirectory() as folder:
+            _triads(Path(folder))
+    else:
+        print("   no gcc here: STREAM's triad was not compared")
+    for name, dtype, n in (("fp32", np.float32, 1024), ("fp64", np.float64, 1024)):
+        left, right = (np.random.default_rng(0).random((n, n)).astype(dtype) for _ in range(2))
+        ours = ceilings._product(name, n, CPU)
+        _pairs(f"product {name} {n}", lambda ours=ours: timing._sample_ms(ours, 1, CPU),
+               lambda left=left, right=right: timing._sample_ms(lambda: left @ right, 1, CPU), 2 * n**3 / 1e6, "GFLOP/s",
+               "NumPy")

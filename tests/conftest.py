@@ -1,0 +1,59 @@
+"""What the tests share: a home of their own for everything that is measured or built."""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from lib import paths
+
+SHARED = paths.ROOT.parent / "shared" / "data"
+XRAYS = SHARED / "medmnist" / "pneumoniamnist.npz"
+
+
+def home_paths(root: Path) -> dict[str, Path]:
+    """Return the paths that ``LIB_OUTPUT=root`` would give."""
+    data, report = root / "data", root / "report"
+    return {"OUTPUT": root, "DATA": data, "PROFILES": data / "profiles", "RUNS": data / "runs",
+            "CEILINGS": data / "ceilings", "IMPORTED": data / "imported", "MEDMNIST": data / "medmnist",
+            "SYNTHETIC": data / "synthetic", "FIGURES": root / "figures", "REPORT": report, "EXECUTED": report / "executed"}
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """Give one test a home; nothing of the checkout is written."""
+    for name, path in home_paths(tmp_path).items():
+        monkeypatch.setattr(paths, name, path)
+    monkeypatch.setenv("LIB_OUTPUT", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def quiet(monkeypatch):
+    """Skip the wait for a quiet machine: these tests look at what is written, not at how fast it was."""
+    from lib.measure import load
+
+    monkeypatch.setattr(load, "wait_for_quiet", lambda threads, **_: load.Load(0.5, 0.0, 0.0, 0.0, 0.0))
+
+
+@pytest.fixture
+def xrays(home):
+    """Put the real X-rays where the project looks for them."""
+    if not XRAYS.is_file():
+        pytest.skip(f"the real X-rays are not here: {XRAYS}")
+    paths.MEDMNIST.mkdir(parents=True)
+    shutil.copy(XRAYS, paths.MEDMNIST)
+    return paths.MEDMNIST / XRAYS.name
+
+
+@pytest.fixture
+def chromium():
+    """Return the path of a Chromium, or skip."""
+    found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if not found:
+        pytest.skip("no Chromium here (apt-get install chromium): the page cannot be looked at")
+    return found
+
+
+os.environ.setdefault("LIB_BATCH", "1")

@@ -1,0 +1,171 @@
+"""The runner, the report and the command line: strict, red where something failed, silent about nothing."""
+
+import subprocess
+import sys
+
+import nbformat
+import pytest
+
+from lib import __main__ as cli
+from lib import params, paths, store
+from lib.book import report, run
+from lib.errors import InputError
+
+
+def jobs(**more):
+    values = {"full": False, "names": [], "workloads": ["W1", "W5"], "devices": ["cpu"], "extra": {}, **more}
+    return run.plan(**values)
+
+
+def test_the_plan_runs_over_workloads_and_devices():
+    stems = [job.stem for job in jobs(devices=["cpu", "cuda:0"])]
+    assert stems == ["01_machine_cpu", "01_machine_cuda-0", "02_profile_W1_cpu", "02_profile_W1_cuda-0",
+                     "02_profile_W5_cpu", "02_profile_W5_cuda-0"]
+    quick, full = jobs()[-1], jobs(full=True)[-1]
+    assert full.values["iters"] > quick.values["iters"]
+    assert quick.command.startswith("papermill notebooks/02_profile.ipynb out.ipynb -p workload W5 -p device cpu")
+    assert [job.notebook for job in jobs(names=["02"])] == ["02_profile"] * 2
+
+
+@pytest.mark.parametrize(("more", "words"), [
+    ({"names": ["99"]}, "no notebook '99' in params/report.yaml; there are: 01_machine, 02_profile"),
+    ({"workloads": ["W9"]}, "no workload 'W9'"),
+    ({"extra": {"sauce": "1"}}, "no chosen notebook has the parameter sauce"),
+    ({"extra": {"iters": "many"}}, "iters = 'many'"),
+])
+def test_a_plan_that_cannot_be_run_is_refused(more, words):
+    with pytest.raises(InputError, match=words):
+        jobs(**more)
+
+
+def test_text_that_looks_like_a_number_stays_text():
+    job = run.Job("02_profile", "x", {"label": "12e5678", "iters": 3, "seed": 7, "workload": "W1", "profile": True})
+    assert job.arguments == ["-r", "label", "12e5678", "-p", "iters", "3", "-p", "seed", "7", "-p", "workload", "W1",
+                             "-p", "profile", "True"]
+
+
+@pytest.fixture
+def failing(home, monkeypatch):
+    """Give a plan of two notebooks, one of which fails in its second cell, and run it."""
+    folder = home / "notebooks"
+    folder.mkdir()
+    good, bad = (nbformat.v4.new_notebook() for _ in range(2))
+    parameters = nbformat.v4.new_code_cell("source: str = 'measure'  # how", metadata={"tags": ["parameters"]})
+    good.cells = [nbformat.v4.new_markdown_cell("# Good\n\n## Part"), parameters, nbformat.v4.new_code_cell("print('fine')")]
+    bad.cells = [nbformat.v4.new_markdown_cell("# Bad"), parameters, nbformat.v4.new_code_cell("print('before')"),
+                 nbformat.v4.new_code_cell("raise ValueError('it broke <here>')")]
+    for name, notebook in (("01_machine", good), ("02_profile", bad)):
+        nbformat.write(notebook, folder / f"{name}.ipynb")
+    monkeypatch.setattr(paths, "NOTEBOOKS", folder)
+    return run.run([run.Job("01_machine", "01_machine"), run.Job("02_profile", "02_profile")], paths.EXECUTED)
+
+
+def test_a_failing_notebook_fails_the_run_and_is_red_in_the_report(failing):
+    assert [outcome.status for outcome in failing] == ["ok", "failed"]
+    assert failing[1].error == "ValueError: it broke <here>"
+    page, problems = report.build(paths.EXECUTED, paths.REPORT / "index.html")
+    text = page.read_text()
+    assert problems == ["02_profile: ValueError: it broke <here>"]
+    assert '<p class="failed">02_profile: ValueError: it broke &lt;here&gt;</p>' in text
+    assert "before" in text, "what ran before the failure is shown"
+    assert "fine" in text
+    assert cli.main(["report"]) == 1
+
+
+def test_a_notebook_that_never_ran_is_red_too(failing):
+    path = paths.EXECUTED / "manifest.json"
+    store.write_json([entry for entry in store.read_json(path) if entry["notebook"] == "01_machine"], path)
+    page, problems = report.build(paths.EXECUTED, paths.REPORT / "index.html")
+    assert problems == ["02_profile: has not been run"]
+    assert "This notebook has not been run" in page.read_text()
+
+
+def test_a_second_run_replaces_its_entry_alone(failing):
+    (paths.NOTEBOOKS / "02_profile.ipynb").write_text((paths.NOTEBOOKS / "01_machine.ipynb").read_text())
+    run.run([run.Job("02_profile", "02_profile")], paths.EXECUTED)
+    kept = [(entry.stem, entry.status) for entry in run.manifest(paths.EXECUTED)]
+    assert kept == [("01_machine", "ok"), ("02_profile", "ok")]
+
+
+def test_a_dead_kernel_is_told_in_words(home, monkeypatch):
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("import os; os.kill(os.getpid(), 9)")])
+    (home / "notebooks").mkdir()
+    nbformat.write(notebook, home / "notebooks" / "01_machine.ipynb")
+    monkeypatch.setattr(paths, "NOTEBOOKS", home / "notebooks")
+    outcome = run.execute(run.Job("01_machine", "01_machine"), paths.EXECUTED)
+    assert (outcome.status, outcome.error) == ("failed", "the kernel died: out of memory?")
+
+
+def executed(folder, stem, **numbers):
+    """Write an executed notebook that recorded ``numbers`` (name=(value, tolerance))."""
+    recorded = {name: {"value": value, "unit": "", "tolerance": tolerance} for name, (value, tolerance) in numbers.items()}
+    cell = nbformat.v4.new_code_cell("", outputs=[nbformat.v4.new_output("display_data", {run.KEYS_MIME: recorded})])
+    folder.mkdir(parents=True, exist_ok=True)
+    nbformat.write(nbformat.v4.new_notebook(cells=[cell]), folder / f"{stem}.ipynb")
+    return run.Outcome("01_machine", stem, "papermill x", {}, "ok", "", 1.0, "now")
+
+
+def test_numbers_that_move_are_named(home, monkeypatch):
+    monkeypatch.setattr(paths, "REFERENCE", home / "reference")
+    before = executed(home / "a", "s", rows=(10.0, 0.0), error=(5.0, 0.1), gone=(1.0, 0.0), time=(3.0, None))
+    run.accept(home / "a", [before])
+    assert run.moved(home / "a", [before]) == []
+    after = executed(home / "b", "s", rows=(11.0, 0.0), error=(5.4, 0.1), new=(2.0, 0.0), time=(99.0, None))
+    assert run.moved(home / "b", [after]) == [
+        "s: 'gone' is no longer recorded", "s: 'new' is new (2); accept it with --accept",
+        "s: 'rows' moved from 10 to 11 (tolerance 0.0%)"]
+    nothing = executed(home / "c", "s", rows=(float("nan"), 0.0), error=(5.0, 0.1), gone=(1.0, 0.0))
+    assert run.moved(home / "c", [nothing]) == ["s: 'rows' moved from 10 to nan (tolerance 0.0%)"]
+    failed = run.Outcome("01_machine", "s", "papermill x", {}, "failed", "it broke", 1.0, "now")
+    assert run.moved(home / "c", [failed]) == ["s: it broke"]
+
+
+@pytest.mark.parametrize(("arguments", "words"), [
+    (["run", "99"], "no notebook '99'"),
+    (["run", "--workloads", "W1,W77"], "no workload 'W77'; there are: W1"),
+    (["run", "02", "-p", "precision", "fp8"], "precision = 'fp8'"),
+    (["run", "02", "--devices", "cpu", "-p", "nope", "1"], "no chosen notebook has the parameter nope"),
+    (["import", "bundle", "nowhere.zip"], "nowhere.zip is missing"),
+    (["bundle"], "nothing to pack"),
+    (["report"], "nothing has been run yet"),
+])
+def test_the_command_line_tells_wrong_input_in_one_line(home, capsys, arguments, words):
+    assert cli.main(arguments) == 2
+    shown = capsys.readouterr().err.strip()
+    assert shown.startswith("error: ")
+    assert words in shown
+    assert "\n" not in shown
+
+
+def test_help_and_import_are_light():
+    program = "import sys, lib, lib.__main__; print(sorted({'torch', 'pandas', 'matplotlib', 'pydantic'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=paths.ROOT)
+    assert done.stdout.strip() == "[]"
+
+
+def test_dry_run_prints_lines_that_papermill_takes(capsys):
+    assert cli.main(["run", "02", "--workloads", "W1", "--devices", "cpu", "--dry-run"]) == 0
+    line = capsys.readouterr().out.strip()
+    assert line == "papermill notebooks/02_profile.ipynb out.ipynb -p workload W1 -p device cpu -p iters 20 -p source measure"
+
+
+def test_the_slurm_template_runs_one_workload_a_task(tmp_path):
+    script = paths.PARAMS / "slurm_array.sbatch"
+    subprocess.run(["bash", "-n", str(script)], check=True)
+    done = subprocess.run(["bash", str(script), "--dry-run"], capture_output=True, text=True, check=False, cwd=paths.ROOT,
+                          env={"PATH": "/usr/bin:/bin", "SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_ARRAY_TASK_ID": "3",
+                               "DEVICES": "cpu", "LIB_OUTPUT": str(tmp_path)})
+    assert done.returncode != 0, "a folder without .venv is no checkout"
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    (tmp_path / ".venv" / "bin" / "python").symlink_to(sys.executable)
+    done = subprocess.run(["bash", str(script), "--dry-run"], capture_output=True, text=True, check=True,
+                          env={"PATH": "/usr/bin:/bin", "SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_ARRAY_TASK_ID": "3",
+                               "DEVICES": "cpu", "LIB_OUTPUT": str(tmp_path), "PYTHONPATH": str(paths.ROOT)})
+    assert "-p workload W3 -p device cpu" in done.stdout
+    outside = subprocess.run(["bash", str(script)], capture_output=True, text=True, check=False, env={"PATH": "/usr/bin:/bin"})
+    assert "submit from the root" in outside.stderr
+
+
+def test_every_parameter_set_of_the_report_is_valid():
+    for section in params.load_report_plan().sections:
+        assert set(section.quick) <= set(params.notebook_model(section.notebook).model_fields)

@@ -1,0 +1,141 @@
+"""Every notebook executed once, in quick mode on the reference data; what it wrote, what it shows, what must reproduce."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from lib import params, paths
+from lib.book import report, run
+
+pytestmark = pytest.mark.xdist_group("notebooks")
+REPLAYED = paths.REPORT / "replayed"
+
+
+@pytest.fixture(scope="module")
+def checked():
+    """Run the reproducibility check once; its executed notebooks serve the other tests."""
+    shutil.rmtree(REPLAYED, ignore_errors=True)
+    return subprocess.run([sys.executable, "-m", "lib", "run", "--check"], capture_output=True, text=True, cwd=paths.ROOT,
+                          check=False)
+
+
+@pytest.fixture(scope="module")
+def outcomes(checked):
+    found = run.manifest(REPLAYED / "executed")
+    assert found, checked.stderr
+    return found
+
+
+def test_the_key_numbers_reproduce(checked):
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    assert re.search(r"reproduced: the key numbers of \d+ replayed notebooks did not move", checked.stdout)
+
+
+def test_every_notebook_and_workload_was_replayed(outcomes):
+    assert {outcome.notebook for outcome in outcomes} == set(params.NOTEBOOKS)
+    assert {outcome.values.get("workload") for outcome in outcomes} >= set(params.workloads())
+    assert [outcome.stem for outcome in outcomes if outcome.status != "ok"] == []
+
+
+def test_no_notebook_wrote_to_stderr_or_showed_nan(outcomes):
+    for outcome in outcomes:
+        for output in run.outputs(REPLAYED / "executed" / f"{outcome.stem}.ipynb"):
+            assert output.get("name") != "stderr", (outcome.stem, output["text"])
+            assert not re.search(r"\bnan\b", "".join(output.get("data", {}).get("text/markdown", ""))), outcome.stem
+
+
+def test_every_notebook_records_numbers_and_draws_figures(outcomes):
+    for outcome in outcomes:
+        recorded = run.keys(REPLAYED / "executed" / f"{outcome.stem}.ipynb")
+        assert sum(item["tolerance"] is not None for item in recorded.values()) >= 3, outcome.stem
+        assert list((REPLAYED / "figures" / outcome.notebook).glob("*.svg")), outcome.stem
+
+
+@pytest.fixture(scope="module")
+def page(outcomes):
+    target, problems = report.build(REPLAYED / "executed", REPLAYED / "index.html")
+    assert problems == []
+    return target
+
+
+def test_the_report_is_whole_and_needs_no_network(page, outcomes):
+    text = page.read_text()
+    assert not re.search(r'(src|href)="(?!data:|#)', text), "something is loaded from elsewhere"
+    assert "<script" not in text
+    for outcome in outcomes:
+        assert outcome.command.replace("&", "&amp;") in text
+    anchors = set(re.findall(r'id="([^"]+)"', text))
+    links = re.findall(r'href="#([^"]+)"', text)
+    assert len(links) > 15
+    assert set(links) <= anchors
+    ids = re.findall(r'id="(s\d[^"]*)"', text)
+    assert len(ids) == len(set(ids))
+    assert "@media print" in text
+    for part in ("Abstract", "Design and hypotheses", "Limitations", "Appendix"):
+        assert part in text
+    assert "REPLAY" in text
+
+
+PROBE = """
+<script>window.addEventListener("load", () => {
+  const broken = [...document.images].filter(i => !i.complete || !i.naturalWidth).length;
+  const wide = document.documentElement.scrollWidth > innerWidth + 1;
+  document.title = JSON.stringify({images: document.images.length, broken, wide, width: innerWidth});
+});</script></body>"""
+
+
+@pytest.mark.parametrize("width", [1300, 500])
+def test_the_report_in_a_browser(page, chromium, tmp_path, width):
+    probe = tmp_path / "probe.html"
+    probe.write_text(page.read_text().replace("</body>", PROBE))
+    done = subprocess.run([chromium, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--enable-logging=stderr",
+                           "--disable-background-networking", "--disable-component-update", f"--user-data-dir={tmp_path / 'u'}",
+                           f"--window-size={width},900", "--virtual-time-budget=5000", "--dump-dom", f"file://{probe}"],
+                          capture_output=True, text=True, timeout=120, check=False)
+    title = re.search(r"<title>(\{.*?\})</title>", done.stdout)
+    assert title, done.stderr[-2000:]
+    seen = json.loads(title.group(1))
+    assert seen["images"] >= 15
+    assert seen["broken"] == 0
+    assert not seen["wide"], f"the page is wider than {seen['width']} px"
+    assert "CONSOLE" not in done.stderr, done.stderr
+
+
+def papermill(*words, cwd, output):
+    return subprocess.run([sys.executable, "-m", "papermill", "--no-progress-bar", *map(str, words)], cwd=cwd, check=False,
+                          capture_output=True, text=True, env={**os.environ, "LIB_OUTPUT": str(output)})
+
+
+def test_measuring_from_another_folder_gives_the_notebook_and_the_csv(tmp_path):
+    done = papermill(paths.NOTEBOOKS / "02_profile.ipynb", tmp_path / "out.ipynb", "-p", "workload", "W6", "-p", "iters", "5",
+                     "-p", "device", "cpu", cwd=tmp_path, output=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "data" / "profiles" / "run_W6_organmnist3d_cnn3d_cpu_train.csv").is_file()
+    printed = "".join(output.get("text", "") for output in run.outputs(tmp_path / "out.ipynb"))
+    seconds, rate = re.search(r"^MEASURED_SEC=([\d.]+) IMGS_PER_SEC=([\d.]+)$", printed, re.M).groups()
+    assert float(seconds) * float(rate) == pytest.approx(5 * 4, rel=0.01)
+
+
+@pytest.mark.parametrize("name", params.NOTEBOOKS)
+def test_a_kernel_started_in_the_notebooks_folder_runs_them_unchanged(tmp_path, name):
+    done = papermill(f"{name}.ipynb", tmp_path / "out.ipynb", "-p", "source", "replay", cwd=paths.NOTEBOOKS, output=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(("words", "told"), [
+    (["-p", "workload", "W9"], "InputError: no workload 'W9'; there are: W1, W2"),
+    (["-p", "precision", "fp8"], "InputError: 02_profile: precision = 'fp8'"),
+    (["-p", "device", "cuda:99"], "InputError: device 'cuda:99' is not here"),
+])
+def test_wrong_input_is_one_line_and_a_failed_run(tmp_path, words, told):
+    done = papermill(paths.NOTEBOOKS / "02_profile.ipynb", tmp_path / "out.ipynb", *words, cwd=tmp_path, output=tmp_path)
+    assert done.returncode != 0
+    errors = [output for output in run.outputs(tmp_path / "out.ipynb") if output["output_type"] == "error"]
+    assert told in f"{errors[0]['ename']}: {errors[0]['evalue']}"
+    assert len(errors[0]["traceback"]) == 1
+    assert not (tmp_path / "data" / "runs").exists()

@@ -1,0 +1,198 @@
+"""Profiled runs: complete, honest, intact after a kill, marked when something else ran."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from lib import params, paths, store
+from lib.errors import InputError
+from lib.measure import archive, machine, profiles, summary
+from lib.params import ProfileParams
+
+BUSY = "while True: pass"
+
+
+def short(workload="W6", **more):
+    values = {"device": "cpu", "data_source": "synthetic", "iters": 6, "warmup_iters": 2, **more}
+    return ProfileParams(workload=workload, **values)
+
+
+@pytest.mark.parametrize("name", [f"W{n}" for n in range(1, 8)])
+def test_every_workload_completes_all_passes(home, quiet, name):
+    run = profiles.measure(short(name, iters=2, batch_size=16 if name == "W5" else 0))
+    rows = run.rows
+    workload = params.workload(name)
+    assert set(rows["task_type"]) == {"train", "eval", "test"}
+    full, odd = workload.batch_size, {"W4": 22433 % 32, "W5": 22433 % 16, "W7": 971 % 2}.get(name)
+    last = rows.groupby("task_type").tail(1).set_index("task_type")["batch_size"]
+    if odd:
+        assert last["train" if name == "W7" else "test"] == odd == 1
+    assert rows["batch_size"].max() == full
+    assert (rows.loc[rows["task_type"] != "train", ["epoch"]] == -1).all(axis=None)
+    assert rows.loc[rows["task_type"] != "train", "lr"].isna().all()
+    assert (rows.loc[rows["task_type"] != "train", ["backward_time_ms", "optimizer_ms"]] == 0).all(axis=None)
+    assert (rows["device_index"] == -1).all()
+    assert (rows["dim3"] == (0 if workload.size and "3d" not in workload.dataset else workload.size)).all()
+    assert summary.unaccounted(rows[rows["task_type"] == "train"]) < 0.02
+    assert summary.unaccounted(rows[rows["task_type"] == "eval"]) < 0.02
+    assert np.isfinite(rows["loss"]).all()
+    assert run.run["data_source"] == "synthetic" == rows["data_source"].unique()[0]
+
+
+def test_the_rows_add_up(home, quiet):
+    rows = profiles.measure(short(epochs=2)).rows
+    train = rows[rows["task_type"] == "train"]
+    assert train["global_step"].tolist() == list(range(len(train)))
+    assert train["warmup"].tolist() == [True] * 2 + [False] * 14, "two warm-up batches, then two epochs of 6 and the odd one"
+    assert train["epoch"].tolist() == [0] * 9 + [1] * 7
+    np.testing.assert_allclose(rows["data_time_ms"], rows["loader_wait_ms"] + rows["h2d_ms"], atol=1e-4)
+    np.testing.assert_allclose(rows["images_per_sec"], rows["batch_size"] / rows["step_time_ms"] * 1000, rtol=1e-4)
+    np.testing.assert_allclose(rows["forward_time_pct"], rows["forward_time_ms"] / rows["step_time_ms"] * 100, rtol=1e-3)
+    assert (train.groupby("warmup")["pipelined_ms"].count() == [14, 0]).all(), "measured before the profiled epochs"
+    assert rows["energy_j"].isna().all()
+
+
+def test_a_second_run_gets_its_own_name(home, quiet):
+    first, second = profiles.measure(short()), profiles.measure(short())
+    assert [first.run["run_id"], second.run["run_id"]] == ["run_W6_organmnist3d_cnn3d_cpu", "run_W6_organmnist3d_cnn3d_cpu-v2"]
+    assert sorted(path.name for path in paths.PROFILES.glob("*v2*.csv")) == [
+        f"run_W6_organmnist3d_cnn3d_cpu-v2_{kind}.csv" for kind in ("eval", "test", "train")]
+    table = archive.runs("measure")
+    assert len(table) == 2
+    meta = store.read_json(paths.PROFILES / f"{first.run['run_id']}_train.meta.json")
+    assert meta["parameters"]["workload"] == "W6"
+    assert {"commit", "dirty", "hardware", "software", "load_at_start", "load_at_end", "started_utc"} <= set(meta)
+    newest = summary.latest(table.assign(verdict="stable"), machine.ids()["hardware_id"])
+    assert newest["run_id"].tolist() == [second.run["run_id"]]
+    assert len(summary.latest(table.assign(verdict="unusable"), machine.ids()["hardware_id"])) == 0
+
+
+def test_the_seed_decides_the_losses(home, quiet):
+    one, two, other = (profiles.measure(short(seed=seed)).rows["loss"].to_numpy() for seed in (1, 1, 2))
+    np.testing.assert_allclose(one, two, rtol=1e-4)
+    assert not np.allclose(one, other, rtol=1e-3)
+
+
+def test_switches(home, quiet):
+    run = profiles.measure(short(precision="bf16", channels_last=True, grad_accum_steps=2, augment=True, deterministic=True,
+                                 num_workers=1, prefetch_factor=2, threads=1, label="mine", epochs=1))
+    row = run.run
+    assert (row["label"], row["precision"], row["threads"], row["num_workers"]) == ("mine", "bf16", 1, 1)
+    assert row["channels_last"]
+    assert row["deterministic"]
+    assert not torch.are_deterministic_algorithms_enabled(), "what was set is put back"
+    unprofiled = profiles.measure(short(profile=False))
+    assert len(unprofiled.rows) == 0
+    assert unprofiled.run["images_per_sec"] > 0
+    assert np.isnan(unprofiled.run["step_median_ms"])
+
+
+@pytest.mark.parametrize(("switches", "words"), [
+    ({"nvtx": True}, "nvtx ranges need a CUDA device"),
+    ({"prefetch_factor": 2}, "prefetch_factor needs num_workers"),
+    ({"pin_memory": True}, "pin_memory"),
+    ({"deterministic": True, "cudnn_benchmark": True}, "exclude each other"),
+    ({"batch_size": 500}, "too few for two full batches of 500"),
+    ({"device": "cuda:9"}, "device 'cuda:9' is not here"),
+])
+def test_what_cannot_be_run_is_refused(home, quiet, switches, words):
+    with pytest.raises(InputError, match=words):
+        profiles.measure(short(**switches))
+    assert not list(paths.RUNS.glob("*.csv"))
+
+
+def test_the_budget_bounds_the_run():
+    p = short(iters=1000, budget_s=6.0)
+    assert profiles._affordable(p, step_s=0.1) == int(6 / 0.1 / 2.8)
+    assert profiles._affordable(p, step_s=100.0) == profiles._LEAST_ITERS
+    assert profiles._affordable(short(iters=0, budget_s=0), step_s=1.0) == 0
+    assert profiles._affordable(short(iters=7), step_s=1e-6) == 7
+
+
+def test_a_full_split_is_run_when_asked(home, quiet):
+    run = profiles.measure(short(iters=0, budget_s=0, warmup_iters=1))
+    splits = {"train": 971, "eval": 161, "test": 610}
+    for kind, size in splits.items():
+        measured = run.rows[(run.rows["task_type"] == kind) & ~run.rows["warmup"]]
+        assert measured["batch_size"].sum() == size
+
+
+def test_a_killed_run_leaves_its_rows(home):
+    program = textwrap.dedent("""
+        from lib.measure import load, profiles
+        from lib.params import ProfileParams
+        load.wait_for_quiet = lambda threads: load.Load(1, 0, 0, 0, 0)
+        profiles.measure(ProfileParams(workload="W6", device="cpu", data_source="synthetic", iters=0, budget_s=0, epochs=50))
+    """)
+    process = subprocess.Popen([sys.executable, "-c", program], env={**os.environ, "LIB_OUTPUT": str(home)})
+    file = paths.PROFILES / "run_W6_organmnist3d_cnn3d_cpu_train.csv"
+    deadline = time.monotonic() + 90
+    while time.monotonic() < deadline and not (file.is_file() and file.read_bytes().count(b"\n") > 20):
+        time.sleep(0.05)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    rows = store.read(file, "profile")
+    assert len(rows) >= 20
+    assert rows["global_step"].tolist() == list(range(len(rows)))
+    assert store.read_json(paths.PROFILES / "run_W6_organmnist3d_cnn3d_cpu_train.meta.json")["parameters"]["epochs"] == 50
+    assert len(archive.runs("measure")) == 0, "a run that was cut short has rows, but no summary"
+
+
+@pytest.mark.xdist_group("load")
+def test_beside_a_busy_process_a_run_does_not_pass_as_good(home, quiet):
+    neighbours = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(2)]
+    try:
+        time.sleep(0.3)
+        run = profiles.measure(short(iters=20))
+    finally:
+        for neighbour in neighbours:
+            neighbour.kill()
+            neighbour.wait()
+    assert run.run["verdict"] in ("noisy", "unusable")
+    assert run.run["other_cpu_cores"] > 0.1
+    assert "others took" in run.run["reason"]
+
+
+def test_replay_reads_what_was_measured(home, quiet, monkeypatch):
+    measured = profiles.measure(short())
+    monkeypatch.setattr(paths, "REFERENCE", home / "reference")
+    (home / "reference").mkdir()
+    paths.DATA.rename(home / "reference" / "box")
+    again = profiles.profile(short(source="replay", device="auto"))
+    assert again.rows.equals(measured.rows)
+    assert again.run["run_id"] == measured.run["run_id"]
+    assert again.metrics == measured.metrics
+    assert "REPLAY of run_W6" in again.note
+    with pytest.raises(InputError, match="no run of W1 on cpu; it has: W6 on cpu"):
+        profiles.profile(short("W1", source="replay"))
+
+
+def test_tables_and_words_of_a_run(home, quiet):
+    run = profiles.measure(short())
+    table = summary.phase_table(run.rows)
+    assert table["task_type"].tolist() == ["train", "eval", "test"]
+    assert (table["n"] == 6).all()
+    side = summary.side_by_side(archive.runs("measure"), run.rows)
+    ratio = summary.across(side, run.rows)
+    assert ratio["backward over forward"] == pytest.approx(table["backward"][0] / table["forward"][0])
+    text = " ".join([summary.phase_words(table), summary.warm_up_words(run.rows), summary.comparison_words(side),
+                     summary.profiled_words(run.run, 10.0)])
+    assert f"{table['step_ms'][0]:.1f} ms" in text
+    assert "nan" not in text
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_cuda_profiles_add_up(home, quiet, precision):
+    run = profiles.measure(short("W3", device="cuda:0", iters=20, precision=precision, pin_memory=True, nvtx=True))
+    train = summary.steady(run.rows[run.rows["task_type"] == "train"])
+    assert (train["sync"] == "event").all()
+    assert summary.unaccounted(train) < 0.02
+    assert (train["cuda_mem_alloc_mb"] > 1).all()

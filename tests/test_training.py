@@ -1,0 +1,174 @@
+"""Models and the training loop: shapes, gradients, odd batches, precision, metrics, weights."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+
+from lib import params
+from lib.errors import InputError
+from lib.params import Workload
+from lib.work import datasets, models, training, workloads
+from lib.work.training import Options, Trainer
+
+CPU = torch.device("cpu")
+
+
+class Recorder:
+    """An observer that remembers what it was told."""
+
+    def __init__(self):
+        self.events = []
+
+    def start(self):
+        self.events.append("start")
+
+    def mark(self, phase):
+        self.events.append(phase)
+
+    def end(self, batch):
+        self.events.append(len(batch.inputs))
+
+
+def task(dataset="pneumoniamnist", model="simple_cnn", size=28, batch=8):
+    return workloads.prepare(Workload(id="X", dataset=dataset, size=size, model=model, batch_size=batch))
+
+
+def batches(of, sizes):
+    draw = torch.Generator().manual_seed(0)
+    for size in sizes:
+        labels = torch.randint(0, 2, (size, of.facts.classes if of.multi_label else 1), generator=draw)
+        yield torch.randn(size, *of.shape, generator=draw), labels
+
+
+@pytest.mark.parametrize("name", [f"W{n}" for n in range(1, 8)])
+def test_every_workload_trains_on_an_odd_last_batch_of_one(name):
+    of = workloads.prepare(params.workload(name), batch_size=2)
+    trainer, recorder = Trainer(of, Options(CPU)), Recorder()
+    loss = trainer.train(list(batches(of, [2, 1 if "resnet" not in of.workload.model else 2])), recorder)
+    result = trainer.evaluate(list(batches(of, [2, 1])))
+    assert np.isfinite([loss, result["loss"], result["accuracy"]]).all()
+    assert recorder.events[:7] == ["start", *training.PHASES, 2]
+    assert recorder.events[-1] == "start", "the loader is asked once more than there are batches"
+
+
+@pytest.mark.parametrize("name", models.OWN)
+def test_parameter_counts_by_hand(name):
+    spatial = models.OWN[name][0]
+    model = models.build(name, 3 if spatial == 2 else 1, 9, spatial)
+    convolutions = {"simple_cnn": sum(a * b * 9 + b for a, b in ((3, 32), (32, 64), (64, 128))),
+                    "cnn3d": sum(a * b * 27 + 3 * b for a, b in ((1, 16), (16, 32), (32, 64)))}
+    by_hand = {"simple_cnn": convolutions["simple_cnn"] + 129 * 128 + 129 * 9,
+               "cnn3d": convolutions["cnn3d"] + 65 * 128 + 129 * 9,
+               "resnet18_2d": 11_689_512 - 513_000 + 513 * 9}[name]
+    assert sum(p.numel() for p in model.parameters()) == by_hand
+
+
+def test_models_by_name_and_wrong_ones():
+    assert models.build("mobilenet_v2", 1, 4)(torch.zeros(2, 1, 64, 64)).shape == (2, 4)
+    assert "resnet50" in models.names()
+    with pytest.raises(InputError, match="no model 'resnet5000'; there are: simple_cnn, resnet18_2d, cnn3d"):
+        models.build("resnet5000", 3, 2)
+    with pytest.raises(InputError, match="takes 3D inputs, but the dataset is 2D; 2D models: simple_cnn, resnet18_2d"):
+        models.build("cnn3d", 3, 2, spatial=2)
+    with pytest.raises(InputError, match="vit_b_16.*size 30"):
+        models.build("vit_b_16", 3, 2, size=30)
+    with pytest.raises(InputError, match=r"'alexnet' cannot take inputs of \(1, 28, 28\)"):
+        Trainer(task(model="alexnet"), Options(CPU))
+
+
+def test_accumulated_gradients_are_those_of_the_big_batch():
+    of = task()
+    torch.manual_seed(0)
+    whole = Trainer(of, Options(CPU))
+    parts = Trainer(of, Options(CPU, grad_accum_steps=3))
+    parts.model.load_state_dict(copy.deepcopy(whole.model.state_dict()))
+    pieces = list(batches(of, [4, 4, 4, 4]))
+    merged = [tuple(torch.cat(side) for side in zip(*pieces[:3], strict=True)), pieces[3]]
+    whole.train(merged)
+    parts.train(pieces)
+    for a, b in zip(whole.model.parameters(), parts.model.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)
+
+
+def test_group_sizes_cover_the_partial_last_group():
+    assert [training._group_size(i, 7, 3) for i in range(7)] == [3, 3, 3, 3, 3, 3, 1]
+
+
+def test_bf16_and_channels_last_train():
+    of = task()
+    trainer = Trainer(of, Options(CPU, precision="bf16", channels_last=True))
+    assert np.isfinite(trainer.train(list(batches(of, [8, 8]))))
+    weight = next(p for p in trainer.model.parameters() if p.ndim == 4 and p.shape[1] > 1)
+    assert weight.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_a_precision_that_does_not_run_is_named(monkeypatch):
+    with pytest.raises(InputError, match="fp32, bf16, fp16"):
+        training.check_precision(CPU, "fp8")
+
+    def refuse(*_, **__):
+        raise RuntimeError("not implemented for Half\nmore")
+
+    monkeypatch.setattr(torch.nn.Conv2d, "forward", refuse)
+    with pytest.raises(InputError, match=r"'fp16' does not run on cpu \(not implemented for Half\); use fp32"):
+        training.check_precision(CPU, "fp16")
+
+
+def test_metrics_against_hand_counts():
+    scores = np.array([[0.9, 0.1], [0.4, 0.6], [0.7, 0.3], [0.2, 0.8]])
+    assert training.metrics(scores, np.array([0, 1, 1, 1])) == {"accuracy": 0.75, "auc": 1.0}
+    many = training.metrics(np.array([[0.9, 0.2], [0.1, 0.4], [0.8, 0.9]]), np.array([[1, 0], [0, 0], [0, 0]]))
+    assert many == {"accuracy": pytest.approx(4 / 6), "auc": 1.0}, "a label that never occurs has no AUC"
+    assert np.isnan(training.metrics(np.array([[0.6, 0.4]]), np.array([0]))["auc"])
+
+
+def test_the_best_weights_survive_and_foreign_files_do_not(tmp_path, home):
+    of = task()
+    trainer = Trainer(of, Options(CPU))
+    data = list(batches(of, [8, 8, 8]))
+    history = training.fit(trainer, data, data, 3, tmp_path / "best.pt")
+    assert len(history) == 3
+    best = max(record["auc"] for record in history)
+    assert trainer.evaluate(data)["auc"] == pytest.approx(best)
+    other = Trainer(task(model="resnet18_2d"), Options(CPU))
+    for content, path in ((b"junk", tmp_path / "junk.pt"), (None, tmp_path / "best.pt")):
+        if content:
+            path.write_bytes(content)
+        with pytest.raises(InputError, match="holds no weights of this model"):
+            training.load_weights(other.model, path)
+    with pytest.raises(InputError, match="missing"):
+        training.load_weights(other.model, tmp_path / "none.pt")
+
+
+def test_weights_are_data_and_never_code(tmp_path):
+    import pickle
+
+    class Evil:
+        def __reduce__(self):
+            return (open, (str(tmp_path / "owned"), "w"))
+
+    with open(tmp_path / "evil.pt", "wb") as file:
+        pickle.dump(Evil(), file)
+    with pytest.raises(InputError, match="holds no weights"):
+        training.load_weights(Trainer(task(), Options(CPU)).model, tmp_path / "evil.pt")
+    assert not (tmp_path / "owned").exists()
+
+
+def test_training_learns_synthetic_volumes(home):
+    of = workloads.prepare(params.workload("W6"))
+    opened = datasets.open_splits(of.workload, "synthetic", "native")
+    training.seed_everything(0)
+    trainer = Trainer(of, Options(CPU))
+    loader = torch.utils.data.DataLoader(datasets.bounded(opened.splits["train"], 30, 4, 0), 4, shuffle=True)
+    losses = [trainer.train(loader) for _ in range(4)]
+    assert losses[-1] < 0.7 * losses[0]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_cuda_trains(precision):
+    of = task()
+    trainer = Trainer(of, Options(torch.device("cuda:0"), precision=precision, pin_memory=True))
+    assert np.isfinite(trainer.train(list(batches(of, [8, 8]))))
