@@ -20,7 +20,7 @@ report: $(READY)
 
 # Lint, tests, and every notebook once in quick mode on the reference data, whose key numbers must reproduce.
 test: lint
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: $(READY)
 	$(BIN)/ruff check .

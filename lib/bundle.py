@@ -68,6 +68,13 @@ def _opened(source: Path) -> tuple[dict, dict[str, bytes]]:
     return index, files
 
 
+def _checked(path: Path, name: str, source: Path) -> None:
+    try:
+        store.read(path, _table_of(name))
+    except InputError as error:
+        raise InputError(f"{source}: {name} does not fit its table: {error}") from None
+
+
 def merge(source: Path, target: Path | None = None) -> tuple[Path, int]:
     """Merge a bundle into ``target`` (default: data/imported), under its machine's name; return the folder and new files.
 
@@ -82,7 +89,7 @@ def merge(source: Path, target: Path | None = None) -> tuple[Path, int]:
             path.parent.mkdir(exist_ok=True)
             path.write_bytes(content)
             if path.suffix == ".csv":
-                store.read(path, _table_of(name))
+                _checked(path, name, source)
 
         def collides(machine: str) -> bool:
             there = {name: target / machine / name for name in files}

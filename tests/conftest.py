@@ -2,11 +2,20 @@
 
 import os
 import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from lib import paths
+
+# Two test workers share the cores; a pool of threads each would make them wait for one another at every barrier.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("LIB_BATCH", "1")
 
 SHARED = paths.ROOT.parent / "shared" / "data"
 XRAYS = SHARED / "medmnist" / "pneumoniamnist.npz"
@@ -26,6 +35,8 @@ def home(tmp_path, monkeypatch):
     for name, path in home_paths(tmp_path).items():
         monkeypatch.setattr(paths, name, path)
     monkeypatch.setenv("LIB_OUTPUT", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # and locks of its own
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return tmp_path
 
 
@@ -47,6 +58,21 @@ def xrays(home):
     return paths.MEDMNIST / XRAYS.name
 
 
+@contextmanager
+def busy_neighbours(count):
+    """Keep ``count`` processes busy that are no children of this one, as a stranger's would be."""
+    loop = "import time\nend = time.time() + 120\nwhile time.time() < end: pass"
+    starter = (f"import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', {loop!r}], "
+               "stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).pid)")
+    words = [sys.executable, "-c", starter]
+    pids = [int(subprocess.run(words, capture_output=True, check=True).stdout) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+
+
 @pytest.fixture
 def chromium():
     """Return the path of a Chromium, or skip."""
@@ -54,6 +80,3 @@ def chromium():
     if not found:
         pytest.skip("no Chromium here (apt-get install chromium): the page cannot be looked at")
     return found
-
-
-os.environ.setdefault("LIB_BATCH", "1")

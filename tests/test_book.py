@@ -11,6 +11,8 @@ from lib import params, paths, store
 from lib.book import report, run
 from lib.errors import InputError
 
+KERNEL = {"name": "python3", "display_name": "Python 3", "language": "python"}
+
 
 def jobs(**more):
     values = {"full": False, "names": [], "workloads": ["W1", "W5"], "devices": ["cpu"], "extra": {}, **more}
@@ -55,6 +57,7 @@ def failing(home, monkeypatch):
     bad.cells = [nbformat.v4.new_markdown_cell("# Bad"), parameters, nbformat.v4.new_code_cell("print('before')"),
                  nbformat.v4.new_code_cell("raise ValueError('it broke <here>')")]
     for name, notebook in (("01_machine", good), ("02_profile", bad)):
+        notebook.metadata["kernelspec"] = KERNEL
         nbformat.write(notebook, folder / f"{name}.ipynb")
     monkeypatch.setattr(paths, "NOTEBOOKS", folder)
     return run.run([run.Job("01_machine", "01_machine"), run.Job("02_profile", "02_profile")], paths.EXECUTED)
@@ -90,6 +93,7 @@ def test_a_second_run_replaces_its_entry_alone(failing):
 def test_a_dead_kernel_is_told_in_words(home, monkeypatch):
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("import os; os.kill(os.getpid(), 9)")])
     (home / "notebooks").mkdir()
+    notebook.metadata["kernelspec"] = KERNEL
     nbformat.write(notebook, home / "notebooks" / "01_machine.ipynb")
     monkeypatch.setattr(paths, "NOTEBOOKS", home / "notebooks")
     outcome = run.execute(run.Job("01_machine", "01_machine"), paths.EXECUTED)
@@ -157,7 +161,9 @@ def test_the_slurm_template_runs_one_workload_a_task(tmp_path):
                                "DEVICES": "cpu", "LIB_OUTPUT": str(tmp_path)})
     assert done.returncode != 0, "a folder without .venv is no checkout"
     (tmp_path / ".venv" / "bin").mkdir(parents=True)
-    (tmp_path / ".venv" / "bin" / "python").symlink_to(sys.executable)
+    python = tmp_path / ".venv" / "bin" / "python"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
     done = subprocess.run(["bash", str(script), "--dry-run"], capture_output=True, text=True, check=True,
                           env={"PATH": "/usr/bin:/bin", "SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_ARRAY_TASK_ID": "3",
                                "DEVICES": "cpu", "LIB_OUTPUT": str(tmp_path), "PYTHONPATH": str(paths.ROOT)})

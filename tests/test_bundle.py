@@ -67,7 +67,7 @@ def forged(path, index, files):
     ({"format": 1, "machine": "box", "files": {"runs/x.csv": "0"}}, {}, "damaged"),
     ({"format": 1, "machine": "box",
       "files": {"runs/x.csv": "7d1a54127b222502f5b79b5fb0803061152a44f92b37e23c6527baf665d4da9a"}}, {"runs/x.csv": "abcdefg"},
-     "no runs table"),
+     "b.zip: runs/x.csv does not fit its table"),
 ])
 def test_hostile_and_damaged_bundles_write_nothing(home, tmp_path, index, files, words):
     forged(tmp_path / "b.zip", index, files)

@@ -15,10 +15,10 @@ from lib import paths, store
 from lib.errors import InputError
 from lib.measure import archive, ceilings, load, machine, summary, timing
 from lib.params import MachineParams
+from tests.conftest import busy_neighbours
 
 CPU = torch.device("cpu")
 QUIET = load.Load(1.0, 1.0, 0.0, 0.0, 0.0)
-BUSY = "import time\nwhile True: pass"
 
 
 def test_verdicts_at_their_borders():
@@ -50,7 +50,8 @@ def test_the_bootstrap_interval_covers():
 
 def test_measure_finds_a_known_time():
     result = timing.measure(lambda: time.sleep(0.002), CPU, budget_s=0.2)
-    assert 2.0 <= result.median_ms < 2.6
+    assert result.samples_ms.min() >= 2.0
+    assert result.median_ms < 20, "one call, not several"
     assert result.n >= 5
     quick = timing.measure(lambda: None, CPU, budget_s=0.05)
     assert quick.calls > 1000, "calls shorter than the clock's cost are timed many at a time"
@@ -89,18 +90,14 @@ def test_idle_cores_may_be_used_by_others(monkeypatch):
     assert load.Load(1, 16, 0.3, 0.1, 0).crowding(threads=16) == pytest.approx(0.4)
 
 
-@pytest.mark.xdist_group("load")
 def test_a_busy_neighbour_is_seen():
-    neighbour = subprocess.Popen([sys.executable, "-c", BUSY])
-    try:
+    with busy_neighbours(1):
         time.sleep(0.2)
         with load.LoadWatch() as watch:
             time.sleep(1.0)
             seen = watch.reading()
-    finally:
-        neighbour.kill()
-        neighbour.wait()
-    assert seen.other_cores > 0.2 or seen.own_cores > 0.2, seen
+    assert seen.other_cores > 0.2, seen
+    assert seen.own_cores < 0.2
 
 
 def test_children_are_not_others():

@@ -12,7 +12,6 @@ import pytest
 from lib import params, paths
 from lib.book import report, run
 
-pytestmark = pytest.mark.xdist_group("notebooks")
 REPLAYED = paths.REPORT / "replayed"
 
 
@@ -116,7 +115,7 @@ def test_measuring_from_another_folder_gives_the_notebook_and_the_csv(tmp_path):
                      "-p", "device", "cpu", cwd=tmp_path, output=tmp_path)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "data" / "profiles" / "run_W6_organmnist3d_cnn3d_cpu_train.csv").is_file()
-    printed = "".join(output.get("text", "") for output in run.outputs(tmp_path / "out.ipynb"))
+    printed = "".join("".join(output.get("text", "")) for output in run.outputs(tmp_path / "out.ipynb"))
     seconds, rate = re.search(r"^MEASURED_SEC=([\d.]+) IMGS_PER_SEC=([\d.]+)$", printed, re.M).groups()
     assert float(seconds) * float(rate) == pytest.approx(5 * 4, rel=0.01)
 

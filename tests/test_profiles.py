@@ -15,8 +15,7 @@ from lib import params, paths, store
 from lib.errors import InputError
 from lib.measure import archive, machine, profiles, summary
 from lib.params import ProfileParams
-
-BUSY = "while True: pass"
+from tests.conftest import busy_neighbours
 
 
 def short(workload="W6", **more):
@@ -145,16 +144,9 @@ def test_a_killed_run_leaves_its_rows(home):
     assert len(archive.runs("measure")) == 0, "a run that was cut short has rows, but no summary"
 
 
-@pytest.mark.xdist_group("load")
 def test_beside_a_busy_process_a_run_does_not_pass_as_good(home, quiet):
-    neighbours = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(2)]
-    try:
-        time.sleep(0.3)
+    with busy_neighbours(2):
         run = profiles.measure(short(iters=20))
-    finally:
-        for neighbour in neighbours:
-            neighbour.kill()
-            neighbour.wait()
     assert run.run["verdict"] in ("noisy", "unusable")
     assert run.run["other_cpu_cores"] > 0.1
     assert "others took" in run.run["reason"]

@@ -155,12 +155,17 @@ def _pipelined(run: _Run, iters: int) -> _Pipelined:
     loader = run.loader("train", iters + 1 if iters else 0)
     odd = len(loader.dataset) % size > 0
     counted = len(loader) - odd - 1
-    if counted < 1:
-        raise InputError(f"{run.task.workload.id}: the training split has {len(loader.dataset)} samples, too few for two full "
-                         f"batches of {size}; choose a smaller batch_size")
     clock = _Stopwatch(run.device, counted)
     run.trainer.train(loader, clock)
     return _Pipelined(counted, counted * size, clock.seconds)
+
+
+def _check_size(task: workloads.Task, opened: datasets.Opened) -> None:
+    """Refuse a batch size for which the training split has no two full batches."""
+    samples, size = datasets.length(opened.splits["train"]), task.workload.batch_size
+    if samples < 2 * size:
+        raise InputError(f"{task.workload.id}: the training split has {samples} samples, too few for two full batches of "
+                         f"{size}; choose a smaller batch_size")
 
 
 def _affordable(p: ProfileParams, step_s: float) -> int:
@@ -270,6 +275,7 @@ def measure(p: ProfileParams, progress: Progress = lambda items, _: items) -> Pr
     with ExitStack() as stack:
         stack.enter_context(_settings(p, device))
         opened = datasets.open_splits(task.workload, p.data_source, p.resolution, p.augment)
+        _check_size(task, opened)
         seed_everything(p.seed)
         options = Options(device, p.precision, p.lr, p.channels_last, p.grad_accum_steps, p.pin_memory)
         trainer = Trainer(task, options)

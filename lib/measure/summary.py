@@ -28,7 +28,8 @@ def steady(rows: pd.DataFrame) -> pd.DataFrame:
 
 def same_configuration(runs: pd.DataFrame, row: dict) -> pd.DataFrame:
     """Return the stable runs of the very same configuration, machine and software as ``row``."""
-    return runs[np.logical_and.reduce([runs[name] == row[name] for name in CONFIGURATION]) & (runs["verdict"] == VERDICTS[0])]
+    same = np.logical_and.reduce([runs[name] == row[name] for name in CONFIGURATION])
+    return runs[same & (runs["verdict"] == VERDICTS[0])]
 
 
 def judge(step_ms: np.ndarray, seen: load.Load, threads: int, twin_ms: float | None = None,
@@ -48,7 +49,8 @@ def judge(step_ms: np.ndarray, seen: load.Load, threads: int, twin_ms: float | N
                      ("noisy" if drift > DRIFT else "stable", f"the medians of the run's thirds differ by {drift:.0%}")]
         findings += [_apart(timing.median_ms, twin_ms, TWINS, "the pipelined pass took")] if twin_ms else []
         if earlier_ms:
-            findings.append(_apart(timing.median_ms, float(np.median(earlier_ms)), REPEAT, "earlier stable runs of the same took"))
+            usual = float(np.median(earlier_ms))
+            findings.append(_apart(timing.median_ms, usual, REPEAT, "earlier stable runs of the same took"))
     crowding = seen.crowding(threads)
     crowded = "stable" if crowding < load.QUIET_CORES else "noisy" if crowding < load.LOUD_CORES else "unusable"
     findings.append((crowded, f"others took {seen.other_cores:.1f} cores and the host {seen.stolen_cores:.1f}"))
