@@ -18,12 +18,6 @@ from lib.errors import InputError
 from lib.tables import DTYPES, SCHEMA_VERSION, TABLES, columns, validate
 
 
-def _line(values: Sequence[Any]) -> bytes:
-    buffer = io.StringIO()
-    csv.writer(buffer, lineterminator="\n").writerow(values)
-    return buffer.getvalue().encode()
-
-
 class Appender:
     """A CSV that grows row by row and is readable at every moment.
 
@@ -35,9 +29,15 @@ class Appender:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path, self._width = path, len(columns(table))
         self._file = open(path, "xb", buffering=0)  # noqa: SIM115 - closed by close()
-        self._write(_line(columns(table)))
+        self._text = io.StringIO()
+        self._csv = csv.writer(self._text, lineterminator="\n")
+        self._write(columns(table))
 
-    def _write(self, line: bytes) -> None:
+    def _write(self, values: Sequence[Any]) -> None:
+        self._text.seek(0)
+        self._text.truncate()
+        self._csv.writerow(values)
+        line = self._text.getvalue().encode()
         try:
             if self._file.write(line) != len(line):
                 raise OSError("short write")
@@ -49,7 +49,7 @@ class Appender:
         """Write one row; InputError on a full disk, ValueError on a row of the wrong width."""
         if len(values) != self._width:
             raise ValueError(f"{self.path}: a row of {len(values)} values for {self._width} columns")
-        self._write(_line(values))
+        self._write(values)
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""

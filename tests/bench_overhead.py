@@ -4,16 +4,18 @@ import tempfile
 import time
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from lib import params
 from lib.measure import machine, timing
 from lib.measure.profiler import profiler
-from lib.tables import columns
 from lib.work import datasets, workloads
 from lib.work.training import Options, Trainer
 
-PAIRS, BATCHES = 60, 15
+PAIRS, BATCHES = 150, 5
+CONSTANTS = ("run_id", "workload_id", "dataset", "model", "task_type", "split", "device_type", "device_index", "num_workers", "precision",
+             "threads", "sync", "data_source", "hardware_id", "software_id")
 
 
 def main() -> None:
@@ -24,7 +26,7 @@ def main() -> None:
     trainer = Trainer(task, Options(device))
     subset = torch.utils.data.Subset(opened.splits["train"], range(BATCHES * task.workload.batch_size))
     loader = torch.utils.data.DataLoader(subset, task.workload.batch_size, shuffle=True)
-    constants = dict.fromkeys(columns("profile"), "x")
+    constants = dict.fromkeys(CONSTANTS, "constant")
 
     def epoch(observer) -> float:
         begin = time.perf_counter()
@@ -36,20 +38,27 @@ def main() -> None:
         for _ in range(5):
             epoch(None), epoch(observer)
         result = timing.compare(lambda: epoch(observer), lambda: epoch(None), PAIRS)
-        begin = time.perf_counter()
-        for number in range(1000):
-            observer.start()
-            for phase in ("loader_wait", "h2d", "forward", "backward", "optimizer"):
-                observer.mark(phase)
-            observer.end(_batch(number, device))
-        own_us = (time.perf_counter() - begin) * 1e3
+        control = timing.compare(lambda: epoch(None), lambda: epoch(None), PAIRS)
+        extra_us, low_us, high_us = _extra(task, device, observer)
     step_ms = epoch(None) / BATCHES * 1e3
     print(f"   profiled / bare on {device}: {result.ratio:.4f} [{result.low:.4f}, {result.high:.4f}] at 95 %, "
           f"{result.pairs} pairs of {BATCHES} steps of about {step_ms:.1f} ms")
-    print(f"   the profiler's own work: {own_us:.0f} µs a batch, {own_us / step_ms / 10:.2f} % of that step")
+    print(f"   bare / bare, as a control: {control.ratio:.4f} [{control.low:.4f}, {control.high:.4f}]")
+    print(f"   where the step is almost nothing: {extra_us:.0f} µs a batch more [{low_us:.0f}, {high_us:.0f}], "
+          f"{extra_us / step_ms / 10:.2f} % of that step")
 
 
-def _batch(number: int, device: torch.device):
-    from lib.work.training import Batch
+def _extra(task: workloads.Task, device: torch.device, observer) -> tuple[float, float, float]:
+    """Return what the profiler adds to a batch in microseconds, with its interval, from a network that costs little."""
+    trainer = Trainer(task, Options(device))
+    trainer.model = torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(3, 9)).to(device)
+    trainer.optimizer = torch.optim.Adam(trainer.model.parameters())
+    data = [(torch.randn(64, *task.shape), torch.randint(0, 9, (64, 1))) for _ in range(20)]
 
-    return Batch(number, torch.zeros(64, 3, 28, 28, device=device), torch.zeros((), device=device), 1e-3)
+    def batch_us(watching) -> float:
+        begin = time.perf_counter()
+        trainer.train(data, watching)
+        return (time.perf_counter() - begin) / len(data) * 1e6
+
+    extra = np.array([batch_us(observer) - batch_us(None) for _ in range(320)][20:])
+    return float(np.median(extra)), *timing.bootstrap(extra)

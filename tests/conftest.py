@@ -12,13 +12,12 @@ from pathlib import Path
 import pytest
 
 from lib import paths
+from tests import XRAYS
 
 # Two test workers share the cores; a pool of threads each would make them wait for one another at every barrier.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("LIB_BATCH", "1")
 
-SHARED = paths.ROOT.parent / "shared" / "data"
-XRAYS = SHARED / "medmnist" / "pneumoniamnist.npz"
 
 
 def home_paths(root: Path) -> dict[str, Path]:

@@ -5,6 +5,7 @@ import json
 import os
 import platform
 import re
+import resource
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,9 @@ import psutil
 import torch
 
 from lib.errors import InputError, choices
+
+
+_RSS_UNIT = 1 if platform.system() == "Darwin" else 1024
 
 
 def _proc_cpuinfo() -> dict[str, str]:
@@ -140,7 +144,4 @@ def identity() -> dict[str, Any]:
 
 def peak_rss_mb() -> float:
     """Return the peak resident memory of this process so far, in 10^6 bytes."""
-    import resource
-
-    unit = 1 if platform.system() == "Darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RSS_UNIT / 1e6

@@ -13,8 +13,6 @@ from lib.measure.timing import synchronize
 from lib.tables import columns
 from lib.work.training import PHASES, Batch
 
-_ROUND = 5
-
 
 class BatchProfiler:
     """An observer of the training loop that appends one row a batch to a ``profile`` table.
@@ -24,8 +22,10 @@ class BatchProfiler:
     """
 
     def __init__(self, file: store.Appender, constants: dict, device: torch.device, nvtx: bool = False):
-        self._file, self._constants, self._device, self._nvtx = file, constants, device, nvtx
-        self._names = columns("profile")
+        self._file, self._device, self._nvtx = file, device, nvtx
+        names = columns("profile")
+        self._row = [constants.get(name) for name in names]
+        self._changing = [(place, name) for place, name in enumerate(names) if name not in constants]
         self._events = ([torch.cuda.Event(enable_timing=True) for _ in PHASES] if device.type == "cuda" else [])
         self.warmup, self.epoch, self.pipelined_ms = False, 0, None
         self._step, self._began = 0, time.perf_counter()
@@ -80,13 +80,12 @@ class BatchProfiler:
             "wall_time_s": time.perf_counter() - self._began, "loader_wait_ms": loader, "h2d_ms": h2d,
             "optimizer_ms": optimizer, "pipelined_ms": self.pipelined_ms, "energy_j": None,
             "peak_rss_mb": machine.peak_rss_mb(), "warmup": self.warmup}
-        row = self._constants | changing
-        self._file.append([_plain(row[name]) for name in self._names])
+        row = self._row.copy()
+        for place, name in self._changing:
+            value = changing[name]
+            row[place] = f"{value:.5f}" if isinstance(value, float) else value
+        self._file.append(row)
         self._step += 1
-
-
-def _plain(value):
-    return round(value, _ROUND) if isinstance(value, float) else value
 
 
 @contextmanager
