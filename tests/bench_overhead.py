@@ -14,8 +14,8 @@ from lib.work import datasets, workloads
 from lib.work.training import Options, Trainer
 
 PAIRS, BATCHES = 150, 5
-CONSTANTS = ("run_id", "workload_id", "dataset", "model", "task_type", "split", "device_type", "device_index", "num_workers", "precision",
-             "threads", "sync", "data_source", "hardware_id", "software_id")
+CONSTANTS = ("run_id", "workload_id", "dataset", "model", "task_type", "split", "device_type", "device_index", "num_workers",
+             "precision", "threads", "sync", "data_source", "hardware_id", "software_id")
 
 
 def main() -> None:

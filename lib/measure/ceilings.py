@@ -207,6 +207,7 @@ def measure_ceilings(p: MachineParams, progress: Progress = lambda items, _: ite
     Raises InputError for a device that is not here.
     """
     device = machine.device(p.device)
+    machine.use(device)
     before_threads = torch.get_num_threads()
     torch.set_num_threads(p.threads or before_threads)
     tf32 = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32

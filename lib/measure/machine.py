@@ -15,7 +15,6 @@ import torch
 
 from lib.errors import InputError, choices
 
-
 _RSS_UNIT = 1 if platform.system() == "Darwin" else 1024
 
 
@@ -126,10 +125,16 @@ def device(wanted: str) -> torch.device:
     Raises InputError listing the devices that are here.
     """
     here = devices()
-    chosen = {"auto": (here + here[:1])[1] if len(here) > 1 else "cpu", "cuda": "cuda:0"}.get(wanted, wanted)
+    chosen = {"auto": here[1] if len(here) > 1 else "cpu", "cuda": "cuda:0"}.get(wanted, wanted)
     if chosen not in here:
         raise InputError(f"device {wanted!r} is not here; this machine has: {choices(here)} (or auto)")
     return torch.device(chosen)
+
+
+def use(where: torch.device) -> None:
+    """Make an accelerator the current one, so that events and allocations go to it; nothing on the CPU."""
+    if where.type == "cuda":
+        torch.cuda.set_device(where)
 
 
 def device_name(where: torch.device) -> str:

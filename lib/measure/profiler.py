@@ -27,15 +27,16 @@ class BatchProfiler:
         self._row = [constants.get(name) for name in names]
         self._changing = [(place, name) for place, name in enumerate(names) if name not in constants]
         self._events = ([torch.cuda.Event(enable_timing=True) for _ in PHASES] if device.type == "cuda" else [])
-        self.warmup, self.epoch, self.pipelined_ms = False, 0, None
+        self.warmup, self.epoch, self.pipelined_ms, self._open = False, 0, None, False
         self._step, self._began = 0, time.perf_counter()
         self._marks: list[int] = []
 
     def start(self) -> None:
         """Begin a step."""
         self._marks = []
-        if self._nvtx:
+        if self._nvtx and not self._open:
             torch.cuda.nvtx.range_push(PHASES[0])
+            self._open = True
         self._start = time.perf_counter_ns()
 
     def mark(self, phase: str) -> None:
@@ -46,9 +47,16 @@ class BatchProfiler:
             synchronize(self._device)
         self._marks.append(time.perf_counter_ns())
         if self._nvtx:
-            torch.cuda.nvtx.range_pop()
+            self.close_range()
             if phase != PHASES[-1]:
                 torch.cuda.nvtx.range_push(PHASES[PHASES.index(phase) + 1])
+                self._open = True
+
+    def close_range(self) -> None:
+        """Close the NVTX range that is open, if any; the last pass leaves one when the loader runs dry."""
+        if self._open:
+            torch.cuda.nvtx.range_pop()
+            self._open = False
 
     def _phases_ms(self) -> list[float]:
         """Return the five phases of the step; those that did not happen are 0."""
@@ -62,8 +70,7 @@ class BatchProfiler:
         """Finish the step and write its row."""
         if self._events:
             self._events[len(self._marks) - 1].synchronize()
-        if self._nvtx and len(self._marks) < len(PHASES):
-            torch.cuda.nvtx.range_pop()
+        self.close_range()
         step_ms = (time.perf_counter_ns() - self._start) / 1e6
         loader, h2d, forward, backward, optimizer = self._phases_ms()
         size, channels, *dims = batch.inputs.shape
@@ -92,7 +99,9 @@ class BatchProfiler:
 def profiler(path: Path, constants: dict, device: torch.device, nvtx: bool = False) -> Iterator[BatchProfiler]:
     """Open a profile file at ``path`` and give the profiler that writes it; the file is closed at the end."""
     file = store.Appender(path, "profile")
+    observer = BatchProfiler(file, constants, device, nvtx)
     try:
-        yield BatchProfiler(file, constants, device, nvtx)
+        yield observer
     finally:
+        observer.close_range()
         file.close()

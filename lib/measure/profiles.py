@@ -33,6 +33,7 @@ _EVAL_SHARE = 0.4  # what an evaluation batch takes of a training step, about
 def _settings(p: ProfileParams, device: torch.device) -> Iterator[None]:
     """Set threads, determinism and cuDNN for a run and put back what was there."""
     before = (torch.get_num_threads(), torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark)
+    machine.use(device)
     try:
         if p.threads:
             torch.set_num_threads(p.threads)
