@@ -57,6 +57,7 @@ class ProfileParams(Strict):
     batch_size: Count = 0
     epochs: Positive = 1
     warmup_iters: Count = 5
+    warmup_s: Annotated[float, Field(ge=0, le=600)] = 4.0
     iters: Count = 30
     budget_s: Annotated[float, Field(ge=0, le=1e6)] = 30.0
     profile: bool = True

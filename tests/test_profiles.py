@@ -19,7 +19,7 @@ from tests.conftest import busy_neighbours
 
 
 def short(workload="W6", **more):
-    values = {"device": "cpu", "data_source": "synthetic", "iters": 6, "warmup_iters": 2, **more}
+    values = {"device": "cpu", "data_source": "synthetic", "iters": 6, "warmup_iters": 2, "warmup_s": 0, **more}
     return ProfileParams(workload=workload, **values)
 
 
@@ -56,6 +56,18 @@ def test_the_rows_add_up(home, quiet):
     np.testing.assert_allclose(rows["forward_time_pct"], rows["forward_time_ms"] / rows["step_time_ms"] * 100, rtol=1e-3)
     assert (train.groupby("warmup")["pipelined_ms"].count() == [14, 0]).all(), "measured before the profiled epochs"
     assert rows["energy_j"].isna().all()
+
+
+def test_warm_up_goes_on_until_steady_and_no_longer(home, quiet, monkeypatch):
+    looks = iter([1.0, 2.0, 2.5, 2.51, 9.9])
+    monkeypatch.setattr(profiles, "_warm_pass", lambda run, observer: next(looks))
+
+    class Run:
+        p = short(warmup_s=60)
+
+    assert profiles._warm_up(Run, None) == 2.51
+    Run.p = short(warmup_s=0)
+    assert profiles._warm_up(Run, None) == 9.9, "no more than the first look"
 
 
 def test_a_second_run_gets_its_own_name(home, quiet):

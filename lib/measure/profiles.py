@@ -26,6 +26,7 @@ from lib.work.training import Batch, Observer, Options, Trainer, Unobserved, see
 _SWITCHES = ("resolution", "channels_last", "grad_accum_steps", "num_workers", "pin_memory", "prefetch_factor", "augment",
              "deterministic", "cudnn_benchmark", "seed")
 _LEAST_ITERS = 5
+_STEADY = 0.03
 _EVAL_SHARE = 0.4  # what an evaluation batch takes of a training step, about
 
 
@@ -179,7 +180,17 @@ def _affordable(p: ProfileParams, step_s: float) -> int:
 
 
 def _warm_up(run: _Run, observer: Observer | None) -> float:
-    """Train the warm-up batches; return the mean step after the first, in seconds."""
+    """Train warm-up batches, then as many again until two looks agree or ``warmup_s`` is over; return the last, in seconds."""
+    step_s, end = _warm_pass(run, observer), time.monotonic() + run.p.warmup_s
+    while time.monotonic() < end:
+        before, step_s = step_s, _warm_pass(run, observer)
+        if abs(step_s / before - 1) < _STEADY:
+            break
+    return step_s
+
+
+def _warm_pass(run: _Run, observer: Observer | None) -> float:
+    """Train the warm-up batches once, two at least; return the mean step after the first, in seconds."""
     batches = max(2, run.p.warmup_iters)
     loader = _Limited(run.loader("train", batches), batches)
     clock = _Both(observer or Unobserved(), _Stopwatch(run.device, len(loader) - 1))
