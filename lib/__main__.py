@@ -31,8 +31,8 @@ def _assignments(pairs: list[list[str]]) -> dict[str, str]:
 
 
 def _devices(wanted: str, source: str) -> list[str]:
-    """Return the device ids to run over; ``all`` are those of this machine (or, in a replay, of the reference)."""
-    if wanted != "all":
+    """Return the device ids to run over; ``all`` are those of this machine or, in a replay, of the reference."""
+    if wanted not in ("all", "auto"):
         return wanted.split(",")
     if source == "replay":
         from lib.measure import archive
@@ -40,7 +40,7 @@ def _devices(wanted: str, source: str) -> list[str]:
         return sorted(set(archive.runs("replay")["backend"]))
     from lib.measure import machine
 
-    return machine.devices()
+    return machine.devices() if wanted == "all" else [str(machine.device("auto"))]
 
 
 def _workloads(wanted: str) -> list[str]:

@@ -59,7 +59,7 @@ class ProfileParams(Strict):
     warmup_iters: Count = 5
     warmup_s: Annotated[float, Field(ge=0, le=600)] = 4.0
     iters: Count = 30
-    budget_s: Annotated[float, Field(ge=0, le=1e6)] = 30.0
+    budget_s: Annotated[float, Field(ge=0, le=1e6)] = 24.0
     profile: bool = True
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     lr: Annotated[float, Field(gt=0, le=10)] = 1e-3
