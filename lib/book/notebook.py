@@ -96,10 +96,14 @@ class Notebook:
         from IPython.display import display
 
         frame = pd.DataFrame([{"number": key, "value": _short(item["value"]), "unit": item["unit"],
-                               "must reproduce": "" if item["tolerance"] is None else f"within {item['tolerance']:.1%}"}
+                               "must reproduce": _must(item["tolerance"])}
                               for key, item in self._keys.items()])
         display({KEYS_MIME: self._keys, "text/html": figures.table_html(frame, "Key numbers of this notebook"),
                  "text/plain": frame.to_string(index=False)}, raw=True)
+
+
+def _must(tolerance: float | None) -> str:
+    return "" if tolerance is None else f"within {tolerance:.1%}" if tolerance else "exactly"
 
 
 def _short(value: float | str) -> str:
