@@ -122,6 +122,8 @@ def test_what_cannot_be_run_is_refused(home, quiet, switches, words):
 def test_the_budget_bounds_the_run():
     p = short(iters=1000, budget_s=6.0)
     assert profiles._affordable(p, step_s=0.1) == int(6 / 0.1 / 2.8)
+    assert profiles._affordable(p, step_s=0.1, spent_s=4.0) == int(2 / 0.1 / 2.8), "warm-up counts"
+    assert profiles._affordable(p, step_s=1.0, spent_s=9.0) == profiles._LEAST_ITERS
     assert profiles._affordable(p, step_s=100.0) == profiles._LEAST_ITERS
     assert profiles._affordable(short(iters=0, budget_s=0), step_s=1.0) == 0
     assert profiles._affordable(short(iters=7), step_s=1e-6) == 7

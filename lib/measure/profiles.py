@@ -170,12 +170,12 @@ def _check_size(task: workloads.Task, opened: datasets.Opened) -> None:
                          f"{size}; choose a smaller batch_size")
 
 
-def _affordable(p: ProfileParams, step_s: float) -> int:
+def _affordable(p: ProfileParams, step_s: float, spent_s: float = 0.0) -> int:
     """Return how many batches a pass may have within ``budget_s``, given a first look at a training step."""
     if not p.budget_s:
         return p.iters
     passes = (1 + p.epochs + 2 * _EVAL_SHARE) if p.profile else 1
-    fit = max(_LEAST_ITERS, int(p.budget_s / step_s / passes))
+    fit = max(_LEAST_ITERS, int((p.budget_s - spent_s) / step_s / passes))
     return min(p.iters, fit) if p.iters else fit
 
 
@@ -220,15 +220,15 @@ class _Both:
 
 def _measure_passes(run: _Run, progress: Progress) -> _Outcome:
     """Run warm-up, the unsynchronised pass, the profiled epochs, evaluation and test."""
-    p, metrics = run.p, {}
+    p, metrics, begin = run.p, {}, time.monotonic()
     with load.LoadWatch() as watch:
         if not p.profile:
-            iters = _affordable(p, _warm_up(run, None))
+            iters = _affordable(p, _warm_up(run, None), time.monotonic() - begin)
             pipelined = _pipelined(run, iters)
             return _Outcome(pipelined, watch.reading(), metrics)
         with profiler(run.path("train"), run.constants("train"), run.device, p.nvtx) as observer:
             observer.warmup = True
-            iters = _affordable(p, _warm_up(run, observer))
+            iters = _affordable(p, _warm_up(run, observer), time.monotonic() - begin)
             observer.warmup = False
             pipelined = _pipelined(run, iters)
             observer.pipelined_ms = pipelined.seconds / pipelined.batches * 1000
