@@ -145,8 +145,8 @@ def git_state() -> dict[str, Any]:
 
 
 def utc_now() -> str:
-    """Return the time in UTC, ISO 8601, to the second."""
-    return datetime.now(UTC).isoformat(timespec="seconds")
+    """Return the time in UTC, ISO 8601, to the millisecond: two short runs may end within one second."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 def write_meta(path: Path, table: str, **facts: Any) -> Path:
