@@ -114,17 +114,11 @@ class _Run:
         return paths.PROFILES / f"{self.run_id}_{kind}.csv"
 
 
-class _Stopwatch:
+class _Stopwatch(Unobserved):
     """An observer that reads the clock twice: after the first batch, which starts the loader, and after the last full one."""
 
     def __init__(self, device: torch.device, last: int):
         self._device, self._last, self.seconds = device, last, 0.0
-
-    def start(self) -> None:
-        """Do nothing."""
-
-    def mark(self, phase: str) -> None:
-        """Do nothing."""
 
     def end(self, batch: Batch) -> None:
         """Read the clock at either end of the counted batches."""
@@ -171,7 +165,7 @@ def _check_size(task: workloads.Task, opened: datasets.Opened) -> None:
 
 
 def _affordable(p: ProfileParams, step_s: float, spent_s: float = 0.0) -> int:
-    """Return how many batches a pass may have within ``budget_s``, given a first look at a training step."""
+    """Return how many batches a pass may have in what ``spent_s`` left of ``budget_s``, given a look at a training step."""
     if not p.budget_s:
         return p.iters
     passes = (1 + p.epochs + 2 * _EVAL_SHARE) if p.profile else 1
