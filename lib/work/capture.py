@@ -112,6 +112,16 @@ def _frozen(value: Any) -> Any:
     return value
 
 
+def _positional(func, args: Sequence, kwargs: dict[str, Any]) -> tuple[list, dict[str, Any]]:
+    """Return the arguments with every positional one in its place, defaults filled in: one form of one call."""
+    named, given = dict(kwargs), list(args)
+    for argument in func._schema.arguments[len(given):]:
+        if argument.kwarg_only or not (argument.name in named or argument.has_default_value()):
+            break
+        given.append(named.pop(argument.name, argument.default_value))
+    return given, named
+
+
 class _Recorder(TorchDispatchMode):
     """Writes down every operator below autograd, the storages it touches and the module that called for it."""
 
@@ -153,8 +163,9 @@ class _Recorder(TorchDispatchMode):
         if name.startswith(_NOT_WORK) or name == _READS:
             return func(*args, **kwargs)
         module, phase = self._where()
-        given = _frozen(tree_map(self._spec, list(args)))
-        named = tuple(sorted((key, _frozen(tree_map(self._spec, value))) for key, value in kwargs.items()))
+        given, named = _positional(func, args, kwargs)
+        given = _frozen(tree_map(self._spec, given))
+        named = tuple(sorted((key, _frozen(tree_map(self._spec, value))) for key, value in named.items()))
         out = func(*args, **kwargs)
         outputs = tuple(self._spec(leaf) for leaf in tree_flatten(out)[0] if isinstance(leaf, torch.Tensor))
         self.ops.append(Op(name, given, named, outputs, module, phase))
@@ -278,7 +289,8 @@ def _graph(model: nn.Module, recorder: _Recorder, output: tuple[int, ...]) -> Gr
                  {name: type(module).__name__ for name, module in model.named_modules()}, output)
 
 
-def capture_function(function: Callable[..., torch.Tensor], inputs: Sequence[tuple[TensorSpec, bool]], passes: str) -> tuple[Op, ...]:
+def capture_function(function: Callable[..., torch.Tensor], inputs: Sequence[tuple[TensorSpec, bool]],
+                     passes: str) -> tuple[Op, ...]:
     """List the operators of one pass (forward or backward) of ``function`` on tensors of the given specs.
 
     Each input comes with whether it wants a gradient. Raises InputError with torch's reason when the shapes do not fit.
@@ -290,10 +302,13 @@ def capture_function(function: Callable[..., torch.Tensor], inputs: Sequence[tup
             recorder = _Recorder({})
             with recorder:
                 output = first_tensor(function(*tensors))
+            wanted = [tensor for tensor in tensors if tensor.requires_grad]
+            if passes == "backward" and not wanted:
+                raise InputError("there is no backward pass: no input wants a gradient")
             if passes == "backward":
                 gradient = torch.empty_strided(output.shape, output.stride(), dtype=output.dtype)
                 with recorder:
-                    output.backward(gradient)
-    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+                    torch.autograd.grad(output, wanted, gradient)
+    except (RuntimeError, TypeError, IndexError) as error:
         raise InputError(str(error).splitlines()[0]) from error
     return tuple(op for op in recorder.ops if op.phase == passes)

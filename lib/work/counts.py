@@ -19,8 +19,8 @@ FILLS = frozenset("fill_ zero_ zeros ones zeros_like ones_like new_zeros new_one
 COPIES = frozenset("""clone copy_ _to_copy roll constant_pad_nd slice_backward select_backward repeat cat stack flip contiguous
     lift_fresh_copy slice_scatter index index_put index_put_ index_select embedding embedding_dense_backward gather
     _index_put_impl_ unfold_backward pixel_shuffle channel_shuffle""".split())
-_RANDOM = frozenset("bernoulli_ bernoulli uniform_ normal_ rand randn rand_like native_dropout random_".split())
-_OVERWRITES = FILLS | _RANDOM | {"copy_"}
+RANDOM = frozenset("bernoulli_ bernoulli uniform_ normal_ rand randn rand_like native_dropout random_".split())
+_OVERWRITES = FILLS | RANDOM | {"copy_"}
 
 # operations an output element
 PER_OUTPUT = {
