@@ -77,7 +77,45 @@ class ProfileParams(Strict):
     label: str = ""
 
 
-NOTEBOOKS: dict[str, type[Strict]] = {"01_machine": MachineParams, "02_profile": ProfileParams}
+class SweepParams(Strict):
+    """Parameters of ``03_sweep`` and of one sweep."""
+
+    source: Source = "measure"
+    reference: str = ""
+    op: str = "conv2d"
+    grid: str = ""
+    device: str = "auto"
+    budget_s: Annotated[float, Field(ge=0, le=1e6)] = 30.0
+    count: Count = 0
+    rounds: Annotated[int, Field(ge=1, le=100)] = 5
+    visit_ms: Annotated[float, Field(ge=1, le=10_000)] = 30.0
+    latency_type: Literal["kernel", "end_to_end", "both"] = "kernel"
+    cache: Literal["warm", "cold", "both"] = "warm"
+    dtype: str = "fp32"
+    shard: Annotated[str, Field(pattern=r"^\d+/\d+$")] = "0/1"
+    threads: Count = 0
+    timeout_s: Annotated[float, Field(gt=0, le=1e5)] = 60.0
+    memory_share: Annotated[float, Field(gt=0, le=1)] = 0.5
+    seed: Count = 0
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]*$")] = ""
+
+    @property
+    def ops(self) -> list[str]:
+        """Return the operator families; ``all`` are those that params/sweeps.yaml has a space for."""
+        if self.op == "all":
+            return list(load_yaml(paths.PARAMS / "sweeps.yaml")["spaces"])
+        return self.op.split(",")
+
+    @property
+    def shard_pair(self) -> tuple[int, int]:
+        """Return the shard as (i, n)."""
+        number, of = (int(part) for part in self.shard.split("/"))
+        if number >= of:
+            raise InputError(f"shard = {self.shard!r} must be i/n with i below n, such as 0/8 to 7/8")
+        return number, of
+
+
+NOTEBOOKS: dict[str, type[Strict]] = {"01_machine": MachineParams, "02_profile": ProfileParams, "03_sweep": SweepParams}
 
 
 class Workload(Strict):

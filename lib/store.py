@@ -1,6 +1,7 @@
 """Files on disk: append-safe CSV, provenance beside every file, nothing ever overwritten."""
 
 import csv
+import hashlib
 import io
 import itertools
 import json
@@ -22,16 +23,24 @@ class Appender:
     """A CSV that grows row by row and is readable at every moment.
 
     Each row is one unbuffered write, so a killed process leaves whole rows and at most one torn last line, which
-    ``read`` drops. Opening an existing file raises FileExistsError: nothing is overwritten.
+    ``read`` drops. Opening an existing file raises FileExistsError, for nothing is overwritten, unless ``resume`` says
+    to go on after its last whole row; a file that does not fit ``table`` then raises InputError.
     """
 
-    def __init__(self, path: Path, table: str):
+    def __init__(self, path: Path, table: str, resume: bool = False):
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path, self._width = path, len(columns(table))
-        self._file = open(path, "xb", buffering=0)  # noqa: SIM115 - closed by close()
+        going_on = resume and path.exists() and path.stat().st_size > 0
+        if going_on:
+            read(path, table)
+        self._file = open(path, "r+b" if going_on else "wb" if resume else "xb", buffering=0)  # noqa: SIM115 - closed by close()
         self._text = io.StringIO()
         self._csv = csv.writer(self._text, lineterminator="\n")
-        self._write(columns(table))
+        if going_on:
+            self._file.truncate(path.read_bytes().rfind(b"\n") + 1)
+            self._file.seek(0, os.SEEK_END)
+        else:
+            self._write(columns(table))
 
     def _write(self, values: Sequence[Any]) -> None:
         self._text.seek(0)
@@ -56,10 +65,23 @@ class Appender:
         self._file.close()
 
 
-def write(frame, path: Path, table: str) -> Path:
-    """Validate ``frame`` and write it once to ``path``; an existing file raises InputError."""
+def write(frame, path: Path, table: str, derived: bool = False) -> Path:
+    """Validate ``frame`` and write it once to ``path``, as CSV or, by its suffix, as Parquet.
+
+    An existing file raises InputError, unless it is ``derived`` from raw files: then it is replaced in one step.
+    """
     valid = validate(frame, table, str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
+    if derived:
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        _dump(valid, temporary, path.suffix)
+        temporary.replace(path)
+        return path
+    if path.suffix == ".parquet":
+        if path.exists():
+            raise InputError(f"{path} exists already and is not overwritten")
+        _dump(valid, path, path.suffix)
+        return path
     try:
         valid.to_csv(path, index=False, mode="x")
     except FileExistsError:
@@ -67,8 +89,15 @@ def write(frame, path: Path, table: str) -> Path:
     return path
 
 
+def _dump(frame, path: Path, suffix: str) -> None:
+    if suffix == ".parquet":
+        frame.to_parquet(path, index=False, compression="zstd")
+    else:
+        frame.to_csv(path, index=False)
+
+
 def read(path: Path, table: str):
-    """Read one CSV of ``table``; a torn last line (a killed writer) is dropped.
+    """Read one file of ``table``, CSV or Parquet; a torn last line of a CSV (a killed writer) is dropped.
 
     Raises InputError naming the file and what does not fit.
     """
@@ -76,14 +105,16 @@ def read(path: Path, table: str):
 
     try:
         raw = path.read_bytes()
+        if path.suffix == ".parquet":
+            return validate(pd.read_parquet(io.BytesIO(raw)), table, str(path))
         whole = raw[: raw.rfind(b"\n") + 1]
         texts = {c.name: str for c in TABLES[table] if c.kind == "text"}
         frame = pd.read_csv(io.BytesIO(whole), dtype=texts, keep_default_na=False, na_values={
             c.name: [""] for c in TABLES[table]})
     except FileNotFoundError:
         raise InputError(f"{path} is missing") from None
-    except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is not a readable CSV: {error}") from None
+    except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError, OSError) as error:
+        raise InputError(f"{path} is not a readable table: {error}") from None
     return validate(frame, table, str(path))
 
 
@@ -129,6 +160,11 @@ def read_json(path: Path) -> Any:
         raise InputError(f"{path} is not readable JSON: {error}") from None
 
 
+def digest(value: Any) -> str:
+    """Return a short hash of a value that JSON can write; the order of keys does not matter."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:8]
+
+
 @cache
 def git_state() -> dict[str, Any]:
     """Return the commit of this checkout and whether it has uncommitted changes; None where there is no git."""
@@ -152,4 +188,4 @@ def utc_now() -> str:
 def write_meta(path: Path, table: str, **facts: Any) -> Path:
     """Write ``<name>.meta.json`` beside ``path``: schema version, time, git state and the given facts."""
     meta = {"table": table, "schema_version": SCHEMA_VERSION, "written_utc": utc_now(), **git_state(), **facts}
-    return write_json(meta, path.with_name(f"{path.name.removesuffix('.csv')}.meta.json"))
+    return write_json(meta, path.with_name(f"{path.name.removesuffix('.csv').removesuffix('.parquet')}.meta.json"))

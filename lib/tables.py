@@ -10,7 +10,7 @@ SCHEMA_VERSION = "1"
 
 @dataclass(frozen=True)
 class Column:
-    """One column: its kind (text, int, float, bool), what it means, and what values it may hold.
+    """One column: its kind (text, int, count: an int or empty, float, bool), what it means, and what values it may hold.
 
     ``least`` is the smallest value allowed; ``of`` the only texts allowed; ``empty`` says that NaN means "not measured".
     """
@@ -33,6 +33,10 @@ def _int(name: str, meaning: str, least: float | None = 0) -> Column:
 
 def _float(name: str, meaning: str, least: float | None = 0, empty: bool = False) -> Column:
     return Column(name, "float", meaning, least, empty=empty)
+
+
+def _count(name: str, meaning: str, least: float | None = 1) -> Column:
+    return Column(name, "count", meaning, least, empty=True)
 
 
 def _bool(name: str, meaning: str) -> Column:
@@ -115,8 +119,62 @@ OVERHEADS = (
     _float("median_us", "median"), _float("p99_us", "99th percentile"), _int("n", "samples", 1),
     _text("method", "how"), *_IDS)
 
-TABLES: dict[str, tuple[Column, ...]] = {"profile": PROFILE, "runs": RUNS, "ceilings": CEILINGS, "overheads": OVERHEADS}
-DTYPES = {"text": "str", "int": "int64", "float": "float64", "bool": "bool"}
+# every parameter of every operator family; a row fills those of its own family
+PARAMETERS = (
+    _text("kind", "which of the family's functions", empty=True), _count("batch", "samples, or matrices of a batched product"),
+    _count("in_channels", "input channels"), _count("out_channels", "output channels"), _count("depth", "input depth"),
+    _count("height", "input height"), _count("width", "input width"),
+    *(_count(f"{what}_{axis}", f"{what} along {name}", 0 if what == "padding" else 1)
+      for what in ("kernel", "stride", "padding", "dilation")
+      for axis, name in (("d", "depth"), ("h", "height"), ("w", "width"))),
+    *(_count(f"out_{name}", f"output {name} of adaptive pooling") for name in ("depth", "height", "width")),
+    _count("groups", "groups of a convolution; in_channels: depthwise"), _count("bias", "1: with a bias", 0),
+    _count("input_grad", "1: the backward also gives the input's gradient", 0), _count("gemm_m", "rows of the left matrix"),
+    _count("gemm_k", "columns of the left matrix, which are summed over"), _count("gemm_n", "columns of the right matrix"),
+    _count("heads", "attention heads"), _count("q_len", "queries"), _count("kv_len", "keys and values"),
+    _count("head_dim", "width of a head"), _count("rows", "rows that are normalised one by one"),
+    _count("columns", "elements that are normalised or reduced together"), _count("elements", "elements of the output"),
+    _count("pieces", "tensors that are joined"), _count("outer", "slow index of the flattened tensor"),
+    _count("inner", "fast index of the flattened tensor; pixels of a channel in batch norm"),
+    _text("broadcast", "how a smaller second input is repeated", empty=True), _count("inplace", "1: writes over its input", 0),
+    _count("training", "1: with the batch's own statistics", 0),
+    _text("layout", "memory order: contiguous, channels_last, transposed; of a product's matrices: n by rows, t by columns",
+          empty=True))
+
+_TIMED = (_text("dtype", "element type"), _text("pass", "which pass", "forward", "backward"))
+_HOW = (_text("latency_type", "back to back as a kernel, or each call alone as a program makes it", "kernel", "end_to_end"),
+        _text("cache", "buffers used just before, or written out of the caches before each call", "warm", "cold"))
+_STATUS = (_text("status", "ok, or why there is no time", "ok", "skipped", "failed"),
+           _text("reason", "what was wrong; empty when all is well", empty=True))
+
+CONFIGS = (
+    _text("config", "hash of what is measured and how"), _text("op", "operator family"),
+    _text("parameters", "its parameters, as JSON"), *_TIMED, *_HOW,
+    _float("flops", "FLOPs from the shapes", empty=True), _float("bytes", "compulsory bytes from the shapes", empty=True),
+    _float("footprint_mb", "memory that timing it may need, in 10^6 bytes", empty=True), *_STATUS)
+
+REPEATS = (
+    _text("config", "hash of what is measured and how"), _int("round", "round of the sweep"),
+    _float("latency_ms", "median of this visit's samples", empty=True), _int("n", "samples of this visit"),
+    _int("calls", "calls in a row in one sample"), _float("spread_ms", "interquartile range of the samples", empty=True),
+    _float("at_s", "seconds since the worker began"), _float("visit_s", "length of the visit, set-up included"),
+    _float("other_cores", "CPU cores that other processes used meanwhile"),
+    _float("stolen_cores", "CPU cores that the host took meanwhile"), *_STATUS)
+
+SWEEP = (
+    _text("op", "operator family"), *PARAMETERS, *_TIMED, _text("device", "cpu, cuda:0 or mps"),
+    _float("latency_ms", "median over the rounds' medians", empty=True),
+    _float("latency_iqr_ms", "interquartile range over the rounds", empty=True), _int("n", "rounds"), *_HOW,
+    _float("flops", "FLOPs from the shapes", empty=True), _float("bytes", "compulsory bytes from the shapes", empty=True),
+    _float("gflops", "flops / latency", empty=True), _float("gbps", "bytes / latency", empty=True),
+    _float("energy_j", "energy of one call; empty: not measured", empty=True), *_STATUS, _VERDICT, *_IDS,
+    _text("config", "hash of what is measured and how"), _int("threads", "torch CPU threads", 1),
+    _float("low_ms", "smallest round", empty=True), _float("high_ms", "largest round", empty=True),
+    _float("other_cores", "CPU cores that other processes used meanwhile, median", empty=True))
+
+TABLES: dict[str, tuple[Column, ...]] = {"profile": PROFILE, "runs": RUNS, "ceilings": CEILINGS, "overheads": OVERHEADS,
+                                          "configs": CONFIGS, "repeats": REPEATS, "sweep": SWEEP}
+DTYPES = {"text": "str", "int": "int64", "count": "Int64", "float": "float64", "bool": "bool"}
 
 
 def columns(table: str) -> list[str]:

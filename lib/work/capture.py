@@ -309,6 +309,8 @@ def capture_function(function: Callable[..., torch.Tensor], inputs: Sequence[tup
                 gradient = torch.empty_strided(output.shape, output.stride(), dtype=output.dtype)
                 with recorder:
                     torch.autograd.grad(output, wanted, gradient)
-    except (RuntimeError, TypeError, IndexError) as error:
+    except InputError:
+        raise
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
         raise InputError(str(error).splitlines()[0]) from error
     return tuple(op for op in recorder.ops if op.phase == passes)

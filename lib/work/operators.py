@@ -91,17 +91,17 @@ def _matmul(name: str, covers: str, names: Sequence[str], first: int) -> Family:
 
     def build(p: Params, dtype: str):
         lead = (p["batch"],) if batched else ()
-        left = matrix((*lead, p["m"], p["k"]), dtype, p["layout"][0] == "t")
-        right = matrix((*lead, p["k"], p["n"]), dtype, p["layout"][1] == "t")
+        left = matrix((*lead, p["gemm_m"], p["gemm_k"]), dtype, p["layout"][0] == "t")
+        right = matrix((*lead, p["gemm_k"], p["gemm_n"]), dtype, p["layout"][1] == "t")
         if first:
-            return torch.addmm, [(dense((p["n"],), dtype), True), (left, True), (right, True)]
+            return torch.addmm, [(dense((p["gemm_n"],), dtype), True), (left, True), (right, True)]
         return (torch.bmm if batched else torch.mm), [(left, True), (right, True)]
 
     def read(op: Op) -> Params | None:
         skip = 1 if op.short in ("addmm", "baddbmm") else 0
         left, right = op.args[skip:skip + 2]
         lead = {"batch": left.shape[0]} if batched else {}
-        return {**lead, "m": left.shape[-2], "k": left.shape[-1], "n": right.shape[-1],
+        return {**lead, "gemm_m": left.shape[-2], "gemm_k": left.shape[-1], "gemm_n": right.shape[-1],
                 "layout": shapes.order(left) + shapes.order(right)}
 
     return Family(name, (*names, "layout"), _names(covers), read, build, defaults=(("layout", "nt" if first else "nn"),))
@@ -333,8 +333,9 @@ def families() -> dict[str, Family]:
     """Return every family by name, those that can be swept first."""
     softmax = {"softmax": lambda x: F.softmax(x, 1), "log_softmax": lambda x: F.log_softmax(x, 1)}
     layer = {"layer_norm": lambda x, w, b: F.layer_norm(x, w.shape, w, b)}
-    found = (_convolution(2), _convolution(3), _matmul("linear", "addmm", ("m", "k", "n"), 1),
-             _matmul("matmul", "mm", ("m", "k", "n"), 0), _matmul("bmm", "bmm baddbmm", ("batch", "m", "k", "n"), 0),
+    product = ("gemm_m", "gemm_k", "gemm_n")
+    found = (_convolution(2), _convolution(3), _matmul("linear", "addmm", product, 1), _matmul("matmul", "mm", product, 0),
+             _matmul("bmm", "bmm baddbmm", ("batch", *product), 0),
              _attention(), _pool(2), _pool(3), _batch_norm(),
              _by_rows("layer_norm", "native_layer_norm native_layer_norm_backward", layer),
              _by_rows("softmax", _SOFTMAX, softmax),

@@ -1,0 +1,198 @@
+"""One visit of a sweep: build a configuration, check it, time it for a moment. Runs in a worker process of its own."""
+
+import gc
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+
+from lib.errors import InputError
+from lib.measure import ceilings, load, machine
+from lib.measure.timing import _sample_ms, synchronize
+from lib.work import operators, rebuild
+from lib.work.capture import Op
+from lib.work.spaces import DTYPES, Config
+
+SAMPLE_MS = 1.0
+_LEAST = 3
+_WARM_MS = 3.0
+_MOST_CALLS = 1000
+
+
+def _busy() -> tuple[float, float]:
+    """Return CPU seconds of everybody on this machine so far, and those that the host took."""
+    seconds = psutil.cpu_times()
+    busy = sum(getattr(seconds, field, 0.0) for field in ("user", "nice", "system", "irq", "softirq"))
+    return busy, getattr(seconds, "steal", 0.0)
+
+
+class _Meter:
+    """Looks at the machine during one visit (ticks of 10 ms: only a run of visits tells much)."""
+
+    def __init__(self):
+        self.begin, self.own, (self.busy, self.stolen) = time.perf_counter(), time.process_time(), _busy()
+
+    def reading(self) -> dict[str, float]:
+        """Return the length of the visit and the cores that others and the host used."""
+        seconds = time.perf_counter() - self.begin
+        busy, stolen = _busy()
+        own = time.process_time() - self.own
+        return {"visit_s": seconds, "other_cores": max(0.0, busy - self.busy - own) / seconds,
+                "stolen_cores": max(0.0, stolen - self.stolen) / seconds}
+
+
+class Flusher:
+    """Writes more than the caches hold, so that the next call finds its inputs in memory."""
+
+    def __init__(self, device: torch.device):
+        held = max(ceilings.levels(device, torch.get_num_threads()).values(), default=32 * 2**20)
+        self._buffer = torch.zeros(int(1.5 * held) // 4, device=device)
+
+    def __call__(self) -> None:
+        """Write the buffer once."""
+        self._buffer.add_(1.0)
+
+
+def _program(config: Config, device: torch.device) -> Callable[[], object]:
+    """Return the call as a program makes it: the public function, or autograd's backward pass through it."""
+    function, inputs = operators.family(config.op).build(dict(config.parameters), DTYPES[config.dtype])
+    backward = config.passes == "backward"
+    tensors = [rebuild.make(spec, device).requires_grad_(wants and backward) for spec, wants in inputs]
+    if not backward:
+        def forward() -> object:
+            with torch.no_grad():
+                return function(*tensors)
+        return forward
+    output = function(*tensors)
+    wanted, gradient = [tensor for tensor in tensors if tensor.requires_grad], torch.ones_like(output)
+    return lambda: torch.autograd.grad(output, wanted, gradient, retain_graph=True)
+
+
+def _check(result: Any, ops: tuple[Op, ...]) -> None:
+    """Refuse a result whose shape is not what the shapes say: then something else was run."""
+    got = [tuple(tensor.shape) for tensor in (result if isinstance(result, tuple | list) else [result])
+           if isinstance(tensor, torch.Tensor)]
+    expected = [spec.shape for spec in ops[0].outputs]
+    if len(ops) == 1 and got[:1] != expected[:1]:
+        raise InputError(f"{ops[0].name} gave {got}, expected {expected}")
+
+
+def _graphed(call: Callable[[], object], calls: int, device: torch.device) -> Callable[[], object]:
+    """Record ``calls`` launches as one CUDA graph, so that the host's launches do not bound a small kernel."""
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        call()
+    torch.cuda.current_stream(device).wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(calls):
+            call()
+    return graph.replay
+
+
+def _kernel_samples(call: Callable[[], object], device: torch.device, visit_ms: float) -> tuple[list[float], int]:
+    """Time calls back to back, as many in a sample as fill SAMPLE_MS; on CUDA a graph's replay where it can be recorded."""
+    begin, once = time.perf_counter(), np.inf
+    while once == np.inf or (time.perf_counter() - begin) * 1e3 < _WARM_MS:
+        once = min(once, _sample_ms(call, 1, device))
+    calls = int(np.clip(np.ceil(SAMPLE_MS / max(once, 1e-4)), 1, _MOST_CALLS))
+    repeat, width = call, calls
+    if device.type == "cuda":
+        try:
+            repeat, width = _graphed(call, calls, device), 1
+            repeat()
+        except RuntimeError:
+            synchronize(device)
+            repeat, width = call, calls
+    samples, end = [], time.perf_counter() + visit_ms / 1e3
+    while len(samples) < _LEAST or time.perf_counter() < end:
+        samples.append(_sample_ms(repeat, width, device) * width / calls)
+    return samples, calls
+
+
+def _lone_samples(call: Callable[[], object], device: torch.device, visit_ms: float, flush: Callable | None,
+                  host: bool) -> tuple[list[float], int]:
+    """Time calls one by one, each after ``flush``; ``host`` clocks on the host from before the call to the device's end."""
+    def one() -> float:
+        if flush:
+            flush()
+        if not host:
+            return _sample_ms(call, 1, device)
+        synchronize(device)
+        begin = time.perf_counter_ns()
+        call()
+        synchronize(device)
+        return (time.perf_counter_ns() - begin) / 1e6
+
+    one()
+    samples, end = [], time.perf_counter() + visit_ms / 1e3
+    while len(samples) < _LEAST or time.perf_counter() < end:
+        samples.append(one())
+    return samples, 1
+
+
+def visit(config: Config, ops: tuple[Op, ...], device: torch.device, visit_ms: float,
+          flusher: Flusher | None) -> dict[str, Any]:
+    """Build, check and time one configuration; return what ``repeats`` needs. A failure is a result with its reason."""
+    meter, row = _Meter(), {"latency_ms": np.nan, "n": 0, "calls": 0, "spread_ms": np.nan}
+    try:
+        kernel = config.latency_type == "kernel"
+        call = rebuild.runnable(ops, device) if kernel else _program(config, device)
+        result = call()
+        if config.passes == "forward":
+            _check(result, ops)
+        del result
+        flush = flusher if config.cache == "cold" else None
+        if kernel and flush is None:
+            samples, calls = _kernel_samples(call, device, visit_ms)
+        else:
+            samples, calls = _lone_samples(call, device, visit_ms, flush, host=not kernel)
+        low, median, high = np.percentile(samples, (25, 50, 75))
+        row |= {"latency_ms": float(median), "n": len(samples), "calls": calls, "spread_ms": float(high - low)}
+        status, reason = "ok", ""
+    except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError) as error:
+        status, reason = "failed", f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200] if str(error) else ''}"
+        if "out of memory" in reason.lower() and device.type == "cuda":
+            torch.cuda.empty_cache()
+    return {**row, **meter.reading(), "status": status, "reason": reason}
+
+
+def serve(connection, device_id: str, threads: int, visit_ms: float) -> None:
+    """Answer visits until the other side goes away: the main function of a worker process.
+
+    Sends its identity first, or the reason why it cannot work; then for each (configuration, operators) a result.
+    """
+    try:
+        device = machine.device(device_id)
+        machine.use(device)
+        if threads:
+            torch.set_num_threads(threads)
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+        with load.device_lock(device_id):
+            load.wait_for_quiet(torch.get_num_threads())
+            connection.send({**machine.identity(), "threads": torch.get_num_threads(), "pid": os.getpid()})
+            _loop(connection, device, visit_ms)
+    except InputError as error:
+        connection.send(error)
+    except (EOFError, BrokenPipeError, KeyboardInterrupt):
+        pass
+
+
+def _loop(connection, device: torch.device, visit_ms: float) -> None:
+    flusher, begin = None, time.perf_counter()
+    torch.set_grad_enabled(True)
+    gc.disable()
+    while True:
+        config, ops = connection.recv()
+        if config.cache == "cold" and flusher is None:
+            flusher = Flusher(device)
+        at = time.perf_counter() - begin
+        with torch.autograd.profiler.record_function("visit") if device.type == "mps" else torch.enable_grad():
+            result = visit(config, ops, device, visit_ms, flusher)
+        connection.send({**result, "at_s": at})
+        gc.collect(0)
