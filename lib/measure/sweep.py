@@ -350,3 +350,8 @@ def measure_sweep(p: SweepParams, progress: Progress = lambda items, _: items) -
              "invalid": {device: drive.invalid for device, drive in drives.items()}}
     rounds.derive(folder, facts)
     return folder
+
+
+def sweep(p: SweepParams, progress: Progress = lambda items, _: items) -> rounds.Sweep:
+    """Measure a sweep, or replay one from the reference data, as ``source`` says."""
+    return rounds.replay(p) if p.source == "replay" else rounds.read(measure_sweep(p, progress))

@@ -154,7 +154,8 @@ class _Recorder(TorchDispatchMode):
         node = torch._C._current_autograd_node()
         if node is not None:
             return self._by_node.get(node._sequence_nr(), ""), "backward"
-        self._by_node[torch.autograd._get_sequence_nr() - 1] = self.module[-1]
+        # the newest node is this operator's own, or it has none and leaves that of an earlier one alone
+        self._by_node.setdefault(torch.autograd._get_sequence_nr() - 1, self.module[-1])
         return self.module[-1], self.phase
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):

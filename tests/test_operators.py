@@ -1,0 +1,142 @@
+"""Operator families: building and recognising are inverse; what is impossible is refused with its reason."""
+
+import json
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lib import tables
+from lib.errors import InputError
+from lib.work import counts, operators, rebuild, spaces
+
+CPU = torch.device("cpu")
+CONV = {"batch": 2, "in_channels": 8, "out_channels": 16, "height": 10, "width": 12, "kernel_h": 3, "kernel_w": 3,
+        "stride_h": 2, "stride_w": 1, "padding_h": 1, "padding_w": 0}
+SWEEPS = spaces.load_sweeps()
+
+
+def told(op):
+    name, params = operators.describe(op)
+    return name, canonical(name, params)
+
+
+def canonical(name, params):
+    """Bring descriptions of the same work into one form: a flat tensor has no rows, a vector no transpose."""
+    flat = name in ("elementwise", "copy") and 1 in (params["outer"], params["inner"])
+    if flat or (name == "elementwise" and params["broadcast"] in ("none", "scalar")):
+        return {"kind": params["kind"], "elements": params["outer"] * params["inner"]}
+    return params
+
+
+@pytest.mark.parametrize("name", list(SWEEPS.spaces))
+def test_sampled_configurations_are_valid_recognised_and_run(name):
+    limits = spaces.Limits(most_flops=2e7, most_bytes=2e6)
+    draws = spaces.sample(name, SWEEPS.spaces[name], limits, seed=3)
+    seen = set()
+    for _ in range(12):
+        config, ops = next(draws)
+        assert config.key not in seen
+        seen.add(config.key)
+        flops, moved = spaces.work(ops)
+        assert flops <= 2e7
+        assert 0 < moved <= 2e6
+        rebuild.runnable(ops, CPU)()
+        if config.passes == "forward":
+            assert told(ops[0]) == (name, canonical(name, dict(config.parameters)))
+        assert {key for key, _ in config.parameters} <= {column.name for column in tables.PARAMETERS}
+
+
+def test_every_parameter_of_every_family_has_a_column():
+    named = {column.name for column in tables.PARAMETERS}
+    for family in operators.families().values():
+        assert set(family.parameters) <= named, family.name
+
+
+@given(st.integers(1, 4), st.sampled_from([1, 2, 4]), st.integers(1, 3), st.integers(1, 3), st.integers(0, 2),
+       st.integers(1, 2), st.booleans(), st.sampled_from(["contiguous", "channels_last"]))
+@settings(max_examples=40, deadline=None)
+def test_convolution_flops_are_the_formula(batch, groups, kernel, stride, padding, dilation, bias, layout):
+    params = {"batch": batch, "in_channels": 4, "out_channels": 8, "height": 9, "width": 7, "groups": groups, "bias": int(bias),
+              "layout": layout}
+    for axis in "hw":
+        params |= {f"kernel_{axis}": kernel, f"stride_{axis}": stride, f"padding_{axis}": padding, f"dilation_{axis}": dilation}
+    ops = operators.make("conv2d", params)
+    assert operators.describe(ops[0]) == ("conv2d", operators.settled("conv2d", params))
+    out = [(size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1 for size in (9, 7)]
+    assert ops[0].outputs[0].shape == (batch, 8, *out)
+    assert counts.flops(ops[0]) == 2 * batch * 8 * out[0] * out[1] * (4 // groups) * kernel * kernel
+    backward = operators.make("conv2d", params, passes="backward")
+    assert counts.matrix_flops(backward[0]) == 2 * counts.matrix_flops(ops[0])
+
+
+@pytest.mark.parametrize(("name", "change", "told"), [
+    ("conv2d", {"groups": 3}, "groups 3 do not divide the channels 8 and 16"),
+    ("conv2d", {"kernel_h": 20}, "the kernel reaches over 20 of 12 padded positions along height"),
+    ("conv2d", {"colour": 1}, "unknown parameters .colour."),
+    ("conv9d", {}, "no operator family 'conv9d'; there are: conv2d"),
+])
+def test_impossible_parameters_are_refused(name, change, told):
+    with pytest.raises(InputError, match=told):
+        operators.make(name, {**CONV, **change})
+
+
+def test_missing_parameters_and_passes_are_named():
+    with pytest.raises(InputError, match="missing .*kernel_h"):
+        operators.make("conv2d", {name: value for name, value in CONV.items() if name != "kernel_h"})
+    with pytest.raises(InputError, match="no pass 'sideways'"):
+        operators.make("conv2d", CONV, passes="sideways")
+    with pytest.raises(InputError, match="kind avg needs kernel_h"):
+        operators.make("pool2d", {"kind": "avg", "batch": 1, "in_channels": 1, "height": 4, "width": 4})
+
+
+def test_a_grid_is_walked_once_and_shards_share_it():
+    grid = spaces.Grid(op="conv2d", dtypes=("fp32", "bf16"), axes={
+        "batch": [1, 2], "in_channels": [1, 3, 4], "out_channels": [8], "height": [8, 16], "width": "height", "kernel_h": [3],
+        "kernel_w": "kernel_h", "stride_h": [1], "stride_w": "stride_h", "padding_h": "half kernel_h",
+        "padding_w": "half kernel_w", "groups": [1, 2]})
+    whole = [config.key for config in spaces.product(grid, seed=0)]
+    assert len(whole) == len(set(whole)) == 2 * 2 * 3 * 2 * 2
+    parts = [[config.key for config in spaces.product(grid, seed=0, shard=(number, 3))] for number in range(3)]
+    assert sorted(key for part in parts for key in part) == sorted(whole)
+    for config in spaces.product(grid, seed=0):
+        values = dict(config.parameters)
+        assert values["width"] == values["height"]
+        assert values["padding_h"] == 1
+
+
+def test_the_original_grid_has_its_size_and_is_lazy():
+    grid = SWEEPS.grids["original_convolution"]
+    size = len(grid.dtypes)
+    for axis in grid.axes.values():
+        size *= len(axis.of)
+    assert size * 2 == 41_990_400  # the original counts both latency types
+    next(spaces.product(grid, seed=0))
+
+
+def test_a_key_depends_on_what_is_measured_alone():
+    one = spaces.config("conv2d", CONV)
+    assert one.key == spaces.config("conv2d", {**dict(reversed(CONV.items())), "bias": 0, "groups": 1}).key
+    assert one.key != spaces.config("conv2d", {**CONV, "batch": 3}).key
+    assert one.key != spaces.Config(one.op, one.parameters, one.dtype, one.passes, "kernel", "cold").key
+    json.dumps(dict(one.parameters))
+
+
+@pytest.mark.parametrize(("text", "told"), [
+    ("spaces: {conv2d: {axes: {colour: [1]}}}", "conv2d has no parameters colour"),
+    ("spaces: {conv7d: {axes: {}}}", "no operator family 'conv7d'"),
+    ("spaces: {}\ngrids: {g: {op: conv2d, axes: {batch: {log: [1, 4]}}}}", "a grid takes exact lists"),
+    ("spaces: {conv2d: {axes: {batch: {logg: [1, 2]}}}}", "unknown name"),
+])
+def test_wrong_definitions_are_refused(tmp_path, text, told):
+    path = tmp_path / "sweeps.yaml"
+    path.write_text(text)
+    with pytest.raises(InputError, match=told):
+        spaces.load_sweeps(path)
+
+
+def test_a_space_without_a_valid_point_says_why():
+    axes = {**{name: [value] for name, value in CONV.items()}, "kernel_h": [50]}
+    with pytest.raises(InputError, match="no new valid point.*the kernel reaches over 50"):
+        next(spaces.sample("conv2d", spaces.Space(axes=axes), spaces.Limits(), seed=0))
