@@ -3,10 +3,19 @@
 import sys
 import time
 
-from tests import bench_learning, bench_overhead, bench_peers, bench_repeat, bench_startup
+from tests import (
+    bench_composition,
+    bench_faults,
+    bench_learning,
+    bench_overhead,
+    bench_peers,
+    bench_repeat,
+    bench_startup,
+    bench_sweep,
+)
 
 BENCHMARKS = {"startup": bench_startup, "overhead": bench_overhead, "peers": bench_peers, "repeat": bench_repeat,
-              "learning": bench_learning}
+              "sweep": bench_sweep, "faults": bench_faults, "composition": bench_composition, "learning": bench_learning}
 
 
 def main(names: list[str]) -> int:

@@ -86,7 +86,7 @@ def test_matrix_flops_are_those_of_torchs_counter(name):
         output = capture.first_tensor(model(inputs))
     assert sum(counts.matrix_flops(op) for op in graph.ops if op.phase == "forward") == counter.get_total_flops()
     if name in ("mobilenet_v2", "convnext_tiny", "vit_b_16"):
-        return  # torch takes the backward of a grouped convolution for a dense one, and attention on a CPU for nothing
+        return  # torch takes the backward of a grouped convolution for a dense one, attention's without new scores
     with counter:
         capture.default_loss(output).backward()
     assert sum(counts.matrix_flops(op) for op in graph.ops if op.phase == "backward") == counter.get_total_flops()

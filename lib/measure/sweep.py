@@ -48,7 +48,7 @@ class _Worker:
         context = multiprocessing.get_context("spawn")
         self._pipe, other = context.Pipe()
         self._process = context.Process(target=visit.serve, daemon=True,
-                                        args=(other, self._device, self._p.threads, self._p.visit_ms))
+                                        args=(other, self._device, self._p.threads, self._p.visit_ms, self._p.patience_s))
         self._process.start()
         other.close()
         try:

@@ -162,7 +162,7 @@ def visit(config: Config, ops: tuple[Op, ...], device: torch.device, visit_ms: f
     return {**row, **meter.reading(), "status": status, "reason": reason}
 
 
-def serve(connection, device_id: str, threads: int, visit_ms: float) -> None:
+def serve(connection, device_id: str, threads: int, visit_ms: float, patience_s: float) -> None:
     """Answer visits until the other side goes away: the main function of a worker process.
 
     Sends its identity first, or the reason why it cannot work; then for each (configuration, operators) a result.
@@ -174,7 +174,7 @@ def serve(connection, device_id: str, threads: int, visit_ms: float) -> None:
             torch.set_num_threads(threads)
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
         with load.device_lock(device_id):
-            load.wait_for_quiet(torch.get_num_threads())
+            load.wait_for_quiet(torch.get_num_threads(), patience_s)
             connection.send({**machine.identity(), "threads": torch.get_num_threads(), "pid": os.getpid()})
             _loop(connection, device, visit_ms)
     except InputError as error:

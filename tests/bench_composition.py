@@ -1,0 +1,55 @@
+"""Twenty torchvision networks: the share of time that covered families take, and the sum of their operators against them."""
+
+import time
+
+import numpy as np
+import torch
+
+from lib.measure import composition
+
+NETWORKS = """resnet18 resnet50 mobilenet_v2 mobilenet_v3_small mobilenet_v3_large shufflenet_v2_x1_0 squeezenet1_1 densenet121
+    googlenet efficientnet_b0 mnasnet1_0 regnet_y_400mf regnet_x_400mf vgg11 alexnet convnext_tiny swin_t vit_b_32 inception_v3
+    resnext50_32x4d""".split()
+CPU = torch.device("cpu")
+
+
+def _spread(errors: np.ndarray) -> str:
+    return f"error {np.median(errors):.1f} % median, {errors.mean():.1f} % mean, {errors.max():.0f} % worst"
+
+
+def cover() -> None:
+    """Print the covered share of each network's operators, in inference and in a training step."""
+    lowest = 1.0
+    for name in NETWORKS:
+        shares = []
+        for mode in ("infer", "train"):
+            found = composition.coverage(composition.Case(name, mode, 2), CPU)
+            lowest = min(lowest, found["covered_share"])
+            shares.append(f"{mode} {found['covered_share']:.2%} of {found['operators_ms']:.0f} ms "
+                          f"(whole {found['whole_ms']:.0f} ms)")
+        print(f"   {name:20} {'   '.join(shares)}", flush=True)
+    print(f"   lowest share: {lowest:.2%}")
+
+
+def compose(names: list[str], mode: str, batch_size: int) -> None:
+    """Print for each network the ratio of its operators' sum to itself, in each state of the caches."""
+    begin = time.monotonic()
+    cases, kinds = composition.compose([composition.Case(name, mode, batch_size) for name in names], CPU)
+    print(f"   {mode}, batch {batch_size}: {len(kinds)} distinct operators, {time.monotonic() - begin:.0f} s")
+    for row in cases.itertuples():
+        print(f"      {row.network:20} {row.network_ms:8.1f} ms (IQR {row.network_iqr_pct:3.0f} %)  warm {row.warm_ratio:.3f}  "
+              f"cold {row.cold_ratio:.3f}  found {row.found_ratio:.3f}")
+    for state in composition.STATES:
+        print(f"      {state:6} {_spread(np.abs(cases[f'{state}_ratio'].to_numpy() - 1) * 100)}", flush=True)
+
+
+def main() -> None:
+    """Cover, then compose inference at batch 8 and 1, then training steps at batch 8."""
+    cover()
+    compose(NETWORKS, "infer", 8)
+    compose(NETWORKS, "infer", 1)
+    compose(NETWORKS, "train", 8)
+
+
+if __name__ == "__main__":
+    main()

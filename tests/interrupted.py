@@ -1,0 +1,62 @@
+"""Kill a sweep at random moments and go on with it: what the test and the benchmark of interruptions share."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pandas as pd
+
+_RUN = """
+from lib.measure import sweep
+from lib.params import SweepParams
+if __name__ == "__main__":
+    sweep.measure_sweep(SweepParams(op="activation,linear", device="cpu", budget_s=0, count={count}, rounds=3, visit_ms=3,
+                                    patience_s=0, name="cut", threads=1))
+"""
+
+
+def start(home: Path, count: int) -> subprocess.Popen:
+    """Start the sweep in a process of its own (a script, for its worker imports the main module anew)."""
+    script = home / "cut.py"
+    script.write_text(_RUN.format(count=count))
+    return subprocess.Popen([sys.executable, str(script)], env={**os.environ, "LIB_OUTPUT": str(home), "TMPDIR": str(home)},
+                            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def rows(home: Path) -> list[str]:
+    """Return the whole lines of the visits so far."""
+    path = home / "data" / "sweeps" / "cut" / "cpu" / "repeats.csv"
+    return path.read_text().splitlines(keepends=True)[1:] if path.is_file() else []
+
+
+def cut_again_and_again(home: Path, kills: int, count: int, seed: int) -> dict[str, int]:
+    """Kill the sweep ``kills`` times at random moments while it measures, then let it end; return what was found.
+
+    ``lost``: whole rows that were there at a kill and are not at the end; ``torn``: lines cut in two that stayed;
+    ``twice``: (configuration, round) pairs measured twice; ``rows``, ``configurations`` and ``missing`` of the final table.
+    """
+    moments, kept, done = random.Random(seed), [], 0
+    while done < kills:
+        before, process = len(rows(home)), start(home, count)
+        while process.poll() is None and len(rows(home)) <= before:
+            time.sleep(0.01)
+        time.sleep(moments.uniform(0, 0.25))
+        if process.poll() is not None:
+            break
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        done += 1
+        kept += [line for line in rows(home) if line.endswith("\n") and line not in kept]
+    assert start(home, count).wait(timeout=300) == 0
+    final, table = rows(home), pd.read_parquet(home / "data" / "sweeps" / "cut" / "sweep.parquet")
+    fields = [line.split(",") for line in final]
+    pairs = [(parts[0], parts[1]) for parts in fields]
+    rounds = {(key, number) for key in table["config"] for number in "012"}
+    return {"kills": done, "rows": len(final), "lost": len([line for line in kept if line not in final]),
+            "torn": sum(len(parts) != len(fields[0]) for parts in fields), "twice": len(pairs) - len(set(pairs)),
+            "configurations": len(table), "repeated": int(table["config"].duplicated().sum()),
+            "missing": len(rounds - set(pairs))}

@@ -1,0 +1,247 @@
+"""Sweeps: what is measured, what is written, what survives; and what the table says of the visits."""
+
+import os
+import signal
+import threading
+import time
+
+import numpy as np
+import pandas as pd
+import psutil
+import pytest
+
+from lib import __main__, paths, store
+from lib.errors import InputError
+from lib.measure import difference, rounds, sweep
+from lib.params import SweepParams
+from lib.work import spaces
+from tests.interrupted import cut_again_and_again
+
+SMALL = {"op": "activation,linear", "device": "cpu", "budget_s": 0, "count": 6, "rounds": 3, "visit_ms": 2, "patience_s": 0,
+         "threads": 1}
+
+
+@pytest.fixture
+def small_space(monkeypatch):
+    """Draw small points alone: these tests look at what is written."""
+    sweeps = spaces.load_sweeps()
+    limited = sweeps.model_copy(update={"limits": spaces.Limits(most_flops=1e6, most_bytes=1e6)})
+    monkeypatch.setattr(spaces, "load_sweeps", lambda *_: limited)
+    return limited
+
+
+@pytest.fixture
+def grids(monkeypatch, small_space):
+    def use(**named):
+        monkeypatch.setattr(spaces, "load_sweeps", lambda *_: small_space.model_copy(update={
+            "grids": {name: spaces.Grid(**grid) for name, grid in named.items()}}))
+    return use
+
+
+POOL = {"op": "pool2d", "axes": {"kind": ["max"], "batch": [1], "in_channels": [2], "height": [8, 9, 10, 11, 12, 13],
+                                 "width": "height", "kernel_h": [2], "kernel_w": [2], "stride_h": [2], "stride_w": [2],
+                                 "padding_h": [0], "padding_w": [0]}}
+
+
+def test_a_sweep_gives_a_valid_table_and_goes_on_or_starts_anew(home, small_space):
+    folder = sweep.measure_sweep(SweepParams(**SMALL, latency_type="both", cache="both"))
+    found = rounds.read(folder)
+    assert len(found.table) == 6
+    assert (found.table["status"] == "ok").all()
+    assert (found.table["n"] >= 3).all() or (found.table["verdict"] != "stable").any()
+    assert set(found.table["latency_type"]) == {"kernel", "end_to_end"}
+    assert set(found.table["cache"]) == {"warm", "cold"}
+    assert found.table["config"].is_unique
+    for row in found.table.itertuples():
+        config = spaces.config(row.op, {name: getattr(row, name) for name in spaces.operators.family(row.op).parameters
+                                        if not pd.isna(getattr(row, name))}, row.dtype, found.table.loc[row.Index, "pass"])
+        assert spaces.work(config.ops()) == (row.flops, row.bytes)
+        assert row.gflops == pytest.approx(row.flops / row.latency_ms / 1e6)
+    again = sweep.measure_sweep(SweepParams(**SMALL, latency_type="both", cache="both"))
+    assert again.name == f"{folder.name}-v2"
+    named = SweepParams(**SMALL, name="mine")
+    assert sweep.measure_sweep(named) == sweep.measure_sweep(named) == paths.SWEEPS / "mine"
+    with pytest.raises(InputError, match="holds another sweep, with count = 6"):
+        sweep.measure_sweep(SweepParams(**{**SMALL, "count": 7}, name="mine"))
+
+
+def test_a_budget_is_kept_and_spread_over_all_rounds(home, small_space):
+    begin = time.monotonic()
+    folder = sweep.measure_sweep(SweepParams(**{**SMALL, "count": 0, "budget_s": 2.0, "rounds": 4, "visit_ms": 20}))
+    visits = rounds.read(folder).visits
+    assert time.monotonic() - begin < 25
+    assert 1.5 < visits["visit_s"].sum() < 3.5
+    per_round = visits.groupby("round")["config"].nunique()
+    assert per_round[3] >= 0.5 * per_round[0]
+    orders = [list(part["config"]) for _, part in visits.groupby("round")]
+    assert orders[0] != orders[1]
+
+
+def test_killed_again_and_again_it_ends_with_every_row_once(tmp_path):
+    found = cut_again_and_again(tmp_path, kills=2, count=24, seed=1)
+    assert found["kills"] == 2
+    assert found == {"kills": 2, "rows": found["rows"], "lost": 0, "torn": 0, "twice": 0, "configurations": 24, "repeated": 0,
+                     "missing": 0}
+
+
+def test_a_killed_worker_is_replaced_and_told(home, small_space, monkeypatch):
+    monkeypatch.setattr(sweep, "_DEATHS", 1)
+
+    def kill_once():
+        end = time.monotonic() + 60
+        path = paths.SWEEPS / "killed" / "cpu" / "repeats.csv"
+        while time.monotonic() < end and not (path.is_file() and path.read_text().count("\n") > 3):
+            time.sleep(0.01)
+        for child in psutil.Process().children():
+            if "spawn_main" in " ".join(child.cmdline()):
+                os.kill(child.pid, signal.SIGKILL)
+
+    threading.Thread(target=kill_once, daemon=True).start()
+    folder = sweep.measure_sweep(SweepParams(**{**SMALL, "visit_ms": 100}, name="killed"))
+    table = rounds.read(folder).table
+    failed = table[table["status"] == "failed"]
+    assert len(failed) == 1
+    assert "the worker was killed (signal 9): out of memory?" in failed["reason"].iloc[0]
+    assert (table["status"] == "ok").sum() == 5
+
+
+def test_a_hung_visit_is_given_up_and_a_family_that_always_fails_stops(home, small_space, monkeypatch):
+    monkeypatch.setattr(sweep, "SAME_FAILURES", 2)
+    monkeypatch.setattr(sweep, "_DEATHS", 1)
+    with pytest.raises(InputError, match="cpu: stopped after 2 identical failures; activation: no answer within 0.001 s"):
+        sweep.measure_sweep(SweepParams(**{**SMALL, "op": "activation", "visit_ms": 100}, timeout_s=0.001))
+    (raw,) = paths.SWEEPS.glob("*/cpu/repeats.csv")
+    assert store.read(raw, "repeats")["status"].tolist() == ["failed", "failed"]
+
+
+def test_an_element_type_that_the_device_lacks_is_a_row_and_then_a_stop(home, grids):
+    grids(pools={**POOL, "dtypes": ["complex64"]})
+    with pytest.raises(InputError, match="5 identical failures; pool2d: .*not implemented for 'ComplexFloat'"):
+        sweep.measure_sweep(SweepParams(**{**SMALL, "op": "pool2d", "count": 0}, grid="pools"))
+
+
+def test_points_beyond_memory_are_rows_with_the_reason(home, grids):
+    grids(pools={**POOL, "axes": {**POOL["axes"], "height": [8, 4000, 8000]}})
+    folder = sweep.measure_sweep(SweepParams(**{**SMALL, "op": "pool2d", "count": 0}, grid="pools",
+                                             memory_share=60e6 / psutil.virtual_memory().available))
+    table = rounds.read(folder).table.sort_values("height")
+    assert table["status"].tolist() == ["ok", "skipped", "skipped"]
+    assert table["reason"].str.contains("MB needed").tolist() == [False, True, True]
+    assert table["latency_ms"].isna().tolist() == [False, True, True]
+
+
+def test_a_grid_without_a_valid_point_says_why(home, grids):
+    grids(pools={**POOL, "axes": {**POOL["axes"], "padding_h": [2]}})
+    with pytest.raises(InputError, match="no valid point to measure .6 invalid, 0 skipped.; the last: .*more than half"):
+        sweep.measure_sweep(SweepParams(**{**SMALL, "op": "pool2d", "count": 0}, grid="pools"))
+
+
+@pytest.mark.parametrize(("change", "told"), [
+    ({"op": "conv9d"}, "no operator family 'conv9d'; there are: conv2d"), ({"grid": "none"}, "no grid 'none'; there are"),
+    ({"dtype": "fp7"}, "no element type 'fp7'"), ({"device": "cuda:99"}, "device 'cuda:99' is not here"),
+    ({"count": 0}, "it would never end"), ({"op": "linear", "grid": "original_linear", "shard": "9/8"}, "i below n"),
+])
+def test_wrong_parameters_are_told_before_anything_is_measured(home, change, told):
+    with pytest.raises(InputError, match=told):
+        sweep.measure_sweep(SweepParams(**{**SMALL, **change}))
+
+
+@pytest.mark.parametrize(("file", "text", "told"), [
+    ("plan.json", None, "has no plan.json"), ("cpu/repeats.csv", "a,b\n1,2\n", "is no repeats table"),
+    ("cpu/configs.csv", "\x00\xff", "configs.csv")])
+def test_foreign_and_corrupt_files_are_refused_and_kept(home, small_space, file, text, told):
+    folder = sweep.measure_sweep(SweepParams(**SMALL, name="mine"))
+    path = folder / file
+    path.unlink() if text is None else path.write_text(text)
+    with pytest.raises(InputError, match=told):
+        sweep.measure_sweep(SweepParams(**SMALL, name="mine"))
+    assert text is None or path.read_text() == text
+
+
+def visits(latencies, others=0.0, status="ok"):
+    facts = {"n": 9, "calls": 1, "spread_ms": 0.0, "at_s": 0.0, "visit_s": 0.05, "other_cores": others, "stolen_cores": 0.0,
+             "status": status, "reason": ""}
+    return pd.DataFrame([{"config": key, "round": number, "latency_ms": values[number], **facts}
+                         for number in range(5) for key, values in latencies.items()])
+
+
+def test_the_verdict_is_that_of_the_rounds():
+    seen = visits({"a": [1, 1.01, 1.02, 1, 1], "b": [1, 1.2, 1, 1.2, 1.1], "c": [1, 2, 3, 1, 2]})
+    table = rounds.summarise(seen).set_index("config")
+    assert table["verdict"].to_dict() == {"a": "stable", "b": "noisy", "c": "unusable"}
+    assert table.loc["a", ["latency_ms", "low_ms", "high_ms", "n"]].tolist() == [1, 1, 1.02, 5]
+
+
+def test_a_busy_neighbour_is_marked_not_wrong():
+    alone = visits({key: [1.0] * 5 for key in "abcdef"})
+    busy = visits({key: [9.0] * 5 for key in "abcdef"}, others=1.0)
+    assert set(rounds.summarise(busy)["verdict"]) == {"unusable"}
+    half = pd.concat([alone, busy.assign(round=busy["round"] + 5)], ignore_index=True)
+    table = rounds.summarise(half)
+    assert set(table["verdict"]) == {"stable"}
+    assert set(table["latency_ms"]) == {1.0}
+
+
+def test_fewer_than_three_rounds_are_never_stable():
+    few = visits({"a": [1.0] * 5}).query("round < 2")
+    assert rounds.summarise(few)["verdict"].tolist() == ["noisy"]
+
+
+def test_rows_that_repeat_the_last_result_are_found():
+    good = np.random.default_rng(0).uniform(0.01, 1, 64)
+    latency = pd.Series([*good, *[0.012223999947309494] * 142])
+    work = pd.Series([*range(64), *range(1000, 1142)])
+    found = rounds.stale(latency, work)
+    assert not found[:64].any()
+    assert found[65:].all()
+    quantised = pd.Series([0.007168, 0.008192, 0.007168, 0.007168, 0.008192])  # a clock of 1.024 us
+    assert not rounds.stale(quantised, pd.Series(range(5))).any()
+
+
+def test_the_export_has_the_originals_columns(home, small_space):
+    folder = sweep.measure_sweep(SweepParams(**{**SMALL, "op": "conv2d", "count": 8}, latency_type="both"))
+    header, *lines = (folder / "results_convolution.csv").read_text().splitlines()
+    assert header == ("Batch size,In Channels,Out Channels,Kernel Size,Stride,Width,Height,Flops,Latency,Latency Type")
+    table = rounds.read(folder).table
+    assert len(lines) == ((table["pass"] == "forward") & (table["status"] == "ok")).sum()
+    assert {line.split(",")[-1] for line in lines} == {"external", "internal"}
+
+
+def made(home, name, factor):
+    """Write a sweep table of twelve configurations, ``factor`` times as slow."""
+    frame = pd.DataFrame({column.name: [None] * 12 for column in store.TABLES["sweep"]})
+    base = np.linspace(1, 2, 12) * factor
+    facts = {"op": "linear", "dtype": "fp32", "pass": "forward", "device": "cpu", "n": 5, "latency_type": "kernel",
+             "cache": "warm", "status": "ok", "verdict": "stable", "hardware_id": "h", "software_id": "s", "threads": 2}
+    frame = frame.assign(**facts, latency_ms=base, latency_iqr_ms=base * 0.01, low_ms=base * 0.99, high_ms=base * 1.01,
+                         flops=1e6, bytes=1e3, gflops=1.0, gbps=1.0, config=[f"{number:012d}" for number in range(12)])
+    store.write(frame, paths.SWEEPS / name / "sweep.parquet", "sweep")
+
+
+@pytest.mark.parametrize(("factor", "word", "status"), [(1.2, "slower", 1), (1.005, "same", 0), (0.8, "faster", 0)])
+def test_two_sweeps_are_compared_pair_by_pair(home, capsys, factor, word, status):
+    made(home, "a", 1.0)
+    made(home, "b", factor)
+    assert __main__.main(["compare", "a", str(paths.SWEEPS / "b"), "--out", str(home / "pairs.csv")]) == status
+    told = capsys.readouterr().out
+    assert f"B is {word}: B / A = {factor:.4f}" in told
+    assert f"12 {word}" in told
+    assert len(pd.read_csv(home / "pairs.csv")) == 12
+
+
+def test_what_cannot_be_compared_is_told(home, capsys):
+    made(home, "a", 1.0)
+    assert __main__.main(["compare", "a", "nothing"]) == 2
+    assert "'nothing' is no measured sweep or run" in capsys.readouterr().err
+    (home / "run.csv").write_text("x\n1\n")
+    assert __main__.main(["compare", "a", str(home / "run.csv")]) == 2
+    assert "only like can be compared with like" in capsys.readouterr().err
+
+
+def test_two_runs_are_compared_with_an_interval():
+    run = str(next((paths.REFERENCE).glob("*/profiles/*W2*_train.csv")))
+    found = difference.difference(run, run)
+    assert found.word == "same"
+    assert found.ratio == 1.0
+    assert found.low <= 1.0 <= found.high
+    assert set(found.pairs["what"]) == {"W2 train step"}
