@@ -1,7 +1,8 @@
 """Is a network the sum of its operators? Operators timed in isolation, in the state that the graph says they find.
 
 Three states are told apart. warm: the same buffers again and again. cold: everything written out of the caches before each
-call. found: every input put where the graph says it is, by how many bytes were touched since it was last used.
+call. found: every input put where the graph says it is, by how many bytes were touched since it was last used, and the
+output in memory that is fresh from the system or was used before, as the order of the graph's allocations makes it.
 """
 
 import time
@@ -12,12 +13,14 @@ import numpy as np
 import pandas as pd
 import torch
 
-from lib.measure import ceilings
+from lib.measure import allocation, ceilings
 from lib.measure.visit import Flusher
 from lib.work import capture, counts, networks, operators, rebuild
 from lib.work.capture import Graph, Op
 
 STATES = ("warm", "cold", "found")
+_TIMED = (*STATES, "fresh")  # found, with an output in fresh memory
+_FRESH = 64 * 1024  # bytes of output below which fresh memory costs nothing to speak of
 _CALLS = 2
 _LEVELS = ("near", "far", "memory")
 
@@ -37,10 +40,14 @@ class _Signature:
 
     op: Op
     places: tuple[str, ...]
-    samples: dict[str, list[float]] = field(default_factory=lambda: {state: [] for state in STATES})
+    samples: dict[str, list[float]] = field(default_factory=lambda: {state: [] for state in _TIMED})
 
-    def median_ms(self, state: str) -> float:
-        return float(np.median(self.samples[state]))
+    def median_ms(self, state: str, fresh_share: float = 0.0) -> float:
+        """Return the median in one state; found, with the share of its output that is fresh."""
+        median = float(np.median(self.samples[state]))
+        if state != "found" or not fresh_share or not self.samples["fresh"]:
+            return median
+        return median + fresh_share * max(0.0, float(np.median(self.samples["fresh"])) - median)
 
 
 def places(graph: Graph, near_bytes: float, far_bytes: float) -> list[tuple[str, ...]]:
@@ -85,7 +92,7 @@ class _Bench:
         call = _caller(op.overload, positional, named)
         call()
         place = dict.fromkeys(_LEVELS, ())
-        if state == "found":
+        if state in ("found", "fresh"):
             place = {level: [tensor for tensor, where in zip(tensors, signature.places, strict=False) if where == level]
                      for level in _LEVELS}
         for _ in range(_CALLS):
@@ -94,6 +101,8 @@ class _Bench:
             for level in ("far", "near"):
                 for tensor in place[level]:
                     _touch(tensor)
+            if state == "fresh":
+                allocation.trim()
             self._awake.add_(1.0)
             begin = time.perf_counter_ns()
             call()
@@ -164,9 +173,9 @@ def compose(cases: Sequence[Case], device: torch.device, rounds: int = 3,
     signatures: dict[tuple, _Signature] = {}
     uses: dict[Case, list[tuple]] = {}
     for case, graph in graphs.items():
-        uses[case] = [(op, where if op.short not in counts.VIEWS else ())
-                      for op, where in zip(graph.ops, places(graph, near, far), strict=True)]
-        for key in uses[case]:
+        uses[case] = [((op, where if op.short not in counts.VIEWS else ()), fresh) for op, where, fresh in
+                      zip(graph.ops, places(graph, near, far), allocation.fresh_shares(graph), strict=True)]
+        for key, _ in uses[case]:
             signatures.setdefault(key, _Signature(*key))
     bench, order = _Bench(device), np.random.default_rng(0)
     labels: dict[Case, list[float]] = {case: [] for case in cases}
@@ -175,10 +184,18 @@ def compose(cases: Sequence[Case], device: torch.device, rounds: int = 3,
             _label(cases[index], device, labels[cases[index]])
         keys = list(signatures)
         for index in order.permutation(len(keys)):
-            for state in STATES:
-                bench.sample(signatures[keys[index]], state)
+            _visit(bench, signatures[keys[index]])
     overhead = dispatch_overhead_ms(device)
     return _cases(uses, labels, signatures, overhead), _operators(uses, signatures)
+
+
+def _visit(bench: "_Bench", signature: _Signature) -> None:
+    """Sample one operator in every state; fresh memory only where it has an output to speak of."""
+    with allocation.kept():
+        for state in STATES:
+            bench.sample(signature, state)
+    if allocation.known() and sum(spec.bytes for spec in signature.op.outputs) > _FRESH:
+        bench.sample(signature, "fresh")
 
 
 def _label(case: Case, device: torch.device, samples: list[float]) -> None:
@@ -195,11 +212,11 @@ def _cases(uses: dict, labels: dict, signatures: dict, overhead_ms: float) -> pd
     rows = []
     for case, keys in uses.items():
         low, network_ms, high = np.percentile(labels[case], (25, 50, 75))
-        modules = sum(key[0].phase == "forward" for key in keys)
+        modules = sum(key[0].phase == "forward" for key, _ in keys)
         row = {"network": case.network, "mode": case.mode, "batch_size": case.batch_size, "network_ms": network_ms,
                "network_iqr_pct": (high - low) / network_ms * 100, "operators": len(keys), "overhead_ms": modules * overhead_ms}
         for state in STATES:
-            row[f"{state}_ms"] = sum(signatures[key].median_ms(state) for key in keys)
+            row[f"{state}_ms"] = sum(signatures[key].median_ms(state, fresh) for key, fresh in keys)
             row[f"{state}_ratio"] = (row[f"{state}_ms"] + row["overhead_ms"] * (state == "found")) / network_ms
         rows.append(row)
     return pd.DataFrame(rows)
@@ -209,10 +226,12 @@ def _operators(uses: dict, signatures: dict) -> pd.DataFrame:
     found = []
     for key, signature in signatures.items():
         described = operators.describe(signature.op)
+        occurrences = sum(used == key for keys in uses.values() for used, _ in keys)
         found.append({"name": signature.op.name, "family": described[0] if described else "",
-                      "places": " ".join(signature.places), "occurrences": sum(keys.count(key) for keys in uses.values()),
+                      "places": " ".join(signature.places), "occurrences": occurrences,
                       "bytes": counts.compulsory_bytes(signature.op),
-                      **{f"{state}_ms": signature.median_ms(state) for state in STATES}})
+                      **{f"{state}_ms": signature.median_ms(state) for state in STATES},
+                      "fresh_ms": float(np.median(signature.samples["fresh"])) if signature.samples["fresh"] else np.nan})
     return pd.DataFrame(found)
 
 

@@ -1,0 +1,1 @@
+"""Predict: what work would take, and why."""

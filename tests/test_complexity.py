@@ -1,0 +1,204 @@
+"""What complexity counts, against hand counts, published numbers, and second sources; and what it writes."""
+
+import math
+import sys
+
+import pandas as pd
+import pytest
+from torch import nn
+
+from lib import params, paths, store
+from lib.book import complexity_figures, figures
+from lib.errors import InputError
+from lib.predict import complexity, confront, countwords
+from lib.tables import columns
+from lib.work import capture, counts
+
+V100 = paths.ROOT.parent / "shared" / "data" / "pytorch-scheduler"
+CLASSIFIERS = ["resnet18", "mobilenet_v3_small", "shufflenet_v2_x1_0", "googlenet", "swin_v2_t", "convnext_tiny",
+               "regnet_y_400mf", "alexnet", "squeezenet1_1", "mnasnet0_5", "vit_b_32"]
+
+
+@pytest.mark.parametrize(("name", "macs", "parameters", "torchinfos"), [
+    ("resnet50", 4_089_184_256, 25_557_032, 4_089_238_376), ("vgg16", 15_470_264_320, 138_357_544, 15_483_821_032),
+    ("mobilenet_v2", 300_774_272, 3_504_872, 300_809_384), ("vit_b_16", 17_563_828_224, 86_567_656, 173_232_616)])
+def test_the_known_numbers_and_torchinfos_and_what_lies_between(name, macs, parameters, torchinfos):
+    found = complexity.totals(name, 1)
+    assert (found["macs_forward"], found["params"]) == (macs, parameters)
+    checks = confront.confront(name, measured=False)
+    assert list(checks[checks.quantity == "multiply-adds, forward"].theirs) == [torchinfos]
+    assert (checks.rest == 0).all()
+
+
+def test_the_rules_in_numbers():
+    vit = confront.confront("vit_b_16", measured=False).set_index("quantity")
+    # 12 blocks, 197 tokens of 768: the in-projection, the out-projection and the two products of 12 heads
+    attention = 12 * (197 * 768 * 768 * 4 + 2 * 197 * 197 * 768)
+    assert f"products outside of leaf modules {-attention:+,}" in vit.explanation["multiply-adds, forward"]
+    assert vit.difference["FLOPs of products, inference"] == -2 * attention
+    assert vit.difference["FLOPs of products, backward"] == 0
+    mobile = confront.confront("mobilenet_v2", measured=False).set_index("quantity")
+    assert mobile.theirs["FLOPs of products, backward"] > 9 * mobile.ours["FLOPs of products, backward"]
+
+
+@pytest.mark.parametrize("name", CLASSIFIERS)
+def test_every_difference_of_a_classifier_is_explained(name):
+    checks = confront.confront(name, 2, measured=False)
+    assert checks.theirs.notna().all()
+    assert (checks.rest == 0).all(), checks[checks.rest != 0]
+
+
+@pytest.mark.parametrize("name", ["W1", "W4", "W6", "mobilenet_v3_small", "vit_b_32"])
+def test_kept_activations_are_those_that_a_real_run_keeps(name):
+    checks = confront.confront(name, 3)
+    kept = checks[checks.quantity == "bytes kept for the backward pass"].iloc[0]
+    assert kept.ours > 0
+    assert kept.rest == 0
+
+
+@pytest.mark.parametrize(("name", "rows"), [("19_may", 147), ("22_may", 16)])
+def test_flops_of_the_v100_convolutions(name, rows):
+    path = V100 / f"results_convolution_v100_{name}.csv"
+    if not path.is_file():
+        pytest.skip(f"the measured convolutions are not here: {path}")
+    table = pd.read_csv(path)
+    assert len(table) == rows
+    for row in table.to_dict("records"):
+        kernel = row["Kernel Size"]
+        layer = nn.Conv2d(row["In Channels"], row["Out Channels"], kernel, row["Stride"], kernel // 2)
+        size = (row["Height"], row["Width"]) if "Width" in row else (row["Input Size"],) * 2
+        ops = capture.capture(layer, (row.get("Batch size", 1), row["In Channels"], *size)).ops
+        assert sum(counts.flops(op) for op in ops) == row["Flops"], row
+
+
+@pytest.mark.parametrize(("name", "side"), [("W6", 28), ("W7", 64)])
+def test_cnn3d_by_hand(name, side):
+    macs, positions = 0, side
+    for inner, outer in ((1, 16), (16, 32), (32, 64)):
+        macs += positions**3 * inner * outer * 27
+        positions //= 2
+    macs += 64 * 128 + 128 * 11
+    found = complexity.totals(name, 5)
+    assert found["macs_forward"] == 5 * macs
+    first = side**3 * 16 * 27  # its input needs no gradient, all others do
+    assert complexity.analyse(name, 5).matrix_flops("backward") == 2 * 5 * (2 * macs - first)
+    assert found["params"] == sum(i * o * 27 + o + 2 * o for i, o in ((1, 16), (16, 32), (32, 64))) + 65 * 128 + 129 * 11
+
+
+def test_simple_cnn_layer_by_layer():
+    layers = complexity.by_layer(complexity.table("W1", 4)).set_index("layer")
+    conv = layers.loc["features.3"]
+    assert conv.params == 32 * 64 * 9 + 64
+    assert conv.flops_forward == 2 * 4 * 14 * 14 * 32 * 64 * 9
+    assert conv.flops_backward == 2 * conv.flops_forward + 4 * 14 * 14 * 64  # and the bias's gradient
+    assert conv.bytes_forward == 4 * (4 * 14 * 14 * (32 + 64) + 32 * 64 * 9 + 64)
+    assert layers.activation_bytes["features.1"] == 4 * 4 * 28 * 28 * 32  # ReLU's output
+    assert layers.activation_bytes["features.2"] == (4 + 8) * 4 * 14 * 14 * 32  # the maxima and where they were
+    assert layers.params.sum() == 110_921
+    assert layers.params["loss"] == 0
+    assert list(layers.index)[-1] == "loss"
+
+
+def test_totals_are_the_sums_of_the_rows_and_scale_with_the_batch():
+    one, eight = complexity.totals("resnet18", 1), complexity.totals("resnet18", 8)
+    rows = complexity.table("resnet18", 8)
+    assert list(rows) == columns("complexity")
+    assert rows.params.sum() == eight["params"] == one["params"]
+    assert rows.flops_forward.sum() == eight["flops_forward"]
+    assert eight["macs_forward"] == 8 * one["macs_forward"]
+    assert one["bytes_forward"] < eight["bytes_forward"] < 8 * one["bytes_forward"]
+    assert 1.8 < eight["backward_over_forward"] < 2
+    assert eight["backward_over_forward"] != 2
+
+
+@pytest.mark.parametrize("name", ["vit_b_32", "swin_t", "densenet121", "convnext_tiny"])
+def test_every_parameter_is_counted_once(name):
+    rows = complexity.table(name, 4)
+    assert (rows.params >= 0).all()
+    assert rows.params.sum() == complexity.totals(name, 4)["params"]
+    assert "unused" not in set(rows.op)
+
+
+ODD = '''
+import torch
+from torch import nn
+
+class Odd(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.used, self.spare = nn.Linear(12, 10), nn.Linear(5, 5)
+
+    def forward(self, x):
+        return self.used(torch.erfinv(x.flatten(1).tanh()))
+'''
+
+
+@pytest.fixture
+def odd(tmp_path, monkeypatch):
+    (tmp_path / "oddities.py").write_text(ODD)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "oddities", raising=False)
+    complexity.analyse.cache_clear()
+    return "oddities:Odd"
+
+
+def test_unknown_flops_are_unknown_and_unused_parameters_are_counted(odd, home):
+    found = complexity.study(params.ComplexityParams(models=odd, input_shape="3x2x2", batch_sizes="2,4"))
+    rows = found.at(odd, 2).set_index(["layer", "op"])
+    assert math.isnan(rows.flops_forward["", "erfinv"])
+    assert rows.params["", "unused"] == 30
+    assert rows.params["used", "addmm"] == 130
+    assert math.isnan(found.totals.flops_forward[0])
+    assert found.totals.macs_forward[0] == 2 * 120
+    assert "aten.erfinv" in complexity.uncounted_words(found.totals)
+    entry = store.read_json(paths.COMPLEXITY / "summary.json")[odd]["2"]
+    assert (entry["mult_adds_per_batch_forward"], entry["all_flops_per_batch_forward"]) == (240, None)
+    groups = complexity.by_group(found.table[found.table.batch_size == 2])
+    said = [countwords.ratio_words(found.totals), countwords.share_words(groups),
+            countwords.growth_words(countwords.intensity_by_batch(found.totals)),
+            confront.explained_words(confront.confront(odd, 2, "3x2x2"))]
+    assert not any("nan" in words for words in said)
+    figures.use_style()
+    complexity_figures.work_by_network(found.totals[:1])
+    complexity_figures.shares_by_kind(groups)
+
+
+def test_what_is_saved(home):
+    found = complexity.study(params.ComplexityParams(models="W1,mobilenet_v3_small", batch_sizes="2,1"))
+    assert found.detail == "mobilenet_v3_small"
+    again = complexity.study(params.ComplexityParams(models="W1,mobilenet_v3_small", batch_sizes="1,2", source="replay"))
+    assert "REPLAY" in again.note
+    pd.testing.assert_frame_equal(found.table, again.table)
+    back = store.read(paths.COMPLEXITY / "complexity.csv", "complexity")
+    assert back.flops_backward.tolist() == found.table.flops_backward.tolist()
+    assert sorted(path.name for path in found.files) == [
+        "W1_b1.txt", "W1_b2.txt", "complexity.csv", "complexity.meta.json", "mobilenet_v3_small_b1.txt",
+        "mobilenet_v3_small_b2.txt", "summary.json"]
+    assert {path.name for path in paths.COMPLEXITY.iterdir()} == {path.name for path in found.files}, "no torn or spare file"
+    entry = store.read_json(paths.COMPLEXITY / "summary.json")["W1"]["2"]
+    assert {key: entry[key] for key in ("params", "mult_adds_per_batch_forward", "mult_adds_per_sample_forward",
+                                        "flops_per_batch_forward", "flops_per_sample_forward")} == {
+        "params": 110_921, "mult_adds_per_batch_forward": 15_840_512, "mult_adds_per_sample_forward": 7_920_256,
+        "flops_per_batch_forward": 31_681_024, "flops_per_sample_forward": 15_840_512}
+    text = (paths.COMPLEXITY / "W1_b2.txt").read_text()
+    assert "multiply-adds, forward    15,840,512 (7,920,256 a sample)" in text
+
+
+@pytest.mark.parametrize(("values", "told"), [
+    ({"models": "resnet51"}, "no model 'resnet51'"), ({"models": " , "}, "models is empty"),
+    ({"models": "W1", "detail": "W2"}, "detail = 'W2' is not among the models"),
+    ({"models": "vgg16", "input_shape": "3x8x8"}, "does not run on an input of shape")])
+def test_wrong_input_is_one_line(values, told, home):
+    with pytest.raises(InputError, match=told):
+        complexity.study(params.ComplexityParams(**values))
+
+
+def test_a_source_that_fails_says_why(odd, monkeypatch):
+    def broken(*_):
+        raise RuntimeError("no kernel\nmore")
+
+    monkeypatch.setattr(confront, "_torchinfo", broken)
+    checks = confront.confront(odd, 2, "3x2x2", measured=False)
+    silent = checks[checks.source == "torchinfo"].iloc[0]
+    assert silent.explanation == "gives no number: no kernel"
+    assert "1 sources gave no number" in confront.explained_words(checks)

@@ -1,0 +1,75 @@
+"""What the graph says of an operator's inputs and output, and the sum of operators against the network."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from lib.measure import allocation, composition
+from lib.measure.composition import Case
+from lib.work import capture, counts, networks
+
+CPU = torch.device("cpu")
+
+
+def chain(width=64, mode="infer"):
+    model = nn.Sequential(nn.Conv2d(3, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU(), nn.Conv2d(width, 3, 3))
+    return capture.capture(model, (1, 3, 32, 32), mode)
+
+
+def test_inputs_lie_where_their_last_use_left_them():
+    graph = chain()
+    first, *_, last = [(op, where) for op, where in zip(graph.ops, composition.places(graph, 1e6, 1e7), strict=True)
+                       if op.short == "convolution"]
+    assert last[1][0] == "near"  # just written
+    assert set(composition.places(graph, 1, 1)[0]) == {"memory"}
+    assert set(composition.places(graph, 1e12, 1e12)[0]) == {"near"}
+    bytes_of_a_pass = sum(counts.compulsory_bytes(op) for op in graph.ops)
+    assert composition.places(graph, 1e3, 4 * bytes_of_a_pass)[0][1] == "far"  # weights: one pass ago
+    assert len(first[1]) == len(first[0].tensors)
+
+
+def test_storages_live_from_their_making_to_their_last_use():
+    graph = chain()
+    made, freed = allocation.lifetimes(graph)
+    born = {storage: number for number, new in enumerate(made) for storage in new}
+    died = {storage: number for number, dead in enumerate(freed) for storage in dead}
+    assert set(born) == set(died)
+    assert all(born[storage] <= died[storage] for storage in born)
+    convolutions = [number for number, op in enumerate(graph.ops) if op.short == "convolution"]
+    assert 64 * 32 * 32 * 4 in made[convolutions[0]].values()
+
+
+def test_gradients_of_weights_live_to_the_end_of_the_step():
+    graph = chain(mode="train")
+    _, freed = allocation.lifetimes(graph)
+    weight_gradients = {op.outputs[1].storage for op in graph.ops if op.short == "convolution_backward"}
+    assert weight_gradients <= set(freed[-1])
+
+
+@pytest.mark.skipif(not allocation.known(), reason="fresh pages are told of glibc alone")
+def test_only_large_outputs_are_fresh_again_and_again():
+    large = capture.capture(nn.Sequential(nn.Conv2d(3, 64, 1), nn.Conv2d(64, 64, 1)), (8, 3, 224, 224))  # 103 MB an output
+    shares = [share for op, share in zip(large.ops, allocation.fresh_shares(large), strict=True) if op.short == "convolution"]
+    assert min(shares) > 0.9
+    small = allocation.fresh_shares(chain())
+    assert max(small) < 0.5
+
+
+def test_operators_are_summed_in_every_state():
+    cases, kinds = composition.compose([Case("W1", "infer", 2), Case("W1", "train", 2)], CPU, rounds=1)
+    assert list(cases["mode"]) == ["infer", "train"]
+    for state in composition.STATES:
+        assert (cases[f"{state}_ms"] > 0).all()
+        assert np.isfinite(cases[f"{state}_ratio"]).all()
+    assert cases["operators"].tolist() == [len(capture.capture(networks.network("W1").build(), (2, 3, 28, 28), mode).ops)
+                                           for mode in ("infer", "train")]
+    assert (kinds["family"] != "").all()
+    assert kinds["occurrences"].sum() == cases["operators"].sum()
+
+
+def test_the_whole_time_of_a_classifier_is_covered():
+    for mode in ("infer", "train"):
+        found = composition.coverage(Case("mobilenet_v3_small", mode, 2), CPU)
+        assert found["covered_share"] >= 0.95
+        assert found["operators_ms"] > 0
