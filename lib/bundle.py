@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from lib import paths, store
 from lib.errors import InputError, choices
 
-FOLDERS = {"profiles": "profile", "runs": "runs", "ceilings": "ceilings"}
+FOLDERS = {"profiles": "profile", "runs": "runs", "ceilings": "ceilings", "points": "points"}
 _FORMAT = 1
 
 

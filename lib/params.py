@@ -95,6 +95,7 @@ class SweepParams(Strict):
     shard: Annotated[str, Field(pattern=r"^\d+/\d+$")] = "0/1"
     threads: Count = 0
     timeout_s: Annotated[float, Field(gt=0, le=1e5)] = 60.0
+    patience_s: Annotated[float, Field(ge=0, le=3600)] = 10.0
     memory_share: Annotated[float, Field(gt=0, le=1)] = 0.5
     seed: Count = 0
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]*$")] = ""
@@ -115,7 +116,46 @@ class SweepParams(Strict):
         return number, of
 
 
-NOTEBOOKS: dict[str, type[Strict]] = {"01_machine": MachineParams, "02_profile": ProfileParams, "03_sweep": SweepParams}
+class RooflineParams(Strict):
+    """Parameters of ``05_roofline``."""
+
+    source: Source = "measure"
+    reference: str = ""
+    device: str = "auto"
+    models: Annotated[str, Field(pattern=r"^[^,\s]+(,[^,\s]+)*$")] = "resnet50,vgg16,mobilenet_v2"
+    batch_size: Positive = 1
+    dtype: Literal["fp64", "fp32", "bf16", "fp16"] = "fp32"
+    budget_s: Annotated[float, Field(ge=0, le=3600)] = 20.0
+    vendor: str = ""
+    nsight: str = ""
+
+
+class ComplexityParams(Strict):
+    """Parameters of ``04_complexity``."""
+
+    source: Source = "measure"
+    reference: str = ""
+    models: str = "W1,W2,W3,W4,W5,W6,W7,resnet50,vgg16,mobilenet_v2"
+    input_shape: str = ""
+    batch_sizes: Annotated[str, Field(pattern=r"^[1-9]\d*( *, *[1-9]\d*)*$")] = "1,8,32"
+    detail: str = ""
+
+    @property
+    def names(self) -> list[str]:
+        """Return the models in order, each once; InputError when there is none."""
+        found = list(dict.fromkeys(name.strip() for name in self.models.split(",") if name.strip()))
+        if not found:
+            raise InputError("models is empty; name some with commas, such as W1,resnet50,mymodule:Class")
+        return found
+
+    @property
+    def sizes(self) -> list[int]:
+        """Return the batch sizes, each once, the smallest first."""
+        return sorted({int(size) for size in self.batch_sizes.split(",")})
+
+
+NOTEBOOKS: dict[str, type[Strict]] = {"01_machine": MachineParams, "02_profile": ProfileParams, "03_sweep": SweepParams,
+                                    "04_complexity": ComplexityParams, "05_roofline": RooflineParams}
 
 
 class Workload(Strict):

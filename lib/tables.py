@@ -110,8 +110,10 @@ CEILINGS = (
     _float("peak_gbps", "triad bandwidth (24 bytes an fp64 element); empty on compute rows", empty=True),
     _text("level", "what serves the working set", "compute", "L1", "L2", "L3", "RAM", "device"),
     _text("source", "measured here or stated by the vendor", "measured", "vendor"), _text("method", "how"),
-    _float("working_set_mb", "bytes touched by one call, in 10^6"), _int("threads", "torch CPU threads", 1),
-    _float("median_ms", "median time of one call"), _float("iqr_ms", "its interquartile range"), _int("n", "samples", 1),
+    _float("working_set_mb", "bytes touched by one call, in 10^6; empty for a vendor's", empty=True),
+    _int("threads", "torch CPU threads; 0 for a vendor's"),
+    _float("median_ms", "median time of one call; empty for a vendor's", empty=True),
+    _float("iqr_ms", "its interquartile range", empty=True), _int("n", "samples; 0 for a vendor's"),
     _VERDICT, *_IDS)
 
 OVERHEADS = (
@@ -172,8 +174,53 @@ SWEEP = (
     _float("low_ms", "smallest round", empty=True), _float("high_ms", "largest round", empty=True),
     _float("other_cores", "CPU cores that other processes used meanwhile, median", empty=True))
 
+_BACKEND = _text("backend", "cpu, cuda or mps", "cpu", "cuda", "mps")
+_LEVELS = ("L1", "L2", "L3", "RAM", "device")
+
+POINTS = (
+    _text("label", "the point's name for people"), _text("env", "where it ran: a label of the environment, or the hardware id"),
+    _text("arch", "the model, or the operator family"), _BACKEND, _int("batch_size", "samples; 0 where there is no batch"),
+    _text("precision", "element type, or the autocast type", "fp64", "fp32", "tf32", "bf16", "fp16"),
+    _float("elapsed_sec", "one step, pass, call, or all counted kernels"),
+    _float("images_per_sec", "batch_size / elapsed_sec; empty where there is no batch", empty=True),
+    _float("ai", "arithmetic intensity: flops / bytes"), _float("attained_gflops", "flops / elapsed_sec"),
+    _float("peak_gflops", "the compute roof"), _float("peak_gbps", "the memory roof of `level`"),
+    _text("bytes_source", "the least each operator must move, the same under a guess of its types, or hardware counters",
+          "compulsory", "estimated", "counted"),
+    _text("bound", "the lower roof at this intensity, or launch: mostly launches", "compute", *_LEVELS, "launch"),
+    _text("kind", "what the point is", "step", "network", "operator", "counted"),
+    _text("family", "workload, model or operator family: the colour of the point"),
+    _int("calls", "operators (or kernels) in elapsed_sec", 1), _int("occurrences", "how often the network holds this work", 1),
+    _float("flops", "FLOPs in elapsed_sec"), _float("bytes", "bytes in elapsed_sec"),
+    _text("level", "the memory level that the point is judged by", *_LEVELS),
+    _float("attainable_gflops", "the roof at this intensity"),
+    _float("below_roof", "attainable / attained: how many times the roof is higher; under 1: above the roof"),
+    _text("roof_dtype", "whose roof", "fp64", "fp32", "tf32", "bf16", "fp16"),
+    _text("roof_source", "measured here or stated by the vendor", "measured", "vendor"), _VERDICT, *_IDS)
+
+CELLS = (
+    _text("label", "environment/model/batch/precision"), _text("arch", "model name"), _BACKEND,
+    _int("batch_size", "samples a batch", 1), _text("precision", "fp32, or the autocast type", "fp32", "bf16", "fp16"),
+    _int("repeat", "which of the cell's repeats", 1), _text("status", "what became of it", "ok", "failed"),
+    _text("reason", "why it failed or does not count; empty when all is well", empty=True),
+    _text("run_id", "the run; empty when it failed", empty=True),
+    _float("images_per_sec", "throughput; empty when it failed", empty=True), _text("hardware_id", "which machine"),
+    _text("at_utc", "when it ended, ISO 8601"))
+
+COMPLEXITY = (
+    _text("network", "workload id, model name, or module:Class"), _int("batch_size", "samples of the captured step", 1),
+    _text("layer", "the module's name in the network; loss; empty: the network's own forward", empty=True),
+    _text("op", "ATen operator; unused: parameters that no operator takes"), _int("calls", "how often a step runs it"),
+    _int("params", "parameters that this row is the first to use"),
+    _int("activation_bytes", "what it makes in the forward pass and the backward pass reads again"),
+    _float("flops_forward", "all FLOPs of the forward pass; empty: not known", empty=True),
+    _float("flops_backward", "all FLOPs of the backward pass; empty: not known", empty=True),
+    _int("bytes_forward", "compulsory bytes, read and written, of the forward pass"),
+    _int("bytes_backward", "compulsory bytes, read and written, of the backward pass"))
+
 TABLES: dict[str, tuple[Column, ...]] = {"profile": PROFILE, "runs": RUNS, "ceilings": CEILINGS, "overheads": OVERHEADS,
-                                          "configs": CONFIGS, "repeats": REPEATS, "sweep": SWEEP}
+                                          "configs": CONFIGS, "repeats": REPEATS, "sweep": SWEEP,
+                                          "points": POINTS, "cells": CELLS, "complexity": COMPLEXITY}
 DTYPES = {"text": "str", "int": "int64", "count": "Int64", "float": "float64", "bool": "bool"}
 
 
@@ -212,7 +259,7 @@ def validate(frame, table: str, where: str):
     if missing or extra:
         raise InputError(f"{where} is no {table} table: missing columns [{choices(missing)}], unknown [{choices(extra)}]")
     try:
-        typed = frame.astype({c.name: DTYPES[c.kind] for c in TABLES[table] if c.kind != "text" or not c.empty})
+        typed = frame.astype({c.name: DTYPES[c.kind] for c in TABLES[table]})
         return schema(table).validate(typed, lazy=True)
     except pandera.errors.SchemaErrors as error:
         first = error.failure_cases.iloc[0]

@@ -24,7 +24,9 @@ def home_paths(root: Path) -> dict[str, Path]:
     """Return the paths that ``LIB_OUTPUT=root`` would give."""
     data, report = root / "data", root / "report"
     return {"OUTPUT": root, "DATA": data, "PROFILES": data / "profiles", "RUNS": data / "runs",
-            "CEILINGS": data / "ceilings", "SWEEPS": data / "sweeps", "IMPORTED": data / "imported", "MEDMNIST": data / "medmnist",
+            "CEILINGS": data / "ceilings", "SWEEPS": data / "sweeps", "COMPLEXITY": data / "complexity",
+            "POINTS": data / "points",
+            "MATRIX": data / "matrix", "IMPORTED": data / "imported", "MEDMNIST": data / "medmnist",
             "SYNTHETIC": data / "synthetic", "FIGURES": root / "figures", "REPORT": report, "EXECUTED": report / "executed"}
 
 

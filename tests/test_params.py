@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lib import params, paths
+from lib import definitions, params, paths
 from lib.errors import InputError
+from lib.work.spaces import load_sweeps
 
 
 @pytest.mark.parametrize("name", params.NOTEBOOKS)
@@ -52,6 +53,9 @@ def test_every_yaml_of_the_project_loads():
     assert list(params.load_workloads()) == [f"W{n}" for n in range(1, 8)]
     assert [section.notebook for section in params.load_report_plan().sections] == list(params.NOTEBOOKS)
     readers = {"workloads.yaml": params.load_workloads, "report.yaml": params.load_report_plan}
+    readers |= {"devices.yaml": definitions.load_devices, "matrix.yaml": definitions.load_matrix,
+                "nsight_metrics.yaml": definitions.load_metrics, "sweeps.yaml": load_sweeps}
+    assert all(reader() for reader in readers.values())
     assert {path.name for path in paths.PARAMS.glob("*.yaml")} == set(readers), "each YAML file has a reader"
 
 

@@ -18,7 +18,7 @@ from lib.measure import load, machine, summary
 from lib.measure.archive import PASSES, Profiled, Progress, replay, runs
 from lib.measure.profiler import profiler
 from lib.measure.timing import Timing, synchronize
-from lib.params import ProfileParams
+from lib.params import ProfileParams, Workload
 from lib.tables import columns
 from lib.work import datasets, workloads
 from lib.work.training import Batch, Observer, Options, Trainer, Unobserved, seed_everything
@@ -268,16 +268,16 @@ def _taken(run_id: str) -> bool:
     return any(path.exists() for path in names)
 
 
-def measure(p: ProfileParams, progress: Progress = lambda items, _: items) -> Profiled:
+def measure(p: ProfileParams, progress: Progress = lambda items, _: items, workload: Workload | None = None) -> Profiled:
     """Carry out one profiled run: train, evaluation and test pass of a workload on one device.
 
     Writes ``data/profiles/<run_id>_<train|eval|test>.csv`` row by row, each with its provenance, and one row of
-    ``runs``. ``progress(items, what)`` wraps the long loops. Raises InputError for whatever cannot be run; rows already
-    measured stay.
+    ``runs``. ``progress(items, what)`` wraps the long loops. ``workload`` stands in for the one that ``p`` names. Raises
+    InputError for whatever cannot be run; rows already measured stay.
     """
     device = machine.device(p.device)
     _check(p, device)
-    task = workloads.prepare(parameters.workload(p.workload), p.batch_size)
+    task = workloads.prepare(workload or parameters.workload(p.workload), p.batch_size)
     with ExitStack() as stack:
         stack.enter_context(_settings(p, device))
         opened = datasets.open_splits(task.workload, p.data_source, p.resolution, p.augment)

@@ -1,0 +1,105 @@
+"""Definitions that people edit beside the workloads: vendors' devices, the run matrix, Nsight Compute's metrics."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from lib import paths
+from lib.errors import InputError, choices
+from lib.params import Positive, ProfileParams, Strict, build, load_yaml
+
+Dtype = Literal["fp64", "fp32", "tf32", "bf16", "fp16"]
+Rate = Annotated[float, Field(gt=0, lt=1e8)]
+
+
+class VendorDevice(Strict):
+    """One entry of ``params/devices.yaml``: what the vendor states of a device, in GFLOP/s (dense), GB/s and 10^6 bytes."""
+
+    id: Annotated[str, Field(pattern=r"^[a-z0-9-]+$")]
+    name: str
+    peak_gflops: dict[Dtype, Rate]
+    peak_gbps: Rate
+    memory_mb: Rate
+    source: Annotated[str, Field(min_length=5)]
+
+
+class RunGrid(Strict):
+    """The cells of one backend in ``params/matrix.yaml``, and its own options of a run."""
+
+    models: Annotated[tuple[str, ...], Field(min_length=1)]
+    batch_sizes: Annotated[tuple[Positive, ...], Field(min_length=1)]
+    precisions: Annotated[tuple[Literal["fp32", "bf16", "fp16"], ...], Field(min_length=1)]
+    options: dict[str, Any] = {}
+
+
+class Matrix(Strict):
+    """``params/matrix.yaml``: on what the models are trained, how often, with which options, and the grid of each backend."""
+
+    environment: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]*$")] = ""
+    dataset: str = "pathmnist"
+    size: Annotated[int, Field(ge=8, le=1024)] = 224
+    repeats: Positive = 3
+    options: dict[str, Any] = {}
+    grids: dict[Literal["cpu", "cuda", "mps"], RunGrid]
+
+
+class Metric(Strict):
+    """One counter of ``params/nsight_metrics.yaml``: what it stands for and how much one count weighs."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.]+$")]
+    role: Literal["flops", "bytes", "time"]
+    weight: Annotated[float, Field(gt=0)] = 1.0
+    dtype: Dtype | None = None
+    optional: bool = False
+
+
+def _table(path: Path, key: str, model: type[Strict], named: str) -> dict[str, Any]:
+    """Read a mapping ``key`` of names to definitions; InputError names the file and the wrong entry."""
+    table = (load_yaml(path) or {}).get(key)
+    if not isinstance(table, dict) or not table:
+        raise InputError(f"{path}: expected a mapping '{key}:' of name to definition")
+    for name, value in table.items():
+        if not isinstance(value, Mapping):
+            raise InputError(f"{path}: {name} must be a mapping, not {value!r}")
+    return {str(name): build(model, {named: str(name), **value}, f"{path}: {name}") for name, value in table.items()}
+
+
+def load_devices(path: Path = paths.PARAMS / "devices.yaml") -> dict[str, VendorDevice]:
+    """Read the vendors' devices, id to definition; InputError names the file and the wrong entry."""
+    return _table(path, "devices", VendorDevice, "id")
+
+
+def vendor_device(device_id: str) -> VendorDevice:
+    """Return one device as its vendor states it; InputError lists the known ones."""
+    known = load_devices()
+    if device_id not in known:
+        raise InputError(f"no device {device_id!r} in params/devices.yaml; there are: {choices(known)}")
+    return known[device_id]
+
+
+def load_metrics(path: Path = paths.PARAMS / "nsight_metrics.yaml") -> dict[str, Metric]:
+    """Read the counters, name to definition.
+
+    Raises InputError for a wrong entry, FLOPs without a dtype, or a role that no counter has.
+    """
+    metrics = _table(path, "metrics", Metric, "name")
+    for metric in metrics.values():
+        if (metric.role == "flops") != (metric.dtype is not None):
+            raise InputError(f"{path}: {metric.name}: a dtype belongs to counters of FLOPs, and each of them has one")
+    absent = {"flops", "bytes", "time"} - {metric.role for metric in metrics.values() if not metric.optional}
+    if absent:
+        raise InputError(f"{path}: no counter, other than optional ones, has the role {choices(sorted(absent))}")
+    return metrics
+
+
+def load_matrix(path: Path = paths.PARAMS / "matrix.yaml") -> Matrix:
+    """Read the run matrix; every set of options is checked as parameters of a profiled run."""
+    content = load_yaml(path)
+    if not isinstance(content, dict):
+        raise InputError(f"{path}: expected a mapping with dataset, size, repeats, options and grids")
+    matrix = build(Matrix, content, str(path))
+    for backend, grid in matrix.grids.items():
+        build(ProfileParams, {**matrix.options, **grid.options}, f"{path}: options of {backend}")
+    return matrix

@@ -1,0 +1,155 @@
+"""The run matrix: its cells, resuming, failures as rows, and throughput that is averaged over nothing but repeats."""
+
+import math
+
+import pandas as pd
+import pytest
+
+from lib import __main__, definitions, paths, store, tables
+from lib.errors import InputError
+from lib.measure import archive, machine, matrix
+from lib.params import build, load_yaml
+
+SMALL = {"environment": "box", "dataset": "pathmnist", "size": 28, "repeats": 2, "options": {"profile": False},
+         "grids": {"cpu": {"models": ["simple_cnn", "resnet18"], "batch_sizes": [8], "precisions": ["fp32"], "options": {
+             "iters": 2, "warmup_iters": 2, "warmup_s": 0, "budget_s": 0, "data_source": "synthetic"}}}}
+
+
+def small(**more):
+    return build(definitions.Matrix, {**SMALL, **more}, "here")
+
+
+def run_row(**more):
+    """Return a row of ``runs`` like a reference one."""
+    return {**archive.runs("replay").iloc[0].to_dict(), **more}
+
+
+def pretend(cell_params, workload):
+    """Write a run as a measurement would, without measuring."""
+    run_id = store.fresh_name("run_x", lambda name: (paths.RUNS / f"{name}.csv").exists())
+    row = run_row(run_id=run_id, label=cell_params.label, arch=workload.model, hardware_id=machine.ids()["hardware_id"],
+                  images_per_sec=100.0, verdict="stable")
+    store.write(pd.DataFrame([row], columns=tables.columns("runs")), paths.RUNS / f"{run_id}.csv", "runs")
+    return pd.Series(row)
+
+
+def test_cells_of_the_default_matrix():
+    found = matrix.cells(definitions.load_matrix(), "cpu")
+    assert [cell.name for cell in found] == ["resnet50/b16/fp32", "vgg16/b16/fp32", "mobilenet_v2/b16/fp32"]
+    cell = found[0]
+    assert (cell.workload.id, cell.workload.size, cell.params.batch_size) == ("pathmnist-224", 224, 16)
+    assert cell.label == f"{machine.name()}/resnet50/b16/fp32"
+    assert matrix.workload_of(cell.workload.id, "resnet50", 16) == cell.workload
+    cuda = definitions.load_matrix().grids["cuda"]
+    assert len(cuda.models) * len(cuda.batch_sizes) * len(cuda.precisions) == 18
+    one, = matrix.cells(definitions.load_matrix(), "cpu", "vgg16/b16/fp32", {"iters": "3"})
+    assert (one.name, one.params.iters) == ("vgg16/b16/fp32", 3)
+
+
+@pytest.mark.parametrize(("ask", "words"), [
+    ({"wanted": "vgg19/b1/fp32"}, "no cell vgg19/b1/fp32; there are: simple_cnn/b8/fp32"),
+    ({"options": {"sauce": 1}}, "unknown name 'sauce'"), ({"device": "cuda:9"}, "not here")])
+def test_wrong_questions(ask, words):
+    with pytest.raises(InputError, match=words):
+        matrix.cells(small(), **{"device": "cpu", **ask})
+
+
+@pytest.mark.parametrize(("text", "words"), [
+    ("[]", "expected a mapping"), ("{grids: {tpu: {}}}", "grids.tpu"), ("{environment: a/b, grids: {}}", "environment"),
+    ("{grids: {cpu: {models: [], batch_sizes: [1], precisions: [fp32]}}}", "models"),
+    ("{options: {iter: 3}, grids: {cpu: {models: [m], batch_sizes: [1], precisions: [fp32]}}}", "unknown name 'iter'")])
+def test_wrong_matrix_files(tmp_path, text, words):
+    (tmp_path / "matrix.yaml").write_text(text)
+    with pytest.raises(InputError, match=words):
+        definitions.load_matrix(tmp_path / "matrix.yaml")
+
+
+def test_a_cell_that_fails_is_a_row_and_the_rest_goes_on_and_resumes(home):
+    found, told = matrix.cells(small(), "cpu"), []
+
+    def measure(cell_params, workload):
+        if workload.model == "resnet18":
+            raise RuntimeError("CUDA out of memory. Tried to allocate 2 GiB\nmore words")
+        return pretend(cell_params, workload)
+
+    rows = matrix.run_matrix(found, 2, measure=measure, tell=told.append)
+    assert rows["status"].value_counts().to_dict() == {"ok": 2, "failed": 1}, "a cell that fails is not tried again"
+    reasons = rows.loc[rows["status"] == "failed", "reason"].tolist()
+    assert reasons == ["RuntimeError: CUDA out of memory. Tried to allocate 2 GiB"]
+    assert len(told) == 3
+    assert matrix.repeats_done(found) == {"box/simple_cnn/b8/fp32": 2, "box/resnet18/b8/fp32": 0}
+    again = matrix.run_matrix(found, 2, measure=pretend)
+    assert again["arch"].tolist() == ["resnet18", "resnet18"], "only what is missing"
+    assert matrix.run_matrix(found, 2, measure=measure).empty
+    kept = store.read(paths.MATRIX / "cells.csv", "cells")
+    assert len(kept) == 5
+    assert kept["images_per_sec"].isna().sum() == 1
+
+
+def test_no_run_starts_after_the_budget(home):
+    rows = matrix.run_matrix(matrix.cells(small(), "cpu"), 2, budget_s=1e-9, measure=pretend)
+    assert rows.empty
+
+
+def test_a_real_cell_in_a_process_of_its_own(home):
+    found = matrix.cells(small(repeats=1), "cpu", "simple_cnn/b8/fp32")
+    rows = matrix.run_matrix(found, 1)
+    assert rows["reason"].tolist() == [""]
+    run = archive.runs("measure").iloc[0]
+    assert (run["label"], run["arch"], run["workload_id"], run["batch_size"], run["measured_iters"]) == (
+        "box/simple_cnn/b8/fp32", "simple_cnn", "pathmnist-28", 8, 2)
+    meta = store.read_json(paths.RUNS / f"{run['run_id']}.meta.json")
+    assert meta["hardware_id"] == run["hardware_id"]
+    assert meta["software"]["torch"]
+
+
+def test_an_unusable_run_does_not_count(home):
+    def disturbed(cell_params, workload):
+        return pd.Series({**pretend(cell_params, workload), "verdict": "unusable", "reason": "others took 1.0 cores"})
+
+    rows = matrix.run_matrix(matrix.cells(small(), "cpu", "simple_cnn/b8/fp32"), 1, measure=disturbed)
+    assert rows["reason"].tolist() == ["unusable, so it does not count: others took 1.0 cores"]
+
+
+def test_a_killed_process_is_a_reason(home):
+    from concurrent.futures.process import BrokenProcessPool
+
+    def die(*_):
+        raise BrokenProcessPool("A process was terminated abruptly")
+
+    rows = matrix.run_matrix(matrix.cells(small(), "cpu", "simple_cnn/b8/fp32"), 1, measure=die)
+    assert rows["reason"].tolist() == ["the process died: out of memory?"]
+
+
+def test_throughput_averages_repeats_and_nothing_else():
+    rates = [100.0, 110.0, 120.0]
+    runs = [run_row(run_id=f"a{n}", label="lab/net/b8/fp32", images_per_sec=rate, verdict="stable")
+            for n, rate in enumerate(rates)]
+    runs += [run_row(run_id="b", label="lab/net/b8/fp32", images_per_sec=999.0, hardware_id="other", verdict="stable"),
+             run_row(run_id="c", label="lab/net/b8/fp32", images_per_sec=50.0, verdict="unusable"),
+             run_row(run_id="d", label="plain", images_per_sec=70.0, channels_last=True, verdict="noisy")]
+    table = matrix.throughput(pd.DataFrame(runs))
+    assert table.attrs["unusable"] == 1
+    assert table["n"].tolist() == [1, 3, 1] or sorted(table["n"]) == [1, 1, 3]
+    three = table[table["n"] == 3].iloc[0]
+    assert (three["env"], three["mean"], three["std"], three["median"]) == ("lab", 110.0, 10.0, 110.0)
+    assert set(table["env"]) == {"lab", runs[0]["hardware_id"]}, "a label without an environment falls back to the machine"
+    assert "channels_last" in table, "what sets rows apart is shown"
+    assert math.isnan(table[table["n"] == 1]["std"].iloc[0])
+    assert matrix.throughput(pd.DataFrame(runs).iloc[:0]).empty
+
+
+def test_markdown():
+    text = matrix.markdown(pd.DataFrame({"env": ["a|b"], "n": [3], "mean": [12345.6], "std": [math.nan]}))
+    assert text.splitlines() == ["| env | n | mean | std |", "| --- | --- | --- | --- |", "| a\\|b | 3 | 12,346 | – |"]
+
+
+def test_the_verb(home, monkeypatch, capsys):
+    monkeypatch.setattr(definitions, "load_matrix", small)
+    monkeypatch.setattr(matrix.run_matrix, "__defaults__", (0.0, pretend, lambda row: None))
+    assert __main__.main(["matrix", "--device", "cpu", "--dry-run"]) == 0
+    assert "box/resnet18/b8/fp32: 0 of 2 runs are there" in capsys.readouterr().out
+    assert __main__.main(["matrix", "--device", "cpu", "--repeats", "1", "-p", "iters", "3"]) == 0
+    assert "| box |" in capsys.readouterr().out
+    assert __main__.main(["matrix", "--device", "cpu", "--cells", "none"]) == 2
+    assert load_yaml(paths.PARAMS / "matrix.yaml")["repeats"] == 3

@@ -1,0 +1,164 @@
+"""Nsight Compute's raw page: units, sums, log lines, and one clear line for whatever is wrong with a file."""
+
+import os
+import shutil
+import subprocess
+
+import pytest
+
+from lib import definitions, paths
+from lib.errors import InputError
+from lib.params import RooflineParams
+from lib.predict import nsight, roofline, roofstudy
+
+FFMA = "smsp__sass_thread_inst_executed_op_ffma_pred_on.sum"
+TENSOR = "sm__ops_path_tensor_src_bf16_dst_fp32.sum"
+NEEDED = [metric.name for metric in definitions.load_metrics().values() if not metric.optional]
+FIXED = ["ID", "Process ID", "Process Name", "Host Name", "Kernel Name", "Context", "Stream", "Block Size", "Grid Size",
+         "Device", "CC"]
+LOG = """==PROF== Connected to process 4242 (/usr/bin/python3.11)
+==PROF== Profiling "sgemm" - 0: 0%....50%....100% - 3 passes
+"""
+END = "==PROF== Disconnected from process 4242\n"
+
+
+def quoted(cells):
+    return ",".join('"' + str(cell).replace('"', '""') + '"' for cell in cells) + "\n"
+
+
+def page(kernels, metrics=None, units=None, before=LOG, after=END):
+    """Return a raw page; ``kernels``: (name, {metric: text}), metrics that are not given are 0."""
+    metrics = metrics or [*NEEDED, TENSOR]
+    usual = {"gpu__time_duration.sum": "nsecond", "dram__bytes_read.sum": "byte", "dram__bytes_write.sum": "byte", TENSOR: ""}
+    units = {**usual, **(units or {})}
+    rows = [[str(n), "4242", "python3.11", "127.0.0.1", name, "1", "7", "(256, 1, 1)", "(64, 2, 1)", "0", "9.0",
+             *[values.get(metric, "0") for metric in metrics]] for n, (name, values) in enumerate(kernels)]
+    head = [[*FIXED, *metrics], [""] * len(FIXED) + [units.get(metric, "inst") for metric in metrics]]
+    return before + "".join(quoted(row) for row in [*head, *rows]) + after
+
+
+def kernel(name="void sgemm<float, (int)128>(float*, int)", **values):
+    given = {"gpu__time_duration.sum": "2,000", "dram__bytes_read.sum": "1,000,000", "dram__bytes_write.sum": "500,000",
+             FFMA: "3,000,000"}
+    return name, {**given, **values}
+
+
+def write(tmp_path, text):
+    path = tmp_path / "step.csv"
+    path.write_text(text)
+    return path
+
+
+def test_kernels_are_summed_and_a_fused_multiply_add_counts_two(tmp_path):
+    counted = nsight.read(write(tmp_path, page([kernel(), kernel(), kernel("void at::native::relu(int)")])))
+    assert len(counted.kernels) == 3
+    row = counted.work("vendor:h100-sxm", batch_size=8).iloc[0]
+    assert (row.flops, row.bytes, row.calls) == (18e6, 4.5e6, 3)
+    assert row.elapsed_sec == pytest.approx(6e-6), "the kernels' own time"
+    assert (row.roof_dtype, row.bytes_source, row.batch_size) == ("fp32", "counted", 8)
+    assert counted.work("x")["label"].tolist()[1:] == ["sgemm", "relu"]
+
+
+@pytest.mark.parametrize(("unit", "text", "seconds"), [
+    ("nsecond", "2,000", 2e-6), ("ns", "2000", 2e-6), ("usecond", "2.50", 2.5e-6), ("us", "2.5", 2.5e-6),
+    ("msecond", "1.25", 1.25e-3), ("ms", "1.25", 1.25e-3), ("second", "1", 1.0)])
+def test_units_of_time(tmp_path, unit, text, seconds):
+    file = write(tmp_path, page([kernel(**{"gpu__time_duration.sum": text})], units={"gpu__time_duration.sum": unit}))
+    assert nsight.read(file).kernels["seconds"].sum() == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(("unit", "factor"), [("byte", 1), ("Kbyte", 1e3), ("Mbyte", 1e6), ("Gbyte", 1e9)])
+def test_units_of_bytes(tmp_path, unit, factor):
+    file = write(tmp_path, page([kernel(**{"dram__bytes_read.sum": "1,234.5", "dram__bytes_write.sum": "0"})],
+                                units={"dram__bytes_read.sum": unit}))
+    assert nsight.read(file).kernels["bytes"].sum() == pytest.approx(1234.5 * factor)
+
+
+def test_the_tensor_cores_decide_the_element_type_and_an_absent_optional_counter_is_fine(tmp_path):
+    counted = nsight.read(write(tmp_path, page([kernel(**{TENSOR: "9,000,000,000"})])))
+    assert counted.dtype == "bf16"
+    assert counted.work("h")["flops"][0] == pytest.approx(9e9 + 6e6)
+    assert nsight.read(write(tmp_path, page([kernel()], metrics=NEEDED))).dtype == "fp32"
+
+
+def test_users_choose_the_counters(tmp_path):
+    own = tmp_path / "mine.yaml"
+    own.write_text("metrics:\n  t.sum: {role: time}\n  b.sum: {role: bytes}\n"
+                   "  hmma.sum: {role: flops, dtype: fp16, weight: 512}\n")
+    file = write(tmp_path, page([("k", {"t.sum": "1", "b.sum": "10", "hmma.sum": "2"})], ["t.sum", "b.sum", "hmma.sum"],
+                                {"t.sum": "s", "b.sum": "byte"}))
+    assert nsight.read(file, definitions.load_metrics(own)).kernels["flops"].sum() == 1024
+    own.write_text("metrics:\n  t.sum: {role: time}\n  f.sum: {role: flops}\n")
+    with pytest.raises(InputError, match="dtype belongs"):
+        definitions.load_metrics(own)
+    own.write_text("metrics:\n  t.sum: {role: time}\n")
+    with pytest.raises(InputError, match="role bytes, flops"):
+        definitions.load_metrics(own)
+
+
+@pytest.mark.parametrize(("text", "words"), [
+    ("==WARNING== No kernels were profiled.\n", "no kernels were profiled"),
+    ("==ERROR== ERR_NVGPUCTRPERM - The user does not have permission to access NVIDIA GPU Performance Counters\n",
+     "NVreg_RestrictProfilingToAdminUsers"),
+    ("==ERROR== Failed to find metric regex:^flop_count_sp\n==WARNING== No kernels were profiled.\n", "did not know a metric"),
+    ("a,b\n1,2\n", "no CSV of Nsight Compute"), ("", "no CSV of Nsight Compute"),
+    (page([]), "no kernels were profiled"),
+    (page([kernel()], metrics=["gpu__time_duration.sum", FFMA]),
+     r"lacks dram__bytes_read.sum, .*it has: gpu__time_duration.sum, smsp__sass.*collect_nsight.sh"),
+    (page([kernel(**{"dram__bytes_read.sum": "n/a"})]), "kernel 0 has 'n/a' for dram__bytes_read.sum"),
+    (page([kernel()], units={"dram__bytes_read.sum": "sector"}), "unit 'sector' is none of bytes"),
+    (quoted([*FIXED, "Section Name", "Metric Name", "Metric Unit", "Metric Value"]), "details page.*--page raw"),
+    (quoted([*FIXED, *NEEDED]) + quoted(["0"] * (len(FIXED) + len(NEEDED))), "row of units"),
+])
+def test_a_wrong_file_is_told_in_one_line(tmp_path, text, words):
+    with pytest.raises(InputError, match=words) as error:
+        nsight.read(write(tmp_path, text))
+    assert "\n" not in str(error.value)
+
+
+def test_a_missing_file_is_told(tmp_path):
+    with pytest.raises(InputError, match="cannot be read"):
+        nsight.read(tmp_path / "none.csv")
+
+
+def test_counted_points_are_judged_by_a_gpu_alone(tmp_path):
+    file = write(tmp_path, page([kernel()]))
+    found = roofstudy.study(RooflineParams(source="replay", vendor="l4", nsight=str(file)))
+    assert found.counted["bytes_source"].tolist() == ["counted", "counted"]
+    assert set(found.counted["roof_source"]) == {"vendor"}
+    assert found.counted["ai"][0] == pytest.approx(4.0)
+    with pytest.raises(InputError, match="vendor="):
+        roofstudy.study(RooflineParams(source="replay", nsight=str(file)))
+    roofs = roofline.roofs(roofline.vendor_ceilings(definitions.vendor_device("l4")))
+    assert len(roofline.points(nsight.read(file).work("anything"), roofs)) == 2
+
+
+FAKE = """#!/usr/bin/env bash
+if [ "$1" = --query-metrics ]; then printf '%s   Counter  unit  # words\\n' {known}; exit 0; fi
+printf '%s\\n' "$@" > "$NCU_SEEN"
+while [ $# -gt 0 ]; do [ "$1" = --log-file ] && printf '{log}' > "$2"; shift; done
+"""
+
+
+@pytest.mark.parametrize(("known", "log", "code", "told"), [
+    (NEEDED, '"ID","Kernel Name"', 0, "give it to 05_roofline"),
+    (NEEDED, "==ERROR== ERR_NVGPUCTRPERM", 1, "NVreg_RestrictProfilingToAdminUsers"),
+    (NEEDED, "==WARNING== No kernels were profiled.", 1, "no kernels were profiled"),
+    (NEEDED[1:], "", 2, "no metric gpu__time_duration.sum"),
+])
+def test_the_collecting_script_asks_first_and_explains(tmp_path, known, log, code, told):
+    ncu = tmp_path / "ncu"
+    ncu.write_text(FAKE.format(known=" ".join(name.partition(".")[0] for name in known), log=log))
+    ncu.chmod(0o755)
+    seen = tmp_path / "seen"
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "NCU_SEEN": str(seen)}
+    script = paths.PARAMS / "collect_nsight.sh"
+    done = subprocess.run([shutil.which("bash"), script, tmp_path / "out.csv", "true", "7"], env=environment,
+                          capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stderr
+    assert told in done.stderr
+    if code == 0:
+        words = seen.read_text().split("\n")
+        assert words[words.index("--metrics") + 1].split(",") == NEEDED
+        assert "flop_count_sp" not in seen.read_text()
+        assert words[-3:-1] == ["true", "7"]
