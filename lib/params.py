@@ -88,7 +88,7 @@ class SweepParams(Strict):
     budget_s: Annotated[float, Field(ge=0, le=1e6)] = 30.0
     count: Count = 0
     rounds: Annotated[int, Field(ge=1, le=100)] = 5
-    visit_ms: Annotated[float, Field(ge=1, le=10_000)] = 30.0
+    visit_ms: Annotated[float, Field(ge=1, le=10_000)] = 20.0
     latency_type: Literal["kernel", "end_to_end", "both"] = "kernel"
     cache: Literal["warm", "cold", "both"] = "warm"
     dtype: str = "fp32"

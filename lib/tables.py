@@ -161,7 +161,9 @@ REPEATS = (
     _int("calls", "calls in a row in one sample"), _float("spread_ms", "interquartile range of the samples", empty=True),
     _float("at_s", "seconds since the worker began"), _float("visit_s", "length of the visit, set-up included"),
     _float("other_cores", "CPU cores that other processes used meanwhile"),
-    _float("stolen_cores", "CPU cores that the host took meanwhile"), *_STATUS)
+    _float("stolen_cores", "CPU cores that the host took meanwhile"),
+    _float("yardstick_ms", "a fixed piece of work just before and after, the slower of the two; empty off the CPU", empty=True),
+    *_STATUS)
 
 SWEEP = (
     _text("op", "operator family"), *PARAMETERS, *_TIMED, _text("device", "cpu, cuda:0 or mps"),

@@ -169,7 +169,7 @@ def test_ceilings_are_written_and_replayed(home, quiet, monkeypatch):
 
 def test_levels_of_the_memory(monkeypatch):
     monkeypatch.setattr(machine, "cache_bytes", lambda: {"L1": 2**15, "L2": 2**20, "L3": 2**25})
-    assert ceilings.levels(CPU, 4) == {"L1": 2**17, "L2": 2**22, "L3": 2**25}
+    assert machine.levels(CPU, 4) == {"L1": 2**17, "L2": 2**22, "L3": 2**25}
     probes = ceilings._triad_probes(MachineParams(triad_max_mb=300), CPU, 4)
     sizes = {level: [p.bytes for p in probes if p.row["level"] == level] for level in ("L2", "L3", "RAM")}
     assert max(sizes["L2"]) <= 2**22 < min(sizes["L3"])

@@ -160,7 +160,7 @@ def test_foreign_and_corrupt_files_are_refused_and_kept(home, small_space, file,
 
 def visits(latencies, others=0.0, status="ok"):
     facts = {"n": 9, "calls": 1, "spread_ms": 0.0, "at_s": 0.0, "visit_s": 0.05, "other_cores": others, "stolen_cores": 0.0,
-             "status": status, "reason": ""}
+             "yardstick_ms": 1.0, "status": status, "reason": ""}
     return pd.DataFrame([{"config": key, "round": number, "latency_ms": values[number], **facts}
                          for number in range(5) for key, values in latencies.items()])
 

@@ -103,16 +103,8 @@ def _first_rate(dtype: str, device: torch.device) -> float:
         return 0.0
 
 
-def levels(device: torch.device, threads: int) -> dict[str, int]:
-    """Return the bytes that each level of the memory holds for ``threads`` cores, from the nearest to the last cache."""
-    if device.type == "cuda":
-        return {"L2": torch.cuda.get_device_properties(device).L2_cache_size}
-    caches = machine.cache_bytes()
-    return {level: size if level == "L3" else size * threads for level, size in caches.items()}
-
-
 def _triad_probes(p: MachineParams, device: torch.device, threads: int) -> list[Probe]:
-    held, beyond = levels(device, threads), "RAM" if device.type == "cpu" else "device"
+    held, beyond = machine.levels(device, threads), "RAM" if device.type == "cpu" else "device"
     last = max(held.values(), default=32 * 2**20)
     most = p.triad_max_mb * 1e6 if p.triad_max_mb else 8.0 * last
     free = psutil.virtual_memory().available if device.type != "cuda" else torch.cuda.mem_get_info(device)[0]

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from lib.measure import allocation, ceilings
+from lib.measure import allocation, machine
 from lib.measure.visit import Flusher
 from lib.work import capture, counts, networks, operators, rebuild
 from lib.work.capture import Graph, Op
@@ -167,7 +167,7 @@ def compose(cases: Sequence[Case], device: torch.device, rounds: int = 3,
     Cases: ``network, mode, batch_size, network_ms, network_iqr_pct, operators, overhead_ms`` and for each state ``<state>_ms``
     and ``<state>_ratio`` (sum over network). Operators: ``name, family, places, occurrences`` and a median by state.
     """
-    held = ceilings.levels(device, torch.get_num_threads())
+    held = machine.levels(device, torch.get_num_threads())
     near, far = float(held.get("L2", 2**21)), float(held.get("L3", max(held.values(), default=2**25)))
     graphs = {case: _graph(case) for case in cases}
     signatures: dict[tuple, _Signature] = {}

@@ -1,6 +1,7 @@
 """What is this machine: its inventory, its devices, and the two ids that every measured row carries."""
 
 import hashlib
+import importlib.util
 import json
 import os
 import platform
@@ -69,17 +70,22 @@ def hardware() -> dict[str, Any]:
 
 def software() -> dict[str, Any]:
     """Return what ``software_id`` is made of: versions, CPU threads and the math settings of this process."""
-    import torchvision
-
     names = ("OMP_NUM_THREADS", "OMP_PROC_BIND", "MKL_NUM_THREADS", "KMP_AFFINITY", "CUBLAS_WORKSPACE_CONFIG",
              "ONEDNN_MAX_CPU_ISA", "LD_PRELOAD")
     return {"python": platform.python_version(), "os": f"{platform.system()} {platform.release()}",
-            "torch": torch.__version__, "torchvision": torchvision.__version__, "cuda": torch.version.cuda,
+            "torch": torch.__version__, "torchvision": _torchvision(), "cuda": torch.version.cuda,
             "cudnn": torch.backends.cudnn.version() if torch.cuda.is_available() else None, "driver": _driver(),
             "threads": torch.get_num_threads(), "matmul_precision": torch.get_float32_matmul_precision(),
             "cudnn_tf32": torch.backends.cudnn.allow_tf32, "cudnn_benchmark": torch.backends.cudnn.benchmark,
             "deterministic": torch.are_deterministic_algorithms_enabled(),
             "environment": {name: os.environ[name] for name in names if name in os.environ}}
+
+
+@cache
+def _torchvision() -> str:
+    """Return torchvision's version as it states it, without importing it, which takes most of a second."""
+    stated = Path(importlib.util.find_spec("torchvision").origin).with_name("version.py").read_text()
+    return re.search(r"__version__ = '([^']+)'", stated).group(1)
 
 
 @cache
@@ -129,6 +135,14 @@ def device(wanted: str) -> torch.device:
     if chosen not in here:
         raise InputError(f"device {wanted!r} is not here; this machine has: {choices(here)} (or auto)")
     return torch.device(chosen)
+
+
+def levels(device: torch.device, threads: int) -> dict[str, int]:
+    """Return the bytes that each level of the memory holds for ``threads`` cores, from the nearest to the last cache."""
+    if device.type == "cuda":
+        return {"L2": torch.cuda.get_device_properties(device).L2_cache_size}
+    caches = cache_bytes()
+    return {level: size if level == "L3" else size * threads for level, size in caches.items()}
 
 
 def use(where: torch.device) -> None:

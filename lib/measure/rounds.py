@@ -13,6 +13,7 @@ from lib.errors import InputError, choices
 from lib.measure import load
 from lib.measure.archive import folders
 from lib.measure.timing import VERDICTS, worst
+from lib.measure.visit import SLOW, USUAL
 from lib.params import SweepParams
 from lib.tables import PARAMETERS, columns
 
@@ -35,22 +36,31 @@ def crowding(visits: pd.DataFrame) -> pd.Series:
     return cores.rolling(NEIGHBOURS, center=True, min_periods=1).median()
 
 
+def disturbed(visits: pd.DataFrame) -> pd.Series:
+    """Return which visits saw a processor slower than usual, by the yardstick before and after them."""
+    usual = visits["yardstick_ms"].quantile(USUAL / 100)
+    return visits["yardstick_ms"] > SLOW * usual
+
+
 def summarise(visits: pd.DataFrame) -> pd.DataFrame:
     """Return one row a configuration from its visits: median, spread and extremes over the rounds, and a verdict.
 
-    Visits beside a busy neighbour are left out where LEAST_ROUNDS others exist; where they do not, the verdict says so.
+    Visits beside a busy neighbour, or on a processor slower than usual, are left out where LEAST_ROUNDS others exist;
+    where they do not, the verdict says so.
     """
-    visits = visits.assign(crowd=crowding(visits))
+    visits = visits.assign(crowd=crowding(visits), slow=disturbed(visits))
     good = visits[visits["status"] == "ok"]
     rows = []
     for key, part in good.groupby("config", sort=False):
-        quiet = part[part["crowd"] < load.QUIET_CORES]
+        quiet = part[(part["crowd"] < load.QUIET_CORES) & ~part["slow"]]
         used = quiet if len(quiet) >= LEAST_ROUNDS else part
         low, median, high = np.percentile(used["latency_ms"], (25, 50, 75))
         spread = (high - low) / median if median else np.inf
         found = [(VERDICTS[0] if spread <= STABLE else VERDICTS[1] if spread <= NOISY else VERDICTS[2],
                   f"IQR over the rounds is {spread:.0%} of the median"),
                  _crowd_verdict(float(used["crowd"].median()))]
+        if used["slow"].any():
+            found.append((VERDICTS[1], f"the processor was slow in {int(used['slow'].sum())} of {len(used)} rounds"))
         if len(used) < LEAST_ROUNDS:
             found.append((VERDICTS[1], f"only {len(used)} of {LEAST_ROUNDS} rounds"))
         rows.append({"config": key, "latency_ms": median, "latency_iqr_ms": high - low, "n": len(used),

@@ -42,15 +42,18 @@ class _Worker:
 
     def __init__(self, device: str, p: SweepParams):
         self._device, self._p = device, p
-        self.identity = self._start()
+        self._start()
 
-    def _start(self) -> dict[str, Any]:
+    def _start(self) -> None:
         context = multiprocessing.get_context("spawn")
         self._pipe, other = context.Pipe()
         self._process = context.Process(target=visit.serve, daemon=True,
                                         args=(other, self._device, self._p.threads, self._p.visit_ms, self._p.patience_s))
         self._process.start()
         other.close()
+
+    def ready(self) -> dict[str, Any]:
+        """Wait until the process is set up and the machine is quiet; return its identity, or raise what stopped it."""
         try:
             hello = self._pipe.recv()
         except EOFError:
@@ -73,10 +76,11 @@ class _Worker:
             reason = f"the worker was killed (signal {-code}): out of memory?" if code and code < 0 else \
                 f"the worker ended with status {code}"
         self.close()
-        self.identity = self._start()
-        return {"latency_ms": float("nan"), "n": 0, "calls": 0, "spread_ms": float("nan"), "at_s": 0.0,
-                "visit_s": time.monotonic() - begin, "other_cores": 0.0, "stolen_cores": 0.0, "status": "failed",
-                "reason": reason}
+        self._start()
+        self.ready()
+        nothing = dict.fromkeys(("latency_ms", "spread_ms", "yardstick_ms"), float("nan"))
+        return {**nothing, "n": 0, "calls": 0, "at_s": 0.0, "visit_s": time.monotonic() - begin, "other_cores": 0.0,
+                "stolen_cores": 0.0, "status": "failed", "reason": reason}
 
     def close(self) -> None:
         """End the process."""
@@ -139,13 +143,26 @@ class _Book:
         self._repeats.close()
 
 
+def _warm_up_capture() -> None:
+    """Let torch load what describing an operator needs (2 s), while the worker starts and before anything is timed."""
+    spaces.config("activation", {"kind": "relu", "elements": 1}).ops()
+    spaces.config("conv2d", {"batch": 1, "in_channels": 1, "out_channels": 1, "height": 1, "width": 1, "kernel_h": 1,
+                             "kernel_w": 1, "stride_h": 1, "stride_w": 1}).ops()
+
+
 class _Drive:
     """Leads one device through the rounds of a sweep."""
 
     def __init__(self, device: str, p: SweepParams, folder: Path, ticks: queue.Queue, stop: threading.Event):
         self.device, self.p, self._ticks, self._stop = device, p, ticks, stop
-        self.book = _Book(folder / device.replace(":", "-"))
         self.worker = _Worker(device, p)
+        try:
+            self.book = _Book(folder / device.replace(":", "-"))
+            _warm_up_capture()
+            self.identity = self.worker.ready()
+        except BaseException:
+            self.worker.close()
+            raise
         self.invalid, self.last_invalid = 0, ""
         self._given_up: dict[str, str] = {}
         self._row_of_failures: dict[str, Counter] = {}
@@ -176,7 +193,7 @@ class _Drive:
         if not self.book.configs:
             raise InputError(f"{self.device}: no valid point to measure ({self.invalid} invalid, {len(self.book.skipped)} "
                              f"skipped); the last: {self.last_invalid}")
-        return self.worker.identity
+        return self.identity
 
     def _over(self, budget_s: float) -> bool:
         if self._stop.is_set():

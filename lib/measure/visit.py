@@ -3,6 +3,7 @@
 import gc
 import os
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ import psutil
 import torch
 
 from lib.errors import InputError
-from lib.measure import ceilings, load, machine
+from lib.measure import load, machine
 from lib.measure.timing import _sample_ms, synchronize
 from lib.work import operators, rebuild
 from lib.work.capture import Op
@@ -21,6 +22,9 @@ SAMPLE_MS = 1.0
 _LEAST = 3
 _WARM_MS = 3.0
 _MOST_CALLS = 1000
+SLOW = 1.06  # of the usual, and the processor counts as disturbed
+USUAL = 20  # percentile of the looks at the yardstick
+_MEMORY, _SETTLE_S, _WAIT_S, _PAUSE_S = 600, 1.0, 0.12, 0.03
 
 
 def _busy() -> tuple[float, float]:
@@ -45,11 +49,55 @@ class _Meter:
                 "stolen_cores": max(0.0, stolen - self.stolen) / seconds}
 
 
+class Yardstick:
+    """A fixed piece of work that tells whether the processor is as fast as usual just now.
+
+    A neighbour on the same host shows in no counter of ours; it comes and goes within seconds, and slows this by as much
+    as it slows what we measure.
+    """
+
+    def __init__(self):
+        self._left, self._right, self._small = torch.randn(256, 256), torch.randn(256, 256), torch.randn(64)
+        self._out, self._history = torch.empty(256, 256), deque(maxlen=_MEMORY)
+
+    def ms(self) -> float:
+        """Return how long it takes now: the geometric mean of six products on all threads and a hundred small calls on one."""
+        begin = time.perf_counter_ns()
+        for _ in range(6):
+            torch.mm(self._left, self._right, out=self._out)
+        middle = time.perf_counter_ns()
+        for _ in range(100):
+            torch.relu(self._small)
+        taken = ((middle - begin) * (time.perf_counter_ns() - middle)) ** 0.5 / 1e6
+        self._history.append(taken)
+        return taken
+
+    def settle(self) -> None:
+        """Look on for SETTLE_S: a process is slow its first moments, and what is usual must be known."""
+        end = time.perf_counter() + _SETTLE_S
+        while time.perf_counter() < end:
+            self.ms()
+        self._history = deque(list(self._history)[len(self._history) // 2:], maxlen=_MEMORY)
+
+    def is_slow(self, taken_ms: float) -> bool:
+        """Return whether a look was slower than usual; usual is the fast fifth of the last looks."""
+        return taken_ms > SLOW * float(np.percentile(self._history, USUAL))
+
+    def wait(self) -> float:
+        """Wait, at most WAIT_S, until the processor is as fast as usual; return the last look, in ms."""
+        end = time.perf_counter() + _WAIT_S
+        taken = self.ms()
+        while self.is_slow(taken) and time.perf_counter() < end:
+            time.sleep(_PAUSE_S)
+            taken = self.ms()
+        return taken
+
+
 class Flusher:
     """Writes more than the caches hold, so that the next call finds its inputs in memory."""
 
     def __init__(self, device: torch.device):
-        held = max(ceilings.levels(device, torch.get_num_threads()).values(), default=32 * 2**20)
+        held = max(machine.levels(device, torch.get_num_threads()).values(), default=32 * 2**20)
         self._buffer = torch.zeros(int(1.5 * held) // 4, device=device)
 
     def __call__(self) -> None:
@@ -173,17 +221,21 @@ def serve(connection, device_id: str, threads: int, visit_ms: float, patience_s:
         if threads:
             torch.set_num_threads(threads)
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+        identity = machine.identity()
         with load.device_lock(device_id):
-            load.wait_for_quiet(torch.get_num_threads(), patience_s)
-            connection.send({**machine.identity(), "threads": torch.get_num_threads(), "pid": os.getpid()})
-            _loop(connection, device, visit_ms)
+            yardstick = Yardstick() if device.type == "cpu" else None
+            if yardstick:
+                yardstick.settle()
+            load.wait_for_quiet(torch.get_num_threads(), patience_s, window_s=0.25)
+            connection.send({**identity, "threads": torch.get_num_threads(), "pid": os.getpid()})
+            _loop(connection, device, visit_ms, yardstick)
     except InputError as error:
         connection.send(error)
     except (EOFError, BrokenPipeError, KeyboardInterrupt):
         pass
 
 
-def _loop(connection, device: torch.device, visit_ms: float) -> None:
+def _loop(connection, device: torch.device, visit_ms: float, yardstick: Yardstick | None) -> None:
     flusher, begin = None, time.perf_counter()
     torch.set_grad_enabled(True)
     gc.disable()
@@ -192,7 +244,16 @@ def _loop(connection, device: torch.device, visit_ms: float) -> None:
         if config.cache == "cold" and flusher is None:
             flusher = Flusher(device)
         at = time.perf_counter() - begin
-        with torch.autograd.profiler.record_function("visit") if device.type == "mps" else torch.enable_grad():
-            result = visit(config, ops, device, visit_ms, flusher)
-        connection.send({**result, "at_s": at})
+        result = _undisturbed(config, ops, device, visit_ms, flusher, yardstick)
+        connection.send({**result, "at_s": at, "visit_s": time.perf_counter() - begin - at})
         gc.collect(0)
+
+
+def _undisturbed(config: Config, ops: tuple[Op, ...], device: torch.device, visit_ms: float, flusher: Flusher | None,
+                 yardstick: Yardstick | None) -> dict[str, Any]:
+    """Wait a moment for the processor to be as fast as usual, then visit; the yardstick tells whether it stayed so."""
+    if yardstick is None:
+        return {**visit(config, ops, device, visit_ms, flusher), "yardstick_ms": np.nan}
+    before = yardstick.wait()
+    result = visit(config, ops, device, visit_ms, flusher)
+    return {**result, "yardstick_ms": max(before, yardstick.ms())}
