@@ -3,8 +3,8 @@
 The map of the house; arrows point one way, from the ground up:
 
     ground floor  errors, paths, params, store    what every room stands on
-    work          what is run                     workloads, datasets, models, training
-    measure       what it took                    machine, load, timing, ceilings, profiler
+    work          what is run                     workloads, models, training; capture, operators, counts, spaces
+    measure       what it took                    machine, load, timing, ceilings, profiler, sweep, composition, difference
     predict       what it would take, and why     complexity, roofline, Nsight Compute
     book          how it is shown                 notebook, figures, run, report
 
