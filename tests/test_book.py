@@ -20,10 +20,11 @@ def jobs(**more):
 
 
 def test_the_plan_runs_over_workloads_and_devices():
-    stems = [job.stem for job in jobs(devices=["cpu", "cuda:0"])]
+    stems = [job.stem for job in jobs(devices=["cpu", "cuda:0"], names=["01", "02", "04"])]
     assert stems == ["01_machine_cpu", "01_machine_cuda-0", "02_profile_W1_cpu", "02_profile_W1_cuda-0",
-                     "02_profile_W5_cpu", "02_profile_W5_cuda-0"]
-    quick, full = jobs()[-1], jobs(full=True)[-1]
+                     "02_profile_W5_cpu", "02_profile_W5_cuda-0", "04_complexity"]
+    assert {job.notebook for job in jobs()} == set(params.NOTEBOOKS), "without names, all"
+    quick, full = jobs(names=["02"])[-1], jobs(names=["02"], full=True)[-1]
     assert full.values["iters"] > quick.values["iters"]
     assert quick.command.startswith("papermill notebooks/02_profile.ipynb out.ipynb -p workload W5 -p device cpu")
     assert [job.notebook for job in jobs(names=["02"])] == ["02_profile"] * 2
@@ -60,6 +61,9 @@ def failing(home, monkeypatch):
         notebook.metadata["kernelspec"] = KERNEL
         nbformat.write(notebook, folder / f"{name}.ipynb")
     monkeypatch.setattr(paths, "NOTEBOOKS", folder)
+    whole = params.load_report_plan()
+    two = whole.model_copy(update={"sections": whole.sections[:2]})
+    monkeypatch.setattr(params, "load_report_plan", lambda: two)
     return run.run([run.Job("01_machine", "01_machine"), run.Job("02_profile", "02_profile")], paths.EXECUTED)
 
 

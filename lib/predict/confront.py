@@ -145,7 +145,7 @@ def _or_reason(source: str, look: Callable[[], list[dict[str, Any]]]) -> list[di
     """Return the rows of one source, or one row that says why it has nothing to say of this network."""
     try:
         return look()
-    except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
+    except (RuntimeError, TypeError, ValueError) as error:
         if isinstance(error, InputError):
             raise
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
