@@ -47,13 +47,33 @@ def test_gradients_of_weights_live_to_the_end_of_the_step():
     assert weight_gradients <= set(freed[-1])
 
 
-@pytest.mark.skipif(not allocation.known(), reason="fresh pages are told of glibc alone")
-def test_only_large_outputs_are_fresh_again_and_again():
-    large = capture.capture(nn.Sequential(nn.Conv2d(3, 64, 1), nn.Conv2d(64, 64, 1)), (8, 3, 224, 224))  # 103 MB an output
-    shares = [share for op, share in zip(large.ops, allocation.fresh_shares(large), strict=True) if op.short == "convolution"]
-    assert min(shares) > 0.9
-    small = allocation.fresh_shares(chain())
-    assert max(small) < 0.5
+@pytest.mark.skipif(not allocation.known(), reason="written for glibc alone")
+def test_a_process_that_keeps_its_memory_has_no_page_faults():
+    def faults():
+        begin = allocation.page_faults()
+        for _ in range(5):
+            torch.ones(12 << 20)  # 48 MiB
+        return allocation.page_faults() - begin
+
+    with allocation.kept():
+        faults()
+        assert faults() < 100
+    assert faults() > 5 * 12 << 8, "afterwards each block is fresh again: 4 KiB a page"
+
+
+@pytest.mark.skipif(not allocation.known(), reason="written for glibc alone")
+def test_the_memory_of_an_output_was_last_touched_when_the_allocations_say():
+    # a, b, c of one size: c gets the memory that a left, which was last read when b was made, just before
+    model = nn.Sequential(nn.Conv2d(64, 64, 1), nn.Conv2d(64, 64, 1), nn.Conv2d(64, 64, 1), nn.Conv2d(64, 64, 1))
+    one = 8 * 64 * 56 * 56 * 4
+    graph = capture.capture(model, (8, 64, 56, 56))
+    distances = [distance for op, distance in zip(graph.ops, allocation.reuse_distances(graph), strict=True)
+                 if op.short == "convolution"]
+    assert max(distances[2:]) < one / 2
+    kept = capture.capture(model, (8, 64, 56, 56), "train")
+    trained = [distance for op, distance in zip(kept.ops, allocation.reuse_distances(kept), strict=True)
+               if op.short == "convolution"]
+    assert max(trained) > 4 * one, "what is kept for the backward pass was last touched in the pass before"
 
 
 def test_operators_are_summed_in_every_state():

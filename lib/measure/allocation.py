@@ -1,8 +1,7 @@
-"""Which outputs of a network get memory that the system hands out anew, page by page, and which get memory used before.
+"""Where the outputs of a network's operators find their memory: just used, used long ago, or fresh from the system.
 
-A fresh page costs the kernel a fault, up to several microseconds on a virtual machine: for element-wise operators more
-than their work. Which outputs are fresh follows from the order of allocations alone, so it is found by repeating that
-order without running any operator. Written for glibc's allocator; elsewhere nothing is said to be fresh.
+A fresh page costs the kernel a fault, one to several microseconds on a virtual machine: for large activations more than
+the operator's work. A process that keeps what it freed has no faults, and times that repeat. Written for glibc's allocator.
 """
 
 import ctypes
@@ -11,14 +10,15 @@ import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import numpy as np
 import torch
 
 from lib.work import counts
 from lib.work.capture import Graph
 
-_PAGE = 4096
-_MMAP, _TRIM = -3, -1  # M_MMAP_THRESHOLD, M_TRIM_THRESHOLD of malloc.h
-_MMAP_BYTES, _TRIM_BYTES = 32 * 2**20, 64 * 2**20  # where glibc's moving thresholds end up once large blocks were freed
+_PAGE = 1 << 16
+_TRIM, _MMAP_MAX = -1, -4  # M_TRIM_THRESHOLD, M_MMAP_MAX of malloc.h
+_TRIM_BYTES, _MMAPS = 64 * 2**20, 65536  # where glibc's moving threshold ends once large blocks were freed; its default
 _PASSES = 3
 
 
@@ -32,33 +32,24 @@ def known() -> bool:
 
 
 @contextmanager
-def steady() -> Iterator[None]:
-    """Fix glibc's thresholds where they end up in a process that has freed large blocks, so that allocations repeat."""
-    libc = _libc()
-    if libc:
-        libc.mallopt(_MMAP, _MMAP_BYTES)
-        libc.mallopt(_TRIM, _TRIM_BYTES)
-    yield
-
-
-@contextmanager
 def kept() -> Iterator[None]:
-    """Keep freed memory in the process, so that the next block of the same size is no fresh one (up to 32 MiB)."""
+    """Keep freed memory in the process, so that no block is a fresh one once as much was in use before; then give it back."""
     libc = _libc()
     if libc:
+        libc.mallopt(_MMAP_MAX, 0)
         libc.mallopt(_TRIM, 2**31 - 1)
     try:
         yield
     finally:
         if libc:
+            libc.mallopt(_MMAP_MAX, _MMAPS)
             libc.mallopt(_TRIM, _TRIM_BYTES)
+            libc.malloc_trim(0)
 
 
-def trim() -> None:
-    """Give all freed memory back to the system: the next block is fresh."""
-    libc = _libc()
-    if libc:
-        libc.malloc_trim(0)
+def page_faults() -> int:
+    """Return the page faults of this process so far that needed no disk: each is a page that the system handed out."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
 def lifetimes(graph: Graph) -> tuple[list[dict[int, int]], list[list[int]]]:
@@ -84,23 +75,35 @@ def lifetimes(graph: Graph) -> tuple[list[dict[int, int]], list[list[int]]]:
     return made, freed
 
 
-def fresh_shares(graph: Graph) -> list[float]:
-    """Return for each operator the share of its new memory, by bytes, that is fresh in a steady run of passes."""
-    shares = [0.0] * len(graph.ops)
+def reuse_distances(graph: Graph) -> list[float]:
+    """Return for each operator how many bytes the graph touched since the memory of its outputs was last touched.
+
+    By repeating the graph's allocations, without its work, in memory that is kept. 0 for what makes no storage, and where
+    the allocator is not known.
+    """
+    distances = [0.0] * len(graph.ops)
     if not known():
-        return shares
+        return distances
     made, freed = lifetimes(graph)
-    with steady():
+    clock, touched = 0.0, {}
+    with kept():
         for _ in range(_PASSES):
             held: dict[int, torch.Tensor] = {}
-            for number, (new, dead) in enumerate(zip(made, freed, strict=True)):
-                faults, total = 0, sum(new.values())
-                for storage, size in new.items():
-                    held[storage] = torch.empty(size, dtype=torch.uint8)
-                    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-                    held[storage][::_PAGE] = 1
-                    faults += resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-                shares[number] = min(1.0, faults * _PAGE / total) if total > _PAGE else 0.0
+            for number, (op, new, dead) in enumerate(zip(graph.ops, made, freed, strict=True)):
+                held |= {storage: torch.empty(size, dtype=torch.uint8) for storage, size in new.items()}
+                pages = {storage: _pages(held[storage]) for storage in new}
+                seen = [clock - touched.get(page, -np.inf) for found in pages.values() for page in found]
+                distances[number] = float(np.median(seen)) if seen else 0.0
+                if op.short not in counts.VIEWS:
+                    used = {spec.storage: spec.bytes for spec in (*op.tensors, *op.outputs)}
+                    clock += sum(used.values())
+                    touched |= {page: clock for storage in used if storage in held for page in _pages(held[storage])}
                 for storage in dead:
                     held.pop(storage, None)
-    return shares
+    return distances
+
+
+def _pages(tensor: torch.Tensor) -> range:
+    """Return the numbers of the pages (larger than the system's: only a median is wanted) that a tensor lies in."""
+    begin = tensor.data_ptr()
+    return range(begin // _PAGE, (begin + tensor.numel()) // _PAGE + 1)

@@ -1,11 +1,13 @@
 """Is a network the sum of its operators? Operators timed in isolation, in the state that the graph says they find.
 
-Three states are told apart. warm: the same buffers again and again. cold: everything written out of the caches before each
-call. found: every input put where the graph says it is, by how many bytes were touched since it was last used, and the
-output in memory that is fresh from the system or was used before, as the order of the graph's allocations makes it.
+Three states are told apart. warm: the same buffers again and again. cold: every input in memory that was last used long
+ago, and the output in other memory each time. found: every input where the graph says it is, by how many bytes were touched
+since it was last used, and the output in memory used as long ago as the order of the graph's allocations makes it. The
+process keeps what it frees: page faults are a matter of their own (lib.measure.allocation).
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -14,14 +16,15 @@ import pandas as pd
 import torch
 
 from lib.measure import allocation, machine
-from lib.measure.visit import Flusher
+from lib.measure.visit import SLOW, USUAL, Yardstick
 from lib.work import capture, counts, networks, operators, rebuild
 from lib.work.capture import Graph, Op
 
 STATES = ("warm", "cold", "found")
-_TIMED = (*STATES, "fresh")  # found, with an output in fresh memory
-_FRESH = 64 * 1024  # bytes of output below which fresh memory costs nothing to speak of
-_CALLS = 2
+_WARMUP, _CALLS = 2, 3
+_RING = 3.0  # times the last cache
+_ALIGNED = 16  # elements: pieces begin on a cache line
+_LABEL_S = 0.4  # of passes of a network a round
 _LEVELS = ("near", "far", "memory")
 
 
@@ -35,19 +38,31 @@ class Case:
 
 
 @dataclass
+class _Samples:
+    """Times in ms, each with what the yardstick took at that moment."""
+
+    ms: list[float] = field(default_factory=list)
+    yardstick_ms: list[float] = field(default_factory=list)
+
+    def quartiles(self, usual_ms: float) -> tuple[float, float, float]:
+        """Return the three quartiles in ms of what was taken while the processor was as fast as usual, or of all."""
+        taken = np.array(self.ms)
+        usual = taken[np.array(self.yardstick_ms) <= usual_ms]
+        return tuple(np.percentile(usual if len(usual) else taken, (25, 50, 75)))
+
+    def median_ms(self, usual_ms: float) -> float:
+        """Return the median in ms of what was taken while the processor was as fast as usual, or of all."""
+        return float(self.quartiles(usual_ms)[1])
+
+
+@dataclass
 class _Signature:
-    """One distinct operator with the state of its inputs, and its samples in ms by state of the caches."""
+    """One distinct operator with the state of its inputs and outputs, and its samples by state of the caches."""
 
     op: Op
     places: tuple[str, ...]
-    samples: dict[str, list[float]] = field(default_factory=lambda: {state: [] for state in _TIMED})
-
-    def median_ms(self, state: str, fresh_share: float = 0.0) -> float:
-        """Return the median in one state; found, with the share of its output that is fresh."""
-        median = float(np.median(self.samples[state]))
-        if state != "found" or not fresh_share or not self.samples["fresh"]:
-            return median
-        return median + fresh_share * max(0.0, float(np.median(self.samples["fresh"])) - median)
+    output_place: str
+    samples: dict[str, _Samples] = field(default_factory=lambda: {state: _Samples() for state in STATES})
 
 
 def places(graph: Graph, near_bytes: float, far_bytes: float) -> list[tuple[str, ...]]:
@@ -69,44 +84,107 @@ def places(graph: Graph, near_bytes: float, far_bytes: float) -> list[tuple[str,
     last = {storage: end - total for storage, end in last.items()}
     for op, bytes_touched in zip(graph.ops, touched, strict=True):
         distances = [clock - last[spec.storage] + spec.bytes for spec in op.tensors]
-        found.append(tuple(_LEVELS[0] if distance <= near_bytes else _LEVELS[1] if distance <= far_bytes else _LEVELS[2]
-                           for distance in distances))
+        found.append(tuple(_level(distance, near_bytes, far_bytes) for distance in distances))
         clock += bytes_touched
         if bytes_touched:
             last |= {spec.storage: clock for spec in (*op.tensors, *op.outputs)}
     return found
 
 
+def _level(distance: float, near_bytes: float, far_bytes: float) -> str:
+    return _LEVELS[0] if distance <= near_bytes else _LEVELS[1] if distance <= far_bytes else _LEVELS[2]
+
+
+class _Ring:
+    """A stretch of memory several times the last cache, cut into tensors one after another: each was last used long ago."""
+
+    def __init__(self, size_bytes: float, dtype: str, device: torch.device, fill: str):
+        elements = int(size_bytes) // getattr(torch, dtype).itemsize
+        self._memory, self._at = rebuild.make(capture.TensorSpec((elements,), (1,), dtype), device, fill), 0
+
+    def cut(self, spec: capture.TensorSpec) -> torch.Tensor | None:
+        """Return the next piece as a tensor of ``spec``; None if it is larger than half the ring: it displaces itself."""
+        length = rebuild.span(spec)
+        if length > len(self._memory) // 2:
+            return None
+        begin = self._at if self._at + length <= len(self._memory) else 0
+        self._at = begin + -(-length // _ALIGNED) * _ALIGNED
+        return self._memory[begin:begin + length].as_strided(spec.shape, spec.stride, begin)
+
+
 class _Bench:
     """Times one operator after putting its tensors where they belong."""
 
-    def __init__(self, device: torch.device):
-        self._device, self._flush = device, Flusher(device)
-        self._awake = torch.zeros(1 << 16)
+    def __init__(self, device: torch.device, near_bytes: float, far_bytes: float):
+        self._device, self._ring_bytes, self._rings = device, _RING * far_bytes, {}
+        self._awake, self._between = torch.zeros(1 << 16), torch.zeros(int(2 * near_bytes) // 4)
+        self._yardstick, self.looks = Yardstick(), []
+        self._yardstick.settle()
 
-    def sample(self, signature: _Signature, state: str) -> None:
-        """Add _CALLS samples of one operator in one state."""
-        op = signature.op
-        positional, named = rebuild.arguments(op, self._device)
-        tensors = [leaf for leaf in torch.utils._pytree.tree_leaves((positional, named)) if isinstance(leaf, torch.Tensor)]
-        call = _caller(op.overload, positional, named)
-        call()
-        place = dict.fromkeys(_LEVELS, ())
-        if state in ("found", "fresh"):
-            place = {level: [tensor for tensor, where in zip(tensors, signature.places, strict=False) if where == level]
-                     for level in _LEVELS}
-        for _ in range(_CALLS):
-            if state != "warm":
-                self._flush()
-            for level in ("far", "near"):
-                for tensor in place[level]:
+    def take(self, into: dict[str, _Samples], look: Callable[[], dict[str, list[float]]]) -> None:
+        """Wait until the processor is as fast as usual, look, and add the samples with what the yardstick took."""
+        before = self._yardstick.wait()
+        taken = look()
+        yardstick_ms = max(before, self._yardstick.ms())
+        self.looks.append(yardstick_ms)
+        for state, samples in taken.items():
+            into[state].ms.extend(samples)
+            into[state].yardstick_ms.extend([yardstick_ms] * len(samples))
+
+    def usual_ms(self) -> float:
+        """Return what the yardstick takes at most while the processor is as fast as usual, judged by the whole run."""
+        return SLOW * float(np.percentile(self.looks, USUAL))
+
+    def visit(self, signature: _Signature) -> None:
+        """Sample one operator in every state."""
+        self.take(signature.samples, lambda: self._look(signature))
+
+    def _look(self, signature: _Signature) -> dict[str, list[float]]:
+        op, held = signature.op, {}
+        wanted = {"warm": ["near"] * len(op.tensors), "cold": ["memory"] * len(op.tensors), "found": signature.places}
+        keeps = {"warm": False, "cold": True, "found": signature.output_place != "near"}
+        return {state: self._sample(op, dict(zip(map(id, op.tensors), wanted[state], strict=False)), held, state != "warm",
+                                    keeps[state]) for state in STATES}
+
+    def _sample(self, op: Op, places: dict[int, str], held: dict[int, torch.Tensor], touch: bool,
+                keep: bool) -> list[float]:
+        """Return _CALLS times in ms of one operator whose tensors lie in ``places`` (by the id of their spec).
+
+        ``keep`` holds on to the outputs, so that the next one gets other memory.
+        """
+        def maker(spec: capture.TensorSpec, device: torch.device, fill: str, high: int) -> torch.Tensor:
+            piece = self._cut(spec, fill) if places.get(id(spec)) == "memory" else None
+            if piece is None:
+                if id(spec) not in held:
+                    held[id(spec)] = rebuild.make(spec, device, fill, high)
+                piece = held[id(spec)]
+            return piece
+
+        samples, outputs = [], []
+        for number in range(_WARMUP + _CALLS):
+            positional, named = rebuild.arguments(op, self._device, maker)
+            call = _caller(op.overload, positional, named)
+            for place in ("far", "near"):
+                found = [held[key] for key, where in places.items() if where == place and key in held]
+                for tensor in found if touch else ():
                     _touch(tensor)
-            if state == "fresh":
-                allocation.trim()
-            self._awake.add_(1.0)
-            begin = time.perf_counter_ns()
-            call()
-            signature.samples[state].append((time.perf_counter_ns() - begin) / 1e6)
+                if place == "far" and found and touch:
+                    self._between.add_(1.0)
+                self._awake.add_(1.0)
+            taken, output = _clocked_ms(call)
+            outputs.append(output if keep else None)
+            del output
+            if number >= _WARMUP:
+                samples.append(taken)
+        return samples
+
+    def _cut(self, spec: capture.TensorSpec, fill: str) -> torch.Tensor | None:
+        if not spec.dtype.startswith(("float", "bfloat")) or not spec.elements:
+            return None
+        key = (fill, spec.dtype)
+        if key not in self._rings:
+            self._rings[key] = _Ring(self._ring_bytes, spec.dtype, self._device, fill)
+        return self._rings[key].cut(spec)
 
 
 def _caller(function: Callable, positional: list, named: dict) -> Callable[[], object]:
@@ -164,74 +242,81 @@ def compose(cases: Sequence[Case], device: torch.device, rounds: int = 3,
             progress: Callable[[Iterable, str], Iterable] = lambda items, _: items) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Measure networks and their operators in interleaved rounds; return one row a case and one a distinct operator.
 
-    Cases: ``network, mode, batch_size, network_ms, network_iqr_pct, operators, overhead_ms`` and for each state ``<state>_ms``
-    and ``<state>_ratio`` (sum over network). Operators: ``name, family, places, occurrences`` and a median by state.
+    Cases: ``network, mode, batch_size, network_ms, network_iqr_pct, operators, overhead_ms, usual_share`` (of the passes
+    that count, by the yardstick) and for each state ``<state>_ms`` and ``<state>_ratio`` (sum over network).
+    Operators: ``name, family, places, output_place, occurrences, bytes`` and a median by state.
     """
     held = machine.levels(device, torch.get_num_threads())
     near, far = float(held.get("L2", 2**21)), float(held.get("L3", max(held.values(), default=2**25)))
     graphs = {case: _graph(case) for case in cases}
     signatures: dict[tuple, _Signature] = {}
-    uses: dict[Case, list[tuple]] = {}
+    uses: dict[Case, list[_Signature]] = {}
     for case, graph in graphs.items():
-        uses[case] = [((op, where if op.short not in counts.VIEWS else ()), fresh) for op, where, fresh in
-                      zip(graph.ops, places(graph, near, far), allocation.fresh_shares(graph), strict=True)]
-        for key, _ in uses[case]:
-            signatures.setdefault(key, _Signature(*key))
-    bench, order = _Bench(device), np.random.default_rng(0)
-    labels: dict[Case, list[float]] = {case: [] for case in cases}
+        distances = allocation.reuse_distances(graph)
+        uses[case] = []
+        for op, where, distance in zip(graph.ops, places(graph, near, far), distances, strict=True):
+            key = (op, () if op.short in counts.VIEWS else where, _level(distance, near, far))
+            uses[case].append(signatures.setdefault(key, _Signature(*key)))
+    with allocation.kept():
+        return _measured(uses, list(signatures.values()), device, _Bench(device, near, far), rounds, progress)
+
+
+def _measured(uses: dict[Case, list[_Signature]], signatures: list[_Signature], device: torch.device, bench: _Bench,
+              rounds: int, progress: Callable) -> tuple[pd.DataFrame, pd.DataFrame]:
+    order, cases = np.random.default_rng(0), list(uses)
+    calls = [network_call(case, device) for case in cases]
+    labels: dict[Case, _Samples] = {case: _Samples() for case in cases}
     for _ in progress(range(rounds), "composition"):
         for index in order.permutation(len(cases)):
-            _label(cases[index], device, labels[cases[index]])
-        keys = list(signatures)
-        for index in order.permutation(len(keys)):
-            _visit(bench, signatures[keys[index]])
-    overhead = dispatch_overhead_ms(device)
-    return _cases(uses, labels, signatures, overhead), _operators(uses, signatures)
+            _passes(bench, calls[index], labels[cases[index]])
+        for index in order.permutation(len(signatures)):
+            bench.visit(signatures[index])
+    usual_ms = bench.usual_ms()
+    return _cases(uses, labels, usual_ms, dispatch_overhead_ms(device)), _operators(uses, signatures, usual_ms)
 
 
-def _visit(bench: "_Bench", signature: _Signature) -> None:
-    """Sample one operator in every state; fresh memory only where it has an output to speak of."""
-    with allocation.kept():
-        for state in STATES:
-            bench.sample(signature, state)
-    if allocation.known() and sum(spec.bytes for spec in signature.op.outputs) > _FRESH:
-        bench.sample(signature, "fresh")
-
-
-def _label(case: Case, device: torch.device, samples: list[float]) -> None:
-    """Time a whole network: one pass to warm it, then _CALLS passes."""
-    call = network_call(case, device)
-    call()
-    for _ in range(_CALLS):
-        begin = time.perf_counter_ns()
+def _passes(bench: _Bench, call: Callable[[], object], samples: _Samples) -> None:
+    """Add the times in ms of whole passes of a network, for about _LABEL_S, each judged by the yardstick for itself."""
+    for _ in range(_WARMUP):
         call()
-        samples.append((time.perf_counter_ns() - begin) / 1e6)
+    end = time.perf_counter() + _LABEL_S
+    while True:
+        bench.take({"whole": samples}, lambda: {"whole": [_clocked_ms(call)[0]]})
+        if time.perf_counter() > end:
+            return
 
 
-def _cases(uses: dict, labels: dict, signatures: dict, overhead_ms: float) -> pd.DataFrame:
+def _clocked_ms(call: Callable[[], object]) -> tuple[float, object]:
+    begin = time.perf_counter_ns()
+    output = call()
+    return (time.perf_counter_ns() - begin) / 1e6, output
+
+
+def _cases(uses: dict[Case, list[_Signature]], labels: dict[Case, _Samples], usual_ms: float,
+           overhead_ms: float) -> pd.DataFrame:
     rows = []
-    for case, keys in uses.items():
-        low, network_ms, high = np.percentile(labels[case], (25, 50, 75))
-        modules = sum(key[0].phase == "forward" for key, _ in keys)
+    for case, used in uses.items():
+        low, network_ms, high = labels[case].quartiles(usual_ms)
+        modules = sum(signature.op.phase == "forward" for signature in used)
         row = {"network": case.network, "mode": case.mode, "batch_size": case.batch_size, "network_ms": network_ms,
-               "network_iqr_pct": (high - low) / network_ms * 100, "operators": len(keys), "overhead_ms": modules * overhead_ms}
+               "network_iqr_pct": (high - low) / network_ms * 100, "operators": len(used), "overhead_ms": modules * overhead_ms,
+               "usual_share": float(np.mean(np.array(labels[case].yardstick_ms) <= usual_ms))}
         for state in STATES:
-            row[f"{state}_ms"] = sum(signatures[key].median_ms(state, fresh) for key, fresh in keys)
+            row[f"{state}_ms"] = sum(signature.samples[state].median_ms(usual_ms) for signature in used)
             row[f"{state}_ratio"] = (row[f"{state}_ms"] + row["overhead_ms"] * (state == "found")) / network_ms
         rows.append(row)
     return pd.DataFrame(rows)
 
 
-def _operators(uses: dict, signatures: dict) -> pd.DataFrame:
+def _operators(uses: dict[Case, list[_Signature]], signatures: list[_Signature], usual_ms: float) -> pd.DataFrame:
+    occurrences = Counter(id(signature) for used in uses.values() for signature in used)
     found = []
-    for key, signature in signatures.items():
+    for signature in signatures:
         described = operators.describe(signature.op)
-        occurrences = sum(used == key for keys in uses.values() for used, _ in keys)
         found.append({"name": signature.op.name, "family": described[0] if described else "",
-                      "places": " ".join(signature.places), "occurrences": occurrences,
-                      "bytes": counts.compulsory_bytes(signature.op),
-                      **{f"{state}_ms": signature.median_ms(state) for state in STATES},
-                      "fresh_ms": float(np.median(signature.samples["fresh"])) if signature.samples["fresh"] else np.nan})
+                      "places": " ".join(signature.places), "output_place": signature.output_place,
+                      "occurrences": occurrences[id(signature)], "bytes": counts.compulsory_bytes(signature.op),
+                      **{f"{state}_ms": signature.samples[state].median_ms(usual_ms) for state in STATES}})
     return pd.DataFrame(found)
 
 

@@ -24,7 +24,7 @@ _WARM_MS = 3.0
 _MOST_CALLS = 1000
 SLOW = 1.06  # of the usual, and the processor counts as disturbed
 USUAL = 20  # percentile of the looks at the yardstick
-_MEMORY, _SETTLE_S, _WAIT_S, _PAUSE_S = 600, 1.0, 0.12, 0.03
+_MEMORY, _SETTLE_S, _WAIT_S = 600, 1.0, 0.12
 
 
 def _busy() -> tuple[float, float]:
@@ -84,11 +84,13 @@ class Yardstick:
         return taken_ms > SLOW * float(np.percentile(self._history, USUAL))
 
     def wait(self) -> float:
-        """Wait, at most WAIT_S, until the processor is as fast as usual; return the last look, in ms."""
+        """Look on, at most WAIT_S, until the processor is as fast as usual; return the last look, in ms.
+
+        Without sleeping: a processor that slept is slow its first moments.
+        """
         end = time.perf_counter() + _WAIT_S
         taken = self.ms()
         while self.is_slow(taken) and time.perf_counter() < end:
-            time.sleep(_PAUSE_S)
             taken = self.ms()
         return taken
 

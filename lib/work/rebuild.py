@@ -90,15 +90,16 @@ def _pooled_indices(op: Op, made: list[Any]) -> None:
     made[7] = forward(made[1], *made[2:7])[1]
 
 
-def arguments(op: Op, device: torch.device) -> tuple[list[Any], dict[str, Any]]:
-    """Make the arguments of ``op`` on ``device``; the same tensor given twice is made once."""
+def arguments(op: Op, device: torch.device,
+              maker: Callable[[TensorSpec, torch.device, str, int], torch.Tensor] = make) -> tuple[list[Any], dict[str, Any]]:
+    """Make the arguments of ``op`` on ``device``, each tensor by ``maker``; the same tensor given twice is made once."""
     fills, high, made_tensors = _fills(op), _high(op), {}
 
     def one(value: Any, fill: str) -> Any:
         if isinstance(value, TensorSpec):
             key = (value.storage, value.shape, value.stride) if value.storage >= 0 else object()
             if key not in made_tensors:
-                made_tensors[key] = make(value, device, fill, high)
+                made_tensors[key] = maker(value, device, fill, high)
             return made_tensors[key]
         if isinstance(value, tuple):
             return [one(item, fill) for item in value]
