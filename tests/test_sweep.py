@@ -12,7 +12,7 @@ import pytest
 
 from lib import __main__, paths, store
 from lib.errors import InputError
-from lib.measure import difference, rounds, sweep
+from lib.measure import allocation, difference, rounds, sweep
 from lib.params import SweepParams
 from lib.work import spaces
 from tests.interrupted import cut_again_and_again
@@ -52,6 +52,9 @@ def test_a_sweep_gives_a_valid_table_and_goes_on_or_starts_anew(home, small_spac
     assert set(found.table["latency_type"]) == {"kernel", "end_to_end"}
     assert set(found.table["cache"]) == {"warm", "cold"}
     assert found.table["config"].is_unique
+    worker = store.read_json(folder / "sweep.meta.json")["devices"]["cpu"]["software"]
+    assert worker["environment"].items() >= allocation.ENVIRONMENT.items(), "the worker keeps what it frees, and says so"
+    assert not os.environ.keys() & allocation.ENVIRONMENT.keys()
     for row in found.table.itertuples():
         config = spaces.config(row.op, {name: getattr(row, name) for name in spaces.operators.family(row.op).parameters
                                         if not pd.isna(getattr(row, name))}, row.dtype, found.table.loc[row.Index, "pass"])

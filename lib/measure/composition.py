@@ -22,6 +22,7 @@ from lib.work.capture import Graph, Op
 
 STATES = ("warm", "cold", "found")
 _WARMUP, _CALLS = 2, 3
+_CHAIN = 200
 _RING = 3.0  # times the last cache
 _ALIGNED = 16  # elements: pieces begin on a cache line
 _LABEL_S = 0.4  # of passes of a network a round
@@ -160,7 +161,7 @@ class _Bench:
                 piece = held[id(spec)]
             return piece
 
-        samples, outputs = [], []
+        samples, outputs, held_bytes = [], [], sum(spec.bytes for spec in op.outputs)
         for number in range(_WARMUP + _CALLS):
             positional, named = rebuild.arguments(op, self._device, maker)
             call = _caller(op.overload, positional, named)
@@ -172,7 +173,7 @@ class _Bench:
                     self._between.add_(1.0)
                 self._awake.add_(1.0)
             taken, output = _clocked_ms(call)
-            outputs.append(output if keep else None)
+            outputs.append(output if keep and number * held_bytes < self._ring_bytes else None)
             del output
             if number >= _WARMUP:
                 samples.append(taken)
@@ -218,18 +219,28 @@ def network_call(case: Case, device: torch.device) -> Callable[[], object]:
     return step
 
 
-def dispatch_overhead_ms(device: torch.device) -> float:
-    """Return what a module's call costs beyond its operator: 200 activations of one element, against the operator."""
-    tiny, layer = torch.zeros(1, device=device), torch.nn.Sequential(*[torch.nn.ReLU() for _ in range(200)])
-    relu, samples = torch.ops.aten.relu.default, []
-    with torch.no_grad():
-        for _ in range(50):
-            begin = time.perf_counter_ns()
-            layer(tiny)
-            middle = time.perf_counter_ns()
-            for _ in range(200):
+def dispatch_overhead_ms(device: torch.device, mode: str) -> float:
+    """Return what a module costs beyond its operators: a chain of 200 activations of one element, against the operators.
+
+    In training that is the module's call, the recording of its backward and autograd's way back.
+    """
+    tiny, layers = torch.zeros(1, device=device), torch.nn.Sequential(*[torch.nn.ReLU() for _ in range(_CHAIN)])
+    relu, back, samples = torch.ops.aten.relu.default, torch.ops.aten.threshold_backward.default, []
+    training = mode == "train"
+    given = tiny.clone().requires_grad_(training)
+    for _ in range(50):
+        begin = time.perf_counter_ns()
+        with torch.set_grad_enabled(training):
+            out = layers(given)
+            if training:
+                out.backward(tiny)
+        middle = time.perf_counter_ns()
+        with torch.no_grad():
+            for _ in range(_CHAIN):
                 relu(tiny)
-            samples.append(((middle - begin) - (time.perf_counter_ns() - middle)) / 200 / 1e6)
+                if training:
+                    back(tiny, tiny, 0)
+        samples.append(((middle - begin) - (time.perf_counter_ns() - middle)) / _CHAIN / 1e6)
     return max(0.0, float(np.median(samples)))
 
 
@@ -243,7 +254,7 @@ def compose(cases: Sequence[Case], device: torch.device, rounds: int = 3,
     """Measure networks and their operators in interleaved rounds; return one row a case and one a distinct operator.
 
     Cases: ``network, mode, batch_size, network_ms, network_iqr_pct, operators, overhead_ms, usual_share`` (of the passes
-    that count, by the yardstick) and for each state ``<state>_ms`` and ``<state>_ratio`` (sum over network).
+    that count, by the yardstick) and for each state ``<state>_ms`` and ``<state>_ratio`` (sum and overhead over network).
     Operators: ``name, family, places, output_place, occurrences, bytes`` and a median by state.
     """
     held = machine.levels(device, torch.get_num_threads())
@@ -272,7 +283,8 @@ def _measured(uses: dict[Case, list[_Signature]], signatures: list[_Signature], 
         for index in order.permutation(len(signatures)):
             bench.visit(signatures[index])
     usual_ms = bench.usual_ms()
-    return _cases(uses, labels, usual_ms, dispatch_overhead_ms(device)), _operators(uses, signatures, usual_ms)
+    overhead_ms = {mode: dispatch_overhead_ms(device, mode) for mode in capture.MODES}
+    return _cases(uses, labels, usual_ms, overhead_ms), _operators(uses, signatures, usual_ms)
 
 
 def _passes(bench: _Bench, call: Callable[[], object], samples: _Samples) -> None:
@@ -293,17 +305,18 @@ def _clocked_ms(call: Callable[[], object]) -> tuple[float, object]:
 
 
 def _cases(uses: dict[Case, list[_Signature]], labels: dict[Case, _Samples], usual_ms: float,
-           overhead_ms: float) -> pd.DataFrame:
+           overhead_ms: dict[str, float]) -> pd.DataFrame:
     rows = []
     for case, used in uses.items():
         low, network_ms, high = labels[case].quartiles(usual_ms)
         modules = sum(signature.op.phase == "forward" for signature in used)
         row = {"network": case.network, "mode": case.mode, "batch_size": case.batch_size, "network_ms": network_ms,
-               "network_iqr_pct": (high - low) / network_ms * 100, "operators": len(used), "overhead_ms": modules * overhead_ms,
+               "network_iqr_pct": (high - low) / network_ms * 100, "operators": len(used),
+               "overhead_ms": modules * overhead_ms[case.mode],
                "usual_share": float(np.mean(np.array(labels[case].yardstick_ms) <= usual_ms))}
         for state in STATES:
             row[f"{state}_ms"] = sum(signature.samples[state].median_ms(usual_ms) for signature in used)
-            row[f"{state}_ratio"] = (row[f"{state}_ms"] + row["overhead_ms"] * (state == "found")) / network_ms
+            row[f"{state}_ratio"] = (row[f"{state}_ms"] + row["overhead_ms"]) / network_ms
         rows.append(row)
     return pd.DataFrame(rows)
 

@@ -71,7 +71,7 @@ def hardware() -> dict[str, Any]:
 def software() -> dict[str, Any]:
     """Return what ``software_id`` is made of: versions, CPU threads and the math settings of this process."""
     names = ("OMP_NUM_THREADS", "OMP_PROC_BIND", "MKL_NUM_THREADS", "KMP_AFFINITY", "CUBLAS_WORKSPACE_CONFIG",
-             "ONEDNN_MAX_CPU_ISA", "LD_PRELOAD")
+             "ONEDNN_MAX_CPU_ISA", "LD_PRELOAD", "MALLOC_MMAP_MAX_", "MALLOC_TRIM_THRESHOLD_")
     return {"python": platform.python_version(), "os": f"{platform.system()} {platform.release()}",
             "torch": torch.__version__, "torchvision": _torchvision(), "cuda": torch.version.cuda,
             "cudnn": torch.backends.cudnn.version() if torch.cuda.is_available() else None, "driver": _driver(),

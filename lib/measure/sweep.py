@@ -18,7 +18,7 @@ import torch
 
 from lib import paths, store
 from lib.errors import InputError, choices
-from lib.measure import machine, rounds, visit
+from lib.measure import allocation, machine, rounds, visit
 from lib.measure.archive import Progress
 from lib.params import SweepParams
 from lib.tables import columns
@@ -49,7 +49,8 @@ class _Worker:
         self._pipe, other = context.Pipe()
         self._process = context.Process(target=visit.serve, daemon=True,
                                         args=(other, self._device, self._p.threads, self._p.visit_ms, self._p.patience_s))
-        self._process.start()
+        with allocation.kept_by_children():  # or large outputs would be fetched anew from the system at each call
+            self._process.start()
         other.close()
 
     def ready(self) -> dict[str, Any]:

@@ -24,7 +24,7 @@ _WARM_MS = 3.0
 _MOST_CALLS = 1000
 SLOW = 1.06  # of the usual, and the processor counts as disturbed
 USUAL = 20  # percentile of the looks at the yardstick
-_MEMORY, _SETTLE_S, _WAIT_S = 600, 1.0, 0.12
+_MEMORY, _SETTLE_S, _WAIT_S = 600, 0.5, 0.12
 
 
 def _busy() -> tuple[float, float]:

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from lib.errors import InputError, choices
 
+MODES = ("infer", "train")
 PHASES = ("forward", "backward", "optimizer")
 KINDS = ("parameter", "buffer", "input", "activation")
 OPTIMIZERS = {"adam": torch.optim.Adam, "sgd": lambda parameters: torch.optim.SGD(parameters, 0.1, momentum=0.9)}
@@ -243,7 +244,7 @@ def capture(model: nn.Module, shape: Sequence[int], mode: str = "infer", optimiz
     training mode, and a step of ``optimizer`` (adam, sgd) unless that is empty. The model itself is not changed.
     Raises InputError when the network cannot take the shape, with torch's reason.
     """
-    if mode not in ("infer", "train") or optimizer not in ("", *OPTIMIZERS):
+    if mode not in MODES or optimizer not in ("", *OPTIMIZERS):
         raise InputError(f"no mode {mode!r} or optimizer {optimizer!r}; there are: infer, train; {choices(OPTIMIZERS)}")
     fake = FakeTensorMode()
     try:
