@@ -1,10 +1,14 @@
 """What the graph says of an operator's inputs and output, and the sum of operators against the network."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from lib import paths
 from lib.measure import allocation, composition
 from lib.measure.composition import Case
 from lib.work import capture, counts, networks
@@ -61,19 +65,26 @@ def test_a_process_that_keeps_its_memory_has_no_page_faults():
     assert faults() > 5 * 12 << 8, "afterwards each block is fresh again: 4 KiB a page"
 
 
+OLDEST = """
+from torch import nn
+from lib.measure import allocation
+from lib.work import capture, counts
+model = nn.Sequential(*[nn.Conv2d(64, 64, 1) for _ in range(6)])
+for mode in ("infer", "train"):
+    graph = capture.capture(model, (8, 64, 56, 56), mode)
+    found = [distance for op, distance in zip(graph.ops, allocation.reuse_distances(graph)) if op.short == "convolution"]
+    print(min(found), max(found), sum(counts.compulsory_bytes(op) for op in graph.ops))
+"""
+
+
 @pytest.mark.skipif(not allocation.known(), reason="written for glibc alone")
 def test_what_is_kept_for_the_backward_pass_makes_outputs_find_older_memory():
-    model = nn.Sequential(*[nn.Conv2d(64, 64, 1) for _ in range(6)])
-    oldest = {}
-    for mode in ("infer", "train"):
-        graph = capture.capture(model, (8, 64, 56, 56), mode)
-        distances = [distance for op, distance in zip(graph.ops, allocation.reuse_distances(graph), strict=True)
-                     if op.short == "convolution"]
-        oldest[mode] = max(distances)
-        touched = sum(counts.compulsory_bytes(op) for op in graph.ops)
-        assert all(0 <= distance <= 1.5 * touched for distance in distances)
-    assert oldest["infer"] < 4.5 * 8 * 64 * 56 * 56 * 4, "two or three blocks take turns"
-    assert oldest["train"] > oldest["infer"]
+    # in a process of its own: where memory lies depends on everything that a process did before
+    done = subprocess.run([sys.executable, "-c", OLDEST], capture_output=True, text=True, check=True, cwd=paths.ROOT)
+    (low, infer, _), (least, train, touched) = (map(float, line.split()) for line in done.stdout.splitlines())
+    assert min(low, least) >= 0
+    assert infer < 4.5 * 8 * 64 * 56 * 56 * 4, "two or three blocks take turns"
+    assert infer < train <= 1.5 * touched
 
 
 def test_operators_are_summed_in_every_state():
