@@ -14,9 +14,9 @@ from lib.measure import rounds
 COUNT = 300
 PROGRAM = """
 import sys
-from lib.measure import sweep
-from lib.params import SweepParams
 if __name__ == "__main__":
+    from lib.measure import sweep
+    from lib.params import SweepParams
     sweep.measure_sweep(SweepParams(op="all", device="cpu", budget_s=0, count=int(sys.argv[1]), name=sys.argv[2]))
 """
 
