@@ -21,7 +21,8 @@ from lib.work import capture, counts, networks, operators, rebuild
 from lib.work.capture import Graph, Op
 
 STATES = ("warm", "cold", "found")
-_WARMUP, _CALLS = 2, 3
+_WARMUP, _CALLS, _TRIES = 2, 3, 12
+_FEW_FAULTS = 8
 _CHAIN = 200
 _RING = 3.0  # times the last cache
 _ALIGNED = 16  # elements: pieces begin on a cache line
@@ -126,7 +127,7 @@ class _Bench:
         """Wait until the processor is as fast as usual, look, and add the samples with what the yardstick took."""
         before = self._yardstick.wait()
         taken = look()
-        yardstick_ms = max(before, self._yardstick.ms())
+        yardstick_ms = max(before, self._yardstick.after())
         self.looks.append(yardstick_ms)
         for state, samples in taken.items():
             into[state].ms.extend(samples)
@@ -151,7 +152,8 @@ class _Bench:
                 keep: bool) -> list[float]:
         """Return _CALLS times in ms of one operator whose tensors lie in ``places`` (by the id of their spec).
 
-        ``keep`` holds on to the outputs, so that the next one gets other memory.
+        ``keep`` holds on to the outputs, so that the next one gets other memory. Calls for which the process had to grow are
+        made again, _TRIES in all at most: a process that has run for long has grown.
         """
         def maker(spec: capture.TensorSpec, device: torch.device, fill: str, high: int) -> torch.Tensor:
             piece = self._cut(spec, fill) if places.get(id(spec)) == "memory" else None
@@ -162,7 +164,7 @@ class _Bench:
             return piece
 
         samples, outputs, held_bytes = [], [], sum(spec.bytes for spec in op.outputs)
-        for number in range(_WARMUP + _CALLS):
+        for number in range(_TRIES):
             positional, named = rebuild.arguments(op, self._device, maker)
             call = _caller(op.overload, positional, named)
             for place in ("far", "near"):
@@ -172,11 +174,15 @@ class _Bench:
                 if place == "far" and found and touch:
                     self._between.add_(1.0)
                 self._awake.add_(1.0)
+            faults = allocation.page_faults()
             taken, output = _clocked_ms(call)
+            faults = allocation.page_faults() - faults
             outputs.append(output if keep and number * held_bytes < self._ring_bytes else None)
             del output
-            if number >= _WARMUP:
+            if number >= _WARMUP and (faults <= _FEW_FAULTS or number >= _TRIES - _CALLS):
                 samples.append(taken)
+            if len(samples) == _CALLS:
+                break
         return samples
 
     def _cut(self, spec: capture.TensorSpec, fill: str) -> torch.Tensor | None:

@@ -83,6 +83,10 @@ class Yardstick:
         """Return whether a look was slower than usual; usual is the fast fifth of the last looks."""
         return taken_ms > SLOW * float(np.percentile(self._history, USUAL))
 
+    def after(self) -> float:
+        """Return the faster of two looks, in ms: the first one finds its own data out of the caches, and the code cold."""
+        return min(self.ms(), self.ms())
+
     def wait(self) -> float:
         """Look on, at most WAIT_S, until the processor is as fast as usual; return the last look, in ms.
 
@@ -258,4 +262,4 @@ def _undisturbed(config: Config, ops: tuple[Op, ...], device: torch.device, visi
         return {**visit(config, ops, device, visit_ms, flusher), "yardstick_ms": np.nan}
     before = yardstick.wait()
     result = visit(config, ops, device, visit_ms, flusher)
-    return {**result, "yardstick_ms": max(before, yardstick.ms())}
+    return {**result, "yardstick_ms": max(before, yardstick.after())}

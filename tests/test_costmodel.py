@@ -1,0 +1,113 @@
+"""Operator models: features, physics, trees, intervals, ranges, files; and what they refuse."""
+
+import gzip
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from lib import paths, store
+from lib.errors import InputError
+from lib.predict import costmodel, features
+from lib.work import spaces
+
+
+@pytest.fixture(scope="module")
+def swept():
+    """Give the reference sweep of the CPU."""
+    return store.read(next(paths.REFERENCE.glob("*/sweeps/all_kernel_warm/sweep.parquet")), "sweep")
+
+
+@pytest.fixture(scope="module")
+def products(swept):
+    return swept[swept["op"].isin(("linear", "matmul")) & (swept["pass"] == "forward")].reset_index(drop=True)
+
+
+@pytest.fixture(scope="module")
+def model(products):
+    return costmodel.fit(products.iloc[::2], {"source": "test"})
+
+
+@pytest.mark.parametrize("op", spaces.load_sweeps().spaces)
+def test_one_operator_and_a_column_of_them_have_the_same_features(op, swept):
+    rows = swept[swept["op"] == op].head(20)
+    group = features.group_of(op)
+    many, terms = features.matrix(rows, group), features.terms(rows, group)
+    for place, row in enumerate(rows.to_dict("records")):
+        given = {name: row[name] for name in spaces.operators.family(op).parameters if not pd.isna(row[name])}
+        one_terms, one = features.vector(op, given, row["flops"], row["bytes"])
+        assert one == pytest.approx(many.iloc[place].tolist())
+        assert one_terms == pytest.approx(terms.iloc[place].tolist())
+    assert np.isfinite(many.to_numpy()).all()
+    assert (terms.to_numpy() >= 0).all()
+
+
+def test_rates_are_found_again_and_never_negative():
+    draw = np.random.default_rng(0)
+    terms = pd.DataFrame({"products": draw.uniform(1, 1e9, 200), "bytes": draw.uniform(1, 1e7, 200), "call": 1.0})
+    known = np.array([2e-9, 5e-8, 3e-3])
+    assert costmodel.rates(terms, terms.to_numpy() @ known) == pytest.approx(known, rel=1e-6)
+    falling = costmodel.rates(terms, 1.0 / terms["products"].to_numpy())
+    assert (falling >= 0).all()
+
+
+def test_intervals_cover_what_they_say():
+    draw = np.random.default_rng(1)
+    size = draw.uniform(0, 1, 4000)
+    error = draw.normal(0, 0.05 + 0.3 * size)
+    edges, halves = costmodel.conformal(error[::2], size[::2])
+    inside = np.abs(error[1::2]) <= np.array(halves)[np.searchsorted(edges, size[1::2])]
+    assert 0.87 < inside.mean() < 0.93
+    assert halves == sorted(halves), "wider where the errors are larger"
+
+
+def test_predictions_are_positive_ordered_and_better_than_the_mean(model, products):
+    unseen = products.iloc[1::2]
+    good = unseen[(unseen["status"] == "ok") & (unseen["verdict"] != "unusable")]
+    said = model.predict(good)
+    assert (said["low_ms"] > 0).all()
+    assert ((said["low_ms"] <= said["predicted_ms"]) & (said["predicted_ms"] <= said["high_ms"])).all()
+    measured = good["latency_ms"].to_numpy()
+    typical = np.full(len(measured), np.exp(np.log(measured).mean()))
+    assert costmodel.score(measured, said["predicted_ms"].to_numpy())["median"] < \
+        0.2 * costmodel.score(measured, typical)["median"]
+    assert said["predicted_gbps"].to_numpy() == pytest.approx(good["bytes"].to_numpy() / said["predicted_ms"].to_numpy() / 1e6)
+
+
+def test_a_question_outside_of_what_was_learned_is_said_to_be_so(model, products):
+    known = products.iloc[[0]]
+    assert not model.predict(products.iloc[::2]).loc[lambda said: said["out_of_range"]].size
+    huge = known.assign(gemm_m=10**6, flops=known["flops"] * 1e4, bytes=known["bytes"] * 1e3)
+    assert model.predict(huge)["out_of_range"].all()
+    assert np.isfinite(model.predict(huge)["predicted_ms"]).all()
+    assert model.predict(known.assign(layout="tt"))["out_of_range"].all()
+    with pytest.raises(InputError, match="has not learned convolution forward; it knows: product forward"):
+        model.predict(known.assign(op="conv2d"))
+
+
+def test_a_saved_model_says_the_same(model, products, tmp_path):
+    path = model.save(tmp_path / "cpu.json.gz")
+    again = costmodel.CostModel.load(path)
+    pd.testing.assert_frame_equal(again.predict(products), model.predict(products))
+    assert again.facts == model.facts
+    assert model.save(tmp_path / "again.json.gz").read_bytes() == path.read_bytes()
+
+
+@pytest.mark.parametrize(("content", "words"), [
+    (b"PK not a model", "is no cost model, or is damaged"), (gzip.compress(b"{"), "is no cost model, or is damaged"),
+    (gzip.compress(json.dumps({"schema": 99}).encode()), "is of version 99, this program reads up to 1")])
+def test_files_that_are_no_model(tmp_path, content, words):
+    (tmp_path / "model.json.gz").write_bytes(content)
+    with pytest.raises(InputError, match=words):
+        costmodel.CostModel.load(tmp_path / "model.json.gz")
+
+
+def test_tables_that_one_model_cannot_learn_from(products):
+    ok = products[products["status"] == "ok"].head(60).assign(verdict="stable")
+    with pytest.raises(InputError, match="rows have no positive time, the first is"):
+        costmodel.fit(ok.assign(latency_ms=np.where(np.arange(60) == 3, 0.0, ok["latency_ms"])))
+    with pytest.raises(InputError, match="one model answers for one hardware_id"):
+        costmodel.fit(ok.assign(hardware_id=["a", "b"] * 30))
+    with pytest.raises(InputError, match="too few rows: a group needs 40, there are {'product forward': 30}"):
+        costmodel.fit(ok.head(30))
