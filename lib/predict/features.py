@@ -1,0 +1,207 @@
+"""What a model is told of an operator: its sizes, what it computes and moves, and how it falls on the library's blocks.
+
+Each function works on one operator (plain numbers) and on columns (arrays) alike, so that what is learned is what is asked.
+"""
+
+from collections.abc import Callable, Mapping
+from math import log2
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from lib.errors import InputError, choices
+
+LANES = 16  # fp32 values of the widest vector; libraries block channels by it
+GROUPS: dict[str, tuple[str, ...]] = {
+    "convolution": ("conv2d", "conv3d"),
+    "product": ("linear", "matmul", "bmm"),
+    "attention": ("attention",),
+    "window": ("pool2d", "pool3d"),
+    "memory": ("batch_norm", "layer_norm", "softmax", "activation", "elementwise", "reduction", "cat", "copy", "fill", "random",
+               "loss")}
+GROUP_OF = {op: group for group, ops in GROUPS.items() for op in ops}
+TEXTS: dict[str, tuple[str, ...]] = {
+    "op": tuple(GROUP_OF),
+    "layout": ("contiguous", "channels_last", "transposed", "nn", "nt", "tn", "tt"),
+    "broadcast": ("none", "scalar", "channel", "row", "mixed"),
+    "kind": ("max", "avg", "adaptive_avg", "sdpa", "mha", "softmax", "log_softmax", "layer_norm", "relu", "gelu", "silu",
+             "hardswish", "hardsigmoid", "hardtanh", "sigmoid", "tanh", "add", "mul", "sub", "div", "sqrt", "sum", "mean",
+             "clone", "copy_")}
+Row = Mapping[str, Any]  # numbers of one operator, or columns of many
+
+
+def _up(value, step):
+    return -(-value // step) * step
+
+
+def _log(value):
+    return log2(value) if isinstance(value, int | float) else np.log2(value)
+
+
+def _larger(one, other):
+    return one * (one >= other) + other * (one < other)
+
+
+def _waste(value, step):
+    """Return by how much rounding up to a multiple of ``step`` enlarges: 1 for what fits."""
+    return _up(value, step) / value
+
+
+def _extent(size, kernel, stride, padding, dilation):
+    return (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
+
+
+def _sizes(p: Row) -> dict[str, Any]:
+    """Return what every operator has: FLOPs, bytes, and FLOPs a byte."""
+    return {"log_flops": _log(p["flops"] + 1), "log_bytes": _log(p["bytes"] + 1),
+            "log_ai": _log((p["flops"] + 1) / (p["bytes"] + 1))}
+
+
+def _convolution(p: Row) -> dict[str, Any]:
+    three = p["op"] == "conv3d"
+    depth = _extent(p["depth"], p["kernel_d"], p["stride_d"], p["padding_d"], p["dilation_d"])
+    height = _extent(p["height"], p["kernel_h"], p["stride_h"], p["padding_h"], p["dilation_h"])
+    width = _extent(p["width"], p["kernel_w"], p["stride_w"], p["padding_w"], p["dilation_w"])
+    window = p["kernel_d"] * p["kernel_h"] * p["kernel_w"]
+    ins, outs = p["in_channels"] // p["groups"], p["out_channels"] // p["groups"]
+    pixels = depth * height * width
+    inputs, outputs = p["in_channels"] * p["depth"] * p["height"] * p["width"], p["out_channels"] * pixels
+    depthwise = (ins == 1) * (p["groups"] > 1) * 1
+    channels = depthwise * p["groups"] + (1 - depthwise) * outs
+    blocks = p["batch"] * (depthwise + (1 - depthwise) * p["groups"]) * -(-channels // LANES)
+    return {"three": three * 1, "batch": _log(p["batch"]), "ins": _log(ins), "outs": _log(outs), "groups": _log(p["groups"]),
+            "depthwise": depthwise, "kernel": p["kernel_h"], "window": _log(window), "stride": p["stride_h"],
+            "dilation": p["dilation_h"], "padded": p["padding_h"] * 1, "bias": p["bias"], "layout": p["layout"],
+            "pixels": _log(pixels), "width": width, "in_width": p["width"], "input_grad": p["input_grad"],
+            "inputs": _log(p["batch"] * inputs), "outputs": _log(p["batch"] * outputs),
+            "weights": _log(p["out_channels"] * ins * window), "gathered": _log(p["batch"] * pixels * ins * window),
+            "ins_rest": ins % LANES, "outs_rest": outs % LANES, "ins_waste": _waste(ins, LANES),
+            "outs_waste": _waste(channels, LANES), "width_rest": width % LANES, "width_waste": _waste(width, 6),
+            "blocks": _log(blocks), "blocks_odd": blocks % 2, "rows_waste": _waste(blocks * depth * height, 2),
+            "reads_an_input": _log(window * outs / (p["stride_d"] * p["stride_h"] * p["stride_w"]))}
+
+
+def _product(p: Row) -> dict[str, Any]:
+    m, k, n = p["gemm_m"], p["gemm_k"], p["gemm_n"]
+    return {"op": p["op"], "layout": p["layout"], "batch": _log(p["batch"]), "m": _log(m), "k": _log(k), "n": _log(n),
+            "mn": _log(m * n), "mk": _log(m * k), "kn": _log(k * n), "m_over_n": _log(m / n), "m_is_one": (m == 1) * 1,
+            "n_rest": n % LANES, "m_rest": m % LANES, "k_rest": k % LANES, "n_waste": _waste(n, 3 * LANES),
+            "m_waste": _waste(m, 8), "small": -_larger(_larger(-m, -n), -k)}
+
+
+def _attention(p: Row) -> dict[str, Any]:
+    heads = p["batch"] * p["heads"]
+    return {"kind": p["kind"], "heads": _log(heads), "heads_odd": heads % 2, "queries": _log(p["q_len"]),
+            "keys": _log(p["kv_len"]), "head_dim": p["head_dim"], "scores": _log(heads * p["q_len"] * p["kv_len"]),
+            "queries_waste": _waste(p["q_len"], 32)}
+
+
+def _window(p: Row) -> dict[str, Any]:
+    planes = p["batch"] * p["in_channels"]
+    size = p["depth"] * p["height"] * p["width"]
+    return {"op": p["op"], "kind": p["kind"], "layout": p["layout"], "planes": _log(planes), "size": _log(size),
+            "width": p["width"], "kernel": p["kernel_h"], "stride": p["stride_h"], "padding": p["padding_h"],
+            "out": p["out_height"], "inputs": _log(planes * size)}
+
+
+def _memory(p: Row) -> dict[str, Any]:
+    rows = _larger(_larger(p["rows"], p["outer"]), p["batch"] * p["in_channels"])
+    columns = _larger(_larger(p["columns"], p["inner"]), p["elements"])
+    return {"op": p["op"], "kind": p["kind"], "layout": p["layout"], "broadcast": p["broadcast"], "inplace": p["inplace"],
+            "training": p["training"], "rows": _log(rows), "columns": _log(columns), "channels": _log(p["in_channels"]),
+            "batch": _log(p["batch"]), "inner": _log(p["inner"]), "pieces": p["pieces"],
+            "columns_rest": columns % LANES, "rows_odd": rows % 2}
+
+
+def _convolution_terms(p: Row) -> dict[str, Any]:
+    depth = _extent(p["depth"], p["kernel_d"], p["stride_d"], p["padding_d"], p["dilation_d"])
+    height = _extent(p["height"], p["kernel_h"], p["stride_h"], p["padding_h"], p["dilation_h"])
+    width = _extent(p["width"], p["kernel_w"], p["stride_w"], p["padding_w"], p["dilation_w"])
+    ins, outs = p["in_channels"] // p["groups"], p["out_channels"] // p["groups"]
+    window, pixels = p["kernel_d"] * p["kernel_h"] * p["kernel_w"], p["batch"] * depth * height * width
+    depthwise = (ins == 1) * (p["groups"] > 1) * 1
+    plain = 1 - depthwise
+    blocked = pixels * p["groups"] * window * (plain * _up(ins, LANES) * _up(outs, LANES) + depthwise)
+    return {"blocked_products": plain * blocked, "depthwise_products": depthwise * blocked,
+            "unblocked_products": plain * pixels * p["groups"] * window * ins * outs,
+            "inputs": p["batch"] * p["in_channels"] * p["depth"] * p["height"] * p["width"],
+            "outputs": p["out_channels"] * pixels, "weights": p["out_channels"] * ins * window,
+            "blocked_outputs": pixels * p["groups"] * _up(outs, LANES) * plain,
+            "gathered": pixels * p["groups"] * ins * window * plain}
+
+
+def _product_terms(p: Row) -> dict[str, Any]:
+    m, k, n = p["gemm_m"], p["gemm_k"], p["gemm_n"]
+    batch = p["batch"]
+    return {"products": batch * m * k * n, "blocked_products": batch * _up(m, 8) * k * _up(n, 3 * LANES), "left": batch * m * k,
+            "right": batch * k * n, "outputs": batch * m * n, "matrices": batch}
+
+
+def _attention_terms(p: Row) -> dict[str, Any]:
+    heads = p["batch"] * p["heads"]
+    return {"products": heads * p["q_len"] * p["kv_len"] * p["head_dim"], "scores": heads * p["q_len"] * p["kv_len"],
+            "queries": heads * p["q_len"] * p["head_dim"], "keys": heads * p["kv_len"] * p["head_dim"], "heads": heads}
+
+
+def _moved_terms(p: Row) -> dict[str, Any]:
+    return {"flops": p["flops"], "bytes": p["bytes"]}
+
+
+_TERMS: dict[str, Callable[[Row], dict[str, Any]]] = {
+    "convolution": _convolution_terms, "product": _product_terms, "attention": _attention_terms, "window": _moved_terms,
+    "memory": _moved_terms}
+_BUILDERS: dict[str, Callable[[Row], dict[str, Any]]] = {
+    "convolution": _convolution, "product": _product, "attention": _attention, "window": _window, "memory": _memory}
+_PLACES = {column: {text: place for place, text in enumerate(known)} for column, known in TEXTS.items()}
+NUMBERS = ("batch", "in_channels", "out_channels", "depth", "height", "width",
+           *(f"{what}_{axis}" for what in ("kernel", "stride", "dilation") for axis in "dhw"), "groups", "gemm_m", "gemm_k",
+           "gemm_n", "heads", "q_len", "kv_len", "head_dim", "rows", "columns", "elements", "pieces", "outer", "inner")
+ZEROS = (*(f"padding_{axis}" for axis in "dhw"), *(f"out_{axis}" for axis in ("depth", "height", "width")), "bias", "inplace",
+         "training", "input_grad")
+_ABSENT: dict[str, Any] = {**dict.fromkeys(NUMBERS, 1), **dict.fromkeys(ZEROS, 0)}
+
+
+def group_of(op: str) -> str:
+    """Return the group of a family; InputError lists the families."""
+    if op not in GROUP_OF:
+        raise InputError(f"no features for the family {op!r}; there are: {choices(GROUP_OF)}")
+    return GROUP_OF[op]
+
+
+def _codes(column: str, value: Any) -> Any:
+    """Turn a text (or a column of texts) into its place in TEXTS; -1 for one that is not there, or for none."""
+    known = _PLACES[column]
+    return known.get(value, -1) if isinstance(value, str | float) else value.map(known).fillna(-1).to_numpy(float)
+
+
+def _row(table: pd.DataFrame, group: str) -> dict[str, Any]:
+    numbers = {name: table[name].fillna(absent).to_numpy(float) if name in table else np.full(len(table), float(absent))
+               for name, absent in _ABSENT.items()}
+    texts = {name: table[name] if name in table else pd.Series("", index=table.index) for name in TEXTS}
+    return {**numbers, **texts, **{name: table[name].to_numpy(float) for name in ("flops", "bytes")}}
+
+
+def _all(row: Row, group: str) -> dict[str, Any]:
+    values = {**_sizes(row), **_BUILDERS[group](row)}
+    return {name: _codes(name, row.get(name, "")) if name in TEXTS else value for name, value in values.items()}
+
+
+def vector(op: str, parameters: Row, flops: float, moved: float) -> tuple[list[float], list[float]]:
+    """Return the terms and the features of one operator, in the order of ``terms`` and ``matrix``.
+
+    ``parameters`` are those of its family; ``moved`` its compulsory bytes. Raises InputError for a family without features.
+    """
+    group = group_of(op)
+    row = {**_ABSENT, **dict.fromkeys(TEXTS, ""), **parameters, "op": op, "flops": flops, "bytes": moved}
+    return [*map(float, _TERMS[group](row).values()), 1.0], [*map(float, _all(row, group).values())]
+
+
+def matrix(table: pd.DataFrame, group: str) -> pd.DataFrame:
+    """Return the features of every row of a ``sweep`` table whose families are of one group, aligned with it."""
+    return pd.DataFrame(_all(_row(table, group), group), index=table.index).astype(float)
+
+
+def terms(table: pd.DataFrame, group: str) -> pd.DataFrame:
+    """Return what costs time in proportion, for every row: products, elements read and written, and the call itself."""
+    return pd.DataFrame({**_TERMS[group](_row(table, group)), "call": 1.0}, index=table.index).astype(float)
