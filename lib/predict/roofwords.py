@@ -30,7 +30,8 @@ def bound_words(frame: pd.DataFrame, what: str) -> str:
     near, far = frame.loc[frame["below_roof"].idxmin()], frame.loc[frame["below_roof"].idxmax()]
     bounds = _listed(f"{bound} bounds {count}" for bound, count in frame["bound"].value_counts().items())
     text = (f"Of {len(frame)} {what}, {bounds}. **{near['label']}** attains most of its roof, {1 / near['below_roof']:.0%}; "
-            f"**{far['label']}** least, {1 / far['below_roof']:.0%}. ")
+            f"**{far['label']}** least, {1 / far['below_roof']:.0%}. ") if len(frame) > 1 else \
+        f"There is one point of {what}, **{near['label']}**: {bounds}, and it attains {1 / near['below_roof']:.0%} of its roof. "
     over = roofline.above(frame)
     if over.empty:
         return text + "None lies above its roof."
