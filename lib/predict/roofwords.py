@@ -29,11 +29,11 @@ def bound_words(frame: pd.DataFrame, what: str) -> str:
         return f"There are no points of {what}: nothing usable has been measured here yet."
     near, far = frame.loc[frame["below_roof"].idxmin()], frame.loc[frame["below_roof"].idxmax()]
     bounds = _listed(f"{bound} bounds {count}" for bound, count in frame["bound"].value_counts().items())
+    share, least = (f"{1 / row['below_roof']:.0%}" for row in (near, far))
+    text = (f"Of {len(frame)} {what}, {bounds}. **{near['label']}** attains most of its roof, {share}; "
+            f"**{far['label']}** least, {least}. ")
     if len(frame) == 1:
-        text = f"Of {what} there is one point, **{near['label']}**: {bounds}; it attains {1 / near['below_roof']:.0%} of its roof. "
-    else:
-        text = (f"Of {len(frame)} {what}, {bounds}. **{near['label']}** attains most of its roof, {1 / near['below_roof']:.0%}; "
-                f"**{far['label']}** least, {1 / far['below_roof']:.0%}. ")
+        text = f"Of {what} there is one point, **{near['label']}**: {bounds}; it attains {share} of its roof. "
     over = roofline.above(frame)
     if over.empty:
         return text + "None lies above its roof."
