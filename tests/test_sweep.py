@@ -72,8 +72,8 @@ def test_a_budget_is_kept_and_spread_over_all_rounds(home, small_space):
     begin = time.monotonic()
     folder = sweep.measure_sweep(SweepParams(**{**SMALL, "count": 0, "budget_s": 4.0, "rounds": 4, "visit_ms": 20}))
     visits = rounds.read(folder).visits
-    assert time.monotonic() - begin < 30
-    assert 1.0 < visits["visit_s"].sum() < 6.0, "a first visit costs more than a later one: the budget need not be used up"
+    assert time.monotonic() - begin < 25
+    assert 3.0 < visits["visit_s"].sum() < 6.0
     per_round = visits.groupby("round")["config"].nunique().reindex(range(4), fill_value=0)
     assert per_round[3] >= 0.5 * per_round[0]
     orders = [list(part["config"]) for _, part in visits.groupby("round")]
