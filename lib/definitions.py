@@ -15,13 +15,19 @@ Rate = Annotated[float, Field(gt=0, lt=1e8)]
 
 
 class VendorDevice(Strict):
-    """One entry of ``params/devices.yaml``: what the vendor states of a device, in GFLOP/s (dense), GB/s and 10^6 bytes."""
+    """One entry of ``params/devices.yaml``: what the vendor states of a device, in GFLOP/s (dense), GB/s and 10^6 bytes.
+
+    ``multiprocessors`` and ``cache_mb`` (the last cache) are 0 where they are not stated; the price is what its user pays.
+    """
 
     id: Annotated[str, Field(pattern=r"^[a-z0-9-]+$")]
     name: str
     peak_gflops: dict[Dtype, Rate]
     peak_gbps: Rate
     memory_mb: Rate
+    multiprocessors: Annotated[int, Field(ge=0)] = 0
+    cache_mb: Annotated[float, Field(ge=0)] = 0.0
+    price_per_hour: Annotated[float, Field(gt=0)] | None = None
     source: Annotated[str, Field(min_length=5)]
 
 

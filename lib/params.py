@@ -154,8 +154,29 @@ class ComplexityParams(Strict):
         return sorted({int(size) for size in self.batch_sizes.split(",")})
 
 
+class CostModelParams(Strict):
+    """Parameters of ``06_cost_model``."""
+
+    source: Source = "measure"
+    reference: str = ""
+    quick: bool = True
+    families: str = "conv2d forward,matmul and linear"
+    model: Annotated[str, Field(min_length=1)] = "resnet50"
+    input_shape: str = ""
+    batch_size: Count = 16
+    mode: Literal["infer", "train"] = "infer"
+    dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
+    verify: bool = False
+
+    @property
+    def asked(self) -> list[str]:
+        """Return the families to learn again."""
+        return [name.strip() for name in self.families.split(",") if name.strip()]
+
+
 NOTEBOOKS: dict[str, type[Strict]] = {"01_machine": MachineParams, "02_profile": ProfileParams, "03_sweep": SweepParams,
-                                    "04_complexity": ComplexityParams, "05_roofline": RooflineParams}
+                                    "04_complexity": ComplexityParams, "05_roofline": RooflineParams,
+                                    "06_cost_model": CostModelParams}
 
 
 class Workload(Strict):

@@ -220,9 +220,41 @@ COMPLEXITY = (
     _int("bytes_forward", "compulsory bytes, read and written, of the forward pass"),
     _int("bytes_backward", "compulsory bytes, read and written, of the backward pass"))
 
+NETWORKS = (
+    _text("network", "workload id, model name, or module:Class"),
+    _text("mode", "one forward pass without gradients, or forward, loss and backward", "infer", "train"),
+    _int("batch_size", "samples", 1), _text("input_shape", "one sample; empty: the network's usual one", empty=True),
+    _text("dtype", "element type, or the autocast type", "fp32", "bf16", "fp16"),
+    _bool("channels_last", "whether 4-D tensors have channels innermost"), _text("device", "cpu, cuda:0 or mps"),
+    _text("memory", "freed memory goes where the system's allocator likes, or stays in the process", "default", "kept"),
+    _int("threads", "torch CPU threads", 1), _float("latency_ms", "median of the passes", empty=True),
+    _float("latency_iqr_ms", "interquartile range of the passes", empty=True), _int("n", "passes that count"),
+    _float("usual_share", "passes on a processor as fast as usual, of all", empty=True),
+    _float("rss_mb", "growth of the process's resident memory, network included, at its peak; 10^6 bytes", None, empty=True),
+    _float("tensors_mb", "the most that one pass holds in tensors beyond weights and inputs, 10^6 bytes", empty=True),
+    *_STATUS, _VERDICT, *_IDS)
+
+PREDICTIONS = (
+    _text("kind", "what was predicted", "operator", "network", "step"), _text("family", "family and pass, or network"),
+    _text("what", "a sweep's configuration, or mode and batch size"), _float("predicted_ms", "predicted time"),
+    _float("low_ms", "90 % interval, low end"), _float("high_ms", "90 % interval, high end"),
+    _float("predicted_gbps", "compulsory bytes / predicted time", empty=True), _float("measured_ms", "measured time"),
+    _float("relative_error", "predicted / measured - 1", -1), _text("model", "which learner"),
+    _text("split", "how it was kept from what it was learned from"),
+    _bool("out_of_range", "whether the question lies outside of what was learned"))
+
+SCORES = (
+    _text("kind", "what was predicted", "operator", "network", "step", "memory"),
+    _text("family", "family and pass, or mode and batch size"), _text("learner", "which learner"),
+    _float("mape", "mean absolute error, %"), _float("mape_low", "its 95 % bootstrap interval, low end"),
+    _float("mape_high", "high end"), _float("median", "median absolute error, %"), _float("p90", "90th percentile, %"),
+    _float("within_10", "share within 10 %, %"), _int("n", "predictions", 1),
+    _float("cover", "share inside the 90 % interval, %; empty: no intervals", empty=True))
+
 TABLES: dict[str, tuple[Column, ...]] = {"profile": PROFILE, "runs": RUNS, "ceilings": CEILINGS, "overheads": OVERHEADS,
                                           "configs": CONFIGS, "repeats": REPEATS, "sweep": SWEEP,
-                                          "points": POINTS, "cells": CELLS, "complexity": COMPLEXITY}
+                                          "points": POINTS, "cells": CELLS, "complexity": COMPLEXITY,
+                                          "networks": NETWORKS, "predictions": PREDICTIONS, "scores": SCORES}
 DTYPES = {"text": "str", "int": "int64", "count": "Int64", "float": "float64", "bool": "bool"}
 
 

@@ -5,18 +5,21 @@ the operator's work. A process that keeps what it freed has no faults, and times
 """
 
 import ctypes
+import json
 import os
 import platform
 import resource
+import subprocess
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
 import torch
 
 from lib.work import counts
-from lib.work.capture import Graph
+from lib.work.capture import Graph, TensorSpec
 
 _PAGE = 1 << 16
 _TRIM, _MMAP_MAX = -1, -4  # M_TRIM_THRESHOLD, M_MMAP_MAX of malloc.h
@@ -65,32 +68,16 @@ def kept_by_children() -> Iterator[None]:
                 os.environ.pop(name) if value is None else os.environ.__setitem__(name, value)
 
 
+def give_back() -> None:
+    """Give the memory that this process freed back to the system."""
+    libc = _libc()
+    if libc:
+        libc.malloc_trim(0)
+
+
 def page_faults() -> int:
     """Return the page faults of this process so far that needed no disk: each is a page that the system handed out."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-
-
-def lifetimes(graph: Graph) -> tuple[list[dict[int, int]], list[list[int]]]:
-    """Return for each operator the storages it makes, with their bytes, and the storages that nobody needs after it.
-
-    What a backward pass makes and nobody reads are gradients of weights: they live until the step ends.
-    """
-    made, last, seen = [], {}, {spec.storage for op in graph.ops for spec in op.tensors if spec.kind != "activation"}
-    for number, op in enumerate(graph.ops):
-        new = {}
-        for spec in op.outputs:
-            if spec.storage not in seen and (op.short not in counts.VIEWS or "empty" in op.short):
-                new[spec.storage] = spec.elements * spec.itemsize
-                seen.add(spec.storage)
-        made.append(new)
-        used = (*op.tensors, *op.outputs) if op.short not in counts.VIEWS else ()
-        last |= dict.fromkeys(new, number) | {spec.storage: number for spec in used}
-    freed: list[list[int]] = [[] for _ in graph.ops]
-    for number, new in enumerate(made):
-        for storage in new:
-            gradient = graph.ops[number].phase == "backward" and last[storage] == number
-            freed[-1 if gradient else last[storage]].append(storage)
-    return made, freed
 
 
 def reuse_distances(graph: Graph) -> list[float]:
@@ -102,12 +89,11 @@ def reuse_distances(graph: Graph) -> list[float]:
     distances = [0.0] * len(graph.ops)
     if not known():
         return distances
-    made, freed = lifetimes(graph)
     clock, touched = 0.0, {}
     with kept():
         for _ in range(_PASSES):
             held: dict[int, torch.Tensor] = {}
-            for number, (op, new, dead) in enumerate(zip(graph.ops, made, freed, strict=True)):
+            for number, (op, new, dead) in enumerate(zip(graph.ops, graph.made, graph.freed, strict=True)):
                 held |= {storage: torch.empty(size, dtype=torch.uint8) for storage, size in new.items()}
                 pages = {storage: _pages(held[storage]) for storage in new}
                 seen = [clock - touched.get(page, -np.inf) for found in pages.values() for page in found]
@@ -119,6 +105,68 @@ def reuse_distances(graph: Graph) -> list[float]:
                 for storage in dead:
                     held.pop(storage, None)
     return distances
+
+
+_REPLAY = """
+import ctypes, json, sys
+libc = ctypes.CDLL("libc.so.6")
+class Info(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_size_t) for name in "arena a b c mapped d e f g h".split()]
+libc.mallinfo2.restype = Info
+libc.free.argtypes = [ctypes.c_void_p]
+def held():
+    info = libc.mallinfo2()
+    return info.arena + info.mapped
+def take(size):
+    place = ctypes.c_void_p()
+    libc.posix_memalign(ctypes.byref(place), ctypes.c_size_t(64), ctypes.c_size_t(size))
+    return place.value
+for line in sys.stdin:
+    weights, made, freed = json.loads(line)
+    kept, fresh = [take(size) for size in weights], 0
+    for _ in range(4):
+        places, fresh = {}, 0
+        for new, dead in zip(made, freed):
+            for name, size in new:
+                before = held()
+                places[name] = take(size)
+                fresh += max(0, held() - before)
+            for name in dead:
+                if name in places:
+                    libc.free(places.pop(name))
+        for place in places.values():
+            libc.free(place)
+    for place in kept:
+        libc.free(place)
+    print(fresh, flush=True)
+"""
+
+
+def fresh_bytes(graphs: Sequence[Graph]) -> list[float]:
+    """Return how many bytes a pass of each network takes anew from the system, which costs a page fault for each page.
+
+    By repeating their allocations in glibc's hands, with its moving thresholds, in a process without torch. 0 where the
+    allocator is another one.
+    """
+    if not known():
+        return [0.0] * len(graphs)
+    lines = []
+    for graph in graphs:
+        weights = [spec.elements * spec.itemsize for spec in _weights(graph)]
+        made = [[(storage, size) for storage, size in new.items()] for new in graph.made]
+        lines.append(json.dumps([weights, made, [list(dead) for dead in graph.freed]]))
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
+    found = []
+    for line in lines:  # a process each: what one leaves behind is not the next one's
+        done = subprocess.run([sys.executable, "-I", "-S", "-c", _REPLAY], input=line + "\n", capture_output=True, text=True,
+                              check=True, env=environment)
+        found.append(float(done.stdout))
+    return found
+
+
+def _weights(graph: Graph) -> list[TensorSpec]:
+    held = ("parameter", "buffer")
+    return list({spec.storage: spec for op in graph.ops for spec in op.tensors if spec.kind in held}.values())
 
 
 def _pages(tensor: torch.Tensor) -> range:

@@ -16,16 +16,14 @@ import pandas as pd
 import torch
 
 from lib.measure import allocation, machine
+from lib.measure.ring import FEW_FAULTS, Rings, clocked_ms
 from lib.measure.visit import SLOW, USUAL, Yardstick
 from lib.work import capture, counts, networks, operators, rebuild
 from lib.work.capture import Graph, Op
 
 STATES = ("warm", "cold", "found")
 _WARMUP, _CALLS, _TRIES = 2, 3, 12
-_FEW_FAULTS = 8
 _CHAIN = 200
-_RING = 3.0  # times the last cache
-_ALIGNED = 16  # elements: pieces begin on a cache line
 _LABEL_S = 0.4  # of passes of a network a round
 _LEVELS = ("near", "far", "memory")
 
@@ -97,28 +95,11 @@ def _level(distance: float, near_bytes: float, far_bytes: float) -> str:
     return _LEVELS[0] if distance <= near_bytes else _LEVELS[1] if distance <= far_bytes else _LEVELS[2]
 
 
-class _Ring:
-    """A stretch of memory several times the last cache, cut into tensors one after another: each was last used long ago."""
-
-    def __init__(self, size_bytes: float, dtype: str, device: torch.device, fill: str):
-        elements = int(size_bytes) // getattr(torch, dtype).itemsize
-        self._memory, self._at = rebuild.make(capture.TensorSpec((elements,), (1,), dtype), device, fill), 0
-
-    def cut(self, spec: capture.TensorSpec) -> torch.Tensor | None:
-        """Return the next piece as a tensor of ``spec``; None if it is larger than half the ring: it displaces itself."""
-        length = rebuild.span(spec)
-        if length > len(self._memory) // 2:
-            return None
-        begin = self._at if self._at + length <= len(self._memory) else 0
-        self._at = begin + -(-length // _ALIGNED) * _ALIGNED
-        return self._memory[begin:begin + length].as_strided(spec.shape, spec.stride, begin)
-
-
 class _Bench:
     """Times one operator after putting its tensors where they belong."""
 
-    def __init__(self, device: torch.device, near_bytes: float, far_bytes: float):
-        self._device, self._ring_bytes, self._rings = device, _RING * far_bytes, {}
+    def __init__(self, device: torch.device, near_bytes: float):
+        self._device, self._rings = device, Rings(device)
         self._awake, self._between = torch.zeros(1 << 16), torch.zeros(int(2 * near_bytes) // 4)
         self._yardstick, self.looks = Yardstick(), []
         self._yardstick.settle()
@@ -156,7 +137,7 @@ class _Bench:
         made again, _TRIES in all at most: a process that has run for long has grown.
         """
         def maker(spec: capture.TensorSpec, device: torch.device, fill: str, high: int) -> torch.Tensor:
-            piece = self._cut(spec, fill) if places.get(id(spec)) == "memory" else None
+            piece = self._rings.cut(spec, fill) if places.get(id(spec)) == "memory" else None
             if piece is None:
                 if id(spec) not in held:
                     held[id(spec)] = rebuild.make(spec, device, fill, high)
@@ -175,23 +156,15 @@ class _Bench:
                     self._between.add_(1.0)
                 self._awake.add_(1.0)
             faults = allocation.page_faults()
-            taken, output = _clocked_ms(call)
+            taken, output = clocked_ms(call)
             faults = allocation.page_faults() - faults
-            outputs.append(output if keep and number * held_bytes < self._ring_bytes else None)
+            outputs.append(output if keep and number * held_bytes < self._rings.bytes else None)
             del output
-            if number >= _WARMUP and (faults <= _FEW_FAULTS or number >= _TRIES - _CALLS):
+            if number >= _WARMUP and (faults <= FEW_FAULTS or number >= _TRIES - _CALLS):
                 samples.append(taken)
             if len(samples) == _CALLS:
                 break
         return samples
-
-    def _cut(self, spec: capture.TensorSpec, fill: str) -> torch.Tensor | None:
-        if not spec.dtype.startswith(("float", "bfloat")) or not spec.elements:
-            return None
-        key = (fill, spec.dtype)
-        if key not in self._rings:
-            self._rings[key] = _Ring(self._ring_bytes, spec.dtype, self._device, fill)
-        return self._rings[key].cut(spec)
 
 
 def _caller(function: Callable, positional: list, named: dict) -> Callable[[], object]:
@@ -275,7 +248,7 @@ def compose(cases: Sequence[Case], device: torch.device, rounds: int = 3,
             key = (op, () if op.short in counts.VIEWS else where, _level(distance, near, far))
             uses[case].append(signatures.setdefault(key, _Signature(*key)))
     with allocation.kept():
-        return _measured(uses, list(signatures.values()), device, _Bench(device, near, far), rounds, progress)
+        return _measured(uses, list(signatures.values()), device, _Bench(device, near), rounds, progress)
 
 
 def _measured(uses: dict[Case, list[_Signature]], signatures: list[_Signature], device: torch.device, bench: _Bench,
@@ -299,15 +272,9 @@ def _passes(bench: _Bench, call: Callable[[], object], samples: _Samples) -> Non
         call()
     end = time.perf_counter() + _LABEL_S
     while True:
-        bench.take({"whole": samples}, lambda: {"whole": [_clocked_ms(call)[0]]})
+        bench.take({"whole": samples}, lambda: {"whole": [clocked_ms(call)[0]]})
         if time.perf_counter() > end:
             return
-
-
-def _clocked_ms(call: Callable[[], object]) -> tuple[float, object]:
-    begin = time.perf_counter_ns()
-    output = call()
-    return (time.perf_counter_ns() - begin) / 1e6, output
 
 
 def _cases(uses: dict[Case, list[_Signature]], labels: dict[Case, _Samples], usual_ms: float,

@@ -7,7 +7,7 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -154,8 +154,9 @@ def _warm_up_capture() -> None:
 class _Drive:
     """Leads one device through the rounds of a sweep."""
 
-    def __init__(self, device: str, p: SweepParams, folder: Path, ticks: queue.Queue, stop: threading.Event):
-        self.device, self.p, self._ticks, self._stop = device, p, ticks, stop
+    def __init__(self, device: str, p: SweepParams, folder: Path, ticks: queue.Queue, stop: threading.Event,
+                 chosen: Sequence[Config] = ()):
+        self.device, self.p, self._ticks, self._stop, self._chosen = device, p, ticks, stop, chosen
         self.worker = _Worker(device, p)
         try:
             self.book = _Book(folder / device.replace(":", "-"))
@@ -232,6 +233,9 @@ class _Drive:
 
     def _drawn(self) -> Iterator[tuple[Config, tuple[Op, ...]]]:
         sweeps = spaces.load_sweeps()
+        if self._chosen:
+            yield from ((config, config.ops()) for config in self._chosen)
+            return
         if not self.p.grid:
             yield from spaces.several(self.p.ops, sweeps, self.p.seed, self.p.dtype)
             return
@@ -332,9 +336,10 @@ def _folder(p: SweepParams) -> Path:
     return folder
 
 
-def measure_sweep(p: SweepParams, progress: Progress = lambda items, _: items) -> Path:
+def measure_sweep(p: SweepParams, progress: Progress = lambda items, _: items, chosen: Sequence[Config] = ()) -> Path:
     """Measure one sweep on the asked devices, all at once, and derive its table; return its folder in ``data/sweeps/``.
 
+    ``chosen`` configurations are measured instead of drawn ones; such a sweep needs a name.
     The same parameters again go on with a sweep that was stopped. Raises InputError for wrong parameters, and when no
     device could measure anything; what others measured is kept.
     """
@@ -345,7 +350,7 @@ def measure_sweep(p: SweepParams, progress: Progress = lambda items, _: items) -
 
     def lead(device: str) -> None:
         try:
-            drives[device] = _Drive(device, p, folder, ticks, stop)
+            drives[device] = _Drive(device, p, folder, ticks, stop, chosen)
             identities[device] = drives[device].run()
         except (InputError, OSError) as error:
             failures[device] = error

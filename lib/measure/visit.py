@@ -5,6 +5,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import torch
 
 from lib.errors import InputError
 from lib.measure import load, machine
+from lib.measure.ring import ColdCalls, Rings
 from lib.measure.timing import _sample_ms, synchronize
 from lib.work import operators, rebuild
 from lib.work.capture import Op
@@ -20,6 +22,7 @@ from lib.work.spaces import DTYPES, Config
 
 SAMPLE_MS = 1.0
 _LEAST = 3
+_COLD_WARMUP, _COLD_PATIENCE = 2, 4
 _WARM_MS = 3.0
 _MOST_CALLS = 1000
 SLOW = 1.06  # of the usual, and the processor counts as disturbed
@@ -100,7 +103,11 @@ class Yardstick:
 
 
 class Flusher:
-    """Writes more than the caches hold, so that the next call finds its inputs in memory."""
+    """Writes more than the caches hold, so that the next call finds its inputs in memory.
+
+    For whole programs, and for accelerators, where device events leave the writing out; operators on a CPU are given other
+    memory instead (lib.measure.ring).
+    """
 
     def __init__(self, device: torch.device):
         held = max(machine.levels(device, torch.get_num_threads()).values(), default=32 * 2**20)
@@ -109,6 +116,23 @@ class Flusher:
     def __call__(self) -> None:
         """Write the buffer once."""
         self._buffer.add_(1.0)
+
+
+class Tools:
+    """What the worker of a device keeps from visit to visit, made when first needed."""
+
+    def __init__(self, device: torch.device):
+        self._device = device
+
+    @cached_property
+    def flusher(self) -> Flusher:
+        """Give what empties the caches."""
+        return Flusher(self._device)
+
+    @cached_property
+    def rings(self) -> Rings:
+        """Give memory used long ago."""
+        return Rings(self._device)
 
 
 def _program(config: Config, device: torch.device) -> Callable[[], object]:
@@ -190,22 +214,37 @@ def _lone_samples(call: Callable[[], object], device: torch.device, visit_ms: fl
     return samples, 1
 
 
+def _cold_samples(ops: tuple[Op, ...], device: torch.device, visit_ms: float, rings: Rings) -> tuple[list[float], int]:
+    """Time calls one by one, each on memory used long ago; calls for which the process grew count only if all did."""
+    calls, samples, grown = ColdCalls(ops, device, rings), [], []
+    for _ in range(_COLD_WARMUP):
+        calls.one()
+    end = time.perf_counter() + visit_ms / 1e3
+    while len(samples) + len(grown) // _COLD_PATIENCE < _LEAST or time.perf_counter() < end:
+        taken, grew = calls.one()
+        (grown if grew else samples).append(taken)
+    return (samples if len(samples) >= _LEAST else samples + grown), 1
+
+
 def visit(config: Config, ops: tuple[Op, ...], device: torch.device, visit_ms: float,
-          flusher: Flusher | None) -> dict[str, Any]:
+          tools: Tools) -> dict[str, Any]:
     """Build, check and time one configuration; return what ``repeats`` needs. A failure is a result with its reason."""
     meter, row = _Meter(), {"latency_ms": np.nan, "n": 0, "calls": 0, "spread_ms": np.nan}
     try:
         kernel = config.latency_type == "kernel"
+        cold = config.cache == "cold"
         call = rebuild.runnable(ops, device) if kernel else _program(config, device)
         result = call()
         if config.passes == "forward":
             _check(result, ops)
         del result
-        flush = flusher if config.cache == "cold" else None
-        if kernel and flush is None:
+        if kernel and cold and device.type == "cpu":
+            del call
+            samples, calls = _cold_samples(ops, device, visit_ms, tools.rings)
+        elif kernel and not cold:
             samples, calls = _kernel_samples(call, device, visit_ms)
         else:
-            samples, calls = _lone_samples(call, device, visit_ms, flush, host=not kernel)
+            samples, calls = _lone_samples(call, device, visit_ms, tools.flusher if cold else None, host=not kernel)
         low, median, high = np.percentile(samples, (25, 50, 75))
         row |= {"latency_ms": float(median), "n": len(samples), "calls": calls, "spread_ms": float(high - low)}
         status, reason = "ok", ""
@@ -242,24 +281,22 @@ def serve(connection, device_id: str, threads: int, visit_ms: float, patience_s:
 
 
 def _loop(connection, device: torch.device, visit_ms: float, yardstick: Yardstick | None) -> None:
-    flusher, begin = None, time.perf_counter()
+    tools, begin = Tools(device), time.perf_counter()
     torch.set_grad_enabled(True)
     gc.disable()
     while True:
         config, ops = connection.recv()
-        if config.cache == "cold" and flusher is None:
-            flusher = Flusher(device)
         at = time.perf_counter() - begin
-        result = _undisturbed(config, ops, device, visit_ms, flusher, yardstick)
+        result = _undisturbed(config, ops, device, visit_ms, tools, yardstick)
         connection.send({**result, "at_s": at, "visit_s": time.perf_counter() - begin - at})
         gc.collect(0)
 
 
-def _undisturbed(config: Config, ops: tuple[Op, ...], device: torch.device, visit_ms: float, flusher: Flusher | None,
+def _undisturbed(config: Config, ops: tuple[Op, ...], device: torch.device, visit_ms: float, tools: Tools,
                  yardstick: Yardstick | None) -> dict[str, Any]:
     """Wait a moment for the processor to be as fast as usual, then visit; the yardstick tells whether it stayed so."""
     if yardstick is None:
-        return {**visit(config, ops, device, visit_ms, flusher), "yardstick_ms": np.nan}
+        return {**visit(config, ops, device, visit_ms, tools), "yardstick_ms": np.nan}
     before = yardstick.wait()
-    result = visit(config, ops, device, visit_ms, flusher)
+    result = visit(config, ops, device, visit_ms, tools)
     return {**result, "yardstick_ms": max(before, yardstick.after())}

@@ -1,55 +1,69 @@
 """Operator models: the time of a kernel from its shapes, with an interval and a warning outside of what was learned.
 
-Physics first: what costs time in proportion (products in whole blocks, elements read and written, the call), each at a rate
-fitted to the device, never negative. Gradient-boosted trees (LightGBM) then learn by what factor an operator departs from
-that sum. Intervals are conformal: the errors made on groups that a fold had not seen, by predicted size (cross-conformal
+One model answers for one device, one element type and one way of timing. It has a part for each group of families and pass.
+Intervals are conformal: the errors made on groups of shapes that a fold had not seen, by predicted size (cross-conformal
 predictors: Vovk, 2015).
 """
 
 import gzip
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from lib.definitions import VendorDevice
 from lib.errors import InputError, choices
-from lib.predict import features
+from lib.predict import features, gpufeatures
+from lib.predict.correction import Correction
+from lib.predict.gpufeatures import Chip
+from lib.predict.learned import LEAST_MS, Learned, rates, weights
 
+__all__ = ["LEAST_MS", "CostModel", "Part", "fit", "rates", "score", "shapes_of", "usable"]
 SCHEMA = 1
 COVER = 0.9
 LEAST_ROWS = 40
-LEAST_MS = 1e-4
 FOLDS = 5
+_QUICK_FOLDS = 3
 _BINS = 4  # of predicted time: small kernels err otherwise than large ones
-_BAGS = 3
-TREES: dict[str, Any] = {"objective": "regression_l1", "learning_rate": 0.05, "num_leaves": 31, "min_data_in_leaf": 8,
-                         "feature_fraction": 0.6, "bagging_fraction": 0.8, "bagging_freq": 1, "lambda_l2": 1.0, "verbosity": -1,
-                         "num_threads": 2, "deterministic": True, "force_row_wise": True}
-_ROUNDS = 600
+_CORRECTED = ("log_flops", "log_bytes", "log_compute", "log_move", "over_knee", "m", "n", "k", "window", "ins", "outs",
+              "groups")  # the features over which a correction is smooth
 
 
 @dataclass
 class Part:
-    """What was learned of one group of families and one pass."""
+    """What was learned of one group of families and one pass, where it holds, and how wrong it was on unseen shapes."""
 
-    rates_ms: dict[str, float]  # what one of each term costs
-    trees: list[str]
-    names: list[str]
+    learned: Learned
     ranges: dict[str, tuple[float, float]]
     kinds: list[list[str]]
     edges_ms: list[float]
     halves: list[float]  # of the interval, in log time, by bin of predicted time
     rows: int
     scores: dict[str, float] = field(default_factory=dict)
+    correction: Correction | None = None
+    borrowed: bool = False  # from other devices: then every answer lies outside of what was learned of this one
+
+    def plain(self) -> dict[str, Any]:
+        """Return everything as what JSON can hold."""
+        names = ("ranges", "kinds", "edges_ms", "halves", "rows", "scores", "borrowed")
+        return {**{name: getattr(self, name) for name in names},
+                "learned": self.learned.plain(), "correction": asdict(self.correction) if self.correction else None}
+
+    @classmethod
+    def of_plain(cls, content: dict[str, Any]) -> "Part":
+        """Read what ``plain`` gave."""
+        correction = content.pop("correction")
+        return cls(Learned.of_plain(content.pop("learned")), **content,
+                   correction=Correction(**correction) if correction else None)
 
 
-def part_name(op: str, passes: str) -> str:
+def part_name(op: str, passes: str, gpu: bool = False) -> str:
     """Return the name of the part that answers for a family and a pass."""
-    return f"{features.group_of(op)} {passes}"
+    return f"{gpufeatures.group_of(op) if gpu else features.group_of(op)} {passes}"
 
 
 def usable(table: pd.DataFrame) -> pd.DataFrame:
@@ -71,70 +85,9 @@ def usable(table: pd.DataFrame) -> pd.DataFrame:
 
 def shapes_of(table: pd.DataFrame) -> pd.Series:
     """Return for each row the group that may not be split: the same family and shape, whatever its pass, bias or kind."""
-    held = [name for name in (*features.NUMBERS,) if name in table]
+    held = [name for name in features.NUMBERS if name in table]
     sizes = table[held].astype(float).fillna(-1).itertuples(index=False, name=None)
     return pd.Series([f"{op} {size}" for op, size in zip(table["op"], sizes, strict=True)], index=table.index)
-
-
-def rates(terms: pd.DataFrame, measured_ms: np.ndarray) -> np.ndarray:
-    """Return what one of each term costs, in ms: least squares of the relative error without negative rates (SciPy's nnls)."""
-    from scipy.optimize import nnls
-
-    scale = terms.to_numpy().max(axis=0) + 1e-30
-    found, _ = nnls(terms.to_numpy() / scale / measured_ms[:, None], np.ones(len(terms)), maxiter=1000)
-    return found / scale
-
-
-def shares(terms: pd.DataFrame, costs: np.ndarray) -> tuple[np.ndarray, pd.DataFrame]:
-    """Return the sum of the terms' costs in ms, at least LEAST_MS, and the logarithm of each term's share of it."""
-    parts = terms.to_numpy() * costs
-    total = np.maximum(parts.sum(axis=1), LEAST_MS)
-    used = costs > 0
-    names = [f"share_{name}" for name, use in zip(terms, used, strict=True) if use]
-    return total, pd.DataFrame(np.log2(parts[:, used] / total[:, None] + 1e-6), index=terms.index, columns=names)
-
-
-def _train(x: pd.DataFrame, y: np.ndarray, seed: int, rounds: int):
-    import lightgbm
-
-    return lightgbm.train({**TREES, "seed": seed}, lightgbm.Dataset(x, y, free_raw_data=False), rounds)
-
-
-def _bag(x: pd.DataFrame, y: np.ndarray, seeds: int = _BAGS, rounds: int = _ROUNDS) -> list:
-    return [_train(x, y, seed, rounds) for seed in range(seeds)]
-
-
-def out_of_fold(terms: pd.DataFrame, x: pd.DataFrame, measured_ms: np.ndarray, groups: pd.Series, folds: int = FOLDS,
-                learn: Callable[[pd.DataFrame, pd.DataFrame, np.ndarray], "Learned"] | None = None) -> np.ndarray:
-    """Return for each row the time in ms that a model predicts which saw none of its group."""
-    from sklearn.model_selection import GroupKFold
-
-    said = np.full(len(measured_ms), np.nan)
-    for train, test in GroupKFold(folds, shuffle=True, random_state=0).split(x, measured_ms, groups):
-        learned = (learn or Learned.of)(terms.iloc[train], x.iloc[train], measured_ms[train])
-        said[test] = learned.predict(terms.iloc[test], x.iloc[test])
-    return said
-
-
-@dataclass
-class Learned:
-    """Rates and trees of one part."""
-
-    costs: np.ndarray
-    boosters: list
-
-    @classmethod
-    def of(cls, terms: pd.DataFrame, x: pd.DataFrame, measured_ms: np.ndarray) -> "Learned":
-        """Learn from terms, features and times."""
-        costs = rates(terms, measured_ms)
-        total, known = shares(terms, costs)
-        return cls(costs, _bag(pd.concat([x, known], axis=1), np.log(measured_ms / total)))
-
-    def predict(self, terms: pd.DataFrame, x: pd.DataFrame) -> np.ndarray:
-        """Return times in ms."""
-        total, known = shares(terms, self.costs)
-        given = pd.concat([x, known], axis=1)
-        return total * np.exp(np.mean([booster.predict(given) for booster in self.boosters], axis=0))
 
 
 def conformal(error: np.ndarray, size: np.ndarray, bins: int = _BINS) -> tuple[list[float], list[float]]:
@@ -143,7 +96,7 @@ def conformal(error: np.ndarray, size: np.ndarray, bins: int = _BINS) -> tuple[l
     The quantile is the finite-sample one, ceil((n + 1) * COVER) of n.
     """
     bins = max(1, min(bins, len(error) // 60))
-    edges = list(np.quantile(size, np.arange(1, bins) / bins))
+    edges = list(map(float, np.quantile(size, np.arange(1, bins) / bins)))
     place, halves = np.searchsorted(edges, size), []
     for number in range(bins):
         part = np.sort(np.abs(error[place == number]))
@@ -162,16 +115,15 @@ def score(measured: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
 
 @dataclass
 class CostModel:
-    """Operator models of one device, one element type and one way of timing."""
+    """Operator models of one device, one element type and one way of timing; ``chip`` is None for a CPU."""
 
     device: str
     facts: dict[str, Any]
     parts: dict[str, Part] = field(default_factory=dict)
+    chip: Chip | None = None
+    compositions: dict[str, dict[str, Any]] = field(default_factory=dict)
 
-    def __post_init__(self):
-        self._learned: dict[str, Learned] = {}
-
-    # ------------------------------------------------------------------------------------------ many
+    # ------------------------------------------------------------------------------------------ questions
 
     def predict(self, table: pd.DataFrame) -> pd.DataFrame:
         """Return ``predicted_ms, low_ms, high_ms, predicted_gbps, out_of_range`` for each row of a ``sweep`` table.
@@ -179,42 +131,92 @@ class CostModel:
         Raises InputError for a family or pass that the model has not learned.
         """
         parts = []
-        for name, rows in _by_part(table):
+        for name, rows in by_part(table, self.chip is not None):
             part = self._part(name)
-            group = name.partition(" ")[0]
-            x = features.matrix(rows, group)
-            middle = self._loaded(name).predict(features.terms(rows, group), x)
+            terms, x = given(rows, self.chip)
+            values = x.to_numpy(float)
+            middle = part.learned.predict(terms.to_numpy(float), values)
+            if part.correction:
+                places = [list(x).index(column) for column in part.correction.names]
+                middle = middle * np.exp(part.correction(values[:, places]))
             half = np.array(part.halves)[np.searchsorted(part.edges_ms, middle)]
-            outside = np.zeros(len(x), bool)
-            for column, (low, high) in part.ranges.items():
-                outside |= ((x[column] < low) | (x[column] > high)).to_numpy()
-            outside |= ~_kinds(rows).isin([tuple(kind) for kind in part.kinds]).to_numpy()
+            low, high = np.array([part.ranges.get(column, (-np.inf, np.inf)) for column in x]).T
+            outside = ((values < low) | (values > high)).any(axis=1) | part.borrowed | (self._part_of(name) != name)
+            outside |= ~kinds_of(rows).isin([tuple(kind) for kind in part.kinds]).to_numpy()
             parts.append(pd.DataFrame({"predicted_ms": middle, "low_ms": middle * np.exp(-half),
                                        "high_ms": middle * np.exp(half),
                                        "predicted_gbps": rows["bytes"].to_numpy(float) / middle / 1e6,
                                        "out_of_range": outside}, index=rows.index))
         return pd.concat(parts).reindex(table.index)
 
+    def predict_one(self, op: str, parameters: Mapping[str, Any], flops: float, moved: float,
+                    passes: str = "forward") -> tuple[float, float, float]:
+        """Return predicted, low and high ms of one operator, without a DataFrame; ``moved`` are its compulsory bytes.
+
+        Raises InputError for a family or pass that the model has not learned, and for a GPU's model, which answers tables.
+        """
+        if self.chip is not None:
+            raise InputError("a GPU's model answers tables; use predict")
+        part = self._part(part_name(op, passes))
+        terms, x = features.vector(op, parameters, flops, moved)
+        middle = part.learned.one(terms, x)
+        if part.correction:
+            places = [part.learned.names.index(column) for column in part.correction.names]
+            middle *= float(np.exp(part.correction(np.array([[x[place] for place in places]])))[0])
+        half = part.halves[int(np.searchsorted(part.edges_ms, middle))]
+        return middle, middle * float(np.exp(-half)), middle * float(np.exp(half))
+
+    def _part_of(self, name: str) -> str:
+        """Return the part that answers for ``name``: on a GPU without backward kernels the forward ones, by FLOPs and bytes."""
+        return name.replace("backward", "forward") if self.chip and name not in self.parts else name
+
     def _part(self, name: str) -> Part:
-        if name not in self.parts:
+        known = self._part_of(name)
+        if known not in self.parts:
             raise InputError(f"the model of {self.device} has not learned {name}; it knows: {choices(self.parts)}")
-        return self.parts[name]
+        return self.parts[known]
 
-    def _loaded(self, name: str) -> Learned:
-        import lightgbm
+    def typical_half(self) -> float:
+        """Return the widest typical half interval of the parts, in log time."""
+        return max(float(np.mean(part.halves)) for part in self.parts.values())
 
-        if name not in self._learned:
-            part = self._part(name)
-            self._learned[name] = Learned(np.array(list(part.rates_ms.values())),
-                                          [lightgbm.Booster(model_str=text) for text in part.trees])
-        return self._learned[name]
+    # ------------------------------------------------------------------------------------------ other devices
+
+    def on(self, vendor: VendorDevice, dtype: str) -> "CostModel":
+        """Return this model of GPUs asked about another one, of which only the vendor's ceilings are known."""
+        facts = {**self.facts, "peak_gflops": vendor.peak_gflops[dtype], "peak_gbps": vendor.peak_gbps, "zero_shot": True}
+        parts = {name: replace(part, borrowed=True) for name, part in self.parts.items()}
+        return CostModel(vendor.id, facts, parts, Chip.of(vendor, dtype))
+
+    def complete(self, other: "CostModel") -> None:
+        """Take over the parts that this model lacks; their answers count as outside of what was learned."""
+        for name, part in other.parts.items():
+            self.parts.setdefault(name, replace(part, borrowed=True))
+
+    def corrected(self, table: pd.DataFrame) -> "CostModel":
+        """Return this model taught by a few measured rows of another device: factors, intervals and ranges from them.
+
+        Parts without LEAST_ROWS / 4 rows get the median factor of the others. Intervals come from rows left out in turn.
+        """
+        good = usable(table)
+        found, factors, parts = {}, [], {}
+        for name, rows in by_part(good, self.chip is not None):
+            if len(rows) < LEAST_ROWS // 4 or self._part_of(name) not in self.parts:
+                continue
+            found[name] = _correct(self, name, rows)
+            factors.append(found[name].correction.mean)
+        for name, part in self.parts.items():
+            shift = float(np.median(factors)) if factors else 0.0
+            parts[name] = found.get(name) or replace(part, correction=_shift(part, shift), borrowed=True)
+        return replace(self, parts=parts)
 
     # ------------------------------------------------------------------------------------------ files
 
     def save(self, path: Path) -> Path:
-        """Write the model as compressed JSON: LightGBM's text, ranges, intervals, scores and provenance."""
-        content = {"schema": SCHEMA, "device": self.device, "facts": self.facts,
-                   "parts": {name: asdict(part) for name, part in self.parts.items()}}
+        """Write the model as compressed JSON: LightGBM's text, arrays, ranges, intervals, scores and provenance."""
+        content = {"schema": SCHEMA, "device": self.device, "facts": self.facts, "compositions": self.compositions,
+                   "chip": asdict(self.chip) if self.chip else None,
+                   "parts": {name: part.plain() for name, part in self.parts.items()}}
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_suffix(".partial")
         temporary.write_bytes(gzip.compress(json.dumps(content).encode(), mtime=0))
@@ -224,56 +226,104 @@ class CostModel:
     @classmethod
     def load(cls, path: Path) -> "CostModel":
         """Read a model back; InputError says what is wrong with a damaged file or one of a later version. Runs no code."""
+        import lightgbm
+
         try:
             content = json.loads(gzip.decompress(path.read_bytes()))
             if content["schema"] > SCHEMA:
                 raise InputError(f"{path} is of version {content['schema']}, this program reads up to {SCHEMA}: update it")
-            parts = {name: Part(**part) for name, part in content["parts"].items()}
-            return cls(content["device"], content["facts"], parts)
-        except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
+            parts = {name: Part.of_plain(part) for name, part in content["parts"].items()}
+            return cls(content["device"], content["facts"], parts, Chip(**content["chip"]) if content["chip"] else None,
+                       content["compositions"])
+        except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, lightgbm.basic.LightGBMError) as error:
             if isinstance(error, InputError):
                 raise
             raise InputError(f"{path} is no cost model, or is damaged ({type(error).__name__}: {error})") from None
 
 
-def _by_part(table: pd.DataFrame):
+def given(rows: pd.DataFrame, chip: Chip | None) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return terms and features of rows of one part."""
+    if chip is not None:
+        return gpufeatures.terms(rows, chip), gpufeatures.matrix(rows, chip)
+    group = features.group_of(rows["op"].iloc[0])
+    return features.terms(rows, group), features.matrix(rows, group)
+
+
+def by_part(table: pd.DataFrame, gpu: bool) -> Iterator[tuple[str, pd.DataFrame]]:
+    """Yield the rows of each part with its name; InputError for families without features."""
     unknown = set(table["op"]) - set(features.GROUP_OF)
     if unknown:
         raise InputError(f"no features for {choices(sorted(unknown))}; there are: {choices(features.GROUP_OF)}")
-    return table.groupby(table["op"].map(features.GROUP_OF) + " " + table["pass"], sort=False)
+    groups = {op: gpufeatures.group_of(op) for op in features.GROUP_OF} if gpu else features.GROUP_OF
+    yield from table.groupby(table["op"].map(groups) + " " + table["pass"], sort=False)
 
 
-def _kinds(rows: pd.DataFrame) -> pd.Series:
+def kinds_of(rows: pd.DataFrame) -> pd.Series:
     """Return family, kind and layout of each row, which a model must have seen to answer."""
     texts = [rows[name].fillna("") if name in rows else pd.Series("", index=rows.index) for name in ("op", "kind", "layout")]
     return pd.Series(list(zip(*texts, strict=True)), index=rows.index, dtype=object)
 
 
-def fit(table: pd.DataFrame, facts: Mapping[str, Any] | None = None) -> CostModel:
-    """Learn from a ``sweep`` table, or one like it; groups with fewer than LEAST_ROWS rows are left out and named in ``facts``.
+def fit(table: pd.DataFrame, facts: Mapping[str, Any] | None = None, chip: Chip | None = None, quick: bool = False,
+        groups: pd.Series | None = None, tell: Callable[[str], None] = lambda name: None) -> CostModel:
+    """Learn from a ``sweep`` table, or one like it; parts with fewer than LEAST_ROWS rows are left out and named in ``facts``.
 
-    Raises InputError for what ``usable`` refuses, and when no group has enough rows.
+    ``groups``, aligned with the table, says which rows may not be split in judging the intervals (default: equal shapes).
+    Raises InputError for what ``usable`` refuses, and when no part has enough rows.
     """
     good = usable(table)
-    left, model = {}, CostModel(str(good["device"].iloc[0]) if len(good) else "", dict(facts or {}))
-    for name, rows in _by_part(good):
+    left, model = {}, CostModel(str(good["device"].iloc[0]) if len(good) else "", dict(facts or {}), chip=chip)
+    for name, rows in by_part(good, chip is not None):
         if len(rows) < LEAST_ROWS:
             left[name] = len(rows)
             continue
-        model.parts[name] = _fit_part(name, rows)
+        tell(name)
+        model.parts[name] = fit_part(*given(rows, chip), rows, quick, None if groups is None else groups.loc[rows.index])
     if not model.parts:
-        raise InputError(f"too few rows: a group needs {LEAST_ROWS}, there are {left or 'none'}")
+        raise InputError(f"too few rows: a part needs {LEAST_ROWS}, there are {left or 'none'}")
     model.facts["left_out"] = left
     return model
 
 
-def _fit_part(name: str, rows: pd.DataFrame) -> Part:
-    group, measured_ms = name.partition(" ")[0], rows["latency_ms"].to_numpy()
-    x, terms = features.matrix(rows, group), features.terms(rows, group)
-    said = out_of_fold(terms, x, measured_ms, shapes_of(rows))
+def fit_part(terms: pd.DataFrame, x: pd.DataFrame, rows: pd.DataFrame, quick: bool = False,
+             groups: pd.Series | None = None) -> Part:
+    """Learn one part from terms, features and the rows that they belong to, all aligned."""
+    from sklearn.model_selection import GroupKFold
+
+    measured_ms, weight = rows["latency_ms"].to_numpy(), weights(rows)
+    groups = shapes_of(rows) if groups is None else groups
+    said = np.full(len(rows), np.nan)
+    folds = min(_QUICK_FOLDS if quick else FOLDS, groups.nunique())
+    for train, test in GroupKFold(folds, shuffle=True, random_state=0).split(x, measured_ms, groups):
+        learned = Learned.of(terms.iloc[train], x.iloc[train], measured_ms[train], weight[train], quick)
+        said[test] = learned.predict(terms.iloc[test].to_numpy(float), x.iloc[test].to_numpy(float))
     edges, halves = conformal(np.log(measured_ms / said), said)
-    learned = Learned.of(terms, x, measured_ms)
-    ranges = {column: (float(x[column].min()), float(x[column].max())) for column in x if column not in features.TEXTS}
-    return Part(dict(zip(terms, map(float, learned.costs), strict=True)),
-                [booster.model_to_string() for booster in learned.boosters], list(x), ranges,
-                [list(kind) for kind in sorted(set(_kinds(rows)))], edges, halves, len(rows), score(measured_ms, said))
+    learned = Learned.of(terms, x, measured_ms, weight, quick)
+    return Part(learned, _ranges(x), [list(kind) for kind in sorted(set(kinds_of(rows)))], edges, halves, len(rows),
+                score(measured_ms, said))
+
+
+def _ranges(x: pd.DataFrame) -> dict[str, tuple[float, float]]:
+    return {column: (float(x[column].min()), float(x[column].max())) for column in x if column not in features.TEXTS}
+
+
+def _shift(part: Part, factor: float) -> Correction:
+    return Correction(part.learned.names[:1], [0.0], [1.0], [[0.0]], [0.0], factor, 0.0, 1.0)
+
+
+def _correct(model: CostModel, name: str, rows: pd.DataFrame) -> Part:
+    """Return a part corrected by measured rows; its interval comes from rows that a fold of the correction had not seen."""
+    from sklearn.model_selection import GroupKFold
+
+    part = model._part(name)
+    terms, x = given(rows, model.chip)
+    base = part.learned.predict(terms.to_numpy(float), x.to_numpy(float))
+    ratio = np.log(rows["latency_ms"].to_numpy() / base)
+    names = [column for column in _CORRECTED if column in x]
+    chosen, said, groups = x[names].to_numpy(float), np.full(len(rows), np.nan), shapes_of(rows)
+    for train, test in GroupKFold(min(FOLDS, groups.nunique()), shuffle=True, random_state=0).split(chosen, ratio, groups):
+        said[test] = Correction.of(names, chosen[train], ratio[train])(chosen[test])
+    predicted = base * np.exp(said)
+    edges, halves = conformal(ratio - said, predicted, bins=2)
+    return replace(part, correction=Correction.of(names, chosen, ratio), edges_ms=edges, halves=halves, rows=len(rows),
+                   scores=score(rows["latency_ms"].to_numpy(), predicted), borrowed=False)

@@ -48,6 +48,11 @@ def _waste(value, step):
     return _up(value, step) / value
 
 
+def _is(texts, text: str):
+    """Return 1 where ``texts`` (one, or a column) is ``text``."""
+    return 1 * (texts == text) if isinstance(texts, str) else (texts == text).to_numpy(float)
+
+
 def _extent(size, kernel, stride, padding, dilation):
     return (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
 
@@ -58,27 +63,68 @@ def _sizes(p: Row) -> dict[str, Any]:
             "log_ai": _log((p["flops"] + 1) / (p["bytes"] + 1))}
 
 
+def _out(p: Row) -> tuple[Any, Any, Any]:
+    """Return the depth, height and width of a convolution's output."""
+    return tuple(_extent(p[axis], p[f"kernel_{axis[0]}"], p[f"stride_{axis[0]}"], p[f"padding_{axis[0]}"],
+                         p[f"dilation_{axis[0]}"]) for axis in ("depth", "height", "width"))
+
+
+def _way(p: Row) -> dict[str, Any]:
+    """Return 1 for the way that torch and oneDNN take with a convolution, and for how its tensors are rearranged; else 0.
+
+    As oneDNN's verbose mode told on an AVX-512 processor: torch's own loop for one small sample; im2col and a product where
+    channels a group do not divide by 4; depthwise; 1x1; the first layer, whose input stays as it is; blocked otherwise.
+    Channels that do not fill blocks of 16 are rearranged by a slower loop.
+    """
+    height = _out(p)[1]
+    ins, outs = p["in_channels"] // p["groups"], p["out_channels"] // p["groups"]
+    many = (p["groups"] > 1) * 1
+    window = p["kernel_d"] * p["kernel_h"] * p["kernel_w"]
+    size = p["in_channels"] * p["depth"] * p["height"] * p["width"]
+    native = (p["batch"] == 1) * (1 - many) * (size <= 20480) * (p["kernel_h"] <= 3) * (p["op"] != "conv3d") * 1
+    depthwise = (ins == 1) * (outs == 1) * many
+    uneven = many * (1 - depthwise) * (1 - (ins % 4 == 0) * (outs % 4 == 0))
+    point = (window == 1) * (1 - many) * (height * p["stride_h"] == p["height"]) * (height > 5) * 1
+    first = (p["in_channels"] <= 3) * (1 - many) * (1 - point) * 1
+    blocked = (1 - native) * (1 - depthwise) * (1 - uneven)
+    packed = (1 - native) * (1 - uneven)
+    full_in, full_out = (p["in_channels"] % LANES == 0) * 1, (p["out_channels"] % LANES == 0) * 1
+    return {"native": native, "depthwise": depthwise * (1 - native), "im2col": uneven * (1 - native),
+            "point": point * (1 - native), "first": first * (1 - native), "direct": blocked * (1 - point) * (1 - first),
+            "in_whole": packed * (1 - first) * full_in, "in_ragged": packed * (1 - first) * (1 - full_in),
+            "out_whole": packed * full_out, "out_ragged": packed * (1 - full_out)}
+
+
+def _block(ins, outs, many):
+    """Return the channels that oneDNN takes together: 16, or for groups the largest of 16, 8, 4 that divides them."""
+    both = (ins % 16 == 0) * (outs % 16 == 0) * 1
+    half = (ins % 8 == 0) * (outs % 8 == 0) * 1
+    return 16 * (1 - many) + many * (both * 16 + (1 - both) * (half * 8 + (1 - half) * 4))
+
+
 def _convolution(p: Row) -> dict[str, Any]:
     three = p["op"] == "conv3d"
-    depth = _extent(p["depth"], p["kernel_d"], p["stride_d"], p["padding_d"], p["dilation_d"])
-    height = _extent(p["height"], p["kernel_h"], p["stride_h"], p["padding_h"], p["dilation_h"])
-    width = _extent(p["width"], p["kernel_w"], p["stride_w"], p["padding_w"], p["dilation_w"])
+    depth, height, width = _out(p)
     window = p["kernel_d"] * p["kernel_h"] * p["kernel_w"]
     ins, outs = p["in_channels"] // p["groups"], p["out_channels"] // p["groups"]
     pixels = depth * height * width
     inputs, outputs = p["in_channels"] * p["depth"] * p["height"] * p["width"], p["out_channels"] * pixels
-    depthwise = (ins == 1) * (p["groups"] > 1) * 1
-    channels = depthwise * p["groups"] + (1 - depthwise) * outs
-    blocks = p["batch"] * (depthwise + (1 - depthwise) * p["groups"]) * -(-channels // LANES)
-    return {"three": three * 1, "batch": _log(p["batch"]), "ins": _log(ins), "outs": _log(outs), "groups": _log(p["groups"]),
-            "depthwise": depthwise, "kernel": p["kernel_h"], "window": _log(window), "stride": p["stride_h"],
-            "dilation": p["dilation_h"], "padded": p["padding_h"] * 1, "bias": p["bias"], "layout": p["layout"],
-            "pixels": _log(pixels), "width": width, "in_width": p["width"], "input_grad": p["input_grad"],
-            "inputs": _log(p["batch"] * inputs), "outputs": _log(p["batch"] * outputs),
+    way = _way(p)
+    block = _block(ins, outs, (p["groups"] > 1) * 1)
+    channels = way["depthwise"] * p["groups"] + (1 - way["depthwise"]) * outs
+    blocks = p["batch"] * (way["depthwise"] + (1 - way["depthwise"]) * p["groups"]) * -(-channels // block)
+    return {**way, "three": three * 1, "batch": _log(p["batch"]), "ins": _log(ins), "outs": _log(outs),
+            "groups": _log(p["groups"]), "block": block, "kernel": p["kernel_h"], "window": _log(window),
+            "stride": p["stride_h"], "dilation": p["dilation_h"], "padded": p["padding_h"], "bias": p["bias"],
+            "layout": p["layout"], "pixels": _log(pixels), "width": width, "in_width": p["width"],
+            "input_grad": p["input_grad"], "inputs": _log(p["batch"] * inputs), "outputs": _log(p["batch"] * outputs),
             "weights": _log(p["out_channels"] * ins * window), "gathered": _log(p["batch"] * pixels * ins * window),
-            "ins_rest": ins % LANES, "outs_rest": outs % LANES, "ins_waste": _waste(ins, LANES),
-            "outs_waste": _waste(channels, LANES), "width_rest": width % LANES, "width_waste": _waste(width, 6),
-            "blocks": _log(blocks), "blocks_odd": blocks % 2, "rows_waste": _waste(blocks * depth * height, 2),
+            "reach": _log(ins * window), "ins_rest": ins % LANES, "outs_rest": outs % LANES,
+            "all_ins_rest": p["in_channels"] % LANES, "all_outs_rest": p["out_channels"] % LANES,
+            "ins_waste": _waste(ins, block), "outs_waste": _waste(channels, block),
+            "width_rest": width % LANES, "width_waste": _waste(width, 6), "width_waste_14": _waste(width, 14),
+            "width_waste_28": _waste(width, 28), "blocks": _log(blocks), "blocks_odd": blocks % 2,
+            "rows_waste": _waste(blocks * depth * height, 2), "a_sample": _log(outputs),
             "reads_an_input": _log(window * outs / (p["stride_d"] * p["stride_h"] * p["stride_w"]))}
 
 
@@ -93,7 +139,8 @@ def _product(p: Row) -> dict[str, Any]:
 def _attention(p: Row) -> dict[str, Any]:
     heads = p["batch"] * p["heads"]
     return {"kind": p["kind"], "heads": _log(heads), "heads_odd": heads % 2, "queries": _log(p["q_len"]),
-            "keys": _log(p["kv_len"]), "head_dim": p["head_dim"], "scores": _log(heads * p["q_len"] * p["kv_len"]),
+            "keys": _log(p["kv_len"]), "head_dim": p["head_dim"], "model_width": _log(p["heads"] * p["head_dim"]),
+            "rows": _log(p["batch"] * p["q_len"]), "scores": _log(heads * p["q_len"] * p["kv_len"]),
             "queries_waste": _waste(p["q_len"], 32)}
 
 
@@ -115,20 +162,24 @@ def _memory(p: Row) -> dict[str, Any]:
 
 
 def _convolution_terms(p: Row) -> dict[str, Any]:
-    depth = _extent(p["depth"], p["kernel_d"], p["stride_d"], p["padding_d"], p["dilation_d"])
-    height = _extent(p["height"], p["kernel_h"], p["stride_h"], p["padding_h"], p["dilation_h"])
-    width = _extent(p["width"], p["kernel_w"], p["stride_w"], p["padding_w"], p["dilation_w"])
+    depth, height, width = _out(p)
     ins, outs = p["in_channels"] // p["groups"], p["out_channels"] // p["groups"]
     window, pixels = p["kernel_d"] * p["kernel_h"] * p["kernel_w"], p["batch"] * depth * height * width
-    depthwise = (ins == 1) * (p["groups"] > 1) * 1
-    plain = 1 - depthwise
-    blocked = pixels * p["groups"] * window * (plain * _up(ins, LANES) * _up(outs, LANES) + depthwise)
-    return {"blocked_products": plain * blocked, "depthwise_products": depthwise * blocked,
-            "unblocked_products": plain * pixels * p["groups"] * window * ins * outs,
-            "inputs": p["batch"] * p["in_channels"] * p["depth"] * p["height"] * p["width"],
-            "outputs": p["out_channels"] * pixels, "weights": p["out_channels"] * ins * window,
-            "blocked_outputs": pixels * p["groups"] * _up(outs, LANES) * plain,
-            "gathered": pixels * p["groups"] * ins * window * plain}
+    way, block = _way(p), _block(ins, outs, (p["groups"] > 1) * 1)
+    inputs = p["batch"] * p["in_channels"] * p["depth"] * p["height"] * p["width"]
+    outputs, plain = p["out_channels"] * pixels, pixels * p["groups"] * window * ins * outs
+    blocked = pixels * p["groups"] * window * _up(ins, block) * _up(outs, block)
+    narrow = (block < LANES) * 1
+    ragged_in = p["batch"] * _up(p["in_channels"], LANES) * p["depth"] * p["height"] * p["width"]
+    return {"direct_products": way["direct"] * (1 - narrow) * blocked, "narrow_products": way["direct"] * narrow * blocked,
+            "point_products": way["point"] * blocked, "depthwise_products": way["depthwise"] * plain,
+            "first_products": way["first"] * pixels * window * ins * _up(outs, LANES),
+            "im2col_products": way["im2col"] * plain, "native_products": way["native"] * plain,
+            "gathered": way["im2col"] * pixels * p["groups"] * ins * window, "groups": way["im2col"] * p["batch"] * p["groups"],
+            "rows": (1 - way["im2col"]) * pixels / width * p["groups"] * -(-outs // block) * -(-ins // block),
+            "inputs": inputs, "outputs": outputs, "weights": p["out_channels"] * ins * window,
+            "ragged_inputs": way["in_ragged"] * ragged_in,
+            "ragged_outputs": way["out_ragged"] * pixels * _up(p["out_channels"], LANES)}
 
 
 def _product_terms(p: Row) -> dict[str, Any]:
@@ -140,7 +191,11 @@ def _product_terms(p: Row) -> dict[str, Any]:
 
 def _attention_terms(p: Row) -> dict[str, Any]:
     heads = p["batch"] * p["heads"]
-    return {"products": heads * p["q_len"] * p["kv_len"] * p["head_dim"], "scores": heads * p["q_len"] * p["kv_len"],
+    whole = _is(p["kind"], "mha")  # a whole layer, projections included
+    width = p["heads"] * p["head_dim"]
+    return {"projections": whole * p["batch"] * (2 * p["q_len"] + 2 * p["kv_len"]) * width * width,
+            "weights": whole * 4 * width * width, "layer": whole,
+            "products": heads * p["q_len"] * p["kv_len"] * p["head_dim"], "scores": heads * p["q_len"] * p["kv_len"],
             "queries": heads * p["q_len"] * p["head_dim"], "keys": heads * p["kv_len"] * p["head_dim"], "heads": heads}
 
 

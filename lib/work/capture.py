@@ -14,6 +14,7 @@ from unittest.mock import patch
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
@@ -96,6 +97,8 @@ class Graph:
     buffer_bytes: int
     modules: dict[str, str]
     output: tuple[int, ...]
+    made: tuple[dict[int, int], ...] = ()  # by each operator: storages that are new, with their bytes
+    freed: tuple[tuple[int, ...], ...] = ()  # after each operator: storages that nothing refers to any more
 
 
 def _unfrozen(value: Any) -> Any:
@@ -132,7 +135,10 @@ class _Recorder(TorchDispatchMode):
         self.module: list[str] = [""]
         self.phase = "forward"
         self._by_node: dict[int, str] = {}
-        self._storages: dict[int, tuple[int, str, Any]] = {}
+        self._storages: dict[int, tuple[int, str, StorageWeakRef]] = {}
+        self._alive: dict[int, StorageWeakRef] = {}
+        self.made: list[dict[int, int]] = []
+        self.freed: list[tuple[int, ...]] = []
         self._names = names
 
     def known(self, tensor: torch.Tensor, kind: str) -> int:
@@ -140,7 +146,7 @@ class _Recorder(TorchDispatchMode):
         key = tensor.untyped_storage()._cdata
         if key not in self._storages:
             # the weak reference keeps the address from being used again
-            self._storages[key] = (len(self._storages), kind, tensor.untyped_storage()._weak_ref())
+            self._storages[key] = (len(self._storages), kind, StorageWeakRef(tensor.untyped_storage()))
         return self._storages[key][0]
 
     def _spec(self, value: Any, kind: str = "activation") -> Any:
@@ -149,6 +155,23 @@ class _Recorder(TorchDispatchMode):
         number = self.known(value, kind)
         kind = self._storages[value.untyped_storage()._cdata][1]
         return TensorSpec(tuple(value.shape), tuple(value.stride()), str(value.dtype).removeprefix("torch."), number, kind)
+
+    def _enter(self, storages: list, before: int) -> None:
+        """Write down which of an operator's storages are new; sizes are those of the whole storage."""
+        new = {}
+        for storage in storages:
+            number, _, reference = self._storages[storage._cdata]
+            if number >= before:
+                new[number], self._alive[number] = storage.nbytes(), reference
+        self.made.append(new)
+
+    def sweep(self) -> None:
+        """Write down which storages died since the last operator: as in the real run, Python's references decide."""
+        if len(self.freed) < len(self.ops):
+            dead = tuple(number for number, reference in self._alive.items() if reference.expired())
+            for number in dead:
+                del self._alive[number]
+            self.freed.append(dead)
 
     def _where(self) -> tuple[str, str]:
         """Return module and phase; a backward operator belongs to the module that made its autograd node."""
@@ -164,12 +187,15 @@ class _Recorder(TorchDispatchMode):
         name = str(func)
         if name.startswith(_NOT_WORK) or name == _READS:
             return func(*args, **kwargs)
+        self.sweep()
         module, phase = self._where()
         given, named = _positional(func, args, kwargs)
         given = _frozen(tree_map(self._spec, given))
         named = tuple(sorted((key, _frozen(tree_map(self._spec, value))) for key, value in named.items()))
         out = func(*args, **kwargs)
-        outputs = tuple(self._spec(leaf) for leaf in tree_flatten(out)[0] if isinstance(leaf, torch.Tensor))
+        before, leaves = len(self._storages), [leaf for leaf in tree_flatten(out)[0] if isinstance(leaf, torch.Tensor)]
+        outputs = tuple(self._spec(leaf) for leaf in leaves)
+        self._enter([leaf.untyped_storage() for leaf in leaves], before)
         self.ops.append(Op(name, given, named, outputs, module, phase))
         return out
 
@@ -256,6 +282,7 @@ def capture(model: nn.Module, shape: Sequence[int], mode: str = "infer", optimiz
             inputs = inputs.to(memory_format=torch.channels_last) if channels_last else inputs
             recorder = _Recorder({})
             output = _run(model.train(mode == "train"), inputs, recorder, optimizer, loss)
+            recorder.sweep()
     except (RuntimeError, ValueError, TypeError, AssertionError, IndexError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise InputError(f"the network does not run on an input of shape {tuple(shape)}: {reason}") from error
@@ -288,7 +315,8 @@ def _graph(model: nn.Module, recorder: _Recorder, output: tuple[int, ...]) -> Gr
     parameters, buffers = list(model.parameters()), list(model.buffers())
     return Graph(tuple(recorder.ops), sum(p.numel() for p in parameters), sum(p.numel() * p.itemsize for p in parameters),
                  sum(b.numel() * b.itemsize for b in buffers),
-                 {name: type(module).__name__ for name, module in model.named_modules()}, output)
+                 {name: type(module).__name__ for name, module in model.named_modules()}, output, tuple(recorder.made),
+                 tuple(recorder.freed))
 
 
 def capture_function(function: Callable[..., torch.Tensor], inputs: Sequence[tuple[TensorSpec, bool]],

@@ -1,0 +1,282 @@
+"""Advice: where a network should run, how long it takes there, what bounds it, and what would make it faster."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from lib.errors import InputError, choices
+from lib.measure import archive, machine
+from lib.predict import estimate, shelf
+from lib.predict.estimate import Work
+from lib.work import capture, networks
+
+COLUMNS = ("device", "source", "predicted_ms", "low_ms", "high_ms", "images_per_sec", "memory_mb", "bound", "below_roof",
+           "out_of_range", "fits", "measured_ms", "price_per_million", "dtype")
+BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+_TORCH = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+_SHARE = 0.05  # of the time outside of what was learned, and the whole counts as outside
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked: a network, its batch and mode, and the element type."""
+
+    model: str
+    batch_size: int = 0
+    input_shape: str = ""
+    mode: str = "infer"
+    dtype: str = "fp32"
+
+    def network(self, batch_size: int = 0) -> networks.Network:
+        """Return the network with its batch; InputError for what cannot be built."""
+        return networks.network(self.model, batch_size or self.batch_size, self.input_shape)
+
+
+@dataclass(frozen=True)
+class Advice:
+    """The answer: a row a device (COLUMNS), the recommended one with its reason, and the batch sizes where that changes."""
+
+    question: Question
+    batch_size: int
+    table: pd.DataFrame
+    recommended: str
+    reason: str
+    crossovers: tuple[str, ...]
+    asked: "Asked"
+    shelves: tuple[shelf.Shelved, ...]
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return the table as plain values for JSON; what is not known is null."""
+        rows = self.table.astype(object).where(self.table.notna(), None)
+        return rows.to_dict("records")
+
+
+class Asked:
+    """One question, captured once (and once more at another batch size when several are compared)."""
+
+    def __init__(self, question: Question):
+        if question.dtype not in _TORCH:
+            raise InputError(f"no element type {question.dtype!r}; there are: {choices(_TORCH)}")
+        if question.mode not in capture.MODES:
+            raise InputError(f"no mode {question.mode!r}; there are: {choices(capture.MODES)}")
+        self.question, self._works = question, {}
+        self.batch_size = question.network().shape[0]
+
+    def work(self, batch_size: int = 0, channels_last: bool = False) -> Work:
+        """Return the captured work at a batch size (0: the asked one)."""
+        key = (batch_size or self.batch_size, channels_last)
+        if key not in self._works:
+            net = self.question.network(key[0])
+            graph = estimate.captured(net, self.question.mode, _TORCH[self.question.dtype], channels_last)
+            self._works[key] = estimate.work([(graph, self.question.mode, key[0])])[0]
+        return self._works[key]
+
+    def scaled(self, batch_size: int) -> Work:
+        """Return the work at another batch size, on the line through two that were captured: every size is linear in it."""
+        first = self.work()
+        other = self.work(2 * self.batch_size)
+        if batch_size == self.batch_size or list(first.table["op"]) != list(other.table["op"]):
+            return self.work(batch_size)
+        share = (batch_size - self.batch_size) / self.batch_size
+        table = first.table.copy()
+        for name in table:
+            if name != "calls" and pd.api.types.is_numeric_dtype(table[name]):
+                table[name] = first.table[name] + share * (other.table[name] - first.table[name])
+        line = {name: getattr(first, name) + share * (getattr(other, name) - getattr(first, name))
+                for name in ("fresh_bytes", "weight_bytes", "peak_bytes", "stranger_bytes")}
+        return replace(first, table=table, batch_size=batch_size, **{name: max(0.0, value) for name, value in line.items()})
+
+
+def advise(question: Question, devices: Sequence[str] = (), crossovers: bool = True) -> Advice:
+    """Predict ``question`` on every device that has a model (or those named) and recommend one.
+
+    Raises InputError for a network that cannot be built or captured, and for a device without a model (they are listed).
+    """
+    shelves = shelf.for_devices(devices, question.dtype)
+    asked = Asked(question)
+    item = asked.work()
+    rows = [_row(one, item, question) for one in shelves]
+    table = pd.DataFrame(rows, columns=COLUMNS).sort_values("predicted_ms", ignore_index=True)
+    best = _best(table)
+    found = _crossovers(asked, shelves) if crossovers and len(shelves) > 1 else ()
+    return Advice(question, asked.batch_size, table, best, _reason(table, best), found, asked, tuple(shelves))
+
+
+def _row(one: shelf.Shelved, item: Work, question: Question) -> dict[str, Any]:
+    said = one.estimate(item)
+    rate = item.batch_size / said.predicted_ms * 1e3
+    bound, below = one.bound(item, said)
+    outside = said.outside > _SHARE or one.zero_shot
+    measured = _measured(one, question, item.batch_size)
+    return {"device": one.device, "source": "zero-shot" if one.zero_shot else "predicted", "predicted_ms": said.predicted_ms,
+            "low_ms": said.low_ms, "high_ms": said.high_ms, "images_per_sec": rate, "memory_mb": item.memory_mb, "bound": bound,
+            "below_roof": below, "out_of_range": bool(outside), "fits": bool(item.memory_mb < one.memory_mb),
+            "measured_ms": measured, "dtype": question.dtype,
+            "price_per_million": one.price_per_hour / rate * 1e6 / 3600 if one.price_per_hour else math.nan}
+
+
+def _measured(one: shelf.Shelved, question: Question, batch_size: int) -> float:
+    """Return what was measured for this very question on the device, NaN if it was not."""
+    table = one.networks
+    if table is None:
+        return math.nan
+    same = table[(table["network"] == question.model) & (table["mode"] == question.mode) & (table["batch_size"] == batch_size)
+                 & (table["dtype"] == question.dtype) & (table["input_shape"].fillna("") == question.input_shape)
+                 & (table["status"] == "ok") & (table["memory"] == "default")]
+    return float(same["latency_ms"].iloc[-1]) if len(same) else math.nan
+
+
+def _best(table: pd.DataFrame) -> str:
+    fitting = table[table["fits"]]
+    return str(fitting["device"].iloc[0]) if len(fitting) else ""
+
+
+def _reason(table: pd.DataFrame, best: str) -> str:
+    if not best:
+        return f"none: {table['memory_mb'].iloc[0]:,.0f} MB fit into no known device"
+    row = table[table["device"] == best].iloc[0]
+    others = table[table["fits"] & (table["device"] != best)]
+    text = f"{best}: {row['predicted_ms']:,.3g} ms ({row['low_ms']:,.3g} to {row['high_ms']:,.3g})"
+    if len(others):
+        next_one = others.iloc[0]
+        text += f", {next_one['predicted_ms'] / row['predicted_ms']:.2g} times as fast as {next_one['device']}"
+        if next_one["low_ms"] < row["high_ms"]:
+            text += ", but their intervals overlap: measure both"
+    if row["out_of_range"]:
+        text += "; it lies outside of what its model learned"
+    return text
+
+
+def _crossovers(asked: Asked, shelves: Sequence[shelf.Shelved]) -> tuple[str, ...]:
+    """Say at which batch sizes another device becomes the fastest."""
+    found, last = [], ""
+    for batch in BATCHES:
+        item = asked.scaled(batch)
+        fits = [(one.estimate(item).predicted_ms, one.device) for one in shelves if item.memory_mb < one.memory_mb]
+        best = min(fits)[1] if fits else "none (memory)"
+        if best != last:
+            found.append(f"from batch {batch}: {best}")
+        last = best
+    return tuple(found)
+
+
+# ---------------------------------------------------------------------------------------------- what to change
+
+
+@dataclass(frozen=True)
+class Change:
+    """One thing to change, the factor by which it is predicted to be faster (NaN: not predicted), and why.
+
+    ``apply`` names what a measured run has to change: memory, dtype, channels_last, compile or batch_size.
+    """
+
+    what: str
+    predicted_gain: float
+    why: str
+    apply: Mapping[str, Any]
+    measured_gain: float = math.nan
+
+
+def suggestions(found: Advice) -> list[Change]:
+    """Return what could be changed on this machine's CPU, or else on the recommended device, for the best gain first."""
+    one = next((one for one in found.shelves if one.device == "cpu"), None) or \
+        next(one for one in found.shelves if one.device == found.recommended or not found.recommended)
+    several = changes(found.asked, one)
+    loader = loader_change(found.question.model) if found.question.mode == "train" else None
+    several += [loader] if loader else []
+    return sorted(several, key=lambda change: -np.nan_to_num(change.predicted_gain, nan=0.0))
+
+
+def changes(asked: Asked, one: shelf.Shelved) -> list[Change]:
+    """Return what could be changed on one device, with the gain in images a second that its model predicts."""
+    item = asked.work()
+    base = one.estimate(item)
+    found = []
+    if one.composition(item.mode).rates.get("fresh_mb") and item.fresh_bytes:
+        spared = one.estimate(replace(item, fresh_bytes=0.0)).predicted_ms
+        text = f"{item.fresh_bytes / 1e6:,.0f} MB a pass come fresh from the system, a page fault each 4 KiB"
+        found.append(Change("keep freed memory (MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=2147483647)",
+                            base.predicted_ms / spared, text, {"memory": "kept"}))
+    for factor in (2, 4):
+        batch = asked.batch_size * factor
+        more = asked.scaled(batch)
+        if more.memory_mb < one.memory_mb:
+            gain = factor * base.predicted_ms / one.estimate(more).predicted_ms
+            found.append(Change(f"batch size {batch}", gain, f"images a second; needs {more.memory_mb:,.0f} MB",
+                                {"batch_size": batch}))
+    fused = float((base.operators["predicted_ms"] * base.operators["calls"])[
+        base.operators["op"].isin(("activation", "elementwise", "batch_norm", "copy", "cat"))].sum()) / base.predicted_ms
+    found.append(Change("torch.compile", math.nan, f"not predicted; at most {1 / max(0.05, 1 - fused):.2f}: the share of "
+                        "operators that it could fuse", {"compile": True}))
+    if len(asked.question.network().shape) == 4:
+        found.append(Change("channels_last", math.nan, "not predicted: its operators were not swept in this layout",
+                            {"channels_last": True}))
+    if asked.question.dtype == "fp32":
+        found.append(_half(asked, one, base.predicted_ms))
+    return found
+
+
+def _half(asked: Asked, one: shelf.Shelved, base_ms: float) -> Change:
+    try:
+        other = shelf.for_devices([one.device], "bf16")[0]
+    except InputError:
+        return Change("bf16 (autocast)", math.nan, f"not predicted: no bf16 model of {one.device}", {"dtype": "bf16"})
+    half = Asked(replace(asked.question, dtype="bf16", batch_size=asked.batch_size))
+    gain = base_ms / other.estimate(half.work()).predicted_ms
+    return Change("bf16 (autocast)", gain, "predicted by the bf16 model, zero-shot" if other.zero_shot else "by the bf16 model",
+                  {"dtype": "bf16"})
+
+
+def verified(advice: Advice, several: Iterable[Change], device: str = "cpu",
+             budget_s: float = 2.0) -> tuple[float, list[Change]]:
+    """Measure the question and each change on this machine, a fresh process each; return the ms and the changes with gains.
+
+    A gain is in images a second. What cannot be measured says so in ``why``.
+    """
+    from lib.measure import whole
+
+    question = advice.question
+    base_case = whole.Case(question.model, question.mode, advice.batch_size, question.input_shape, question.dtype)
+    base_ms = _median_ms(whole.in_a_process([base_case], device, budget_s)[0][0])
+    if isinstance(base_ms, str):
+        raise InputError(f"{question.model} cannot be measured on {device}: {base_ms}")
+    done = []
+    for change in several:
+        apply = dict(change.apply)
+        memory = apply.pop("memory", "default")
+        if "num_workers" in apply:
+            done.append(replace(change, why=f"{change.why}; 02_profile measures it with -p num_workers 2"))
+            continue
+        case = replace(base_case, **apply)
+        taken = _median_ms(whole.in_a_process([case], device, budget_s, memory)[0][0])
+        if isinstance(taken, str):
+            done.append(replace(change, why=f"{change.why}; could not be measured: {taken}"))
+            continue
+        done.append(replace(change, measured_gain=base_ms / taken * case.batch_size / base_case.batch_size))
+    return base_ms, done
+
+
+def _median_ms(found: Mapping[str, Any]) -> float | str:
+    return found["reason"] or float(np.median(found["samples_ms"]))
+
+
+def loader_change(workload: str) -> Change | None:
+    """Return what loader workers would give a workload, from its newest profile on this machine or in the reference."""
+    for source in ("measure", "replay"):
+        table = archive.runs(source)
+        mine = table[table["workload_id"] == workload]
+        here = mine[mine["hardware_id"] == machine.ids()["hardware_id"]] if source == "measure" else mine
+        if not len(here):
+            continue
+        run = here.iloc[-1]
+        rows = archive.rows(here.iloc[[-1]], source)
+        rows = rows[(rows["task_type"] == "train") & ~rows["warmup"].astype(bool)]
+        wait, step = rows["loader_wait_ms"].median(), rows["step_time_ms"].median()
+        return Change("loader workers: 2", float(step / (step - wait)),
+                      f"the loader makes a step wait {wait:.2f} of {step:.2f} ms (measured in {run['run_id']}); hidden at best",
+                      {"num_workers": 2})
+    return None

@@ -1,0 +1,107 @@
+"""A device without a model of its own: a few points, chosen to teach most, correct the nearest model in about two minutes."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from lib import store
+from lib.errors import InputError
+from lib.measure import machine, rounds, sweep
+from lib.measure.archive import Progress
+from lib.params import SweepParams
+from lib.predict import shelf
+from lib.predict.correction import teaching_points
+from lib.predict.costmodel import CostModel, by_part, given, score
+from lib.work import spaces
+from lib.work.spaces import Config
+
+_POOL, _POINTS_A_SECOND, _ROUNDS = 900, 2.5, 3
+_SHARE = 0.8  # of the points, chosen to teach; the rest are drawn at random and judge
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """A calibrated model, where it was saved, and how wrong it was on random points that it had not seen."""
+
+    path: Path
+    model: CostModel
+    points: int
+    before: dict[str, float]
+    after: dict[str, float]
+
+
+def _pool(dtype: str, seed: int = 0) -> tuple[list[Config], pd.DataFrame]:
+    """Draw configurations from the spaces of ``params/sweeps.yaml``; return them and their rows."""
+    sweeps, found, rows = spaces.load_sweeps(), [], []
+    for config, ops in spaces.several(list(sweeps.spaces), sweeps, seed, dtype):
+        if len(found) == _POOL:
+            break
+        flops, moved = spaces.work(ops)
+        found.append(config)
+        rows.append({"op": config.op, **dict(config.parameters), "pass": config.passes, "flops": flops, "bytes": moved})
+    return found, pd.DataFrame(rows)
+
+
+def choose(model: CostModel, rows: pd.DataFrame, count: int, seed: int = 0) -> tuple[list[int], list[int]]:
+    """Return which rows to measure: those that teach most, a share a part, and random ones that judge."""
+    draw, teach = np.random.default_rng(seed), []
+    judge = list(draw.permutation(len(rows))[:int(count * (1 - _SHARE))])
+    rest = rows.drop(index=judge)
+    for _, part in by_part(rest, model.chip is not None):
+        _, x = given(part, model.chip)
+        share = max(4, round(count * _SHARE * len(part) / len(rest)))
+        teach += list(part.index[teaching_points(x.to_numpy(float), share)])
+    return [int(place) for place in teach], [int(place) for place in judge]
+
+
+def calibrate(device: str = "cpu", dtype: str = "fp32", budget_s: float = 120.0,
+              progress: Progress = lambda items, _: items) -> Calibrated:
+    """Measure chosen points on ``device``, correct the nearest model by them, and save it for this machine.
+
+    Raises InputError for a device that is not here, and where no model of its kind can be corrected.
+    """
+    where = machine.device(device)
+    if budget_s < 10:
+        raise InputError(f"budget_s {budget_s:g} is too short to measure anything; give 10 s or more (120 is usual)")
+    base = _nearest(str(where), dtype)
+    configs, rows = _pool(dtype)
+    teach, judge = choose(base, rows, int(budget_s * _POINTS_A_SECOND))
+    chosen = [_as(configs[place], base) for place in (*teach, *judge)]
+    name = f"calibration_{machine.name()}_{dtype}_{store.utc_now().replace(':', '')}"
+    p = SweepParams(op="all", device=str(where), budget_s=budget_s, rounds=_ROUNDS, visit_ms=16, name=name, dtype=dtype,
+                    cache=base.facts.get("cache", "warm"), latency_type=base.facts.get("latency_type", "kernel"))
+    table = rounds.read(sweep.measure_sweep(p, progress, chosen)).table
+    usable = table[(table["status"] == "ok") & (table["verdict"] != "unusable")]
+    unseen = usable[usable["config"].isin({_as(configs[place], base).key for place in judge})]
+    taught = usable.drop(index=unseen.index)
+    model = base.corrected(taught)
+    measured = unseen["latency_ms"].to_numpy()
+    scores = [score(measured, one.predict(unseen)["predicted_ms"].to_numpy()) for one in (base, model)]
+    model.device = f"cpu-{machine.name()}" if where.type == "cpu" else base.device
+    model.facts = {**base.facts, **machine.ids(), "calibrated_from": base.device, "calibrated_utc": store.utc_now(),
+                   "points": len(taught), "unseen": scores[1], "sweeps": []}
+    path = model.save(shelf.path_of(model.device, dtype))
+    return Calibrated(path, model, len(taught), *scores)
+
+
+def _as(config: Config, base: CostModel) -> Config:
+    return Config(config.op, config.parameters, config.dtype, config.passes, base.facts.get("latency_type", "kernel"),
+                  base.facts.get("cache", "warm"))
+
+
+def _nearest(device: str, dtype: str) -> CostModel:
+    """Return the model to start from: a CPU's from the shipped CPU model, a GPU's from its vendor's ceilings."""
+    if device == "cpu":
+        return shelf.shipped_cpu(dtype)
+    vendor = shelf.vendor_of(machine.device_name(machine.device(device)))
+    return shelf.for_devices([vendor], dtype)[0].model
+
+
+def words(done: Calibrated) -> str:
+    """Say what the calibration gave."""
+    source = done.model.facts["calibrated_from"]
+    return (f"{done.path}: {source} corrected by {done.points} points; on {done.after['n']} random "
+            f"points that it had not seen, MAPE {done.before['mape']:.1f} % before, {done.after['mape']:.1f} % after "
+            f"(median {done.before['median']:.1f} -> {done.after['median']:.1f} %)")

@@ -1,0 +1,204 @@
+"""Whole networks: captured operators, each looked up or predicted, summed, with what their composition adds.
+
+Composition is learned from networks that were measured whole, at non-negative rates: what the operators' sum stands for, what
+calling a module costs, and what memory costs that the allocator takes anew from the system in each pass.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from lib.errors import InputError
+from lib.measure import allocation
+from lib.predict import costmodel, features
+from lib.work import capture, counts, networks, operators
+from lib.work.capture import Graph
+
+_WITH_BACKWARD = ("conv2d", "conv3d", "attention", "pool2d", "pool3d", "batch_norm", "layer_norm", "softmax", "activation")
+_MOVING = ("fill", "random", "loss")  # not swept: taken as copies of as many elements
+TERMS = ("sum_ms", "moved_ms", "modules", "fresh_mb")
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one pass or step of a network runs: a row a distinct operator (``sweep`` columns and ``calls``), and the rest.
+
+    ``stranger_bytes`` moves through operators that no family covers; memory in bytes.
+    """
+
+    table: pd.DataFrame
+    mode: str
+    batch_size: int
+    modules: int
+    fresh_bytes: float
+    weight_bytes: float
+    peak_bytes: float
+    stranger_bytes: float = 0.0
+
+    @property
+    def flops(self) -> float:
+        """Return the FLOPs of the pass or step."""
+        return float((self.table["flops"] * self.table["calls"]).sum())
+
+    @property
+    def bytes(self) -> float:
+        """Return its compulsory bytes, operator by operator."""
+        return float((self.table["bytes"] * self.table["calls"]).sum())
+
+    @property
+    def memory_mb(self) -> float:
+        """Return weights, inputs and the most that tensors hold at once, in 10^6 bytes."""
+        return (self.weight_bytes + self.peak_bytes) / 1e6
+
+
+def peak_bytes(graph: Graph) -> float:
+    """Return the most bytes that the tensors of a pass hold at once, beyond weights and inputs, by their real lifetimes."""
+    held, peak, sizes = 0, 0, {}
+    for new, dead in zip(graph.made, graph.freed, strict=True):
+        sizes |= new
+        held += sum(new.values())
+        peak = max(peak, held)
+        held -= sum(sizes[storage] for storage in dead if storage in sizes)
+    return float(peak)
+
+
+def _row(op: capture.Op) -> dict[str, Any] | None:
+    """Return one operator as a row of a ``sweep`` table; None for what no family covers."""
+    described = operators.describe(op)
+    if described is None:
+        return None
+    family, params = described
+    backward = family in _WITH_BACKWARD and "backward" in op.short
+    if family in _MOVING:
+        params = {"kind": op.short, "outer": 1, "inner": max(1, params["elements"]), "layout": "contiguous"}
+        family = "copy"
+    moved = counts.compulsory_bytes(op)
+    return {"op": family, **params, "pass": "backward" if backward else "forward", "flops": counts.flops(op), "bytes": moved}
+
+
+def work(graphs: Sequence[tuple[Graph, str, int]]) -> list[Work]:
+    """Return the work of captured graphs, each with its mode and batch size."""
+    fresh = allocation.fresh_bytes([graph for graph, _, _ in graphs])
+    return [_work(graph, mode, batch, bytes_) for (graph, mode, batch), bytes_ in zip(graphs, fresh, strict=True)]
+
+
+def _work(graph: Graph, mode: str, batch_size: int, fresh: float) -> Work:
+    rows, calls, strange = {}, {}, 0.0
+    for op in graph.ops:
+        if op.short in counts.VIEWS:
+            continue
+        key = (op, op.phase == "backward" and "backward" in op.short)
+        if key not in rows:
+            rows[key] = _row(op)
+        if rows[key] is None:
+            strange += counts.compulsory_bytes(op)
+            continue
+        calls[key] = calls.get(key, 0) + 1
+    table = pd.DataFrame([{**rows[key], "calls": number} for key, number in calls.items()])
+    inputs = {spec.storage: spec.bytes for op in graph.ops for spec in op.tensors if spec.kind == "input"}
+    weights = graph.parameter_bytes + graph.buffer_bytes + sum(inputs.values())
+    modules = sum(op.phase == "forward" and op.short not in counts.VIEWS for op in graph.ops)
+    return Work(table, mode, batch_size, modules, fresh, float(weights), peak_bytes(graph), strange)
+
+
+def captured(network: networks.Network, mode: str, dtype: str = "float32", channels_last: bool = False) -> Graph:
+    """Capture a network on its batch; InputError says what keeps it from being captured."""
+    return capture.capture(capture.build_unfilled(network.build), network.shape, mode, dtype=dtype, channels_last=channels_last)
+
+
+@dataclass(frozen=True)
+class Composition:
+    """What the whole costs beyond its operators, for one mode: non-negative rates of TERMS, and the interval in log time."""
+
+    rates: Mapping[str, float]
+    half: float
+    networks: int
+    scores: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The predicted time of a pass or step, in ms, and the operators that it is the sum of (with ``predicted_ms``)."""
+
+    predicted_ms: float
+    low_ms: float
+    high_ms: float
+    outside: float  # the share of the time that lies outside of what was learned
+    looked_up: float  # the share of the time that was measured before
+    operators: pd.DataFrame
+
+
+def parts(item: Work, model: costmodel.CostModel, known: Mapping[tuple, float] | None = None) -> pd.DataFrame:
+    """Return the operators of ``item`` with ``predicted_ms``, ``out_of_range`` and ``looked_up``.
+
+    ``known`` maps what ``key`` gives to a measured time in ms.
+    """
+    told = model.predict(item.table)
+    table = item.table.assign(predicted_ms=told["predicted_ms"], out_of_range=told["out_of_range"], looked_up=False)
+    if known:
+        measured = np.array([known.get(key(row), np.nan) for row in item.table.to_dict("records")])
+        found = np.isfinite(measured)
+        table["predicted_ms"] = np.where(found, measured, table["predicted_ms"])
+        table["looked_up"], table["out_of_range"] = found, table["out_of_range"] & ~found
+    return table
+
+
+def key(row: Mapping[str, Any]) -> tuple:
+    """Return what makes two rows of a ``sweep`` table the same operator: family, pass and parameters."""
+    names = operators.families()[row["op"]].parameters
+    return (row["op"], row["pass"], *(str(row[name]) if isinstance(row.get(name), str) else float(row[name])
+                                      for name in names if name in row and not _absent(row[name])))
+
+
+def _absent(value: Any) -> bool:
+    return value is None or value == "" or (isinstance(value, float) and math.isnan(value))
+
+
+def lookup(table: pd.DataFrame) -> dict[tuple, float]:
+    """Return the measured time in ms of every usable row of a ``sweep`` table, by ``key``."""
+    return dict(zip(map(key, table.to_dict("records")), table["latency_ms"], strict=True))
+
+
+def terms(item: Work, table: pd.DataFrame) -> dict[str, float]:
+    """Return what the time of a whole is made of; ``sum_ms`` are the operators that compute, ``moved_ms`` the others."""
+    cost = table["predicted_ms"] * table["calls"]
+    computing = table["op"].map(features.GROUP_OF).isin(("convolution", "product", "attention"))
+    return {"sum_ms": float(cost[computing].sum()), "moved_ms": float(cost[~computing].sum()), "modules": float(item.modules),
+            "fresh_mb": item.fresh_bytes / 1e6}
+
+
+def compose(rows: Iterable[tuple[str, Mapping[str, float], float]], folds: int = 5) -> Composition:
+    """Learn a composition from (network, terms, measured ms) of several networks; its interval from networks left out.
+
+    Raises InputError for fewer than four networks.
+    """
+    names, given, measured = zip(*rows, strict=True)
+    frame, measured = pd.DataFrame(list(given))[list(TERMS)], np.array(measured, float)
+    several = sorted(set(names))
+    if len(several) < 4:
+        raise InputError(f"a composition is learned from four networks or more, not from {len(several)}")
+    said = np.full(len(frame), np.nan)
+    for fold in range(min(folds, len(several))):
+        left = np.isin(names, several[fold::min(folds, len(several))])
+        said[left] = frame[left].to_numpy() @ costmodel.rates(frame[~left], measured[~left])
+    _, halves = costmodel.conformal(np.log(measured / said), said, bins=1)
+    rates = costmodel.rates(frame, measured)
+    return Composition(dict(zip(TERMS, map(float, rates), strict=True)), halves[0], len(several),
+                       costmodel.score(measured, said))
+
+
+def estimate(item: Work, model: costmodel.CostModel, composition: Composition,
+             known: Mapping[tuple, float] | None = None) -> Estimate:
+    """Predict a pass or step from its operators; the interval is that of networks unlike those it was learned from."""
+    table = parts(item, model, known)
+    found = terms(item, table)
+    total = sum(composition.rates[name] * found[name] for name in TERMS)
+    cost = (table["predicted_ms"] * table["calls"]).to_numpy()
+    outside = float(cost[table["out_of_range"].to_numpy(bool)].sum() / cost.sum())
+    half = composition.half * (1 + outside)
+    return Estimate(total, total * np.exp(-half), total * np.exp(half), outside,
+                    float(cost[table["looked_up"].to_numpy(bool)].sum() / cost.sum()), table)
