@@ -9,13 +9,16 @@ from tests import (
     bench_learning,
     bench_overhead,
     bench_peers,
+    bench_prediction,
+    bench_public,
     bench_repeat,
     bench_startup,
     bench_sweep,
 )
 
 BENCHMARKS = {"startup": bench_startup, "overhead": bench_overhead, "peers": bench_peers, "repeat": bench_repeat,
-              "sweep": bench_sweep, "faults": bench_faults, "composition": bench_composition, "learning": bench_learning}
+              "sweep": bench_sweep, "faults": bench_faults, "composition": bench_composition, "learning": bench_learning,
+              "prediction": bench_prediction, "public": bench_public}
 
 
 def main(names: list[str]) -> int:

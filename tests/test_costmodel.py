@@ -9,7 +9,7 @@ import pytest
 
 from lib import paths, store
 from lib.errors import InputError
-from lib.predict import costmodel, features
+from lib.predict import correction, costmodel, features, study
 from lib.work import spaces
 
 
@@ -26,7 +26,7 @@ def products(swept):
 
 @pytest.fixture(scope="module")
 def model(products):
-    return costmodel.fit(products.iloc[::2], {"source": "test"})
+    return costmodel.fit(products.iloc[::2], {"source": "test"}, quick=True)
 
 
 @pytest.mark.parametrize("op", spaces.load_sweeps().spaces)
@@ -110,5 +110,47 @@ def test_tables_that_one_model_cannot_learn_from(products):
         costmodel.fit(ok.assign(latency_ms=np.where(np.arange(60) == 3, 0.0, ok["latency_ms"])))
     with pytest.raises(InputError, match="one model answers for one hardware_id"):
         costmodel.fit(ok.assign(hardware_id=["a", "b"] * 30))
-    with pytest.raises(InputError, match="too few rows: a group needs 40, there are {'product forward': 30}"):
+    with pytest.raises(InputError, match="too few rows: a part needs 40, there are {'product forward': 30}"):
         costmodel.fit(ok.head(30))
+
+
+def test_a_prediction_of_one_is_that_of_a_table(model, products):
+    rows = costmodel.usable(products).head(20)
+    said = model.predict(rows)
+    for row, expected in zip(rows.to_dict("records"), said.itertuples(), strict=True):
+        given = {name: row[name] for name in spaces.operators.family(row["op"]).parameters if not pd.isna(row[name])}
+        assert model.predict_one(row["op"], given, row["flops"], row["bytes"]) == pytest.approx(
+            (expected.predicted_ms, expected.low_ms, expected.high_ms), rel=1e-5)
+    with pytest.raises(InputError, match="has not learned convolution forward"):
+        model.predict_one("conv2d", {}, 1.0, 1.0)
+
+
+def test_a_few_points_teach_another_device(model, products):
+    """A device 2.5 times as slow, more so for large products, is learned from 60 points far from one another."""
+    rows = costmodel.usable(products).reset_index(drop=True)
+    other = rows.assign(latency_ms=rows["latency_ms"] * 2.5 * (rows["flops"] / 1e6) ** 0.03, hardware_id="other")
+    _, x = costmodel.given(rows, None)
+    chosen = correction.teaching_points(x.to_numpy(float), 60)
+    assert len(set(chosen)) == 60
+    taught = model.corrected(other.iloc[chosen])
+    unseen = other.drop(index=chosen)
+    before = costmodel.score(unseen["latency_ms"].to_numpy(), model.predict(unseen)["predicted_ms"].to_numpy())
+    after = costmodel.score(unseen["latency_ms"].to_numpy(), taught.predict(unseen)["predicted_ms"].to_numpy())
+    assert before["median"] > 50
+    assert after["median"] < 20
+    assert taught.parts["product forward"].rows == 60
+
+
+def test_every_learner_of_the_study_is_asked_about_unseen_shapes(products):
+    rows = costmodel.usable(products)
+    scores, predictions = study.compare(rows, 400.0, 60.0, costmodel.fit(rows, quick=True), folds=3,
+                                        families={"matmul and linear": (("linear", "matmul"), "forward")})
+    mape = scores.set_index("learner")["mape"]
+    assert set(mape.index) == {*study.BASELINES, "this model"}
+    assert mape["this model"] < mape["mean"] / 3
+    assert mape["this model"] < mape["roofline"]
+    assert len(predictions) == len(rows)
+    assert (predictions["low_ms"] < predictions["high_ms"]).all()
+    cover = scores.set_index("learner")["cover"]["this model"]
+    assert 80 < cover < 99
+    assert set(study.by_size(predictions)["family"]) == {"matmul and linear"}

@@ -18,6 +18,7 @@ import torch
 from lib.measure import allocation, machine
 from lib.measure.ring import FEW_FAULTS, Rings, clocked_ms
 from lib.measure.visit import SLOW, USUAL, Yardstick
+from lib.measure.whole import Case, program
 from lib.work import capture, counts, networks, operators, rebuild
 from lib.work.capture import Graph, Op
 
@@ -26,15 +27,6 @@ _WARMUP, _CALLS, _TRIES = 2, 3, 12
 _CHAIN = 200
 _LABEL_S = 0.4  # of passes of a network a round
 _LEVELS = ("near", "far", "memory")
-
-
-@dataclass(frozen=True)
-class Case:
-    """One network in one mode at one batch size."""
-
-    network: str
-    mode: str
-    batch_size: int
 
 
 @dataclass
@@ -179,25 +171,6 @@ def _touch(tensor: torch.Tensor) -> None:
         flat.bitwise_not_().bitwise_not_() if tensor.dtype == torch.bool else flat.mul_(1)
 
 
-def network_call(case: Case, device: torch.device) -> Callable[[], object]:
-    """Return one pass (infer) or one forward, loss and backward (train) of a network with random weights."""
-    net = networks.network(case.network, case.batch_size)
-    model, inputs = net.build().to(device), torch.randn(net.shape, device=device)
-    if case.mode == "infer":
-        model.eval()
-
-        def forward() -> object:
-            with torch.no_grad():
-                return model(inputs)
-        return forward
-    model.train()
-
-    def step() -> None:
-        capture.default_loss(capture.first_tensor(model(inputs))).backward()
-        model.zero_grad(set_to_none=True)
-    return step
-
-
 def dispatch_overhead_ms(device: torch.device, mode: str) -> float:
     """Return what a module costs beyond its operators: a chain of 200 activations of one element, against the operators.
 
@@ -254,7 +227,7 @@ def compose(cases: Sequence[Case], device: torch.device, rounds: int = 3,
 def _measured(uses: dict[Case, list[_Signature]], signatures: list[_Signature], device: torch.device, bench: _Bench,
               rounds: int, progress: Callable) -> tuple[pd.DataFrame, pd.DataFrame]:
     order, cases = np.random.default_rng(0), list(uses)
-    calls = [network_call(case, device) for case in cases]
+    calls = [program(case, device) for case in cases]
     labels: dict[Case, _Samples] = {case: _Samples() for case in cases}
     for _ in progress(range(rounds), "composition"):
         for index in order.permutation(len(cases)):
@@ -331,7 +304,7 @@ def coverage(case: Case, device: torch.device) -> dict[str, float]:
 
     Reads of numbers by the host count as uncovered. ``whole_ms`` is a pass without the clock.
     """
-    call = network_call(case, device)
+    call = program(case, device)
     call()
     begin = time.perf_counter_ns()
     call()

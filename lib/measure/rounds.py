@@ -174,13 +174,16 @@ def replay(p: SweepParams) -> Sweep:
         for path in sorted((folder / "sweeps").glob("*/sweep.parquet"), reverse=True):
             found = read(path.parent, "")
             device = "cpu" if p.device == "auto" else {"cuda": "cuda:0"}.get(p.device, p.device)
-            mine = found.table[found.table["op"].isin(p.ops) & (found.table["device"] == device)]
+            asked = {name: BOTH[name] if getattr(p, name) == "both" else (getattr(p, name),) for name in BOTH}
+            fits = np.logical_and.reduce([found.table[name].isin(values) for name, values in asked.items()])
+            mine = found.table[found.table["op"].isin(p.ops) & (found.table["device"] == device) & fits]
             held |= set(found.table["op"])
             if set(p.ops) <= set(mine["op"]):
                 facts = store.read_json(path.with_name("sweep.meta.json"))
                 note = f"REPLAY of {path.parent.name}, measured {facts['started_utc']} on {folder.name}."
                 return Sweep(mine.reset_index(drop=True), found.visits, path.parent, note)
-    raise InputError(f"the reference has no sweep of {choices(p.ops)} on {p.device}; it has: {choices(sorted(held)) or 'none'}")
+    raise InputError(f"the reference has no {p.cache} {p.latency_type} sweep of {choices(p.ops)} on {p.device}; it has: "
+                     f"{choices(sorted(held)) or 'none'}")
 
 
 def all_sweeps() -> list[Path]:

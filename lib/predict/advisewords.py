@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from lib.predict.advise import Advice, Change
+from lib.predict.advise import Advice, Change, Question, advise
 
 _SHOWN = {"device": "device", "source": "source", "predicted_ms": "ms", "low_ms": "low", "high_ms": "high",
           "images_per_sec": "images/s", "memory_mb": "MB", "bound": "bound", "below_roof": "x below roof", "fits": "fits",
@@ -34,6 +34,12 @@ def text(found: Advice) -> str:
         lines.append("outside: more than a twentieth of the time lies outside of what the device's model learned; "
                      "its interval is widened, not proven")
     return "\n".join(lines)
+
+
+def answer(**question) -> tuple[pd.DataFrame, str]:
+    """Return the table and the recommendation for the fields of a Question."""
+    found = advise(Question(**question), crossovers=False)
+    return table(found), f"{heading(found)}. {found.reason}."
 
 
 def changes(several: Sequence[Change]) -> str:

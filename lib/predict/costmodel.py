@@ -46,6 +46,7 @@ class Part:
     scores: dict[str, float] = field(default_factory=dict)
     correction: Correction | None = None
     borrowed: bool = False  # from other devices: then every answer lies outside of what was learned of this one
+    unseen: pd.DataFrame | None = None  # predicted_ms, low_ms, high_ms of each row by a fold that had not seen it; not saved
 
     def plain(self) -> dict[str, Any]:
         """Return everything as what JSON can hold."""
@@ -292,15 +293,28 @@ def fit_part(terms: pd.DataFrame, x: pd.DataFrame, rows: pd.DataFrame, quick: bo
 
     measured_ms, weight = rows["latency_ms"].to_numpy(), weights(rows)
     groups = shapes_of(rows) if groups is None else groups
-    said = np.full(len(rows), np.nan)
+    said, fold = np.full(len(rows), np.nan), np.zeros(len(rows), int)
     folds = min(_QUICK_FOLDS if quick else FOLDS, groups.nunique())
-    for train, test in GroupKFold(folds, shuffle=True, random_state=0).split(x, measured_ms, groups):
+    cut = GroupKFold(folds, shuffle=True, random_state=0).split(x, measured_ms, groups)
+    for number, (train, test) in enumerate(cut):
         learned = Learned.of(terms.iloc[train], x.iloc[train], measured_ms[train], weight[train], quick)
-        said[test] = learned.predict(terms.iloc[test].to_numpy(float), x.iloc[test].to_numpy(float))
-    edges, halves = conformal(np.log(measured_ms / said), said)
+        said[test], fold[test] = learned.predict(terms.iloc[test].to_numpy(float), x.iloc[test].to_numpy(float)), number
+    error = np.log(measured_ms / said)
+    edges, halves = conformal(error, said)
     learned = Learned.of(terms, x, measured_ms, weight, quick)
     return Part(learned, _ranges(x), [list(kind) for kind in sorted(set(kinds_of(rows)))], edges, halves, len(rows),
-                score(measured_ms, said))
+                score(measured_ms, said), unseen=_unseen(rows, said, error, fold))
+
+
+def _unseen(rows: pd.DataFrame, said: np.ndarray, error: np.ndarray, fold: np.ndarray) -> pd.DataFrame:
+    """Return each row's prediction by the fold that had not seen it, its interval from the errors of the other folds."""
+    half = np.zeros(len(rows))
+    for number in np.unique(fold):
+        mine = fold == number
+        edges, halves = conformal(error[~mine], said[~mine])
+        half[mine] = np.array(halves)[np.searchsorted(edges, said[mine])]
+    low, high = said * np.exp(-half), said * np.exp(half)
+    return pd.DataFrame({"predicted_ms": said, "low_ms": low, "high_ms": high}, index=rows.index)
 
 
 def _ranges(x: pd.DataFrame) -> dict[str, tuple[float, float]]:

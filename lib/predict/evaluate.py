@@ -16,11 +16,11 @@ _SPLIT_SHAPES = "unseen shapes, 5 folds"
 _SPLIT_NETWORKS = "networks never swept nor tuned on"
 
 
-def operators(folder: Path, quick: bool = False) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return scores (every learner) and predictions (this model) of a machine's operators on unseen shapes."""
+def operators(folder: Path, model: CostModel) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return scores (every learner) and predictions (this model, just fitted) of a machine's operators on unseen shapes."""
     table, _ = forge.reference_sweeps(folder)
     roof = forge.roof_of(folder)
-    return study.compare(table, roof.peak_gflops, roof.gbps(), quick=quick)
+    return study.compare(table, roof.peak_gflops, roof.gbps(), model)
 
 
 def _cover(rows: pd.DataFrame) -> float:
@@ -46,8 +46,8 @@ def evaluate(folder: Path | None = None, quick: bool = False,
     Returns the tables ``scores``, ``networks``, ``steps`` and the path of the model.
     """
     folder = folder or forge.reference_machine()
-    scores, predictions = operators(folder, quick)
     model = forge.cpu_model(folder, quick)
+    scores, predictions = operators(folder, model)
     networks = forge.with_networks(model, folder, progress)
     path = model.save(shelf.path_of(model.device, "fp32", shelf.SHIPPED))
     workloads = networks[networks["network"].str.fullmatch(r"W\d+")]

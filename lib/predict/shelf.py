@@ -129,16 +129,21 @@ def _own_cpu(dtype: str, held: Mapping[tuple[str, str], Path]) -> Shelved | None
 
 
 def _gpu(device: str, dtype: str, held: Mapping[tuple[str, str], Path]) -> Shelved | None:
+    """Return a GPU's own model, completed by that of any GPU; or the latter alone; or None for a type without a stated rate."""
     vendor = load_devices()[device]
-    own, any_gpu = held.get((device, dtype)), held.get((ANY_GPU, dtype))
+    if dtype not in vendor.peak_gflops or not vendor.multiprocessors:
+        return None
+    own = held.get((device, dtype))
+    general = [CostModel.load(held[ANY_GPU, kind]) for kind in dict.fromkeys((dtype, "fp32")) if (ANY_GPU, kind) in held]
     if own:
         model = CostModel.load(own)
-        if any_gpu:
-            model.complete(CostModel.load(any_gpu))
-        return Shelved(device, dtype, model, False, vendor.memory_mb, vendor.price_per_hour)
-    if any_gpu and dtype in vendor.peak_gflops and vendor.multiprocessors:
-        return Shelved(device, dtype, CostModel.load(any_gpu).on(vendor, dtype), True, vendor.memory_mb, vendor.price_per_hour)
-    return None
+    elif general:
+        model = general[0].on(vendor, dtype)
+    else:
+        return None
+    for other in general:
+        model.complete(other)
+    return Shelved(device, dtype, model, not own, vendor.memory_mb, vendor.price_per_hour)
 
 
 def for_devices(wanted: Sequence[str], dtype: str) -> list[Shelved]:

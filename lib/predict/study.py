@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 
 from lib.predict import costmodel, features
+from lib.predict.learned import Learned, weights
 
 FAMILIES: dict[str, tuple[tuple[str, ...], str]] = {
     "conv2d forward": (("conv2d",), "forward"), "conv2d backward": (("conv2d",), "backward"),
@@ -106,45 +107,40 @@ BASELINES: Mapping[str, Learner] = {"mean": _mean, "roofline": _roofline, "linea
                                     "Lasso polynomial": _lasso, "boosted trees": _trees, "MLP": _mlp}
 
 
-def compare(table: pd.DataFrame, peak_gflops: float, peak_gbps: float, folds: int = costmodel.FOLDS,
+def compare(table: pd.DataFrame, peak_gflops: float, peak_gbps: float, model: costmodel.CostModel, folds: int = costmodel.FOLDS,
             families: Mapping[str, tuple[tuple[str, ...], str]] = FAMILIES,
-            quick: bool = False) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Compare the learners on shapes that a fold has not seen; return their scores and the predictions of ours.
+            baselines: bool = True) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Compare the learners on shapes that a fold had not seen; return their scores and the predictions of ``model``.
 
-    ``table`` is a usable sweep. Scores: ``family, learner`` and what ``costmodel.score`` gives, and the interval's ``cover``.
-    Predictions: the rows of ``table`` with ``family, predicted_ms, low_ms, high_ms, relative_error, out_of_range``.
+    ``model`` was just fitted on ``table``, a usable sweep, and remembers what its folds said. Scores: ``family, learner``, what
+    ``costmodel.score`` gives, and the interval's ``cover``. Predictions: the rows of ``table`` with ``family, predicted_ms,
+    low_ms, high_ms, predicted_gbps, relative_error, out_of_range``.
     """
     from sklearn.model_selection import GroupKFold
 
     scores, predictions = [], []
+    said = pd.concat([part.unseen for part in model.parts.values()])
     for family, (ops, passes) in families.items():
-        rows = table[table["op"].isin(ops) & (table["pass"] == passes)].reset_index(drop=True)
+        rows = table[table["op"].isin(ops) & (table["pass"] == passes) & table.index.isin(said.index)]
         if len(rows) < costmodel.LEAST_ROWS:
             continue
-        data = Baselines.of(rows, peak_gflops, peak_gbps)
+        ours = rows.join(said).assign(family=family)
+        ours["relative_error"] = ours["predicted_ms"] / ours["latency_ms"] - 1
+        ours["predicted_gbps"] = ours["bytes"] / ours["predicted_ms"] / 1e6
+        ours["out_of_range"] = False  # a row within what its own table spans
+        measured = rows["latency_ms"].to_numpy()
+        inside = ours["latency_ms"].between(ours["low_ms"], ours["high_ms"])
+        data = Baselines.of(rows.reset_index(drop=True), peak_gflops, peak_gbps)
         cut = list(GroupKFold(folds, shuffle=True, random_state=_SEED).split(rows, groups=costmodel.shapes_of(rows)))
-        for name, learner in BASELINES.items():
-            said = np.full(len(rows), np.nan)
+        for name, learner in BASELINES.items() if baselines else ():
+            told = np.full(len(rows), np.nan)
             for train, test in cut:
-                said[test] = learner(data, train, test)
-            scores.append({"family": family, "learner": name, **costmodel.score(data.measured, said)})
-        ours = _ours(rows, cut, quick)
-        inside = (ours["low_ms"] <= data.measured) & (data.measured <= ours["high_ms"])
+                told[test] = learner(data, train, test)
+            scores.append({"family": family, "learner": name, **costmodel.score(measured, told)})
         scores.append({"family": family, "learner": "this model", "cover": float(inside.mean() * 100),
-                       **costmodel.score(data.measured, ours["predicted_ms"].to_numpy())})
-        predictions.append(rows.join(ours).assign(family=family))
+                       **costmodel.score(measured, ours["predicted_ms"].to_numpy())})
+        predictions.append(ours)
     return pd.DataFrame(scores), pd.concat(predictions, ignore_index=True)
-
-
-def _ours(rows: pd.DataFrame, cut: list[tuple[np.ndarray, np.ndarray]], quick: bool) -> pd.DataFrame:
-    """Fit on each fold's rows alone, intervals and ranges included, and predict the rest."""
-    parts = []
-    for train, test in cut:
-        model = costmodel.fit(rows.iloc[train], quick=quick)
-        parts.append(model.predict(rows.iloc[test]))
-    said = pd.concat(parts).reindex(rows.index)
-    said["relative_error"] = said["predicted_ms"] / rows["latency_ms"] - 1
-    return said
 
 
 def learning_curve(rows: pd.DataFrame, counts: tuple[int, ...], folds: int = 5, quick: bool = False) -> pd.DataFrame:
@@ -155,10 +151,16 @@ def learning_curve(rows: pd.DataFrame, counts: tuple[int, ...], folds: int = 5, 
     train, test = next(GroupKFold(folds, shuffle=True, random_state=_SEED).split(rows, groups=costmodel.shapes_of(rows)))
     order = draw.permutation(train)
     for count in sorted({min(count, len(train)) for count in counts}):
-        model = costmodel.fit(rows.iloc[order[:count]], quick=quick)
-        said = model.predict(rows.iloc[test])["predicted_ms"].to_numpy()
+        said = _said(rows, order[:count], test, quick)
         found.append({"points": count, **costmodel.score(rows["latency_ms"].to_numpy()[test], said)})
     return pd.DataFrame(found)
+
+
+def _said(rows: pd.DataFrame, train: np.ndarray, test: np.ndarray, quick: bool) -> np.ndarray:
+    terms, x = costmodel.given(rows, None)
+    learned = Learned.of(terms.iloc[train], x.iloc[train], rows["latency_ms"].to_numpy()[train],
+                         weights(rows)[train], quick)
+    return learned.predict(terms.iloc[test].to_numpy(float), x.iloc[test].to_numpy(float))
 
 
 def noise_floor(first: pd.DataFrame, second: pd.DataFrame) -> dict[str, float]:

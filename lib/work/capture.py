@@ -4,10 +4,12 @@ Tensors are fake (shape, strides and dtype without storage: torch's FakeTensor),
 """
 
 import copy
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from math import prod
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -284,9 +286,19 @@ def capture(model: nn.Module, shape: Sequence[int], mode: str = "infer", optimiz
             output = _run(model.train(mode == "train"), inputs, recorder, optimizer, loss)
             recorder.sweep()
     except (RuntimeError, ValueError, TypeError, AssertionError, IndexError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        reason = _reason(error)
         raise InputError(f"the network does not run on an input of shape {tuple(shape)}: {reason}") from error
     return _graph(model, recorder, output)
+
+
+def _reason(error: Exception) -> str:
+    """Return why a network cannot be captured; where its own code reads values to decide, the file and line."""
+    if "DataDependent" not in type(error).__name__:
+        return str(error).splitlines()[0] if str(error) else type(error).__name__
+    own = [frame for frame in traceback.extract_tb(error.__traceback__)
+           if "torch" not in Path(frame.filename).parts and Path(frame.filename) != Path(__file__)]
+    where = f"{Path(own[-1].filename).name}, line {own[-1].lineno}" if own else "in torch's own code"
+    return f"its control flow depends on values ({where}), which are not there before it runs"
 
 
 def _run(model: nn.Module, inputs: torch.Tensor, recorder: _Recorder, optimizer: str, loss: Callable) -> tuple[int, ...]:

@@ -1,0 +1,153 @@
+"""Advice: what is answered, for what, and what is refused; the models at hand; calibration's choice of points."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from lib import __main__, paths
+from lib.definitions import load_devices
+from lib.errors import InputError
+from lib.predict import advise, advisewords, calibrate, shelf
+from lib.predict.advise import Question
+from lib.predict.costmodel import CostModel
+from lib.predict.gpufeatures import Chip
+
+MINE = """
+import torch
+from torch import nn
+class Net(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 4))
+class Branches(Net):
+    def forward(self, x):
+        return super().forward(x) if x.sum() > 0 else x
+class Needs(Net):
+    def __init__(self, width):
+        super().__init__()
+"""
+
+
+@pytest.fixture(scope="module")
+def answer():
+    return advise.advise(Question("resnet18", 4))
+
+
+def test_every_device_with_a_model_answers(answer):
+    table = answer.table
+    assert {"cpu", "t4", "v100-pcie-32gb", "p100-pcie-16gb", "h100-sxm", "h200-sxm", "l40s", "b200"} <= set(table["device"])
+    assert (table["low_ms"] > 0).all()
+    assert ((table["low_ms"] < table["predicted_ms"]) & (table["predicted_ms"] < table["high_ms"])).all()
+    assert np.isfinite(table[["predicted_ms", "high_ms", "images_per_sec", "memory_mb"]].to_numpy()).all()
+    assert table["predicted_ms"].is_monotonic_increasing
+    assert answer.recommended == table[table["fits"]]["device"].iloc[0]
+    assert answer.recommended in answer.reason
+    assert table["images_per_sec"].to_numpy() == pytest.approx(4e3 / table["predicted_ms"].to_numpy())
+    zero = table[table["source"] == "zero-shot"]
+    assert zero["out_of_range"].all(), "what was never measured there is said to be outside"
+    assert "ms" in advisewords.text(answer)
+
+
+def test_larger_batches_take_longer_and_scale_like_captured_ones(answer):
+    asked = answer.asked
+    one = next(one for one in answer.shelves if one.device == "cpu")
+    line, real = asked.scaled(16), asked.work(16)
+    assert line.flops == pytest.approx(real.flops)
+    assert line.peak_bytes == pytest.approx(real.peak_bytes, rel=0.01)
+    assert one.estimate(line).predicted_ms == pytest.approx(one.estimate(real).predicted_ms, rel=0.02)
+    assert one.estimate(line).predicted_ms > one.estimate(asked.work()).predicted_ms
+
+
+def test_what_to_change_comes_with_a_gain_or_the_reason_why_not(answer):
+    several = advise.suggestions(answer)
+    assert {"channels_last", "torch.compile"} <= {change.what for change in several}
+    for change in several:
+        assert change.why
+        assert change.predicted_gain > 0 or np.isnan(change.predicted_gain)
+    text = advisewords.changes(several)
+    assert all(change.what in text for change in several)
+
+
+def test_the_command_line_answers_in_json(tmp_path):
+    (tmp_path / "mine.py").write_text(MINE)
+    question = "mine:Net --input 3x32x32 --batch-size 2 --mode train --json".split()
+    done = subprocess.run([sys.executable, "-m", "lib", "advise", *question], capture_output=True, text=True, cwd=tmp_path,
+                          check=True, env={**os.environ, "PYTHONPATH": str(paths.ROOT)})
+    rows = json.loads(done.stdout)
+    needed = {"device", "source", "predicted_ms", "low_ms", "high_ms", "images_per_sec", "memory_mb", "bound", "out_of_range"}
+    assert rows
+    assert all(needed <= set(row) for row in rows)
+    assert "NaN" not in done.stdout
+
+
+@pytest.mark.parametrize(("arguments", "words"), [
+    (["resnet18", "--device", "abacus"], "no fp32 model of a device 'abacus'; there are models of: .*calibrate"),
+    (["resnet18", "--input", "5x32x32"], "does not run on an input of shape"),
+    (["resnet_18"], "no model 'resnet_18'"),
+    (["W1", "--input", "3x99x99"], "workload W1 has inputs of 3x28x28"),
+    (["mine:Branches", "--input", "3x32x32"], r"its control flow depends on values \(mine.py, line 9\)"),
+    (["mine:Needs", "--input", "3x32x32"], "must be buildable without arguments"),
+    (["mine:Absent"], "has no class or function 'Absent'")])
+def test_questions_without_an_answer_are_one_line(arguments, words, tmp_path, monkeypatch, capsys):
+    (tmp_path / "mine.py").write_text(MINE)
+    monkeypatch.chdir(tmp_path)
+    sys.modules.pop("mine", None)
+    assert __main__.main(["advise", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert re.search(words, error), error
+
+
+def test_questions_that_cannot_be_asked():
+    with pytest.raises(InputError, match="no element type 'int8'"):
+        advise.advise(Question("resnet18", 1, dtype="int8"))
+    with pytest.raises(InputError, match="no mode 'fit'"):
+        advise.advise(Question("resnet18", 1, mode="fit"))
+
+
+def test_shipped_models_say_where_they_come_from():
+    held = shelf.shelved()
+    assert len(held) >= 9
+    for (device, dtype), path in held.items():
+        model = CostModel.load(path)
+        assert model.device in (device, shelf.ANY_GPU)
+        assert {"source", "licence", "dtype"} <= set(model.facts), path
+        assert model.facts["dtype"] == dtype
+        for part in model.parts.values():
+            assert part.scores["n"] == part.rows
+            assert part.scores["mape"] < 100
+
+
+def test_a_gpu_without_a_model_is_answered_by_its_ceilings_alone():
+    found = shelf.for_devices(["rtx-4090"], "fp32")[0]
+    assert found.zero_shot
+    assert found.model.chip == Chip.of(load_devices()["rtx-4090"], "fp32")
+    with pytest.raises(InputError, match="states no bf16 rate or no multiprocessors of t4"):
+        Chip.of(load_devices()["t4"], "bf16")
+
+
+def test_points_that_teach_are_spread_over_the_parts():
+    model = shelf.shipped_cpu("fp32")
+    configs, rows = calibrate._pool("fp32")
+    teach, judge = calibrate.choose(model, rows, 120)
+    assert not set(teach) & set(judge)
+    assert 100 < len(teach) + len(judge) < 170
+    assert rows.loc[teach, "op"].nunique() >= 10
+    assert len(configs) == len(rows)
+    with pytest.raises(InputError, match="is too short to measure anything"):
+        calibrate.calibrate("cpu", budget_s=1)
+    with pytest.raises(InputError, match="is not here; this machine has"):
+        calibrate.calibrate("cuda:7")
+
+
+def test_a_prediction_is_verified_on_this_machine():
+    found = advise.advise(Question("simple_cnn", 2, "3x28x28"), ["cpu"], crossovers=False)
+    larger = [change for change in advise.suggestions(found) if "batch" in change.what]
+    measured_ms, several = advise.verified(found, larger[:1], budget_s=0.05)
+    assert measured_ms > 0
+    assert several[0].measured_gain > 0
+    assert "the interval" in advisewords.verdict(found, measured_ms)

@@ -1,0 +1,136 @@
+"""Whole networks: what is captured of them, their memory, their composition; and networks measured whole."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+
+from lib.errors import InputError
+from lib.measure import allocation, whole
+from lib.predict import costmodel, estimate
+from lib.work import capture, networks
+
+
+def chain(*layers: nn.Module, mode: str = "infer", shape: tuple[int, ...] = (2, 3, 64, 64)) -> capture.Graph:
+    return capture.capture(nn.Sequential(*layers), shape, mode)
+
+
+MEGA = 2 * 8 * 64 * 64 * 4  # bytes of (2, 8, 64, 64)
+
+
+def test_the_peak_follows_the_lifetimes_of_tensors():
+    layers = [nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1), nn.ReLU()]
+    assert estimate.peak_bytes(chain(*layers)) == 2 * MEGA  # an input and an output of one layer
+    assert estimate.peak_bytes(chain(*layers, mode="train")) > 4 * MEGA  # every activation waits for the backward pass
+    inplace = [nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(inplace=True)]
+    assert estimate.peak_bytes(chain(*inplace)) == MEGA
+
+
+def test_what_the_caller_still_holds_counts():
+    class Held(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.two, self.three = (nn.Conv2d(i, 8, 1) for i in (3, 8, 8))
+
+        def forward(self, x):
+            kept = self.one(x)
+            return kept + self.three(self.two(kept))
+
+    graph = capture.capture(Held(), (2, 3, 64, 64))
+    assert estimate.peak_bytes(graph) == 3 * MEGA
+
+
+@pytest.mark.skipif(not allocation.known(), reason="another allocator than glibc's")
+def test_fresh_bytes_are_those_that_the_allocator_gives_back():
+    big = chain(nn.Conv2d(3, 64, 1), nn.Conv2d(64, 64, 1), shape=(16, 3, 128, 128))  # 64 MiB each: beyond every threshold
+    small = chain(nn.Conv2d(3, 8, 1), shape=(1, 3, 16, 16))
+    found = allocation.fresh_bytes([big, small])
+    assert found[0] == pytest.approx(2 * 64 * 2**20, rel=0.01)
+    assert found[1] == 0
+
+
+def test_a_network_is_described_operator_by_operator():
+    layers = [nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8), nn.ReLU()]
+    graph = chain(*layers, mode="train")
+    item = estimate.work([(graph, "train", 2)])[0]
+    families = set(item.table["op"] + " " + item.table["pass"])
+    assert {"conv2d forward", "conv2d backward", "batch_norm forward", "batch_norm backward", "activation forward",
+            "activation backward"} <= families
+    assert item.flops > 0
+    assert item.stranger_bytes == 0
+    assert item.memory_mb == pytest.approx((item.weight_bytes + item.peak_bytes) / 1e6)
+
+
+def test_a_composition_is_found_again_and_judges_itself_by_networks_left_out():
+    draw = np.random.default_rng(0)
+    rows = []
+    for number in range(12):
+        terms = {"sum_ms": draw.uniform(10, 100), "moved_ms": draw.uniform(1, 30), "modules": float(draw.integers(20, 300)),
+                 "fresh_mb": draw.uniform(0, 500)}
+        rows.append((f"net{number % 6}", terms, 1.1 * terms["sum_ms"] + 0.9 * terms["moved_ms"] + 0.01 * terms["modules"]
+                     + 0.2 * terms["fresh_mb"]))
+    found = estimate.compose(rows)
+    assert found.rates == pytest.approx({"sum_ms": 1.1, "moved_ms": 0.9, "modules": 0.01, "fresh_mb": 0.2}, rel=1e-3)
+    assert found.half < 0.01
+    assert found.networks == 6
+    with pytest.raises(InputError, match="four networks or more, not from 3"):
+        estimate.compose(rows[:3])
+
+
+class _Flat:
+    """A model that says 1 ms of everything."""
+
+    def predict(self, table: pd.DataFrame) -> pd.DataFrame:
+        return pd.DataFrame({"predicted_ms": 1.0, "out_of_range": False}, index=table.index)
+
+
+def test_what_was_measured_before_is_looked_up():
+    graph = chain(nn.Conv2d(3, 8, 3), nn.ReLU())
+    item = estimate.work([(graph, "infer", 2)])[0]
+    first = item.table.iloc[[0]].assign(latency_ms=7.0)
+    known = estimate.lookup(first)
+    table = estimate.parts(item, _Flat(), known)
+    assert list(table["predicted_ms"]) == [7.0, 1.0]
+    assert list(table["looked_up"]) == [True, False]
+    composition = estimate.Composition({"sum_ms": 1.0, "moved_ms": 1.0, "modules": 0.0, "fresh_mb": 0.0}, 0.1, 5)
+    said = estimate.estimate(item, _Flat(), composition, known)
+    assert said.predicted_ms == pytest.approx(8.0)
+    assert said.looked_up == pytest.approx(7 / 8)
+    assert said.low_ms < said.predicted_ms < said.high_ms
+
+
+def test_networks_are_measured_in_a_process_of_their_own(tmp_path):
+    cases = [whole.Case("simple_cnn", mode, 4, "3x28x28") for mode in ("infer", "train")]
+    raw = tmp_path / "visits.jsonl"
+    table, identity = whole.measure_networks(cases, rounds=1, budget_s=0.05, raw=raw)
+    assert list(table["status"]) == ["ok", "ok"]
+    assert (table["n"] >= 5).all()
+    assert (table["latency_ms"] > 0).all()
+    assert table["tensors_mb"][1] > table["tensors_mb"][0] > 0
+    item = estimate.work([(estimate.captured(networks.network("simple_cnn", 4, "3x28x28"), "infer"), "infer", 4)])[0]
+    assert item.peak_bytes / 1e6 == pytest.approx(table["tensors_mb"][0], rel=0.1)
+    before = raw.read_text()
+    raw.write_text(before + before[:40])  # a torn line: the visit counts as not made
+    again, _ = whole.measure_networks(cases, rounds=1, budget_s=0.05, raw=raw)
+    assert list(again["latency_ms"]) == list(table["latency_ms"])
+    whole.write(table, tmp_path / "networks.parquet", **identity)
+
+
+def test_a_network_that_cannot_run_is_a_row_with_its_reason():
+    table, _ = whole.measure_networks([whole.Case("resnet18", "infer", 1, "5x8x8")], rounds=1, budget_s=0.05)
+    row = table.iloc[0]
+    assert row["status"] == "failed"
+    assert row["reason"]
+
+
+def test_programs_refuse_modes_that_are_none():
+    with pytest.raises(InputError, match="no mode 'fit'; there are: infer, train"):
+        whole.program(whole.Case("simple_cnn", "fit", 1, "3x28x28"), torch.device("cpu"))
+
+
+def test_scores_are_percentages():
+    found = costmodel.score(np.array([1.0, 2.0, 4.0]), np.array([1.1, 2.0, 2.0]))
+    assert found["mape"] == pytest.approx(20.0)
+    assert found["median"] == pytest.approx(10.0)
+    assert found["n"] == 3
