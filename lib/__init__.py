@@ -4,8 +4,8 @@ The map of the house; arrows point one way, from the ground up:
 
     ground floor  errors, paths, params, store    what every room stands on
     work          what is run                     workloads, models, training; capture, operators, counts, spaces
-    measure       what it took                    machine, load, timing, ceilings, profiler, sweep, composition, difference
-    predict       what it would take, and why     complexity, roofline, Nsight Compute; features, operator models
+    measure       what it took                    machine, load, timing, ceilings, profiler, sweep, whole networks; published
+    predict       what it would take, and why     complexity, roofline, Nsight Compute; cost model, estimate, advise, calibrate
     book          how it is shown                 notebook, figures, run, report
 
 ``book`` stands on the ground alone and serves the notebooks and the command line (``python -m lib``).

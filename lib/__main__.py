@@ -245,6 +245,19 @@ def _predicting(verbs) -> None:
     verb.set_defaults(call=_calibrate)
 
 
+def _exchanging(verbs) -> None:
+    """Add the verbs that bring measurements from one machine to another."""
+    verb = verbs.add_parser("bundle", help="pack what was measured on this machine into one file")
+    verb.add_argument("--out", type=Path, help="the file to write (default: <machine>.zip)")
+    verb.set_defaults(call=_bundle)
+
+    verb = verbs.add_parser("import", help="merge what was measured elsewhere, or published")
+    verb.add_argument("kind", choices=("bundle", "neusight", "pytorch-scheduler", "aiconfigurator"))
+    verb.add_argument("path", type=Path, nargs="?", help="file or folder (aiconfigurator: default is the installed package)")
+    verb.add_argument("--reference", action="store_true", help="into data/reference, to be committed, instead of data/imported")
+    verb.set_defaults(call=_import)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m lib",
                                      description="Measure, explain, predict and place neural-network work.")
@@ -295,16 +308,8 @@ def _parser() -> argparse.ArgumentParser:
     verb.add_argument("--dry-run", action="store_true", help="print the cells and how many of their runs are there")
     verb.set_defaults(call=_matrix)
 
-    verb = verbs.add_parser("bundle", help="pack what was measured on this machine into one file")
-    verb.add_argument("--out", type=Path, help="the file to write (default: <machine>.zip)")
-    verb.set_defaults(call=_bundle)
-
     _predicting(verbs)
-    verb = verbs.add_parser("import", help="merge what was measured elsewhere, or published")
-    verb.add_argument("kind", choices=("bundle", "neusight", "pytorch-scheduler", "aiconfigurator"))
-    verb.add_argument("path", type=Path, nargs="?", help="file or folder (aiconfigurator: default is the installed package)")
-    verb.add_argument("--reference", action="store_true", help="into data/reference, to be committed, instead of data/imported")
-    verb.set_defaults(call=_import)
+    _exchanging(verbs)
     return parser
 
 

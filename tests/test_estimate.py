@@ -21,10 +21,10 @@ MEGA = 2 * 8 * 64 * 64 * 4  # bytes of (2, 8, 64, 64)
 
 def test_the_peak_follows_the_lifetimes_of_tensors():
     layers = [nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1), nn.ReLU()]
-    assert estimate.peak_bytes(chain(*layers)) == 2 * MEGA  # an input and an output of one layer
+    assert estimate.peak_bytes(chain(*layers)) == 5 * MEGA  # input, and input and output in blocks of 16 for its 8 channels
     assert estimate.peak_bytes(chain(*layers, mode="train")) > 4 * MEGA  # every activation waits for the backward pass
     inplace = [nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(inplace=True)]
-    assert estimate.peak_bytes(chain(*inplace)) == MEGA
+    assert estimate.peak_bytes(chain(*inplace)) == 3 * MEGA
 
 
 def test_what_the_caller_still_holds_counts():
@@ -38,7 +38,7 @@ def test_what_the_caller_still_holds_counts():
             return kept + self.three(self.two(kept))
 
     graph = capture.capture(Held(), (2, 3, 64, 64))
-    assert estimate.peak_bytes(graph) == 3 * MEGA
+    assert estimate.peak_bytes(graph) == pytest.approx(6 * MEGA, rel=0.01)  # kept, its successor, and two in blocks of 16
 
 
 @pytest.mark.skipif(not allocation.known(), reason="another allocator than glibc's")
@@ -46,7 +46,7 @@ def test_fresh_bytes_are_those_that_the_allocator_gives_back():
     big = chain(nn.Conv2d(3, 64, 1), nn.Conv2d(64, 64, 1), shape=(16, 3, 128, 128))  # 64 MiB each: beyond every threshold
     small = chain(nn.Conv2d(3, 8, 1), shape=(1, 3, 16, 16))
     found = allocation.fresh_bytes([big, small])
-    assert found[0] == pytest.approx(2 * 64 * 2**20, rel=0.01)
+    assert found[0] == pytest.approx(5 * 64 * 2**20, rel=0.05)  # two outputs, and three in blocks beside them
     assert found[1] == 0
 
 
@@ -68,10 +68,12 @@ def test_a_composition_is_found_again_and_judges_itself_by_networks_left_out():
     for number in range(12):
         terms = {"sum_ms": draw.uniform(10, 100), "moved_ms": draw.uniform(1, 30), "modules": float(draw.integers(20, 300)),
                  "fresh_mb": draw.uniform(0, 500)}
-        rows.append((f"net{number % 6}", terms, 1.1 * terms["sum_ms"] + 0.9 * terms["moved_ms"] + 0.01 * terms["modules"]
-                     + 0.2 * terms["fresh_mb"]))
-    found = estimate.compose(rows)
-    assert found.rates == pytest.approx({"sum_ms": 1.1, "moved_ms": 0.9, "modules": 0.01, "fresh_mb": 0.2}, rel=1e-3)
+        rows.append((f"net{number % 6}", terms, 1.1 * terms["sum_ms"] + 0.9 * terms["moved_ms"] + 0.01 * terms["modules"]))
+    kept = estimate.compose(rows)
+    assert kept.rates == pytest.approx({"sum_ms": 1.1, "moved_ms": 0.9, "modules": 0.01, "fresh_mb": 0.0}, rel=1e-3)
+    fresh = [(name, terms, taken + 0.2 * terms["fresh_mb"]) for name, terms, taken in rows]
+    found = estimate.compose(fresh, kept)
+    assert found.rates == pytest.approx({**kept.rates, "fresh_mb": 0.2}, rel=1e-3)
     assert found.half < 0.01
     assert found.networks == 6
     with pytest.raises(InputError, match="four networks or more, not from 3"):

@@ -86,7 +86,7 @@ def test_the_readme_names_what_exists():
     verbs = set(re.findall(r"python -m lib ([a-z-]+)", readme))
     help_text = subprocess.run([".venv/bin/python", "-m", "lib", "--help"], capture_output=True, text=True, cwd=paths.ROOT,
                                check=False).stdout if (paths.ROOT / ".venv").exists() else ""
-    assert not help_text or all(f"    {verb} " in help_text for verb in verbs)
+    assert not help_text or all(re.search(rf"^    {verb}\b", help_text, re.M) for verb in verbs)
 
 
 def test_every_requirement_is_pinned_and_says_what_it_is_for():

@@ -90,6 +90,11 @@ class Notebook:
         """
         self._keys[name] = {"value": value if isinstance(value, str) else float(value), "unit": unit, "tolerance": tolerance}
 
+    def record_all(self, numbers: Mapping[str, tuple[float, str, float | None]]) -> None:
+        """Record several key numbers: name to value, unit and tolerance."""
+        for name, number in numbers.items():
+            self.record(name, *number)
+
     def finish(self) -> None:
         """Show the key numbers, also as data that the report and the reproducibility check read."""
         import pandas as pd

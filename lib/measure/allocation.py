@@ -14,12 +14,13 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from math import prod
 
 import numpy as np
 import torch
 
 from lib.work import counts
-from lib.work.capture import Graph, TensorSpec
+from lib.work.capture import Graph, Op, TensorSpec
 
 _PAGE = 1 << 16
 _TRIM, _MMAP_MAX = -1, -4  # M_TRIM_THRESHOLD, M_MMAP_MAX of malloc.h
@@ -107,6 +108,33 @@ def reuse_distances(graph: Graph) -> list[float]:
     return distances
 
 
+def temporaries(op: Op) -> tuple[list[int], list[int]]:
+    """Return the bytes of what a convolution on the CPU takes beside its outputs: freed before they are made, and after.
+
+    oneDNN works on tensors in blocks of 16 channels, torch's own loop on gathered windows; both take them from torch's
+    allocator (seen in the profiler's record of allocations). Empty for other operators.
+    """
+    if op.short not in ("convolution", "convolution_backward") or len(op.tensors) < 2:
+        return [], []
+    backward = op.short == "convolution_backward"
+    data, weight = (op.args[1], op.args[2]) if backward else op.args[:2]
+    output = op.args[0] if backward else op.outputs[0]
+    groups = op.args[9] if backward else op.args[8]
+    ins, outs = weight.shape[1], weight.shape[0] // max(1, groups)
+    if not backward and data.shape[0] == 1 and groups == 1 and data.elements <= 20480 and max(weight.shape[2:]) <= 3:
+        return [weight.elements // weight.shape[0] * prod(output.shape[2:]) * weight.itemsize], []
+    if groups > 1 and not ins == outs == 1 and (ins % 4 or outs % 4):
+        return [weight.bytes], [output.bytes]
+    given, made = _blocked(data), _blocked(output)
+    if backward:
+        return [given, made], [given]
+    return ([weight.bytes] if data.shape[1] <= 3 else [given, weight.bytes]), [made]
+
+
+def _blocked(spec: TensorSpec) -> int:
+    return spec.bytes // spec.shape[1] * -(-spec.shape[1] // 16) * 16
+
+
 _REPLAY = """
 import ctypes, json, sys
 libc = ctypes.CDLL("libc.so.6")
@@ -122,15 +150,23 @@ def take(size):
     libc.posix_memalign(ctypes.byref(place), ctypes.c_size_t(64), ctypes.c_size_t(size))
     return place.value
 for line in sys.stdin:
-    weights, made, freed = json.loads(line)
+    weights, temporaries, made, freed = json.loads(line)
     kept, fresh = [take(size) for size in weights], 0
     for _ in range(4):
         places, fresh = {}, 0
-        for new, dead in zip(made, freed):
+        for (early, late), new, dead in zip(temporaries, made, freed):
+            for name, size in [*enumerate(early), *((-1 - n, size) for n, size in enumerate(late))]:
+                before = held()
+                places["t", name] = take(size)
+                fresh += max(0, held() - before)
+            for name in range(len(early)):
+                libc.free(places.pop(("t", name)))
             for name, size in new:
                 before = held()
                 places[name] = take(size)
                 fresh += max(0, held() - before)
+            for name in range(len(late)):
+                libc.free(places.pop(("t", -1 - name)))
             for name in dead:
                 if name in places:
                     libc.free(places.pop(name))
@@ -154,7 +190,8 @@ def fresh_bytes(graphs: Sequence[Graph]) -> list[float]:
     for graph in graphs:
         weights = [spec.elements * spec.itemsize for spec in _weights(graph)]
         made = [[(storage, size) for storage, size in new.items()] for new in graph.made]
-        lines.append(json.dumps([weights, made, [list(dead) for dead in graph.freed]]))
+        beside = [temporaries(op) for op in graph.ops]
+        lines.append(json.dumps([weights, beside, made, [list(dead) for dead in graph.freed]]))
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
     found = []
     for line in lines:  # a process each: what one leaves behind is not the next one's

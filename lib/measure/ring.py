@@ -25,6 +25,7 @@ class _Ring:
         self._memory, self._at = rebuild.make(TensorSpec((elements,), (1,), dtype), device, fill), 0
 
     def cut(self, spec: TensorSpec) -> torch.Tensor | None:
+        """Return the next piece, or None for one that is larger than half the ring."""
         length = rebuild.span(spec)
         if length > len(self._memory) // 2:
             return None

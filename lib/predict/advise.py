@@ -197,7 +197,7 @@ def changes(asked: Asked, one: shelf.Shelved) -> list[Change]:
     base = one.estimate(item)
     found = []
     if one.composition(item.mode).rates.get("fresh_mb") and item.fresh_bytes:
-        spared = one.estimate(replace(item, fresh_bytes=0.0)).predicted_ms
+        spared = one.estimate(item, "kept").predicted_ms
         text = f"{item.fresh_bytes / 1e6:,.0f} MB a pass come fresh from the system, a page fault each 4 KiB"
         found.append(Change("keep freed memory (MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=2147483647)",
                             base.predicted_ms / spared, text, {"memory": "kept"}))

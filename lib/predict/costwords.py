@@ -53,7 +53,7 @@ def network_words(held: Evaluated) -> str:
 
 def memory_words(held: Evaluated) -> str:
     """Say how the peak of tensors is predicted, and what a process needs beyond it."""
-    judged = held.judged
+    judged = held.judged[held.judged["memory"] == "default"]
     ratio = judged["peak_mb"] / judged["tensors_mb"]
     beyond = (judged["rss_mb"] / judged["memory_mb"]).median()
     return (f"The peak of tensors is off by {np.abs(ratio - 1).mean() * 100:.1f} % at the mean and at worst "
@@ -69,3 +69,11 @@ def step_words(scores: pd.DataFrame) -> str:
     best = rows.iloc[0]
     rest = ", ".join(f"{row.learner} {row.mape:.0f} %" for row in rows.iloc[1:].itertuples())
     return f"Workload steps, each workload left out: best is {best['learner']} with {best['mape']:.1f} %; {rest}."
+
+
+def key_numbers(held: Evaluated, again: pd.DataFrame) -> dict[str, tuple[float, str, float | None]]:
+    """Return the errors of this model by what was predicted; what is learned again here is reported and never compared."""
+    mine = held.scores[held.scores["learner"] == "this model"]
+    found = {f"{row.kind}, {row.family}, MAPE": (row.mape, "%", 0.0) for row in mine.itertuples()}
+    return found | {f"learned again, {row.family}, MAPE": (row.mape, "%", None)
+                    for row in again[again["learner"] == "this model"].itertuples()}

@@ -56,13 +56,16 @@ class Work:
 
 
 def peak_bytes(graph: Graph) -> float:
-    """Return the most bytes that the tensors of a pass hold at once, beyond weights and inputs, by their real lifetimes."""
+    """Return the most bytes that a pass on a CPU holds at once beyond weights and inputs.
+
+    Tensors by their real lifetimes, and what convolutions take beside their outputs.
+    """
     held, peak, sizes = 0, 0, {}
-    for new, dead in zip(graph.made, graph.freed, strict=True):
+    for op, new, dead in zip(graph.ops, graph.made, graph.freed, strict=True):
+        early, late = allocation.temporaries(op)
         sizes |= new
-        held += sum(new.values())
-        peak = max(peak, held)
-        held -= sum(sizes[storage] for storage in dead if storage in sizes)
+        peak = max(peak, held + sum(early) + sum(late), held + sum(late) + sum(new.values()))
+        held += sum(new.values()) - sum(sizes[storage] for storage in dead if storage in sizes)
     return float(peak)
 
 
@@ -76,6 +79,8 @@ def _row(op: capture.Op) -> dict[str, Any] | None:
     if family in _MOVING:
         params = {"kind": op.short, "outer": 1, "inner": max(1, params["elements"]), "layout": "contiguous"}
         family = "copy"
+    if family == "copy":
+        params = {**params, "kind": "clone"}  # the one that is swept; the others copy as it does
     moved = counts.compulsory_bytes(op)
     return {"op": family, **params, "pass": "backward" if backward else "forward", "flops": counts.flops(op), "bytes": moved}
 
@@ -171,10 +176,12 @@ def terms(item: Work, table: pd.DataFrame) -> dict[str, float]:
             "fresh_mb": item.fresh_bytes / 1e6}
 
 
-def compose(rows: Iterable[tuple[str, Mapping[str, float], float]], folds: int = 5) -> Composition:
+def compose(rows: Iterable[tuple[str, Mapping[str, float], float]], base: Composition | None = None,
+            folds: int = 5) -> Composition:
     """Learn a composition from (network, terms, measured ms) of several networks; its interval from networks left out.
 
-    Raises InputError for fewer than four networks.
+    Without ``base`` from a process that keeps its memory: fresh memory costs nothing. With it, that composition stays and only
+    the cost of fresh memory is learned. Raises InputError for fewer than four networks.
     """
     names, given, measured = zip(*rows, strict=True)
     frame, measured = pd.DataFrame(list(given))[list(TERMS)], np.array(measured, float)
@@ -184,11 +191,21 @@ def compose(rows: Iterable[tuple[str, Mapping[str, float], float]], folds: int =
     said = np.full(len(frame), np.nan)
     for fold in range(min(folds, len(several))):
         left = np.isin(names, several[fold::min(folds, len(several))])
-        said[left] = frame[left].to_numpy() @ costmodel.rates(frame[~left], measured[~left])
+        said[left] = frame[left].to_numpy() @ _rates(frame[~left], measured[~left], base)
     _, halves = costmodel.conformal(np.log(measured / said), said, bins=1)
-    rates = costmodel.rates(frame, measured)
+    rates = _rates(frame, measured, base)
     return Composition(dict(zip(TERMS, map(float, rates), strict=True)), halves[0], len(several),
                        costmodel.score(measured, said))
+
+
+def _rates(frame: pd.DataFrame, measured: np.ndarray, base: Composition | None) -> np.ndarray:
+    """Return non-negative rates of TERMS by least squares of the relative error."""
+    if base is None:
+        return np.append(costmodel.rates(frame[list(TERMS[:-1])], measured), 0.0)
+    held = np.array([base.rates[name] for name in TERMS[:-1]])
+    left = (measured - frame[list(TERMS[:-1])].to_numpy() @ held) / measured
+    fresh = frame[TERMS[-1]].to_numpy() / measured
+    return np.append(held, max(0.0, float(left @ fresh / max(fresh @ fresh, 1e-30))))
 
 
 def estimate(item: Work, model: costmodel.CostModel, composition: Composition,

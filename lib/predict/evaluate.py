@@ -30,10 +30,13 @@ def _cover(rows: pd.DataFrame) -> float:
 def network_scores(table: pd.DataFrame) -> pd.DataFrame:
     """Return scores of whole networks by mode and batch size, those that judge alone; and of the peak of tensors."""
     judged, found = table[~table["tuning"] & (table["status"] == "ok") & (table["verdict"] != "unusable")], []
-    for (mode, batch), rows in judged.groupby(["mode", "batch_size"]):
-        found.append({"kind": "network", "family": f"{mode}, batch {batch}", "learner": "this model", "cover": _cover(rows),
+    judged = judged[~judged["network"].str.fullmatch(r"W\d+")]
+    for (memory, mode, batch), rows in judged.sort_values("memory", ascending=False).groupby(
+            ["memory", "mode", "batch_size"], sort=False):
+        found.append({"kind": "network", "family": f"{mode}, batch {batch}, {memory} memory", "learner": "this model",
+                      "cover": _cover(rows),
                       **costmodel.score(rows["latency_ms"].to_numpy(), rows["predicted_ms"].to_numpy())})
-    for mode, rows in judged.groupby("mode"):
+    for mode, rows in judged[judged["memory"] == "default"].groupby("mode"):
         found.append({"kind": "memory", "family": f"{mode}, tensors", "learner": "this model", "cover": np.nan,
                       **costmodel.score(rows["tensors_mb"].to_numpy(), rows["peak_mb"].to_numpy())})
     return pd.DataFrame(found)
@@ -69,7 +72,7 @@ def evaluate(folder: Path | None = None, quick: bool = False,
 
 
 def _networks(table: pd.DataFrame) -> pd.DataFrame:
-    return table[["network", "mode", "batch_size", "tuning", "latency_ms", "latency_iqr_ms", "verdict", "status",
+    return table[["network", "mode", "batch_size", "memory", "tuning", "latency_ms", "latency_iqr_ms", "verdict", "status",
                   "predicted_ms", "low_ms", "high_ms", "outside", "looked_up", "rss_mb", "tensors_mb", "peak_mb", "memory_mb"]]
 
 
@@ -77,8 +80,9 @@ def _predictions(operator_rows: pd.DataFrame, networks: pd.DataFrame, found_step
     own = operator_rows.assign(kind="operator", what=operator_rows["config"], measured_ms=operator_rows["latency_ms"],
                                model="this model", split=_SPLIT_SHAPES)
     good = networks[~networks["tuning"] & (networks["status"] == "ok")]
-    whole = good.assign(kind="network", family=good["network"], what=good["mode"] + " " + good["batch_size"].astype(str),
-                        measured_ms=good["latency_ms"], predicted_gbps=np.nan, model="this model", split=_SPLIT_NETWORKS,
+    case = good["mode"] + " " + good["batch_size"].astype(str) + " " + good["memory"]
+    whole = good.assign(kind="network", family=good["network"], what=case, measured_ms=good["latency_ms"],
+                        predicted_gbps=np.nan, model="this model", split=_SPLIT_NETWORKS,
                         relative_error=good["predicted_ms"] / good["latency_ms"] - 1, out_of_range=good["outside"] > 0.05)
     parts = [own, whole]
     if len(found_steps):

@@ -13,7 +13,7 @@ from lib.predict.costmodel import CostModel
 _SHOWN = {"mape": "MAPE %", "mape_low": "from", "mape_high": "to", "median": "median %", "p90": "p90 %",
           "within_10": "within 10 %", "cover": "cover %", "n": "n"}
 _CURVE = (60, 120, 250, 500, 1000, 2000)
-_JUDGED_PASSES = ("network", "mode", "batch_size", "latency_ms", "predicted_ms", "low_ms", "high_ms", "outside")
+_JUDGED_PASSES = ("network", "mode", "batch_size", "memory", "latency_ms", "predicted_ms", "low_ms", "high_ms", "outside")
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,14 @@ class Evaluated:
     @property
     def judged(self) -> pd.DataFrame:
         """Return the networks that judge: measured, and never learned from."""
-        table = self.networks
-        return table[~table["tuning"] & (table["status"] == "ok") & (table["verdict"] != "unusable")]
+        table = pd.concat([self.whole(memory) for memory in ("kept", "default")])
+        return table[~table["tuning"]]
+
+
+    def whole(self, memory: str) -> pd.DataFrame:
+        """Return torchvision's networks, those learned from included, measured with one way of the allocator."""
+        table = self.networks[~self.networks["network"].str.fullmatch(r"W\d+")]
+        return table[(table["memory"] == memory) & (table["status"] == "ok") & (table["verdict"] != "unusable")]
 
 
 @dataclass(frozen=True)
@@ -101,7 +107,7 @@ def network_table(scores: pd.DataFrame) -> pd.DataFrame:
 
 def worst_networks(networks: pd.DataFrame, most: int = 10) -> pd.DataFrame:
     """Return the predictions of judging networks that are farthest off."""
-    judged = networks[~networks["tuning"] & (networks["status"] == "ok")]
+    judged = networks[~networks["tuning"] & (networks["memory"] == "kept") & (networks["status"] == "ok")]
     table = judged[list(_JUDGED_PASSES)].assign(error_pct=(judged["predicted_ms"] / judged["latency_ms"] - 1) * 100)
     return table.sort_values("error_pct", key=abs, ascending=False).head(most)
 

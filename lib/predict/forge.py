@@ -73,16 +73,17 @@ def works(cases: pd.DataFrame, progress: archive.Progress = lambda items, _: ite
 
 def composed(model: CostModel, cases: pd.DataFrame, items: Mapping[tuple[str, str, int], Work],
              known: Mapping[tuple, float] | None = None) -> dict[str, dict[str, Any]]:
-    """Learn the composition of each mode from networks that were measured whole (rows of a table ``networks``)."""
+    """Learn a composition for each mode and way with memory from networks that were measured whole (a table ``networks``)."""
     good = cases[(cases["status"] == "ok") & (cases["verdict"] != "unusable")]
-    found = {}
-    for mode, rows in good.groupby("mode"):
-        given = []
-        for row in rows.itertuples():
-            item = items[row.network, row.mode, int(row.batch_size)]
-            given.append((row.network, estimate.terms(item, estimate.parts(item, model, known)), row.latency_ms))
-        found[mode] = asdict(estimate.compose(given))
-    return found
+    found: dict[str, estimate.Composition] = {}
+    for memory in ("kept", "default"):
+        for mode, rows in good[good["memory"] == memory].groupby("mode"):
+            given = []
+            for row in rows.itertuples():
+                item = items[row.network, row.mode, int(row.batch_size)]
+                given.append((row.network, estimate.terms(item, estimate.parts(item, model, known)), row.latency_ms))
+            found[f"{mode} {memory}"] = estimate.compose(given, found.get(f"{mode} kept"))
+    return {name: asdict(composition) for name, composition in found.items()}
 
 
 def cpu_model(folder: Path | None = None, quick: bool = False, tell: Callable[[str], None] = lambda name: None) -> CostModel:
@@ -114,7 +115,8 @@ def with_networks(model: CostModel, folder: Path | None = None,
     rows = []
     for row in table.to_dict("records"):
         item = items[row["network"], row["mode"], int(row["batch_size"])]
-        said = estimate.estimate(item, model, estimate.Composition(**model.compositions[row["mode"]]), known)
+        composition = estimate.Composition(**model.compositions[f"{row['mode']} {row['memory']}"])
+        said = estimate.estimate(item, model, composition, known)
         rows.append({**row, "tuning": row["network"] in TUNING, "predicted_ms": said.predicted_ms, "low_ms": said.low_ms,
                      "high_ms": said.high_ms, "outside": said.outside, "looked_up": said.looked_up,
                      "memory_mb": item.memory_mb, "peak_mb": item.peak_bytes / 1e6})
@@ -122,11 +124,10 @@ def with_networks(model: CostModel, folder: Path | None = None,
 
 
 def networks_of(folder: Path) -> pd.DataFrame:
-    """Return the networks that were measured whole on a reference machine, with the allocator as it comes."""
+    """Return the networks that were measured whole on a reference machine."""
     table = store.read_all([], "networks")
     found = [store.read(path, "networks") for path in sorted(folder.glob("networks/*.parquet"))]
-    table = pd.concat([table, *found], ignore_index=True) if found else table
-    return table[table["memory"] == "default"].reset_index(drop=True)
+    return pd.concat(found, ignore_index=True) if found else table
 
 
 def published_tables(kind: str) -> dict[str, pd.DataFrame]:

@@ -73,16 +73,16 @@ class Shelved:
                 found |= estimate.lookup(table[(table["status"] == "ok") & (table["verdict"] == "stable")])
         return found
 
-    def composition(self, mode: str) -> Composition:
+    def composition(self, mode: str, memory: str = "default") -> Composition:
         """Return what a whole adds to its operators; where no network was measured whole, nothing, with a wide interval."""
-        learned = self.model.compositions.get(mode)
+        learned = self.model.compositions.get(f"{mode} {memory}")
         if learned:
             return Composition(**learned)
         return Composition({"sum_ms": 1.0, "moved_ms": 1.0, "modules": 0.0, "fresh_mb": 0.0}, self.model.typical_half(), 0)
 
-    def estimate(self, item: Work) -> Estimate:
-        """Predict a pass or step on this device."""
-        return estimate.estimate(item, self.model, self.composition(item.mode), self.known)
+    def estimate(self, item: Work, memory: str = "default") -> Estimate:
+        """Predict a pass or step on this device; on a CPU ``memory`` says whether the process keeps what it frees."""
+        return estimate.estimate(item, self.model, self.composition(item.mode, memory), self.known)
 
     def bound(self, item: Work, said: Estimate) -> tuple[str, float]:
         """Return what bounds most of the time (compute, memory or launch), and how many times the roof is faster."""

@@ -29,12 +29,13 @@ def leave_one_out(table: pd.DataFrame, items: Mapping[tuple[str, str, int], Work
     ``table`` are rows of ``networks`` whose networks are workload ids, in mode train; every learner but the sum of operators
     learns from the other workloads. Learned times are logarithms of time over FLOPs.
     """
-    rows = table[(table["status"] == "ok") & (table["mode"] == "train")].reset_index(drop=True)
+    good = (table["status"] == "ok") & (table["verdict"] != "unusable")
+    rows = table[good & (table["mode"] == "train") & (table["memory"] == "kept")].reset_index(drop=True)
     works = [items[row.network, row.mode, int(row.batch_size)] for row in rows.itertuples()]
     x = pd.DataFrame([description(item) for item in works])
     measured = rows["latency_ms"].to_numpy()
     plain = pd.DataFrame({"flops": [item.flops for item in works], "bytes": [item.bytes for item in works], "step": 1.0})
-    composition = estimate.Composition(**model.compositions["train"])
+    composition = estimate.Composition(**model.compositions["train kept"])
     said = {name: np.full(len(rows), np.nan) for name in LEARNERS}
     said["sum of operators"][:] = [estimate.estimate(item, model, composition).predicted_ms for item in works]
     for workload in sorted(set(rows["network"])):
@@ -62,7 +63,8 @@ def _mlp(x: pd.DataFrame, y: np.ndarray, asked: pd.DataFrame) -> np.ndarray:
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
-    model = make_pipeline(StandardScaler(), MLPRegressor((32, 32), solver="lbfgs", alpha=0.1, max_iter=2000, random_state=0))
+    model = make_pipeline(StandardScaler(), MLPRegressor(hidden_layer_sizes=(32, 32), solver="lbfgs", alpha=0.1,
+                                                         max_iter=2000, random_state=0))
     return model.fit(x, y).predict(asked)
 
 

@@ -98,7 +98,8 @@ def _mlp(data: Baselines, train: np.ndarray, test: np.ndarray) -> np.ndarray:
     from sklearn.preprocessing import StandardScaler
 
     ideal = np.maximum(data.ideal_ms, costmodel.LEAST_MS)
-    model = make_pipeline(StandardScaler(), MLPRegressor((64, 64), early_stopping=True, max_iter=300, random_state=_SEED))
+    model = make_pipeline(StandardScaler(), MLPRegressor(hidden_layer_sizes=(64, 64), early_stopping=True, max_iter=300,
+                                                         random_state=_SEED))
     model.fit(data.x.iloc[train], np.log(data.measured[train] / ideal[train]))
     return ideal[test] * np.exp(np.clip(model.predict(data.x.iloc[test]), -3, 6))
 
@@ -124,7 +125,7 @@ def compare(table: pd.DataFrame, peak_gflops: float, peak_gbps: float, model: co
         rows = table[table["op"].isin(ops) & (table["pass"] == passes) & table.index.isin(said.index)]
         if len(rows) < costmodel.LEAST_ROWS:
             continue
-        ours = rows.join(said).assign(family=family)
+        ours = rows.drop(columns=["low_ms", "high_ms"]).join(said).assign(family=family)
         ours["relative_error"] = ours["predicted_ms"] / ours["latency_ms"] - 1
         ours["predicted_gbps"] = ours["bytes"] / ours["predicted_ms"] / 1e6
         ours["out_of_range"] = False  # a row within what its own table spans

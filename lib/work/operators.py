@@ -305,10 +305,10 @@ def _copy() -> Family:
     def read(op: Op) -> Params | None:
         out = op.outputs[0]
         source = op.tensors[1] if op.short == "copy_" and len(op.tensors) > 1 else op.tensors[0]
-        inner = out.shape[-1] if out.shape else 1
-        same = shapes.same_order(source, out)
+        run = shapes.run(source, out)
+        inner = run if run > 1 or not out.shape else out.shape[-1]
         return {"kind": op.short, "outer": out.elements // max(1, inner), "inner": inner,
-                "layout": "contiguous" if same else "transposed"}
+                "layout": "contiguous" if run > 1 or out.elements <= 1 else "transposed"}
 
     return Family("copy", ("kind", "outer", "inner", "layout"), counts.COPIES - {"cat", "stack"}, read, build,
                   lambda p: "" if p["kind"] == "clone" else "kind must be clone", (("kind", "clone"), ("layout", "contiguous")))

@@ -55,6 +55,18 @@ def same_order(source: TensorSpec, out: TensorSpec) -> bool:
     return layout(source) == layout(out) or (is_dense(source) and is_dense(out))
 
 
+def run(source: TensorSpec, out: TensorSpec) -> int:
+    """Return how many elements lie side by side in both tensors; 1 for a transposition of the innermost dimension."""
+    if source.shape != out.shape:
+        return out.elements if same_order(source, out) else 1
+    together = 1
+    for size, a, b in zip(reversed(source.shape), reversed(source.stride), reversed(out.stride), strict=True):
+        if size > 1 and not a == b == together:
+            break
+        together *= size
+    return together
+
+
 def layout(spec: TensorSpec) -> str:
     """Return contiguous, channels_last, or other; a tensor that is both counts as contiguous."""
     for name in ("contiguous", "channels_last"):
