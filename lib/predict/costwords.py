@@ -54,9 +54,9 @@ def network_words(held: Evaluated) -> str:
 def memory_words(held: Evaluated) -> str:
     """Say how the peak of tensors is predicted, and what a process needs beyond it."""
     judged = held.judged[held.judged["memory"] == "default"]
-    ratio = judged["peak_mb"] / judged["tensors_mb"]
+    ratio = judged["memory_mb"] / (judged["memory_mb"] - judged["peak_mb"] + judged["tensors_mb"])
     beyond = (judged["rss_mb"] / judged["memory_mb"]).median()
-    return (f"The peak of tensors is off by {np.abs(ratio - 1).mean() * 100:.1f} % at the mean and at worst "
+    return (f"Weights and the peak of tensors are off by {np.abs(ratio - 1).mean() * 100:.1f} % at the mean and at worst "
             f"{(ratio.min() - 1) * 100:+.1f} % and {(ratio.max() - 1) * 100:+.1f} %. A process's resident memory grows by "
             f"{beyond:.2f} times weights and peak at the median: the libraries work in memory of their own.")
 

@@ -37,8 +37,9 @@ def network_scores(table: pd.DataFrame) -> pd.DataFrame:
                       "cover": _cover(rows),
                       **costmodel.score(rows["latency_ms"].to_numpy(), rows["predicted_ms"].to_numpy())})
     for mode, rows in judged[judged["memory"] == "default"].groupby("mode"):
-        found.append({"kind": "memory", "family": f"{mode}, tensors", "learner": "this model", "cover": np.nan,
-                      **costmodel.score(rows["tensors_mb"].to_numpy(), rows["peak_mb"].to_numpy())})
+        weights = rows["memory_mb"] - rows["peak_mb"]
+        found.append({"kind": "memory", "family": f"{mode}, weights and tensors", "learner": "this model", "cover": np.nan,
+                      **costmodel.score((weights + rows["tensors_mb"]).to_numpy(), rows["memory_mb"].to_numpy())})
     return pd.DataFrame(found)
 
 

@@ -23,6 +23,8 @@ TREES: dict[str, Any] = {"objective": "regression_l1", "learning_rate": 0.05, "n
 _ROUNDS, _BAGS = 600, 3
 _MANY, _MANY_LEAVES = 6000, 127  # from so many rows on, trees may be larger
 _QUICK_ROUNDS, _QUICK_EPOCHS = 250, 80
+_NEEDLESS = ("tree_sizes", "split_gain", "leaf_weight", "leaf_count", "internal_value", "internal_weight", "internal_count")
+_DIGITS = {"threshold": 9, "leaf_value": 5}
 _RAW, _DOUBLE = 1, 1  # C_API_PREDICT_RAW_SCORE, C_API_DTYPE_FLOAT64
 _LEAST_SPREAD = 0.03  # a row's weight is the inverse of its relative IQR, which is not believed below this
 _STEPS = ("kernel", "stride")  # numbers that are names
@@ -42,6 +44,24 @@ def shares(terms: np.ndarray, costs: np.ndarray) -> tuple[np.ndarray, np.ndarray
     parts = terms * costs
     total = np.maximum(parts.sum(axis=1), LEAST_MS)
     return total, np.log2(parts[:, costs > 0] / total[:, None] + 1e-6)
+
+
+def _compact(booster):
+    """Return a booster of the same trees without what only training needs, numbers rounded: a quarter of the text."""
+    import lightgbm
+
+    return lightgbm.Booster(model_str=_text(booster))
+
+
+def _kept_lines(booster) -> list[str]:
+    lines = []
+    for line in booster.model_to_string(num_iteration=-1).split("\n\nend of trees")[0].split("\n"):
+        name, _, values = line.partition("=")
+        if name in _DIGITS:
+            lines.append(f"{name}=" + " ".join(f"{float(value):.{_DIGITS[name]}g}" for value in values.split()))
+        elif name not in _NEEDLESS:
+            lines.append(line)
+    return lines
 
 
 class _Single:
@@ -112,7 +132,7 @@ class Learned:
         data = lightgbm.Dataset(given, answer, weight=weight, free_raw_data=False)
         rounds, bags = (_QUICK_ROUNDS, 1) if quick else (_ROUNDS, _BAGS)
         size = {"num_leaves": _MANY_LEAVES, "min_data_in_leaf": 10} if len(x) >= _MANY else {}
-        boosters = [lightgbm.train({**TREES, **size, "seed": seed}, data, rounds) for seed in range(bags)]
+        boosters = [_compact(lightgbm.train({**TREES, **size, "seed": seed}, data, rounds)) for seed in range(bags)]
         spread = Spread.of(x)
         wide = np.concatenate([spread(list(x), x.to_numpy(float)), known], axis=1)
         trained = nets.train(wide, answer, weight, epochs=_QUICK_EPOCHS) if quick else nets.train(wide, answer, weight)
@@ -144,7 +164,7 @@ class Learned:
     def plain(self) -> dict[str, Any]:
         """Return everything as what JSON can hold: LightGBM's own text, and arrays of 32-bit floats in base64."""
         return {"terms": self.terms, "names": self.names, "costs": self.costs.tolist(), "known": self.spread.known,
-                "trees": [booster.model_to_string(num_iteration=-1) for booster in self.boosters],
+                "trees": [_text(booster) for booster in self.boosters],
                 "centre": self.nets.centre.tolist(), "scale": self.nets.scale.tolist(),
                 "layers": [[_packed(w), _packed(b)] for w, b in self.nets.layers]}
 
@@ -157,6 +177,11 @@ class Learned:
         return cls(content["terms"], content["names"], np.array(content["costs"]),
                    [lightgbm.Booster(model_str=text) for text in content["trees"]],
                    nets.Nets(np.array(content["centre"]), np.array(content["scale"]), layers), Spread(content["known"]))
+
+
+def _text(booster) -> str:
+    """Return a compacted booster's text; LightGBM writes what was left out as zeros, which are left out again."""
+    return "\n".join(_kept_lines(booster)) + "\n\nend of trees\n"
 
 
 def _packed(array: np.ndarray) -> dict[str, Any]:

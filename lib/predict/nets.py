@@ -45,7 +45,7 @@ def train(x: np.ndarray, y: np.ndarray, weight: np.ndarray, seeds: Sequence[int]
                torch.zeros(nets, 1, after, requires_grad=True)) for before, after in zip(sizes, sizes[1:], strict=False)]
     optimizer = torch.optim.AdamW([tensor for layer in layers for tensor in layer], _RATE, weight_decay=_DECAY)
     batch = _BATCH if count < _MANY else _LARGE_BATCH
-    epochs = max(1, min(epochs, _MOST_STEPS * batch // count))
+    epochs = max(1, min(epochs, _MOST_STEPS * epochs // EPOCHS * batch // count))
     steps = epochs * -(-count // batch)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, _RATE, total_steps=steps + 1)
     for _ in range(epochs):

@@ -19,7 +19,7 @@ from lib.predict.estimate import Composition, Estimate, Work
 
 ANY_GPU = "any-gpu"
 SHIPPED, OWN = paths.REFERENCE / "models", paths.DATA / "models"
-_SUFFIX = ".json.gz"
+_SUFFIX = ".json.xz"
 _LAUNCH_SHARE = 0.5
 
 
