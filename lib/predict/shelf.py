@@ -18,20 +18,20 @@ from lib.predict.costmodel import CostModel
 from lib.predict.estimate import Composition, Estimate, Work
 
 ANY_GPU = "any-gpu"
-SHIPPED, OWN = paths.REFERENCE / "models", paths.DATA / "models"
+SHIPPED = paths.REFERENCE / "models"
 _SUFFIX = ".json.xz"
 _LAUNCH_SHARE = 0.5
 
 
 def path_of(device: str, dtype: str, folder: Path | None = None) -> Path:
     """Return where the model of a device and element type lies."""
-    return (folder or OWN) / f"{device}_{dtype}{_SUFFIX}"
+    return (folder or paths.MODELS) / f"{device}_{dtype}{_SUFFIX}"
 
 
 def shelved() -> dict[tuple[str, str], Path]:
     """Return every model file by (device, element type); one that was calibrated here stands before a shipped one."""
     found = {}
-    for folder in (SHIPPED, OWN):
+    for folder in (SHIPPED, paths.MODELS):
         for path in sorted(folder.glob(f"*_*{_SUFFIX}")):
             device, _, dtype = path.name.removesuffix(_SUFFIX).rpartition("_")
             found[device, dtype] = path
@@ -163,5 +163,5 @@ def for_devices(wanted: Sequence[str], dtype: str) -> list[Shelved]:
                              f"params/devices.yaml is predicted zero-shot where {ANY_GPU} has its element type; for a machine "
                              "of your own, run there: python -m lib calibrate")
     if not found:
-        raise InputError(f"no {dtype} models in {SHIPPED} or {OWN}; run: python -m lib calibrate")
+        raise InputError(f"no {dtype} models in {SHIPPED} or {paths.MODELS}; run: python -m lib calibrate")
     return found

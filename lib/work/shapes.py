@@ -108,6 +108,8 @@ def broadcast(op: Op) -> dict[str, Any]:
     stride = (0,) * (len(out.shape) - len(spec.stride)) + spec.stride
     repeated = [size > 1 and (have == 1 or step == 0) for size, have, step in zip(out.shape, shape, stride, strict=True)]
     kept = [size > 1 and not again for size, again in zip(out.shape, repeated, strict=True)]
+    if not any(kept):
+        return {"outer": 1, "inner": out.elements, "broadcast": "scalar"}
     last_kept, first_kept = max(i for i, k in enumerate(kept) if k), min(i for i, k in enumerate(kept) if k)
     if not any(repeated[:last_kept]):
         outer = prod(out.shape[:last_kept + 1])
