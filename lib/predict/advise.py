@@ -16,7 +16,8 @@ from lib.work import capture, networks
 
 COLUMNS = ("device", "source", "predicted_ms", "low_ms", "high_ms", "images_per_sec", "memory_mb", "bound", "below_roof",
            "out_of_range", "fits", "measured_ms", "price_per_million", "dtype")
-BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+BATCHES = (1, 4, 16, 64, 256)
+_RIVALS = 3  # devices that are compared over batch sizes: this machine's CPU and the fastest
 _TORCH = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 _SHARE = 0.05  # of the time outside of what was learned, and the whole counts as outside
 
@@ -102,7 +103,9 @@ def advise(question: Question, devices: Sequence[str] = (), crossovers: bool = T
     rows = [_row(one, item, question) for one in shelves]
     table = pd.DataFrame(rows, columns=COLUMNS).sort_values("predicted_ms", ignore_index=True)
     best = _best(table)
-    found = _crossovers(asked, shelves) if crossovers and len(shelves) > 1 else ()
+    rivals = ["cpu", *[name for name in table["device"] if name != "cpu"]][:_RIVALS]
+    compared = [one for one in shelves if one.device in rivals]
+    found = _crossovers(asked, compared) if crossovers and len(compared) > 1 else ()
     return Advice(question, asked.batch_size, table, best, _reason(table, best), found, asked, tuple(shelves))
 
 

@@ -227,8 +227,6 @@ class CostModel:
     @classmethod
     def load(cls, path: Path) -> "CostModel":
         """Read a model back; InputError says what is wrong with a damaged file or one of a later version. Runs no code."""
-        import lightgbm
-
         try:
             content = json.loads(lzma.decompress(path.read_bytes()))
             if content["schema"] > SCHEMA:
@@ -236,8 +234,7 @@ class CostModel:
             parts = {name: Part.of_plain(part) for name, part in content["parts"].items()}
             return cls(content["device"], content["facts"], parts, Chip(**content["chip"]) if content["chip"] else None,
                        content["compositions"])
-        except (OSError, EOFError, lzma.LZMAError, ValueError, KeyError, TypeError, AttributeError,
-                lightgbm.basic.LightGBMError) as error:
+        except (OSError, EOFError, lzma.LZMAError, ValueError, KeyError, TypeError, AttributeError) as error:
             if isinstance(error, InputError):
                 raise
             raise InputError(f"{path} is no cost model, or is damaged ({type(error).__name__}: {error})") from None

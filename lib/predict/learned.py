@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from lib.errors import InputError
 from lib.predict import nets
 from lib.predict.features import TEXTS
 
@@ -44,13 +45,6 @@ def shares(terms: np.ndarray, costs: np.ndarray) -> tuple[np.ndarray, np.ndarray
     parts = terms * costs
     total = np.maximum(parts.sum(axis=1), LEAST_MS)
     return total, np.log2(parts[:, costs > 0] / total[:, None] + 1e-6)
-
-
-def _compact(booster):
-    """Return a booster of the same trees without what only training needs, numbers rounded: a quarter of the text."""
-    import lightgbm
-
-    return lightgbm.Booster(model_str=_text(booster))
 
 
 def _kept_lines(booster) -> list[str]:
@@ -115,7 +109,7 @@ class Learned:
     terms: list[str]
     names: list[str]
     costs: np.ndarray
-    boosters: list
+    trees: list[str]  # LightGBM's text
     nets: nets.Nets
     spread: Spread
 
@@ -132,11 +126,11 @@ class Learned:
         data = lightgbm.Dataset(given, answer, weight=weight, free_raw_data=False)
         rounds, bags = (_QUICK_ROUNDS, 1) if quick else (_ROUNDS, _BAGS)
         size = {"num_leaves": _MANY_LEAVES, "min_data_in_leaf": 10} if len(x) >= _MANY else {}
-        boosters = [_compact(lightgbm.train({**TREES, **size, "seed": seed}, data, rounds)) for seed in range(bags)]
+        trees = [_text(lightgbm.train({**TREES, **size, "seed": seed}, data, rounds)) for seed in range(bags)]
         spread = Spread.of(x)
         wide = np.concatenate([spread(list(x), x.to_numpy(float)), known], axis=1)
         trained = nets.train(wide, answer, weight, epochs=_QUICK_EPOCHS) if quick else nets.train(wide, answer, weight)
-        return cls(list(terms), list(x), costs, boosters, trained, spread)
+        return cls(list(terms), list(x), costs, trees, trained, spread)
 
     def _base(self, terms: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         total, known = shares(terms, self.costs)
@@ -148,6 +142,16 @@ class Learned:
         given = np.concatenate([x, known], axis=1)
         trees = np.mean([booster.predict(given) for booster in self.boosters], axis=0)
         return total * np.exp((trees + self.nets(wide)) / 2)
+
+    @cached_property
+    def boosters(self) -> list:
+        """Give the trees, read when they are first asked; InputError for a text that is none."""
+        import lightgbm
+
+        try:
+            return [lightgbm.Booster(model_str=text) for text in self.trees]
+        except lightgbm.basic.LightGBMError as error:
+            raise InputError(f"the trees of a model are damaged: {error}") from None
 
     @cached_property
     def _singles(self) -> list[_Single]:
@@ -164,23 +168,21 @@ class Learned:
     def plain(self) -> dict[str, Any]:
         """Return everything as what JSON can hold: LightGBM's own text, and arrays of 32-bit floats in base64."""
         return {"terms": self.terms, "names": self.names, "costs": self.costs.tolist(), "known": self.spread.known,
-                "trees": [_text(booster) for booster in self.boosters],
+                "trees": self.trees,
                 "centre": self.nets.centre.tolist(), "scale": self.nets.scale.tolist(),
                 "layers": [[_packed(w), _packed(b)] for w, b in self.nets.layers]}
 
     @classmethod
     def of_plain(cls, content: dict[str, Any]) -> "Learned":
         """Read what ``plain`` gave."""
-        import lightgbm
-
         layers = [(_unpacked(w), _unpacked(b)) for w, b in content["layers"]]
         return cls(content["terms"], content["names"], np.array(content["costs"]),
-                   [lightgbm.Booster(model_str=text) for text in content["trees"]],
+                   list(content["trees"]),
                    nets.Nets(np.array(content["centre"]), np.array(content["scale"]), layers), Spread(content["known"]))
 
 
 def _text(booster) -> str:
-    """Return a compacted booster's text; LightGBM writes what was left out as zeros, which are left out again."""
+    """Return a booster's text without what only training needs, numbers rounded: a quarter of it."""
     return "\n".join(_kept_lines(booster)) + "\n\nend of trees\n"
 
 

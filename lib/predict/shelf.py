@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import psutil
 
-from lib import paths, store
+from lib import paths
 from lib.definitions import load_devices
 from lib.errors import InputError, choices
 from lib.measure import machine
@@ -55,7 +55,7 @@ class Shelved:
         if self.device != "cpu" and self.zero_shot:
             return None
         files = sorted(paths.REFERENCE.glob("*/networks/*.parquet"))
-        tables = [table for table in (store.read(path, "networks") for path in files) if len(table)]
+        tables = [pd.read_parquet(path) for path in files]  # committed, so checked by the tests; here that takes a second
         mine = [table[table["hardware_id"] == self.model.facts.get("hardware_id")] for table in tables]
         return pd.concat(mine, ignore_index=True) if mine else None
 
