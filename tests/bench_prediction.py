@@ -39,7 +39,7 @@ def main() -> None:
         print(f"   {family:12} one prediction {single:.0f} µs; a row of 20,000: {batched:.2f} µs")
     for name, batch in (("resnet50", 16), ("efficientnet_b0", 8), ("vit_b_16", 1)):
         graph = estimate.captured(networks.network(name, batch), "infer")
-        item = estimate.work([(graph, "infer", batch)])[0]
+        item = estimate.work(graph, "infer", batch)
         print(f"   {name:16} after capture: {_median_us(lambda item=item: one.estimate(item), 20) / 1e3:.2f} ms")
     taken = []
     for _ in range(3):

@@ -86,7 +86,7 @@ def test_the_command_line_answers_in_json(tmp_path):
 
 @pytest.mark.parametrize(("arguments", "words"), [
     (["resnet18", "--device", "abacus"], "no fp32 model of a device 'abacus'; there are models of: .*calibrate"),
-    (["resnet18", "--input", "5x32x32"], "does not run on an input of shape"),
+    (["alexnet", "--input", "3x8x8"], "does not run on an input of shape"),
     (["resnet_18"], "no model 'resnet_18'"),
     (["W1", "--input", "3x99x99"], "workload W1 has inputs of 3x28x28"),
     (["mine:Branches", "--input", "3x32x32"], r"its control flow depends on values \(mine.py, line 9\)"),

@@ -56,7 +56,7 @@ def test_the_peak_is_what_the_allocator_hands_out(build, mode):
 def test_fresh_bytes_are_those_that_the_allocator_gives_back():
     big = chain(nn.Conv2d(3, 64, 1), nn.Conv2d(64, 64, 1), shape=(16, 3, 128, 128))  # 64 MiB each: beyond every threshold
     small = chain(nn.Conv2d(3, 8, 1), shape=(1, 3, 16, 16))
-    found = allocation.fresh_bytes([big, small])
+    found = [allocation.fresh_bytes(allocation.Plan.of(graph)) for graph in (big, small)]
     assert found[0] == pytest.approx(5 * 64 * 2**20, rel=0.05)  # two outputs, and three in blocks beside them
     assert found[1] == 0
 
@@ -64,7 +64,7 @@ def test_fresh_bytes_are_those_that_the_allocator_gives_back():
 def test_a_network_is_described_operator_by_operator():
     layers = [nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8), nn.ReLU()]
     graph = chain(*layers, mode="train")
-    item = estimate.work([(graph, "train", 2)])[0]
+    item = estimate.work(graph, "train", 2)
     families = set(item.table["op"] + " " + item.table["pass"])
     assert {"conv2d forward", "conv2d backward", "batch_norm forward", "batch_norm backward", "activation forward",
             "activation backward"} <= families
@@ -100,7 +100,7 @@ class _Flat:
 
 def test_what_was_measured_before_is_looked_up():
     graph = chain(nn.Conv2d(3, 8, 3), nn.ReLU())
-    item = estimate.work([(graph, "infer", 2)])[0]
+    item = estimate.work(graph, "infer", 2)
     first = item.table.iloc[[0]].assign(latency_ms=7.0)
     known = estimate.lookup(first)
     table = estimate.parts(item, _Flat(), known)
@@ -121,7 +121,7 @@ def test_networks_are_measured_in_a_process_of_their_own(tmp_path):
     assert (table["n"] >= 5).all()
     assert (table["latency_ms"] > 0).all()
     assert table["tensors_mb"][1] > table["tensors_mb"][0] > 0
-    item = estimate.work([(estimate.captured(networks.network("simple_cnn", 4, "3x28x28"), "infer"), "infer", 4)])[0]
+    item = estimate.work(estimate.captured(networks.network("simple_cnn", 4, "3x28x28"), "infer"), "infer", 4)
     assert item.peak_bytes / 1e6 == pytest.approx(table["tensors_mb"][0], rel=0.1)
     before = raw.read_text()
     raw.write_text(before + before[:40])  # a torn line: the visit counts as not made

@@ -12,8 +12,9 @@ import resource
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from math import prod
 
 import numpy as np
@@ -178,27 +179,50 @@ for line in sys.stdin:
 """
 
 
-def fresh_bytes(graphs: Sequence[Graph]) -> list[float]:
-    """Return how many bytes a pass of each network takes anew from the system, which costs a page fault for each page.
+@dataclass(frozen=True)
+class Plan:
+    """What a pass allocates: bytes of the weights, and operator by operator of temporaries, outputs, and what dies after it."""
 
-    By repeating their allocations in glibc's hands, with its moving thresholds, in a process without torch. 0 where the
-    allocator is another one.
+    weights: tuple[int, ...]
+    beside: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
+    made: tuple[tuple[tuple[int, int], ...], ...]
+    freed: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, graph: Graph) -> "Plan":
+        """Take it down from a captured graph."""
+        beside = tuple((tuple(early), tuple(late)) for early, late in map(temporaries, graph.ops))
+        return cls(tuple(spec.elements * spec.itemsize for spec in _weights(graph)), beside,
+                   tuple(tuple(new.items()) for new in graph.made), graph.freed)
+
+    def towards(self, other: "Plan", share: float) -> "Plan":
+        """Return the plan on the line from this one to ``other``, of the same operators at another batch size.
+
+        Raises ValueError when they are not the same operators.
+        """
+        def between(one: int, two: int) -> int:
+            return max(0, round(one + share * (two - one)))
+
+        beside = tuple(tuple(tuple(map(between, one, two)) for one, two in zip(a, b, strict=True))
+                       for a, b in zip(self.beside, other.beside, strict=True))
+        made = tuple(tuple((name, between(size, again)) for (name, size), (_, again) in zip(a, b, strict=True))
+                     for a, b in zip(self.made, other.made, strict=True))
+        return Plan(self.weights, beside, made, self.freed)
+
+
+def fresh_bytes(plan: Plan) -> float:
+    """Return how many bytes a pass takes anew from the system, which costs a page fault for each page.
+
+    By repeating its allocations in glibc's hands, with its moving thresholds, in a process without torch: what another pass
+    left behind is not its own. 0 where the allocator is another one.
     """
     if not known():
-        return [0.0] * len(graphs)
-    lines = []
-    for graph in graphs:
-        weights = [spec.elements * spec.itemsize for spec in _weights(graph)]
-        made = [[(storage, size) for storage, size in new.items()] for new in graph.made]
-        beside = [temporaries(op) for op in graph.ops]
-        lines.append(json.dumps([weights, beside, made, [list(dead) for dead in graph.freed]]))
+        return 0.0
+    line = json.dumps([plan.weights, plan.beside, plan.made, plan.freed])
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
-    found = []
-    for line in lines:  # a process each: what one leaves behind is not the next one's
-        done = subprocess.run([sys.executable, "-I", "-S", "-c", _REPLAY], input=line + "\n", capture_output=True, text=True,
-                              check=True, env=environment)
-        found.append(float(done.stdout))
-    return found
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", _REPLAY], input=line + "\n", capture_output=True, text=True,
+                          check=True, env=environment)
+    return float(done.stdout)
 
 
 def _weights(graph: Graph) -> list[TensorSpec]:

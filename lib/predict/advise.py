@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from lib.errors import InputError, choices
-from lib.measure import archive, machine
+from lib.measure import allocation, archive, machine
 from lib.predict import estimate, shelf
 from lib.predict.estimate import Work
 from lib.work import capture, networks
@@ -73,7 +73,7 @@ class Asked:
         if key not in self._works:
             net = self.question.network(key[0])
             graph = estimate.captured(net, self.question.mode, _TORCH[self.question.dtype], channels_last)
-            self._works[key] = estimate.work([(graph, self.question.mode, key[0])])[0]
+            self._works[key] = estimate.work(graph, self.question.mode, key[0])
         return self._works[key]
 
     def scaled(self, batch_size: int) -> Work:
@@ -88,8 +88,10 @@ class Asked:
             if name != "calls" and pd.api.types.is_numeric_dtype(table[name]):
                 table[name] = first.table[name] + share * (other.table[name] - first.table[name])
         line = {name: getattr(first, name) + share * (getattr(other, name) - getattr(first, name))
-                for name in ("fresh_bytes", "weight_bytes", "peak_bytes", "stranger_bytes")}
-        return replace(first, table=table, batch_size=batch_size, **{name: max(0.0, value) for name, value in line.items()})
+                for name in ("weight_bytes", "peak_bytes", "stranger_bytes")}
+        plan = first.plan.towards(other.plan, share)
+        return replace(first, table=table, batch_size=batch_size, plan=plan, fresh_bytes=allocation.fresh_bytes(plan),
+                       **{name: max(0.0, value) for name, value in line.items()})
 
 
 def advise(question: Question, devices: Sequence[str] = (), crossovers: bool = True) -> Advice:
@@ -97,8 +99,8 @@ def advise(question: Question, devices: Sequence[str] = (), crossovers: bool = T
 
     Raises InputError for a network that cannot be built or captured, and for a device without a model (they are listed).
     """
-    shelves = shelf.for_devices(devices, question.dtype)
     asked = Asked(question)
+    shelves = shelf.for_devices(devices, question.dtype)
     item = asked.work()
     rows = [_row(one, item, question) for one in shelves]
     table = pd.DataFrame(rows, columns=COLUMNS).sort_values("predicted_ms", ignore_index=True)

@@ -5,7 +5,7 @@ calling a module costs, and what memory costs that the allocator takes anew from
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,6 +37,7 @@ class Work:
     fresh_bytes: float
     weight_bytes: float
     peak_bytes: float
+    plan: allocation.Plan
     stranger_bytes: float = 0.0
 
     @property
@@ -85,13 +86,8 @@ def _row(op: capture.Op) -> dict[str, Any] | None:
     return {"op": family, **params, "pass": "backward" if backward else "forward", "flops": counts.flops(op), "bytes": moved}
 
 
-def work(graphs: Sequence[tuple[Graph, str, int]]) -> list[Work]:
-    """Return the work of captured graphs, each with its mode and batch size."""
-    fresh = allocation.fresh_bytes([graph for graph, _, _ in graphs])
-    return [_work(graph, mode, batch, bytes_) for (graph, mode, batch), bytes_ in zip(graphs, fresh, strict=True)]
-
-
-def _work(graph: Graph, mode: str, batch_size: int, fresh: float) -> Work:
+def work(graph: Graph, mode: str, batch_size: int) -> Work:
+    """Return the work of a captured graph."""
     rows, calls, strange = {}, {}, 0.0
     for op in graph.ops:
         if op.short in counts.VIEWS:
@@ -107,7 +103,9 @@ def _work(graph: Graph, mode: str, batch_size: int, fresh: float) -> Work:
     inputs = {spec.storage: spec.bytes for op in graph.ops for spec in op.tensors if spec.kind == "input"}
     weights = graph.parameter_bytes + graph.buffer_bytes + sum(inputs.values())
     modules = sum(op.phase == "forward" and op.short not in counts.VIEWS for op in graph.ops)
-    return Work(table, mode, batch_size, modules, fresh, float(weights), peak_bytes(graph), strange)
+    plan = allocation.Plan.of(graph)
+    fresh = allocation.fresh_bytes(plan)
+    return Work(table, mode, batch_size, modules, fresh, float(weights), peak_bytes(graph), plan, strange)
 
 
 def captured(network: networks.Network, mode: str, dtype: str = "float32", channels_last: bool = False) -> Graph:

@@ -67,7 +67,7 @@ def works(cases: pd.DataFrame, progress: archive.Progress = lambda items, _: ite
         key = (row.network, row.mode, int(row.batch_size))
         if key not in found:
             graph = estimate.captured(networks.network(row.network, key[2], row.input_shape or ""), row.mode)
-            found[key] = estimate.work([(graph, row.mode, key[2])])[0]
+            found[key] = estimate.work(graph, row.mode, key[2])
     return found
 
 
