@@ -4,6 +4,7 @@ Tensors are fake (shape, strides and dtype without storage: torch's FakeTensor),
 """
 
 import copy
+import logging
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -276,9 +277,9 @@ def capture(model: nn.Module, shape: Sequence[int], mode: str = "infer", optimiz
         raise InputError(f"no mode {mode!r} or optimizer {optimizer!r}; there are: infer, train; {choices(OPTIMIZERS)}")
     fake = FakeTensorMode()
     try:
-        with FakeCopyMode(fake):
+        with _silent_torch(), FakeCopyMode(fake):
             model = copy.deepcopy(model)
-        with fake:
+        with _silent_torch(), fake:
             model = _converted(model, getattr(torch, dtype), channels_last)
             inputs = torch.empty(tuple(shape), dtype=getattr(torch, dtype))
             inputs = inputs.to(memory_format=torch.channels_last) if channels_last else inputs
@@ -289,6 +290,17 @@ def capture(model: nn.Module, shape: Sequence[int], mode: str = "infer", optimiz
         reason = _reason(error)
         raise InputError(f"the network does not run on an input of shape {tuple(shape)}: {reason}") from error
     return _graph(model, recorder, output)
+
+
+@contextmanager
+def _silent_torch() -> Iterator[None]:
+    """Keep torch from logging a traceback of what is raised anyway."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before
 
 
 def _reason(error: Exception) -> str:
