@@ -5,8 +5,8 @@ Intervals are conformal: the errors made on groups of shapes that a fold had not
 predictors: Vovk, 2015).
 """
 
+import gzip
 import json
-import lzma
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -220,7 +220,7 @@ class CostModel:
                    "parts": {name: part.plain() for name, part in self.parts.items()}}
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_suffix(".partial")
-        temporary.write_bytes(lzma.compress(json.dumps(content).encode()))
+        temporary.write_bytes(gzip.compress(json.dumps(content).encode(), mtime=0))
         temporary.replace(path)
         return path
 
@@ -228,13 +228,13 @@ class CostModel:
     def load(cls, path: Path) -> "CostModel":
         """Read a model back; InputError says what is wrong with a damaged file or one of a later version. Runs no code."""
         try:
-            content = json.loads(lzma.decompress(path.read_bytes()))
+            content = json.loads(gzip.decompress(path.read_bytes()))
             if content["schema"] > SCHEMA:
                 raise InputError(f"{path} is of version {content['schema']}, this program reads up to {SCHEMA}: update it")
             parts = {name: Part.of_plain(part) for name, part in content["parts"].items()}
             return cls(content["device"], content["facts"], parts, Chip(**content["chip"]) if content["chip"] else None,
                        content["compositions"])
-        except (OSError, EOFError, lzma.LZMAError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError) as error:
             if isinstance(error, InputError):
                 raise
             raise InputError(f"{path} is no cost model, or is damaged ({type(error).__name__}: {error})") from None

@@ -6,6 +6,7 @@ networks, which see slopes; both learn its logarithm.
 
 import base64
 import ctypes
+import sys
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -29,6 +30,19 @@ _DIGITS = {"threshold": 9, "leaf_value": 5}
 _RAW, _DOUBLE = 1, 1  # C_API_PREDICT_RAW_SCORE, C_API_DTYPE_FLOAT64
 _LEAST_SPREAD = 0.03  # a row's weight is the inverse of its relative IQR, which is not believed below this
 _STEPS = ("kernel", "stride")  # numbers that are names
+
+
+def lightgbm_alone():
+    """Import LightGBM without scikit-learn, whose import takes it a second and of which nothing is asked here."""
+    if "lightgbm" not in sys.modules and "sklearn" not in sys.modules:
+        sys.modules["sklearn"] = None
+        try:
+            import lightgbm
+        finally:
+            del sys.modules["sklearn"]
+    import lightgbm
+
+    return lightgbm
 
 
 def rates(terms: pd.DataFrame, measured_ms: np.ndarray) -> np.ndarray:
@@ -62,8 +76,7 @@ class _Single:
     """Asks a booster about one row after another by LightGBM's C interface, made for that: no arrays, no checks."""
 
     def __init__(self, booster, columns: int):
-        import lightgbm
-
+        lightgbm = lightgbm_alone()
         self._library, self._booster, self._columns = lightgbm.basic._LIB, booster, columns  # the booster must stay alive
         self._fast, self._row, self._out, self._count = ctypes.c_void_p(), (ctypes.c_double * columns)(), ctypes.c_double(), \
             ctypes.c_int64()
@@ -117,8 +130,7 @@ class Learned:
     def of(cls, terms: pd.DataFrame, x: pd.DataFrame, measured_ms: np.ndarray, weight: np.ndarray | None = None,
            quick: bool = False) -> "Learned":
         """Learn from terms, features and times; ``quick`` learns less in a fifth of the time."""
-        import lightgbm
-
+        lightgbm = lightgbm_alone()
         weight = np.ones(len(x)) if weight is None else weight
         costs = rates(terms, measured_ms)
         total, known = shares(terms.to_numpy(), costs)
@@ -146,8 +158,7 @@ class Learned:
     @cached_property
     def boosters(self) -> list:
         """Give the trees, read when they are first asked; InputError for a text that is none."""
-        import lightgbm
-
+        lightgbm = lightgbm_alone()
         try:
             return [lightgbm.Booster(model_str=text) for text in self.trees]
         except lightgbm.basic.LightGBMError as error:

@@ -1,8 +1,8 @@
 """The models at hand: those that ship with the reference, and those that were calibrated on this machine."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +10,7 @@ import pandas as pd
 import psutil
 
 from lib import paths
-from lib.definitions import load_devices
+from lib.definitions import VendorDevice, load_devices
 from lib.errors import InputError, choices
 from lib.measure import machine
 from lib.predict import estimate
@@ -19,7 +19,7 @@ from lib.predict.estimate import Composition, Estimate, Work
 
 ANY_GPU = "any-gpu"
 SHIPPED = paths.REFERENCE / "models"
-_SUFFIX = ".json.xz"
+_SUFFIX = ".json.gz"
 _LAUNCH_SHARE = 0.5
 
 
@@ -128,13 +128,14 @@ def _own_cpu(dtype: str, held: Mapping[tuple[str, str], Path]) -> Shelved | None
     return Shelved("cpu", dtype, CostModel.load(others[0]), True, memory_mb) if others else None
 
 
-def _gpu(device: str, dtype: str, held: Mapping[tuple[str, str], Path]) -> Shelved | None:
+def _gpu(vendor: VendorDevice, dtype: str, held: Mapping[tuple[str, str], Path],
+         load: Callable[[Path], CostModel]) -> Shelved | None:
     """Return a GPU's own model, completed by that of any GPU; or the latter alone; or None for a type without a stated rate."""
-    vendor = load_devices()[device]
+    device = vendor.id
     if dtype not in vendor.peak_gflops or not vendor.multiprocessors:
         return None
     own = held.get((device, dtype))
-    general = [CostModel.load(held[ANY_GPU, kind]) for kind in dict.fromkeys((dtype, "fp32")) if (ANY_GPU, kind) in held]
+    general = [load(held[ANY_GPU, kind]) for kind in dict.fromkeys((dtype, "fp32")) if (ANY_GPU, kind) in held]
     if own:
         model = CostModel.load(own)
     elif general:
@@ -151,11 +152,12 @@ def for_devices(wanted: Sequence[str], dtype: str) -> list[Shelved]:
 
     Raises InputError for a device that has none, listing those that do and how to calibrate.
     """
-    held, vendors = shelved(), load_devices()
+    held, vendors, load = shelved(), load_devices(), cache(CostModel.load)  # the model of any GPU serves several
     usual = ["cpu", *sorted({device for device, _ in held if device in vendors})]
     found = []
     for device in wanted or usual:
-        one = _own_cpu(dtype, held) if device == "cpu" else _gpu(device, dtype, held) if device in vendors else None
+        gpu = vendors.get(device)
+        one = _own_cpu(dtype, held) if device == "cpu" else _gpu(gpu, dtype, held, load) if gpu else None
         if one:
             found.append(one)
         elif wanted:
