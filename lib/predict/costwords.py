@@ -31,9 +31,7 @@ def weak_words(held: Evaluated) -> str:
     families = far["family"].value_counts()
     share = len(far) / len(rows) * 100
     return (f"{share:.1f} % of the operators are off by more than half"
-            + (f", most of them {families.index[0]} ({families.iloc[0]} of {len(far)})" if len(far) else "")
-            + f"; {rows['out_of_range'].mean() * 100:.1f} % of the questions lay outside of what a fold had learned and were "
-              "flagged.")
+            + (f", most of them {families.index[0]} ({families.iloc[0]} of {len(far)})." if len(far) else "."))
 
 
 def curve_words(curve: pd.DataFrame, family: str) -> str:

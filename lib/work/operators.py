@@ -306,7 +306,7 @@ def _copy() -> Family:
         out = op.outputs[0]
         source = op.tensors[1] if op.short == "copy_" and len(op.tensors) > 1 else op.tensors[0]
         run = shapes.run(source, out)
-        inner = run if run > 1 or not out.shape else out.shape[-1]
+        inner = run if 1 < run < out.elements else out.shape[-1] if out.shape else 1
         return {"kind": op.short, "outer": out.elements // max(1, inner), "inner": inner,
                 "layout": "contiguous" if run > 1 or out.elements <= 1 else "transposed"}
 
