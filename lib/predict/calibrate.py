@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from lib import store
+from lib import paths, store
 from lib.errors import InputError
 from lib.measure import machine, rounds, sweep
 from lib.measure.archive import Progress
@@ -17,7 +17,7 @@ from lib.predict.costmodel import CostModel, by_part, given, score
 from lib.work import spaces
 from lib.work.spaces import Config
 
-_POOL, _POINTS_A_SECOND, _ROUNDS = 900, 2.5, 3
+_POOL, _POINTS_A_SECOND, _ROUNDS, _LEAST = 900, 2.5, 3, 20
 _SHARE = 0.8  # of the points, chosen to teach; the rest are drawn at random and judge
 
 
@@ -69,13 +69,16 @@ def calibrate(device: str = "cpu", dtype: str = "fp32", budget_s: float = 120.0,
     configs, rows = _pool(dtype)
     teach, judge = choose(base, rows, int(budget_s * _POINTS_A_SECOND))
     chosen = [_as(configs[place], base) for place in (*teach, *judge)]
-    name = f"calibration_{machine.name()}_{dtype}_{store.utc_now().replace(':', '')}"
+    name = f"calibration_{machine.name()}_{dtype}_{store.utc_now()[:19].replace(':', '')}"
     p = SweepParams(op="all", device=str(where), budget_s=budget_s, rounds=_ROUNDS, visit_ms=16, name=name, dtype=dtype,
                     cache=base.facts.get("cache", "warm"), latency_type=base.facts.get("latency_type", "kernel"))
     table = rounds.read(sweep.measure_sweep(p, progress, chosen)).table
     usable = table[(table["status"] == "ok") & (table["verdict"] != "unusable")]
     unseen = usable[usable["config"].isin({_as(configs[place], base).key for place in judge})]
     taught = usable.drop(index=unseen.index)
+    if len(taught) < _LEAST or len(unseen) < 2:
+        raise InputError(f"only {len(usable)} of {len(table)} measured points are usable, {_LEAST} or more are needed to teach: "
+                         "the machine is busy, or budget_s too short; the points are kept in " + str(paths.SWEEPS / name))
     model = base.corrected(taught)
     measured = unseen["latency_ms"].to_numpy()
     scores = [score(measured, one.predict(unseen)["predicted_ms"].to_numpy()) for one in (base, model)]
