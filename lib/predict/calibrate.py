@@ -77,8 +77,8 @@ def calibrate(device: str = "cpu", dtype: str = "fp32", budget_s: float = 120.0,
     unseen = usable[usable["config"].isin({_as(configs[place], base).key for place in judge})]
     taught = usable.drop(index=unseen.index)
     if len(taught) < _LEAST or len(unseen) < 2:
-        raise InputError(f"only {len(usable)} of {len(table)} measured points are usable, {_LEAST} or more are needed to teach: "
-                         "the machine is busy, or budget_s too short; the points are kept in " + str(paths.SWEEPS / name))
+        raise InputError(f"only {len(usable)} of {len(table)} measured points are usable, {_LEAST} or more are needed to "
+                         f"teach: the machine is busy, or budget_s too short; the points are kept in {paths.SWEEPS / name}")
     model = base.corrected(taught)
     measured = unseen["latency_ms"].to_numpy()
     scores = [score(measured, one.predict(unseen)["predicted_ms"].to_numpy()) for one in (base, model)]
