@@ -167,7 +167,9 @@ def _advise(options: argparse.Namespace) -> int:
     print(advisewords.text(found))
     suggested = advise.suggestions(found)
     if options.verify:
-        measured_ms, suggested = advise.verified(found, suggested)
+        from tqdm import tqdm
+
+        measured_ms, suggested = advise.verified(found, suggested, progress=lambda items, what: tqdm(items, desc=what))
         print(advisewords.verdict(found, measured_ms))
     print(advisewords.changes(suggested))
     return 0

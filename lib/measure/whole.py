@@ -42,6 +42,7 @@ class Case:
     input_shape: str = ""
     dtype: str = "fp32"
     channels_last: bool = False
+    compiled: bool = False
 
     def resolved(self) -> networks.Network:
         """Return the network with the shape of its batch; InputError for a name or shape that is none."""
@@ -61,6 +62,7 @@ def program(case: Case, device: torch.device) -> Callable[[], object]:
     inputs = torch.randn(net.shape, device=device)
     if len(net.shape) == 4:
         model, inputs = model.to(memory_format=layout), inputs.to(memory_format=layout)
+    model = torch.compile(model) if case.compiled else model
     amp = torch.autocast(device.type, {"bf16": torch.bfloat16, "fp16": torch.float16}[case.dtype]) \
         if case.dtype != "fp32" else nullcontext()
     if case.mode == "infer":

@@ -176,7 +176,7 @@ def _crossovers(asked: Asked, shelves: Sequence[shelf.Shelved]) -> tuple[str, ..
 class Change:
     """One thing to change, the factor by which it is predicted to be faster (NaN: not predicted), and why.
 
-    ``apply`` names what a measured run has to change: memory, dtype, channels_last, compile or batch_size.
+    ``apply`` names what a measured run has to change: memory, dtype, channels_last, compiled, batch_size or num_workers.
     """
 
     what: str
@@ -215,8 +215,8 @@ def changes(asked: Asked, one: shelf.Shelved) -> list[Change]:
                                 {"batch_size": batch}))
     fused = float((base.operators["predicted_ms"] * base.operators["calls"])[
         base.operators["op"].isin(("activation", "elementwise", "batch_norm", "copy", "cat"))].sum()) / base.predicted_ms
-    found.append(Change("torch.compile", math.nan, f"not predicted; at most {1 / max(0.05, 1 - fused):.2f}: the share of "
-                        "operators that it could fuse", {"compile": True}))
+    text = f"not predicted; operators that it could fuse take {fused:.0%} of the predicted time"
+    found.append(Change("torch.compile", math.nan, text, {"compiled": True}))
     if len(asked.question.network().shape) == 4:
         found.append(Change("channels_last", math.nan, "not predicted: its operators were not swept in this layout",
                             {"channels_last": True}))
@@ -236,8 +236,8 @@ def _half(asked: Asked, one: shelf.Shelved, base_ms: float) -> Change:
                   {"dtype": "bf16"})
 
 
-def verified(advice: Advice, several: Iterable[Change], device: str = "cpu",
-             budget_s: float = 2.0) -> tuple[float, list[Change]]:
+def verified(advice: Advice, several: Iterable[Change], device: str = "cpu", budget_s: float = 2.0,
+             progress: archive.Progress = lambda items, _: items) -> tuple[float, list[Change]]:
     """Measure the question and each change on this machine, a fresh process each; return the ms and the changes with gains.
 
     A gain is in images a second. What cannot be measured says so in ``why``.
@@ -250,7 +250,7 @@ def verified(advice: Advice, several: Iterable[Change], device: str = "cpu",
     if isinstance(base_ms, str):
         raise InputError(f"{question.model} cannot be measured on {device}: {base_ms}")
     done = []
-    for change in several:
+    for change in progress(list(several), "verify"):
         apply = dict(change.apply)
         memory = apply.pop("memory", "default")
         if "num_workers" in apply:
