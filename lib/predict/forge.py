@@ -187,12 +187,3 @@ def summary(models: Sequence[tuple[str, str, CostModel]]) -> pd.DataFrame:
                          "interval ±%": (np.exp(np.mean(part.halves)) - 1) * 100, "source": model.facts.get("source", ""),
                          "licence": model.facts.get("licence", "")})
     return pd.DataFrame(rows)
-
-
-def choose_networks(wanted: Sequence[str], table: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of some networks; InputError lists those that were measured."""
-    unknown = set(wanted) - set(table["network"])
-    if unknown:
-        there = choices(sorted(set(table["network"])))
-        raise InputError(f"not measured whole: {choices(sorted(unknown))}; there are: {there}")
-    return table[table["network"].isin(wanted)]

@@ -164,12 +164,6 @@ def _said(rows: pd.DataFrame, train: np.ndarray, test: np.ndarray, quick: bool) 
     return learned.predict(terms.iloc[test].to_numpy(float), x.iloc[test].to_numpy(float))
 
 
-def noise_floor(first: pd.DataFrame, second: pd.DataFrame) -> dict[str, float]:
-    """Return how far two sweeps disagree on the same configurations (``costmodel.score``): no model can be nearer."""
-    both = first.merge(second, on="config", suffixes=("", "_again"))
-    return costmodel.score(both["latency_ms"].to_numpy(), both["latency_ms_again"].to_numpy()) if len(both) else {}
-
-
 def by_size(predictions: pd.DataFrame, bins: int = 6) -> pd.DataFrame:
     """Return the median and p90 error by measured time: ``family, from_ms, to_ms, median, p90, n``."""
     rows = []
