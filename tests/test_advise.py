@@ -144,6 +144,12 @@ def test_points_that_teach_are_spread_over_the_parts():
         calibrate.calibrate("cuda:7")
 
 
+def test_gains_of_one_device_are_not_measured_on_another():
+    found = advise.advise(Question("simple_cnn", 2, "3x28x28"), ["t4"], crossovers=False)
+    with pytest.raises(InputError, match="what is measured here is cpu, and the question was about t4: ask about cpu too"):
+        advise.verified(found, [])
+
+
 def test_a_prediction_is_verified_on_this_machine():
     found = advise.advise(Question("simple_cnn", 2, "3x28x28"), ["cpu"], crossovers=False)
     larger = [change for change in advise.suggestions(found) if "batch" in change.what]

@@ -69,8 +69,20 @@ def test_a_network_is_described_operator_by_operator():
     assert {"conv2d forward", "conv2d backward", "batch_norm forward", "batch_norm backward", "activation forward",
             "activation backward"} <= families
     assert item.flops > 0
-    assert item.stranger_bytes == 0
+    assert item.table["covered"].all()
     assert item.memory_mb == pytest.approx((item.weight_bytes + item.peak_bytes) / 1e6)
+
+
+def test_what_no_family_covers_is_a_flagged_copy_and_never_nothing():
+    class Strange(nn.Module):
+        def forward(self, x):
+            return torch.linalg.matrix_exp(x) + torch.fft.rfft(x).real.sum()
+
+    item = estimate.work(capture.capture(Strange(), (2, 3, 64, 64)), "infer", 2)
+    strange = item.table[~item.table["covered"]]
+    assert len(strange)
+    assert (strange["bytes"] > 0).all()
+    assert estimate.parts(item, _Flat())["out_of_range"].tolist() == (~item.table["covered"]).tolist()
 
 
 def test_a_composition_is_found_again_and_judges_itself_by_networks_left_out():

@@ -85,10 +85,10 @@ class Asked:
         share = (batch_size - self.batch_size) / self.batch_size
         table = first.table.copy()
         for name in table:
-            if name != "calls" and pd.api.types.is_numeric_dtype(table[name]):
+            if name not in ("calls", "covered") and pd.api.types.is_numeric_dtype(table[name]):
                 table[name] = first.table[name] + share * (other.table[name] - first.table[name])
         line = {name: getattr(first, name) + share * (getattr(other, name) - getattr(first, name))
-                for name in ("weight_bytes", "peak_bytes", "stranger_bytes")}
+                for name in ("weight_bytes", "peak_bytes")}
         plan = first.plan.towards(other.plan, share)
         return replace(first, table=table, batch_size=batch_size, plan=plan, fresh_bytes=allocation.fresh_bytes(plan),
                        **{name: max(0.0, value) for name, value in line.items()})
@@ -244,6 +244,9 @@ def verified(advice: Advice, several: Iterable[Change], device: str = "cpu", bud
     """
     from lib.measure import whole
 
+    if device not in [one.device for one in advice.shelves]:
+        raise InputError(f"what is measured here is {device}, and the question was about "
+                         f"{choices(one.device for one in advice.shelves)}: ask about {device} too")
     question = advice.question
     base_case = whole.Case(question.model, question.mode, advice.batch_size, question.input_shape, question.dtype)
     base_ms = _median_ms(whole.in_a_process([base_case], device, budget_s)[0][0])

@@ -20,14 +20,15 @@ from lib.work.capture import Graph
 
 _WITH_BACKWARD = ("conv2d", "conv3d", "attention", "pool2d", "pool3d", "batch_norm", "layer_norm", "softmax", "activation")
 _MOVING = ("fill", "random", "loss")  # not swept: taken as copies of as many elements
+_COPIED = 8  # bytes that a copy moves for one element
 TERMS = ("sum_ms", "moved_ms", "modules", "fresh_mb")
 
 
 @dataclass(frozen=True)
 class Work:
-    """What one pass or step of a network runs: a row a distinct operator (``sweep`` columns and ``calls``), and the rest.
+    """What one pass or step of a network runs, memory in bytes.
 
-    ``stranger_bytes`` moves through operators that no family covers; memory in bytes.
+    ``table`` has a row a distinct operator: ``sweep`` columns, ``calls``, and ``covered``, whether a family knows it.
     """
 
     table: pd.DataFrame
@@ -38,7 +39,6 @@ class Work:
     weight_bytes: float
     peak_bytes: float
     plan: allocation.Plan
-    stranger_bytes: float = 0.0
 
     @property
     def flops(self) -> float:
@@ -70,11 +70,13 @@ def peak_bytes(graph: Graph) -> float:
     return float(peak)
 
 
-def _row(op: capture.Op) -> dict[str, Any] | None:
-    """Return one operator as a row of a ``sweep`` table; None for what no family covers."""
-    described = operators.describe(op)
+def _row(op: capture.Op) -> dict[str, Any]:
+    """Return one operator as a row of a ``sweep`` table; what no family covers counts as a copy of as many bytes, uncovered."""
+    described, moved = operators.describe(op), counts.compulsory_bytes(op)
     if described is None:
-        return None
+        elements = max(1, moved // _COPIED)
+        return {"op": "copy", "kind": "clone", "outer": 1, "inner": elements, "layout": "contiguous", "pass": "forward",
+                "flops": 0.0, "bytes": moved, "covered": False}
     family, params = described
     backward = family in _WITH_BACKWARD and "backward" in op.short
     if family in _MOVING:
@@ -82,22 +84,19 @@ def _row(op: capture.Op) -> dict[str, Any] | None:
         family = "copy"
     if family == "copy":
         params = {**params, "kind": "clone"}  # the one that is swept; the others copy as it does
-    moved = counts.compulsory_bytes(op)
-    return {"op": family, **params, "pass": "backward" if backward else "forward", "flops": counts.flops(op), "bytes": moved}
+    return {"op": family, **params, "pass": "backward" if backward else "forward", "flops": counts.flops(op), "bytes": moved,
+            "covered": True}
 
 
 def work(graph: Graph, mode: str, batch_size: int) -> Work:
     """Return the work of a captured graph."""
-    rows, calls, strange = {}, {}, 0.0
+    rows, calls = {}, {}
     for op in graph.ops:
         if op.short in counts.VIEWS:
             continue
         key = (op, op.phase == "backward" and "backward" in op.short)
         if key not in rows:
             rows[key] = _row(op)
-        if rows[key] is None:
-            strange += counts.compulsory_bytes(op)
-            continue
         calls[key] = calls.get(key, 0) + 1
     table = pd.DataFrame([{**rows[key], "calls": number} for key, number in calls.items()])
     inputs = {spec.storage: spec.bytes for op in graph.ops for spec in op.tensors if spec.kind == "input"}
@@ -105,7 +104,7 @@ def work(graph: Graph, mode: str, batch_size: int) -> Work:
     modules = sum(op.phase == "forward" and op.short not in counts.VIEWS for op in graph.ops)
     plan = allocation.Plan.of(graph)
     fresh = allocation.fresh_bytes(plan)
-    return Work(table, mode, batch_size, modules, fresh, float(weights), peak_bytes(graph), plan, strange)
+    return Work(table, mode, batch_size, modules, fresh, float(weights), peak_bytes(graph), plan)
 
 
 def captured(network: networks.Network, mode: str, dtype: str = "float32", channels_last: bool = False) -> Graph:
@@ -141,7 +140,8 @@ def parts(item: Work, model: costmodel.CostModel, known: Mapping[tuple, float] |
     ``known`` maps what ``key`` gives to a measured time in ms.
     """
     told = model.predict(item.table)
-    table = item.table.assign(predicted_ms=told["predicted_ms"], out_of_range=told["out_of_range"], looked_up=False)
+    table = item.table.assign(predicted_ms=told["predicted_ms"], looked_up=False,
+                              out_of_range=told["out_of_range"] | ~item.table["covered"])
     if known:
         measured = np.array([known.get(key(row), np.nan) for row in item.table.to_dict("records")])
         found = np.isfinite(measured)
