@@ -237,7 +237,7 @@ NETWORKS = (
 PREDICTIONS = (
     _text("kind", "what was predicted", "operator", "network", "step"), _text("family", "family and pass, or network"),
     _text("what", "a sweep's configuration, or mode and batch size"), _float("predicted_ms", "predicted time"),
-    _float("low_ms", "90 % interval, low end"), _float("high_ms", "90 % interval, high end"),
+    _float("low_ms", "90 % interval, low end", empty=True), _float("high_ms", "90 % interval, high end", empty=True),
     _float("predicted_gbps", "compulsory bytes / predicted time", empty=True), _float("measured_ms", "measured time"),
     _float("relative_error", "predicted / measured - 1", -1), _text("model", "which learner"),
     _text("split", "how it was kept from what it was learned from"),
