@@ -87,9 +87,10 @@ def _predictions(operator_rows: pd.DataFrame, networks: pd.DataFrame, found_step
                         relative_error=good["predicted_ms"] / good["latency_ms"] - 1, out_of_range=good["outside"] > 0.05)
     parts = [own, whole]
     if len(found_steps):
-        parts.append(found_steps.assign(kind="step", family=found_steps["workload"], what="train "
-                                        + found_steps["batch_size"].astype(str), low_ms=np.nan, high_ms=np.nan, predicted_gbps=np.nan,
-                                        model=found_steps["learner"], split="leave one workload out", out_of_range=False))
+        case = "train " + found_steps["batch_size"].astype(str)
+        parts.append(found_steps.assign(kind="step", family=found_steps["workload"], what=case, low_ms=np.nan, high_ms=np.nan,
+                                        predicted_gbps=np.nan, model=found_steps["learner"], split="leave one workload out",
+                                        out_of_range=False))
     return pd.concat([part[columns("predictions")] for part in parts], ignore_index=True)
 
 
