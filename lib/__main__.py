@@ -205,9 +205,25 @@ def _models(options: argparse.Namespace) -> int:
     return 0
 
 
+def _schedule(options: argparse.Namespace) -> int:
+    import json
+
+    from lib.schedule import question
+
+    found = question.ask_files(options.times, options.devices, options.jobs, options.actual, options.policy, options.objective)
+    found.write(options.out, options.trace)
+    print(json.dumps(found.figures, indent=1) if options.json else question.words(found))
+    return 0
+
+
 def _import(options: argparse.Namespace) -> int:
     from lib import bundle
 
+    if options.kind == "gavel":
+        from lib.schedule import gavel
+
+        print("{}: {} rows".format(*gavel.bring_in(options.path)))
+        return 0
     if options.kind != "bundle":
         from lib.measure import published
 
@@ -247,6 +263,23 @@ def _predicting(verbs) -> None:
     verb.set_defaults(call=_calibrate)
 
 
+def _placing(verbs) -> None:
+    """Add the verbs that place jobs on devices."""
+    verb = verbs.add_parser("schedule", help="where and when jobs should run, from files of times and devices")
+    verb.add_argument("--times", type=Path, required=True, help="CSV: job_id and a column a device type, in seconds")
+    verb.add_argument("--devices", type=Path, required=True,
+                      help="CSV: device, type, count; memory, cores, watts, price")
+    verb.add_argument("--jobs", type=Path, help="CSV: job_id and arrival_s, deadline_s, memory_mb, cpu_cores, workload_id")
+    verb.add_argument("--actual", type=Path, help="CSV like --times: what the jobs really take; planned is on --times")
+    verb.add_argument("--policy", default="hybrid", help="hybrid (default), or a baseline; an unknown name lists all")
+    verb.add_argument("--objective", default="makespan",
+                      help="for hybrid: makespan, mean_jct, p99_jct, deadline, energy, price")
+    verb.add_argument("--out", type=Path, help="write the schedule to this CSV")
+    verb.add_argument("--trace", type=Path, help="write a Chrome trace, which ui.perfetto.dev opens, to this JSON")
+    verb.add_argument("--json", action="store_true", help="print the figures as one object")
+    verb.set_defaults(call=_schedule)
+
+
 def _exchanging(verbs) -> None:
     """Add the verbs that bring measurements from one machine to another."""
     verb = verbs.add_parser("bundle", help="pack what was measured on this machine into one file")
@@ -254,7 +287,7 @@ def _exchanging(verbs) -> None:
     verb.set_defaults(call=_bundle)
 
     verb = verbs.add_parser("import", help="merge what was measured elsewhere, or published")
-    verb.add_argument("kind", choices=("bundle", "neusight", "pytorch-scheduler", "aiconfigurator"))
+    verb.add_argument("kind", choices=("bundle", "neusight", "pytorch-scheduler", "aiconfigurator", "gavel"))
     verb.add_argument("path", type=Path, nargs="?", help="file or folder (aiconfigurator: default is the installed package)")
     verb.add_argument("--reference", action="store_true", help="into data/reference, to be committed, instead of data/imported")
     verb.set_defaults(call=_import)
@@ -311,6 +344,7 @@ def _parser() -> argparse.ArgumentParser:
     verb.set_defaults(call=_matrix)
 
     _predicting(verbs)
+    _placing(verbs)
     _exchanging(verbs)
     return parser
 

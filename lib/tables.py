@@ -251,10 +251,21 @@ SCORES = (
     _float("within_10", "share within 10 %, %"), _int("n", "predictions", 1),
     _float("cover", "share inside the 90 % interval, %; empty: no intervals", empty=True))
 
+SCHEDULE = (
+    _text("job_id", "the job"), _text("device", "where it ran"), _float("start_s", "seconds since the first arrival could be"),
+    _float("end_s", "when it ended there"), _int("attempt", "from 1", 1),
+    _text("status", "how the attempt ended; moved: stopped, and started anew elsewhere", "done", "failed", "retried", "moved",
+          "cancelled"))
+
+THROUGHPUTS = (
+    _text("job_type", "model and batch size, as published"), _int("devices", "devices that the job uses at once", 1),
+    _text("device", "device type"), _float("steps_per_s", "measured training steps a second, alone; 0: does not fit"))
+
 TABLES: dict[str, tuple[Column, ...]] = {"profile": PROFILE, "runs": RUNS, "ceilings": CEILINGS, "overheads": OVERHEADS,
                                           "configs": CONFIGS, "repeats": REPEATS, "sweep": SWEEP,
                                           "points": POINTS, "cells": CELLS, "complexity": COMPLEXITY,
-                                          "networks": NETWORKS, "predictions": PREDICTIONS, "scores": SCORES}
+                                          "networks": NETWORKS, "predictions": PREDICTIONS, "scores": SCORES,
+                                          "schedule": SCHEDULE, "throughputs": THROUGHPUTS}
 DTYPES = {"text": "str", "int": "int64", "count": "Int64", "float": "float64", "bool": "bool"}
 
 

@@ -1,5 +1,7 @@
 """The models of published data against the published figures: products on five GPUs, convolutions on four."""
 
+from functools import partial
+
 import numpy as np
 import pandas as pd
 from sklearn.model_selection import GroupKFold
@@ -11,7 +13,6 @@ from lib.measure import published
 from lib.predict import correction, costmodel, forge
 from lib.predict.costmodel import CostModel
 from lib.predict.gpufeatures import Chip
-from lib.predict.learned import Learned, weights
 
 SHARED = paths.ROOT.parent / "shared" / "data"
 _POINTS = 200
@@ -24,10 +25,11 @@ def _words(found: dict[str, float]) -> str:
 
 def unseen(rows: pd.DataFrame, chip: Chip, groups: pd.Series) -> np.ndarray:
     """Return what five folds say of groups that they had not seen."""
-    terms, x = costmodel.given(rows, chip)
-    measured, said = rows["latency_ms"].to_numpy(), np.full(len(rows), np.nan)
-    for train, test in GroupKFold(5, shuffle=True, random_state=0).split(x, measured, groups):
-        learned = Learned.of(terms.iloc[train], x.iloc[train], measured[train], weights(rows)[train])
+    give = partial(costmodel.given, chip=chip)
+    terms, x = give(rows)
+    said = np.full(len(rows), np.nan)
+    for train, test in GroupKFold(5, shuffle=True, random_state=0).split(x, groups=groups):
+        learned = costmodel.learn(rows.iloc[train], give)
         said[test] = learned.predict(terms.iloc[test].to_numpy(float), x.iloc[test].to_numpy(float))
     return said
 

@@ -50,7 +50,7 @@ class Correction:
         return self.mean + self.signal * ((1 + near) * np.exp(-near)) @ np.array(self.weights)
 
 
-def teaching_points(x: np.ndarray, count: int, seed: int = 0) -> np.ndarray:
+def teaching_points(x: np.ndarray, count: int) -> np.ndarray:
     """Return which ``count`` rows of ``x`` (n, features) lie farthest from one another: greedy, from the middle outwards.
 
     What is far from all that is known teaches a smooth function most (Gonzalez' farthest-first traversal, 1985).

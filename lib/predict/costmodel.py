@@ -7,8 +7,11 @@ predictors: Vovk, 2015).
 
 import gzip
 import json
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property, partial
+from math import exp
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +21,23 @@ import pandas as pd
 from lib.definitions import VendorDevice
 from lib.errors import InputError, choices
 from lib.predict import features, gpufeatures
+from lib.predict.between import between
 from lib.predict.correction import Correction
 from lib.predict.gpufeatures import Chip
+from lib.predict.judging import conformal, score, shapes_of, usable
 from lib.predict.learned import LEAST_MS, Learned, rates, weights
 
-__all__ = ["LEAST_MS", "CostModel", "Part", "fit", "rates", "score", "shapes_of", "usable"]
-SCHEMA = 1
-COVER = 0.9
+__all__ = ["LEAST_MS", "CostModel", "Part", "conformal", "fit", "rates", "score", "shapes_of", "usable"]
+SCHEMA = 2
 LEAST_ROWS = 40
 FOLDS = 5
 _QUICK_FOLDS = 3
-_BINS = 4  # of predicted time: small kernels err otherwise than large ones
+_KIND = ("op", "kind", "layout")
 _CORRECTED = ("log_flops", "log_bytes", "log_compute", "log_move", "over_knee", "m", "n", "k", "window", "ins", "outs",
               "groups")  # the features over which a correction is smooth
+
+
+Giver = Callable[[pd.DataFrame], tuple[pd.DataFrame, pd.DataFrame]]  # rows of one part -> their terms and features
 
 
 @dataclass
@@ -48,6 +55,18 @@ class Part:
     borrowed: bool = False  # from other devices: then every answer lies outside of what was learned of this one
     unseen: pd.DataFrame | None = None  # predicted_ms, low_ms, high_ms of each row by a fold that had not seen it; not saved
 
+    @cached_property
+    def codes(self) -> frozenset[int]:
+        """Give the codes of family, kind and layout that were seen."""
+        return frozenset(_code(*(float(features.code(name, text)) for name, text in zip(_KIND, kind, strict=True)))
+                         for kind in self.kinds)
+
+    @cached_property
+    def limits(self) -> tuple[np.ndarray, np.ndarray]:
+        """Give the least and largest value of each feature that was seen."""
+        low, high = np.array([self.ranges.get(name, (-np.inf, np.inf)) for name in self.learned.names]).T
+        return low, high
+
     def plain(self) -> dict[str, Any]:
         """Return everything as what JSON can hold."""
         names = ("ranges", "kinds", "edges_ms", "halves", "rows", "scores", "borrowed")
@@ -62,56 +81,9 @@ class Part:
                    correction=Correction(**correction) if correction else None)
 
 
-def part_name(op: str, passes: str, gpu: bool = False) -> str:
-    """Return the name of the part that answers for a family and a pass."""
-    return f"{gpufeatures.group_of(op) if gpu else features.group_of(op)} {passes}"
-
-
-def usable(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of a ``sweep`` table that a model may learn from.
-
-    Raises InputError for times that are not positive numbers, and for a mixture of machines, devices, element types or ways
-    of timing, which one model cannot answer for.
-    """
-    good = table[(table["status"] == "ok") & (table["verdict"] != "unusable")].copy()
-    bad = good[~(good["latency_ms"] > 0) | ~np.isfinite(good["latency_ms"])]
-    if len(bad):
-        raise InputError(f"{len(bad)} rows have no positive time, the first is {bad['op'].iloc[0]} {bad['config'].iloc[0]}: "
-                         f"{bad['latency_ms'].iloc[0]} ms")
-    for column in ("hardware_id", "device", "dtype", "latency_type", "cache"):
-        if len(set(good[column])) > 1:
-            raise InputError(f"one model answers for one {column}, the table has {choices(sorted(good[column].unique()))}")
-    return good
-
-
-def shapes_of(table: pd.DataFrame) -> pd.Series:
-    """Return for each row the group that may not be split: the same family and shape, whatever its pass, bias or kind."""
-    held = [name for name in features.NUMBERS if name in table]
-    sizes = table[held].astype(float).fillna(-1).itertuples(index=False, name=None)
-    return pd.Series([f"{op} {size}" for op, size in zip(table["op"], sizes, strict=True)], index=table.index)
-
-
-def conformal(error: np.ndarray, size: np.ndarray, bins: int = _BINS) -> tuple[list[float], list[float]]:
-    """Return bin edges of ``size`` and the half width of a COVER interval in each, from errors on unseen groups.
-
-    The quantile is the finite-sample one, ceil((n + 1) * COVER) of n.
-    """
-    bins = max(1, min(bins, len(error) // 60))
-    edges = list(map(float, np.quantile(size, np.arange(1, bins) / bins)))
-    place, halves = np.searchsorted(edges, size), []
-    for number in range(bins):
-        part = np.sort(np.abs(error[place == number]))
-        halves.append(float(part[min(len(part) - 1, int(np.ceil((len(part) + 1) * COVER)) - 1)]))
-    return edges, halves
-
-
-def score(measured: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
-    """Return MAPE with a bootstrap interval, median and p90 of the absolute error in %, the share within 10 %, and n."""
-    error = np.abs(predicted / measured - 1) * 100
-    drawn = np.random.default_rng(0).choice(error, (1000, len(error))).mean(axis=1)
-    low, high = np.percentile(drawn, (2.5, 97.5))
-    return {"mape": float(error.mean()), "mape_low": float(low), "mape_high": float(high), "median": float(np.median(error)),
-            "p90": float(np.percentile(error, 90)), "within_10": float((error <= 10).mean() * 100), "n": len(error)}
+def part_name(op: str, passes: str) -> str:
+    """Return the name of the part of a CPU's model that answers for a family and a pass."""
+    return f"{features.group_of(op)} {passes}"
 
 
 @dataclass
@@ -141,9 +113,9 @@ class CostModel:
                 places = [list(x).index(column) for column in part.correction.names]
                 middle = middle * np.exp(part.correction(values[:, places]))
             half = np.array(part.halves)[np.searchsorted(part.edges_ms, middle)]
-            low, high = np.array([part.ranges.get(column, (-np.inf, np.inf)) for column in x]).T
+            low, high = part.limits
             outside = ((values < low) | (values > high)).any(axis=1) | part.borrowed | (self._part_of(name) != name)
-            outside |= ~kinds_of(rows).isin([tuple(kind) for kind in part.kinds]).to_numpy()
+            outside |= ~np.isin(codes_of(rows), list(part.codes))
             parts.append(pd.DataFrame({"predicted_ms": middle, "low_ms": middle * np.exp(-half),
                                        "high_ms": middle * np.exp(half),
                                        "predicted_gbps": rows["bytes"].to_numpy(float) / middle / 1e6,
@@ -156,6 +128,21 @@ class CostModel:
 
         Raises InputError for a family or pass that the model has not learned, and for a GPU's model, which answers tables.
         """
+        part, middle, _ = self._middle(op, parameters, flops, moved, passes)
+        half = part.halves[bisect_left(part.edges_ms, middle)]
+        return middle, middle * exp(-half), middle * exp(half)
+
+    def judge_one(self, op: str, parameters: Mapping[str, Any], flops: float, moved: float,
+                  passes: str = "forward") -> tuple[float, bool]:
+        """Return the predicted ms of one operator, and whether it lies outside of what was learned; raises as predict_one."""
+        part, middle, x = self._middle(op, parameters, flops, moved, passes)
+        code = _code(*(float(features.code(name, parameters.get(name, "") if name != "op" else op)) for name in _KIND))
+        low, high = part.limits
+        values = np.array(x)
+        return middle, part.borrowed or code not in part.codes or bool(((values < low) | (values > high)).any())
+
+    def _middle(self, op: str, parameters: Mapping[str, Any], flops: float, moved: float,
+                passes: str) -> tuple[Part, float, list[float]]:
         if self.chip is not None:
             raise InputError("a GPU's model answers tables; use predict")
         part = self._part(part_name(op, passes))
@@ -164,8 +151,7 @@ class CostModel:
         if part.correction:
             places = [part.learned.names.index(column) for column in part.correction.names]
             middle *= float(np.exp(part.correction(np.array([[x[place] for place in places]])))[0])
-        half = part.halves[int(np.searchsorted(part.edges_ms, middle))]
-        return middle, middle * float(np.exp(-half)), middle * float(np.exp(half))
+        return part, middle, x
 
     def _part_of(self, name: str) -> str:
         """Return the part that answers for ``name``: on a GPU without backward kernels the forward ones, by FLOPs and bytes."""
@@ -214,7 +200,7 @@ class CostModel:
     # ------------------------------------------------------------------------------------------ files
 
     def save(self, path: Path) -> Path:
-        """Write the model as compressed JSON: LightGBM's text, arrays, ranges, intervals, scores and provenance."""
+        """Write the model as compressed JSON: arrays, ranges, intervals, scores and provenance."""
         content = {"schema": SCHEMA, "device": self.device, "facts": self.facts, "compositions": self.compositions,
                    "chip": asdict(self.chip) if self.chip else None,
                    "parts": {name: part.plain() for name, part in self.parts.items()}}
@@ -229,8 +215,10 @@ class CostModel:
         """Read a model back; InputError says what is wrong with a damaged file or one of a later version. Runs no code."""
         try:
             content = json.loads(gzip.decompress(path.read_bytes()))
-            if content["schema"] > SCHEMA:
-                raise InputError(f"{path} is of version {content['schema']}, this program reads up to {SCHEMA}: update it")
+            if content["schema"] != SCHEMA:
+                later = content["schema"] > SCHEMA
+                raise InputError(f"{path} is of version {content['schema']}, this program reads {SCHEMA}: "
+                                 + ("update it" if later else "train or calibrate it again"))
             parts = {name: Part.of_plain(part) for name, part in content["parts"].items()}
             return cls(content["device"], content["facts"], parts, Chip(**content["chip"]) if content["chip"] else None,
                        content["compositions"])
@@ -257,10 +245,19 @@ def by_part(table: pd.DataFrame, gpu: bool) -> Iterator[tuple[str, pd.DataFrame]
     yield from table.groupby(table["op"].map(groups) + " " + table["pass"], sort=False)
 
 
-def kinds_of(rows: pd.DataFrame) -> pd.Series:
-    """Return family, kind and layout of each row, which a model must have seen to answer."""
-    texts = [rows[name].fillna("") if name in rows else pd.Series("", index=rows.index) for name in ("op", "kind", "layout")]
-    return pd.Series(list(zip(*texts, strict=True)), index=rows.index, dtype=object)
+def kinds_of(rows: pd.DataFrame) -> set[tuple[str, ...]]:
+    """Return the families, kinds and layouts in a table, which a model must have seen to answer."""
+    texts = [rows[name].fillna("") if name in rows else pd.Series("", index=rows.index) for name in _KIND]
+    return set(zip(*texts, strict=True))
+
+
+def _code(op, kind, layout):
+    return (op * 100 + kind + 1) * 100 + layout + 1
+
+
+def codes_of(rows: pd.DataFrame) -> np.ndarray:
+    """Return family, kind and layout of each row as one number."""
+    return _code(*(features.code(name, rows[name]) if name in rows else np.full(len(rows), -1.0) for name in _KIND))
 
 
 def fit(table: pd.DataFrame, facts: Mapping[str, Any] | None = None, chip: Chip | None = None, quick: bool = False,
@@ -277,31 +274,41 @@ def fit(table: pd.DataFrame, facts: Mapping[str, Any] | None = None, chip: Chip 
             left[name] = len(rows)
             continue
         tell(name)
-        model.parts[name] = fit_part(*given(rows, chip), rows, quick, None if groups is None else groups.loc[rows.index])
+        model.parts[name] = fit_part(rows, partial(given, chip=chip), quick, None if groups is None else groups.loc[rows.index])
     if not model.parts:
         raise InputError(f"too few rows: a part needs {LEAST_ROWS}, there are {left or 'none'}")
     model.facts["left_out"] = left
     return model
 
 
-def fit_part(terms: pd.DataFrame, x: pd.DataFrame, rows: pd.DataFrame, quick: bool = False,
-             groups: pd.Series | None = None) -> Part:
-    """Learn one part from terms, features and the rows that they belong to, all aligned."""
+def learn(rows: pd.DataFrame, give: Giver, quick: bool = False) -> Learned:
+    """Learn from rows of one part, without judging what was learned."""
+    def more(count: int) -> tuple[np.ndarray, np.ndarray]:
+        terms, x = give(between(rows, count))
+        return terms.to_numpy(float), x.to_numpy(float)
+
+    return Learned.of(*give(rows), rows["latency_ms"].to_numpy(), weights(rows), quick, None if quick else more)
+
+
+def fit_part(rows: pd.DataFrame, give: Giver, quick: bool = False, groups: pd.Series | None = None) -> Part:
+    """Learn one part from its rows and judge it on groups of them that a fold had not seen."""
     from sklearn.model_selection import GroupKFold
 
-    measured_ms, weight = rows["latency_ms"].to_numpy(), weights(rows)
+    terms, x = give(rows)
+    measured_ms = rows["latency_ms"].to_numpy()
     groups = shapes_of(rows) if groups is None else groups
-    said, fold = np.full(len(rows), np.nan), np.zeros(len(rows), int)
+    said, fold, outside = np.full(len(rows), np.nan), np.zeros(len(rows), int), np.zeros(len(rows), bool)
+    kinds = codes_of(rows)
     folds = min(_QUICK_FOLDS if quick else FOLDS, groups.nunique())
     cut = GroupKFold(folds, shuffle=True, random_state=0).split(x, measured_ms, groups)
     for number, (train, test) in enumerate(cut):
-        learned = Learned.of(terms.iloc[train], x.iloc[train], measured_ms[train], weight[train], quick)
+        learned = learn(rows.iloc[train], give, quick)
         said[test], fold[test] = learned.predict(terms.iloc[test].to_numpy(float), x.iloc[test].to_numpy(float)), number
+        outside[test] = _outside(_ranges(x.iloc[train]), x.iloc[test]) | ~np.isin(kinds[test], kinds[train])
     error = np.log(measured_ms / said)
     edges, halves = conformal(error, said)
-    learned = Learned.of(terms, x, measured_ms, weight, quick)
-    return Part(learned, _ranges(x), [list(kind) for kind in sorted(set(kinds_of(rows)))], edges, halves, len(rows),
-                score(measured_ms, said), unseen=_unseen(rows, said, error, fold))
+    return Part(learn(rows, give, quick), _ranges(x), [list(kind) for kind in sorted(kinds_of(rows))], edges, halves, len(rows),
+                score(measured_ms, said), unseen=_unseen(rows, said, error, fold).assign(out_of_range=outside))
 
 
 def _unseen(rows: pd.DataFrame, said: np.ndarray, error: np.ndarray, fold: np.ndarray) -> pd.DataFrame:
@@ -313,6 +320,13 @@ def _unseen(rows: pd.DataFrame, said: np.ndarray, error: np.ndarray, fold: np.nd
         half[mine] = np.array(halves)[np.searchsorted(edges, said[mine])]
     low, high = said * np.exp(-half), said * np.exp(half)
     return pd.DataFrame({"predicted_ms": said, "low_ms": low, "high_ms": high}, index=rows.index)
+
+
+def _outside(ranges: Mapping[str, tuple[float, float]], x: pd.DataFrame) -> np.ndarray:
+    """Return which rows of features lie outside of the ranges."""
+    low, high = np.array([ranges.get(column, (-np.inf, np.inf)) for column in x]).T
+    values = x.to_numpy(float)
+    return ((values < low) | (values > high)).any(axis=1)
 
 
 def _ranges(x: pd.DataFrame) -> dict[str, tuple[float, float]]:

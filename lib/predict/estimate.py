@@ -7,6 +7,7 @@ calling a module costs, and what memory costs that the allocator takes anew from
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,30 @@ TERMS = ("sum_ms", "moved_ms", "modules", "fresh_mb")
 
 
 @dataclass(frozen=True)
+class Asked:
+    """One distinct operator, as a model is asked about it; ``key`` is what makes two the same."""
+
+    op: str
+    passes: str
+    parameters: Mapping[str, Any]
+    flops: float
+    bytes: float
+    key: tuple
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> "Asked":
+        """Take a row of a ``sweep`` table; what is empty is left out."""
+        names = operators.families()[row["op"]].parameters
+        given = {name: row[name] for name in names if name in row and not _absent(row[name])}
+        values = (value if isinstance(value, str) else float(value) for value in given.values())
+        return cls(row["op"], row["pass"], given, float(row["flops"]), float(row["bytes"]), (row["op"], row["pass"], *values))
+
+
+def _absent(value: Any) -> bool:
+    return value is None or value == "" or (isinstance(value, float) and math.isnan(value))
+
+
+@dataclass(frozen=True)
 class Work:
     """What one pass or step of a network runs, memory in bytes.
 
@@ -39,6 +64,11 @@ class Work:
     weight_bytes: float
     peak_bytes: float
     plan: allocation.Plan
+
+    @cached_property
+    def asked(self) -> list[Asked]:
+        """Give the operators of the table as a model is asked about them."""
+        return [Asked.of(row) for row in self.table.to_dict("records")]
 
     @property
     def flops(self) -> float:
@@ -137,33 +167,26 @@ class Estimate:
 def parts(item: Work, model: costmodel.CostModel, known: Mapping[tuple, float] | None = None) -> pd.DataFrame:
     """Return the operators of ``item`` with ``predicted_ms``, ``out_of_range`` and ``looked_up``.
 
-    ``known`` maps what ``key`` gives to a measured time in ms.
+    ``known`` maps ``Asked.key`` to a measured time in ms.
     """
-    told = model.predict(item.table)
-    table = item.table.assign(predicted_ms=told["predicted_ms"], looked_up=False,
-                              out_of_range=told["out_of_range"] | ~item.table["covered"])
+    if model.chip is None:
+        judged = [model.judge_one(asked.op, asked.parameters, asked.flops, asked.bytes, asked.passes) for asked in item.asked]
+        predicted, outside = (np.array(column) for column in zip(*judged, strict=True))
+    else:
+        told = model.predict(item.table)
+        predicted, outside = told["predicted_ms"].to_numpy(), told["out_of_range"].to_numpy(bool)
+    outside = outside.astype(bool) | ~item.table["covered"].to_numpy(bool)
+    found = np.zeros(len(predicted), bool)
     if known:
-        measured = np.array([known.get(key(row), np.nan) for row in item.table.to_dict("records")])
+        measured = np.array([known.get(asked.key, np.nan) for asked in item.asked])
         found = np.isfinite(measured)
-        table["predicted_ms"] = np.where(found, measured, table["predicted_ms"])
-        table["looked_up"], table["out_of_range"] = found, table["out_of_range"] & ~found
-    return table
-
-
-def key(row: Mapping[str, Any]) -> tuple:
-    """Return what makes two rows of a ``sweep`` table the same operator: family, pass and parameters."""
-    names = operators.families()[row["op"]].parameters
-    return (row["op"], row["pass"], *(str(row[name]) if isinstance(row.get(name), str) else float(row[name])
-                                      for name in names if name in row and not _absent(row[name])))
-
-
-def _absent(value: Any) -> bool:
-    return value is None or value == "" or (isinstance(value, float) and math.isnan(value))
+        predicted = np.where(found, measured, predicted)
+    return item.table.assign(predicted_ms=predicted, looked_up=found, out_of_range=outside & ~found)
 
 
 def lookup(table: pd.DataFrame) -> dict[tuple, float]:
-    """Return the measured time in ms of every usable row of a ``sweep`` table, by ``key``."""
-    return dict(zip(map(key, table.to_dict("records")), table["latency_ms"], strict=True))
+    """Return the measured time in ms of every usable row of a ``sweep`` table, by ``Asked.key``."""
+    return dict(zip((Asked.of(row).key for row in table.to_dict("records")), table["latency_ms"], strict=True))
 
 
 def terms(item: Work, table: pd.DataFrame) -> dict[str, float]:

@@ -12,7 +12,8 @@ from lib.predict.costmodel import CostModel
 
 _SHOWN = {"mape": "MAPE %", "mape_low": "from", "mape_high": "to", "median": "median %", "p90": "p90 %",
           "within_10": "within 10 %", "cover": "cover %", "n": "n"}
-_CURVE = (60, 120, 250, 500, 1000, 2000)
+_CURVE = (60, 120, 250, 500, 1000, 2000, 4000)
+_QUICK_ROWS = 1500
 _JUDGED_PASSES = ("network", "mode", "batch_size", "memory", "latency_ms", "predicted_ms", "low_ms", "high_ms", "outside")
 
 
@@ -36,7 +37,6 @@ class Evaluated:
         """Return the networks that judge: measured, and never learned from."""
         table = pd.concat([self.whole(memory) for memory in ("kept", "default")])
         return table[~table["tuning"]]
-
 
     def whole(self, memory: str) -> pd.DataFrame:
         """Return torchvision's networks, those learned from included, measured with one way of the allocator."""
@@ -90,7 +90,8 @@ def again(held: Evaluated, families: list[str], quick: bool) -> Again:
     table, _ = forge.reference_sweeps(held.folder.parent)
     roof = forge.roof_of(held.folder.parent)
     wanted = {name: study.FAMILIES[name] for name in families}
-    asked = pd.concat([table[table["op"].isin(ops) & (table["pass"] == passes)] for ops, passes in wanted.values()])
+    asked = pd.concat([_some(table[table["op"].isin(ops) & (table["pass"] == passes)], quick)
+                       for ops, passes in wanted.values()])
     model = costmodel.fit(asked, quick=quick)
     scores, predictions = study.compare(asked, roof.peak_gflops, roof.gbps(), model, families=wanted, baselines=not quick)
     ops, passes = wanted[families[0]]
@@ -98,6 +99,11 @@ def again(held: Evaluated, families: list[str], quick: bool) -> Again:
     curve = study.learning_curve(rows, _CURVE[1::2] if quick else _CURVE, quick=quick)
     return Again(scores, predictions, study.by_size(predictions), curve, families[0],
                  study.effects(model, rows.sample(min(len(rows), 400), random_state=0)), families[0])
+
+
+def _some(rows: pd.DataFrame, quick: bool) -> pd.DataFrame:
+    """Return the rows, or no more of them than are learned from in a moment."""
+    return rows.sample(min(len(rows), _QUICK_ROWS), random_state=0) if quick else rows
 
 
 def network_table(scores: pd.DataFrame) -> pd.DataFrame:

@@ -63,36 +63,34 @@ def _sizes(p: Row) -> dict[str, Any]:
             "log_ai": _log((p["flops"] + 1) / (p["bytes"] + 1))}
 
 
-def _out(p: Row) -> tuple[Any, Any, Any]:
-    """Return the depth, height and width of a convolution's output."""
-    return tuple(_extent(p[axis], p[f"kernel_{axis[0]}"], p[f"stride_{axis[0]}"], p[f"padding_{axis[0]}"],
-                         p[f"dilation_{axis[0]}"]) for axis in ("depth", "height", "width"))
+def _convolved(p: Row) -> dict[str, Any]:
+    """Return what the shapes of a convolution mean: its output, channels a group, and the way that torch and oneDNN take.
 
-
-def _way(p: Row) -> dict[str, Any]:
-    """Return 1 for the way that torch and oneDNN take with a convolution, and for how its tensors are rearranged; else 0.
-
-    As oneDNN's verbose mode told on an AVX-512 processor: torch's own loop for one small sample; im2col and a product where
-    channels a group do not divide by 4; depthwise; 1x1; the first layer, whose input stays as it is; blocked otherwise.
-    Channels that do not fill blocks of 16 are rearranged by a slower loop.
+    The ways, as 1 or 0, as oneDNN's verbose mode told on an AVX-512 processor: torch's own loop for one small sample; im2col
+    and a product where channels a group do not divide by 4; depthwise; 1x1; the first layer, whose input stays as it is;
+    blocked otherwise. Channels that do not fill blocks of 16 are rearranged by a slower loop.
     """
-    height = _out(p)[1]
-    ins, outs = p["in_channels"] // p["groups"], p["out_channels"] // p["groups"]
-    many = (p["groups"] > 1) * 1
+    depth, height, width = (_extent(p[axis], p[f"kernel_{axis[0]}"], p[f"stride_{axis[0]}"], p[f"padding_{axis[0]}"],
+                                    p[f"dilation_{axis[0]}"]) for axis in ("depth", "height", "width"))
+    groups, all_ins, all_outs = p["groups"], p["in_channels"], p["out_channels"]
+    ins, outs = all_ins // groups, all_outs // groups
+    many = (groups > 1) * 1
     window = p["kernel_d"] * p["kernel_h"] * p["kernel_w"]
-    size = p["in_channels"] * p["depth"] * p["height"] * p["width"]
+    size = all_ins * p["depth"] * p["height"] * p["width"]
     native = (p["batch"] == 1) * (1 - many) * (size <= 20480) * (p["kernel_h"] <= 3) * (p["op"] != "conv3d") * 1
+    other = 1 - native
     depthwise = (ins == 1) * (outs == 1) * many
     uneven = many * (1 - depthwise) * (1 - (ins % 4 == 0) * (outs % 4 == 0))
     point = (window == 1) * (1 - many) * (height * p["stride_h"] == p["height"]) * (height > 5) * 1
-    first = (p["in_channels"] <= 3) * (1 - many) * (1 - point) * 1
-    blocked = (1 - native) * (1 - depthwise) * (1 - uneven)
-    packed = (1 - native) * (1 - uneven)
-    full_in, full_out = (p["in_channels"] % LANES == 0) * 1, (p["out_channels"] % LANES == 0) * 1
-    return {"native": native, "depthwise": depthwise * (1 - native), "im2col": uneven * (1 - native),
-            "point": point * (1 - native), "first": first * (1 - native), "direct": blocked * (1 - point) * (1 - first),
-            "in_whole": packed * (1 - first) * full_in, "in_ragged": packed * (1 - first) * (1 - full_in),
-            "out_whole": packed * full_out, "out_ragged": packed * (1 - full_out)}
+    first = (all_ins <= 3) * (1 - many) * (1 - point) * 1
+    packed = other * (1 - uneven)
+    full_in, full_out = (all_ins % LANES == 0) * 1, (all_outs % LANES == 0) * 1
+    way = {"native": native, "depthwise": depthwise * other, "im2col": uneven * other, "point": point * other,
+           "first": first * other, "direct": packed * (1 - depthwise) * (1 - point) * (1 - first),
+           "in_whole": packed * (1 - first) * full_in, "in_ragged": packed * (1 - first) * (1 - full_in),
+           "out_whole": packed * full_out, "out_ragged": packed * (1 - full_out)}
+    return {"way": way, "out": (depth, height, width), "ins": ins, "outs": outs, "many": many, "window": window, "size": size,
+            "block": _block(ins, outs, many)}
 
 
 def _block(ins, outs, many):
@@ -103,14 +101,10 @@ def _block(ins, outs, many):
 
 
 def _convolution(p: Row) -> dict[str, Any]:
-    three = p["op"] == "conv3d"
-    depth, height, width = _out(p)
-    window = p["kernel_d"] * p["kernel_h"] * p["kernel_w"]
-    ins, outs = p["in_channels"] // p["groups"], p["out_channels"] // p["groups"]
-    pixels = depth * height * width
-    inputs, outputs = p["in_channels"] * p["depth"] * p["height"] * p["width"], p["out_channels"] * pixels
-    way = _way(p)
-    block = _block(ins, outs, (p["groups"] > 1) * 1)
+    way, window, ins, outs, block = (p[name] for name in ("way", "window", "ins", "outs", "block"))
+    depth, height, width = p["out"]
+    pixels, three = depth * height * width, p["op"] == "conv3d"
+    inputs, outputs = p["size"], p["out_channels"] * pixels
     channels = way["depthwise"] * p["groups"] + (1 - way["depthwise"]) * outs
     blocks = p["batch"] * (way["depthwise"] + (1 - way["depthwise"]) * p["groups"]) * -(-channels // block)
     return {**way, "three": three * 1, "batch": _log(p["batch"]), "ins": _log(ins), "outs": _log(outs),
@@ -162,11 +156,10 @@ def _memory(p: Row) -> dict[str, Any]:
 
 
 def _convolution_terms(p: Row) -> dict[str, Any]:
-    depth, height, width = _out(p)
-    ins, outs = p["in_channels"] // p["groups"], p["out_channels"] // p["groups"]
-    window, pixels = p["kernel_d"] * p["kernel_h"] * p["kernel_w"], p["batch"] * depth * height * width
-    way, block = _way(p), _block(ins, outs, (p["groups"] > 1) * 1)
-    inputs = p["batch"] * p["in_channels"] * p["depth"] * p["height"] * p["width"]
+    way, window, ins, outs, block = (p[name] for name in ("way", "window", "ins", "outs", "block"))
+    depth, height, width = p["out"]
+    pixels = p["batch"] * depth * height * width
+    inputs = p["batch"] * p["size"]
     outputs, plain = p["out_channels"] * pixels, pixels * p["groups"] * window * ins * outs
     blocked = pixels * p["groups"] * window * _up(ins, block) * _up(outs, block)
     narrow = (block < LANES) * 1
@@ -224,7 +217,7 @@ def group_of(op: str) -> str:
     return GROUP_OF[op]
 
 
-def _codes(column: str, value: Any) -> Any:
+def code(column: str, value: Any) -> Any:
     """Turn a text (or a column of texts) into its place in TEXTS; -1 for one that is not there, or for none."""
     known = _PLACES[column]
     return known.get(value, -1) if isinstance(value, str | float) else value.map(known).fillna(-1).to_numpy(float)
@@ -234,12 +227,17 @@ def _row(table: pd.DataFrame, group: str) -> dict[str, Any]:
     numbers = {name: table[name].fillna(absent).to_numpy(float) if name in table else np.full(len(table), float(absent))
                for name, absent in _ABSENT.items()}
     texts = {name: table[name] if name in table else pd.Series("", index=table.index) for name in TEXTS}
-    return {**numbers, **texts, **{name: table[name].to_numpy(float) for name in ("flops", "bytes")}}
+    return _derived(group, {**numbers, **texts, **{name: table[name].to_numpy(float) for name in ("flops", "bytes")}})
+
+
+def _derived(group: str, row: dict[str, Any]) -> dict[str, Any]:
+    """Add to a row what both its terms and its features are made of."""
+    return row | _convolved(row) if group == "convolution" else row
 
 
 def _all(row: Row, group: str) -> dict[str, Any]:
     values = {**_sizes(row), **_BUILDERS[group](row)}
-    return {name: _codes(name, row.get(name, "")) if name in TEXTS else value for name, value in values.items()}
+    return {name: code(name, row.get(name, "")) if name in TEXTS else value for name, value in values.items()}
 
 
 def vector(op: str, parameters: Row, flops: float, moved: float) -> tuple[list[float], list[float]]:
@@ -248,7 +246,7 @@ def vector(op: str, parameters: Row, flops: float, moved: float) -> tuple[list[f
     ``parameters`` are those of its family; ``moved`` its compulsory bytes. Raises InputError for a family without features.
     """
     group = group_of(op)
-    row = {**_ABSENT, **dict.fromkeys(TEXTS, ""), **parameters, "op": op, "flops": flops, "bytes": moved}
+    row = _derived(group, {**_ABSENT, **dict.fromkeys(TEXTS, ""), **parameters, "op": op, "flops": flops, "bytes": moved})
     return [*map(float, _TERMS[group](row).values()), 1.0], [*map(float, _all(row, group).values())]
 
 

@@ -160,20 +160,24 @@ def any_gpu(tables: Mapping[str, pd.DataFrame], kind: str, dtype: str, quick: bo
     """
     if len(tables) < 3:
         raise InputError(f"a model of any GPU is learned from three or more, not from {choices(tables)}")
-    parts: dict[str, list[tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]]] = {}
+    chips = {device: Chip.of(load_devices()[device], dtype) for device in tables}
+    several = []
     for device, table in tables.items():
         rows = costmodel.usable(table[table["dtype"] == dtype])
-        rows = rows.sample(min(len(rows), _SAMPLE), random_state=0).assign(hardware_id=device)
-        for name, mine in costmodel.by_part(rows, gpu=True):
-            parts.setdefault(name, []).append((*costmodel.given(mine, Chip.of(load_devices()[device], dtype)), mine))
+        several.append(rows.sample(min(len(rows), _SAMPLE), random_state=0).assign(hardware_id=device))
+    joined = pd.concat(several, ignore_index=True)
+
+    def give(rows: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+        found = [costmodel.given(mine, chips[device]) for device, mine in rows.groupby("hardware_id", sort=False)]
+        return tuple(pd.concat(frames).reindex(rows.index) for frames in zip(*found, strict=True))
+
     facts = {"source": kind, "licence": _LICENCES[kind], "dtype": dtype, "devices": list(tables), "cache": "warm",
              "latency_type": str(rows["latency_type"].iloc[0]), "launch_ms": 0.03 if kind == "neusight" else 0.003,
              "trained_utc": store.utc_now()}
     model = CostModel(shelf.ANY_GPU, facts)
-    for name, several in parts.items():
-        terms, x, rows = (pd.concat(frames, ignore_index=True) for frames in zip(*several, strict=True))
+    for name, rows in costmodel.by_part(joined, gpu=True):
         if len(rows) >= costmodel.LEAST_ROWS:
-            model.parts[name] = costmodel.fit_part(terms, x, rows, quick, rows["hardware_id"])
+            model.parts[name] = costmodel.fit_part(rows, give, quick, rows["hardware_id"])
     return model
 
 

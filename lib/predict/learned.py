@@ -1,20 +1,21 @@
 """What is learned of one group of operators: physical rates first, then by what factor an operator departs from their sum.
 
-Rates are never negative. The factor is the mean of boosted trees (LightGBM), which see thresholds, and of small neural
-networks, which see slopes; both learn its logarithm.
+Rates are never negative. The factor is learned by boosted trees (LightGBM), which see thresholds, and by small neural networks,
+which see slopes; then one small network learns what they say together, of the measured operators and of many that lie between
+them (distillation: Hinton et al., 2015), so that an answer takes microseconds and a model is a few arrays.
 """
 
 import base64
-import ctypes
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from math import log2
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from lib.errors import InputError
 from lib.predict import nets
 from lib.predict.features import TEXTS
 
@@ -22,14 +23,16 @@ LEAST_MS = 1e-4
 TREES: dict[str, Any] = {"objective": "regression_l1", "learning_rate": 0.05, "num_leaves": 31, "min_data_in_leaf": 5,
                          "feature_fraction": 0.5, "bagging_fraction": 0.8, "bagging_freq": 1, "lambda_l2": 1.0, "verbosity": -1,
                          "num_threads": 2, "deterministic": True, "force_row_wise": True}
-_ROUNDS, _BAGS = 600, 3
-_MANY, _MANY_LEAVES = 6000, 127  # from so many rows on, trees may be larger
+_ROUNDS, _BAGS = 500, 2
+_MANY, _MANY_LEAVES = 4000, 63  # from so many rows on, trees may be larger
 _QUICK_ROUNDS, _QUICK_EPOCHS = 250, 80
-_NEEDLESS = ("tree_sizes", "split_gain", "leaf_weight", "leaf_count", "internal_value", "internal_weight", "internal_count")
-_DIGITS = {"threshold": 9, "leaf_value": 5}
-_RAW, _DOUBLE = 1, 1  # C_API_PREDICT_RAW_SCORE, C_API_DTYPE_FLOAT64
 _LEAST_SPREAD = 0.03  # a row's weight is the inverse of its relative IQR, which is not believed below this
 _STEPS = ("kernel", "stride")  # numbers that are names
+_BEYOND = 0.3  # in log time: how far an answer may go beyond those that were measured
+_BETWEEN, _MOST_BETWEEN = 3, 18_000  # questions between measured ones, for each of them, that teach the small network
+_WIDTH = 64
+
+More = Callable[[int], tuple[np.ndarray, np.ndarray]]  # how many -> terms and features of questions that were not measured
 
 
 def lightgbm_alone():
@@ -61,39 +64,6 @@ def shares(terms: np.ndarray, costs: np.ndarray) -> tuple[np.ndarray, np.ndarray
     return total, np.log2(parts[:, costs > 0] / total[:, None] + 1e-6)
 
 
-def _kept_lines(booster) -> list[str]:
-    lines = []
-    for line in booster.model_to_string(num_iteration=-1).split("\n\nend of trees")[0].split("\n"):
-        name, _, values = line.partition("=")
-        if name in _DIGITS:
-            lines.append(f"{name}=" + " ".join(f"{float(value):.{_DIGITS[name]}g}" for value in values.split()))
-        elif name not in _NEEDLESS:
-            lines.append(line)
-    return lines
-
-
-class _Single:
-    """Asks a booster about one row after another by LightGBM's C interface, made for that: no arrays, no checks."""
-
-    def __init__(self, booster, columns: int):
-        lightgbm = lightgbm_alone()
-        self._library, self._booster, self._columns = lightgbm.basic._LIB, booster, columns  # the booster must stay alive
-        self._fast, self._row, self._out, self._count = ctypes.c_void_p(), (ctypes.c_double * columns)(), ctypes.c_double(), \
-            ctypes.c_int64()
-        failed = self._library.LGBM_BoosterPredictForMatSingleRowFastInit(
-            booster._handle, ctypes.c_int(_RAW), ctypes.c_int(0), ctypes.c_int(-1), ctypes.c_int(_DOUBLE),
-            ctypes.c_int32(columns), b"num_threads=1", ctypes.byref(self._fast))
-        if failed:
-            raise RuntimeError(self._library.LGBM_GetLastError())
-
-    def __call__(self, x: list[float]) -> float:
-        """Return what the booster says of one row."""
-        self._row[:] = x
-        self._library.LGBM_BoosterPredictForMatSingleRowFast(self._fast, self._row, ctypes.byref(self._count),
-                                                             ctypes.byref(self._out))
-        return self._out.value
-
-
 @dataclass
 class Spread:
     """Turns texts and step-like numbers into columns of zeros and ones, for the networks; trees need none of it."""
@@ -116,85 +86,111 @@ class Spread:
 
 
 @dataclass
-class Learned:
-    """Rates, trees and networks of one group."""
+class Teacher:
+    """Rates, trees and networks of one group: what is learned from measurements."""
 
-    terms: list[str]
     names: list[str]
     costs: np.ndarray
-    trees: list[str]  # LightGBM's text
+    boosters: list[Any]
     nets: nets.Nets
     spread: Spread
+    bounds: tuple[float, float]  # of the log factor
 
     @classmethod
-    def of(cls, terms: pd.DataFrame, x: pd.DataFrame, measured_ms: np.ndarray, weight: np.ndarray | None = None,
-           quick: bool = False) -> "Learned":
+    def of(cls, terms: pd.DataFrame, x: pd.DataFrame, measured_ms: np.ndarray, weight: np.ndarray, quick: bool) -> "Teacher":
         """Learn from terms, features and times; ``quick`` learns less in a fifth of the time."""
         lightgbm = lightgbm_alone()
-        weight = np.ones(len(x)) if weight is None else weight
         costs = rates(terms, measured_ms)
         total, known = shares(terms.to_numpy(), costs)
         given, answer = np.concatenate([x.to_numpy(float), known], axis=1), np.log(measured_ms / total)
         data = lightgbm.Dataset(given, answer, weight=weight, free_raw_data=False)
         rounds, bags = (_QUICK_ROUNDS, 1) if quick else (_ROUNDS, _BAGS)
         size = {"num_leaves": _MANY_LEAVES, "min_data_in_leaf": 10} if len(x) >= _MANY else {}
-        trees = [_text(lightgbm.train({**TREES, **size, "seed": seed}, data, rounds)) for seed in range(bags)]
+        boosters = [lightgbm.train({**TREES, **size, "seed": seed}, data, rounds) for seed in range(bags)]
         spread = Spread.of(x)
         wide = np.concatenate([spread(list(x), x.to_numpy(float)), known], axis=1)
-        trained = nets.train(wide, answer, weight, epochs=_QUICK_EPOCHS) if quick else nets.train(wide, answer, weight)
-        return cls(list(terms), list(x), costs, trees, trained, spread)
+        trained = nets.train(wide, answer, weight, epochs=_QUICK_EPOCHS if quick else nets.EPOCHS)
+        return cls(list(x), costs, boosters, trained, spread, (float(answer.min()) - _BEYOND, float(answer.max()) + _BEYOND))
 
-    def _base(self, terms: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        total, known = shares(terms, self.costs)
-        return total, known, np.concatenate([self.spread(self.names, x), known], axis=1)
+    def factors(self, known: np.ndarray, x: np.ndarray) -> np.ndarray:
+        """Return log factors for the terms' shares and features (n, names)."""
+        given = np.concatenate([x, known], axis=1)
+        trees = np.mean([booster.predict(given) for booster in self.boosters], axis=0)
+        wide = np.concatenate([self.spread(self.names, x), known], axis=1)
+        return (trees + np.clip(self.nets(wide), *self.bounds)) / 2
+
+
+@dataclass
+class Learned:
+    """What answers: rates, and one small network that holds what the teacher says."""
+
+    terms: list[str]
+    names: list[str]
+    costs: np.ndarray
+    nets: nets.Nets
+    spread: Spread
+    bounds: tuple[float, float]
+
+    @classmethod
+    def of(cls, terms: pd.DataFrame, x: pd.DataFrame, measured_ms: np.ndarray, weight: np.ndarray | None = None,
+           quick: bool = False, more: More | None = None) -> "Learned":
+        """Learn from terms, features and times; ``more`` gives questions between them, on which the small network is taught."""
+        weight = np.ones(len(x)) if weight is None else weight
+        teacher = Teacher.of(terms, x, measured_ms, weight, quick)
+        parts, values = [terms.to_numpy(float)], [x.to_numpy(float)]
+        for source in (more,) if more else ():
+            other_terms, other_x = source(min(_BETWEEN * len(x), _MOST_BETWEEN))
+            parts.append(other_terms)
+            values.append(other_x)
+        values = np.concatenate(values)
+        _, known = shares(np.concatenate(parts), teacher.costs)
+        said = teacher.factors(known, values)
+        wide = np.concatenate([teacher.spread(list(x), values), known], axis=1)
+        student = nets.train(wide, said, np.ones(len(said)), seeds=(0,), epochs=_QUICK_EPOCHS if quick else nets.EPOCHS,
+                             width=_WIDTH)
+        return cls(list(terms), list(x), teacher.costs, student, teacher.spread, teacher.bounds)
 
     def predict(self, terms: np.ndarray, x: np.ndarray) -> np.ndarray:
         """Return times in ms for terms (n, terms) and features (n, names)."""
-        total, known, wide = self._base(terms, x)
-        given = np.concatenate([x, known], axis=1)
-        trees = np.mean([booster.predict(given) for booster in self.boosters], axis=0)
-        return total * np.exp((trees + self.nets(wide)) / 2)
+        total, known = shares(terms, self.costs)
+        wide = np.concatenate([self.spread(self.names, x), known], axis=1)
+        return total * np.exp(np.clip(self.nets(wide), *self.bounds))
 
     @cached_property
-    def boosters(self) -> list:
-        """Give the trees, read when they are first asked; InputError for a text that is none."""
-        lightgbm = lightgbm_alone()
-        try:
-            return [lightgbm.Booster(model_str=text) for text in self.trees]
-        except lightgbm.basic.LightGBMError as error:
-            raise InputError(f"the trees of a model are damaged: {error}") from None
-
-    @cached_property
-    def _singles(self) -> list[_Single]:
-        columns = len(self.names) + int((self.costs > 0).sum())
-        return [_Single(booster, columns) for booster in self.boosters]
+    def _plan(self) -> tuple[list[int], list[tuple[int, list[float]]], list[tuple[int, float]]]:
+        """Give the places of plain features, of those that are names with their values, and of used terms with their costs."""
+        plain = [place for place, name in enumerate(self.names) if name not in TEXTS]
+        named = [(self.names.index(name), values) for name, values in self.spread.known.items()]
+        return plain, named, [(place, cost) for place, cost in enumerate(self.costs.tolist()) if cost > 0]
 
     def one(self, terms: list[float], x: list[float]) -> float:
         """Return the time in ms of one operator."""
-        total, known, wide = self._base(np.array([terms]), np.array([x]))
-        given = [*x, *known[0].tolist()]
-        trees = sum(single(given) for single in self._singles) / len(self._singles)
-        return float(total[0] * np.exp((trees + self.nets(wide)[0]) / 2))
+        plain, named, used = self._plan
+        parts = [terms[place] * cost for place, cost in used]
+        total = max(sum(parts), LEAST_MS)
+        wide = [x[place] for place in plain]
+        for place, values in named:
+            value = x[place]
+            wide += [1.0 if value == known else 0.0 for known in values]
+        wide += [log2(part / total + 1e-6) for part in parts]
+        factor = float(self.nets(np.array([wide]))[0])
+        low, high = self.bounds
+        return total * 2.718281828459045 ** min(max(factor, low), high)
 
     def plain(self) -> dict[str, Any]:
-        """Return everything as what JSON can hold: LightGBM's own text, and arrays of 32-bit floats in base64."""
+        """Return everything as what JSON can hold: numbers, and arrays of 32-bit floats in base64."""
         return {"terms": self.terms, "names": self.names, "costs": self.costs.tolist(), "known": self.spread.known,
-                "trees": self.trees,
-                "centre": self.nets.centre.tolist(), "scale": self.nets.scale.tolist(),
+                "bounds": list(self.bounds), "centre": self.nets.centre.tolist(), "scale": self.nets.scale.tolist(),
                 "layers": [[_packed(w), _packed(b)] for w, b in self.nets.layers]}
 
     @classmethod
     def of_plain(cls, content: dict[str, Any]) -> "Learned":
         """Read what ``plain`` gave."""
         layers = [(_unpacked(w), _unpacked(b)) for w, b in content["layers"]]
+        low, high = content["bounds"]
         return cls(content["terms"], content["names"], np.array(content["costs"]),
-                   list(content["trees"]),
-                   nets.Nets(np.array(content["centre"]), np.array(content["scale"]), layers), Spread(content["known"]))
-
-
-def _text(booster) -> str:
-    """Return a booster's text without what only training needs, numbers rounded: a quarter of it."""
-    return "\n".join(_kept_lines(booster)) + "\n\nend of trees\n"
+                   nets.Nets(np.array(content["centre"]), np.array(content["scale"]), layers), Spread(content["known"]),
+                   (float(low), float(high)))
 
 
 def _packed(array: np.ndarray) -> dict[str, Any]:

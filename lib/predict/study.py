@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pandas as pd
 
 from lib.predict import costmodel, features
-from lib.predict.learned import Learned, weights
 
 FAMILIES: dict[str, tuple[tuple[str, ...], str]] = {
     "conv2d forward": (("conv2d",), "forward"), "conv2d backward": (("conv2d",), "backward"),
@@ -128,7 +128,6 @@ def compare(table: pd.DataFrame, peak_gflops: float, peak_gbps: float, model: co
         ours = rows.drop(columns=["low_ms", "high_ms"]).join(said).assign(family=family)
         ours["relative_error"] = ours["predicted_ms"] / ours["latency_ms"] - 1
         ours["predicted_gbps"] = ours["bytes"] / ours["predicted_ms"] / 1e6
-        ours["out_of_range"] = False  # a row within what its own table spans
         measured = rows["latency_ms"].to_numpy()
         inside = ours["latency_ms"].between(ours["low_ms"], ours["high_ms"])
         data = Baselines.of(rows.reset_index(drop=True), peak_gflops, peak_gbps)
@@ -158,10 +157,9 @@ def learning_curve(rows: pd.DataFrame, counts: tuple[int, ...], folds: int = 5, 
 
 
 def _said(rows: pd.DataFrame, train: np.ndarray, test: np.ndarray, quick: bool) -> np.ndarray:
-    terms, x = costmodel.given(rows, None)
-    learned = Learned.of(terms.iloc[train], x.iloc[train], rows["latency_ms"].to_numpy()[train],
-                         weights(rows)[train], quick)
-    return learned.predict(terms.iloc[test].to_numpy(float), x.iloc[test].to_numpy(float))
+    give = partial(costmodel.given, chip=None)
+    terms, x = give(rows.iloc[test])
+    return costmodel.learn(rows.iloc[train], give, quick).predict(terms.to_numpy(float), x.to_numpy(float))
 
 
 def by_size(predictions: pd.DataFrame, bins: int = 6) -> pd.DataFrame:

@@ -154,7 +154,7 @@ def _resolve(axes: dict[str, Axis], drawn: dict[str, int | str]) -> dict[str, in
     return values
 
 
-def _fitted(op: str, values: dict[str, int | str]) -> dict[str, int | str]:
+def fitted(op: str, values: dict[str, int | str]) -> dict[str, int | str]:
     """Make groups and channels fit each other, and leave out the parameters that a kind of pooling does not have."""
     if op.startswith("pool"):
         adaptive = values["kind"] == "adaptive_avg"
@@ -184,7 +184,7 @@ def sample(op: str, space: Space, limits: Limits, seed: int, dtype: str = "fp32"
             if vain > _TRIES:
                 raise InputError(f"{op}: no new valid point among {_TRIES} drawn from params/sweeps.yaml; the last: {reason}")
             values = {name: space.axes[name].at(place) for name, place in zip(drawn, point, strict=False)}
-            values = _fitted(op, _resolve(space.axes, values))
+            values = fitted(op, _resolve(space.axes, values))
             passes = space.passes[int(point[-1] * len(space.passes))]
             try:
                 drawn_config = config(op, values, dtype, passes)

@@ -1,0 +1,1 @@
+"""Where work runs: policies, simulated and real."""

@@ -1,0 +1,86 @@
+"""Measured training throughputs published with Gavel (OSDI 2020), and job mixes drawn from them."""
+
+import ast
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from lib import paths, store
+from lib.errors import InputError, choices
+from lib.schedule.problem import Fleet, Jobs, Problem
+
+TYPES = ("v100", "p100", "k80")
+FILE = "throughputs.csv"
+_SHORTEST_MIN, _LONGEST_MIN = 10 ** 1.5, 10 ** 4
+
+
+def bring_in(path: Path | None) -> tuple[Path, int]:
+    """Turn Gavel's throughput file into the table ``throughputs`` in ``data/imported/gavel``; return the file and its rows.
+
+    The layout: device type -> text of a tuple (job type, devices) -> ``null``: steps/s alone. Raises InputError for another.
+    """
+    if path is None:
+        raise InputError("import gavel needs the path of simulation_throughputs.json (stanford-futuredata/gavel, scheduler/)")
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        rows = []
+        for device, entries in content.items():
+            for text, rates in entries.items():
+                job, devices = ast.literal_eval(text)
+                rows.append({"job_type": str(job), "devices": int(devices), "device": str(device),
+                             "steps_per_s": float(rates["null"])})
+    except FileNotFoundError:
+        raise InputError(f"{path} is missing") from None
+    except (ValueError, SyntaxError, KeyError, TypeError, AttributeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is no throughput file of Gavel ({type(error).__name__}: {error})") from None
+    table = pd.DataFrame(rows)
+    target = paths.IMPORTED / "gavel" / FILE
+    name = path.stem if path.stem != "simulation_throughputs" else "throughputs"
+    target = target.with_name(f"{name}.csv")
+    store.write(table, target, "throughputs", derived=True)
+    store.write_meta(target, "throughputs", source=str(path.name), licence="MIT, stanford-futuredata/gavel")
+    return target, len(table)
+
+
+def single(table: pd.DataFrame, types: tuple[str, ...] = TYPES) -> pd.DataFrame:
+    """Return steps/s of the jobs for one device, a row a job type and a column a device type; 0: does not fit.
+
+    Raises InputError where a device type is not in the table.
+    """
+    lacking = set(types) - set(table["device"])
+    if lacking:
+        raise InputError(f"no throughputs of {choices(sorted(lacking))}; there are: {choices(sorted(set(table['device'])))}")
+    alone = table[(table["devices"] == 1) & table["device"].isin(types)]
+    return alone.pivot_table(index="job_type", columns="device", values="steps_per_s")[list(types)].sort_index()
+
+
+def mix(rates: pd.DataFrame, count: int, devices: int, seed: int, load: float = 0.0) -> Problem:
+    """Draw jobs over the job types, their durations on their fastest type log-uniform from 10^1.5 to 10^4 minutes.
+
+    ``devices`` of each type. With ``load`` they arrive as a Poisson process that keeps the devices busy to that share, were
+    each job on average on the type that the fluid optimum gives it; without, all are there at 0 s.
+    """
+    from lib.schedule import bounds
+
+    draw = np.random.default_rng(seed)
+    kind = draw.integers(len(rates), size=count)
+    fastest_s = 60 * 10 ** draw.uniform(np.log10(_SHORTEST_MIN), np.log10(_LONGEST_MIN), count)
+    speed = rates.to_numpy(float)[kind]
+    with np.errstate(divide="ignore"):
+        times = fastest_s[:, None] * speed.max(axis=1, keepdims=True) / speed
+    fleet = Fleet.of(dict.fromkeys(rates.columns, devices))
+    arrival = None
+    if load:
+        least_s = bounds.fluid(times, fleet.counts).makespan_s
+        arrival = np.cumsum(draw.exponential(least_s / count / load, count))
+    return Problem(Jobs.plain(count, arrival, kind), fleet, times, times)
+
+
+def again(problem: Problem, rates: pd.DataFrame, other: pd.DataFrame) -> np.ndarray:
+    """Return the times (jobs, types) of a mix's jobs, had they the rates of another table of the same job types."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        factor = rates.to_numpy(float) / other.reindex(index=rates.index, columns=rates.columns).to_numpy(float)
+    times = problem.predicted_s * factor[problem.jobs.kind]
+    return np.where(np.isfinite(times) & (times > 0), times, np.inf)

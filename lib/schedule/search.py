@@ -1,0 +1,186 @@
+"""A plan for jobs that are known: which device each should run on, by list scheduling, rounding, and annealing.
+
+Compiled (numba); the same seed and number of steps give the same plan.
+"""
+
+import numpy as np
+from numba import njit
+
+from lib.errors import InputError
+from lib.schedule import bounds
+
+_POWER = 5  # squarings: the norm over the devices' loads is the 2^5 = 32nd, which is nearly their maximum
+STEPS_PER_S = 6_000_000  # what an ordinary core does; a limit in seconds becomes a number of steps, so that plans repeat
+_LARGE = 1e30
+
+
+@njit(cache=True)
+def _lpt(times, order, type_of, ready, types):
+    """Give each job, in the given order, to the device on which it ends first; return devices and loads."""
+    load = ready.copy()
+    assign = np.empty(len(times), np.int64)
+    heaps = np.empty((types, len(load)), np.int64)
+    sizes = np.zeros(types, np.int64)
+    for device in np.argsort(load):
+        kind = type_of[device]
+        heaps[kind, sizes[kind]] = device
+        sizes[kind] += 1
+    for job in order:
+        best, end = -1, np.inf
+        for kind in range(types):
+            if sizes[kind] and load[heaps[kind, 0]] + times[job, kind] < end:
+                best, end = kind, load[heaps[kind, 0]] + times[job, kind]
+        device = heaps[best, 0]
+        assign[job] = device
+        load[device] = end
+        place, size = 0, sizes[best]
+        while True:  # sift down
+            child = 2 * place + 1
+            if child >= size:
+                break
+            if child + 1 < size and load[heaps[best, child + 1]] < load[heaps[best, child]]:
+                child += 1
+            if load[heaps[best, child]] >= load[device]:
+                break
+            heaps[best, place] = heaps[best, child]
+            place = child
+        heaps[best, place] = device
+    return assign, load
+
+
+@njit(cache=True, fastmath=True)
+def _power(x):
+    for _ in range(_POWER):
+        x *= x
+    return x
+
+
+@njit(cache=True)
+def _random(seed):
+    """Return the next state of a xorshift generator (Marsaglia, 2003)."""
+    seed ^= (seed << np.uint64(13)) & np.uint64(0xFFFFFFFFFFFFFFFF)
+    seed ^= seed >> np.uint64(7)
+    seed ^= (seed << np.uint64(17)) & np.uint64(0xFFFFFFFFFFFFFFFF)
+    return seed
+
+
+@njit(cache=True, fastmath=True)
+def _proposed(times, extra, type_of, assign, load, job, other, two):
+    """Return the loads of both devices, and the change of ``extra``, if ``job`` goes to ``two`` and ``other`` (or -1) comes."""
+    one = assign[job]
+    kind_one, kind_two = type_of[one], type_of[two]
+    load_one, load_two = load[one] - times[job, kind_one], load[two] + times[job, kind_two]
+    change = extra[job, kind_two] - extra[job, kind_one]
+    if other >= 0:
+        load_one += times[other, kind_one]
+        load_two -= times[other, kind_two]
+        change += extra[other, kind_one] - extra[other, kind_two]
+    return load_one, load_two, change
+
+
+@njit(cache=True)
+def _loads(times, type_of, ready, assign):
+    load = ready.copy()
+    for job in range(len(assign)):
+        load[assign[job]] += times[job, type_of[assign[job]]]
+    return load
+
+
+@njit(cache=True, fastmath=True)
+def _anneal(times, extra, type_of, ready, assign, scale, weight, steps, hot, cold, seed):
+    """Anneal moves and swaps of ``weight`` x (norm of the loads / scale) + ``extra`` (jobs, types); return the best found."""
+    count, devices = times.shape[0], len(type_of)
+    load = _loads(times, type_of, ready, assign)
+    power = _power(load / scale)
+    total, best, look = power.sum(), assign.copy(), 0
+    cost, best_cost = 0.0, weight * load.max() / scale
+    state = np.uint64(seed * 2654435769 + 88172645463325252)
+    temperature, cooling, exponent = hot, (cold / hot) ** (1.0 / steps), weight / (1 << _POWER)
+    for step in range(steps):
+        temperature *= cooling
+        state = _random(state)
+        job = np.int64(state >> np.uint64(33)) % count
+        state = _random(state)
+        draw, other = np.int64(state >> np.uint64(33)), np.int64(-1)
+        if draw % 2:
+            other = draw // 2 % count
+            two = assign[other]
+        else:
+            two = draw // 2 % devices
+        one = assign[job]
+        if one == two:
+            continue
+        load_one, load_two, change = _proposed(times, extra, type_of, assign, load, job, other, two)
+        if load_one > _LARGE or load_two > _LARGE:
+            continue
+        power_one, power_two = _power(load_one / scale), _power(load_two / scale)
+        added = power_one + power_two - power[one] - power[two]
+        delta = change + exponent * added / total
+        if delta > 0:
+            state = _random(state)
+            if delta > -temperature * np.log((float(state >> np.uint64(11)) + 1.0) / 9007199254740993.0):
+                continue
+        assign[job] = two
+        if other >= 0:
+            assign[other] = one
+        load[one], load[two], power[one], power[two] = load_one, load_two, power_one, power_two
+        total += added
+        cost += change
+        if step >= look:
+            look, total = step + devices, power.sum()  # anew: a running sum gathers errors
+            if weight * load.max() / scale + cost < best_cost:
+                best_cost = weight * load.max() / scale + cost
+                best[:] = assign
+    if weight * load.max() / scale + cost < best_cost:
+        best[:] = assign
+    return best
+
+
+def list_plan(times: np.ndarray, type_of: np.ndarray, ready_s: np.ndarray, order: np.ndarray | None = None) -> np.ndarray:
+    """Return the device of each job when each, the longest first (or in ``order``), goes where it ends first."""
+    finite = np.where(np.isfinite(times), times, np.nan)
+    order = np.argsort(-np.nanmean(finite, axis=1), kind="stable") if order is None else order
+    return _lpt(_bounded(times), order, type_of, ready_s.astype(float), times.shape[1])[0]
+
+
+def _bounded(times: np.ndarray) -> np.ndarray:
+    return np.where(np.isfinite(times), times, 1e3 * _LARGE)
+
+
+def _rounded(times: np.ndarray, type_of: np.ndarray, ready_s: np.ndarray, share: np.ndarray) -> np.ndarray:
+    """Give each job to the type that has most of it in the fluid optimum, and there to devices, the longest first."""
+    kind = share.argmax(axis=1)
+    held = np.full(times.shape, 1e3 * _LARGE)
+    held[np.arange(len(times)), kind] = times[np.arange(len(times)), kind]
+    order = np.argsort(-times[np.arange(len(times)), kind], kind="stable")
+    return _lpt(held, order, type_of, ready_s.astype(float), times.shape[1])[0]
+
+
+def loads(times: np.ndarray, type_of: np.ndarray, ready_s: np.ndarray, assign: np.ndarray) -> np.ndarray:
+    """Return when each device is done with its jobs."""
+    return _loads(times, type_of, ready_s.astype(float), assign)
+
+
+def plan(times: np.ndarray, type_of: np.ndarray, ready_s: np.ndarray, limit_s: float = 0.5, seed: int = 0,
+         extra: np.ndarray | None = None, start: np.ndarray | None = None, weight: float = 1.0) -> np.ndarray:
+    """Return the device of each job for a small ``weight`` x makespan / first makespan + ``extra`` (jobs, types).
+
+    ``times`` (jobs, types) in s, inf where a job cannot run; ``ready_s`` (devices) says when each is free. ``limit_s`` is
+    turned into a number of steps. ``start`` is a plan to improve instead of new ones. Raises InputError where a job has no
+    device.
+    """
+    if not np.isfinite(times).any(axis=1).all():
+        raise InputError("a job has no device that can run it")
+    counts = np.bincount(type_of, minlength=times.shape[1])
+    if start is None:
+        solved = bounds.fluid(times, counts, np.bincount(type_of, ready_s, minlength=times.shape[1]))
+        starts = [list_plan(times, type_of, ready_s), _rounded(times, type_of, ready_s, solved.share)]
+        start = min(starts, key=lambda one: loads(times, type_of, ready_s, one).max())
+    scale = float(loads(times, type_of, ready_s, start).max())
+    steps = max(1, int(limit_s * STEPS_PER_S))
+    costs = np.zeros(times.shape) if extra is None else np.where(np.isfinite(times), extra, 0.0)
+    return _anneal(_bounded(times), costs, type_of, ready_s.astype(float), start.astype(np.int64), scale, weight, steps,
+                   _HOT, _COLD, seed)
+
+
+_HOT, _COLD = 3e-3, 1e-6  # of the makespan, the temperatures between which is annealed

@@ -1,0 +1,213 @@
+"""An event simulator: arrivals, failures, contention on the host, and predictions that are wrong."""
+
+import heapq
+import time
+from dataclasses import dataclass, field
+
+import numpy as np
+import pandas as pd
+
+from lib.errors import InputError
+from lib.schedule.problem import Problem, feasible
+from lib.schedule.state import Finished, Policy, Predict, Restart, Start, State, Wait
+
+_ARRIVE, _END, _WAKE = 0, 1, 2
+ATTEMPTS = 3
+
+
+class PolicyError(InputError):
+    """A policy asked for what cannot be done, or left jobs for ever."""
+
+
+@dataclass(frozen=True)
+class Faults:
+    """What goes wrong: the chance that an attempt fails somewhere on its way, and how often a job is tried."""
+
+    chance: float = 0.0
+    attempts: int = ATTEMPTS
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What happened: the ``schedule`` (a row an attempt), seconds that each decision took, and the problem."""
+
+    schedule: pd.DataFrame
+    decide_s: np.ndarray
+    problem: Problem
+    waits: tuple[tuple[float, str], ...] = ()
+
+    @property
+    def done(self) -> pd.DataFrame:
+        """Return the attempts that ended well, one a job."""
+        return self.schedule[self.schedule["status"] == "done"]
+
+
+@dataclass
+class _Log:
+    rows: list[tuple[int, int, float, float, int, str]] = field(default_factory=list)
+    decide_s: list[float] = field(default_factory=list)
+    waits: list[tuple[float, str]] = field(default_factory=list)
+
+    def outcome(self, problem: Problem) -> Outcome:
+        """Return the log as tables."""
+        ids, names = np.array(problem.jobs.ids, object), np.array(problem.fleet.names, object)
+        job, device, start, end, attempt, status = map(list, zip(*self.rows, strict=True)) if self.rows else ([],) * 6
+        table = pd.DataFrame({"job_id": ids[job], "device": names[device], "start_s": start, "end_s": end, "attempt": attempt,
+                              "status": status, "job": job, "place": device})
+        return Outcome(table, np.array(self.decide_s), problem, tuple(self.waits))
+
+
+class _Clockwork:
+    """The events of one run; without contention an attempt's end is known when it starts."""
+
+    def __init__(self, problem: Problem, policy: Policy, faults: Faults, contention: "Contention | None"):
+        self.problem, self.policy, self.faults, self.contention = problem, policy, faults, contention
+        self.state = State.at_start(problem.jobs, problem.fleet)
+        self.state.expected = len(problem.jobs)
+        self.predict = Predict(problem.predicted_s, problem.sigma)
+        self.log, self.attempts = _Log(), [0] * len(problem.jobs)
+        self._able, self._actual = feasible(problem), problem.actual_s.tolist()
+        self._setup, self._type_of = problem.fleet.setup_s.tolist(), problem.fleet.type_of.tolist()
+        self._draw = np.random.default_rng(faults.seed)
+        order = np.argsort(problem.jobs.arrival_s, kind="stable")
+        self._events = [(float(problem.jobs.arrival_s[job]), number, _ARRIVE, int(job), 0) for number, job in enumerate(order)]
+        self._number = len(self._events)
+        self._version = [0] * len(problem.fleet)  # of what runs on a device: an end that was foreseen may be off
+        self._fails = [False] * len(problem.fleet)
+        self._left: dict[int, float] = {}
+        self._since = 0.0
+
+    def run(self) -> Outcome:
+        """Let all events happen; return what happened."""
+        state, events = self.state, self._events
+        while events:
+            now = events[0][0]
+            self._advance(now)
+            while events and events[0][0] == now:
+                _, _, kind, what, version = heapq.heappop(events)
+                if kind == _ARRIVE:
+                    state.waiting[what] = None
+                    state.arrived.append(what)
+                    state.expected -= 1
+                elif kind == _END and version == self._version[what]:
+                    self._end(what)
+            if not state.waiting and not state.running and not events:
+                break
+            begin = time.perf_counter()
+            actions = self.policy(state, self.predict)
+            self.log.decide_s.append(time.perf_counter() - begin)
+            state.forget_news()
+            self._apply(actions)
+            if self.contention:
+                self._foresee()
+        if state.waiting:
+            names = ", ".join(self.problem.jobs.ids[job] for job in list(state.waiting)[:3])
+            raise PolicyError(f"the policy left {len(state.waiting)} jobs waiting for ever, such as {names}")
+        return self.log.outcome(self.problem)
+
+    def _apply(self, actions: list) -> None:
+        for action in actions:
+            if isinstance(action, Wait):
+                if not self.log.waits or self.log.waits[-1][1] != action.reason:
+                    self.log.waits.append((self.state.now_s, action.reason))
+                if action.until_s < np.inf:
+                    if action.until_s <= self.state.now_s:
+                        raise PolicyError(f"a policy wants to wait until {action.until_s} s, which is past")
+                    self._push(action.until_s, _WAKE, 0, 0)
+            elif isinstance(action, Restart):
+                self._restart(action)
+            else:
+                self._start(action)
+
+    def _push(self, at_s: float, kind: int, what: int, version: int) -> None:
+        heapq.heappush(self._events, (at_s, self._number, kind, what, version))
+        self._number += 1
+
+    def _start(self, action: Start) -> None:
+        job, device = action
+        state, place = self.state, self._type_of[device]
+        if job not in state.waiting or device not in state.free[place] or not self._able[job, place]:
+            raise PolicyError(f"the policy started job {self.problem.jobs.ids[job]} on {self.problem.fleet.names[device]}: "
+                              + ("it is not waiting" if job not in state.waiting else "it cannot run there"
+                                 if not self._able[job, place] else "the device is not free"))
+        if state.cores(job, place) > state.free_cores + 1e-9:
+            raise PolicyError(f"job {self.problem.jobs.ids[job]} on {self.problem.fleet.names[device]} needs "
+                              f"{state.cores(job, place):g} cores of the host, {state.free_cores:g} are free")
+        self.attempts[job] += 1
+        state.start(job, device, self.attempts[job])
+        self._version[device] += 1
+        work = self._setup[place] + self._actual[job][place]
+        fails = self.faults.chance > 0 and self._draw.random() < self.faults.chance
+        self._fails[device] = fails
+        work *= self._draw.random() if fails else 1.0
+        if self.contention:
+            self._left[device] = work
+        else:
+            self._push(state.now_s + work, _END, device, self._version[device])
+
+    def _restart(self, action: Restart) -> None:
+        job, target = action
+        device = next((device for device, ran in self.state.running.items() if ran.job == job), None)
+        if device is None:
+            raise PolicyError(f"the policy restarted job {self.problem.jobs.ids[job]}, which does not run")
+        ran = self.state.stop(device)
+        self._version[device] += 1
+        self._left.pop(device, None)
+        self.log.rows.append((job, device, ran.start_s, self.state.now_s, ran.attempt, "moved"))
+        self.state.waiting[job] = None
+        self._start(Start(job, target))
+
+    def _end(self, device: int) -> None:
+        state, place = self.state, self._type_of[device]
+        ran = state.stop(device)
+        self._left.pop(device, None)
+        if not self._fails[device]:
+            state.finished.append(Finished(ran.job, place, state.now_s - ran.start_s))
+            state.done += 1
+            self.log.rows.append((ran.job, device, ran.start_s, state.now_s, ran.attempt, "done"))
+            return
+        again = ran.attempt < self.faults.attempts
+        self.log.rows.append((ran.job, device, ran.start_s, state.now_s, ran.attempt, "retried" if again else "failed"))
+        if again:
+            state.waiting[ran.job] = None
+            state.arrived.append(ran.job)
+
+    # ------------------------------------------------------------------------------------------ contention
+
+    def _advance(self, now: float) -> None:
+        if self.contention and self._left:
+            passed = now - self._since
+            rates = self.contention.rates({device: self._type_of[device] for device in self._left})
+            for device in self._left:
+                self._left[device] = max(0.0, self._left[device] - passed * rates[device])
+        self._since = self.state.now_s = now
+
+    def _foresee(self) -> None:
+        """Foresee anew when each running attempt ends, at the rates that hold from now on."""
+        rates = self.contention.rates({device: self._type_of[device] for device in self._left})
+        for device, left in self._left.items():
+            self._version[device] += 1
+            self._push(self.state.now_s + left / rates[device], _END, device, self._version[device])
+
+
+@dataclass(frozen=True)
+class Contention:
+    """By what factor work on one type slows down for each job that runs beside it on another type (types, types), >= 1."""
+
+    slowdown: np.ndarray
+
+    def rates(self, places: dict[int, int]) -> dict[int, float]:
+        """Return the speed of each running device, 1 where it is alone; slowdowns of several neighbours multiply."""
+        beside = np.bincount(list(places.values()), minlength=len(self.slowdown))
+        logs = np.log(self.slowdown)
+        total = logs @ beside
+        return {device: float(np.exp(-(total[place] - logs[place, place]))) for device, place in places.items()}
+
+
+def simulate(problem: Problem, policy: Policy, faults: Faults | None = None, contention: Contention | None = None) -> Outcome:
+    """Run a policy on a problem in simulated time: it sees the predictions, the jobs take their actual times.
+
+    Raises PolicyError, an InputError, when the policy asks for what cannot be done or leaves jobs for ever.
+    """
+    return _Clockwork(problem, policy, faults or Faults(), contention).run()

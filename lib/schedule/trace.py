@@ -1,0 +1,32 @@
+"""A schedule as Chrome-trace JSON, which Perfetto (ui.perfetto.dev) and chrome://tracing open."""
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from lib import store
+
+_US = 1e6
+_COLOURS = {"done": "good", "failed": "terrible", "retried": "bad", "moved": "yellow", "cancelled": "grey"}
+
+
+def events(schedule: pd.DataFrame, name: str = "schedule") -> list[dict[str, Any]]:
+    """Return the trace's events: a track a device, a slice an attempt (``X`` events, microseconds)."""
+    devices = list(dict.fromkeys(sorted(schedule["device"])))
+    track = {device: number for number, device in enumerate(devices)}
+    found: list[dict[str, Any]] = [{"ph": "M", "name": "process_name", "pid": 1, "tid": 0, "args": {"name": name}}]
+    found += [{"ph": "M", "name": "thread_name", "pid": 1, "tid": number, "args": {"name": device}}
+              for device, number in track.items()]
+    found += [{"ph": "M", "name": "thread_sort_index", "pid": 1, "tid": number, "args": {"sort_index": number}}
+              for number in track.values()]
+    found += [{"ph": "X", "name": str(row.job_id), "cat": row.status, "pid": 1, "tid": track[row.device],
+               "ts": row.start_s * _US, "dur": max(0.0, row.end_s - row.start_s) * _US,
+               "cname": _COLOURS.get(row.status, "grey"), "args": {"attempt": int(row.attempt), "status": row.status}}
+              for row in schedule.sort_values(["device", "start_s"]).itertuples()]
+    return found
+
+
+def write(schedule: pd.DataFrame, path: Path, name: str = "schedule") -> Path:
+    """Write the trace in one step."""
+    return store.write_json({"traceEvents": events(schedule, name), "displayTimeUnit": "ms"}, path)

@@ -1,0 +1,114 @@
+"""A worker: one long-lived process a device or CPU slot, which runs one job after another. Imports nothing heavy itself.
+
+Messages are tuples. To the worker: ``("run", token, call, arguments)``, ``("stop", token)``, ``("end",)``. From it:
+``("ready", pid)``, ``("beat",)``, ``("done", token, result)``, ``("failed", token, reason)``, ``("stopped", token)``.
+"""
+
+import importlib
+import os
+import queue
+import threading
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+from lib.errors import InputError
+
+
+def function(text: str) -> Callable[..., Any]:
+    """Return the function that ``module:name`` names; InputError says what is wrong with the text."""
+    module, _, name = text.partition(":")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise InputError(f"no function {text!r} ({error}); a job calls module:function") from None
+
+
+class Stopped(Exception):  # noqa: N818 - no error
+    """Raised in a job by ``Job.check`` when it shall stop."""
+
+
+class Job:
+    """What a job's function is given first: the device, its cores, and whether it shall stop."""
+
+    def __init__(self, device: str, cores: tuple[int, ...], threads: int):
+        self.device, self.cores, self.threads = device, cores, threads
+        self._stop = threading.Event()
+
+    def check(self) -> None:
+        """Raise Stopped when the job shall stop; call it between steps."""
+        if self._stop.is_set():
+            raise Stopped
+
+    def stop(self) -> None:
+        """Ask the job to stop at its next check."""
+        self._stop.set()
+
+
+def _settle(cores: tuple[int, ...], threads: int) -> None:
+    """Bind this process to its cores and the libraries' threads to their number, before any of them is loaded."""
+    if cores and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, cores)
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        os.environ[name] = str(threads)
+
+
+class _Voice:
+    """Sends messages one at a time; when the other side is gone, so is this process."""
+
+    def __init__(self, pipe: Connection):
+        self._pipe, self._lock = pipe, threading.Lock()
+
+    def say(self, *message: Any) -> None:
+        """Send one message."""
+        with self._lock:
+            try:
+                self._pipe.send(message)
+            except (OSError, ValueError):
+                os._exit(0)
+
+
+def serve(pipe: Connection, device: str, cores: tuple[int, ...], threads: int, beat_s: float) -> None:
+    """Run jobs until told to end, or until whoever leads is gone."""
+    _settle(cores, threads)
+    voice, asked = _Voice(pipe), queue.Queue()
+    current: dict[str, Job] = {}
+    over = threading.Event()
+
+    def listen() -> None:
+        while True:
+            try:
+                message = pipe.recv()
+            except (EOFError, OSError):
+                os._exit(0)  # the leader died: what runs here is nobody's
+            if message[0] == "stop":
+                for token, job in list(current.items()):
+                    if token == message[1]:
+                        job.stop()
+            else:
+                asked.put(message)
+
+    def beat() -> None:
+        while not over.wait(beat_s):
+            voice.say("beat")
+
+    threading.Thread(target=listen, daemon=True).start()
+    threading.Thread(target=beat, daemon=True).start()
+    voice.say("ready", os.getpid())
+    while (message := asked.get())[0] != "end":
+        _, token, call, arguments = message
+        current[token] = Job(device, cores, threads)
+        voice.say(*_outcome(token, call, arguments, current[token]))
+        del current[token]
+    over.set()
+
+
+def _outcome(token: str, call: str, arguments: dict[str, Any], job: Job) -> tuple[Any, ...]:
+    try:
+        return "done", token, function(call)(job, **arguments)
+    except Stopped:
+        return "stopped", token
+    except MemoryError:
+        return "failed", token, "out of memory"
+    except Exception as error:  # whatever a job does wrong is its own end, not the worker's
+        return "failed", token, f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"

@@ -1,0 +1,51 @@
+"""Jobs that weigh nothing, and faults, for workers that import no torch."""
+
+import os
+import signal
+import sys
+import time
+
+
+def sleep(job, seconds=0.01, value=None):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        job.check()
+        time.sleep(min(0.005, max(0.0, end - time.monotonic())))
+    return {"value": value, "torch": "torch" in sys.modules}
+
+
+def once(job, path, fault, value=None):
+    """Misbehave the first time, end well the second."""
+    if not os.path.exists(path):
+        with open(path, "w", encoding="utf-8"):
+            pass
+        FAULTS[fault](job)
+    return {"value": value}
+
+
+def kill(job):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def freeze(job):
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def fail(job):
+    raise ValueError("this job is wrong")
+
+
+def starve(job):
+    raise MemoryError
+
+
+def hang(job):
+    while True:
+        time.sleep(1)
+
+
+def slow(job):
+    time.sleep(0.2)
+
+
+FAULTS = {"kill": kill, "freeze": freeze, "fail": fail, "starve": starve, "hang": hang, "slow": slow}

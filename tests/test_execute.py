@@ -1,0 +1,162 @@
+"""Real runs with light jobs: nothing is lost, nothing is done twice, whatever is killed; a killed run goes on."""
+
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from lib import paths
+from lib.errors import InputError
+from lib.schedule import execute, policies
+from lib.schedule.execute import Limits, Slot
+from lib.schedule.ledger import Ledger, Spec
+from lib.schedule.problem import Fleet, Jobs
+
+LIMITS = Limits(beat_s=0.05, silent_s=1.0, ready_s=20, grace_s=0.3, late=5, least_s=0.6, attempts=3)
+SLOTS = [Slot("cpu[0]"), Slot("cpu[1]")]
+FLEET = Fleet.of({"cpu": 2})
+
+
+def sleeping(count, seconds=0.01):
+    return [Spec(f"j{number}", "tests.light:sleep", {"seconds": seconds, "value": number}) for number in range(count)]
+
+
+def run(specs, folder, name="first-come", predicted=0.02, arrival=None, limits=LIMITS, progress=lambda ended: None):
+    times = np.full((len(specs), 1), predicted) if np.isscalar(predicted) else predicted
+    jobs = Jobs.plain(len(specs), arrival)
+    jobs = Jobs(**{**jobs.__dict__, "ids": tuple(spec.job_id for spec in specs)})
+    return execute.execute(specs, jobs, FLEET, SLOTS, times, policies.policy(name), folder, limits, progress=progress)
+
+
+def check(attempts, ends, specs):
+    assert sorted(ends["job_id"]) == sorted(spec.job_id for spec in specs)  # each ends exactly once
+    done = attempts[attempts["status"] == "done"]
+    assert not done["job_id"].duplicated().any()
+    for _, rows in attempts.dropna(subset=["end_s"]).sort_values("start_s").groupby("device"):
+        assert (rows["start_s"].to_numpy()[1:] >= rows["end_s"].to_numpy()[:-1] - 1e-6).all()
+
+
+def test_all_jobs_end_and_workers_stay_light(tmp_path):
+    specs = sleeping(20)
+    attempts, ends, notes = run(specs, tmp_path)
+    check(attempts, ends, specs)
+    assert set(ends["status"]) == {"done"} and not notes
+    assert {result["value"] for result in ends["result"]} == set(range(20))
+    assert not any(result["torch"] for result in ends["result"])
+    assert set(attempts["device"]) == {"cpu[0]", "cpu[1]"}
+
+
+def test_arrivals_are_waited_for(tmp_path):
+    specs = sleeping(3)
+    attempts, ends, _ = run(specs, tmp_path, arrival=np.array([0.0, 0.3, 0.6]))
+    check(attempts, ends, specs)
+    starts = attempts.set_index("job_id")["start_s"]
+    assert starts["j1"] >= 0.3 and starts["j2"] >= 0.6
+
+
+@pytest.mark.parametrize("seed", range(int(os.environ.get("LIB_FAULT_SEEDS", "8"))))
+def test_faults_lose_nothing(tmp_path, seed):
+    """Six jobs, some of which kill, freeze, hang, fail, starve or slow their worker the first time."""
+    draw = random.Random(seed)
+    specs = sleeping(6)
+    for number in draw.sample(range(6), 2):
+        fault = draw.choice(["kill", "freeze", "fail", "starve", "hang", "slow"])
+        specs[number] = Spec(f"j{number}", "tests.light:once",
+                             {"path": str(tmp_path / f"{number}.seen"), "fault": fault, "value": number})
+    attempts, ends, _ = run(specs, tmp_path / "run", draw.choice(["first-come", "hybrid", "earliest-finish"]))
+    check(attempts, ends, specs)
+    assert set(ends["status"]) == {"done"}
+    assert sorted(result["value"] for result in ends["result"]) == list(range(6))
+
+
+def test_a_job_that_always_fails_ends_with_its_reason(tmp_path):
+    specs = [Spec("bad", "tests.light:fail", {}), Spec("deadly", "tests.light:kill", {}), Spec("nowhere", "tests.light:no", {}),
+             *sleeping(2)]
+    attempts, ends, _ = run(specs, tmp_path)
+    check(attempts, ends, specs)
+    ends = ends.set_index("job_id")
+    assert "this job is wrong" in ends.loc["bad", "reason"] and "signal 9" in ends.loc["deadly", "reason"]
+    assert "no function" in ends.loc["nowhere", "reason"]
+    assert ends.loc["j0", "status"] == "done" and (attempts["job_id"] == "bad").sum() == 3
+
+
+def test_a_straggler_is_moved(tmp_path):
+    specs = [Spec("long", "tests.light:once", {"path": str(tmp_path / "seen"), "fault": "slow", "value": 0}), *sleeping(1)]
+    assert run(specs, tmp_path / "run", "hybrid")[1]["status"].tolist() == ["done", "done"]
+
+
+def _run_and_die(folder, after):
+    ended = [0]
+
+    def progress(count):
+        ended[0] += count
+        if ended[0] >= after:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    run(sleeping(12, 0.05), folder, progress=progress)
+
+
+def test_a_killed_leader_goes_on(tmp_path):
+    """The leader is killed twice while jobs run; the third run ends the rest, and no job ends twice."""
+    context = multiprocessing.get_context("spawn")
+    for after in (3, 3):
+        leader = context.Process(target=_run_and_die, args=(tmp_path, after))
+        leader.start()
+        leader.join(30)
+        assert leader.exitcode == -signal.SIGKILL
+    ledger = Ledger(tmp_path / "run.sqlite", sleeping(12, 0.05))
+    before = ledger.ended()
+    ledger.close()
+    assert 6 <= len(before) < 12
+    attempts, ends, _ = run(sleeping(12, 0.05), tmp_path)
+    assert sorted(ends["job_id"]) == sorted(spec.job_id for spec in sleeping(12))
+    assert (attempts["status"] == "done").sum() == 12
+
+
+def test_orphaned_workers_end(tmp_path):
+    script = ("import sys; sys.path.insert(0, '.')\nif __name__ == '__main__':\n"
+              "    from tests.test_execute import run, sleeping\n    from pathlib import Path\n"
+              f"    run(sleeping(2, 60), Path({str(tmp_path)!r}), predicted=60.0)\n")
+    path = tmp_path / "lead.py"
+    path.write_text(script)
+    leader = subprocess.Popen([sys.executable, str(path)], cwd=paths.ROOT)
+    children, end = [], time.monotonic() + 20
+    while len(children) < 2 and time.monotonic() < end:
+        time.sleep(0.2)
+        children = subprocess.run(["pgrep", "-P", str(leader.pid), "-f", "spawn_main"], capture_output=True,
+                                  text=True, check=False).stdout.split()
+    assert len(children) == 2
+    leader.kill()
+    leader.wait()
+    end = time.monotonic() + 10
+    while any(os.path.exists(f"/proc/{child}") for child in children) and time.monotonic() < end:
+        time.sleep(0.1)
+    assert not any(os.path.exists(f"/proc/{child}") for child in children)
+
+
+def test_records_are_guarded(tmp_path):
+    run(sleeping(2), tmp_path)
+    with pytest.raises(InputError, match="other jobs"):
+        run(sleeping(3), tmp_path)
+    (tmp_path / "torn").mkdir()
+    (tmp_path / "torn" / "run.sqlite").write_bytes(b"not a database" * 100)
+    with pytest.raises(InputError, match="damaged"):
+        run(sleeping(2), tmp_path / "torn")
+
+
+def test_predictors_that_raise_or_hang_lose_nothing():
+    def wild(item):
+        if item == 1:
+            raise RuntimeError("no idea")
+        return {0: [2.0, 4.0], 2: [float("nan"), -1.0], 3: [6.0, float("inf")]}[item]
+
+    found, wrong = execute.guarded(wild, range(4), 2)
+    assert found.tolist() == [[2, 4], [4, 4], [4, 4], [6, np.inf]] and len(wrong) == 2
+    _, wrong = execute.guarded(lambda item: time.sleep(5), range(3), 1, patience_s=0.05)
+    assert len(wrong) == 1

@@ -1,0 +1,236 @@
+"""Policies and the simulator: laws that hold for every policy, known answers, bounds, bad input, an independent referee."""
+
+import heapq
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from lib.errors import InputError
+from lib.schedule import bounds, metrics, policies, problem, search, trace
+from lib.schedule.problem import Fleet, Jobs, Problem
+from lib.schedule.simulate import Contention, Faults, PolicyError, simulate
+from lib.schedule.state import Start, Wait
+
+NAMES = list(policies.registry())
+CHANCES = st.sampled_from([0.0, 0.2])
+QUICK = {"hybrid": {"limit_s": 0.002}}
+
+
+def a_policy(name, **options):
+    return policies.policy(name, **QUICK.get(name, {}), **options)
+
+
+def a_problem(seed=0, count=30, types=3, devices=2, holes=0.1, arrivals=False, sigma=0.0):
+    draw = np.random.default_rng(seed)
+    times = np.exp(draw.normal(2, 1, (count, 1)) + draw.normal(0, 1, (count, types)))
+    times[draw.random(times.shape) < holes] = np.inf
+    times[np.arange(count), draw.integers(types, size=count)] = np.exp(draw.normal(2, 1, count))
+    names = ["cpu", "v100", "p100", "k80"][:types]
+    jobs = Jobs.plain(count, np.sort(draw.uniform(0, 50, count)) if arrivals else None, draw.integers(4, size=count))
+    predicted = times * np.exp(draw.normal(0, sigma, times.shape)) if sigma else times
+    return Problem(jobs, Fleet.of(dict.fromkeys(names, devices)), predicted, times, sigma)
+
+
+def check_schedule(outcome, failures=False):
+    table, asked = outcome.schedule, outcome.problem
+    done = table[table["status"] == "done"]
+    ended = table[table["status"].isin(["done", "failed"])]
+    assert sorted(ended["job"]) == list(range(len(asked.jobs)))  # every job ends exactly once
+    assert failures or len(done) == len(asked.jobs)
+    for _, rows in table.sort_values("start_s").groupby("place"):
+        assert (rows["start_s"].to_numpy()[1:] >= rows["end_s"].to_numpy()[:-1] - 1e-9).all()  # one at a time
+    able = problem.feasible(asked)
+    assert able[table["job"], asked.fleet.type_of[table["place"]]].all()
+    assert (table["start_s"].to_numpy() >= asked.jobs.arrival_s[table["job"]] - 1e-9).all()
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(seed=st.integers(0, 10**6), arrivals=st.booleans(), sigma=st.sampled_from([0.0, 0.5]), chance=CHANCES)
+def test_laws(name, seed, arrivals, sigma, chance):
+    asked = a_problem(seed, arrivals=arrivals, sigma=sigma)
+    outcome = simulate(asked, a_policy(name), Faults(chance, seed=seed))
+    check_schedule(outcome, failures=chance > 0)
+    again = simulate(asked, a_policy(name), Faults(chance, seed=seed))
+    pd.testing.assert_frame_equal(outcome.schedule, again.schedule)  # the same seed, the same schedule
+    if not chance:
+        assert metrics.metrics(outcome)["makespan_s"] >= bounds.makespan_bound(asked) - 1e-6
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_scaling_times_scales_the_makespan(name):
+    asked = a_problem(3)
+    larger = Problem(asked.jobs, asked.fleet, asked.predicted_s * 4, asked.actual_s * 4)
+    one, four = (metrics.metrics(simulate(each, a_policy(name)))["makespan_s"] for each in (asked, larger))
+    assert four == pytest.approx(4 * one, rel=1e-9)
+
+
+@pytest.mark.parametrize("name", policies.WORK_CONSERVING)
+def test_no_device_is_idle_while_a_job_could_run_there(name):
+    """A gap on a device, while a job waits that could run there, is a deliberate wait or a fault."""
+    outcome = simulate(a_problem(5, count=40), a_policy(name))
+    if outcome.waits:
+        return
+    table, able = outcome.done, problem.feasible(outcome.problem)
+    for device, place in enumerate(outcome.problem.fleet.type_of):
+        ends = table.loc[table["place"] == device, "end_s"]
+        last = float(ends.max()) if len(ends) else 0.0
+        later = table[table["start_s"] > last + 1e-9]
+        assert not able[later["job"], place].any()
+
+
+def test_known_answers():
+    fleet = Fleet.of({"fast": 1, "slow": 1})
+    times = np.array([[2.0, 4.0], [2.0, 4.0], [2.0, 4.0]])
+    asked = Problem(Jobs.plain(3), fleet, times, times)
+    found = {name: metrics.metrics(simulate(asked, a_policy(name)))["makespan_s"] for name in NAMES}
+    assert found["fastest"] == 6 and found["first-come"] == 4 and found["hybrid"] == 4 and found["longest-first"] == 4
+    assert bounds.fluid(times, fleet.counts).makespan_s == pytest.approx(4.0)
+    total, _, _ = bounds.matching(times, fleet.counts)
+    assert total == pytest.approx(2 + 4 + 4)
+    assert metrics.metrics(simulate(asked, a_policy("matching")))["mean_jct_s"] == pytest.approx(total / 3)
+
+
+def test_matching_reaches_its_own_optimum():
+    asked = a_problem(1, count=60, holes=0.0)
+    total, _, _ = bounds.matching(asked.actual_s, asked.fleet.counts)
+    for name, options in (("matching", {}), ("hybrid", {"objective": "mean_jct"})):
+        assert metrics.metrics(simulate(asked, a_policy(name, **options)))["mean_jct_s"] == pytest.approx(total / 60)
+
+
+def test_energy_objective_spares_energy():
+    fleet = Fleet.of({"cpu": 2, "v100": 2}, idle_w=[10, 10], busy_w=[50, 400])
+    draw = np.random.default_rng(0)
+    times = np.column_stack([draw.uniform(2, 4, 40), np.ones(40)])
+    asked = Problem(Jobs.plain(40), fleet, times, times)
+    fast, green = (metrics.metrics(simulate(asked, a_policy("hybrid", objective=name))) for name in ("makespan", "energy"))
+    assert green["energy_j"] < fast["energy_j"] and green["makespan_s"] > fast["makespan_s"]
+    nothing = Problem(Jobs.plain(2), Fleet.of({"cpu": 1}), np.ones((2, 1)), np.ones((2, 1)))
+    with pytest.raises(InputError, match="idle_w"):
+        simulate(nothing, a_policy("hybrid", objective="energy"))
+    assert metrics.metrics(simulate(nothing, a_policy("hybrid")))["energy_j"] is None
+
+
+def test_restart_rescues_a_straggler():
+    fleet = Fleet.of({"cpu": 1, "gpu": 1})
+    predicted = np.array([[1.0, 2.0], [3.0, 1.0]])
+    actual = np.array([[100.0, 2.0], [3.0, 1.0]])
+    asked = Problem(Jobs.plain(2), fleet, predicted, actual, 0.3)
+    assert metrics.metrics(simulate(asked, a_policy("hybrid")))["makespan_s"] < 20
+    assert metrics.metrics(simulate(asked, a_policy("hybrid", spoliation=False)))["makespan_s"] == 100
+
+
+def test_host_cores_are_never_exceeded():
+    fleet = Fleet.of({"cpu": 2, "gpu": 2}, cpu_cores=[2, 0])
+    fleet = Fleet(**{**fleet.__dict__, "host_cores": 4.0})
+    jobs = Jobs.plain(20)
+    jobs = Jobs(**{**jobs.__dict__, "cpu_cores": np.full(20, 2.0)})
+    draw = np.random.default_rng(0)
+    times = draw.uniform(1, 5, (20, 2))
+    asked = Problem(jobs, fleet, times, times)
+    for name in NAMES:
+        table = simulate(asked, a_policy(name)).schedule
+        for at in table["start_s"]:
+            assert ((table["start_s"] <= at) & (table["end_s"] > at + 1e-12)).sum() * 2 <= 4
+
+
+def test_contention_slows_neighbours():
+    fleet = Fleet.of({"cpu": 2})
+    asked = Problem(Jobs.plain(2), fleet, np.ones((2, 1)), np.ones((2, 1)))
+    outcome = simulate(asked, a_policy("first-come"), contention=Contention(np.array([[1.5]])))
+    assert outcome.schedule["end_s"].tolist() == pytest.approx([1.5, 1.5])
+    alone = Problem(Jobs.plain(1), fleet, np.ones((1, 1)), np.ones((1, 1)))
+    assert simulate(alone, a_policy("first-come"), contention=Contention(np.array([[1.5]]))).schedule["end_s"][0] == 1.0
+
+
+def test_a_wrong_policy_is_found():
+    asked = a_problem()
+    for wrong in (lambda state, predict: [Start(0, 0), Start(0, 1)], lambda state, predict: [],
+                  lambda state, predict: [Wait("why not", state.now_s - 1)]):
+        with pytest.raises(PolicyError):
+            simulate(asked, wrong)
+
+
+def test_simpy_agrees():
+    """SimPy, an independent simulator, gives first-come on one type the same completion times."""
+    simpy = pytest.importorskip("simpy")
+    draw = np.random.default_rng(4)
+    arrival, times = np.sort(draw.uniform(0, 40, 80)), draw.uniform(1, 6, (80, 1))
+    asked = Problem(Jobs.plain(80, arrival), Fleet.of({"gpu": 4}), times, times)
+    ours = simulate(asked, a_policy("first-come")).done.set_index("job")["end_s"].sort_index()
+    world = simpy.Environment()
+    devices, ends = simpy.Resource(world, 4), {}
+
+    def job(number):
+        yield world.timeout(arrival[number])
+        with devices.request() as request:
+            yield request
+            yield world.timeout(times[number, 0])
+        ends[number] = world.now
+
+    for number in range(80):
+        world.process(job(number))
+    world.run()
+    assert ours.tolist() == pytest.approx([ends[number] for number in range(80)])
+
+
+def test_longest_first_is_what_it_says():
+    """A few lines of heapq, written independently, bind the same."""
+    asked = a_problem(9, holes=0.0)
+    free = [[(0.0, device) for device in range(2)] for _ in range(3)]
+    makespan = 0.0
+    for number in np.argsort(-asked.predicted_s.mean(axis=1), kind="stable"):
+        ends = [free[kind][0][0] + asked.predicted_s[number, kind] for kind in range(3)]
+        kind = int(np.argmin(ends))
+        heapq.heapreplace(free[kind], (ends[kind], free[kind][0][1]))
+        makespan = max(makespan, ends[kind])
+    assert metrics.metrics(simulate(asked, a_policy("longest-first")))["makespan_s"] == pytest.approx(makespan)
+
+
+def test_search_beats_list_scheduling_and_repeats():
+    asked = a_problem(2, count=60)
+    type_of, ready = asked.fleet.type_of, np.zeros(len(asked.fleet))
+    first = search.list_plan(asked.actual_s, type_of, ready)
+    found = search.plan(asked.actual_s, type_of, ready, 0.05)
+    assert (found == search.plan(asked.actual_s, type_of, ready, 0.05)).all()
+    makespans = [search.loads(asked.actual_s, type_of, ready, one).max() for one in (found, first)]
+    assert makespans[0] <= makespans[1]
+    assert np.isfinite(asked.actual_s[np.arange(60), type_of[found]]).all()
+
+
+@pytest.mark.parametrize("text, word", [
+    ("job_id,cpu,gpu\na,1,-2\n", "gpu"), ("job_id,cpu,gpu\na,1,inf\n", "infinite"), ("job_id,cpu,gpu\na,,\n", "no device"),
+    ("job_id,cpu,gpu\na,1,1\na,1,1\n", "twice"), ("job_id,cpu\na,1\n", "missing"), ("job_id,cpu,gpu\na,x,1\n", "x"),
+    ("job_id,cpu,gpu\na,0,1\n", "positive"), ("", "readable"), ("job_id,cpu,gpu\n", "no row")])
+def test_bad_times_are_refused(tmp_path, text, word):
+    times, devices = tmp_path / "times.csv", tmp_path / "devices.csv"
+    times.write_text(text)
+    devices.write_text("device,type,count\nhost,cpu,1\ncard,gpu,2\n")
+    with pytest.raises(InputError, match=word):
+        problem.read(times, devices)
+
+
+@pytest.mark.parametrize("text, word", [
+    ("device,type,count\nhost,cpu,0\ncard,gpu,0\n", "no device"), ("device,type,count\nhost,cpu,-1\n", "count"),
+    ("device,type,count\nhost,cpu,1.5\n", "whole"), ("device,type,count\nhost,cpu,1\nhost,gpu,1\n", "twice"),
+    ("device,type,count,memory_mb\na,cpu,1,5\nb,cpu,1,6\n", "differ"), ("device,kind\na,cpu\n", "missing")])
+def test_bad_devices_are_refused(tmp_path, text, word):
+    times, devices = tmp_path / "times.csv", tmp_path / "devices.csv"
+    times.write_text("job_id,cpu,gpu\na,1,1\n")
+    devices.write_text(text)
+    with pytest.raises(InputError, match=word):
+        problem.read(times, devices)
+
+
+def test_trace_is_what_perfetto_reads(tmp_path):
+    outcome = simulate(a_problem(), a_policy("hybrid"))
+    found = trace.events(outcome.schedule)
+    slices = [event for event in found if event["ph"] == "X"]
+    assert len(slices) == len(outcome.schedule)
+    for track in {event["tid"] for event in slices}:
+        mine = sorted((event["ts"], event["ts"] + event["dur"]) for event in slices if event["tid"] == track)
+        assert all(later[0] >= earlier[1] - 1e-3 for earlier, later in zip(mine, mine[1:], strict=False))
+    assert trace.write(outcome.schedule, tmp_path / "t.json").stat().st_size > 100
