@@ -9,7 +9,7 @@ import pytest
 
 from lib import paths, store
 from lib.errors import InputError
-from lib.predict import correction, costmodel, features, study
+from lib.predict import between, correction, costmodel, features, study
 from lib.work import spaces
 
 
@@ -97,7 +97,8 @@ def test_a_saved_model_says_the_same(model, products, tmp_path):
 
 @pytest.mark.parametrize(("content", "words"), [
     (b"PK not a model", "is no cost model, or is damaged"), (gzip.compress(b"{"), "is no cost model, or is damaged"),
-    (gzip.compress(json.dumps({"schema": 99}).encode()), "is of version 99, this program reads up to 1")])
+    (gzip.compress(json.dumps({"schema": 99}).encode()), "is of version 99, this program reads 2: update it"),
+    (gzip.compress(json.dumps({"schema": 1}).encode()), "is of version 1, this program reads 2: train or calibrate it again")])
 def test_files_that_are_no_model(tmp_path, content, words):
     (tmp_path / "model.json.gz").write_bytes(content)
     with pytest.raises(InputError, match=words):
@@ -112,6 +113,26 @@ def test_tables_that_one_model_cannot_learn_from(products):
         costmodel.fit(ok.assign(hardware_id=["a", "b"] * 30))
     with pytest.raises(InputError, match="too few rows: a part needs 40, there are {'product forward': 30}"):
         costmodel.fit(ok.head(30))
+
+
+def test_questions_between_measured_ones_are_possible_and_unlike_them(swept):
+    rows = swept[(swept["op"] == "conv2d") & (swept["pass"] == "forward")].head(80)
+    made = between.between(rows, 60)
+    assert 40 <= len(made) <= 70 and set(made["op"]) == {"conv2d"}
+    assert (made["flops"] > 0).all() and (made["in_channels"] % made["groups"] == 0).all()
+    assert not set(costmodel.shapes_of(made)) <= set(costmodel.shapes_of(rows))
+    for name in ("height", "kernel_h", "out_channels"):
+        assert made[name].between(1, 2 * rows[name].max()).all()
+
+
+def test_a_judgement_of_one_is_that_of_a_table(model, products):
+    rows = costmodel.usable(products).head(30)
+    odd = pd.concat([rows, rows.head(1).assign(gemm_m=10**6), rows.head(1).assign(layout="tt")])
+    said = model.predict(odd)
+    for row, expected in zip(odd.to_dict("records"), said.itertuples(), strict=True):
+        given = {name: row[name] for name in spaces.operators.family(row["op"]).parameters if not pd.isna(row[name])}
+        ms, outside = model.judge_one(row["op"], given, row["flops"], row["bytes"])
+        assert ms == pytest.approx(expected.predicted_ms, rel=1e-4) and outside == expected.out_of_range
 
 
 def test_a_prediction_of_one_is_that_of_a_table(model, products):

@@ -8,6 +8,7 @@ import numpy as np
 from lib.errors import InputError, choices
 from lib.schedule import policies, search
 from lib.schedule.belief import Belief
+from lib.schedule.late import Lists
 from lib.schedule.state import Action, Predict, Restart, Start, State, Wait
 
 OBJECTIVES = ("makespan", "mean_jct", "p99_jct", "deadline", "energy", "price")
@@ -17,6 +18,7 @@ _ENDED, _LEAST_ENDED = 0.05, 2  # jobs that ended otherwise than believed, as a 
 _GROWN = 0.25  # share of the waiting jobs that came or were corrected since the last plan, and all is planned anew
 _PAYS = 0.8  # of what is left of a running job, that a restart elsewhere may take
 _AGING = 2.0
+_ROUGH = 0.02  # from this spread of the predictions on, in log time, jobs are bound late
 _WAITS = [Wait("no waiting job would end earlier on the devices that are free")]
 
 
@@ -56,7 +58,8 @@ def hybrid(state: State, predict: Predict, objective: str = "makespan", limit_s:
     belief.learn(state.finished)
     if objective in ("makespan", "energy", "price"):
         wanted = weights or ({"makespan": 1.0} if objective == "makespan" else {objective: 1.0})
-        actions = _planned(state, belief, wanted, limit_s, seed)
+        rough = set(wanted) == {"makespan"} and belief.sigma > _ROUGH
+        actions = _late(state, belief) if rough else _planned(state, belief, wanted, limit_s, seed)
     else:
         actions = _ordered(state, predict, belief, objective)
     if spoliation and not state.waiting and objective in ("makespan", "mean_jct", "p99_jct", "deadline"):
@@ -74,13 +77,15 @@ def _able(state: State, jobs: np.ndarray, times: np.ndarray) -> np.ndarray:
     return np.where(allowed, times + state.fleet.setup_s[None], inf)
 
 
-def _ready_s(state: State, belief: Belief) -> np.ndarray:
-    """Return in how many seconds each device is expected to be free."""
-    ready = np.zeros(len(state.fleet))
+def _ready_s(state: State, belief: Belief) -> tuple[np.ndarray, np.ndarray]:
+    """Return in how many seconds each device is expected to be free, and how long what runs there takes in all."""
+    ready, whole = np.zeros(len(state.fleet)), np.zeros(len(state.fleet))
     for device, ran in state.running.items():
         place = int(state.fleet.type_of[device])
-        ready[device] = belief.left_s(ran.job, place, state.now_s - ran.start_s - state.fleet.setup_s[place])
-    return ready
+        elapsed = state.now_s - ran.start_s - state.fleet.setup_s[place]
+        ready[device] = belief.left_s(ran.job, place, elapsed)
+        whole[device] = max(belief.seconds(ran.job, place), elapsed)
+    return ready, whole
 
 
 def _extra(state: State, times: np.ndarray, weights: dict[str, float], span_s: float) -> np.ndarray | None:
@@ -103,14 +108,15 @@ def _extra(state: State, times: np.ndarray, weights: dict[str, float], span_s: f
 
 def _plan_anew(state: State, belief: Belief, plan: _Plan, weights: dict[str, float], limit_s: float, seed: int) -> None:
     jobs = np.array(list(state.waiting), int)
-    times, ready = _able(state, jobs, belief.rows(jobs)), _ready_s(state, belief)
+    times, (ready, whole) = _able(state, jobs, belief.rows(jobs)), _ready_s(state, belief)
     type_of, held = state.fleet.type_of, plan.given()
     start = np.array([held.get(job, -1) for job in jobs.tolist()], int) if plan.size else None
     if start is not None and (start < 0).any():
         start = None
     fluid_s = float(times.min(axis=1).sum() / len(state.fleet))
     extra = _extra(state, times, weights, fluid_s)
-    assign = search.plan(times, type_of, ready, limit_s, seed, extra, start, weights.get("makespan", 0.02))
+    assign = search.plan(times, type_of, ready, limit_s, seed, extra, start, weights.get("makespan", 0.02), belief.sigma,
+                         whole)
     own = times[np.arange(len(jobs)), type_of[assign]]
     plan.lay(jobs, times, assign, own, state.now_s + search.loads(times, type_of, ready, assign))
 
@@ -183,6 +189,35 @@ def _steal(state: State, belief: Belief, plan: _Plan, device: int, place: int) -
             plan.end_s[victim] -= belief.seconds(best, int(state.fleet.type_of[victim]))
             plan.end_s[device] = state.now_s + belief.seconds(best, place)
             return
+
+
+def _late(state: State, belief: Belief) -> list[Action]:
+    """Start jobs from lists of types, made anew as jobs come and end: what is known roughly is not planned to the second."""
+    lists: Lists | None = state.memory.get("lists")
+    if lists is not None:
+        for job in state.arrived:
+            lists.add(job, _able(state, np.array([job]), belief.rows(np.array([job])))[0])
+        lists.ended += len(state.finished)
+    if state.waiting and (lists is None or lists.ended >= max(_LEAST_ENDED, _ENDED * len(state.waiting))):
+        jobs = np.array(list(state.waiting), int)
+        lists = state.memory["lists"] = Lists(state, belief, jobs, _able(state, jobs, belief.rows(jobs)),
+                                              _ready_s(state, belief)[0])
+    actions: list[Action] = []
+    gone: set[int] = set()
+    cores = state.free_cores
+    for place in range(len(state.fleet.types)) if len(state.waiting) else ():
+        for device in state.first_idle(place, len(state.waiting)):
+            job = lists.take(state, place, gone) if len(gone) < len(state.waiting) else None
+            if job is None:
+                break
+            need = state.cores(job, place) if cores != inf else 0.0
+            if need > cores + 1e-9:
+                lists.back(job, place)
+                break
+            cores -= need
+            gone.add(job)
+            actions.append(Start(job, device))
+    return actions or (_WAITS if state.waiting else [])
 
 
 # ------------------------------------------------------------------------------------------ by an order

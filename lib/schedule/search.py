@@ -65,17 +65,25 @@ def _random(seed):
 
 
 @njit(cache=True, fastmath=True)
-def _proposed(times, extra, type_of, assign, load, job, other, two):
-    """Return the loads of both devices, and the change of ``extra``, if ``job`` goes to ``two`` and ``other`` (or -1) comes."""
+def _proposed(times, extra, type_of, assign, load, square, job, other, two):
+    """Return loads and sums of squares of both devices, and the change of ``extra``.
+
+    That is if ``job`` goes to ``two`` and ``other`` (or none: -1) comes instead.
+    """
     one = assign[job]
     kind_one, kind_two = type_of[one], type_of[two]
-    load_one, load_two = load[one] - times[job, kind_one], load[two] + times[job, kind_two]
+    leaves, comes = times[job, kind_one], times[job, kind_two]
+    load_one, load_two = load[one] - leaves, load[two] + comes
+    square_one, square_two = square[one] - leaves * leaves, square[two] + comes * comes
     change = extra[job, kind_two] - extra[job, kind_one]
     if other >= 0:
-        load_one += times[other, kind_one]
-        load_two -= times[other, kind_two]
+        comes, leaves = times[other, kind_one], times[other, kind_two]
+        load_one += comes
+        load_two -= leaves
+        square_one += comes * comes
+        square_two -= leaves * leaves
         change += extra[other, kind_one] - extra[other, kind_two]
-    return load_one, load_two, change
+    return load_one, load_two, max(0.0, square_one), max(0.0, square_two), change
 
 
 @njit(cache=True)
@@ -87,13 +95,16 @@ def _loads(times, type_of, ready, assign):
 
 
 @njit(cache=True, fastmath=True)
-def _anneal(times, extra, type_of, ready, assign, scale, weight, steps, hot, cold, seed):
-    """Anneal moves and swaps of ``weight`` x (norm of the loads / scale) + ``extra`` (jobs, types); return the best found."""
+def _anneal(times, extra, type_of, ready, squares, risk, assign, scale, weight, steps, hot, cold, seed):
+    """Anneal moves and swaps of ``weight`` x (norm of the loads / scale) + ``extra`` (jobs, types); return the best found.
+
+    A load counts with ``risk`` times the root of the sum of its squared times: how far it may be off.
+    """
     count, devices = times.shape[0], len(type_of)
-    load = _loads(times, type_of, ready, assign)
-    power = _power(load / scale)
+    load, square = _loads(times, type_of, ready, assign), _loads(times * times, type_of, squares, assign)
+    power = _power((load + risk * np.sqrt(square)) / scale)
     total, best, look = power.sum(), assign.copy(), 0
-    cost, best_cost = 0.0, weight * load.max() / scale
+    cost, best_cost = 0.0, weight * (load + risk * np.sqrt(square)).max() / scale
     state = np.uint64(seed * 2654435769 + 88172645463325252)
     temperature, cooling, exponent = hot, (cold / hot) ** (1.0 / steps), weight / (1 << _POWER)
     for step in range(steps):
@@ -110,10 +121,12 @@ def _anneal(times, extra, type_of, ready, assign, scale, weight, steps, hot, col
         one = assign[job]
         if one == two:
             continue
-        load_one, load_two, change = _proposed(times, extra, type_of, assign, load, job, other, two)
+        load_one, load_two, square_one, square_two, change = _proposed(times, extra, type_of, assign, load, square, job,
+                                                                       other, two)
         if load_one > _LARGE or load_two > _LARGE:
             continue
-        power_one, power_two = _power(load_one / scale), _power(load_two / scale)
+        power_one = _power((load_one + risk * np.sqrt(square_one)) / scale)
+        power_two = _power((load_two + risk * np.sqrt(square_two)) / scale)
         added = power_one + power_two - power[one] - power[two]
         delta = change + exponent * added / total
         if delta > 0:
@@ -124,14 +137,16 @@ def _anneal(times, extra, type_of, ready, assign, scale, weight, steps, hot, col
         if other >= 0:
             assign[other] = one
         load[one], load[two], power[one], power[two] = load_one, load_two, power_one, power_two
+        square[one], square[two] = square_one, square_two
         total += added
         cost += change
         if step >= look:
             look, total = step + devices, power.sum()  # anew: a running sum gathers errors
-            if weight * load.max() / scale + cost < best_cost:
-                best_cost = weight * load.max() / scale + cost
+            now = weight * (load + risk * np.sqrt(square)).max() / scale + cost
+            if now < best_cost:
+                best_cost = now
                 best[:] = assign
-    if weight * load.max() / scale + cost < best_cost:
+    if weight * (load + risk * np.sqrt(square)).max() / scale + cost < best_cost:
         best[:] = assign
     return best
 
@@ -162,12 +177,14 @@ def loads(times: np.ndarray, type_of: np.ndarray, ready_s: np.ndarray, assign: n
 
 
 def plan(times: np.ndarray, type_of: np.ndarray, ready_s: np.ndarray, limit_s: float = 0.5, seed: int = 0,
-         extra: np.ndarray | None = None, start: np.ndarray | None = None, weight: float = 1.0) -> np.ndarray:
+         extra: np.ndarray | None = None, start: np.ndarray | None = None, weight: float = 1.0,
+         sigma: float = 0.0, running_s: np.ndarray | None = None) -> np.ndarray:
     """Return the device of each job for a small ``weight`` x makespan / first makespan + ``extra`` (jobs, types).
 
     ``times`` (jobs, types) in s, inf where a job cannot run; ``ready_s`` (devices) says when each is free. ``limit_s`` is
-    turned into a number of steps. ``start`` is a plan to improve instead of new ones. Raises InputError where a job has no
-    device.
+    turned into a number of steps. ``start`` is a plan to improve instead of new ones. With times known to ``sigma`` (log), a
+    device counts with a margin for its long jobs; ``running_s`` is how long what runs there takes in all. Raises InputError
+    where a job has no device.
     """
     if not np.isfinite(times).any(axis=1).all():
         raise InputError("a job has no device that can run it")
@@ -179,8 +196,10 @@ def plan(times: np.ndarray, type_of: np.ndarray, ready_s: np.ndarray, limit_s: f
     scale = float(loads(times, type_of, ready_s, start).max())
     steps = max(1, int(limit_s * STEPS_PER_S))
     costs = np.zeros(times.shape) if extra is None else np.where(np.isfinite(times), extra, 0.0)
-    return _anneal(_bounded(times), costs, type_of, ready_s.astype(float), start.astype(np.int64), scale, weight, steps,
-                   _HOT, _COLD, seed)
+    squares = np.zeros(len(type_of)) if running_s is None else running_s.astype(float) ** 2
+    return _anneal(_bounded(times), costs, type_of, ready_s.astype(float), squares, _MARGIN * sigma, start.astype(np.int64),
+                   scale, weight, steps, _HOT, _COLD, seed)
 
 
+_MARGIN = 2.0  # standard deviations of a device's load
 _HOT, _COLD = 3e-3, 1e-6  # of the makespan, the temperatures between which is annealed
