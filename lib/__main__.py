@@ -1,6 +1,7 @@
 """The command line: ``python -m lib <verb>``, each verb a thin call into a room."""
 
 import argparse
+import gc
 import os
 import sys
 from pathlib import Path
@@ -366,4 +367,10 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    gc.set_threshold(1_000_000)  # importing makes many objects and no garbage
+    status = main()
+    if sys.argv[1:2] == ["advise"]:  # an answer is all it leaves, and taking torch apart would take as long as importing it
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    sys.exit(status)

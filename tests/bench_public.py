@@ -29,7 +29,7 @@ def unseen(rows: pd.DataFrame, chip: Chip, groups: pd.Series) -> np.ndarray:
     terms, x = give(rows)
     said = np.full(len(rows), np.nan)
     for train, test in GroupKFold(5, shuffle=True, random_state=0).split(x, groups=groups):
-        learned = costmodel.learn(rows.iloc[train], give)
+        learned = costmodel.learn(rows.iloc[train], give, small=False)
         said[test] = learned.predict(terms.iloc[test].to_numpy(float), x.iloc[test].to_numpy(float))
     return said
 

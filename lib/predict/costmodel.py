@@ -25,7 +25,7 @@ from lib.predict.between import between
 from lib.predict.correction import Correction
 from lib.predict.gpufeatures import Chip
 from lib.predict.judging import conformal, score, shapes_of, usable
-from lib.predict.learned import LEAST_MS, Learned, rates, weights
+from lib.predict.learned import LEAST_MS, Learned, Teacher, of_plain, rates, weights
 
 __all__ = ["LEAST_MS", "CostModel", "Part", "conformal", "fit", "rates", "score", "shapes_of", "usable"]
 SCHEMA = 2
@@ -44,7 +44,7 @@ Giver = Callable[[pd.DataFrame], tuple[pd.DataFrame, pd.DataFrame]]  # rows of o
 class Part:
     """What was learned of one group of families and one pass, where it holds, and how wrong it was on unseen shapes."""
 
-    learned: Learned
+    learned: Teacher | Learned
     ranges: dict[str, tuple[float, float]]
     kinds: list[list[str]]
     edges_ms: list[float]
@@ -77,7 +77,7 @@ class Part:
     def of_plain(cls, content: dict[str, Any]) -> "Part":
         """Read what ``plain`` gave."""
         correction = content.pop("correction")
-        return cls(Learned.of_plain(content.pop("learned")), **content,
+        return cls(of_plain(content.pop("learned")), **content,
                    correction=Correction(**correction) if correction else None)
 
 
@@ -215,10 +215,8 @@ class CostModel:
         """Read a model back; InputError says what is wrong with a damaged file or one of a later version. Runs no code."""
         try:
             content = json.loads(gzip.decompress(path.read_bytes()))
-            if content["schema"] != SCHEMA:
-                later = content["schema"] > SCHEMA
-                raise InputError(f"{path} is of version {content['schema']}, this program reads {SCHEMA}: "
-                                 + ("update it" if later else "train or calibrate it again"))
+            if content["schema"] > SCHEMA:
+                raise InputError(f"{path} is of version {content['schema']}, this program reads up to {SCHEMA}: update it")
             parts = {name: Part.of_plain(part) for name, part in content["parts"].items()}
             return cls(content["device"], content["facts"], parts, Chip(**content["chip"]) if content["chip"] else None,
                        content["compositions"])
@@ -274,23 +272,28 @@ def fit(table: pd.DataFrame, facts: Mapping[str, Any] | None = None, chip: Chip 
             left[name] = len(rows)
             continue
         tell(name)
-        model.parts[name] = fit_part(rows, partial(given, chip=chip), quick, None if groups is None else groups.loc[rows.index])
+        kept = None if groups is None else groups.loc[rows.index]
+        model.parts[name] = fit_part(rows, partial(given, chip=chip), quick, kept, small=chip is None)
     if not model.parts:
         raise InputError(f"too few rows: a part needs {LEAST_ROWS}, there are {left or 'none'}")
     model.facts["left_out"] = left
     return model
 
 
-def learn(rows: pd.DataFrame, give: Giver, quick: bool = False) -> Learned:
-    """Learn from rows of one part, without judging what was learned."""
+def learn(rows: pd.DataFrame, give: Giver, quick: bool = False, small: bool = True) -> Teacher | Learned:
+    """Learn from rows of one part, without judging what was learned; ``small``: as one small network."""
+    terms, x = give(rows)
+    teacher = Teacher.of(terms, x, rows["latency_ms"].to_numpy(), weights(rows), quick)
+
     def more(count: int) -> tuple[np.ndarray, np.ndarray]:
         terms, x = give(between(rows, count))
         return terms.to_numpy(float), x.to_numpy(float)
 
-    return Learned.of(*give(rows), rows["latency_ms"].to_numpy(), weights(rows), quick, None if quick else more)
+    return Learned.of(teacher, terms, x, quick, None if quick else more) if small else teacher
 
 
-def fit_part(rows: pd.DataFrame, give: Giver, quick: bool = False, groups: pd.Series | None = None) -> Part:
+def fit_part(rows: pd.DataFrame, give: Giver, quick: bool = False, groups: pd.Series | None = None,
+             small: bool = True) -> Part:
     """Learn one part from its rows and judge it on groups of them that a fold had not seen."""
     from sklearn.model_selection import GroupKFold
 
@@ -302,13 +305,14 @@ def fit_part(rows: pd.DataFrame, give: Giver, quick: bool = False, groups: pd.Se
     folds = min(_QUICK_FOLDS if quick else FOLDS, groups.nunique())
     cut = GroupKFold(folds, shuffle=True, random_state=0).split(x, measured_ms, groups)
     for number, (train, test) in enumerate(cut):
-        learned = learn(rows.iloc[train], give, quick)
+        learned = learn(rows.iloc[train], give, quick, small)
         said[test], fold[test] = learned.predict(terms.iloc[test].to_numpy(float), x.iloc[test].to_numpy(float)), number
         outside[test] = _outside(_ranges(x.iloc[train]), x.iloc[test]) | ~np.isin(kinds[test], kinds[train])
     error = np.log(measured_ms / said)
     edges, halves = conformal(error, said)
-    return Part(learn(rows, give, quick), _ranges(x), [list(kind) for kind in sorted(kinds_of(rows))], edges, halves, len(rows),
-                score(measured_ms, said), unseen=_unseen(rows, said, error, fold).assign(out_of_range=outside))
+    kinds_seen = [list(kind) for kind in sorted(kinds_of(rows))]
+    return Part(learn(rows, give, quick, small), _ranges(x), kinds_seen, edges, halves, len(rows), score(measured_ms, said),
+                unseen=_unseen(rows, said, error, fold).assign(out_of_range=outside))
 
 
 def _unseen(rows: pd.DataFrame, said: np.ndarray, error: np.ndarray, fold: np.ndarray) -> pd.DataFrame:

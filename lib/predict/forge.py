@@ -109,7 +109,7 @@ def with_networks(model: CostModel, folder: Path | None = None,
     """
     table = networks_of(folder or reference_machine())
     items = works(table, progress)
-    known = shelf.Shelved(model.device, "fp32", model, False, np.inf).known
+    known = shelf.Shelved(model.device, "fp32", model, False, np.inf).known()
     tuning = table["network"].isin(TUNING)
     model.compositions = composed(model, table[tuning], items, known)
     rows = []
@@ -177,7 +177,7 @@ def any_gpu(tables: Mapping[str, pd.DataFrame], kind: str, dtype: str, quick: bo
     model = CostModel(shelf.ANY_GPU, facts)
     for name, rows in costmodel.by_part(joined, gpu=True):
         if len(rows) >= costmodel.LEAST_ROWS:
-            model.parts[name] = costmodel.fit_part(rows, give, quick, rows["hardware_id"])
+            model.parts[name] = costmodel.fit_part(rows, give, quick, rows["hardware_id"], small=False)
     return model
 
 

@@ -47,7 +47,10 @@ class Chip:
 
 
 def _column(table: pd.DataFrame, name: str, absent: float = 1.0) -> np.ndarray:
-    return table[name].fillna(absent).to_numpy(float) if name in table else np.full(len(table), absent)
+    if name not in table:
+        return np.full(len(table), absent)
+    values = table[name].to_numpy(float, na_value=np.nan)
+    return np.where(np.isnan(values), absent, values)
 
 
 def _gemm(table: pd.DataFrame) -> tuple[np.ndarray, ...]:

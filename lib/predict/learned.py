@@ -1,8 +1,9 @@
 """What is learned of one group of operators: physical rates first, then by what factor an operator departs from their sum.
 
 Rates are never negative. The factor is learned by boosted trees (LightGBM), which see thresholds, and by small neural networks,
-which see slopes; then one small network learns what they say together, of the measured operators and of many that lie between
-them (distillation: Hinton et al., 2015), so that an answer takes microseconds and a model is a few arrays.
+which see slopes. For a CPU one small network then learns what they say together, of the measured operators and of many that lie
+between them (distillation: Hinton et al., 2015), so that an answer takes microseconds and a model is a few arrays. GPUs keep
+trees and networks: their tiles and waves make many sharp steps, of which a small network loses some.
 """
 
 import base64
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from lib.errors import InputError
 from lib.predict import nets
 from lib.predict.features import TEXTS
 
@@ -24,8 +26,10 @@ TREES: dict[str, Any] = {"objective": "regression_l1", "learning_rate": 0.05, "n
                          "feature_fraction": 0.5, "bagging_fraction": 0.8, "bagging_freq": 1, "lambda_l2": 1.0, "verbosity": -1,
                          "num_threads": 2, "deterministic": True, "force_row_wise": True}
 _ROUNDS, _BAGS = 500, 2
-_MANY, _MANY_LEAVES = 4000, 63  # from so many rows on, trees may be larger
+_LEAVES = ((10_000, 127), (4_000, 63))  # from so many rows on, trees may be larger
 _QUICK_ROUNDS, _QUICK_EPOCHS = 250, 80
+_NEEDLESS = ("tree_sizes", "split_gain", "leaf_weight", "leaf_count", "internal_value", "internal_weight", "internal_count")
+_DIGITS = {"threshold": 9, "leaf_value": 5}
 _LEAST_SPREAD = 0.03  # a row's weight is the inverse of its relative IQR, which is not believed below this
 _STEPS = ("kernel", "stride")  # numbers that are names
 _BEYOND = 0.3  # in log time: how far an answer may go beyond those that were measured
@@ -89,9 +93,10 @@ class Spread:
 class Teacher:
     """Rates, trees and networks of one group: what is learned from measurements."""
 
+    terms: list[str]
     names: list[str]
     costs: np.ndarray
-    boosters: list[Any]
+    trees: list[str]  # LightGBM's text
     nets: nets.Nets
     spread: Spread
     bounds: tuple[float, float]  # of the log factor
@@ -105,12 +110,23 @@ class Teacher:
         given, answer = np.concatenate([x.to_numpy(float), known], axis=1), np.log(measured_ms / total)
         data = lightgbm.Dataset(given, answer, weight=weight, free_raw_data=False)
         rounds, bags = (_QUICK_ROUNDS, 1) if quick else (_ROUNDS, _BAGS)
-        size = {"num_leaves": _MANY_LEAVES, "min_data_in_leaf": 10} if len(x) >= _MANY else {}
-        boosters = [lightgbm.train({**TREES, **size, "seed": seed}, data, rounds) for seed in range(bags)]
+        leaves = next((leaves for rows, leaves in _LEAVES if len(x) >= rows), None)
+        size = {"num_leaves": leaves, "min_data_in_leaf": 10} if leaves else {}
+        trees = [_text(lightgbm.train({**TREES, **size, "seed": seed}, data, rounds)) for seed in range(bags)]
         spread = Spread.of(x)
         wide = np.concatenate([spread(list(x), x.to_numpy(float)), known], axis=1)
         trained = nets.train(wide, answer, weight, epochs=_QUICK_EPOCHS if quick else nets.EPOCHS)
-        return cls(list(x), costs, boosters, trained, spread, (float(answer.min()) - _BEYOND, float(answer.max()) + _BEYOND))
+        return cls(list(terms), list(x), costs, trees, trained, spread,
+                   (float(answer.min()) - _BEYOND, float(answer.max()) + _BEYOND))
+
+    @cached_property
+    def boosters(self) -> list:
+        """Give the trees, read when they are first asked; InputError for a text that is none."""
+        lightgbm = lightgbm_alone()
+        try:
+            return [lightgbm.Booster(model_str=text) for text in self.trees]
+        except lightgbm.basic.LightGBMError as error:
+            raise InputError(f"the trees of a model are damaged: {error}") from None
 
     def factors(self, known: np.ndarray, x: np.ndarray) -> np.ndarray:
         """Return log factors for the terms' shares and features (n, names)."""
@@ -118,6 +134,15 @@ class Teacher:
         trees = np.mean([booster.predict(given) for booster in self.boosters], axis=0)
         wide = np.concatenate([self.spread(self.names, x), known], axis=1)
         return (trees + np.clip(self.nets(wide), *self.bounds)) / 2
+
+    def predict(self, terms: np.ndarray, x: np.ndarray) -> np.ndarray:
+        """Return times in ms for terms (n, terms) and features (n, names)."""
+        total, known = shares(terms, self.costs)
+        return total * np.exp(self.factors(known, x))
+
+    def plain(self) -> dict[str, Any]:
+        """Return everything as what JSON can hold: LightGBM's own text, and arrays of 32-bit floats in base64."""
+        return {**_plain(self), "trees": self.trees}
 
 
 @dataclass
@@ -132,11 +157,9 @@ class Learned:
     bounds: tuple[float, float]
 
     @classmethod
-    def of(cls, terms: pd.DataFrame, x: pd.DataFrame, measured_ms: np.ndarray, weight: np.ndarray | None = None,
-           quick: bool = False, more: More | None = None) -> "Learned":
-        """Learn from terms, features and times; ``more`` gives questions between them, on which the small network is taught."""
-        weight = np.ones(len(x)) if weight is None else weight
-        teacher = Teacher.of(terms, x, measured_ms, weight, quick)
+    def of(cls, teacher: Teacher, terms: pd.DataFrame, x: pd.DataFrame, quick: bool = False,
+           more: More | None = None) -> "Learned":
+        """Learn what the teacher says of terms and features, and of those between them that ``more`` gives."""
         parts, values = [terms.to_numpy(float)], [x.to_numpy(float)]
         for source in (more,) if more else ():
             other_terms, other_x = source(min(_BETWEEN * len(x), _MOST_BETWEEN))
@@ -179,18 +202,39 @@ class Learned:
 
     def plain(self) -> dict[str, Any]:
         """Return everything as what JSON can hold: numbers, and arrays of 32-bit floats in base64."""
-        return {"terms": self.terms, "names": self.names, "costs": self.costs.tolist(), "known": self.spread.known,
-                "bounds": list(self.bounds), "centre": self.nets.centre.tolist(), "scale": self.nets.scale.tolist(),
-                "layers": [[_packed(w), _packed(b)] for w, b in self.nets.layers]}
+        return _plain(self)
 
-    @classmethod
-    def of_plain(cls, content: dict[str, Any]) -> "Learned":
-        """Read what ``plain`` gave."""
-        layers = [(_unpacked(w), _unpacked(b)) for w, b in content["layers"]]
-        low, high = content["bounds"]
-        return cls(content["terms"], content["names"], np.array(content["costs"]),
-                   nets.Nets(np.array(content["centre"]), np.array(content["scale"]), layers), Spread(content["known"]),
-                   (float(low), float(high)))
+
+def _plain(one: Teacher | Learned) -> dict[str, Any]:
+    return {"terms": one.terms, "names": one.names, "costs": one.costs.tolist(), "known": one.spread.known,
+            "bounds": list(one.bounds), "centre": one.nets.centre.tolist(), "scale": one.nets.scale.tolist(),
+            "layers": [[_packed(w), _packed(b)] for w, b in one.nets.layers]}
+
+
+def of_plain(content: dict[str, Any]) -> Teacher | Learned:
+    """Read what ``plain`` of either gave; files of version 1 have no bounds."""
+    layers = [(_unpacked(w), _unpacked(b)) for w, b in content["layers"]]
+    low, high = content.get("bounds", (-np.inf, np.inf))
+    facts = {"terms": content["terms"], "names": content["names"], "costs": np.array(content["costs"]),
+             "nets": nets.Nets(np.array(content["centre"]), np.array(content["scale"]), layers),
+             "spread": Spread(content["known"]), "bounds": (float(low), float(high))}
+    return Teacher(**facts, trees=list(content["trees"])) if "trees" in content else Learned(**facts)
+
+
+def _kept_lines(booster) -> list[str]:
+    lines = []
+    for line in booster.model_to_string(num_iteration=-1).split("\n\nend of trees")[0].split("\n"):
+        name, _, values = line.partition("=")
+        if name in _DIGITS:
+            lines.append(f"{name}=" + " ".join(f"{float(value):.{_DIGITS[name]}g}" for value in values.split()))
+        elif name not in _NEEDLESS:
+            lines.append(line)
+    return lines
+
+
+def _text(booster) -> str:
+    """Return a booster's text without what only training needs, numbers rounded: a quarter of it."""
+    return "\n".join(_kept_lines(booster)) + "\n\nend of trees\n"
 
 
 def _packed(array: np.ndarray) -> dict[str, Any]:

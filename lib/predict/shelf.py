@@ -60,18 +60,19 @@ class Shelved:
         return pd.concat(mine, ignore_index=True) if mine else None
 
     @cached_property
-    def known(self) -> Mapping[tuple, float]:
-        """Give the operators that were measured on this device in the state that its model answers for."""
-        names = self.model.facts.get("sweeps", [])
-        found: dict[tuple, float] = {}
-        if self.zero_shot:
-            return found
-        for name in names:
-            path = paths.REFERENCE / name / "sweep.parquet"
-            if path.is_file():
-                table = pd.read_parquet(path)
-                found |= estimate.lookup(table[(table["status"] == "ok") & (table["verdict"] == "stable")])
-        return found
+    def stable(self) -> pd.DataFrame:
+        """Give the operators that were measured on this device in the state that its model answers for, and repeated well."""
+        names = [] if self.zero_shot else self.model.facts.get("sweeps", [])
+        files = [path for name in names if (path := paths.REFERENCE / name / "sweep.parquet").is_file()]
+        tables = [table[(table["status"] == "ok") & (table["verdict"] == "stable")] for table in map(pd.read_parquet, files)]
+        return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=["flops", "bytes", "latency_ms"])
+
+    def known(self, item: Work | None = None) -> Mapping[tuple, float]:
+        """Return the measured times by ``Asked.key``; with ``item`` of those alone that may be among its operators."""
+        table = self.stable
+        if item is not None:
+            table = table[table["flops"].isin(item.table["flops"]) & table["bytes"].isin(item.table["bytes"])]
+        return estimate.lookup(table)
 
     def composition(self, mode: str, memory: str = "default") -> Composition:
         """Return what a whole adds to its operators; where no network was measured whole, nothing, with a wide interval."""
@@ -82,7 +83,7 @@ class Shelved:
 
     def estimate(self, item: Work, memory: str = "default") -> Estimate:
         """Predict a pass or step on this device; on a CPU ``memory`` says whether the process keeps what it frees."""
-        return estimate.estimate(item, self.model, self.composition(item.mode, memory), self.known)
+        return estimate.estimate(item, self.model, self.composition(item.mode, memory), self.known(item))
 
     def bound(self, item: Work, said: Estimate) -> tuple[str, float]:
         """Return what bounds most of the time (compute, memory or launch), and how many times the roof is faster."""
