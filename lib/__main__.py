@@ -217,6 +217,21 @@ def _schedule(options: argparse.Namespace) -> int:
     return 0
 
 
+def _run_jobs(options: argparse.Namespace) -> int:
+    from tqdm import tqdm
+
+    from lib.schedule import campaign
+
+    out = options.out or campaign.default_folder(options.jobs)
+    with tqdm(desc="samples", unit="workload") as bar:
+        prepared = campaign.prepare(options.jobs, out, options.slots, bar.update)
+    with tqdm(desc="jobs", total=len(prepared.specs), unit="job") as bar:
+        ran = campaign.run(prepared, out, options.policy, options.objective, progress=bar.update)
+    print(campaign.words(ran))
+    print(f"{out / 'schedule.csv'}, {out / 'trace.json'}")
+    return int((ran.ends["status"] != "done").any())
+
+
 def _import(options: argparse.Namespace) -> int:
     from lib import bundle
 
@@ -279,6 +294,14 @@ def _placing(verbs) -> None:
     verb.add_argument("--trace", type=Path, help="write a Chrome trace, which ui.perfetto.dev opens, to this JSON")
     verb.add_argument("--json", action="store_true", help="print the figures as one object")
     verb.set_defaults(call=_schedule)
+
+    verb = verbs.add_parser("run-jobs", help="run jobs for real on this machine's slots and GPUs; a second call goes on")
+    verb.add_argument("jobs", type=Path, help="CSV: job_id, and workload_id with steps or notebook; arrival_s, memory_mb, ...")
+    verb.add_argument("--policy", default="hybrid", help="as in schedule")
+    verb.add_argument("--objective", default="makespan", help="as in schedule")
+    verb.add_argument("--slots", type=int, default=0, help="CPU slots of equal size (default: one a core)")
+    verb.add_argument("--out", type=Path, help="folder of the record (default: data/schedule/<name of the file>)")
+    verb.set_defaults(call=_run_jobs)
 
 
 def _exchanging(verbs) -> None:

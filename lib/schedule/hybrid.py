@@ -6,7 +6,7 @@ from math import inf
 import numpy as np
 
 from lib.errors import InputError, choices
-from lib.schedule import policies, search
+from lib.schedule import bounds, policies, search
 from lib.schedule.belief import Belief
 from lib.schedule.late import Lists
 from lib.schedule.state import Action, Predict, Restart, Start, State, Wait
@@ -16,6 +16,7 @@ _LIMIT_S = 0.5
 _AGAIN_SHARE, _LEAST_LIMIT_S = 0.04, 0.002
 _ENDED, _LEAST_ENDED = 0.05, 2  # jobs that ended otherwise than believed, as a share of the waiting, and all is planned anew
 _GROWN = 0.25  # share of the waiting jobs that came or were corrected since the last plan, and all is planned anew
+_LEAST_WEIGHT = 1e-3  # of the makespan, where something else is wanted
 _PAYS = 0.8  # of what is left of a running job, that a restart elsewhere may take
 _AGING = 2.0
 _ROUGH = 0.02  # from this spread of the predictions on, in log time, jobs are bound late
@@ -88,22 +89,31 @@ def _ready_s(state: State, belief: Belief) -> tuple[np.ndarray, np.ndarray]:
     return ready, whole
 
 
-def _extra(state: State, times: np.ndarray, weights: dict[str, float], span_s: float) -> np.ndarray | None:
-    """Return what running a job on a type costs beside the makespan, in shares of it (jobs, types)."""
-    fleet, found = state.fleet, np.zeros(times.shape)
+def _weighed(state: State, times: np.ndarray, ready_s: np.ndarray,
+             weights: dict[str, float]) -> tuple[float, np.ndarray | None]:
+    """Return the weight of the makespan, and what running a job on a type costs beside it (jobs, types), in like units.
+
+    Energy is what running takes above idling, for each job, and idling, which lasts as long as the makespan.
+    """
+    if set(weights) == {"makespan"}:
+        return weights["makespan"], None
+    fleet = state.fleet
+    span_s = bounds.fluid(times, fleet.counts, np.bincount(fleet.type_of, ready_s, minlength=len(fleet.types))).makespan_s
+    of_span, extra = weights.get("makespan", _LEAST_WEIGHT), np.zeros(times.shape)
     for name, weight in weights.items():
         if name == "makespan" or not weight:
             continue
-        rate = fleet.busy_w if name == "energy" else fleet.price_per_hour
-        if np.isnan(rate).any() or (name == "energy" and np.isnan(fleet.idle_w).any()):
+        busy = fleet.busy_w if name == "energy" else fleet.price_per_hour
+        idle = fleet.idle_w if name == "energy" else np.zeros(len(fleet.types))
+        if np.isnan(busy).any() or np.isnan(idle).any():
             columns = "idle_w and busy_w" if name == "energy" else "price_per_hour"
             raise InputError(f"the objective {name} needs {columns} of every type of device in the devices file")
-        above = rate - fleet.idle_w if name == "energy" else rate
-        still = float((fleet.counts * fleet.idle_w).sum()) * span_s if name == "energy" else 0.0
-        cost = np.where(np.isfinite(times), times, 0.0) * above[None]
-        least = np.where(np.isfinite(times), cost, inf).min(axis=1).sum() + still
-        found += weight * cost / max(least, 1e-12)
-    return found if found.any() else None
+        cost = np.where(np.isfinite(times), times * (busy - idle)[None], inf)
+        idling = float((fleet.counts * idle).sum()) * span_s
+        least = cost.min(axis=1).sum() + idling
+        extra += weight * np.where(np.isfinite(cost), cost, 0.0) / max(least, 1e-12)
+        of_span += weight * idling / max(least, 1e-12)
+    return of_span, extra
 
 
 def _plan_anew(state: State, belief: Belief, plan: _Plan, weights: dict[str, float], limit_s: float, seed: int) -> None:
@@ -113,10 +123,8 @@ def _plan_anew(state: State, belief: Belief, plan: _Plan, weights: dict[str, flo
     start = np.array([held.get(job, -1) for job in jobs.tolist()], int) if plan.size else None
     if start is not None and (start < 0).any():
         start = None
-    fluid_s = float(times.min(axis=1).sum() / len(state.fleet))
-    extra = _extra(state, times, weights, fluid_s)
-    assign = search.plan(times, type_of, ready, limit_s, seed, extra, start, weights.get("makespan", 0.02), belief.sigma,
-                         whole)
+    weight, extra = _weighed(state, times, ready, weights)
+    assign = search.plan(times, type_of, ready, limit_s, seed, extra, start, weight, belief.sigma, whole)
     own = times[np.arange(len(jobs)), type_of[assign]]
     plan.lay(jobs, times, assign, own, state.now_s + search.loads(times, type_of, ready, assign))
 

@@ -237,15 +237,25 @@ def read(times: Path, devices: Path, jobs: Path | None = None, actual: Path | No
 def _job_facts(path: Path | None, ids: list[str], times: Path) -> Jobs:
     if path is None:
         return replace(Jobs.plain(len(ids)), ids=tuple(ids))
-    table = _table(path, ("job_id",), _JOB_COLUMNS)
-    if table["job_id"].duplicated().any():
-        raise InputError(f"{path}: job {table.loc[table['job_id'].duplicated(), 'job_id'].iloc[0]!r} is there twice")
+    table = job_table(path)
     lacking = sorted(set(ids) ^ set(table["job_id"]))
     if lacking:
         raise InputError(f"{path} and {times} do not name the same jobs: {choices(lacking[:5])}")
-    table = table.set_index("job_id", drop=False).loc[ids]
+    return jobs_of(table.set_index("job_id", drop=False).loc[ids], path)
+
+
+def job_table(path: Path) -> pd.DataFrame:
+    """Read ``jobs.csv`` as it is; InputError for unknown columns and ids that are there twice."""
+    table = _table(path, ("job_id",), _JOB_COLUMNS)
+    if table["job_id"].duplicated().any():
+        raise InputError(f"{path}: job {table.loc[table['job_id'].duplicated(), 'job_id'].iloc[0]!r} is there twice")
+    return table
+
+
+def jobs_of(table: pd.DataFrame, path: Path) -> Jobs:
+    """Return the jobs of a table that ``job_table`` read; InputError names a number that is none."""
     columns = {name: _numbers(table, name, path, empty, "job_id")
                for name, empty in (("arrival_s", 0.0), ("deadline_s", np.inf), ("memory_mb", 0.0), ("cpu_cores", 0.0))}
     labels = table.get("workload_id", pd.Series(index=table.index, dtype=object)).fillna(
         table.get("notebook", pd.Series(index=table.index, dtype=object)))
-    return Jobs(tuple(ids), **columns, kind=pd.factorize(labels)[0])
+    return Jobs(tuple(table["job_id"]), **columns, kind=pd.factorize(labels)[0])

@@ -11,6 +11,7 @@ from lib import paths
 from lib.errors import InputError
 from lib.schedule.worker import Job
 
+_WARM_STEPS = 2
 _HELD_BATCHES = 8  # of a dataset, used again and again: a job is about steps, not about epochs
 
 
@@ -35,31 +36,56 @@ class _Steps:
 
 
 @cache
-def _trainer(workload_id: str, device: str, threads: int) -> tuple[Any, Any]:
-    """Build a workload once a worker; return its trainer and its loader."""
+def _batches(workload_id: str) -> tuple[Any, Any]:
+    """Open a workload's data once a worker; return its task and a loader over a few batches."""
     import torch
 
     from lib import params
-    from lib.measure import machine
-    from lib.work import datasets, training, workloads
+    from lib.work import datasets, workloads
 
-    place = "cpu" if device.startswith("cpu") else device
-    torch.set_num_threads(threads)
-    training.seed_everything(0)
     task = workloads.prepare(params.workload(workload_id))
     opened = datasets.open_splits(task.workload, "auto", "native")
     subset = datasets.bounded(opened.splits["train"], _HELD_BATCHES, task.workload.batch_size, 0)
-    loader = torch.utils.data.DataLoader(subset, batch_size=task.workload.batch_size, shuffle=True, drop_last=True,
-                                         generator=torch.Generator().manual_seed(0))
-    return training.Trainer(task, training.Options(machine.device(place))), loader
+    return task, torch.utils.data.DataLoader(subset, batch_size=task.workload.batch_size, shuffle=True, drop_last=True)
+
+
+def _trainer(job: Job, workload_id: str) -> tuple[Any, Any]:
+    """Build a workload's model anew; return its trainer and its loader."""
+    import torch
+
+    from lib.measure import machine
+    from lib.work import training
+
+    torch.set_num_threads(job.threads)
+    training.seed_everything(0)
+    task, loader = _batches(workload_id)
+    device = machine.device("cpu" if job.device.startswith("cpu") else job.device)
+    return training.Trainer(task, training.Options(device)), loader
 
 
 def workload(job: Job, workload_id: str, steps: int) -> dict[str, float]:
     """Train a workload for ``steps`` steps; return the steps, the seconds that they took, and the mean loss."""
-    trainer, loader = _trainer(workload_id, job.device, job.threads)
+    trainer, loader = _trainer(job, workload_id)
     begin = time.perf_counter()
     loss = trainer.train(_Steps(job, loader, steps))
     return {"steps": steps, "seconds": time.perf_counter() - begin, "loss": loss}
+
+
+def sample(job: Job, workload_id: str, seconds: float) -> dict[str, float]:
+    """Return how long a step of a workload takes here, and how long it takes to set it up, both in s.
+
+    The second of two set-ups counts: the first also loads libraries and data, once a worker.
+    """
+    _trainer(job, workload_id)
+    begin = time.perf_counter()
+    trainer, loader = _trainer(job, workload_id)
+    setup_s = time.perf_counter() - begin
+    trainer.train(_Steps(job, loader, _WARM_STEPS))
+    steps, begin = 0, time.perf_counter()
+    while time.perf_counter() - begin < seconds:
+        trainer.train(_Steps(job, loader, _WARM_STEPS))
+        steps += _WARM_STEPS
+    return {"step_s": (time.perf_counter() - begin) / steps, "setup_s": setup_s}
 
 
 def notebook(job: Job, path: str, parameters: dict[str, Any], out: str) -> dict[str, str]:

@@ -1,0 +1,75 @@
+"""Files of jobs: what is refused, and a real run of two small workloads that survives the death of a worker."""
+
+import os
+import signal
+import threading
+import time
+
+import psutil
+import pytest
+
+from lib import store
+from lib.errors import InputError
+from lib.schedule import campaign, question
+
+
+def write(path, text):
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize("text, word", [
+    ("job_id,workload_id,steps\na,W1,5\na,W2,5\n", "twice"), ("job_id,workload_id,steps\na,W99,5\n", "no workload 'W99'"),
+    ("job_id,workload_id,steps\na,W1,0\n", "steps"), ("job_id,workload_id,steps\na,W1,\n", "steps"),
+    ("job_id,steps\na,1\n", "one of them"), ("job_id,workload_id,notebook,steps\na,W1,n.ipynb,1\n", "one of them"),
+    ("job_id,workload_id,steps,colour\na,W1,1,red\n", "unknown"),
+    ("job_id,workload_id,steps,arrival_s\na,W1,1,-3\n", "arrival_s"), ("job_id,workload_id,steps\n", "no row")])
+def test_bad_files_of_jobs_are_refused(tmp_path, text, word):
+    with pytest.raises(InputError, match=word):
+        campaign.read(write(tmp_path / "jobs.csv", text), tmp_path)
+
+
+def test_slots_share_the_cores_and_never_overlap():
+    cores = len(psutil.Process().cpu_affinity())
+    slots = [slot for slot in campaign.slots_here(cores) if slot.cores]
+    assert sum(len(slot.cores) for slot in slots) == len({core for slot in slots for core in slot.cores}) == cores
+    with pytest.raises(InputError, match="slots"):
+        campaign.slots_here(cores + 1)
+
+
+def _kill_a_busy_worker(stop):
+    """Kill one child that has used a processor for a while, once."""
+    while not stop.is_set():
+        for child in psutil.Process().children():
+            if child.cpu_times().user > 5 and "spawn_main" in " ".join(child.cmdline()):
+                os.kill(child.pid, signal.SIGKILL)
+                return
+        time.sleep(0.2)
+
+
+def test_real_workloads_survive_the_death_of_a_worker(tmp_path):
+    path = write(tmp_path / "jobs.csv", "job_id,workload_id,steps\na,W1,60\nb,W1,60\nc,W6,20\n")
+    prepared = campaign.prepare(path, tmp_path / "out")
+    assert (prepared.predicted_s > 0).all()
+    stop = threading.Event()
+    killer = threading.Thread(target=_kill_a_busy_worker, args=(stop,))
+    killer.start()
+    ran = campaign.run(prepared, tmp_path / "out")
+    stop.set()
+    killer.join()
+    assert sorted(ran.ends["job_id"]) == ["a", "b", "c"] and set(ran.ends["status"]) == {"done"}
+    assert {result["steps"] for result in ran.ends["result"]} == {60, 20}
+    assert len(store.read(tmp_path / "out" / "schedule.csv", "schedule")) >= 3
+    assert (tmp_path / "out" / "trace.json").is_file() and "done" in campaign.words(ran)
+
+
+def test_the_command_answers_from_files(tmp_path):
+    times = write(tmp_path / "t.csv", "job_id,cpu,gpu\na,4,1\nb,4,1\nc,2,\nd,3,2\n")
+    devices = write(tmp_path / "d.csv", "device,type,count,idle_w,busy_w\nhost,cpu,1,10,50\ncard,gpu,1,30,300\n")
+    found = question.ask_files(times, devices)
+    assert found.figures["makespan_s"] == 4 and found.figures["energy_j"] > 0 and found.figures["price"] is None
+    actual = write(tmp_path / "a.csv", "job_id,cpu,gpu\na,4,3\nb,4,3\nc,2,\nd,3,2\n")
+    late = question.ask_files(times, devices, actual=actual)
+    assert late.figures["makespan_s"] > 4 and late.figures["ratio"] >= 1
+    found.write(tmp_path / "s.csv", tmp_path / "trace.json")
+    assert len(store.read(tmp_path / "s.csv", "schedule")) == 4
