@@ -12,6 +12,7 @@ from lib.schedule import bounds
 _POWER = 5  # squarings: the norm over the devices' loads is the 2^5 = 32nd, which is nearly their maximum
 STEPS_PER_S = 6_000_000  # what an ordinary core does; a limit in seconds becomes a number of steps, so that plans repeat
 _LARGE = 1e30
+_MOST_ROUNDED = 20_000  # jobs: beyond, list scheduling is near enough to start from, and the linear programme takes seconds
 
 
 @njit(cache=True)
@@ -107,6 +108,7 @@ def _anneal(times, extra, type_of, ready, squares, risk, assign, scale, weight, 
     cost, best_cost = 0.0, weight * (load + risk * np.sqrt(square)).max() / scale
     state = np.uint64(seed * 2654435769 + 88172645463325252)
     temperature, cooling, exponent = hot, (cold / hot) ** (1.0 / steps), weight / (1 << _POWER)
+    level = load.max() / scale  # of the makespan: what a relative change of the norm is worth
     for step in range(steps):
         temperature *= cooling
         state = _random(state)
@@ -128,7 +130,7 @@ def _anneal(times, extra, type_of, ready, squares, risk, assign, scale, weight, 
         power_one = _power((load_one + risk * np.sqrt(square_one)) / scale)
         power_two = _power((load_two + risk * np.sqrt(square_two)) / scale)
         added = power_one + power_two - power[one] - power[two]
-        delta = change + exponent * added / total
+        delta = change + exponent * level * np.log1p(max(-0.999999, added / total))
         if delta > 0:
             state = _random(state)
             if delta > -temperature * np.log((float(state >> np.uint64(11)) + 1.0) / 9007199254740993.0):
@@ -142,7 +144,8 @@ def _anneal(times, extra, type_of, ready, squares, risk, assign, scale, weight, 
         cost += change
         if step >= look:
             look, total = step + devices, power.sum()  # anew: a running sum gathers errors
-            now = weight * (load + risk * np.sqrt(square)).max() / scale + cost
+            level = (load + risk * np.sqrt(square)).max() / scale
+            now = weight * level + cost
             if now < best_cost:
                 best_cost = now
                 best[:] = assign
@@ -190,8 +193,10 @@ def plan(times: np.ndarray, type_of: np.ndarray, ready_s: np.ndarray, limit_s: f
         raise InputError("a job has no device that can run it")
     counts = np.bincount(type_of, minlength=times.shape[1])
     if start is None:
-        solved = bounds.fluid(times, counts, np.bincount(type_of, ready_s, minlength=times.shape[1]))
-        starts = [list_plan(times, type_of, ready_s), _rounded(times, type_of, ready_s, solved.share)]
+        starts = [list_plan(times, type_of, ready_s)]
+        if len(times) <= _MOST_ROUNDED:
+            solved = bounds.fluid(times, counts, np.bincount(type_of, ready_s, minlength=times.shape[1]))
+            starts.append(_rounded(times, type_of, ready_s, solved.share))
         start = min(starts, key=lambda one: loads(times, type_of, ready_s, one).max())
     scale = float(loads(times, type_of, ready_s, start).max())
     steps = max(1, int(limit_s * STEPS_PER_S))
