@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lib.errors import InputError
-from lib.schedule import bounds, metrics, policies, problem, search, trace
+from lib.schedule import bounds, metrics, policies, problem, search, study, trace
 from lib.schedule.problem import Fleet, Jobs, Problem
 from lib.schedule.simulate import Contention, Faults, PolicyError, simulate
 from lib.schedule.state import Start, Wait
@@ -121,6 +121,14 @@ def test_restart_rescues_a_straggler():
     asked = Problem(Jobs.plain(2), fleet, predicted, actual, 0.3)
     assert metrics.metrics(simulate(asked, a_policy("hybrid")))["makespan_s"] < 20
     assert metrics.metrics(simulate(asked, a_policy("hybrid", spoliation=False)))["makespan_s"] == 100
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_predictions_said_to_be_exact_and_swapped_are_survived(seed):
+    """Planned on, found wrong, bound late from then on: every job still ends once."""
+    asked = a_problem(seed, count=120, holes=0.0)
+    outcome = simulate(study.swapped(asked, seed), a_policy("hybrid"))
+    check_schedule(outcome)
 
 
 def test_host_cores_are_never_exceeded():

@@ -59,8 +59,9 @@ def hybrid(state: State, predict: Predict, objective: str = "makespan", limit_s:
     belief.learn(state.finished)
     if objective in ("makespan", "energy", "price"):
         wanted = weights or ({"makespan": 1.0} if objective == "makespan" else {objective: 1.0})
-        rough = set(wanted) == {"makespan"} and belief.sigma > _ROUGH
-        actions = _late(state, belief) if rough else _planned(state, belief, wanted, limit_s, seed)
+        if set(wanted) == {"makespan"} and belief.sigma > _ROUGH:
+            state.memory["rough"] = True  # for good: predictions that were wrong once are not planned on again
+        actions = _late(state, belief) if "rough" in state.memory else _planned(state, belief, wanted, limit_s, seed)
     else:
         actions = _ordered(state, predict, belief, objective)
     if spoliation and not state.waiting and objective in ("makespan", "mean_jct", "p99_jct", "deadline"):
