@@ -12,13 +12,14 @@ from tests import (
     bench_prediction,
     bench_public,
     bench_repeat,
+    bench_schedule,
     bench_startup,
     bench_sweep,
 )
 
 BENCHMARKS = {"startup": bench_startup, "overhead": bench_overhead, "peers": bench_peers, "repeat": bench_repeat,
               "sweep": bench_sweep, "faults": bench_faults, "composition": bench_composition, "learning": bench_learning,
-              "prediction": bench_prediction, "public": bench_public}
+              "prediction": bench_prediction, "public": bench_public, "schedule": bench_schedule}
 
 
 def main(names: list[str]) -> int:

@@ -13,14 +13,12 @@ NAMES = ("fastest", "earliest-finish", "longest-first", "hybrid")
 GIVEN = paths.ROOT.parent / "shared" / "data" / "gavel" / "simulation_throughputs.json"
 
 
-def rates() -> pd.DataFrame:
-    """Return the throughputs of single-device jobs; exits with a line where there are none."""
+def rates() -> pd.DataFrame | None:
+    """Return the throughputs of single-device jobs, None where there are none."""
     path = paths.IMPORTED / "gavel" / gavel.FILE
     if not path.exists() and GIVEN.exists():
         gavel.bring_in(GIVEN)
-    if not path.exists():
-        sys.exit("skipped: python -m lib import gavel simulation_throughputs.json")
-    return gavel.single(store.read(path, "throughputs"))
+    return gavel.single(store.read(path, "throughputs")) if path.exists() else None
 
 
 def mixes(table: pd.DataFrame, sizes=SIZES) -> dict[str, study.Mix]:
@@ -57,6 +55,9 @@ def scale(table: pd.DataFrame) -> pd.DataFrame:
 
 def main() -> None:
     table = rates()
+    if table is None:
+        print("   skipped: python -m lib import gavel simulation_throughputs.json brings what it needs")
+        return
     for what in (makespan, completion, load, noise, adversarial, scale):
         if set(sys.argv[1:]) <= {"schedule"} or what.__name__ in sys.argv[1:]:
             print(f"--- {what.__name__}", what(table).round(4).to_string(), sep="\n", flush=True)
