@@ -86,6 +86,16 @@ def test_a_job_that_always_fails_ends_with_its_reason(tmp_path):
     assert ends.loc["j0", "status"] == "done" and (attempts["job_id"] == "bad").sum() == 3
 
 
+def test_workers_that_cannot_start_are_told_and_not_tried_for_ever(tmp_path):
+    specs, slots = sleeping(2), [Slot("cpu[0]", warm="tests.light:no")]
+    jobs = Jobs(**{**Jobs.plain(2).__dict__, "ids": ("j0", "j1")})
+    with pytest.raises(InputError, match="3 workers in a row could not start"):
+        execute.execute(specs, jobs, Fleet.of({"cpu": 1}), slots, np.ones((2, 1)), policies.policy("first-come"), tmp_path,
+                        LIMITS)
+    attempts, ends, _ = run(specs, tmp_path)
+    check(attempts, ends, specs)  # what could not begin goes on when it can
+
+
 def test_a_straggler_is_moved(tmp_path):
     specs = [Spec("long", "tests.light:once", {"path": str(tmp_path / "seen"), "fault": "slow", "value": 0}), *sleeping(1)]
     assert run(specs, tmp_path / "run", "hybrid")[1]["status"].tolist() == ["done", "done"]

@@ -20,6 +20,7 @@ from lib.schedule.simulate import simulate
 from lib.tables import columns
 
 _SAMPLE_S = 1.5
+_WARM = "lib.schedule.work:load"
 _NOTEBOOK_S = 60.0  # a notebook in quick mode ends within a minute
 
 
@@ -88,8 +89,9 @@ def slots_here(count: int = 0) -> tuple[Slot, ...]:
     from lib.measure import machine
 
     parts = [tuple(cores[number * width:(number + 1) * width]) for number in range(count)]
-    found = [Slot(f"cpu[{'-'.join(str(core) for core in dict.fromkeys((part[0], part[-1])))}]", part, width) for part in parts]
-    return (*found, *(Slot(name) for name in machine.devices() if name.startswith("cuda")))
+    found = [Slot(f"cpu[{'-'.join(str(core) for core in dict.fromkeys((part[0], part[-1])))}]", part, width, _WARM)
+             for part in parts]
+    return (*found, *(Slot(name, warm=_WARM) for name in machine.devices() if name.startswith("cuda")))
 
 
 def fleet_of(slots: tuple[Slot, ...]) -> Fleet:
@@ -147,8 +149,9 @@ def run(campaign: Campaign, out: Path, name: str = "hybrid", objective: str = "m
     store.write(shown[columns("schedule")], out / "schedule.csv", "schedule", derived=True)
     trace.write(shown, out / "trace.json", name)
     first = float(campaign.jobs.arrival_s.min())
-    return Ran(attempts, ends, notes, float(simulated.schedule["end_s"].max()) - first,
-               float(ends["end_s"].max()) - first if len(ends) else np.nan, bounds.makespan_bound(asked))
+    makespan_s = float(ends["end_s"].max() - attempts["start_s"].min()) if len(ends) else np.nan  # workers were ready
+    return Ran(attempts, ends, notes, float(simulated.schedule["end_s"].max()) - first, makespan_s,
+               bounds.makespan_bound(asked))
 
 
 def default_folder(path: Path) -> Path:

@@ -26,11 +26,12 @@ _LEAST_S = 1e-3
 
 @dataclass(frozen=True)
 class Slot:
-    """A device, or some cores of the CPU, that runs one job at a time."""
+    """A device, or some cores of the CPU, that runs one job at a time; ``warm`` is what a worker calls before its first job."""
 
     name: str
     cores: tuple[int, ...] = ()
     threads: int = 1
+    warm: str = ""
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class Process:
         context = multiprocessing.get_context("spawn")
         self.pipe, other = context.Pipe()
         self._process = context.Process(target=worker.serve, daemon=True, name=f"slot {slot.name}",
-                                        args=(other, slot.name, slot.cores, slot.threads, limits.beat_s))
+                                        args=(other, slot.name, slot.cores, slot.threads, limits.beat_s, slot.warm))
         self._process.start()
         other.close()
 
@@ -105,8 +106,10 @@ class _Place:
     """One slot while the run goes on."""
 
     hand: Hand
+    hired_s: float
+    seen_s: float
     ready: bool = False
-    seen_s: float = 0.0
+    vain: int = 0  # workers before this one that never became ready
     token: str = ""
     attempt: int = 0
     moving: int | None = None  # the device to start its job on, once it has stopped here
@@ -138,7 +141,7 @@ class _Leader:
         self.state.now_s = self.now()
         try:
             for device, slot in enumerate(self.slots):
-                self.places.append(_Place(self.hire(slot, self.limits), seen_s=self.now()))
+                self.places.append(_Place(self.hire(slot, self.limits), self.now(), self.now()))
                 self.state.away(device)
             while self.left:
                 before = self.left
@@ -197,7 +200,7 @@ class _Leader:
         now, limits = self.now(), self.limits
         ran = self.state.running.get(device)
         if not place.ready:
-            why = f"the worker did not start within {limits.ready_s:g} s" if now - place.seen_s > limits.ready_s else ""
+            why = f"the worker did not start within {limits.ready_s:g} s" if now - place.hired_s > limits.ready_s else ""
         elif now - place.seen_s > limits.silent_s:
             why = f"no sign of life for {limits.silent_s:g} s"
         elif now > place.stop_by_s:
@@ -263,7 +266,10 @@ class _Leader:
                 self._fail(device, job, reason)
         self.state.away(device)
         self.notes.append(f"{self.slots[device].name}: {reason}")
-        self.places[device] = _Place(self.hire(self.slots[device], self.limits), seen_s=self.now())
+        vain = 0 if place.ready else place.vain + 1
+        if vain >= self.limits.attempts:
+            raise InputError(f"{self.slots[device].name}: {vain} workers in a row could not start, the last: {reason}")
+        self.places[device] = _Place(self.hire(self.slots[device], self.limits), self.now(), self.now(), vain=vain)
 
     # ------------------------------------------------------------------------------------------ what is done
 

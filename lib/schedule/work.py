@@ -35,6 +35,17 @@ class _Steps:
                 yield batch
 
 
+def load() -> None:
+    """Load what every training job needs, so that no job pays for it."""
+    import medmnist  # noqa: F401
+    import torchvision  # noqa: F401
+
+    from lib.measure import machine
+    from lib.work import training  # noqa: F401
+
+    machine.ids()
+
+
 @cache
 def _batches(workload_id: str) -> tuple[Any, Any]:
     """Open a workload's data once a worker; return its task and a loader over a few batches."""

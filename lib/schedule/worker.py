@@ -68,8 +68,8 @@ class _Voice:
                 os._exit(0)
 
 
-def serve(pipe: Connection, device: str, cores: tuple[int, ...], threads: int, beat_s: float) -> None:
-    """Run jobs until told to end, or until whoever leads is gone."""
+def serve(pipe: Connection, device: str, cores: tuple[int, ...], threads: int, beat_s: float, warm: str = "") -> None:
+    """Run jobs until told to end, or until whoever leads is gone; ``warm`` is a function to call before the first."""
     _settle(cores, threads)
     voice, asked = _Voice(pipe), queue.Queue()
     current: dict[str, Job] = {}
@@ -94,6 +94,8 @@ def serve(pipe: Connection, device: str, cores: tuple[int, ...], threads: int, b
 
     threading.Thread(target=listen, daemon=True).start()
     threading.Thread(target=beat, daemon=True).start()
+    if warm:
+        function(warm)()
     voice.say("ready", os.getpid())
     while (message := asked.get())[0] != "end":
         _, token, call, arguments = message
