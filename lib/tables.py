@@ -254,8 +254,8 @@ SCORES = (
 SCHEDULE = (
     _text("job_id", "the job"), _text("device", "where it ran"), _float("start_s", "seconds since the first arrival could be"),
     _float("end_s", "when it ended there"), _int("attempt", "from 1", 1),
-    _text("status", "how the attempt ended; moved: stopped, and started anew elsewhere", "done", "failed", "retried", "moved",
-          "cancelled"))
+    _text("status", "how the attempt ended; moved: stopped, and started anew elsewhere; lost: the whole run was killed", "done",
+          "failed", "retried", "moved", "lost"))
 
 THROUGHPUTS = (
     _text("job_type", "model and batch size, as published"), _int("devices", "devices that the job uses at once", 1),

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from lib.schedule import execute, policies
 from lib.schedule.execute import Limits, Slot
 from lib.schedule.ledger import Ledger, Spec
 from lib.schedule.problem import Fleet, Jobs
+from lib.schedule.state import Restart, Start, Wait
 
 LIMITS = Limits(beat_s=0.05, silent_s=1.0, ready_s=20, grace_s=0.3, late=5, least_s=0.6, attempts=3)
 SLOTS = [Slot("cpu[0]"), Slot("cpu[1]")]
@@ -96,9 +98,32 @@ def test_workers_that_cannot_start_are_told_and_not_tried_for_ever(tmp_path):
     check(attempts, ends, specs)  # what could not begin goes on when it can
 
 
-def test_a_straggler_is_moved(tmp_path):
-    specs = [Spec("long", "tests.light:once", {"path": str(tmp_path / "seen"), "fault": "slow", "value": 0}), *sleeping(1)]
-    assert run(specs, tmp_path / "run", "hybrid")[1]["status"].tolist() == ["done", "done"]
+def _mover(state, predict):
+    """Start the one job on the first slot, and after a moment anew on the second."""
+    moment = Wait("a moment", state.now_s + 0.05)
+    if state.waiting:
+        return [Start(0, 0), moment] if len(state.free[0]) == 2 else [moment]
+    overdue = 0 in state.running and state.now_s > state.running[0].start_s + 0.2
+    return [Restart(0, 1)] if overdue else [moment]
+
+
+@pytest.mark.parametrize("call", ["sleep", "hang"])
+def test_a_running_job_is_moved(tmp_path, call):
+    """One that heeds the request stops; one that does not loses its worker. Either runs anew elsewhere, and ends once."""
+    faulty = {"path": str(tmp_path / "seen"), "fault": "hang", "value": 7}
+    specs = [Spec("job", "tests.light:sleep", {"seconds": 0.6, "value": 7}) if call == "sleep" else
+             Spec("job", "tests.light:once", faulty)]
+    jobs = Jobs(**{**Jobs.plain(1).__dict__, "ids": ("job",)})
+    patient = replace(LIMITS, least_s=20.0)
+    attempts, ends, _ = execute.execute(specs, jobs, FLEET, SLOTS, np.ones((1, 1)), _mover, tmp_path / "run", patient)
+    assert attempts["status"].tolist() == ["moved", "done"] and attempts["device"].tolist() == ["cpu[0]", "cpu[1]"]
+    assert ends["result"].iloc[0]["value"] == 7
+
+
+def test_a_policy_that_leaves_jobs_for_ever_is_told(tmp_path):
+    jobs = Jobs(**{**Jobs.plain(1).__dict__, "ids": ("j0",)})
+    with pytest.raises(InputError, match="left 1 jobs waiting for ever, such as j0"):
+        execute.execute(sleeping(1), jobs, FLEET, SLOTS, np.ones((1, 1)), lambda state, predict: [], tmp_path, LIMITS)
 
 
 def _run_and_die(folder, after):

@@ -200,7 +200,7 @@ class CostModel:
     # ------------------------------------------------------------------------------------------ files
 
     def save(self, path: Path) -> Path:
-        """Write the model as compressed JSON: arrays, ranges, intervals, scores and provenance."""
+        """Write the model as compressed JSON: arrays (a GPU's: LightGBM's text too), ranges, intervals, scores, provenance."""
         content = {"schema": SCHEMA, "device": self.device, "facts": self.facts, "compositions": self.compositions,
                    "chip": asdict(self.chip) if self.chip else None,
                    "parts": {name: part.plain() for name, part in self.parts.items()}}

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from math import log2
+from math import exp, log2
 from typing import Any
 
 import numpy as np
@@ -198,7 +198,7 @@ class Learned:
         wide += [log2(part / total + 1e-6) for part in parts]
         factor = float(self.nets(np.array([wide]))[0])
         low, high = self.bounds
-        return total * 2.718281828459045 ** min(max(factor, low), high)
+        return total * exp(min(max(factor, low), high))
 
     def plain(self) -> dict[str, Any]:
         """Return everything as what JSON can hold: numbers, and arrays of 32-bit floats in base64."""

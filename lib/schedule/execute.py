@@ -140,7 +140,7 @@ class _Leader:
         """Carry out all jobs; return when each has ended."""
         self.state.now_s = self.now()
         try:
-            for device, slot in enumerate(self.slots):
+            for device, slot in enumerate(self.slots if self.left else ()):
                 self.places.append(_Place(self.hire(slot, self.limits), self.now(), self.now()))
                 self.state.away(device)
             while self.left:
@@ -284,6 +284,10 @@ class _Leader:
                 self._move(action)
             else:
                 self._start(*action)
+        idle = not self.state.running and not self.coming and self.wake_s == np.inf
+        if idle and self.state.waiting and all(place.ready for place in self.places):
+            names = ", ".join(self.specs[job].job_id for job in list(self.state.waiting)[:3])
+            raise InputError(f"the policy left {len(self.state.waiting)} jobs waiting for ever, such as {names}")
 
     def _start(self, job: int, device: int) -> None:
         place, spec = self.places[device], self.specs[job]

@@ -8,7 +8,7 @@ import pandas as pd
 from lib import store
 
 _US = 1e6
-_COLOURS = {"done": "good", "failed": "terrible", "retried": "bad", "moved": "yellow", "cancelled": "grey"}
+_COLOURS = {"done": "good", "failed": "terrible", "retried": "bad", "moved": "yellow", "lost": "grey"}
 
 
 def events(schedule: pd.DataFrame, name: str = "schedule") -> list[dict[str, Any]]:
@@ -22,7 +22,7 @@ def events(schedule: pd.DataFrame, name: str = "schedule") -> list[dict[str, Any
               for number in track.values()]
     found += [{"ph": "X", "name": str(row.job_id), "cat": row.status, "pid": 1, "tid": track[row.device],
                "ts": row.start_s * _US, "dur": max(0.0, row.end_s - row.start_s) * _US,
-               "cname": _COLOURS.get(row.status, "grey"), "args": {"attempt": int(row.attempt), "status": row.status}}
+               "cname": _COLOURS[row.status], "args": {"attempt": int(row.attempt), "status": row.status}}
               for row in schedule.sort_values(["device", "start_s"]).itertuples()]
     return found
 
