@@ -1,5 +1,6 @@
 """Timing, load, machine and ceilings: known answers, laws, and neighbours that must be seen."""
 
+import dataclasses
 import subprocess
 import sys
 import time
@@ -165,6 +166,15 @@ def test_ceilings_are_written_and_replayed(home, quiet, monkeypatch):
         ceilings.ceilings(MachineParams(source="replay", device="cuda"))
     with pytest.raises(InputError, match="no reference machine 'nope'.*box"):
         archive.folders("replay", "nope")
+
+
+def test_ceilings_of_a_busy_machine_say_so():
+    found = ceilings.ceilings(MachineParams(source="replay"))
+    assert len(found.best)
+    for rows in (found.table["dtype"] == "fp32", found.table["level"] == found.last_level):
+        busy = found.table.assign(verdict=found.table["verdict"].mask(rows, "unusable"))
+        with pytest.raises(InputError, match="is unusable: the machine was busy; measure again"):
+            assert len(dataclasses.replace(found, table=busy).best)
 
 
 def test_levels_of_the_memory(monkeypatch):

@@ -11,7 +11,7 @@ import psutil
 import torch
 
 from lib import paths, store
-from lib.errors import InputError
+from lib.errors import InputError, choices
 from lib.measure import load, machine
 from lib.measure.archive import Progress, folders
 from lib.measure.timing import Timing, measure, synchronize, worst
@@ -182,8 +182,17 @@ class Ceilings:
 
     @property
     def best(self) -> pd.DataFrame:
-        """Return the best row of each dtype (compute) and each level (bandwidth), unusable rows left out."""
+        """Return the best row of each dtype (compute) and each level (bandwidth), unusable rows left out.
+
+        Raises InputError where nothing usable is left of fp32 products, or of the memory beyond the caches.
+        """
         usable = self.table[self.table["verdict"] != "unusable"]
+        left = {"fp32 products": (usable["level"] == "compute") & (usable["dtype"] == "fp32"),
+                f"the bandwidth of {self.last_level}": usable["level"] == self.last_level}
+        lost = [what for what, rows in left.items() if not rows.any()]
+        if lost:
+            raise InputError(f"every row of {choices(lost)} is unusable: the machine was busy; measure again when it is quiet "
+                             f"(all rows are kept in {choices(self.files) or 'the tables'})")
         rate = usable["peak_gflops"].fillna(usable["peak_gbps"])
         return usable.loc[rate.groupby([usable["level"], usable["dtype"]]).idxmax()].reset_index(drop=True)
 
