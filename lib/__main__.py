@@ -224,9 +224,9 @@ def _run_jobs(options: argparse.Namespace) -> int:
 
     out = options.out or campaign.default_folder(options.jobs)
     with tqdm(desc="samples", unit="workload") as bar:
-        prepared = campaign.prepare(options.jobs, out, options.slots, bar.update)
+        prepared = campaign.prepare(options.jobs, out, options.policy, options.objective, options.slots, bar.update)
     with tqdm(desc="jobs", total=len(prepared.specs), unit="job") as bar:
-        ran = campaign.run(prepared, out, options.policy, options.objective, progress=bar.update)
+        ran = campaign.run(prepared, out, progress=bar.update)
     print(campaign.words(ran))
     print(f"{out / 'schedule.csv'}, {out / 'trace.json'}")
     return int((ran.ends["status"] != "done").any())

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lib import paths
+from lib import paths, tables
 from lib.errors import InputError
 from lib.schedule import execute, policies
 from lib.schedule.execute import Limits, Slot
@@ -151,7 +151,8 @@ def test_a_killed_leader_goes_on(tmp_path):
     assert 6 <= len(before) < 12
     attempts, ends, _ = run(sleeping(12, 0.05), tmp_path)
     assert sorted(ends["job_id"]) == sorted(spec.job_id for spec in sleeping(12))
-    assert (attempts["status"] == "done").sum() == 12
+    assert (attempts["status"] == "done").sum() == 12 and (attempts["status"] == "lost").any()
+    assert len(tables.validate(attempts[tables.columns("schedule")], "schedule", "the record")) == len(attempts)
 
 
 def test_orphaned_workers_end(tmp_path):

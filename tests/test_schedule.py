@@ -1,6 +1,7 @@
 """Policies and the simulator: laws that hold for every policy, known answers, bounds, bad input, an independent referee."""
 
 import heapq
+import json
 
 import numpy as np
 import pandas as pd
@@ -8,8 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from lib import paths, store
 from lib.errors import InputError
-from lib.schedule import bounds, metrics, policies, problem, search, study, trace
+from lib.schedule import bounds, gavel, metrics, policies, problem, search, study, trace
 from lib.schedule.problem import Fleet, Jobs, Problem
 from lib.schedule.simulate import Contention, Faults, PolicyError, simulate
 from lib.schedule.state import Start, Wait
@@ -243,3 +245,31 @@ def test_trace_is_what_perfetto_reads(tmp_path):
         mine = sorted((event["ts"], event["ts"] + event["dur"]) for event in slices if event["tid"] == track)
         assert all(later[0] >= earlier[1] - 1e-3 for earlier, later in zip(mine, mine[1:], strict=False))
     assert trace.write(outcome.schedule, tmp_path / "t.json").stat().st_size > 100
+
+
+def test_published_throughputs_become_problems(tmp_path, monkeypatch):
+    monkeypatch.setattr(paths, "IMPORTED", tmp_path)
+    rates = {"v100": {"('A', 1)": {"null": 4.0}, "('B', 1)": {"null": 2.0}, "('A', 2)": {"null": 7.0}},
+             "p100": {"('A', 1)": {"null": 2.0}, "('B', 1)": {"null": 0}, "('A', 2)": {"null": 3.0}},
+             "k80": {"('A', 1)": {"null": 1.0}, "('B', 1)": {"null": 1.0}, "('A', 2)": {"null": 1.0}}}
+    source = tmp_path / "given.json"
+    source.write_text(json.dumps(rates))
+    path, rows = gavel.bring_in(source)
+    assert rows == 9
+    table = gavel.single(store.read(path, "throughputs"))
+    assert table.loc["A"].tolist() == [4, 2, 1] and table.loc["B"].tolist() == [2, 0, 1]
+    asked = gavel.mix(table, 40, 2, seed=1)
+    own = asked.actual_s[asked.jobs.kind == 1]
+    assert np.isinf(own[:, 1]).all() and own[:, 2] == pytest.approx(2 * own[:, 0])  # what does not fit cannot run there
+    assert (asked.actual_s.min(axis=1) >= 60 * 10 ** 1.5).all() and (asked.actual_s.min(axis=1) <= 60 * 10 ** 4).all()
+    for text in ("[]", "{", json.dumps({"v100": {"__import__('os')": {"null": 1}}}), json.dumps({"v100": {"('A', 1)": {}}})):
+        source.write_text(text)
+        with pytest.raises(InputError, match="no throughput file"):
+            gavel.bring_in(source)
+
+
+def test_only_hybrid_takes_an_objective():
+    for name, objective, word in (("matching", "energy", "takes no objective"), ("hybrid", "speed", "no objective 'speed'"),
+                                  ("magic", "makespan", "no policy 'magic'")):
+        with pytest.raises(InputError, match=word):
+            policies.aimed(name, objective)

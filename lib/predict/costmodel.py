@@ -64,8 +64,7 @@ class Part:
     @cached_property
     def limits(self) -> tuple[np.ndarray, np.ndarray]:
         """Give the least and largest value of each feature that was seen."""
-        low, high = np.array([self.ranges.get(name, (-np.inf, np.inf)) for name in self.learned.names]).T
-        return low, high
+        return _limits(self.ranges, self.learned.names)
 
     def plain(self) -> dict[str, Any]:
         """Return everything as what JSON can hold."""
@@ -113,8 +112,7 @@ class CostModel:
                 places = [list(x).index(column) for column in part.correction.names]
                 middle = middle * np.exp(part.correction(values[:, places]))
             half = np.array(part.halves)[np.searchsorted(part.edges_ms, middle)]
-            low, high = part.limits
-            outside = ((values < low) | (values > high)).any(axis=1) | part.borrowed | (self._part_of(name) != name)
+            outside = _beyond(part.limits, values) | part.borrowed | (self._part_of(name) != name)
             outside |= ~np.isin(codes_of(rows), list(part.codes))
             parts.append(pd.DataFrame({"predicted_ms": middle, "low_ms": middle * np.exp(-half),
                                        "high_ms": middle * np.exp(half),
@@ -137,9 +135,7 @@ class CostModel:
         """Return the predicted ms of one operator, and whether it lies outside of what was learned; raises as predict_one."""
         part, middle, x = self._middle(op, parameters, flops, moved, passes)
         code = _code(*(float(features.code(name, parameters.get(name, "") if name != "op" else op)) for name in _KIND))
-        low, high = part.limits
-        values = np.array(x)
-        return middle, part.borrowed or code not in part.codes or bool(((values < low) | (values > high)).any())
+        return middle, part.borrowed or code not in part.codes or bool(_beyond(part.limits, np.array(x)))
 
     def _middle(self, op: str, parameters: Mapping[str, Any], flops: float, moved: float,
                 passes: str) -> tuple[Part, float, list[float]]:
@@ -307,7 +303,8 @@ def fit_part(rows: pd.DataFrame, give: Giver, quick: bool = False, groups: pd.Se
     for number, (train, test) in enumerate(cut):
         learned = learn(rows.iloc[train], give, quick, small)
         said[test], fold[test] = learned.predict(terms.iloc[test].to_numpy(float), x.iloc[test].to_numpy(float)), number
-        outside[test] = _outside(_ranges(x.iloc[train]), x.iloc[test]) | ~np.isin(kinds[test], kinds[train])
+        limits = _limits(_ranges(x.iloc[train]), list(x))
+        outside[test] = _beyond(limits, x.iloc[test].to_numpy(float)) | ~np.isin(kinds[test], kinds[train])
     error = np.log(measured_ms / said)
     edges, halves = conformal(error, said)
     kinds_seen = [list(kind) for kind in sorted(kinds_of(rows))]
@@ -326,11 +323,14 @@ def _unseen(rows: pd.DataFrame, said: np.ndarray, error: np.ndarray, fold: np.nd
     return pd.DataFrame({"predicted_ms": said, "low_ms": low, "high_ms": high}, index=rows.index)
 
 
-def _outside(ranges: Mapping[str, tuple[float, float]], x: pd.DataFrame) -> np.ndarray:
-    """Return which rows of features lie outside of the ranges."""
-    low, high = np.array([ranges.get(column, (-np.inf, np.inf)) for column in x]).T
-    values = x.to_numpy(float)
-    return ((values < low) | (values > high)).any(axis=1)
+def _limits(ranges: Mapping[str, tuple[float, float]], names: list[str]) -> tuple[np.ndarray, np.ndarray]:
+    low, high = np.array([ranges.get(name, (-np.inf, np.inf)) for name in names]).T
+    return low, high
+
+
+def _beyond(limits: tuple[np.ndarray, np.ndarray], values: np.ndarray) -> np.ndarray:
+    """Return whether a row of features, or each of several, lies outside of the limits."""
+    return ((values < limits[0]) | (values > limits[1])).any(axis=-1)
 
 
 def _ranges(x: pd.DataFrame) -> dict[str, tuple[float, float]]:

@@ -17,6 +17,7 @@ from lib.schedule.execute import Limits, Slot
 from lib.schedule.ledger import Spec
 from lib.schedule.problem import Fleet, Jobs
 from lib.schedule.simulate import simulate
+from lib.schedule.state import Policy
 from lib.tables import columns
 
 _SAMPLE_S = 1.5
@@ -26,13 +27,15 @@ _NOTEBOOK_S = 60.0  # a notebook in quick mode ends within a minute
 
 @dataclass(frozen=True)
 class Campaign:
-    """Jobs, the slots of this machine, and the predicted seconds (jobs, types)."""
+    """Jobs, the slots of this machine, the predicted seconds (jobs, types), and the policy with its name."""
 
     specs: tuple[Spec, ...]
     jobs: Jobs
     slots: tuple[Slot, ...]
     fleet: Fleet
     predicted_s: np.ndarray
+    policy: Policy
+    name: str
 
     @property
     def asked(self) -> problem.Problem:
@@ -129,25 +132,28 @@ def sampled(specs: tuple[Spec, ...], slots: tuple[Slot, ...], fleet: Fleet, fold
     return table
 
 
-def prepare(path: Path, out: Path, count: int = 0, progress: Callable[[int], None] = lambda ended: None) -> Campaign:
-    """Read a file of jobs, sample its workloads on this machine, and return what can be run."""
-    specs, jobs = read(path, out)
+def prepare(path: Path, out: Path, name: str = "hybrid", objective: str = "makespan", count: int = 0,
+            progress: Callable[[int], None] = lambda ended: None) -> Campaign:
+    """Read a file of jobs, sample its workloads on this machine, and return what can be run.
+
+    Raises InputError for a wrong file, policy or objective before anything is sampled.
+    """
+    policy, (specs, jobs) = policies.aimed(name, objective), read(path, out)
     slots = slots_here(count)
     fleet = fleet_of(slots)
-    return Campaign(specs, jobs, slots, fleet, sampled(specs, slots, fleet, out, Limits(), progress))
+    return Campaign(specs, jobs, slots, fleet, sampled(specs, slots, fleet, out, Limits(), progress), policy, name)
 
 
-def run(campaign: Campaign, out: Path, name: str = "hybrid", objective: str = "makespan", limits: Limits | None = None,
+def run(campaign: Campaign, out: Path, limits: Limits | None = None,
         progress: Callable[[int], None] = lambda ended: None) -> Ran:
     """Carry out a campaign; ``out`` holds its record, ``schedule.csv`` and ``trace.json``. Again, it goes on where it was."""
-    options = {"objective": objective} if name == "hybrid" else {}
     asked = campaign.asked
-    simulated = simulate(asked, policies.policy(name, **options))
+    simulated = simulate(asked, campaign.policy)
     attempts, ends, notes = execute.execute(campaign.specs, campaign.jobs, campaign.fleet, campaign.slots, campaign.predicted_s,
-                                            policies.policy(name, **options), out, limits, progress=progress)
+                                            campaign.policy, out, limits, progress=progress)
     shown = attempts[attempts["status"] != "running"]
     store.write(shown[columns("schedule")], out / "schedule.csv", "schedule", derived=True)
-    trace.write(shown, out / "trace.json", name)
+    trace.write(shown, out / "trace.json", campaign.name)
     first = float(campaign.jobs.arrival_s.min())
     makespan_s = float(ends["end_s"].max() - attempts["start_s"].min()) if len(ends) else np.nan  # workers were ready
     return Ran(attempts, ends, notes, float(simulated.schedule["end_s"].max()) - first, makespan_s,

@@ -37,8 +37,6 @@ def bring_in(path: Path | None) -> tuple[Path, int]:
         raise InputError(f"{path} is no throughput file of Gavel ({type(error).__name__}: {error})") from None
     table = pd.DataFrame(rows)
     target = paths.IMPORTED / "gavel" / FILE
-    name = path.stem if path.stem != "simulation_throughputs" else "throughputs"
-    target = target.with_name(f"{name}.csv")
     store.write(table, target, "throughputs", derived=True)
     store.write_meta(target, "throughputs", source=str(path.name), licence="MIT, stanford-futuredata/gavel")
     return target, len(table)
@@ -76,11 +74,3 @@ def mix(rates: pd.DataFrame, count: int, devices: int, seed: int, load: float = 
         least_s = bounds.fluid(times, fleet.counts).makespan_s
         arrival = np.cumsum(draw.exponential(least_s / count / load, count))
     return Problem(Jobs.plain(count, arrival, kind), fleet, times, times)
-
-
-def again(problem: Problem, rates: pd.DataFrame, other: pd.DataFrame) -> np.ndarray:
-    """Return the times (jobs, types) of a mix's jobs, had they the rates of another table of the same job types."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        factor = rates.to_numpy(float) / other.reindex(index=rates.index, columns=rates.columns).to_numpy(float)
-    times = problem.predicted_s * factor[problem.jobs.kind]
-    return np.where(np.isfinite(times) & (times > 0), times, np.inf)

@@ -234,7 +234,7 @@ def _late(state: State, belief: Belief) -> list[Action]:
 
 def _ordered(state: State, predict: Predict, belief: Belief, objective: str) -> list[Action]:
     """Start jobs in an order: by the matching where all are there, else short ones where they are at home, or by deadline."""
-    if objective == "mean_jct" and not state.expected and len(state.jobs) <= policies._MATCHED and \
+    if objective == "mean_jct" and not state.expected and len(state.jobs) <= policies.MATCHED and \
             state.memory.setdefault("batch", not state.jobs.arrival_s.any()):
         return policies.matching(state, Predict(belief.rows(np.arange(len(state.jobs))))
                                  if "plan" not in state.memory or state.arrived else predict)

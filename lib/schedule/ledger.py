@@ -2,8 +2,8 @@
 
 import json
 import sqlite3
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,15 +70,15 @@ class Ledger:
             self._base.execute("UPDATE attempts SET status = 'lost', reason = 'the run was killed', end_s = start_s "
                                "WHERE status = 'running'")
 
-    def _all_or_nothing(self):
-        class _Transaction:
-            def __enter__(inner):  # noqa: N805
-                self._base.execute("BEGIN IMMEDIATE")
-
-            def __exit__(inner, kind, *_):  # noqa: N805
-                self._base.execute("ROLLBACK" if kind else "COMMIT")
-
-        return _Transaction()
+    @contextmanager
+    def _all_or_nothing(self) -> Iterator[None]:
+        self._base.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            self._base.execute("ROLLBACK")
+            raise
+        self._base.execute("COMMIT")
 
     def start(self, job_id: str, device: str, at_s: float) -> int:
         """Note that an attempt begins; return its number."""
@@ -117,8 +117,7 @@ class Ledger:
 
     def attempts(self) -> pd.DataFrame:
         """Return every attempt: ``job_id, device, start_s, end_s, attempt, status, reason``."""
-        with closing(self._base.cursor()) as cursor:
-            rows = cursor.execute("SELECT job_id, device, start_s, end_s, attempt, status, reason FROM attempts "
+        rows = self._base.execute("SELECT job_id, device, start_s, end_s, attempt, status, reason FROM attempts "
                                   "ORDER BY start_s").fetchall()
         return pd.DataFrame(rows, columns=["job_id", "device", "start_s", "end_s", "attempt", "status", "reason"])
 

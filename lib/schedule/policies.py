@@ -18,7 +18,7 @@ from lib.schedule import bounds
 from lib.schedule.state import Action, Policy, Predict, Start, State, Wait
 
 Key = Callable[[int, int, int, list[float]], float]  # (job, order of arrival, type, times on all types) -> smallest first
-_MATCHED = 1500  # waiting jobs that are matched at once, the shortest first
+MATCHED = 1500  # waiting jobs that are matched at once, the shortest first
 _IDLE = [Wait("every job waits for a device that it was given")]
 
 
@@ -280,8 +280,8 @@ def matched(state: State, predict: Predict) -> list[deque[int]]:
     times = predict.table[jobs]
     memory = np.where(np.isnan(state.fleet.memory_mb), inf, state.fleet.memory_mb)
     times = np.where((state.jobs.memory_mb[jobs, None] <= memory[None]) & (state.fleet.counts > 0)[None], times, inf)
-    if len(jobs) > _MATCHED:
-        chosen = np.argsort(times.min(axis=1), kind="stable")[:_MATCHED]
+    if len(jobs) > MATCHED:
+        chosen = np.argsort(times.min(axis=1), kind="stable")[:MATCHED]
         jobs, times = jobs[chosen], times[chosen]
     _, kinds, places = bounds.matching(times, state.fleet.counts)
     own = times[np.arange(len(jobs)), kinds]
@@ -310,3 +310,16 @@ def policy(name: str, **options: object) -> Policy:
     if name not in known:
         raise InputError(f"no policy {name!r}; there are: {choices(known)}")
     return partial(known[name], **options) if options else known[name]
+
+
+def aimed(name: str, objective: str = "makespan") -> Policy:
+    """Return a policy that pursues an objective; InputError for one that is not there, or a policy that takes none."""
+    from lib.schedule.hybrid import OBJECTIVES
+
+    if objective not in OBJECTIVES:
+        raise InputError(f"no objective {objective!r}; there are: {choices(OBJECTIVES)}")
+    if name == "hybrid":
+        return policy(name, objective=objective)
+    if name in registry() and objective != "makespan":
+        raise InputError(f"the policy {name} takes no objective; {objective} is pursued by hybrid")
+    return policy(name)

@@ -47,9 +47,8 @@ class Answer:
 
 
 def ask(asked: Problem, name: str = "hybrid", objective: str = "makespan") -> Answer:
-    """Schedule a problem by a policy; the objective is for those that take one (hybrid). InputError lists the policies."""
-    options = {"objective": objective} if name == "hybrid" else {}
-    return Answer(name, objective, simulate(asked, policies.policy(name, **options)))
+    """Schedule a problem by a policy that pursues an objective (``policies.aimed``)."""
+    return Answer(name, objective, simulate(asked, policies.aimed(name, objective)))
 
 
 def ask_files(times: Path, devices: Path, jobs: Path | None = None, actual: Path | None = None, name: str = "hybrid",

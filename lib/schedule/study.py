@@ -118,15 +118,6 @@ def adversarial(draw: Mix, seeds: int = 5, progress: Progress = lambda items, _:
     return pd.DataFrame(rows)
 
 
-def pareto(asked: Problem, weights: Sequence[float] = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0)) -> pd.DataFrame:
-    """Return makespan and energy of ``hybrid`` for weights between them (1: energy alone matters)."""
-    rows = []
-    for weight in weights:
-        found = run(asked, "hybrid", objective="energy", weights={"makespan": max(1e-3, 1 - weight), "energy": weight})
-        rows.append({"weight": weight, "makespan_s": found["makespan_s"], "energy_j": found["energy_j"]})
-    return pd.DataFrame(rows)
-
-
 def speed(asked: Problem, names: Sequence[str]) -> pd.DataFrame:
     """Return seconds of a whole simulation with all metrics, and of one decision, by policy."""
     import time
