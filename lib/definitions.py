@@ -1,4 +1,4 @@
-"""Definitions that people edit beside the workloads: vendors' devices, the run matrix, Nsight Compute's metrics."""
+"""Definitions that people edit beside the workloads: vendors' devices, the run matrix, counters, scheduling scenarios."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -61,6 +61,34 @@ class Metric(Strict):
     optional: bool = False
 
 
+class Kind(Strict):
+    """One entry of ``kinds`` in ``params/scenarios.yaml``: a network as ``advise`` names it; batch size 0 is its own."""
+
+    id: str
+    model: str
+    mode: Literal["train", "infer"]
+    batch_size: Annotated[int, Field(ge=0)] = 0
+
+
+class Group(Strict):
+    """Equal devices of a scenario. Watts and price are assumptions."""
+
+    count: Annotated[int, Field(ge=1, le=100_000)]
+    idle_w: Annotated[float, Field(ge=0)] | None = None
+    busy_w: Annotated[float, Field(ge=0)] | None = None
+    price_per_hour: Annotated[float, Field(ge=0)] | None = None
+
+
+class Scenario(Strict):
+    """One entry of ``scenarios`` in ``params/scenarios.yaml``: a fleet, and how long jobs take on their fastest device."""
+
+    id: Annotated[str, Field(pattern=r"^[a-z0-9_]+$")]
+    note: str
+    devices: Annotated[dict[str, Group], Field(min_length=1)]
+    shortest_s: Annotated[float, Field(gt=0)]
+    longest_s: Annotated[float, Field(gt=0)]
+
+
 def _table(path: Path, key: str, model: type[Strict], named: str) -> dict[str, Any]:
     """Read a mapping ``key`` of names to definitions; InputError names the file and the wrong entry."""
     table = (load_yaml(path) or {}).get(key)
@@ -83,6 +111,24 @@ def vendor_device(device_id: str) -> VendorDevice:
     if device_id not in known:
         raise InputError(f"no device {device_id!r} in params/devices.yaml; there are: {choices(known)}")
     return known[device_id]
+
+
+def load_scenarios(path: Path = paths.PARAMS / "scenarios.yaml") -> tuple[dict[str, Kind], dict[str, Scenario]]:
+    """Read the kinds of jobs and the scenarios; InputError names the file and the wrong entry."""
+    kinds, scenarios = _table(path, "kinds", Kind, "id"), _table(path, "scenarios", Scenario, "id")
+    for scenario in scenarios.values():
+        if scenario.shortest_s > scenario.longest_s:
+            raise InputError(f"{path}: {scenario.id}: shortest_s {scenario.shortest_s:g} is above longest_s "
+                             f"{scenario.longest_s:g}")
+    return kinds, scenarios
+
+
+def scenario(name: str) -> Scenario:
+    """Return one scenario; InputError lists the known ones."""
+    known = load_scenarios()[1]
+    if name not in known:
+        raise InputError(f"no scenario {name!r} in params/scenarios.yaml; there are: {choices(known)}")
+    return known[name]
 
 
 def load_metrics(path: Path = paths.PARAMS / "nsight_metrics.yaml") -> dict[str, Metric]:

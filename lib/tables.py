@@ -261,11 +261,19 @@ THROUGHPUTS = (
     _text("job_type", "model and batch size, as published"), _int("devices", "devices that the job uses at once", 1),
     _text("device", "device type"), _float("steps_per_s", "measured training steps a second, alone; 0: does not fit"))
 
+CONTENTION = (
+    _text("workload_id", "what is trained"), _text("device_type", "on which type of slot"),
+    _text("beside", "what ran beside it, or nothing"), _text("beside_type", "on which type of slot, or none"),
+    _float("step_ms", "a step's time, median over rounds of the medians of each"),
+    _float("slowdown", "median over rounds of a step's time over that alone, in the same round"),
+    _float("slowdown_low", "the least of the rounds"), _float("slowdown_high", "the most"), _int("n", "rounds", 1),
+    _text("hardware_id", "the machine"), _text("software_id", "library versions and settings"))
+
 TABLES: dict[str, tuple[Column, ...]] = {"profile": PROFILE, "runs": RUNS, "ceilings": CEILINGS, "overheads": OVERHEADS,
                                           "configs": CONFIGS, "repeats": REPEATS, "sweep": SWEEP,
                                           "points": POINTS, "cells": CELLS, "complexity": COMPLEXITY,
                                           "networks": NETWORKS, "predictions": PREDICTIONS, "scores": SCORES,
-                                          "schedule": SCHEDULE, "throughputs": THROUGHPUTS}
+                                          "schedule": SCHEDULE, "throughputs": THROUGHPUTS, "contention": CONTENTION}
 DTYPES = {"text": "str", "int": "int64", "count": "Int64", "float": "float64", "bool": "bool"}
 
 

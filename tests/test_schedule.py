@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from lib import paths, store
 from lib.errors import InputError
 from lib.schedule import bounds, gavel, metrics, policies, problem, search, study, trace
+from lib.schedule.contention import Contention
 from lib.schedule.problem import Fleet, Jobs, Problem
-from lib.schedule.simulate import Contention, Faults, PolicyError, simulate
+from lib.schedule.simulate import Faults, PolicyError, simulate
 from lib.schedule.state import Start, Wait
 
 NAMES = list(policies.registry())
@@ -151,10 +152,11 @@ def test_host_cores_are_never_exceeded():
 def test_contention_slows_neighbours():
     fleet = Fleet.of({"cpu": 2})
     asked = Problem(Jobs.plain(2), fleet, np.ones((2, 1)), np.ones((2, 1)))
-    outcome = simulate(asked, a_policy("first-come"), contention=Contention(np.array([[1.5]])))
+    outcome = simulate(asked, a_policy("first-come"), contention=Contention.of_types(np.array([[1.5]])))
     assert outcome.schedule["end_s"].tolist() == pytest.approx([1.5, 1.5])
     alone = Problem(Jobs.plain(1), fleet, np.ones((1, 1)), np.ones((1, 1)))
-    assert simulate(alone, a_policy("first-come"), contention=Contention(np.array([[1.5]]))).schedule["end_s"][0] == 1.0
+    contended = simulate(alone, a_policy("first-come"), contention=Contention.of_types(np.array([[1.5]])))
+    assert contended.schedule["end_s"][0] == 1.0
 
 
 def test_a_wrong_policy_is_found():

@@ -101,14 +101,19 @@ def advise(question: Question, devices: Sequence[str] = (), crossovers: bool = T
     """
     asked = Asked(question)
     shelves = shelf.for_devices(devices, question.dtype)
-    item = asked.work()
-    rows = [_row(one, item, question) for one in shelves]
-    table = pd.DataFrame(rows, columns=COLUMNS).sort_values("predicted_ms", ignore_index=True)
+    table = answers(asked, shelves)
     best = _best(table)
     rivals = ["cpu", *[name for name in table["device"] if name != "cpu"]][:_RIVALS]
     compared = [one for one in shelves if one.device in rivals]
     found = _crossovers(asked, compared) if crossovers and len(compared) > 1 else ()
     return Advice(question, asked.batch_size, table, best, _reason(table, best), found, asked, tuple(shelves))
+
+
+def answers(asked: Asked, shelves: Sequence[shelf.Shelved]) -> pd.DataFrame:
+    """Return a row a device (COLUMNS), the fastest first."""
+    item = asked.work()
+    rows = [_row(one, item, asked.question) for one in shelves]
+    return pd.DataFrame(rows, columns=COLUMNS).sort_values("predicted_ms", ignore_index=True)
 
 
 def _row(one: shelf.Shelved, item: Work, question: Question) -> dict[str, Any]:

@@ -99,7 +99,7 @@ def slots_here(count: int = 0) -> tuple[Slot, ...]:
 
 def fleet_of(slots: tuple[Slot, ...]) -> Fleet:
     """Return the slots as a fleet of types ``cpu`` and, each GPU being its own, ``cuda:0``, ..."""
-    kinds = [slot.name.partition("[")[0] for slot in slots]
+    kinds = [execute.kind_of(slot.name) for slot in slots]
     types = tuple(dict.fromkeys(kinds))
     unknown = np.full(len(types), np.nan)
     return Fleet(tuple(slot.name for slot in slots), np.array([types.index(kind) for kind in kinds]), types, unknown, unknown,

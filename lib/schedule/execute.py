@@ -34,6 +34,11 @@ class Slot:
     warm: str = ""
 
 
+def kind_of(slot: str) -> str:
+    """Return the type of a slot by its name: ``cpu`` of ``cpu[0-3]``; a GPU is a type of its own."""
+    return slot.partition("[")[0]
+
+
 @dataclass(frozen=True)
 class Limits:
     """When something counts as failed, in seconds: no sign of life, no start, no end; and how often a job is tried.

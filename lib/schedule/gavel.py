@@ -4,16 +4,16 @@ import ast
 import json
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 
 from lib import paths, store
 from lib.errors import InputError, choices
-from lib.schedule.problem import Fleet, Jobs, Problem
+from lib.schedule import mixes
+from lib.schedule.problem import Fleet, Problem
 
 TYPES = ("v100", "p100", "k80")
 FILE = "throughputs.csv"
-_SHORTEST_MIN, _LONGEST_MIN = 10 ** 1.5, 10 ** 4
+SPAN_S = (60 * 10 ** 1.5, 60 * 10 ** 4)
 
 
 def bring_in(path: Path | None) -> tuple[Path, int]:
@@ -55,22 +55,5 @@ def single(table: pd.DataFrame, types: tuple[str, ...] = TYPES) -> pd.DataFrame:
 
 
 def mix(rates: pd.DataFrame, count: int, devices: int, seed: int, load: float = 0.0) -> Problem:
-    """Draw jobs over the job types, their durations on their fastest type log-uniform from 10^1.5 to 10^4 minutes.
-
-    ``devices`` of each type. With ``load`` they arrive as a Poisson process that keeps the devices busy to that share, were
-    each job on average on the type that the fluid optimum gives it; without, all are there at 0 s.
-    """
-    from lib.schedule import bounds
-
-    draw = np.random.default_rng(seed)
-    kind = draw.integers(len(rates), size=count)
-    fastest_s = 60 * 10 ** draw.uniform(np.log10(_SHORTEST_MIN), np.log10(_LONGEST_MIN), count)
-    speed = rates.to_numpy(float)[kind]
-    with np.errstate(divide="ignore"):
-        times = fastest_s[:, None] * speed.max(axis=1, keepdims=True) / speed
-    fleet = Fleet.of(dict.fromkeys(rates.columns, devices))
-    arrival = None
-    if load:
-        least_s = bounds.fluid(times, fleet.counts).makespan_s
-        arrival = np.cumsum(draw.exponential(least_s / count / load, count))
-    return Problem(Jobs.plain(count, arrival, kind), fleet, times, times)
+    """Draw jobs over the job types, 10^1.5 to 10^4 minutes long on their fastest type, for so many devices of each type."""
+    return mixes.draw(rates, Fleet.of(dict.fromkeys(rates.columns, devices)), count, seed, load, SPAN_S)

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from lib.errors import InputError
+from lib.schedule.contention import Contention
 from lib.schedule.problem import Problem, feasible
 from lib.schedule.state import Finished, Policy, Predict, Restart, Start, State, Wait
 
@@ -61,10 +62,12 @@ class _Log:
 class _Clockwork:
     """The events of one run; without contention an attempt's end is known when it starts."""
 
-    def __init__(self, problem: Problem, policy: Policy, faults: Faults, contention: "Contention | None"):
+    def __init__(self, problem: Problem, policy: Policy, faults: Faults, contention: Contention | None,
+                 told: Contention | None):
         self.problem, self.policy, self.faults, self.contention = problem, policy, faults, contention
         self.state = State.at_start(problem.jobs, problem.fleet)
         self.state.expected = len(problem.jobs)
+        self.state.contention = told
         self.predict = Predict(problem.predicted_s, problem.sigma)
         self.log, self.attempts = _Log(), [0] * len(problem.jobs)
         self._able, self._actual = feasible(problem), problem.actual_s.tolist()
@@ -175,39 +178,34 @@ class _Clockwork:
 
     # ------------------------------------------------------------------------------------------ contention
 
+    def _rates(self) -> dict[int, float]:
+        """Return the speed of each running device."""
+        running = self.state.running
+        kind = self.problem.jobs.kind
+        classes = {device: (int(kind[running[device].job]), self._type_of[device]) for device in self._left}
+        wanted = sum(self.state.cores(running[device].job, place) for device, (_, place) in classes.items())
+        return self.contention.rates(classes, wanted)
+
     def _advance(self, now: float) -> None:
         if self.contention and self._left:
-            passed = now - self._since
-            rates = self.contention.rates({device: self._type_of[device] for device in self._left})
+            passed, rates = now - self._since, self._rates()
             for device in self._left:
                 self._left[device] = max(0.0, self._left[device] - passed * rates[device])
         self._since = self.state.now_s = now
 
     def _foresee(self) -> None:
         """Foresee anew when each running attempt ends, at the rates that hold from now on."""
-        rates = self.contention.rates({device: self._type_of[device] for device in self._left})
+        rates = self._rates()
         for device, left in self._left.items():
             self._version[device] += 1
             self._push(self.state.now_s + left / rates[device], _END, device, self._version[device])
 
 
-@dataclass(frozen=True)
-class Contention:
-    """By what factor work on one type slows down for each job that runs beside it on another type (types, types), >= 1."""
-
-    slowdown: np.ndarray
-
-    def rates(self, places: dict[int, int]) -> dict[int, float]:
-        """Return the speed of each running device, 1 where it is alone; slowdowns of several neighbours multiply."""
-        beside = np.bincount(list(places.values()), minlength=len(self.slowdown))
-        logs = np.log(self.slowdown)
-        total = logs @ beside
-        return {device: float(np.exp(-(total[place] - logs[place, place]))) for device, place in places.items()}
-
-
-def simulate(problem: Problem, policy: Policy, faults: Faults | None = None, contention: Contention | None = None) -> Outcome:
+def simulate(problem: Problem, policy: Policy, faults: Faults | None = None, contention: Contention | None = None,
+             told: Contention | None = None) -> Outcome:
     """Run a policy on a problem in simulated time: it sees the predictions, the jobs take their actual times.
 
+    Under ``contention`` the times are those of a job alone; ``told`` is what the policy knows of it.
     Raises PolicyError, an InputError, when the policy asks for what cannot be done or leaves jobs for ever.
     """
-    return _Clockwork(problem, policy, faults or Faults(), contention).run()
+    return _Clockwork(problem, policy, faults or Faults(), contention, told).run()

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from lib.schedule.contention import Contention
 from lib.schedule.problem import Fleet, Jobs
 
 
@@ -91,6 +92,7 @@ class State:
     finished: list[Finished] = field(default_factory=list)
     done: int = 0
     expected: int = 0  # jobs still to arrive, 0 where that is not known
+    contention: Contention | None = None  # what is known of how jobs slow each other down
     memory: dict[str, Any] = field(default_factory=dict)
 
     @classmethod

@@ -7,8 +7,9 @@ import numpy as np
 import pandas as pd
 
 from lib.schedule import bounds, metrics, policies
+from lib.schedule.contention import Contention
 from lib.schedule.problem import Problem
-from lib.schedule.simulate import Contention, simulate
+from lib.schedule.simulate import simulate
 
 Progress = Callable[[Iterable, str], Iterable]
 Mix = Callable[[int], Problem]  # a seed -> the same kind of problem, drawn anew

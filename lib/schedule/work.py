@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from lib import paths
@@ -97,6 +98,31 @@ def sample(job: Job, workload_id: str, seconds: float) -> dict[str, float]:
         trainer.train(_Steps(job, loader, _WARM_STEPS))
         steps += _WARM_STEPS
     return {"step_s": (time.perf_counter() - begin) / steps, "setup_s": setup_s}
+
+
+@cache
+def _held_trainer(workload_id: str, device: str, threads: int) -> tuple[Any, Any]:
+    """Return a trainer and its loader that stay for the life of a worker, warmed up."""
+    job = Job(device, (), threads)
+    trainer, loader = _trainer(job, workload_id)
+    trainer.train(_Steps(job, loader, _WARM_STEPS))
+    return trainer, loader
+
+
+def paced(job: Job, workload_id: str, seconds: float, at_s: float = 0.0) -> dict[str, Any]:
+    """Train a workload for ``seconds`` from ``at_s`` on (CLOCK_MONOTONIC, which all processes of a host share).
+
+    Returns ``step_s``, the median of the steps that ended in that time (the first, if none did), and their number ``n``.
+    With 0 seconds it only loads what it needs.
+    """
+    trainer, loader = _held_trainer(workload_id, job.device, job.threads)
+    time.sleep(max(0.0, at_s - time.monotonic()))
+    until, taken = max(at_s, time.monotonic()) + seconds, []
+    while (begin := time.monotonic()) < until:
+        trainer.train(_Steps(job, loader, 1))
+        taken.append((time.monotonic(), time.monotonic() - begin))
+    whole = [took for end, took in taken if end <= until] or [took for _, took in taken]
+    return {"step_s": median(whole) if whole else 0.0, "n": len(whole)}
 
 
 def notebook(job: Job, path: str, parameters: dict[str, Any], out: str) -> dict[str, str]:
