@@ -220,14 +220,14 @@ def _schedule(options: argparse.Namespace) -> int:
 def _run_jobs(options: argparse.Namespace) -> int:
     from tqdm import tqdm
 
-    from lib.schedule import campaign
+    from lib.schedule import campaign, record
 
     out = options.out or campaign.default_folder(options.jobs)
     with tqdm(desc="samples", unit="workload") as bar:
         prepared = campaign.prepare(options.jobs, out, options.policy, options.objective, options.slots, bar.update)
     with tqdm(desc="jobs", total=len(prepared.specs), unit="job") as bar:
         ran = campaign.run(prepared, out, progress=bar.update)
-    print(campaign.words(ran))
+    print(record.words(ran))
     print(f"{out / 'schedule.csv'}, {out / 'trace.json'}")
     return int((ran.ends["status"] != "done").any())
 

@@ -10,7 +10,7 @@ import pytest
 
 from lib import store
 from lib.errors import InputError
-from lib.schedule import campaign, question
+from lib.schedule import campaign, question, record
 
 
 def write(path, text):
@@ -60,7 +60,7 @@ def test_real_workloads_survive_the_death_of_a_worker(tmp_path):
     assert sorted(ran.ends["job_id"]) == ["a", "b", "c"] and set(ran.ends["status"]) == {"done"}
     assert {result["steps"] for result in ran.ends["result"]} == {60, 20}
     assert len(store.read(tmp_path / "out" / "schedule.csv", "schedule")) >= 3
-    assert (tmp_path / "out" / "trace.json").is_file() and "done" in campaign.words(ran)
+    assert (tmp_path / "out" / "trace.json").is_file() and "done" in record.words(ran)
 
 
 def test_the_command_answers_from_files(tmp_path):

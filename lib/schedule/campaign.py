@@ -1,33 +1,31 @@
 """A file of jobs carried out on this machine: jobs.csv -> what to call, where it can run, how long it should take."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 import psutil
 
 from lib import paths, store
-from lib.errors import InputError, choices
+from lib.errors import InputError
 from lib.params import workload
-from lib.schedule import bounds, execute, policies, problem, trace
+from lib.schedule import bounds, execute, pairs, policies, problem, record, samples
+from lib.schedule.contention import Contention
 from lib.schedule.execute import Limits, Slot
 from lib.schedule.ledger import Spec
 from lib.schedule.problem import Fleet, Jobs
+from lib.schedule.record import Record
 from lib.schedule.simulate import simulate
 from lib.schedule.state import Policy
-from lib.tables import columns
 
-_SAMPLE_S = 1.5
 _WARM = "lib.schedule.work:load"
-_NOTEBOOK_S = 60.0  # a notebook in quick mode ends within a minute
 
 
 @dataclass(frozen=True)
 class Campaign:
-    """Jobs, the slots of this machine, the predicted seconds (jobs, types), and the policy with its name."""
+    """Jobs, slots, the predicted seconds (jobs, types), the policy with its name, and what is known of contention."""
 
     specs: tuple[Spec, ...]
     jobs: Jobs
@@ -36,23 +34,12 @@ class Campaign:
     predicted_s: np.ndarray
     policy: Policy
     name: str
+    contention: Contention | None = None
 
     @property
     def asked(self) -> problem.Problem:
         """Return it as a problem whose predictions are exact."""
         return problem.Problem(self.jobs, self.fleet, self.predicted_s, self.predicted_s)
-
-
-@dataclass(frozen=True)
-class Ran:
-    """What became of a campaign: attempts, ends, notes, and the makespan as simulated, as it was, and its bound, in s."""
-
-    attempts: pd.DataFrame
-    ends: pd.DataFrame
-    notes: list[str]
-    simulated_s: float
-    makespan_s: float
-    bound_s: float
 
 
 def read(path: Path, out: Path) -> tuple[tuple[Spec, ...], Jobs]:
@@ -106,30 +93,14 @@ def fleet_of(slots: tuple[Slot, ...]) -> Fleet:
                  unknown, unknown, np.zeros(len(types)), unknown)
 
 
-def sampled(specs: tuple[Spec, ...], slots: tuple[Slot, ...], fleet: Fleet, folder: Path, limits: Limits,
-            progress: Callable[[int], None] = lambda ended: None) -> np.ndarray:
-    """Return predicted seconds (jobs, types) from short samples of each workload on each type, all slots at work at once.
+def _known_contention(kinds: tuple[str, ...], fleet: Fleet) -> Contention | None:
+    """Return what was measured on this machine of how jobs slow each other down, None if nothing was."""
+    from lib.measure import machine
 
-    Samples are kept in ``folder``. What failed to be sampled cannot run there (inf).
-    """
-    wanted = list(dict.fromkeys(spec.arguments["workload_id"] for spec in specs if "workload_id" in spec.arguments))
-    found: dict[tuple[str, str], dict[str, Any]] = {}
-    for place, kind in enumerate(fleet.types if wanted else ()):
-        mine = tuple(slot for slot, of in zip(slots, fleet.type_of, strict=True) if of == place)
-        asks = [Spec(name, "lib.schedule.work:sample", {"workload_id": name, "seconds": _SAMPLE_S}) for name in wanted]
-        jobs = replace(Jobs.plain(len(asks)), ids=tuple(wanted))
-        _, ends, _ = execute.execute(asks, jobs, fleet_of(mine), mine, np.full((len(asks), 1), 10.0),
-                                     policies.policy("first-come"), folder / f"samples-{kind.replace(':', '-')}", limits,
-                                     progress=progress)
-        found |= {(row.job_id, kind): row.result for row in ends.itertuples() if row.status == "done"}
-    table = np.full((len(specs), len(fleet.types)), np.inf)
-    for number, spec in enumerate(specs):
-        for place, kind in enumerate(fleet.types):
-            if "workload_id" not in spec.arguments:
-                table[number, place] = _NOTEBOOK_S
-            elif held := found.get((spec.arguments["workload_id"], kind)):
-                table[number, place] = held["setup_s"] + held["step_s"] * spec.arguments["steps"]
-    return table
+    table = pairs.newest(machine.ids()["hardware_id"])
+    if table is None or not kinds:
+        return None
+    return Contention.of_table(table, kinds, fleet.types)
 
 
 def prepare(path: Path, out: Path, name: str = "hybrid", objective: str = "makespan", count: int = 0,
@@ -140,41 +111,66 @@ def prepare(path: Path, out: Path, name: str = "hybrid", objective: str = "makes
     """
     policy, (specs, jobs) = policies.aimed(name, objective), read(path, out)
     slots = slots_here(count)
-    fleet = fleet_of(slots)
-    return Campaign(specs, jobs, slots, fleet, sampled(specs, slots, fleet, out, Limits(), progress), policy, name)
+    fleet, kinds = fleet_of(slots), kinds_of(specs)
+    known = _known_contention(kinds, fleet)
+    workloads = [spec.arguments["workload_id"] for spec in specs if "workload_id" in spec.arguments]
+    found = samples.take(workloads, slots, fleet, out, Limits(), known is not None, progress)
+    return Campaign(specs, jobs, slots, fleet, samples.predicted_s(specs, found, fleet), policy, name, known)
+
+
+def trial(workloads: Sequence[str], count: int, job_s: float, out: Path, seed: int = 0,
+          progress: Callable[[int], None] = lambda ended: None) -> Path:
+    """Write ``jobs.csv`` of ``count`` jobs, in turn over workloads, each of half to 1.5 times ``job_s`` seconds; return it.
+
+    How many steps that takes is sampled first; ``prepare`` finds the samples in ``out``. Raises InputError for a workload
+    that cannot be run here.
+    """
+    slots = slots_here()
+    fleet, names = fleet_of(slots), [workload(workloads[number % len(workloads)]).id for number in range(count)]
+    known = _known_contention(tuple(dict.fromkeys(names)), fleet)
+    found = samples.take(names, slots, fleet, out, Limits(), known is not None, progress)
+    long_s, rows = np.random.default_rng(seed).uniform(0.5, 1.5, count) * job_s, []
+    for number, name in enumerate(names):
+        if (name, fleet.types[0]) not in found:
+            raise InputError(f"{name} could not be sampled on {fleet.types[0]}; its reason is in {out}")
+        held = found[name, fleet.types[0]]
+        steps = max(1, round((long_s[number] - held["setup_s"]) / held["step_s"]))
+        rows.append({"job_id": f"{name}-{number}", "workload_id": name, "steps": steps})
+    path = out / "jobs.csv"
+    pd.DataFrame(rows).to_csv(path, index=False)
+    return path
 
 
 def run(campaign: Campaign, out: Path, limits: Limits | None = None,
-        progress: Callable[[int], None] = lambda ended: None) -> Ran:
-    """Carry out a campaign; ``out`` holds its record, ``schedule.csv`` and ``trace.json``. Again, it goes on where it was."""
-    asked = campaign.asked
-    simulated = simulate(asked, campaign.policy)
+        progress: Callable[[int], None] = lambda ended: None) -> Record:
+    """Carry out a campaign; ``out`` holds its record (``record.write``). Again, it goes on where it was.
+
+    What is foreseen includes contention where that was measured.
+    """
+    from lib.measure import machine
+
+    asked, known = campaign.asked, campaign.contention
+    foreseen = simulate(asked, campaign.policy, contention=known, told=known).schedule
     attempts, ends, notes = execute.execute(campaign.specs, campaign.jobs, campaign.fleet, campaign.slots, campaign.predicted_s,
-                                            campaign.policy, out, limits, progress=progress)
-    shown = attempts[attempts["status"] != "running"]
-    store.write(shown[columns("schedule")], out / "schedule.csv", "schedule", derived=True)
-    trace.write(shown, out / "trace.json", campaign.name)
-    first = float(campaign.jobs.arrival_s.min())
-    makespan_s = float(ends["end_s"].max() - attempts["start_s"].min()) if len(ends) else np.nan  # workers were ready
-    return Ran(attempts, ends, notes, float(simulated.schedule["end_s"].max()) - first, makespan_s,
-               bounds.makespan_bound(asked))
+                                            campaign.policy, out, limits, progress=progress, contention=known)
+    facts = {"policy": campaign.name, "bound_s": bounds.makespan_bound(asked), "notes": notes, "contention": known is not None,
+             "machine": machine.name(), "written_utc": store.utc_now()}
+    found = Record(attempts[attempts["status"] != "running"], foreseen, ends,
+                   {spec.job_id: kind_of_job(spec) for spec in campaign.specs}, facts)
+    record.write(found, out)
+    return found
+
+
+def kind_of_job(spec: Spec) -> str:
+    """Return by what jobs are alike: their workload, or their notebook."""
+    return spec.arguments.get("workload_id") or spec.arguments["path"]
+
+
+def kinds_of(specs: Sequence[Spec]) -> tuple[str, ...]:
+    """Return the kinds in the order in which the jobs number them."""
+    return tuple(dict.fromkeys(kind_of_job(spec) for spec in specs))
 
 
 def default_folder(path: Path) -> Path:
     """Return where the record of a file of jobs lies."""
-    return paths.DATA / "schedule" / path.stem
-
-
-def words(ran: Ran) -> str:
-    """Say what became of a campaign."""
-    counts = ran.ends["status"].value_counts()
-    lines = [f"{counts.get('done', 0)} jobs done, {counts.get('failed', 0)} failed, in {ran.makespan_s:,.1f} s; simulated "
-             f"beforehand: {ran.simulated_s:,.1f} s ({ran.makespan_s / ran.simulated_s - 1:+.1%}); no schedule ends before "
-             f"{ran.bound_s:,.1f} s if predictions hold"]
-    lines += [f"  {row.job_id}: {row.reason}" for row in ran.ends[ran.ends["status"] == "failed"].itertuples()]
-    lines += [f"  {note}" for note in ran.notes]
-    again = ran.attempts[~ran.attempts["status"].isin(("done", "failed"))]
-    if len(again):
-        which = choices(f"{row.job_id} on {row.device} ({row.status})" for row in again.itertuples())
-        lines.append(f"  attempts that did not count: {which}")
-    return "\n".join(lines)
+    return paths.DATA / record.FOLDER / path.stem

@@ -15,6 +15,7 @@ from filelock import FileLock, Timeout
 
 from lib.errors import InputError
 from lib.schedule import worker
+from lib.schedule.contention import Contention
 from lib.schedule.ledger import Ledger, Spec
 from lib.schedule.policies import fits
 from lib.schedule.problem import Fleet, Jobs
@@ -315,11 +316,13 @@ class _Leader:
 
 def execute(specs: Sequence[Spec], jobs: Jobs, fleet: Fleet, slots: Sequence[Slot], predicted_s: np.ndarray, policy: Policy,
             folder: Path, limits: Limits | None = None, hire: Callable[[Slot, Limits], Hand] = Process,
-            progress: Callable[[int], None] = lambda ended: None) -> tuple[pd.DataFrame, pd.DataFrame, list[str]]:
+            progress: Callable[[int], None] = lambda ended: None,
+            contention: Contention | None = None) -> tuple[pd.DataFrame, pd.DataFrame, list[str]]:
     """Carry out jobs on slots as a policy says; return the attempts, the ends with results, and notes of what went wrong.
 
     ``folder`` holds the record; the same jobs again go on with a run that was stopped or killed. Every job ends once: done,
-    or failed with a reason. Raises InputError when another process is at it, or the record is of other jobs.
+    or failed with a reason. The policy is told of ``contention``. Raises InputError when another process is at it, or the
+    record is of other jobs.
     """
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / "run.lock")
@@ -330,6 +333,7 @@ def execute(specs: Sequence[Spec], jobs: Jobs, fleet: Fleet, slots: Sequence[Slo
     try:
         ledger = Ledger(folder / "run.sqlite", specs)
         leader = _Leader(specs, jobs, fleet, slots, Predict(predicted_s), policy, ledger, limits or Limits(), hire)
+        leader.state.contention = contention
         try:
             leader.run(progress)
         finally:

@@ -149,7 +149,7 @@ def _planned(state: State, belief: Belief, weights: dict[str, float], limit_s: f
             _append(state, belief, plan, job)
     asked = [device for free in state.free for device in reversed(free)] if news or corrected or state.memory.pop(
         "held", False) else [device for device in state.freed if device in state.free[state.fleet.type_of[device]]]
-    return _starts(state, belief, plan, asked, "makespan" in weights)
+    return _starts(state, belief, plan, asked, set(weights) == {"makespan"})
 
 
 def _append(state: State, belief: Belief, plan: _Plan, job: int) -> None:

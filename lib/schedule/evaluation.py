@@ -1,0 +1,98 @@
+"""What 07 evaluates: the mixes of the scenarios and of published throughputs, and the results as people read them."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import pandas as pd
+
+from lib import definitions, paths, store
+from lib.definitions import Scenario
+from lib.schedule import gavel, menu, study
+from lib.schedule.menu import Menu
+from lib.schedule.problem import Problem
+
+Progress = Callable[[Iterable, str], Iterable]
+NAMES = ("cpu-only", "gpu-only", "fastest", "first-come", "by-size", "earliest-finish", "longest-first", "shortest-first",
+         "affinity", "matching", "hybrid")
+PUBLISHED = ((200, 4), (1000, 36))  # jobs, devices of each type
+
+
+@dataclass(frozen=True)
+class Offer:
+    """Scenarios with their menu, and rates of published jobs where they were imported (None: they were not)."""
+
+    menu: Menu
+    scenarios: tuple[Scenario, ...]
+    published: pd.DataFrame | None
+
+    def mixes(self, count: int) -> dict[str, study.Mix]:
+        """Return a mix of ``count`` jobs for each scenario."""
+        return {one.id: partial(menu.problem, self.menu, one, count) for one in self.scenarios}
+
+    def published_mixes(self) -> dict[str, study.Mix]:
+        """Return the mixes of published jobs, none where they were not imported."""
+        if self.published is None:
+            return {}
+        return {f"{count} jobs, {devices} of each": partial(gavel.mix, self.published, count, devices)
+                for count, devices in PUBLISHED}
+
+    @property
+    def widest(self) -> Scenario:
+        """Return the scenario with the most types of device."""
+        return max(self.scenarios, key=lambda one: len(one.devices))
+
+    def one(self, count: int) -> study.Mix:
+        """Return the mix of the widest scenario."""
+        return partial(menu.problem, self.menu, self.widest, count)
+
+    def arriving(self, count: int) -> Callable[[int, float], Problem]:
+        """Return the mix of the widest scenario whose jobs arrive over time: (seed, load) -> problem."""
+        return lambda seed, load: menu.problem(self.menu, self.widest, count, seed, load)
+
+    @property
+    def spread(self) -> np.ndarray:
+        """Return the spread of the widest scenario's times (kinds, types) in log time."""
+        return self.menu.spread(list(self.widest.devices))
+
+
+def offer(names: Sequence[str], reference: str = "", progress: Progress = lambda items, _: items) -> Offer:
+    """Return the named scenarios with their menu; InputError for one that is not there."""
+    scenarios = tuple(definitions.scenario(name) for name in names)
+    devices = list(dict.fromkeys(device for one in scenarios for device in one.devices))
+    path = paths.IMPORTED / "gavel" / gavel.FILE
+    published = gavel.single(store.read(path, "throughputs")) if path.exists() else None
+    return Offer(menu.menu(devices, reference=reference, progress=progress), scenarios, published)
+
+
+def menu_table(found: Menu) -> pd.DataFrame:
+    """Return the menu as people read it: ms a step on each device, with how it is known."""
+    def cell(row) -> str:
+        if not np.isfinite(row.step_ms):
+            return row.source
+        how = row.source if np.isnan(row.low_ms) else f"{row.source}, {row.low_ms:.3g} to {row.high_ms:.3g}"
+        return f"{row.step_ms:.3g} ({how})"
+
+    shown = found.table.assign(cell=[cell(row) for row in found.table.itertuples()])
+    return shown.pivot_table(index="kind", columns="device", values="cell", aggfunc="first", sort=False).reset_index()
+
+
+def headroom_table(found: pd.DataFrame) -> pd.DataFrame:
+    """Return by mix what could be won over the best single-device policy, and what the main policies win of it."""
+    found = found.assign(best=(found["makespan_s"] / found["best_single_s"] - 1) * 100)
+    rows = []
+    for mix, part in found.groupby("mix", sort=False):
+        mean = part.groupby("policy").mean(numeric_only=True)
+        row = {"mix": mix, "could be saved %": 100 * part["room"].mean()}
+        for name in ("earliest-finish", "longest-first", "hybrid"):
+            row |= {f"{name}: won of it %": 100 * mean["headroom"][name]}
+        rows.append(row | {"hybrid / bound": mean["ratio"]["hybrid"], "hybrid decides in ms": 1e3 * mean["decide_s"]["hybrid"]})
+    return pd.DataFrame(rows)
+
+
+def wide(table: pd.DataFrame, rows: str, columns: str, values: str) -> pd.DataFrame:
+    """Return means over seeds, a row a value of one column and a column a value of another."""
+    found = table.pivot_table(index=rows, columns=columns, values=values, sort=False).reset_index()
+    found.columns = [str(name) for name in found.columns]
+    return found

@@ -1,0 +1,101 @@
+"""What the evaluation of the scheduler says, in words whose numbers are put in, and its key numbers."""
+
+import pandas as pd
+
+_LITTLE = 0.05  # of the best single-device makespan: less than that is little to win
+
+
+def bound_words(found: pd.DataFrame) -> str:
+    """Say how far from the bound hybrid is, what could be won, and where that is little."""
+    ours = found[found["policy"] == "hybrid"].groupby("mix", sort=False).mean(numeric_only=True)
+    parts = []
+    for mix, row in ours.iterrows():
+        text = f"**{mix}**: {row['room']:.1%} could be saved over the best policy that gives each job to one type of device"
+        if row["room"] < _LITTLE:
+            text += " - little: the fast device would do nearly all of the work anyway"
+        parts.append(f"{text}; `hybrid` saves {row['headroom']:.0%} of that and ends {row['ratio'] - 1:.2%} above the bound")
+    return "- " + "\n- ".join(parts)
+
+
+def completion_words(found: pd.DataFrame) -> str:
+    """Say how near each order comes to the least mean completion time."""
+    mean = found.groupby("policy", sort=False)["ratio"].mean()
+    return ("Mean completion time over the least possible (all jobs there at once): "
+            + ", ".join(f"{name} {value:.3f}" for name, value in mean.items()) + ".")
+
+
+def load_words(found: pd.DataFrame) -> str:
+    """Say what the order of jobs is worth at the highest load."""
+    load = found["load"].max()
+    mean = found[found["load"] == load].groupby("policy", sort=False)[["mean_jct_s", "p99_jct_s"]].mean()
+    first = mean.loc["first-come"]
+    parts = [f"{name}: mean {row['mean_jct_s'] / first['mean_jct_s']:.2f}, p99 {row['p99_jct_s'] / first['p99_jct_s']:.2f}"
+             for name, row in mean.iterrows() if name != "first-come"]
+    return f"At load {load:g}, completion times over those of first-come: " + "; ".join(parts) + "."
+
+
+def noise_words(noise: pd.DataFrame, stale: pd.DataFrame, uncertain: pd.DataFrame) -> str:
+    """Say what wrong predictions cost, by the way in which they are wrong."""
+    sigma = noise.loc[(noise["sigma"] - 0.3).abs().idxmin(), "sigma"]
+    drift = stale.loc[(stale["drift"] - 0.2).abs().idxmin(), "drift"]
+    one = noise[noise["sigma"] == sigma].groupby("policy", sort=False)["over_perfect"].mean() - 1
+    two = stale[stale["drift"] == drift].groupby("policy", sort=False)["over_perfect"].mean() - 1
+    three = uncertain.groupby("policy", sort=False)["over_perfect"].mean() - 1
+
+    def said(values: pd.Series) -> str:
+        return ", ".join(f"{name} {value:+.1%}" for name, value in values.items())
+
+    return (f"Makespan over that with perfect predictions. Every job off by itself (sigma {sigma:g}): {said(one)}. "
+            f"Every kind off by its own factor on each device (sigma {drift:g}), which nobody knows: {said(two)}. "
+            f"As wrong as the cost model's own intervals allow: {said(three)}.")
+
+
+def adversarial_words(found: pd.DataFrame) -> str:
+    """Say how predictions that were swapped between two types for half of the jobs are borne."""
+    mean = found.groupby("policy", sort=False)["over_blind"].mean()
+    names = [name for name in mean.index if "blind" not in name and "perfect" not in name]
+    return ("Predictions swapped between two types for half of the jobs, makespan over that of the best policy that uses no "
+            "predictions: " + ", ".join(f"{name} {mean[name]:.2f}" for name in names)
+            + f"; `hybrid` told nothing at all: {mean['hybrid, blind']:.2f}.")
+
+
+def pareto_words(found: pd.DataFrame) -> str:
+    """Say what energy costs in time."""
+    ours = found[(found["policy"] == "hybrid") & found["front"]].sort_values("makespan_s")
+    fast, spare = ours.iloc[0], ours.iloc[-1]
+    if len(ours) < 2:
+        return "Nothing to trade: the shortest schedule is also the one that takes the least energy."
+    saved, longer = 1 - spare["energy_j"] / fast["energy_j"], spare["makespan_s"] / fast["makespan_s"] - 1
+    return (f"The shortest schedule takes {fast['energy_j'] / 1e6:.1f} MJ; {saved:.0%} less energy costs {longer:.0%} more "
+            "time. All of it rests on the watts assumed in params/scenarios.yaml.")
+
+
+def contention_words(table: pd.DataFrame, cost: pd.DataFrame, held: pd.DataFrame) -> str:
+    """Say how much jobs slow each other down, and what ignoring it costs."""
+    pairs = table[table["beside"] != "nothing"]
+    worst = pairs.loc[pairs["slowdown"].idxmax()]
+    ours = cost[cost["policy"] == "hybrid"].set_index("told")
+    off, span = ours["error"], ours["makespan_s"]
+    mean = held.pivot_table(index="host_cores", columns="cores", values="makespan_s")
+    lost = mean["ignored"] / mean["counted"] - 1
+    return (f"Beside another job a step takes {pairs['slowdown'].median():.2f} times as long at the median of all pairs, at "
+            f"most {worst['slowdown']:.2f} ({worst['workload_id']} beside {worst['beside']}). Told nothing of it, `hybrid` "
+            f"foresees a makespan that is off by {off['nothing']:+.0%}; told the mean, by {off['the mean']:+.1%}; told every "
+            f"pair, by {off['every pair']:+.1%}, and what it then gets is {1 - span['every pair'] / span['nothing']:.1%} "
+            f"shorter. Taking cores that jobs on a GPU hold for free costs up to {lost.max():+.0%} (at {lost.idxmax():g} cores "
+            "a job).")
+
+
+def key_numbers(found: pd.DataFrame, completion: pd.DataFrame, loads: pd.DataFrame, noise: pd.DataFrame,
+                adversarial: pd.DataFrame) -> dict[str, tuple[float, str, float | None]]:
+    """Return the key numbers: name to value, unit and tolerance."""
+    ours = found[found["policy"] == "hybrid"].groupby("mix", sort=False).mean(numeric_only=True)
+    top = loads[loads["load"] == loads["load"].max()].groupby("policy")["mean_jct_s"].mean()
+    sigma = noise[(noise["policy"] == "hybrid") & (noise["sigma"] == noise["sigma"].max())]["over_perfect"].mean()
+    numbers = {f"{mix}: hybrid / bound": (row["ratio"], "", 0.01) for mix, row in ours.iterrows()}
+    numbers |= {f"{mix}: could be saved": (100 * row["room"], "%", 0.05) for mix, row in ours.iterrows()}
+    return numbers | {
+        "mean completion / least": (completion[completion["policy"] == "hybrid"]["ratio"].mean(), "", 0.005),
+        "hybrid / first-come at the highest load": (top["hybrid"] / top["first-come"], "", 0.15),
+        "hybrid / perfect at the largest noise": (sigma, "", 0.1),
+        "hybrid, swapped / blind": (adversarial[adversarial["policy"] == "hybrid"]["over_blind"].mean(), "", 0.15)}
