@@ -174,9 +174,30 @@ class CostModelParams(Strict):
         return [name.strip() for name in self.families.split(",") if name.strip()]
 
 
+class SchedulerParams(Strict):
+    """Parameters of ``07_scheduler_eval``."""
+
+    source: Source = "measure"
+    reference: str = ""
+    scenarios: Annotated[str, Field(pattern=r"^[^,\s]+(,[^,\s]+)*$")] = "one_gpu,large_gpu,mixed"
+    count: Annotated[int, Field(ge=10, le=20_000)] = 150
+    seeds: Annotated[int, Field(ge=1, le=100)] = 3
+    arriving: Annotated[int, Field(ge=100, le=100_000)] = 1000
+    scale: Annotated[int, Field(ge=1000, le=1_000_000)] = 20_000
+    jobs: str = ""
+    workloads: Annotated[str, Field(pattern=r"^[^,\s]+(,[^,\s]+)*$")] = "W1,W3,W6"
+    real: Annotated[int, Field(ge=2, le=1000)] = 8
+    job_s: Annotated[float, Field(ge=0.5, le=3600)] = 2.5
+
+    @property
+    def names(self) -> list[str]:
+        """Return the scenarios, each once."""
+        return list(dict.fromkeys(self.scenarios.split(",")))
+
+
 NOTEBOOKS: dict[str, type[Strict]] = {"01_machine": MachineParams, "02_profile": ProfileParams, "03_sweep": SweepParams,
                                     "04_complexity": ComplexityParams, "05_roofline": RooflineParams,
-                                    "06_cost_model": CostModelParams}
+                                    "06_cost_model": CostModelParams, "07_scheduler_eval": SchedulerParams}
 
 
 class Workload(Strict):

@@ -1,5 +1,6 @@
 """The figures of the scheduler: Gantt charts, policies against the bound, load, wrong predictions, trade-offs, contention."""
 
+import re
 from collections.abc import Mapping
 
 import numpy as np
@@ -22,17 +23,19 @@ def gantt(schedules: Mapping[str, pd.DataFrame], kinds: Mapping[str, str] | None
     from matplotlib.patches import Patch
 
     every = pd.concat(list(schedules.values()))
-    devices = sorted(set(every["device"]))[:_MOST_DEVICES]
+    devices = sorted(set(every["device"]), key=_natural)[:_MOST_DEVICES]
     kinds = kinds or {}
     names = list(dict.fromkeys(kinds[job] for job in every["job_id"] if job in kinds))
+    row = min(0.3, 0.16 + 0.3 / len(devices))  # many devices: thinner bars
     figure, axes = plt.subplots(len(schedules), 1, sharex=True, squeeze=False,
-                                figsize=(8.5, 0.7 + len(schedules) * (0.55 + 0.3 * len(devices))))
+                                figsize=(8.5, 0.7 + len(schedules) * (0.5 + row * len(devices))))
     for axis, (title, schedule) in zip(axes.flat, schedules.items(), strict=True):
         for row in schedule[schedule["device"].isin(devices)].itertuples():
             _bar(axis, row, devices.index(row.device), names.index(kinds[row.job_id]) if row.job_id in kinds else 0)
         if bound_s is not None:
             axis.axvline(bound_s, color="#333333", linestyle="--", linewidth=1)
-        axis.set(yticks=range(len(devices)), yticklabels=devices, ylim=(len(devices) - 0.4, -0.6))
+        axis.set(yticks=range(len(devices)), ylim=(len(devices) - 0.4, -0.6))
+        axis.set_yticklabels(devices, fontsize=7 if len(devices) > 8 else 9)
         axis.set_title(title, fontsize=10)
         axis.grid(axis="y", visible=False)
     axes.flat[-1].set_xlabel("seconds" + ("" if bound_s is None else " (dashed: no schedule ends before)"))
@@ -42,6 +45,11 @@ def gantt(schedules: Mapping[str, pd.DataFrame], kinds: Mapping[str, str] | None
     if marks:
         figure.legend(handles=marks, loc="outside lower center", ncols=6, fontsize=8)
     return figure
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """Return a key that sorts cpu[10] after cpu[9]."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
 def _bar(axis, row, place: int, kind: int) -> None:

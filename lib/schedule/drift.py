@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 import pandas as pd
 
-from lib.schedule import study
+from lib.schedule import bounds, study
 from lib.schedule.problem import Problem
 
 Progress = Callable[[Iterable, str], Iterable]
@@ -25,10 +25,12 @@ def drifted(asked: Problem, spread: float | np.ndarray, seed: int, said: float =
 def stale(draw: study.Mix, drifts: Sequence[float] = DRIFTS,
           names: Sequence[str] = ("longest-first", "earliest-finish", "hybrid"), seeds: int = 5,
           progress: Progress = lambda items, _: items) -> pd.DataFrame:
-    """Return makespans with stale predictions, which are said to be exact, over those of the same policy told the truth."""
-    return pd.DataFrame([{"drift": drift, "seed": seed, "policy": name, "over_perfect": over}
-                         for seed in progress(range(seeds), "stale") for drift in drifts
-                         for name, over in _over(drifted(draw(seed), drift, seed), names).items()])
+    """Return makespans with stale predictions, which are said to be exact.
+
+    ``over_perfect``: over that of the same policy told the truth; ``ratio``: over the bound.
+    """
+    return pd.DataFrame([{"drift": drift, "seed": seed, **row} for seed in progress(range(seeds), "stale") for drift in drifts
+                         for row in _over(drifted(draw(seed), drift, seed), names)])
 
 
 def uncertain(draw: study.Mix, spread: np.ndarray, names: Sequence[str] = ("fastest", "longest-first", "hybrid"),
@@ -38,10 +40,12 @@ def uncertain(draw: study.Mix, spread: np.ndarray, names: Sequence[str] = ("fast
     ``spread`` (kinds, types) in log time, 0 where a time was measured.
     """
     said = float(spread[spread > 0].mean()) if (spread > 0).any() else 0.0
-    return pd.DataFrame([{"seed": seed, "policy": name, "over_perfect": over} for seed in progress(range(seeds), "uncertain")
-                         for name, over in _over(drifted(draw(seed), spread, seed, said), names).items()])
+    return pd.DataFrame([{"seed": seed, **row} for seed in progress(range(seeds), "uncertain")
+                         for row in _over(drifted(draw(seed), spread, seed, said), names)])
 
 
-def _over(told: Problem, names: Sequence[str]) -> dict[str, float]:
-    truth = told.said(told.actual_s)
-    return {name: study.run(told, name)["makespan_s"] / study.run(truth, name)["makespan_s"] for name in names}
+def _over(told: Problem, names: Sequence[str]) -> list[dict[str, float | str]]:
+    truth, bound_s = told.said(told.actual_s), bounds.makespan_bound(told)
+    spans = {name: study.run(told, name)["makespan_s"] for name in names}
+    return [{"policy": name, "over_perfect": span / study.run(truth, name)["makespan_s"], "ratio": span / bound_s}
+            for name, span in spans.items()]

@@ -9,13 +9,15 @@ import pandas as pd
 
 from lib import definitions, paths, store
 from lib.definitions import Scenario
-from lib.schedule import gavel, menu, study
+from lib.schedule import bounds, gavel, menu, mixes, policies, study
 from lib.schedule.menu import Menu
-from lib.schedule.problem import Problem
+from lib.schedule.problem import Fleet, Problem
+from lib.schedule.simulate import simulate
 
 Progress = Callable[[Iterable, str], Iterable]
 NAMES = ("cpu-only", "gpu-only", "fastest", "first-come", "by-size", "earliest-finish", "longest-first", "shortest-first",
          "affinity", "matching", "hybrid")
+SPEEDS = ("first-come", "longest-first", "hybrid")
 PUBLISHED = ((200, 4), (1000, 36))  # jobs, devices of each type
 
 
@@ -91,8 +93,44 @@ def headroom_table(found: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def few(found: Offer, count: int = 40, names: Sequence[str] = ("fastest", "earliest-finish", "hybrid")) -> \
+        tuple[dict[str, pd.DataFrame], dict[str, str], float]:
+    """Return schedules by policy of a few jobs of the widest scenario, the kind of each job, and the bound in s."""
+    asked = found.one(count)(0)
+    bound_s = bounds.makespan_bound(asked)
+    kinds = list(found.menu.rates(found.widest.devices).index)
+    shown = {}
+    for name in names:
+        schedule = simulate(asked, policies.policy(name)).schedule
+        shown[f"{name}: {float(schedule['end_s'].max()) / bound_s:.2f} times the bound"] = schedule
+    return shown, {job: kinds[kind] for job, kind in zip(asked.jobs.ids, asked.jobs.kind, strict=True)}, bound_s
+
+
+def speed(found: Offer, scale: int, progress: Progress = lambda items, _: items) -> pd.DataFrame:
+    """Return simulated jobs a second and the time of a decision by policy and number of jobs, a device for each hundred."""
+    parts = []
+    rates = found.menu.rates(found.widest.devices)
+    for count in progress(sorted({max(500, scale // 100), max(500, scale // 10), scale}), "speed"):
+        fleet = Fleet.of(dict.fromkeys(rates.columns, max(1, count // 100 // rates.shape[1])))
+        parts.append(study.speed(mixes.draw(rates, fleet, count, 0), SPEEDS))
+    table = pd.concat(parts, ignore_index=True)
+    return table.assign(jobs_per_s=table["jobs"] / table["simulation_s"])
+
+
 def wide(table: pd.DataFrame, rows: str, columns: str, values: str) -> pd.DataFrame:
     """Return means over seeds, a row a value of one column and a column a value of another."""
     found = table.pivot_table(index=rows, columns=columns, values=values, sort=False).reset_index()
     found.columns = [str(name) for name in found.columns]
     return found
+
+
+def cost_table(cost: pd.DataFrame) -> pd.DataFrame:
+    """Return what contention costs by policy and by what it is told, means over seeds."""
+    mean = cost.groupby(["policy", "told"], sort=False)[["foreseen_s", "makespan_s", "error"]].mean().reset_index()
+    return mean.rename(columns={"foreseen_s": "foreseen, s", "makespan_s": "came, s", "error": "foreseen / came - 1"})
+
+
+def speed_table(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the time of a decision at the largest size."""
+    shown = table[table["jobs"] == table["jobs"].max()]
+    return shown[["policy", "jobs", "devices", "simulation_s", *[name for name in shown if name.startswith("decide")]]]

@@ -1,6 +1,11 @@
 """What the evaluation of the scheduler says, in words whose numbers are put in, and its key numbers."""
 
+from collections.abc import Sequence
+
 import pandas as pd
+
+from lib.definitions import Scenario
+from lib.schedule.record import Record
 
 _LITTLE = 0.05  # of the best single-device makespan: less than that is little to win
 
@@ -75,7 +80,7 @@ def contention_words(table: pd.DataFrame, cost: pd.DataFrame, held: pd.DataFrame
     pairs = table[table["beside"] != "nothing"]
     worst = pairs.loc[pairs["slowdown"].idxmax()]
     ours = cost[cost["policy"] == "hybrid"].set_index("told")
-    off, span = ours["error"], ours["makespan_s"]
+    off, span = (ours.groupby("told")[name].mean() for name in ("error", "makespan_s"))
     mean = held.pivot_table(index="host_cores", columns="cores", values="makespan_s")
     lost = mean["ignored"] / mean["counted"] - 1
     return (f"Beside another job a step takes {pairs['slowdown'].median():.2f} times as long at the median of all pairs, at "
@@ -84,6 +89,82 @@ def contention_words(table: pd.DataFrame, cost: pd.DataFrame, held: pd.DataFrame
             f"pair, by {off['every pair']:+.1%}, and what it then gets is {1 - span['every pair'] / span['nothing']:.1%} "
             f"shorter. Taking cores that jobs on a GPU hold for free costs up to {lost.max():+.0%} (at {lost.idxmax():g} cores "
             "a job).")
+
+
+def scenario_words(scenarios: Sequence[Scenario]) -> str:
+    """Say what the scenarios are."""
+    return "The scenarios: " + "; ".join(f"**{one.id}**, {one.note}" for one in scenarios) + "."
+
+
+def real_words(record: Record) -> str:
+    """Say how the real run went against what was foreseen."""
+    jobs = record.jobs()
+    off = (jobs["actual_s"] / jobs["predicted_s"] - 1).abs()
+    wrong = record.schedule[~record.schedule["status"].isin(("done", "failed"))]
+    beside = ("Contention was measured before and is foreseen." if record.facts["contention"] else
+              "Contention was not measured here: samples ran side by side instead.")
+    late = record.makespan_s / record.simulated_s - 1
+    text = (f"{len(jobs)} of {len(record.ends)} jobs done in {record.makespan_s:.1f} s; foreseen were "
+            f"{record.simulated_s:.1f} s, so it took {late:+.1%}. Single jobs are off by {off.median():.1%} at the "
+            f"median, {off.max():.0%} at most. {beside}")
+    if len(wrong):
+        several = (f"{row.job_id} on {row.device} ({row.status})" for row in wrong.itertuples())
+        text += f" Attempts that did not count: {'; '.join(several)}."
+    return text + "".join(f" {note}." for note in record.facts["notes"])
+
+
+def published_words(found: pd.DataFrame) -> str:
+    """Say how the policies do on published jobs, or that there are none."""
+    if not len(found):
+        return "They were not imported here."
+    return bound_words(found)
+
+
+def which(found: pd.DataFrame, completion: pd.DataFrame, loads: pd.DataFrame, noise: pd.DataFrame,
+          front: pd.DataFrame) -> pd.DataFrame:
+    """Return which policy to use when, each the best of its comparison, with the evidence."""
+    above = found.groupby("policy")["ratio"].mean().sort_values()
+    plain = above.drop("hybrid")
+    waits = completion.groupby("policy")["ratio"].mean().sort_values()
+    top = loads[loads["load"] == loads["load"].max()].groupby("policy")[["mean_jct_s", "p99_jct_s"]].mean()
+    mean, tail = top["mean_jct_s"].sort_values(), top["p99_jct_s"].sort_values()
+    rough = noise[(noise["sigma"] - 0.3).abs() < 1e-9].groupby("policy")["over_perfect"].mean().sort_values()
+    spare = front.loc[front["energy_j"].idxmin()]
+    rows = [
+        ("all jobs are there, an early end is wanted", above.index[0], f"{above.iloc[0] - 1:.1%} above the bound; next is "
+         f"{plain.index[0]}, {plain.iloc[0] - 1:.1%}"),
+        ("the same, without a search", plain.index[0], f"{plain.iloc[0] - 1:.1%} above the bound, no compiled code"),
+        ("all jobs are there, short waits are wanted", f"{waits.index[0]}{_aim(waits.index[0], 'mean_jct')}",
+         f"{waits.iloc[0]:.3f} of the least mean completion time; {waits.index[-1]}: {waits.iloc[-1]:.2f}"),
+        ("jobs keep arriving, short waits", f"{mean.index[0]}{_aim(mean.index[0], 'mean_jct')}",
+         f"{mean.iloc[0] / mean['first-come']:.2f} of first-come's mean at load {loads['load'].max():g}"),
+        ("jobs keep arriving, nobody shall wait too long", f"{tail.index[0]}{_aim(tail.index[0], 'p99_jct')}",
+         f"{tail.iloc[0] / tail['first-come']:.2f} of first-come's p99; its mean is {mean[tail.index[0]] / mean.iloc[0]:.2f} "
+         "times the best"),
+        ("times are known roughly (sigma 0.3)", rough.index[0], f"{rough.iloc[0] - 1:+.1%} over perfect predictions; "
+         f"{rough.index[-1]}: {rough.iloc[-1] - 1:+.1%}"),
+        ("energy counts", f"{spare['policy']}{_aim(spare['policy'], 'energy')}",
+         f"least energy of all: {spare['energy_j'] / 1e6:.1f} MJ in {spare['makespan_s']:,.0f} s")]
+    return pd.DataFrame(rows, columns=["when", "policy", "evidence"])
+
+
+def _aim(name: str, objective: str) -> str:
+    return f" --objective {objective}" if name.startswith("hybrid") else ""
+
+
+def learned(found: pd.DataFrame, noise: pd.DataFrame, record: Record) -> str:
+    """Say what to keep of all this."""
+    room = found.groupby("mix", sort=False)["room"].mean()
+    little = [mix for mix, share in room.items() if share < _LITTLE]
+    text = [bound_words(found)]
+    text.append(f"- There is little to win in {', '.join(little)}." if little else
+                f"- What a scheduler can win depends on the fleet: from {room.min():.0%} ({room.idxmin()}) to {room.max():.0%} "
+                f"({room.idxmax()}) of the makespan.")
+    worst = noise[noise["sigma"] == noise["sigma"].max()].groupby("policy")["over_perfect"].mean()
+    text.append(f"- Even with errors of sigma {noise['sigma'].max():g}, `hybrid` stays within {worst['hybrid'] - 1:.0%} of "
+                f"what it does with perfect predictions; longest-first takes {worst['longest-first']:.1f} times as long.")
+    text.append(f"- {real_words(record)}")
+    return "\n".join(text)
 
 
 def key_numbers(found: pd.DataFrame, completion: pd.DataFrame, loads: pd.DataFrame, noise: pd.DataFrame,

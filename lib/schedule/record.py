@@ -40,6 +40,13 @@ class Record:
         """Return the makespan as it was foreseen, in s."""
         return float(self.simulated["end_s"].max() - self.simulated["start_s"].min())
 
+    def side_by_side(self) -> dict[str, pd.DataFrame]:
+        """Return both schedules with a title each, the real one from its first start on: workers were ready then."""
+        first = self.schedule["start_s"].min()
+        real = self.schedule.assign(start_s=self.schedule["start_s"] - first, end_s=self.schedule["end_s"] - first)
+        return {f"simulated beforehand: {self.simulated_s:,.1f} s": self.simulated,
+                f"as it was: {self.makespan_s:,.1f} s": real}
+
     def jobs(self) -> pd.DataFrame:
         """Return a row a job that is done: ``job_id, kind, device, predicted_s, actual_s`` (of the attempt that counted)."""
         mine = self.schedule[self.schedule["status"] == "done"].set_index("job_id")

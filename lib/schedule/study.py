@@ -77,16 +77,21 @@ def under_load(draw: Callable[[int, float], Problem], loads: Sequence[float] = L
 def with_noise(draw: Mix, sigmas: Sequence[float] = NOISE,
                names: Sequence[str] = ("longest-first", "earliest-finish", "hybrid"), seeds: int = 5,
                progress: Progress = lambda items, _: items) -> pd.DataFrame:
-    """Return the makespan when predictions are wrong by a log-normal factor, over that with perfect ones; paired by seed."""
+    """Return makespans when predictions are wrong by a log-normal factor of which policies are told; paired by seed.
+
+    ``over_perfect``: over that of the same policy with perfect predictions; ``ratio``: over the bound.
+    """
     rows = []
     for seed in progress(range(seeds), "noise"):
         asked = draw(seed)
         wrong = np.random.default_rng([seed, 1]).normal(0, 1, asked.actual_s.shape)
+        bound_s = bounds.makespan_bound(asked)
         perfect = {name: run(asked, name)["makespan_s"] for name in names}
         for sigma in sigmas:
             told = asked.said(asked.actual_s * np.exp(sigma * wrong), sigma)
-            rows += [{"sigma": sigma, "seed": seed, "policy": name,
-                      "over_perfect": run(told, name)["makespan_s"] / perfect[name]} for name in names]
+            spans = {name: run(told, name)["makespan_s"] for name in names}
+            rows += [{"sigma": sigma, "seed": seed, "policy": name, "over_perfect": span / perfect[name],
+                      "ratio": span / bound_s} for name, span in spans.items()]
     return pd.DataFrame(rows)
 
 

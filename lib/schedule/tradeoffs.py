@@ -6,13 +6,14 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from lib.schedule import metrics, mixes, policies
+from lib.schedule import metrics, policies, study
 from lib.schedule.contention import Contention
-from lib.schedule.problem import Fleet, Problem
+from lib.schedule.problem import Problem
 from lib.schedule.simulate import simulate
 
 Progress = Callable[[Iterable, str], Iterable]
-WEIGHTS = (0.0, 0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 0.85, 1.0)
+WEIGHTS = (0.0, 0.3, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 1.0)
+HOLDS = (0.0, 0.5, 1.0, 2.0)  # cores of the host that a job on a GPU holds
 
 
 def pareto(asked: Problem, weights: Sequence[float] = WEIGHTS) -> pd.DataFrame:
@@ -39,51 +40,43 @@ def _figures(asked: Problem, name: str, **options) -> dict[str, float]:
     return {"makespan_s": found["makespan_s"], "energy_j": found["energy_j"]}
 
 
-def ignoring(asked: Problem, contention: Contention, names: Sequence[str] = ("longest-first", "hybrid")) -> pd.DataFrame:
+def ignoring(draw: study.Mix, contention: Contention, names: Sequence[str] = ("longest-first", "hybrid"), seeds: int = 3,
+             progress: Progress = lambda items, _: items) -> pd.DataFrame:
     """Return what each policy foresees and gets when it is told nothing of contention, its mean, or every pair.
 
-    ``foreseen_s`` is the makespan of the same policy in a simulation without contention (or with the mean one);
-    ``makespan_s`` that with the true contention.
+    ``foreseen_s`` is the makespan of the same policy in a simulation with what it is told; ``makespan_s`` that with the true
+    contention; ``error`` is how far the one is off the other.
     """
     rows = []
-    for name in names:
-        for told, known in (("nothing", None), ("the mean", contention.ignoring_kinds()), ("every pair", contention)):
-            foreseen = simulate(asked, policies.policy(name), contention=known, told=known)
-            real = simulate(asked, policies.policy(name), contention=contention, told=known)
-            ends = [float(outcome.schedule["end_s"].max()) for outcome in (foreseen, real)]
-            rows.append({"policy": name, "told": told, "foreseen_s": ends[0], "makespan_s": ends[1],
-                         "error": ends[0] / ends[1] - 1})
+    for seed in progress(range(seeds), "contention"):
+        asked = draw(seed)
+        for name in names:
+            for told, known in (("nothing", None), ("the mean", contention.ignoring_kinds()), ("every pair", contention)):
+                foreseen = _makespan(asked, name, known, known)
+                real = _makespan(asked, name, contention, known)
+                rows.append({"seed": seed, "policy": name, "told": told, "foreseen_s": foreseen, "makespan_s": real,
+                             "error": foreseen / real - 1})
     return pd.DataFrame(rows)
 
 
-def desk(rates: pd.DataFrame, contention: Contention, cores: int, host_cores: float, count: int, seed: int) -> Problem:
-    """Return jobs for ``cores`` CPU slots of one core and one GPU, each of whose jobs holds ``host_cores`` cores of the host.
-
-    ``rates``: steps per second, columns ``cpu`` (alone on a slot) and the GPU.
-    """
-    types = tuple(rates.columns)
-    fleet = replace(Fleet.of({name: cores if name == "cpu" else 1 for name in types},
-                             cpu_cores=[1.0 if name == "cpu" else np.nan for name in types]), host_cores=float(cores))
-    drawn = mixes.draw(rates, fleet, count, seed)
-    return replace(drawn, jobs=replace(drawn.jobs, cpu_cores=np.full(count, host_cores)))
+def _makespan(asked: Problem, name: str, contention: Contention | None, told: Contention | None) -> float:
+    return float(simulate(asked, policies.policy(name), contention=contention, told=told).schedule["end_s"].max())
 
 
-def holding(rates: pd.DataFrame, contention: Contention, cores: int, holds: Sequence[float] = (0.0, 0.5, 1.0, 2.0),
-            count: int = 100, seeds: int = 3, progress: Progress = lambda items, _: items) -> pd.DataFrame:
-    """Return makespans by how many host cores a GPU job holds: planned with them, and as if they were free.
+def holding(draw: Callable[[float, int], Problem], contention: Contention, holds: Sequence[float] = HOLDS, seeds: int = 3,
+            progress: Progress = lambda items, _: items) -> pd.DataFrame:
+    """Return makespans by how many host cores a GPU job holds: with the cores counted, and as if they were free.
 
-    Cores that more jobs ask for than there are, are shared by time, which slows all that need some.
+    ``draw(cores, seed)`` gives the problem. Cores that more jobs ask for than there are, are shared by time, which slows all
+    that need some.
     """
     rows = []
     for held in progress(holds, "host cores"):
         for seed in range(seeds):
-            asked = desk(rates, contention, cores, held, count, seed)
-            shared = replace(contention, cores=float(cores))
+            asked = draw(held, seed)
+            true = replace(contention, cores=asked.fleet.host_cores)
             free = replace(asked, fleet=replace(asked.fleet, host_cores=np.inf))
             for label, mine in (("counted", asked), ("ignored", free)):
-                foreseen = simulate(mine, policies.policy("hybrid"), contention=replace(contention, cores=np.inf))
-                real = simulate(mine, policies.policy("hybrid"), contention=shared)
-                rows.append({"host_cores": held, "seed": seed, "cores": label,
-                             "foreseen_s": float(foreseen.schedule["end_s"].max()),
-                             "makespan_s": float(real.schedule["end_s"].max())})
+                span_s = _makespan(mine, "hybrid", true, contention)
+                rows.append({"host_cores": held, "seed": seed, "cores": label, "makespan_s": span_s})
     return pd.DataFrame(rows)
