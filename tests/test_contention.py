@@ -1,0 +1,163 @@
+"""Jobs on one host slow each other down: measured in pairs, believed by policies, simulated; scenarios and what is traded."""
+
+import dataclasses
+from functools import partial
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from lib import definitions
+from lib.errors import InputError
+from lib.schedule import drift, menu, mixes, pairs, policies, tradeoffs
+from lib.schedule.contention import ALONE, Contention
+from lib.schedule.execute import Slot
+from lib.schedule.problem import Fleet, Jobs, Problem
+from lib.schedule.simulate import simulate
+
+STEP_S = {"light": 0.01, "heavy": 0.1}
+SLOWED = {("light", "heavy"): 1.5, ("heavy", "heavy"): 2.0}  # (who, beside whom)
+
+
+class Clockwork:
+    """A worker whose steps take what STEP_S and SLOWED say, by who is asked to start at the same moment."""
+
+    asked: dict = {}  # by slot: what it was asked last; all slots see it, as they share a host
+
+    def __init__(self, slot, limits):
+        self.slot, self.said, self.told = slot.name, [("ready", 1)], 0.0
+
+    def send(self, *message):
+        if message[0] == "run":
+            Clockwork.asked[self.slot] = message[3]
+
+    def messages(self):
+        mine = Clockwork.asked.get(self.slot)
+        if mine and mine["at_s"] > self.told:
+            beside = [one["workload_id"] for slot, one in Clockwork.asked.items()
+                      if slot != self.slot and one["at_s"] == mine["at_s"]]
+            factor = np.prod([SLOWED.get((mine["workload_id"], other), 1.0) for other in beside])
+            self.said.append(("done", "pair", {"step_s": STEP_S[mine["workload_id"]] * factor, "n": 3}))
+            self.told = mine["at_s"]
+        said, self.said = self.said, []
+        return said
+
+    def kill(self):
+        Clockwork.asked.pop(self.slot, None)
+
+
+@pytest.fixture
+def table(monkeypatch):
+    monkeypatch.setattr(Clockwork, "asked", {})
+    return pairs.measure([Slot("cpu[0]"), Slot("cpu[1]"), Slot("cpu[2]")], ["light", "heavy"], rounds=2, hire=Clockwork)
+
+
+def test_pairs_are_found(table):
+    found = table.set_index(["workload_id", "beside"])["slowdown"]
+    assert found["light", "heavy"] == pytest.approx(1.5) and found["heavy", "light"] == pytest.approx(1.0)
+    assert found["heavy", "heavy"] == pytest.approx(2.0) and found["light", ALONE[0]] == 1.0
+    assert table.set_index(["workload_id", "beside"])["step_ms"]["heavy", "heavy"] == pytest.approx(200)
+    assert set(table["n"]) == {4}  # two rounds, from either side (or on either slot)
+
+
+def test_one_slot_cannot_be_measured_in_pairs():
+    with pytest.raises(InputError, match="two slots"):
+        pairs.measure([Slot("cpu[0]")], ["light"], hire=Clockwork)
+
+
+def test_what_was_measured_is_simulated(table):
+    known = Contention.of_table(table, ["light", "heavy"], ["cpu"])
+    jobs = dataclasses.replace(Jobs.plain(2), kind=np.array([0, 1]))
+    asked = Problem(jobs, Fleet.of({"cpu": 2}), np.array([[3.0], [2.0]]), np.array([[3.0], [2.0]]))
+    ends = simulate(asked, policies.policy("first-come"), contention=known).done.set_index("job")["end_s"]
+    assert ends[1] == pytest.approx(2.0)  # heavy does not notice light
+    assert ends[0] == pytest.approx(2.0 + (3.0 - 2.0 / 1.5))  # light is slowed until heavy is gone
+
+
+def test_unknown_kinds_count_as_the_median_and_means_are_means(table):
+    known = Contention.of_table(table, ["light", "heavy"], ["cpu"])
+    middle = known.rates({0: (-1, 0), 1: (7, 0)})
+    assert middle[0] == pytest.approx(1 / np.median([1.0, 1.5, 1.0, 2.0]))
+    flat = known.ignoring_kinds().slowdown
+    assert np.allclose(flat, flat.flat[0]) and 1 < flat.flat[0] < 2
+    expected = known.expected(np.array([1, 1, 1]), np.array([0, 0]))
+    assert np.allclose(expected, 2.0)  # heavy ones alone beside each other
+
+
+def test_cores_are_shared_by_time():
+    none = Contention.none(2, cores=2.0)
+    assert set(none.rates({0: (0, 0), 1: (0, 1)}, wanted_cores=4.0).values()) == {0.5}
+    assert set(none.rates({0: (0, 0)}, wanted_cores=1.0).values()) == {1.0}
+    assert none.rates({}) == {}
+
+
+def _mix(contention, count=40):
+    """Return jobs of two kinds for two slots, and what a policy makes of them."""
+    rates = pd.DataFrame({"cpu": [100.0, 10.0]}, index=["light", "heavy"])
+    return partial(mixes.draw, rates, Fleet.of({"cpu": 2}), count)
+
+
+def test_knowing_of_contention_makes_foresight_right(table):
+    known = Contention.of_table(table, ["light", "heavy"], ["cpu"])
+    cost = tradeoffs.ignoring(_mix(known), known, seeds=2).groupby(["policy", "told"])["error"].agg(lambda e: e.abs().max())
+    for name in ("longest-first", "hybrid"):
+        assert cost[name, "every pair"] < 1e-9
+        assert cost[name, "nothing"] > 0.1
+
+
+def test_drift_is_shared_by_kind_and_type():
+    rates = pd.DataFrame({"a": [1.0, 2.0], "b": [3.0, 1.0]})
+    asked = mixes.draw(rates, Fleet.of({"a": 2, "b": 1}), 50, 0)
+    told = drift.drifted(asked, 0.5, 1)
+    factor = told.actual_s / told.predicted_s
+    for kind in (0, 1):
+        assert np.allclose(factor[asked.jobs.kind == kind], factor[asked.jobs.kind == kind][0])
+    assert len(np.unique(factor.round(9))) == 4
+    assert np.array_equal(drift.drifted(asked, 0.0, 1).actual_s, asked.actual_s)
+    table = drift.stale(partial(mixes.draw, rates, Fleet.of({"a": 2, "b": 1}), 50), (0.0, 0.5), ("hybrid",), 1)
+    assert table["over_perfect"].iloc[0] == pytest.approx(1.0) and (table["ratio"] >= 1 - 1e-9).all()
+
+
+def test_the_front_holds_what_nothing_beats():
+    fleet = Fleet.of({"slow": 3, "fast": 1}, idle_w=[1, 5], busy_w=[5, 200])
+    asked = mixes.draw(pd.DataFrame({"slow": [1.0, 1.0], "fast": [10.0, 3.0]}), fleet, 60, 0)
+    front = tradeoffs.pareto(asked)
+    kept = front[front["front"]].sort_values("makespan_s")
+    assert (np.diff(kept["energy_j"]) <= 0).all()
+    ours = front[front["policy"] == "hybrid"].set_index("weight")
+    assert ours["energy_j"][1.0] < 0.95 * ours["energy_j"][0.0]
+    assert ours["makespan_s"][0.0] < 1.01 * front["makespan_s"].min()
+
+
+SCENARIOS = """
+kinds: {a: {model: W1, mode: train}}
+scenarios: {s: {note: n, shortest_s: 1, longest_s: 2, devices: {cpu: {count: 1}}}}
+"""
+
+
+@pytest.mark.parametrize(("right", "wrong", "word"), [("mode: train", "mode: fly", "mode"), ("count: 1", "count: 0", "count"),
+                                                      ("shortest_s: 1", "shortest_s: 3", "shortest_s"),
+                                                      ("{a: {model: W1, mode: train}}", "{}", "kinds")])
+def test_bad_scenarios_are_refused(tmp_path, right, wrong, word):
+    path = tmp_path / "scenarios.yaml"
+    path.write_text(SCENARIOS)
+    assert set(definitions.load_scenarios(path)[1]) == {"s"}
+    path.write_text(SCENARIOS.replace(right, wrong))
+    with pytest.raises(InputError, match=word):
+        definitions.load_scenarios(path)
+    with pytest.raises(InputError, match="no scenario"):
+        definitions.scenario("nowhere")
+
+
+def test_the_menu_says_how_it_knows():
+    kinds, scenarios = definitions.load_scenarios()
+    desk = scenarios["one_gpu"]
+    found = menu.menu(desk.devices, [kinds["W1"], kinds["mobilenet_v2 infer"]])
+    source = found.wide("source", desk.devices)
+    assert (source["cpu"] == "measured").all() and (source["t4"] == "predicted").all()
+    assert (found.spread(list(desk.devices))[:, 0] == 0).all() and (found.spread(list(desk.devices))[:, 1] > 0.05).all()
+    asked = menu.problem(found, desk, 30, 0)
+    assert asked.fleet.memory_mb[1] == 16000 and np.isnan(asked.fleet.memory_mb[0])
+    fastest = asked.actual_s.min(axis=1)
+    assert desk.shortest_s * 0.999 <= fastest.min() <= fastest.max() <= desk.longest_s * 1.001
+    assert (asked.jobs.memory_mb > 1).all()
