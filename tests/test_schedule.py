@@ -2,6 +2,7 @@
 
 import heapq
 import json
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -210,6 +211,26 @@ def test_search_beats_list_scheduling_and_repeats():
     makespans = [search.loads(asked.actual_s, type_of, ready, one).max() for one in (found, first)]
     assert makespans[0] <= makespans[1]
     assert np.isfinite(asked.actual_s[np.arange(60), type_of[found]]).all()
+
+
+def test_search_survives_a_start_that_is_far_from_good():
+    times = np.array([[24.0, 0.4], [36.0, 0.3]])
+    found = search.plan(times, np.array([0, 1, 1]), np.zeros(3), 0.002, start=np.array([0, 0]))
+    assert sorted(found) == [1, 2]
+
+
+def test_set_up_is_no_error_of_the_predictions():
+    """Exact predictions stay believed where devices take long to set up."""
+    asked = a_problem(4, count=80, holes=0.0)
+    slow = replace(asked, fleet=replace(asked.fleet, setup_s=np.array([5.0, 20.0, 1.0])))
+    state = []
+
+    def watched(seen, predict):
+        state[:] = [seen]
+        return a_policy("hybrid")(seen, predict)
+
+    check_schedule(simulate(slow, watched))
+    assert state[0].memory["belief"].sigma == 0 and "rough" not in state[0].memory
 
 
 @pytest.mark.parametrize("text, word", [
