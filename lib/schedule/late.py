@@ -24,10 +24,12 @@ class Lists:
         self.rows: dict[int, list[float]] = dict(zip(jobs.tolist(), times.tolist(), strict=True))
         counts, type_of = state.fleet.counts, state.fleet.type_of
         busy = np.bincount(type_of, ready_s, minlength=len(counts))
-        self.left_s = bounds.fluid(times, counts, busy).makespan_s
+        found = bounds.fluid(times, counts, busy)
+        self.left_s = found.makespan_s
         late = times * self.margin  # one that may well take longer than all that is left is not bound here
         short = np.where((late <= self.left_s) | (times == times.min(axis=1, keepdims=True)), times, np.inf)
-        found = bounds.fluid(short, counts, busy)
+        if (short != times).any():
+            found = bounds.fluid(short, counts, busy)
         kind = found.share.argmax(axis=1)
         own = times[np.arange(len(jobs)), kind]
         self.heaps = [list(zip((-own[kind == place]).tolist(), jobs[kind == place].tolist(), strict=True))

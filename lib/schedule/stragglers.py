@@ -29,6 +29,7 @@ class _First:
         return len(self.front) + len(self._heap)
 
     def push(self, entry: _Entry) -> None:
+        """Take in an entry."""
         if self.front and entry < self.front[-1]:
             insort(self.front, entry)
             entry = self.front.pop() if len(self.front) > _LOOK else None
