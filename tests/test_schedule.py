@@ -2,6 +2,7 @@
 
 import heapq
 import json
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -212,6 +213,51 @@ def test_search_beats_list_scheduling_and_repeats():
     makespans = [search.loads(asked.actual_s, type_of, ready, one).max() for one in (found, first)]
     assert makespans[0] <= makespans[1]
     assert np.isfinite(asked.actual_s[np.arange(60), type_of[found]]).all()
+
+
+@pytest.mark.parametrize("case", ["plain", "holes", "alike", "one type", "one long job", "idle type"])
+def test_sifting_finds_the_optimum_of_the_whole_programme(case):
+    draw = np.random.default_rng(0)
+    times = np.exp(draw.normal(0, 1, (5000, 1)) + draw.normal(0, 1, (5000, 3)))
+    counts, busy_s = np.array([5, 9, 2]), np.array([0.0, 40.0, 7.0])
+    if case == "holes":
+        times[draw.random(times.shape) < 0.3] = np.inf
+        times[~np.isfinite(times).any(axis=1), 0] = 1.0
+    elif case == "alike":
+        times = np.outer(times[:, 0], [1.0, 2.0, 4.0])
+    elif case == "one type":
+        times = times[:, :1]
+        counts, busy_s = counts[:1], busy_s[:1]
+    elif case == "one long job":
+        times[7] = 1e6
+    elif case == "idle type":
+        times[:, 2] = 1e5
+    found = bounds.fluid(times, counts, busy_s)
+    whole = bounds._solved(times, counts, busy_s, float(times.min(axis=1).max()))
+    assert found.makespan_s == pytest.approx(whole.makespan_s, rel=1e-8)
+    assert found.share.sum(axis=1) == pytest.approx(np.ones(5000))
+    used_s = np.where(found.share > 0, times, 0.0) * found.share
+    assert (used_s.sum(axis=0) + busy_s <= counts * found.makespan_s * (1 + 1e-8)).all()
+
+
+def test_search_survives_a_start_that_is_far_from_good():
+    times = np.array([[24.0, 0.4], [36.0, 0.3]])
+    found = search.plan(times, np.array([0, 1, 1]), np.zeros(3), 0.002, start=np.array([0, 0]))
+    assert sorted(found) == [1, 2]
+
+
+def test_set_up_is_no_error_of_the_predictions():
+    """Exact predictions stay believed where devices take long to set up."""
+    asked = a_problem(4, count=80, holes=0.0)
+    slow = replace(asked, fleet=replace(asked.fleet, setup_s=np.array([5.0, 20.0, 1.0])))
+    state = []
+
+    def watched(seen, predict):
+        state[:] = [seen]
+        return a_policy("hybrid")(seen, predict)
+
+    check_schedule(simulate(slow, watched))
+    assert state[0].memory["belief"].sigma == 0 and "rough" not in state[0].memory
 
 
 @pytest.mark.parametrize("text, word", [

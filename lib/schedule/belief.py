@@ -1,6 +1,8 @@
 """What is believed of job times: predictions, drawn towards what is common to jobs of a kind, corrected by what finished."""
 
-from collections import defaultdict
+from bisect import bisect_left, insort
+from collections import deque
+from itertools import islice
 from math import exp, inf, log
 
 import numpy as np
@@ -20,17 +22,27 @@ class Belief:
 
     A prediction is the sum of a job's size, its kind's preference for a type, and a rest, all in log time. The more the
     predictions have erred (or are said to err), the less the rest is believed: its variance beyond the errors' own, over its
-    variance (James and Stein, 1961). What finished corrects each kind and type by the mean of its errors, drawn towards 0.
+    variance (James and Stein, 1961). What finished corrects each kind and type by the mean of its errors, drawn towards 0;
+    ``setup_s`` (types) is part of what jobs took, but not of what is predicted.
     """
 
-    def __init__(self, jobs: Jobs, predict: Predict):
-        self._jobs, self._predict = jobs, predict
+    def __init__(self, jobs: Jobs, predict: Predict, setup_s: list[float] | None = None):
+        self._predict, self._setup_s = predict, setup_s or [0.0] * predict.table.shape[1]
         self._kind = np.where(jobs.kind >= 0, jobs.kind, jobs.kind.max(initial=-1) + 1)
-        self._sum: dict[tuple[int, int], float] = defaultdict(float)
-        self._count: dict[tuple[int, int], int] = defaultdict(int)
-        self._errors: list[float] = []
-        self.sigma, self.moved = predict.sigma, 0.0
+        self._kinds: list[int] = self._kind.tolist()
+        self._errors: deque[float] = deque(maxlen=_MEMORY)
+        self._sorted: list[float] = []  # the same errors, the smallest first
+        self.moved, self.drift = 0.0, 0.0
+        self._believe(predict.sigma)
+
+    def _believe(self, sigma: float) -> None:
+        """Believe that predictions err by ``sigma``; what was corrected before is forgotten."""
+        self.sigma = sigma
         self._table = self._shrunk()
+        self._rows: list[list[float]] = self._table.tolist()
+        kinds, places = int(self._kind.max(initial=0)) + 1, self._table.shape[1]
+        self._sum, self._shift = ([[0.0] * places for _ in range(kinds)] for _ in range(2))
+        self._count = [[0] * places for _ in range(kinds)]
 
     def _shrunk(self) -> np.ndarray:
         """Return the believed log times (jobs, types) before corrections."""
@@ -57,40 +69,53 @@ class Belief:
         found = size[:, None] + liking[self._kind] + trust * rest
         return np.where(np.isfinite(given), found, inf)
 
-    def _shift(self, kind: int, place: int) -> float:
-        count = self._count[kind, place]
-        return self._sum[kind, place] / (count + 1 / _WITHIN) if count else 0.0
-
     def seconds(self, job: int, place: int) -> float:
         """Return the believed seconds of one job on one type; inf where it cannot run."""
-        value = float(self._table[job, place])
-        return exp(value + self._shift(int(self._kind[job]), place)) if value < inf else inf
+        value = self._rows[job][place]
+        return exp(value + self._shift[self._kinds[job]][place]) if value < inf else inf
+
+    def row(self, job: int) -> list[float]:
+        """Return the believed seconds of one job on every type."""
+        return [exp(value + shift) if value < inf else inf
+                for value, shift in zip(self._rows[job], self._shift[self._kinds[job]], strict=True)]
 
     def rows(self, jobs: np.ndarray) -> np.ndarray:
         """Return the believed seconds of several jobs (jobs, types)."""
-        table = self._table[jobs].copy()
-        for (kind, place), count in self._count.items():
-            if count:
-                table[self._kind[jobs] == kind, place] += self._shift(kind, place)
-        return np.exp(table)
+        return np.exp(self._table[jobs] + np.array(self._shift)[self._kind[jobs]])
 
-    def learn(self, finished: list[Finished]) -> None:
-        """Take in jobs that finished; ``moved`` grows by how far the belief of a kind changed."""
+    def learn(self, finished: list[Finished]) -> float | None:
+        """Take in jobs that finished; return how much predictions seem to err where that is not ``sigma`` (``renew``).
+
+        ``moved`` grows by how far the belief of a kind changed, ``drift`` by the sum of such changes.
+        """
         for job, place, seconds in finished:
-            kind, before = int(self._kind[job]), self._shift(int(self._kind[job]), place)
-            error = log(max(seconds, 1e-9)) - float(self._table[job, place])
-            self._errors.append(abs(error - before))
-            self._sum[kind, place] += error
-            self._count[kind, place] += 1
-            self.moved = max(self.moved, abs(self._shift(kind, place) - before))
-        if len(self._errors) >= _LEAST and finished:
-            del self._errors[:-_MEMORY]
-            seen = 1.4826 * float(np.median(self._errors))
+            kind = self._kinds[job]
+            before = self._shift[kind][place]
+            error = log(max(seconds - self._setup_s[place], 1e-9)) - self._rows[job][place]
+            self._note(abs(error - before))
+            self._sum[kind][place] += error
+            self._count[kind][place] += 1
+            after = self._shift[kind][place] = self._sum[kind][place] / (self._count[kind][place] + 1 / _WITHIN)
+            self.moved = max(self.moved, abs(after - before))
+            self.drift += abs(after - before)
+        if finished and len(self._errors) >= _LEAST:
+            seen = 1.4826 * _middle(self._sorted)
             if abs(seen - self.sigma) > 0.25 * max(self.sigma, 0.2):
-                self._sum.clear()
-                self._count.clear()
-                self.sigma, self.moved = seen, inf
-                self._table = self._shrunk()
+                return seen
+        return None
+
+    def _note(self, error: float) -> None:
+        """Take in the size of an error; the one that is _MEMORY errors old is forgotten."""
+        if len(self._errors) == _MEMORY:
+            del self._sorted[bisect_left(self._sorted, self._errors[0])]
+        self._errors.append(error)
+        insort(self._sorted, error)
+
+    def renew(self, sigma: float) -> None:
+        """Believe anew, with predictions that err by ``sigma``."""
+        self._believe(sigma)
+        self.moved = inf
+        self.drift += 1.0
 
     def changed(self) -> bool:
         """Return, once, whether the belief moved enough to plan again."""
@@ -99,8 +124,14 @@ class Belief:
 
     def erred(self) -> bool:
         """Return whether what finished lately took another time than was believed."""
-        return len(self._errors) > 0 and float(np.median(self._errors[-_LEAST:])) > _EXACT
+        return len(self._errors) > 0 and _middle(sorted(islice(reversed(self._errors), _LEAST))) > _EXACT
 
     def left_s(self, job: int, place: int, elapsed_s: float) -> float:
         """Return the believed seconds until a running job ends; the more it is overdue, the longer it is expected to take."""
         return max(self.seconds(job, place) - elapsed_s, self.sigma * elapsed_s, 0.0)
+
+
+def _middle(ordered: list[float]) -> float:
+    """Return the median of numbers that are in order."""
+    half = len(ordered) // 2
+    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2

@@ -1,6 +1,6 @@
 """Our own policy: plan what is known, bind late, learn from what finishes, and move stragglers when that pays."""
 
-from collections import deque
+from itertools import islice
 from math import inf
 
 import numpy as np
@@ -9,7 +9,9 @@ from lib.errors import InputError, choices
 from lib.schedule import bounds, policies, search
 from lib.schedule.belief import Belief
 from lib.schedule.late import Lists
-from lib.schedule.state import Action, Predict, Restart, Start, State, Wait
+from lib.schedule.plan import Plan, believed_s
+from lib.schedule.state import Action, Predict, Start, State, Wait, refining
+from lib.schedule.stragglers import Stragglers
 
 OBJECTIVES = ("makespan", "mean_jct", "p99_jct", "deadline", "energy", "price")
 _LIMIT_S = 0.5
@@ -17,31 +19,9 @@ _AGAIN_SHARE, _LEAST_LIMIT_S = 0.04, 0.002
 _ENDED, _LEAST_ENDED = 0.05, 2  # jobs that ended otherwise than believed, as a share of the waiting, and all is planned anew
 _GROWN = 0.25  # share of the waiting jobs that came or were corrected since the last plan, and all is planned anew
 _LEAST_WEIGHT = 1e-3  # of the makespan, where something else is wanted
-_PAYS = 0.8  # of what is left of a running job, that a restart elsewhere may take
 _AGING = 2.0
 _ROUGH = 0.02  # from this spread of the predictions on, in log time, jobs are bound late
 _WAITS = [Wait("no waiting job would end earlier on the devices that are free")]
-
-
-class _Plan:
-    """A queue for each device, and when each is expected to be done with it."""
-
-    def __init__(self, devices: int):
-        self.queues: list[deque[int]] = [deque() for _ in range(devices)]
-        self.end_s = np.zeros(devices)
-        self.size, self.new, self.ended = 0, 0, 0
-
-    def lay(self, jobs: np.ndarray, times: np.ndarray, assign: np.ndarray, own: np.ndarray, ends: np.ndarray) -> None:
-        """Fill the queues, the longest job of each device first."""
-        for queue in self.queues:
-            queue.clear()
-        for number in np.argsort(-own, kind="stable"):
-            self.queues[assign[number]].append(int(jobs[number]))
-        self.end_s, self.size, self.new, self.ended = ends, len(jobs), 0, 0
-
-    def given(self) -> dict[int, int]:
-        """Return the device of each queued job."""
-        return {job: device for device, queue in enumerate(self.queues) for job in queue}
 
 
 def hybrid(state: State, predict: Predict, objective: str = "makespan", limit_s: float = _LIMIT_S, seed: int = 0,
@@ -53,10 +33,7 @@ def hybrid(state: State, predict: Predict, objective: str = "makespan", limit_s:
     """
     if objective not in OBJECTIVES:
         raise InputError(f"no objective {objective!r}; there are: {choices(OBJECTIVES)}")
-    belief: Belief | None = state.memory.get("belief")
-    if belief is None:
-        belief = state.memory["belief"] = Belief(state.jobs, predict)
-    belief.learn(state.finished)
+    belief = _belief(state, predict)
     if objective in ("makespan", "energy", "price"):
         wanted = weights or ({"makespan": 1.0} if objective == "makespan" else {objective: 1.0})
         if set(wanted) == {"makespan"} and belief.sigma > _ROUGH:
@@ -64,9 +41,29 @@ def hybrid(state: State, predict: Predict, objective: str = "makespan", limit_s:
         actions = _late(state, belief) if "rough" in state.memory else _planned(state, belief, wanted, limit_s, seed)
     else:
         actions = _ordered(state, predict, belief, objective)
-    if spoliation and not state.waiting and objective in ("makespan", "mean_jct", "p99_jct", "deadline"):
-        actions = _moved(state, belief)
+    if spoliation and objective in ("makespan", "mean_jct", "p99_jct", "deadline"):
+        stragglers: Stragglers | None = state.memory.get("stragglers")
+        if stragglers is not None:
+            stragglers.see(state, belief)
+        if not state.waiting:
+            if stragglers is None:
+                with refining(state):
+                    stragglers = state.memory["stragglers"] = Stragglers(state, belief)
+            actions = stragglers.moves(state, belief)
     return actions
+
+
+def _belief(state: State, predict: Predict) -> Belief:
+    """Return what is believed, what finished since the last call taken in."""
+    belief: Belief | None = state.memory.get("belief")
+    if belief is None:
+        with refining(state):
+            belief = state.memory["belief"] = Belief(state.jobs, predict, state.setup_s)
+    erring = belief.learn(state.finished)
+    if erring is not None:
+        with refining(state):
+            belief.renew(erring)
+    return belief
 
 
 # ------------------------------------------------------------------------------------------ by a plan
@@ -74,8 +71,7 @@ def hybrid(state: State, predict: Predict, objective: str = "makespan", limit_s:
 
 def _able(state: State, jobs: np.ndarray, times: np.ndarray) -> np.ndarray:
     """Return the times with inf where a job does not fit the memory, or no such device is there."""
-    memory = np.where(np.isnan(state.fleet.memory_mb), inf, state.fleet.memory_mb)
-    allowed = (state.jobs.memory_mb[jobs, None] <= memory[None]) & (state.fleet.counts > 0)[None]
+    allowed = (state.jobs.memory_mb[jobs, None] <= np.array(state.room_mb)[None]) & (np.array(state.counts) > 0)[None]
     return np.where(allowed, times + state.fleet.setup_s[None], inf)
 
 
@@ -83,8 +79,8 @@ def _ready_s(state: State, belief: Belief) -> tuple[np.ndarray, np.ndarray]:
     """Return in how many seconds each device is expected to be free, and how long what runs there takes in all."""
     ready, whole = np.zeros(len(state.fleet)), np.zeros(len(state.fleet))
     for device, ran in state.running.items():
-        place = int(state.fleet.type_of[device])
-        elapsed = state.now_s - ran.start_s - state.fleet.setup_s[place]
+        place = state.type_of[device]
+        elapsed = state.now_s - ran.start_s - state.setup_s[place]
         ready[device] = belief.left_s(ran.job, place, elapsed)
         whole[device] = max(belief.seconds(ran.job, place), elapsed)
     return ready, whole
@@ -117,7 +113,7 @@ def _weighed(state: State, times: np.ndarray, ready_s: np.ndarray,
     return of_span, extra
 
 
-def _plan_anew(state: State, belief: Belief, plan: _Plan, weights: dict[str, float], limit_s: float, seed: int) -> None:
+def _plan_anew(state: State, belief: Belief, plan: Plan, weights: dict[str, float], limit_s: float, seed: int) -> None:
     jobs = np.array(list(state.waiting), int)
     times, (ready, whole) = _able(state, jobs, belief.rows(jobs)), _ready_s(state, belief)
     type_of, held = state.fleet.type_of, plan.given()
@@ -127,77 +123,33 @@ def _plan_anew(state: State, belief: Belief, plan: _Plan, weights: dict[str, flo
     weight, extra = _weighed(state, times, ready, weights)
     assign = search.plan(times, type_of, ready, limit_s, seed, extra, start, weight, belief.sigma, whole)
     own = times[np.arange(len(jobs)), type_of[assign]]
-    plan.lay(jobs, times, assign, own, state.now_s + search.loads(times, type_of, ready, assign))
+    plan.lay(jobs, own, assign, state.now_s + search.loads(times, type_of, ready, assign))
 
 
 def _planned(state: State, belief: Belief, weights: dict[str, float], limit_s: float, seed: int) -> list[Action]:
-    plan: _Plan | None = state.memory.get("plan")
+    plan: Plan | None = state.memory.get("plan")
     first = plan is None
     if first:
-        plan = state.memory["plan"] = _Plan(len(state.fleet))
+        plan = state.memory["plan"] = Plan(state)
     news = list(state.waiting) if first else state.arrived
     plan.new += len(news)
     plan.ended += len(state.finished)
     waiting = len(state.waiting)
     grown = plan.new >= max(1, _GROWN * waiting)
     corrected = waiting and plan.ended >= max(_LEAST_ENDED, _ENDED * waiting) and (belief.changed() or belief.erred())
-    if news and grown or corrected:
-        again = limit_s if first else max(_LEAST_LIMIT_S, limit_s * _AGAIN_SHARE)
-        _plan_anew(state, belief, plan, weights, again, seed)
+    again = bool(news and grown or corrected)
+    if again:
+        with refining(state):
+            _plan_anew(state, belief, plan, weights, limit_s if first else max(_LEAST_LIMIT_S, limit_s * _AGAIN_SHARE), seed)
+    given = [] if again else [plan.append(state, belief, job) for job in news]
+    held, plan.held = plan.held, False
+    if again or held:
+        asked = [device for free in state.free for device in reversed(free)]
     else:
-        for job in news:
-            _append(state, belief, plan, job)
-    asked = [device for free in state.free for device in reversed(free)] if news or corrected or state.memory.pop(
-        "held", False) else [device for device in state.freed if device in state.free[state.fleet.type_of[device]]]
-    return _starts(state, belief, plan, asked, set(weights) == {"makespan"})
-
-
-def _append(state: State, belief: Belief, plan: _Plan, job: int) -> None:
-    """Put a job that came late where it ends first."""
-    times = _able(state, np.array([job]), belief.rows(np.array([job])))[0]
-    ends = np.maximum(plan.end_s, state.now_s) + times[state.fleet.type_of]
-    device = int(ends.argmin())
-    plan.queues[device].append(job)
-    plan.end_s[device] = ends[device]
-
-
-def _starts(state: State, belief: Belief, plan: _Plan, asked: list[int], steal: bool) -> list[Action]:
-    actions: list[Action] = []
-    cores, left = state.free_cores, len(state.waiting)
-    for device in asked:
-        place = int(state.fleet.type_of[device])
-        queue = plan.queues[device]
-        if not queue and left and steal:
-            _steal(state, belief, plan, device, place)
-        if not queue:
-            plan.end_s[device] = state.now_s
-            continue
-        if cores != inf and state.cores(queue[0], place) > cores + 1e-9:
-            state.memory["held"] = True
-            continue
-        cores -= state.cores(queue[0], place) if cores != inf else 0.0
-        left -= 1
-        actions.append(Start(queue.popleft(), device))
-    return actions or (_WAITS if state.waiting else [])
-
-
-def _steal(state: State, belief: Belief, plan: _Plan, device: int, place: int) -> None:
-    """Take a job from the queue that is expected to end last, if it ends earlier here."""
-    ends = np.where([len(queue) > 0 for queue in plan.queues], plan.end_s, -inf)
-    for victim in np.argsort(-ends)[:3].tolist():
-        best, gain = None, 0.0
-        for job in plan.queues[victim]:
-            here = belief.seconds(job, place)
-            if policies.fits(state, job, place, here):
-                saved = plan.end_s[victim] - (state.now_s + here + state.fleet.setup_s[place])
-                if saved > gain:
-                    best, gain = job, saved
-        if best is not None:
-            plan.queues[victim].remove(best)
-            plan.queues[device].append(best)
-            plan.end_s[victim] -= belief.seconds(best, int(state.fleet.type_of[victim]))
-            plan.end_s[device] = state.now_s + belief.seconds(best, place)
-            return
+        idle = [next(state.idle(place)) for place, free in enumerate(state.free) if free] if news else []
+        asked = [device for device in dict.fromkeys([*given, *state.freed, *idle])
+                 if device in state.free[state.type_of[device]]]
+    return plan.starts(state, belief, asked, set(weights) == {"makespan"}) or (_WAITS if state.waiting else [])
 
 
 def _late(state: State, belief: Belief) -> list[Action]:
@@ -205,17 +157,18 @@ def _late(state: State, belief: Belief) -> list[Action]:
     lists: Lists | None = state.memory.get("lists")
     if lists is not None:
         for job in state.arrived:
-            lists.add(job, _able(state, np.array([job]), belief.rows(np.array([job])))[0])
+            lists.add(job, believed_s(state, belief, job))
         lists.ended += len(state.finished)
     if state.waiting and (lists is None or lists.ended >= max(_LEAST_ENDED, _ENDED * len(state.waiting))):
-        jobs = np.array(list(state.waiting), int)
-        lists = state.memory["lists"] = Lists(state, belief, jobs, _able(state, jobs, belief.rows(jobs)),
-                                              _ready_s(state, belief)[0])
+        with refining(state):
+            jobs = np.array(list(state.waiting), int)
+            lists = state.memory["lists"] = Lists(state, belief, jobs, _able(state, jobs, belief.rows(jobs)),
+                                                  _ready_s(state, belief)[0])
     actions: list[Action] = []
     gone: set[int] = set()
     cores = state.free_cores
-    for place in range(len(state.fleet.types)) if len(state.waiting) else ():
-        for device in state.first_idle(place, len(state.waiting)):
+    for place, free in enumerate(state.free) if len(state.waiting) else ():
+        for device in islice(reversed(free), len(free)):
             job = lists.take(state, place, gone) if len(gone) < len(state.waiting) else None
             if job is None:
                 break
@@ -249,35 +202,3 @@ def _ordered(state: State, predict: Predict, belief: Belief, objective: str) -> 
         def key(job: int, _: int, place: int, row: list[float]) -> float:
             return row[place] * row[place] / min(row)
     return policies.greedy(state, predict, key)
-
-
-# ------------------------------------------------------------------------------------------ stragglers
-
-
-def _moved(state: State, belief: Belief) -> list[Action]:
-    """Restart running jobs on free devices where they would end much earlier than where they are."""
-    idle = [place for place, free in enumerate(state.free) if free]
-    if not idle or not state.running:
-        return []
-    late = sorted(((belief.left_s(ran.job, int(state.fleet.type_of[device]), state.now_s - ran.start_s), ran)
-                   for device, ran in state.running.items()), key=lambda one: -one[0])
-    actions, taken, look = [], set(), inf
-    left_types: dict[int, set[int]] = state.memory.setdefault("left", {})  # where a job was stopped, it does not go back
-    for left, ran in late[:4]:
-        for place in idle:
-            device = next((device for device in state.idle(place) if device not in taken), None)
-            there = belief.seconds(ran.job, place) + state.fleet.setup_s[place]
-            if device is None or place in left_types.get(ran.job, ()) or not policies.fits(state, ran.job, place, there) or \
-                    state.cores(ran.job, place) > state.free_cores:
-                continue
-            if there < _PAYS * left:
-                taken.add(device)
-                left_types.setdefault(ran.job, set()).add(int(state.fleet.type_of[ran.device]))
-                actions.append(Restart(ran.job, device))
-                break
-            if belief.sigma > 0:  # when it will be so overdue that moving it pays
-                start = state.now_s - ran.start_s
-                look = min(look, state.now_s + max(there / (_PAYS * belief.sigma) - start, 0.01 * there))
-    if not actions and look < inf and state.running:
-        return [Wait("a running job may become a straggler", look)]
-    return actions

@@ -5,12 +5,13 @@ end.
 """
 
 from heapq import heapify, heappop, heappush
+from math import inf
 
 import numpy as np
 
 from lib.schedule import bounds
 from lib.schedule.belief import Belief
-from lib.schedule.state import State
+from lib.schedule.state import State, refining
 
 _MARGIN = 1.5  # of the spread of the predictions
 
@@ -19,48 +20,72 @@ class Lists:
     """The lists, and the believed times that they were made from."""
 
     def __init__(self, state: State, belief: Belief, jobs: np.ndarray, times: np.ndarray, ready_s: np.ndarray):
-        self.times, self.margin = times, float(np.exp(_MARGIN * belief.sigma))
-        self.place = {int(job): number for number, job in enumerate(jobs)}
+        self.margin = float(np.exp(_MARGIN * belief.sigma))
+        self.rows: dict[int, list[float]] = dict(zip(jobs.tolist(), times.tolist(), strict=True))
         counts, type_of = state.fleet.counts, state.fleet.type_of
         busy = np.bincount(type_of, ready_s, minlength=len(counts))
-        self.left_s = bounds.fluid(times, counts, busy).makespan_s
+        found = bounds.fluid(times, counts, busy)
+        self.left_s = found.makespan_s
         late = times * self.margin  # one that may well take longer than all that is left is not bound here
         short = np.where((late <= self.left_s) | (times == times.min(axis=1, keepdims=True)), times, np.inf)
-        found = bounds.fluid(short, counts, busy)
+        if (short != times).any():
+            found = bounds.fluid(short, counts, busy)
         kind = found.share.argmax(axis=1)
         own = times[np.arange(len(jobs)), kind]
-        self.heaps = [[(-float(own[number]), int(jobs[number])) for number in np.flatnonzero(kind == place)]
+        self.heaps = [list(zip((-own[kind == place]).tolist(), jobs[kind == place].tolist(), strict=True))
                       for place in range(len(counts))]
         for heap in self.heaps:
             heapify(heap)
         self.end_s = state.now_s + found.makespan_s
         self.ended = 0
+        self._others: list[list[tuple[float, int, int, float]] | None] = [None] * len(counts)  # (ratio, order, job, here)
+        self._count = len(jobs)
 
-    def add(self, job: int, times: np.ndarray) -> None:
+    def add(self, job: int, times: list[float]) -> None:
         """Put a job that came late on the list of its fastest type."""
-        self.place[job] = len(self.times)
-        self.times = np.vstack([self.times, times[None]])
-        heappush(self.heaps[int(times.argmin())], (-float(times.min()), job))
+        self.rows[job] = times
+        least = min(times)
+        heappush(self.heaps[times.index(least)], (-least, job))
+        for place, others in enumerate(self._others):
+            if others is not None and times[place] < inf:
+                self._count += 1
+                heappush(others, (times[place] / min(times[:place] + times[place + 1:], default=inf), self._count, job,
+                                  times[place]))
         self.ended += 1
 
     def back(self, job: int, place: int) -> None:
         """Put a job back that could not be started."""
-        heappush(self.heaps[place], (-float(self.times[self.place[job], place]), job))
+        heappush(self.heaps[place], (-self.rows[job][place], job))
 
     def take(self, state: State, place: int, gone: set[int]) -> int | None:
-        """Return the next job for a free device of a type: the longest of its list, or else one that ends earlier here."""
-        heap = self.heaps[place]
-        while heap and (heap[0][1] in gone or heap[0][1] not in state.waiting):
+        """Return the next job for a free device of a type: the longest of its list, or else one that ends earlier here.
+
+        Of those of other lists it is the one that is at home here most: time here over time elsewhere. It may end after all
+        else only where it is faster than elsewhere. The order is made when it is first needed; what started, or would end
+        too late, stays so until the lists are made anew, and is dropped for good.
+        """
+        heap, waiting = self.heaps[place], state.waiting
+        while heap and (heap[0][1] in gone or heap[0][1] not in waiting):
             heappop(heap)
         if heap:
             return heappop(heap)[1]
-        waiting = [job for job in state.waiting if job not in gone]
-        if not waiting:
-            return None
-        rows = self.times[[self.place[job] for job in waiting]]
+        others = self._others[place]
+        if others is None:
+            with refining(state):
+                others = self._others[place] = self._ordered([job for job in waiting if job not in gone], place)
+        while others:
+            ratio, _, job, here = others[0]
+            if job in waiting and job not in gone and (ratio <= 1 or state.now_s + here * self.margin <= self.end_s):
+                return job
+            heappop(others)
+        return None
+
+    def _ordered(self, jobs: list[int], place: int) -> list[tuple[float, int, int, float]]:
+        """Return jobs that can run on a type, by the time there over that elsewhere, in order and so a heap."""
+        rows = np.array([self.rows[job] for job in jobs]).reshape(len(jobs), -1)
         here = rows[:, place]
-        elsewhere = np.where(np.arange(rows.shape[1]) == place, np.inf, rows).min(axis=1)
-        fits = (state.now_s + here * self.margin <= self.end_s) | (here <= elsewhere)
-        if not fits.any():
-            return None
-        return waiting[int(np.where(fits, here / elsewhere, np.inf).argmin())]
+        ratio = here / np.where(np.arange(rows.shape[1]) == place, inf, rows).min(axis=1)
+        order = np.argsort(ratio, kind="stable")
+        order = order[np.isfinite(here[order])]
+        return list(zip(ratio[order].tolist(), order.tolist(), np.array(jobs, int)[order].tolist(), here[order].tolist(),
+                        strict=True))

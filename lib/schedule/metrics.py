@@ -47,7 +47,11 @@ def price(problem: Problem, used_s: np.ndarray) -> float | None:
 
 
 def metrics(outcome: Outcome, lower_bound_s: float | None = None) -> dict[str, Any]:
-    """Return the figures of one run; what cannot be known (energy without watts, a ratio without a bound) is None."""
+    """Return the figures of one run; what cannot be known (energy without watts, a ratio without a bound) is None.
+
+    ``decide_s`` is all time in the policy, ``refine_s`` what it took to plan anew; ``decide_..._us`` are of single calls
+    without that.
+    """
     problem, table = outcome.problem, job_table(outcome)
     fleet, jct = problem.fleet, table["jct_s"].to_numpy(float)
     makespan = float(outcome.schedule["end_s"].max()) if len(outcome.schedule) else math.nan
@@ -65,5 +69,6 @@ def metrics(outcome: Outcome, lower_bound_s: float | None = None) -> dict[str, A
             **{f"used_{name}": float(used[kind] / (fleet.counts[kind] * span)) if fleet.counts[kind] else 0.0
                for kind, name in enumerate(fleet.types)},
             "lower_bound_s": lower_bound_s, "ratio": makespan / lower_bound_s if lower_bound_s else None,
-            "decide_s": float(outcome.decide_s.sum()),
-            "decide_p99_us": float(np.percentile(outcome.decide_s, 99) * 1e6) if len(outcome.decide_s) else 0.0}
+            "decide_s": float(outcome.decide_s.sum()), "refine_s": float(outcome.refine_s.sum()),
+            **{f"decide_{name}_us": float(np.percentile(outcome.plain_s, share) * 1e6) if len(outcome.plain_s) else 0.0
+               for name, share in (("p50", 50), ("p99", 99), ("max", 100))}}

@@ -6,7 +6,7 @@
 import heapq
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from math import inf
 from statistics import fmean
@@ -15,7 +15,8 @@ import numpy as np
 
 from lib.errors import InputError, choices
 from lib.schedule import bounds
-from lib.schedule.state import Action, Policy, Predict, Start, State, Wait
+from lib.schedule.queues import Queues
+from lib.schedule.state import Action, Policy, Predict, Start, State, Wait, refining
 
 Key = Callable[[int, int, int, list[float]], float]  # (job, order of arrival, type, times on all types) -> smallest first
 MATCHED = 1500  # waiting jobs that are matched at once, the shortest first
@@ -24,8 +25,7 @@ _IDLE = [Wait("every job waits for a device that it was given")]
 
 def fits(state: State, job: int, place: int, seconds: float) -> bool:
     """Return whether a job can run on a type of device at all: it has a time there and fits the memory."""
-    memory = state.fleet.memory_mb[place]
-    return seconds < inf and not state.jobs.memory_mb[job] > memory
+    return seconds < inf and state.need_mb[job] <= state.room_mb[place]
 
 
 class _Ready:
@@ -34,7 +34,6 @@ class _Ready:
     def __init__(self, state: State, predict: Predict, key: Key, allowed: Callable[[list[float]], Iterable[int]] | None):
         self._key, self._allowed, self._count = key, allowed, 0
         self.heaps: list[list[tuple[float, float, int]]] = [[] for _ in state.fleet.types]
-        self._memory = [inf if np.isnan(value) else value for value in state.fleet.memory_mb.tolist()]
         self._plain = not state.jobs.memory_mb.any()
         self.add(state, predict, state.waiting)
 
@@ -44,8 +43,8 @@ class _Ready:
             row = predict.row(job)
             self._count += 1
             if not self._plain:
-                need = state.jobs.memory_mb[job]
-                row = [time if need <= most else inf for time, most in zip(row, self._memory, strict=True)]
+                need = state.need_mb[job]
+                row = [time if need <= most else inf for time, most in zip(row, state.room_mb, strict=True)]
             places = range(len(row)) if self._allowed is None else self._allowed(row)
             for place in places:
                 if row[place] < inf:
@@ -73,21 +72,23 @@ def greedy(state: State, predict: Predict, key: Key, allowed=None) -> list[Actio
     ready, started, actions = _news(state, predict, key, allowed), set(), []
     waiting, cores = state.waiting, state.free_cores
     idle = {place: state.idle(place) for place, free in enumerate(state.free) if free}
+    left = {place: len(state.free[place]) for place in idle}
 
     def gone(job: int) -> bool:
         return job in started or job not in waiting
 
     while idle:
         found = [(*first, place) for place in idle if (first := ready.first(place, gone))]
-        found = [one for one in found if state.free_cores == inf or state.cores(one[2], one[3]) <= cores + 1e-9]
+        if cores != inf:
+            found = [one for one in found if state.cores(one[2], one[3]) <= cores + 1e-9]
         if not found:
             break
         _, _, job, place = min(found)
-        device = next(idle[place], None)
-        if device is None:
+        device = next(idle[place])
+        left[place] -= 1
+        if not left[place]:
             del idle[place]
-            continue
-        if state.free_cores != inf:
+        if cores != inf:
             cores -= state.cores(job, place)
         started.add(job)
         actions.append(Start(job, device))
@@ -171,61 +172,30 @@ def affinity(state: State, predict: Predict) -> list[Action]:
 # ------------------------------------------------------------------------------------------ bound to a device
 
 
-class _Queues:
-    """Jobs bound to devices, and when each device is expected to be done with its own."""
-
-    def __init__(self, state: State):
-        self.of: list[deque[int]] = [deque() for _ in state.fleet.names]
-        self.end_s = [state.now_s] * len(state.fleet)
-        self.heaps: list[list[tuple[float, int]]] = [[] for _ in state.fleet.types]
-        for device, place in enumerate(state.fleet.type_of.tolist()):
-            heapq.heappush(self.heaps[place], (state.now_s, device))
-
-    def earliest(self, place: int) -> tuple[float, int]:
-        """Return the device of a type that is expected to be done first."""
-        heap = self.heaps[place]
-        while heap[0][0] != self.end_s[heap[0][1]]:
-            heapq.heappop(heap)
-        return heap[0]
-
-    def expect(self, place: int, device: int, end_s: float) -> None:
-        """Note when a device will be done."""
-        if self.end_s[device] != end_s:
-            self.end_s[device] = end_s
-            heapq.heappush(self.heaps[place], (end_s, device))
-
-    def bind(self, state: State, predict: Predict, job: int) -> None:
-        """Give a job to the device on which it ends first."""
-        best = None
-        for place, time in enumerate(predict.row(job)):
-            if self.heaps[place] and fits(state, job, place, time):
-                ready, device = self.earliest(place)
-                end = max(ready, state.now_s) + time
-                if best is None or end < best[0]:
-                    best = end, place, device
-        end, place, device = best
-        self.of[device].append(job)
-        self.expect(place, device, end)
+def _binding(state: State, predict: Predict, jobs: list[int], queues: Queues) -> Iterator[int]:
+    """Give jobs, one after the other, to the device on which each ends first; yield the devices."""
+    for job in jobs:
+        need, row = state.need_mb[job], predict.row(job)
+        end, place, device = queues.best(state, [time if need <= most else inf
+                                                 for time, most in zip(row, state.room_mb, strict=True)])
+        queues.put(job, device, row[place], end)
+        yield device
 
 
 def _bound(state: State, predict: Predict, order: Callable[[list[int]], list[int]]) -> list[Action]:
     """Bind arriving jobs, in an order, to the device where they end first; correct what is expected as devices are freed."""
-    queues = state.memory.get("queues")
+    queues: Queues | None = state.memory.get("queues")
     if queues is None:
-        queues, new = state.memory.setdefault("queues", _Queues(state)), list(state.waiting)
+        queues, new = state.memory.setdefault("queues", Queues(state)), list(state.waiting)
     else:
         new = state.arrived
         for device in state.freed:
-            place = int(state.fleet.type_of[device])
-            queues.expect(place, device, state.now_s + sum(predict(job, place) for job in queues.of[device]))
+            queues.expect(device, state.now_s + queues.load_s[device])
     asked = {device for device in state.freed if queues.of[device]}
-    for job in order(list(new)):
-        queues.bind(state, predict, job)
-    if new:
-        asked |= {device for free in state.free for device in free if queues.of[device]}
+    asked.update(_binding(state, predict, order(list(new)), queues) if new else ())
     actions, cores = [], state.free_cores
     for device in sorted(asked | state.memory.pop("held", set())):
-        place = int(state.fleet.type_of[device])
+        place = state.type_of[device]
         if device not in state.free[place]:
             continue
         job = queues.of[device][0]
@@ -233,7 +203,7 @@ def _bound(state: State, predict: Predict, order: Callable[[list[int]], list[int
             state.memory.setdefault("held", set()).add(device)
             continue
         cores -= state.cores(job, place) if cores != inf else 0.0
-        actions.append(Start(queues.of[device].popleft(), device))
+        actions.append(Start(queues.pop(device, predict(job, place)), device))
     return actions or (_IDLE if state.waiting else [])
 
 
@@ -273,6 +243,11 @@ def matching(state: State, predict: Predict) -> list[Action]:
 
 def matched(state: State, predict: Predict) -> list[deque[int]]:
     """Return, for each type, the waiting jobs that the matching gives it, in the order in which to start them."""
+    with refining(state):
+        return _matched(state, predict)
+
+
+def _matched(state: State, predict: Predict) -> list[deque[int]]:
     jobs = np.array(list(state.waiting), int)
     plan: list[deque[int]] = [deque() for _ in state.fleet.types]
     if not len(jobs):

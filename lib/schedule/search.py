@@ -11,7 +11,7 @@ from lib.schedule import bounds
 
 _POWER = 5  # squarings: the norm over the devices' loads is the 2^5 = 32nd, which is nearly their maximum
 STEPS_PER_S = 6_000_000  # what an ordinary core does; a limit in seconds becomes a number of steps, so that plans repeat
-_LARGE = 1e30
+_LARGE, _LEAST = 1e30, 1e-300
 _MOST_ROUNDED = 20_000  # jobs: beyond, list scheduling is near enough to start from, and the linear programme takes seconds
 
 
@@ -130,7 +130,7 @@ def _anneal(times, extra, type_of, ready, squares, risk, assign, scale, weight, 
         power_one = _power((load_one + risk * np.sqrt(square_one)) / scale)
         power_two = _power((load_two + risk * np.sqrt(square_two)) / scale)
         added = power_one + power_two - power[one] - power[two]
-        delta = change + exponent * level * np.log1p(max(-0.999999, added / total))
+        delta = change + exponent * level * np.log1p(max(-0.999999, added / max(total, _LEAST)))
         if delta > 0:
             state = _random(state)
             if delta > -temperature * np.log((float(state >> np.uint64(11)) + 1.0) / 9007199254740993.0):
@@ -140,7 +140,7 @@ def _anneal(times, extra, type_of, ready, squares, risk, assign, scale, weight, 
             assign[other] = one
         load[one], load[two], power[one], power[two] = load_one, load_two, power_one, power_two
         square[one], square[two] = square_one, square_two
-        total += added
+        total = total + added if added > -0.999 * total else power.sum()  # or all of it would be lost to rounding
         cost += change
         if step >= look:
             look, total = step + devices, power.sum()  # anew: a running sum gathers errors

@@ -31,12 +31,21 @@ class Faults:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What happened: the ``schedule`` (a row an attempt), seconds that each decision took, and the problem."""
+    """What happened: the ``schedule`` (a row an attempt), seconds that each decision took, and the problem.
+
+    ``refine_s`` is the part of each decision in which the policy planned anew (``state.refining``); none noted: empty.
+    """
 
     schedule: pd.DataFrame
     decide_s: np.ndarray
     problem: Problem
     waits: tuple[tuple[float, str], ...] = ()
+    refine_s: np.ndarray = field(default_factory=lambda: np.zeros(0))
+
+    @property
+    def plain_s(self) -> np.ndarray:
+        """Return the seconds of each decision without planning anew."""
+        return self.decide_s - self.refine_s if len(self.refine_s) else self.decide_s
 
     @property
     def done(self) -> pd.DataFrame:
@@ -48,6 +57,7 @@ class Outcome:
 class _Log:
     rows: list[tuple[int, int, float, float, int, str]] = field(default_factory=list)
     decide_s: list[float] = field(default_factory=list)
+    refine_s: list[float] = field(default_factory=list)
     waits: list[tuple[float, str]] = field(default_factory=list)
 
     def outcome(self, problem: Problem) -> Outcome:
@@ -56,7 +66,7 @@ class _Log:
         job, device, start, end, attempt, status = map(list, zip(*self.rows, strict=True)) if self.rows else ([],) * 6
         table = pd.DataFrame({"job_id": ids[job], "device": names[device], "start_s": start, "end_s": end, "attempt": attempt,
                               "status": status, "job": job, "place": device})
-        return Outcome(table, np.array(self.decide_s), problem, tuple(self.waits))
+        return Outcome(table, np.array(self.decide_s), problem, tuple(self.waits), np.array(self.refine_s))
 
 
 class _Clockwork:
@@ -100,6 +110,7 @@ class _Clockwork:
             begin = time.perf_counter()
             actions = self.policy(state, self.predict)
             self.log.decide_s.append(time.perf_counter() - begin)
+            self.log.refine_s.append(state.memory.pop("refined_s", 0.0))
             state.forget_news()
             self._apply(actions)
             if self.contention:

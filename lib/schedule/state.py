@@ -1,10 +1,13 @@
 """What a policy sees and what it answers: the same for a simulation, a replay and a real run.
 
 A policy is a function ``policy(state, predict) -> list of Start | Restart | Wait`` without hidden state: what it wants to
-remember from call to call lies in ``state.memory``, which a resumed run starts without.
+remember from call to call lies in ``state.memory``, which a resumed run starts without. There it notes, too, the seconds
+for which it planned anew (``refining``), so that an engine can tell them from those of plain decisions.
 """
 
+import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, NamedTuple
@@ -76,8 +79,10 @@ class Predict:
 class State:
     """Where things stand. Policies read it; only ``memory`` is theirs to write.
 
-    ``free`` holds the free devices of each type, ``arrived``, ``freed`` and ``finished`` what is new since the last call
-    (a job that failed and may be tried again arrives again).
+    ``free`` holds the free devices of each type, ``arrived``, ``started`` (devices), ``freed`` and ``finished`` what is new
+    since the last call (a job that failed and may be tried again arrives again). Columns of jobs and fleet that are asked
+    for in every decision are here as lists: ``type_of`` (devices), ``need_mb`` (jobs), ``room_mb`` (types; inf: not known),
+    ``setup_s`` and ``counts`` (types).
     """
 
     jobs: Jobs
@@ -88,6 +93,7 @@ class State:
     free: list[dict[int, None]] = field(default_factory=list)
     free_cores: float = np.inf
     arrived: list[int] = field(default_factory=list)
+    started: list[int] = field(default_factory=list)
     freed: list[int] = field(default_factory=list)
     finished: list[Finished] = field(default_factory=list)
     done: int = 0
@@ -95,12 +101,23 @@ class State:
     contention: Contention | None = None  # what is known of how jobs slow each other down
     memory: dict[str, Any] = field(default_factory=dict)
 
+    def __post_init__(self):
+        jobs, fleet = self.jobs, self.fleet
+        self.type_of: list[int] = fleet.type_of.tolist()
+        self.need_mb: list[float] = jobs.memory_mb.tolist()
+        self.room_mb: list[float] = np.where(np.isnan(fleet.memory_mb), np.inf, fleet.memory_mb).tolist()
+        self.setup_s: list[float] = fleet.setup_s.tolist()
+        self.counts: list[int] = fleet.counts.tolist()
+        self._need_cores: list[float] = jobs.cpu_cores.tolist()
+        self._own_cores = [float(np.nan_to_num(fleet.cpu_cores[place])) if fleet.is_cpu(place) else None
+                           for place in range(len(fleet.types))]
+
     @classmethod
     def at_start(cls, jobs: Jobs, fleet: Fleet) -> "State":
         """Return the state before anything arrived: every device is free."""
         free: list[dict[int, None]] = [{} for _ in fleet.types]
-        for device in range(len(fleet) - 1, -1, -1):
-            free[fleet.type_of[device]][device] = None
+        for device, place in reversed(list(enumerate(fleet.type_of.tolist()))):
+            free[place][device] = None
         return cls(jobs, fleet, free=free, free_cores=fleet.host_cores)
 
     def idle(self, place: int) -> Iterator[int]:
@@ -109,29 +126,29 @@ class State:
 
     def first_idle(self, place: int, count: int) -> list[int]:
         """Return up to ``count`` free devices of a type."""
-        return list(islice(reversed(self.free[place]), count))
+        free = self.free[place]
+        return list(islice(reversed(free), min(count, len(free))))  # never beyond the last: removed ones are skipped one by one
 
     def cores(self, job: int, place: int) -> float:
         """Return the host's cores that a job takes on a type of device; a CPU slot brings its own, unless others took them."""
-        if self.fleet.is_cpu(place):
-            own = self.fleet.cpu_cores[place]
-            return 0.0 if np.isnan(own) else float(own)
-        return float(self.jobs.cpu_cores[job])
+        own = self._own_cores[place]
+        return self._need_cores[job] if own is None else own
 
     # ------------------------------------------------------------------------------------------ for engines
 
     def start(self, job: int, device: int, attempt: int) -> None:
         """Move a job from waiting to running."""
-        place = int(self.fleet.type_of[device])
+        place = self.type_of[device]
         del self.waiting[job]
         del self.free[place][device]
         self.running[device] = Running(job, device, self.now_s, attempt)
+        self.started.append(device)
         if self.free_cores != np.inf:
             self.free_cores -= self.cores(job, place)
 
     def stop(self, device: int) -> Running:
         """Free a device; return what ran there."""
-        ran, place = self.running.pop(device), int(self.fleet.type_of[device])
+        ran, place = self.running.pop(device), self.type_of[device]
         self.free[place][device] = None
         self.freed.append(device)
         if self.free_cores != np.inf:
@@ -140,20 +157,34 @@ class State:
 
     def away(self, device: int) -> None:
         """Take a device out that cannot run anything for now."""
-        self.free[int(self.fleet.type_of[device])].pop(device, None)
+        self.free[self.type_of[device]].pop(device, None)
         if device in self.freed:
             self.freed.remove(device)
 
     def back(self, device: int) -> None:
         """Take a device in that can run again."""
-        self.free[int(self.fleet.type_of[device])][device] = None
+        self.free[self.type_of[device]][device] = None
         self.freed.append(device)
 
     def forget_news(self) -> None:
         """Start a new list of news, after a policy has seen the old one."""
         self.arrived.clear()
+        self.started.clear()
         self.freed.clear()
         self.finished.clear()
+
+
+@contextmanager
+def refining(state: State) -> Iterator[None]:
+    """Note in ``memory["refined_s"]`` the seconds that pass within: a search, a linear programme, lists made anew.
+
+    They add up until an engine takes them out.
+    """
+    begin = time.perf_counter()
+    try:
+        yield
+    finally:
+        state.memory["refined_s"] = state.memory.get("refined_s", 0.0) + time.perf_counter() - begin
 
 
 Policy = Callable[[State, Predict], list[Action]]
