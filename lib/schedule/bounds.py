@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lib.errors import InputError
-from lib.schedule.problem import Problem, feasible
+from lib.schedule.problem import Fleet, Jobs, Problem, feasible
 
 _MOST_MATCHED = 3000  # jobs: the matching's table grows with their square
 _SAMPLE, _UNCLEAR, _EXACT = 2000, 0.03, 1e-9
@@ -15,6 +15,27 @@ def able_times(problem: Problem, predicted: bool = False) -> np.ndarray:
     """Return the times (jobs, types), with set-up, inf where a job cannot run."""
     table = problem.predicted_s if predicted else problem.actual_s
     return np.where(feasible(problem), table + problem.fleet.setup_s[None], np.inf)
+
+
+@dataclass(frozen=True)
+class Host:
+    """Cores that all devices share: how many a job holds on each type while it runs (jobs, types), and how many there are."""
+
+    held: np.ndarray
+    cores: float
+
+    def some(self, jobs: np.ndarray) -> "Host":
+        """Return the same for some of the jobs."""
+        return Host(self.held[jobs], self.cores)
+
+
+def host_of(jobs: Jobs, fleet: Fleet) -> Host | None:
+    """Return the cores that jobs share on a fleet; None where they are not limited."""
+    if not np.isfinite(fleet.host_cores):
+        return None
+    own = np.nan_to_num(fleet.cpu_cores)
+    cpu = np.array([fleet.is_cpu(place) for place in range(len(fleet.types))])
+    return Host(np.where(cpu[None], own[None], jobs.cpu_cores[:, None]), fleet.host_cores)
 
 
 @dataclass(frozen=True)
@@ -29,10 +50,11 @@ class Fluid:
     price: np.ndarray
 
 
-def fluid(times: np.ndarray, counts: np.ndarray, busy_s: np.ndarray | None = None) -> Fluid:
+def fluid(times: np.ndarray, counts: np.ndarray, busy_s: np.ndarray | None = None, host: Host | None = None) -> Fluid:
     """Return the least makespan of jobs that may be cut into pieces over equal devices of each type (HiGHS).
 
-    ``busy_s`` (types) is the time for which the devices of a type are taken already, in all. No schedule is shorter, nor
+    ``busy_s`` (types) is the time for which the devices of a type are taken already, in all; with ``host`` no more of its cores
+    are held at the mean than there are. No schedule is shorter, nor
     shorter than the longest job on its fastest type. Of many jobs most have a type that is clearly the cheapest at the
     prices of a sample's optimum: only the others enter the programme, until at its prices no job would rather be elsewhere,
     which proves the optimum (sifting; Bixby and others, 1992). Raises InputError where a job has no device.
@@ -41,8 +63,8 @@ def fluid(times: np.ndarray, counts: np.ndarray, busy_s: np.ndarray | None = Non
         raise InputError("a job has no device that can run it")
     busy_s = np.zeros(times.shape[1]) if busy_s is None else busy_s
     longest_s = float(times.min(axis=1).max())
-    if len(times) <= 2 * _SAMPLE:
-        return _solved(times, counts, busy_s, longest_s)
+    if len(times) <= 2 * _SAMPLE or host is not None:
+        return _solved(times, counts, busy_s, longest_s, host)
     some = np.linspace(0, len(times) - 1, _SAMPLE).astype(int)
     part = _SAMPLE / len(times)
     price = _solved(times[some], counts * part, busy_s * part, 0.0).price
@@ -69,10 +91,10 @@ def _cost(times: np.ndarray, price: np.ndarray) -> np.ndarray:
     return np.multiply(times, price[None], out=np.full(times.shape, np.inf), where=np.isfinite(times))
 
 
-def _solved(times: np.ndarray, counts: np.ndarray, busy_s: np.ndarray, longest_s: float) -> Fluid:
+def _solved(times: np.ndarray, counts: np.ndarray, busy_s: np.ndarray, longest_s: float, host: Host | None = None) -> Fluid:
     """Return the fluid optimum of a few jobs, or none; the makespan is at least ``longest_s``."""
     from scipy.optimize import linprog
-    from scipy.sparse import csr_matrix
+    from scipy.sparse import csr_matrix, vstack
 
     jobs, types = np.nonzero(np.isfinite(times))
     cells = np.arange(len(jobs))
@@ -81,23 +103,27 @@ def _solved(times: np.ndarray, counts: np.ndarray, busy_s: np.ndarray, longest_s
     load = csr_matrix((np.append(times[jobs, types], -counts.astype(float)),
                        (np.append(types, np.arange(width)), np.append(cells, np.full(width, len(jobs))))),
                       shape=(width, len(jobs) + 1))
+    if host is not None:
+        load = vstack([load, csr_matrix(np.append(host.held[jobs, types] * times[jobs, types], -host.cores)[None])])
+        busy_s = np.append(busy_s, 0.0)
     found = linprog(np.append(np.zeros(len(jobs)), 1.0), A_ub=load, b_ub=-busy_s, A_eq=whole, b_eq=np.ones(count),
                     bounds=[(0, None)] * len(jobs) + [(longest_s, None)], method="highs")
     if found.status != 0:
         raise InputError(f"no bound was found: {found.message}")
     share = np.zeros(times.shape)
     share[jobs, types] = found.x[:-1]
-    return Fluid(float(found.x[-1]), share, np.maximum(-found.ineqlin.marginals, 0.0))
+    return Fluid(float(found.x[-1]), share, np.maximum(-found.ineqlin.marginals[:width], 0.0))
 
 
 def makespan_bound(problem: Problem) -> float:
     """Return a lower bound of the makespan in s: cut jobs, the longest job, and for each arrival what comes after it."""
-    times, arrival = able_times(problem), problem.jobs.arrival_s
+    times, arrival, host = able_times(problem), problem.jobs.arrival_s, host_of(problem.jobs, problem.fleet)
     bound = float((arrival + times.min(axis=1)).max())
     starts = np.unique(arrival)
     for start in starts[:: max(1, len(starts) // 8)]:  # any start gives a bound; a few give a good one
         later = arrival >= start
-        bound = max(bound, float(start) + fluid(times[later], problem.fleet.counts).makespan_s)
+        part = None if host is None else host.some(later)
+        bound = max(bound, float(start) + fluid(times[later], problem.fleet.counts, host=part).makespan_s)
     return bound
 
 

@@ -6,7 +6,7 @@ from math import inf
 import numpy as np
 
 from lib.errors import InputError, choices
-from lib.schedule import bounds, policies, search
+from lib.schedule import bounds, neighbours, policies, search
 from lib.schedule.belief import Belief
 from lib.schedule.late import Lists
 from lib.schedule.plan import Plan, believed_s
@@ -58,7 +58,7 @@ def _belief(state: State, predict: Predict) -> Belief:
     belief: Belief | None = state.memory.get("belief")
     if belief is None:
         with refining(state):
-            belief = state.memory["belief"] = Belief(state.jobs, predict, state.setup_s)
+            belief = state.memory["belief"] = Belief(state.jobs, neighbours.contended(state, predict), state.setup_s)
     erring = belief.learn(state.finished)
     if erring is not None:
         with refining(state):
@@ -116,6 +116,7 @@ def _weighed(state: State, times: np.ndarray, ready_s: np.ndarray,
 def _plan_anew(state: State, belief: Belief, plan: Plan, weights: dict[str, float], limit_s: float, seed: int) -> None:
     jobs = np.array(list(state.waiting), int)
     times, (ready, whole) = _able(state, jobs, belief.rows(jobs)), _ready_s(state, belief)
+    ready += neighbours.blocked_s(state, jobs, times, ready)
     type_of, held = state.fleet.type_of, plan.given()
     start = np.array([held.get(job, -1) for job in jobs.tolist()], int) if plan.size else None
     if start is not None and (start < 0).any():
@@ -149,6 +150,7 @@ def _planned(state: State, belief: Belief, weights: dict[str, float], limit_s: f
         idle = [next(state.idle(place)) for place, free in enumerate(state.free) if free] if news else []
         asked = [device for device in dict.fromkeys([*given, *state.freed, *idle])
                  if device in state.free[state.type_of[device]]]
+    asked = neighbours.in_order(state, asked)
     return plan.starts(state, belief, asked, set(weights) == {"makespan"}) or (_WAITS if state.waiting else [])
 
 
@@ -162,12 +164,14 @@ def _late(state: State, belief: Belief) -> list[Action]:
     if state.waiting and (lists is None or lists.ended >= max(_LEAST_ENDED, _ENDED * len(state.waiting))):
         with refining(state):
             jobs = np.array(list(state.waiting), int)
-            lists = state.memory["lists"] = Lists(state, belief, jobs, _able(state, jobs, belief.rows(jobs)),
-                                                  _ready_s(state, belief)[0])
+            times, ready = _able(state, jobs, belief.rows(jobs)), _ready_s(state, belief)[0]
+            ready += neighbours.blocked_s(state, jobs, times, ready)
+            lists = state.memory["lists"] = Lists(state, belief, jobs, times, ready)
     actions: list[Action] = []
     gone: set[int] = set()
     cores = state.free_cores
-    for place, free in enumerate(state.free) if len(state.waiting) else ():
+    for place in neighbours.types_in_order(state) if len(state.waiting) else ():
+        free = state.free[place]
         for device in islice(reversed(free), len(free)):
             job = lists.take(state, place, gone) if len(gone) < len(state.waiting) else None
             if job is None:
@@ -175,6 +179,7 @@ def _late(state: State, belief: Belief) -> list[Action]:
             need = state.cores(job, place) if cores != inf else 0.0
             if need > cores + 1e-9:
                 lists.back(job, place)
+                cores = 0.0  # kept for this one
                 break
             cores -= need
             gone.add(job)

@@ -8,6 +8,7 @@ from math import inf
 import numpy as np
 
 from lib.schedule.belief import Belief
+from lib.schedule.neighbours import Company
 from lib.schedule.queues import Queues
 from lib.schedule.state import Action, Start, State
 
@@ -28,6 +29,7 @@ class Plan(Queues):
         self._last: list[tuple[float, int]] = []
         super().__init__(state)
         self.size, self.new, self.ended, self.held = 0, 0, 0, False
+        self._company = Company(state)
 
     def settle(self) -> None:
         """Make the heaps from ``end_s`` as it is."""
@@ -80,10 +82,15 @@ class Plan(Queues):
             if not queue:
                 self.expect(device, state.now_s)
                 continue
+            number = self._company.pick(state, queue, place)
+            if number:
+                job = queue[number]
+                del queue[number]
+                queue.appendleft(job)
             if cores != inf:
                 need = state.cores(queue[0], place)
                 if need > cores + 1e-9:
-                    self.held = True
+                    self.held, cores = True, 0.0  # kept for this one
                     continue
                 cores -= need
             left -= 1
