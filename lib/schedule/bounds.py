@@ -8,6 +8,7 @@ from lib.errors import InputError
 from lib.schedule.problem import Problem, feasible
 
 _MOST_MATCHED = 3000  # jobs: the matching's table grows with their square
+WHOLE = 5000  # jobs: up to as many enter the linear programme at once
 _SAMPLE, _UNCLEAR, _EXACT = 2000, 0.03, 1e-9
 
 
@@ -41,7 +42,7 @@ def fluid(times: np.ndarray, counts: np.ndarray, busy_s: np.ndarray | None = Non
         raise InputError("a job has no device that can run it")
     busy_s = np.zeros(times.shape[1]) if busy_s is None else busy_s
     longest_s = float(times.min(axis=1).max())
-    if len(times) <= 2 * _SAMPLE:
+    if len(times) <= WHOLE:
         return _solved(times, counts, busy_s, longest_s)
     some = np.linspace(0, len(times) - 1, _SAMPLE).astype(int)
     part = _SAMPLE / len(times)
