@@ -53,12 +53,18 @@ def scale(table: pd.DataFrame) -> pd.DataFrame:
     return study.speed(gavel.mix(table, 100_000, 334, 0), [name for name in policies.registry() if name != "matching"])
 
 
+def decision(table: pd.DataFrame) -> pd.DataFrame:
+    """One placement decision among 10,002 devices of three types, planning anew apart."""
+    asked = gavel.mix(table, 100_000, 3334, 0)
+    return study.speed(asked, ("hybrid", "first-come", "shortest-first", "earliest-finish"))
+
+
 def main() -> None:
     table = rates()
     if table is None:
         print("   skipped: python -m lib import gavel simulation_throughputs.json brings what it needs")
         return
-    for what in (makespan, completion, load, noise, adversarial, scale):
+    for what in (makespan, completion, load, noise, adversarial, scale, decision):
         if set(sys.argv[1:]) <= {"schedule"} or what.__name__ in sys.argv[1:]:
             print(f"--- {what.__name__}", what(table).round(4).to_string(), sep="\n", flush=True)
 

@@ -218,7 +218,7 @@ def test_search_beats_list_scheduling_and_repeats():
 @pytest.mark.parametrize("case", ["plain", "holes", "alike", "one type", "one long job", "idle type"])
 def test_sifting_finds_the_optimum_of_the_whole_programme(case):
     draw = np.random.default_rng(0)
-    times = np.exp(draw.normal(0, 1, (5000, 1)) + draw.normal(0, 1, (5000, 3)))
+    times = np.exp(draw.normal(0, 1, (6000, 1)) + draw.normal(0, 1, (6000, 3)))
     counts, busy_s = np.array([5, 9, 2]), np.array([0.0, 40.0, 7.0])
     if case == "holes":
         times[draw.random(times.shape) < 0.3] = np.inf
@@ -235,7 +235,7 @@ def test_sifting_finds_the_optimum_of_the_whole_programme(case):
     found = bounds.fluid(times, counts, busy_s)
     whole = bounds._solved(times, counts, busy_s, float(times.min(axis=1).max()))
     assert found.makespan_s == pytest.approx(whole.makespan_s, rel=1e-8)
-    assert found.share.sum(axis=1) == pytest.approx(np.ones(5000))
+    assert found.share.sum(axis=1) == pytest.approx(np.ones(6000))
     used_s = np.where(found.share > 0, times, 0.0) * found.share
     assert (used_s.sum(axis=0) + busy_s <= counts * found.makespan_s * (1 + 1e-8)).all()
 

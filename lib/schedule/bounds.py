@@ -8,7 +8,8 @@ from lib.errors import InputError
 from lib.schedule.problem import Fleet, Jobs, Problem, feasible
 
 _MOST_MATCHED = 3000  # jobs: the matching's table grows with their square
-_SAMPLE, _UNCLEAR, _EXACT = 2000, 0.03, 1e-9
+WHOLE = 5000  # jobs: up to as many enter the linear programme at once
+_CUTS, _NEAR, _UNCLEAR, _EXACT = 100, 1e-5, 1e-3, 1e-9
 
 
 def able_times(problem: Problem, predicted: bool = False) -> np.ndarray:
@@ -53,22 +54,19 @@ class Fluid:
 def fluid(times: np.ndarray, counts: np.ndarray, busy_s: np.ndarray | None = None, host: Host | None = None) -> Fluid:
     """Return the least makespan of jobs that may be cut into pieces over equal devices of each type (HiGHS).
 
-    ``busy_s`` (types) is the time for which the devices of a type are taken already, in all; with ``host`` no more of its cores
-    are held at the mean than there are. No schedule is shorter, nor
-    shorter than the longest job on its fastest type. Of many jobs most have a type that is clearly the cheapest at the
-    prices of a sample's optimum: only the others enter the programme, until at its prices no job would rather be elsewhere,
-    which proves the optimum (sifting; Bixby and others, 1992). Raises InputError where a job has no device.
+    ``busy_s`` (types) is the time for which the devices of a type are taken already, in all; with ``host`` no more of its
+    cores are held, on average, than there are. No schedule is shorter, nor shorter than the longest job on its fastest type.
+    Of many jobs most have a type that is clearly the cheapest at prices near the optimum's: only the others enter the
+    programme, until at its prices no job would rather be elsewhere, which proves the optimum (sifting; Bixby and others,
+    1992). Raises InputError where a job has no device.
     """
     if not np.isfinite(times).any(axis=1).all():
         raise InputError("a job has no device that can run it")
     busy_s = np.zeros(times.shape[1]) if busy_s is None else busy_s
     longest_s = float(times.min(axis=1).max())
-    if len(times) <= 2 * _SAMPLE or host is not None:
+    if len(times) <= WHOLE or host is not None:
         return _solved(times, counts, busy_s, longest_s, host)
-    some = np.linspace(0, len(times) - 1, _SAMPLE).astype(int)
-    part = _SAMPLE / len(times)
-    price = _solved(times[some], counts * part, busy_s * part, 0.0).price
-    cost = _cost(times, price)
+    cost = _cost(times, _prices(times, counts, busy_s))
     kind, jobs = cost.argmin(axis=1), np.arange(len(times))
     least = cost[jobs, kind]
     cost[jobs, kind] = np.inf
@@ -85,6 +83,32 @@ def fluid(times: np.ndarray, counts: np.ndarray, busy_s: np.ndarray | None = Non
             share[unclear] = found.share
             return Fluid(found.makespan_s, share, found.price)
         unclear |= wrong
+
+
+def _prices(times: np.ndarray, counts: np.ndarray, busy_s: np.ndarray) -> np.ndarray:
+    """Return prices (types) near the optimum's, of which the least cost of all work is greatest (cutting planes; Kelley, 1960).
+
+    At any prices the work that each type then gets bounds that cost from above; the next prices are those of these bounds.
+    """
+    from scipy.optimize import linprog
+
+    rows, width = np.arange(len(times)), len(counts)
+    known = counts > 0
+    price = np.where(known, 1.0, 0.0) / counts.sum()
+    best, most, cuts = price, -np.inf, []
+    for _ in range(_CUTS):
+        kind = (times * np.maximum(price, 1e-9 * price.max())[None]).argmin(axis=1)
+        cuts.append(np.bincount(kind, times[rows, kind], minlength=width) + busy_s)
+        if cuts[-1] @ price > most:
+            best, most = price, float(cuts[-1] @ price)
+        scale = max(float(np.max(cuts)), 1e-300)
+        found = linprog(np.append(np.zeros(width), -1.0), A_ub=np.column_stack([-np.array(cuts) / scale, np.ones(len(cuts))]),
+                        b_ub=np.zeros(len(cuts)), A_eq=np.append(counts.astype(float), 0.0)[None], b_eq=[1.0],
+                        bounds=[(0, None)] * width + [(None, None)], method="highs")
+        if found.status != 0 or -found.fun * scale <= most * (1 + _NEAR):
+            break
+        price = (best + found.x[:-1]) / 2  # half way: full steps swing
+    return best
 
 
 def _cost(times: np.ndarray, price: np.ndarray) -> np.ndarray:

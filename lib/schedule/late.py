@@ -14,6 +14,18 @@ from lib.schedule.belief import Belief
 from lib.schedule.state import State, refining
 
 _MARGIN = 1.5  # of the spread of the predictions
+_TIES = 1e-3  # of the times, by which jobs that are alike are told apart
+
+
+def _unlike(times: np.ndarray) -> np.ndarray:
+    """Return times that are a little shorter for long jobs where they are slow, so that no two jobs are alike.
+
+    Otherwise any of the jobs of a kind could go to any type, and the linear programme would take ten times as long.
+    """
+    finite = np.isfinite(times)
+    ratio = np.divide(times, times.min(axis=1, keepdims=True), out=np.ones(times.shape), where=finite)
+    rank = np.argsort(np.argsort(times.min(axis=1), kind="stable"), kind="stable") / len(times)
+    return np.where(finite, times * (1 - _TIES * rank[:, None] * np.log(ratio)), inf)
 
 
 class Lists:
@@ -24,12 +36,13 @@ class Lists:
         self.rows: dict[int, list[float]] = dict(zip(jobs.tolist(), times.tolist(), strict=True))
         counts, type_of = state.fleet.counts, state.fleet.type_of
         busy = np.bincount(type_of, ready_s, minlength=len(counts))
-        found = bounds.fluid(times, counts, busy)
+        clear = _unlike(times) if len(times) > bounds.WHOLE else times
+        found = bounds.fluid(clear, counts, busy)
         self.left_s = found.makespan_s
         late = times * self.margin  # one that may well take longer than all that is left is not bound here
         short = np.where((late <= self.left_s) | (times == times.min(axis=1, keepdims=True)), times, np.inf)
         if (short != times).any():
-            found = bounds.fluid(short, counts, busy)
+            found = bounds.fluid(np.where(np.isfinite(short), clear, inf), counts, busy)
         kind = found.share.argmax(axis=1)
         own = times[np.arange(len(jobs)), kind]
         self.heaps = [list(zip((-own[kind == place]).tolist(), jobs[kind == place].tolist(), strict=True))

@@ -124,16 +124,18 @@ class Stragglers:
 def _restarts(state: State, belief: Belief, late: list[tuple[float, Running]], idle: list[int]) -> tuple[list[Action], float]:
     """Return what to restart, or when to look again (inf: at the next event)."""
     actions, taken, until_s = [], set(), inf
+    spare = {place: len(state.free[place]) for place in idle}
     left_types: dict[int, set[int]] = state.memory.setdefault("left", {})  # where a job was stopped, it does not go back
     for left, ran in late:
         for place in idle:
-            device = next((device for device in state.idle(place) if device not in taken), None)
             there = belief.seconds(ran.job, place) + state.setup_s[place]
-            if device is None or place in left_types.get(ran.job, ()) or not fits(state, ran.job, place, there) or \
+            if not spare[place] or place in left_types.get(ran.job, ()) or not fits(state, ran.job, place, there) or \
                     state.cores(ran.job, place) > state.free_cores:
                 continue
             if there < _PAYS * left:
+                device = next(device for device in state.idle(place) if device not in taken)
                 taken.add(device)
+                spare[place] -= 1
                 left_types.setdefault(ran.job, set()).add(state.type_of[ran.device])
                 actions.append(Restart(ran.job, device))
                 break
