@@ -1,8 +1,8 @@
 """Real runs with light jobs: nothing is lost, nothing is done twice, whatever is killed; a killed run goes on."""
 
+import json
 import multiprocessing
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -19,6 +19,7 @@ from lib.schedule.execute import Limits, Slot
 from lib.schedule.ledger import Ledger, Spec
 from lib.schedule.problem import Fleet, Jobs
 from lib.schedule.state import Restart, Start, Wait
+from tests import faults
 
 LIMITS = Limits(beat_s=0.05, silent_s=1.0, ready_s=20, grace_s=0.3, late=5, least_s=0.6, attempts=3)
 SLOTS = [Slot("cpu[0]"), Slot("cpu[1]")]
@@ -62,29 +63,29 @@ def test_arrivals_are_waited_for(tmp_path):
     assert starts["j1"] >= 0.3 and starts["j2"] >= 0.6
 
 
-@pytest.mark.parametrize("seed", range(int(os.environ.get("LIB_FAULT_SEEDS", "8"))))
-def test_faults_lose_nothing(tmp_path, seed):
-    """Six jobs, some of which kill, freeze, hang, fail, starve or slow their worker the first time."""
-    draw = random.Random(seed)
-    specs = sleeping(6)
-    for number in draw.sample(range(6), 2):
-        fault = draw.choice(["kill", "freeze", "fail", "starve", "hang", "slow"])
-        specs[number] = Spec(f"j{number}", "tests.light:once",
-                             {"path": str(tmp_path / f"{number}.seen"), "fault": fault, "value": number})
-    attempts, ends, _ = run(specs, tmp_path / "run", draw.choice(["first-come", "hybrid", "earliest-finish"]))
-    check(attempts, ends, specs)
-    assert set(ends["status"]) == {"done"}
-    assert sorted(result["value"] for result in ends["result"]) == list(range(6))
+def test_faults_lose_nothing():
+    """Every kind of fault, mixed by seed; LIB_FAULT_SEEDS says how many seeds (a thousand take six minutes)."""
+    count = int(os.environ.get("LIB_FAULT_SEEDS", "50"))
+    words = [sys.executable, "-m", "tests.faults", "0", str(count)]
+    ran = subprocess.run(words, cwd=paths.ROOT, capture_output=True, text=True, check=False)
+    assert ran.stdout, ran.stderr
+    found = json.loads(ran.stdout)
+    assert found["wrong"] == [] and found["seeds"] == count and ran.returncode == 0
+    if count >= 50:
+        assert set(found["thrown"]) == {f"{fault} once" for fault in faults.ONCE} | set(faults.ALWAYS)
+        for reason in ("signal 9", "no sign of life", "not done after", "out of memory", "ended with status", "as JSON"):
+            assert any(reason in text for text in found["attempts"]), reason
 
 
 def test_a_job_that_always_fails_ends_with_its_reason(tmp_path):
     specs = [Spec("bad", "tests.light:fail", {}), Spec("deadly", "tests.light:kill", {}), Spec("nowhere", "tests.light:no", {}),
-             *sleeping(2)]
+             Spec("odd", "tests.light:odd", {}), *sleeping(2)]
     attempts, ends, _ = run(specs, tmp_path)
     check(attempts, ends, specs)
     ends = ends.set_index("job_id")
     assert "this job is wrong" in ends.loc["bad", "reason"] and "signal 9" in ends.loc["deadly", "reason"]
     assert "no function" in ends.loc["nowhere", "reason"]
+    assert "cannot be written as JSON" in ends.loc["odd", "reason"]
     assert ends.loc["j0", "status"] == "done" and (attempts["job_id"] == "bad").sum() == 3
 
 
@@ -184,6 +185,12 @@ def test_records_are_guarded(tmp_path):
     (tmp_path / "torn" / "run.sqlite").write_bytes(b"not a database" * 100)
     with pytest.raises(InputError, match="damaged"):
         run(sleeping(2), tmp_path / "torn")
+
+
+def test_jobs_that_can_run_nowhere_are_refused_before_any_worker_starts(tmp_path):
+    for predicted, word in ((np.inf, "no device can run job 'j0'"), (np.nan, "the predicted time of job 'j0' on 'cpu' is nan")):
+        with pytest.raises(InputError, match=word):
+            run(sleeping(2), tmp_path / word[:8], predicted=predicted)
 
 
 def test_predictors_that_raise_or_hang_lose_nothing():

@@ -17,7 +17,7 @@ from lib.errors import InputError
 from lib.schedule import worker
 from lib.schedule.ledger import Ledger, Spec
 from lib.schedule.policies import fits
-from lib.schedule.problem import Fleet, Jobs
+from lib.schedule.problem import Fleet, Jobs, Problem
 from lib.schedule.state import Finished, Policy, Predict, Restart, State, Wait
 
 _TICK_S = 0.2
@@ -210,7 +210,6 @@ class _Leader:
         else:
             why = ""
         if why:
-            place.hand.kill()
             self._lose(device, why)
         return bool(why)
 
@@ -258,6 +257,7 @@ class _Leader:
     def _lose(self, device: int, reason: str) -> None:
         """Replace a worker; what ran there failed, or is moved where it should be."""
         place = self.places[device]
+        place.hand.kill()
         if device in self.state.running:
             job = self.state.running[device].job
             if place.moving is not None:
@@ -314,8 +314,10 @@ def execute(specs: Sequence[Spec], jobs: Jobs, fleet: Fleet, slots: Sequence[Slo
     """Carry out jobs on slots as a policy says; return the attempts, the ends with results, and notes of what went wrong.
 
     ``folder`` holds the record; the same jobs again go on with a run that was stopped or killed. Every job ends once: done,
-    or failed with a reason. Raises InputError when another process is at it, or the record is of other jobs.
+    or failed with a reason. Raises InputError when another process is at it, the record is of other jobs, or a job can run
+    nowhere.
     """
+    told_s = Problem(jobs, fleet, predicted_s, predicted_s).told_s
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / "run.lock")
     try:
@@ -324,7 +326,7 @@ def execute(specs: Sequence[Spec], jobs: Jobs, fleet: Fleet, slots: Sequence[Slo
         raise InputError(f"another process is running the jobs of {folder}") from None
     try:
         ledger = Ledger(folder / "run.sqlite", specs)
-        leader = _Leader(specs, jobs, fleet, slots, Predict(predicted_s), policy, ledger, limits or Limits(), hire)
+        leader = _Leader(specs, jobs, fleet, slots, Predict(told_s), policy, ledger, limits or Limits(), hire)
         try:
             leader.run(progress)
         finally:

@@ -65,7 +65,7 @@ class _Clockwork:
         self.problem, self.policy, self.faults, self.contention = problem, policy, faults, contention
         self.state = State.at_start(problem.jobs, problem.fleet)
         self.state.expected = len(problem.jobs)
-        self.predict = Predict(problem.predicted_s, problem.sigma)
+        self.predict = Predict(problem.told_s, problem.sigma)
         self.log, self.attempts = _Log(), [0] * len(problem.jobs)
         self._able, self._actual = feasible(problem), problem.actual_s.tolist()
         self._setup, self._type_of = problem.fleet.setup_s.tolist(), problem.fleet.type_of.tolist()
