@@ -212,6 +212,32 @@ def test_search_beats_list_scheduling_and_repeats():
     assert np.isfinite(asked.actual_s[np.arange(60), type_of[found]]).all()
 
 
+@pytest.mark.parametrize("seed", range(30))
+def test_a_plan_that_was_far_off_is_improved(seed):
+    """Loads fall by orders of magnitude as jobs leave the slow devices where they were: sums of their powers do not vanish."""
+    draw = np.random.default_rng(seed)
+    count, devices = int(draw.integers(4, 12)), int(draw.integers(4, 20))
+    times = np.column_stack([draw.uniform(0.5, 1, count), draw.uniform(0.001, 0.01, count)])
+    type_of, ready = np.repeat([0, 1], devices), np.zeros(2 * devices)
+    found = search.plan(times, type_of, ready, 0.01, seed, start=draw.integers(devices, size=count))
+    anew = search.plan(times, type_of, ready, 0.01, seed)
+    assert search.loads(times, type_of, ready, found).max() <= 1.2 * search.loads(times, type_of, ready, anew).max()
+
+
+def test_what_a_job_may_not_use_is_not_told():
+    """A type whose host has too few cores, or whose real time is missing, is no choice: every policy ends every job."""
+    fleet = Fleet(**{**Fleet.of({"cpu": 1, "gpu": 1}, cpu_cores=[1, np.nan]).__dict__, "host_cores": 2.0})
+    jobs = Jobs(**{**Jobs.plain(4).__dict__, "cpu_cores": np.array([0.0, 3.0, 1.0, 0.0])})
+    predicted = np.array([[9.0, 1.0]] * 4)
+    asked = Problem(jobs, fleet, predicted, np.where(np.arange(4)[:, None] == [[9, 3]], np.inf, predicted))
+    assert asked.told_s.tolist() == [[9, 1], [9, np.inf], [9, 1], [9, np.inf]]
+    for name in NAMES:
+        check_schedule(simulate(asked, a_policy(name)))
+    wide = Fleet(**{**fleet.__dict__, "cpu_cores": np.array([4.0, np.nan])})
+    with pytest.raises(InputError, match="no device can run job '1'"):
+        Problem(jobs, wide, predicted, predicted)
+
+
 @pytest.mark.parametrize("text, word", [
     ("job_id,cpu,gpu\na,1,-2\n", "gpu"), ("job_id,cpu,gpu\na,1,inf\n", "infinite"), ("job_id,cpu,gpu\na,,\n", "no device"),
     ("job_id,cpu,gpu\na,1,1\na,1,1\n", "twice"), ("job_id,cpu\na,1\n", "missing"), ("job_id,cpu,gpu\na,x,1\n", "x"),

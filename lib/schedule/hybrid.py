@@ -195,8 +195,9 @@ def _steal(state: State, belief: Belief, plan: _Plan, device: int, place: int) -
         if best is not None:
             plan.queues[victim].remove(best)
             plan.queues[device].append(best)
-            plan.end_s[victim] -= belief.seconds(best, int(state.fleet.type_of[victim]))
-            plan.end_s[device] = state.now_s + belief.seconds(best, place)
+            other = int(state.fleet.type_of[victim])
+            plan.end_s[victim] -= belief.seconds(best, other) + state.fleet.setup_s[other]
+            plan.end_s[device] = state.now_s + belief.seconds(best, place) + state.fleet.setup_s[place]
             return
 
 

@@ -145,8 +145,8 @@ def by_size(state: State, predict: Predict) -> list[Action]:
         insort(sizes, max(time for time in predict.row(job) if time < inf))
     if "speed" not in state.memory:
         rows = np.array([predict.row(job) for job in new]) if new else np.ones((1, len(state.fleet.types)))
-        middle = np.nanmedian(np.where(np.isfinite(rows), rows, np.nan), axis=0)
-        order = np.argsort(-middle, kind="stable").tolist()
+        known = [column[np.isfinite(column)] for column in rows.T]
+        order = np.argsort([-np.median(times) if len(times) else 0.0 for times in known], kind="stable").tolist()
         state.memory["speed"] = order, (np.cumsum(state.fleet.counts[order]) / len(state.fleet)).tolist()
     order, shares = state.memory["speed"]
 
@@ -200,7 +200,7 @@ class _Queues:
         for place, time in enumerate(predict.row(job)):
             if self.heaps[place] and fits(state, job, place, time):
                 ready, device = self.earliest(place)
-                end = max(ready, state.now_s) + time
+                end = max(ready, state.now_s) + float(state.fleet.setup_s[place]) + time
                 if best is None or end < best[0]:
                     best = end, place, device
         end, place, device = best
@@ -217,7 +217,8 @@ def _bound(state: State, predict: Predict, order: Callable[[list[int]], list[int
         new = state.arrived
         for device in state.freed:
             place = int(state.fleet.type_of[device])
-            queues.expect(place, device, state.now_s + sum(predict(job, place) for job in queues.of[device]))
+            setup_s = float(state.fleet.setup_s[place])
+            queues.expect(place, device, state.now_s + sum(setup_s + predict(job, place) for job in queues.of[device]))
     asked = {device for device in state.freed if queues.of[device]}
     for job in order(list(new)):
         queues.bind(state, predict, job)
@@ -277,7 +278,7 @@ def matched(state: State, predict: Predict) -> list[deque[int]]:
     plan: list[deque[int]] = [deque() for _ in state.fleet.types]
     if not len(jobs):
         return plan
-    times = predict.table[jobs]
+    times = predict.table[jobs] + state.fleet.setup_s[None]
     memory = np.where(np.isnan(state.fleet.memory_mb), inf, state.fleet.memory_mb)
     times = np.where((state.jobs.memory_mb[jobs, None] <= memory[None]) & (state.fleet.counts > 0)[None], times, inf)
     if len(jobs) > MATCHED:
