@@ -121,6 +121,29 @@ def test_a_running_job_is_moved(tmp_path, call):
     assert ends["result"].iloc[0]["value"] == 7
 
 
+def test_a_moved_job_waits_for_cores_that_went_to_another(tmp_path):
+    """While the first job is being stopped, the second takes the host's only core."""
+    fleet = Fleet(**{**Fleet.of({"cpu": 1, "gpu": 2}).__dict__, "host_cores": 1.0})
+    jobs = Jobs(**{**Jobs.plain(2).__dict__, "ids": ("j0", "j1"), "cpu_cores": np.ones(2)})
+
+    def policy(state, predict):
+        if state.memory.setdefault("calls", 0) == 0 and len(state.waiting) == 2 and all(state.free) and len(state.free[1]) == 2:
+            state.memory["calls"] = 1
+            return [Start(0, 0), Wait("a moment", state.now_s + 0.05)]
+        if state.memory["calls"] == 1 and state.running:
+            state.memory["calls"] = 2
+            return [Restart(0, 1), Start(1, 2)]
+        ready = state.memory["calls"] == 2 and state.free_cores and 1 in state.free[1]
+        return [Start(job, 1) for job in state.waiting if ready]
+
+    slots = [Slot("cpu"), Slot("gpu[0]"), Slot("gpu[1]")]
+    attempts, _, _ = execute.execute(sleeping(2, 0.4), jobs, fleet, slots, np.ones((2, 2)), policy, tmp_path,
+                                     replace(LIMITS, least_s=20.0))
+    found = attempts.set_index(["job_id", "attempt"])
+    assert found["status"].to_dict() == {("j0", 1): "moved", ("j1", 1): "done", ("j0", 2): "done"}
+    assert found.loc[("j0", 2), "start_s"] >= found.loc[("j1", 1), "end_s"]
+
+
 def test_a_policy_that_leaves_jobs_for_ever_is_told(tmp_path):
     jobs = Jobs(**{**Jobs.plain(1).__dict__, "ids": ("j0",)})
     with pytest.raises(InputError, match="left 1 jobs waiting for ever, such as j0"):

@@ -14,7 +14,7 @@ from lib.errors import InputError
 from lib.schedule import bounds, gavel, metrics, policies, problem, search, study, trace
 from lib.schedule.problem import Fleet, Jobs, Problem
 from lib.schedule.simulate import Contention, Faults, PolicyError, simulate
-from lib.schedule.state import Start, Wait
+from lib.schedule.state import Restart, Start, Wait
 
 NAMES = list(policies.registry())
 CHANCES = st.sampled_from([0.0, 0.2])
@@ -124,6 +124,38 @@ def test_restart_rescues_a_straggler():
     asked = Problem(Jobs.plain(2), fleet, predicted, actual, 0.3)
     assert metrics.metrics(simulate(asked, a_policy("hybrid")))["makespan_s"] < 20
     assert metrics.metrics(simulate(asked, a_policy("hybrid", spoliation=False)))["makespan_s"] == 100
+
+
+def test_restarts_at_once_share_the_cores_that_are_free():
+    """Two stragglers on slots that bring no cores, and cores for one of the two: no event would tell, but both are moved."""
+    fleet = Fleet(**{**Fleet.of({"cpu": 2, "gpu": 2}).__dict__, "host_cores": 3.0})
+    jobs = Jobs(**{**Jobs.plain(2).__dict__, "cpu_cores": np.array([2.0, 2.0])})
+    asked = Problem(jobs, fleet, np.array([[1.0, 2.0]] * 2), np.array([[100.0, 2.0]] * 2), 0.3)
+    found = simulate(asked, a_policy("hybrid"))
+    check_schedule(found)
+    assert found.schedule["status"].tolist().count("moved") == 2 and found.schedule["end_s"].max() < 20
+    assert found.done["device"].str.startswith("gpu").all()
+
+
+def test_a_move_is_no_failure():
+    """A job that is moved once and fails always is tried as often as one that is not moved."""
+    def mover(state, predict):
+        if state.waiting:
+            return [Start(0, 0), Wait("a moment", state.now_s + 1e-6)]
+        return [Restart(0, 1)] if 0 in state.running and "moved" not in state.memory and state.memory.setdefault(
+            "moved", True) else []
+
+    asked = Problem(Jobs.plain(1), Fleet.of({"cpu": 2}), np.array([[100.0]]), np.array([[100.0]]))
+    table = simulate(asked, mover, Faults(1.0, attempts=3)).schedule
+    assert table["status"].tolist() == ["moved", "retried", "retried", "failed"]
+    assert table["attempt"].tolist() == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("unit_s", [1e-9, 1e-3, 1e6])
+def test_bounds_hold_in_any_unit(unit_s):
+    asked = a_problem(3)
+    bound = bounds.fluid(asked.actual_s, asked.fleet.counts).makespan_s
+    assert bounds.fluid(asked.actual_s * unit_s, asked.fleet.counts).makespan_s == pytest.approx(bound * unit_s, rel=1e-6)
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -25,6 +25,7 @@ class Belief:
 
     def __init__(self, jobs: Jobs, predict: Predict):
         self._jobs, self._predict = jobs, predict
+        self._unit_s = float(np.max(predict.table, where=np.isfinite(predict.table), initial=0.0))  # logs are of its multiples
         self._kind = np.where(jobs.kind >= 0, jobs.kind, jobs.kind.max(initial=-1) + 1)
         self._sum: dict[tuple[int, int], float] = defaultdict(float)
         self._count: dict[tuple[int, int], int] = defaultdict(int)
@@ -35,7 +36,7 @@ class Belief:
     def _shrunk(self) -> np.ndarray:
         """Return the believed log times (jobs, types) before corrections."""
         with np.errstate(divide="ignore"):
-            given = np.log(self._predict.table)
+            given = np.log(self._predict.table / self._unit_s)
         if self.sigma <= 0 or given.shape[1] < 2:
             return given
         values = np.where(np.isfinite(given), given, np.nan)
@@ -64,7 +65,7 @@ class Belief:
     def seconds(self, job: int, place: int) -> float:
         """Return the believed seconds of one job on one type; inf where it cannot run."""
         value = float(self._table[job, place])
-        return exp(value + self._shift(int(self._kind[job]), place)) if value < inf else inf
+        return exp(value + self._shift(int(self._kind[job]), place)) * self._unit_s if value < inf else inf
 
     def rows(self, jobs: np.ndarray) -> np.ndarray:
         """Return the believed seconds of several jobs (jobs, types)."""
@@ -72,13 +73,13 @@ class Belief:
         for (kind, place), count in self._count.items():
             if count:
                 table[self._kind[jobs] == kind, place] += self._shift(kind, place)
-        return np.exp(table)
+        return np.exp(table) * self._unit_s
 
     def learn(self, finished: list[Finished]) -> None:
         """Take in jobs that finished; ``moved`` grows by how far the belief of a kind changed."""
         for job, place, seconds in finished:
             kind, before = int(self._kind[job]), self._shift(int(self._kind[job]), place)
-            error = log(max(seconds, 1e-9)) - float(self._table[job, place])
+            error = log(max(seconds / self._unit_s, 1e-12)) - float(self._table[job, place])
             self._errors.append(abs(error - before))
             self._sum[kind, place] += error
             self._count[kind, place] += 1

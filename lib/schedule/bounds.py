@@ -38,18 +38,19 @@ def fluid(times: np.ndarray, counts: np.ndarray, busy_s: np.ndarray | None = Non
         raise InputError("a job has no device that can run it")
     cells = np.arange(len(jobs))
     count, width = len(times), times.shape[1]
+    longest = float(times.min(axis=1).max())  # the unit in which it is solved: the solver's tolerances are absolute
+    busy = np.zeros(width) if busy_s is None else busy_s / longest
     whole = csr_matrix((np.ones(len(jobs)), (jobs, cells)), shape=(count, len(jobs) + 1))
-    load = csr_matrix((np.append(times[jobs, types], -counts.astype(float)),
+    load = csr_matrix((np.append(times[jobs, types] / longest, -counts.astype(float)),
                        (np.append(types, np.arange(width)), np.append(cells, np.full(width, len(jobs))))),
                       shape=(width, len(jobs) + 1))
-    longest = float(times.min(axis=1).max())
-    found = linprog(np.append(np.zeros(len(jobs)), 1.0), A_ub=load, b_ub=-(np.zeros(width) if busy_s is None else busy_s),
-                    A_eq=whole, b_eq=np.ones(count), bounds=[(0, None)] * len(jobs) + [(longest, None)], method="highs")
+    found = linprog(np.append(np.zeros(len(jobs)), 1.0), A_ub=load, b_ub=-busy, A_eq=whole,
+                    b_eq=np.ones(count), bounds=[(0, None)] * len(jobs) + [(1.0, None)], method="highs")
     if found.status != 0:
         raise InputError(f"no bound was found: {found.message}")
     share = np.zeros(times.shape)
     share[jobs, types] = found.x[:-1]
-    return Fluid(float(found.x[-1]), share)
+    return Fluid(float(found.x[-1]) * longest, share)
 
 
 def makespan_bound(problem: Problem) -> float:

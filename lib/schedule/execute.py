@@ -235,7 +235,7 @@ class _Leader:
         self.ledger.stop(self.specs[job].job_id, place.attempt, self.state.now_s, "moved")
         target, place.moving, place.token, place.stop_by_s = place.moving, None, "", np.inf
         self.state.waiting[job] = None
-        if target is not None and target in self.state.free[int(self.state.fleet.type_of[target])]:
+        if target is not None and self._can(job, target):
             self._start(job, target)
         else:
             self.state.arrived.append(job)
@@ -289,11 +289,15 @@ class _Leader:
             names = ", ".join(self.specs[job].job_id for job in list(self.state.waiting)[:3])
             raise InputError(f"the policy left {len(self.state.waiting)} jobs waiting for ever, such as {names}")
 
+    def _can(self, job: int, device: int) -> bool:
+        kind = int(self.state.fleet.type_of[device])
+        return job in self.state.waiting and device in self.state.free[kind] and \
+            fits(self.state, job, kind, self.predict(job, kind)) and \
+            self.state.cores(job, kind) <= self.state.free_cores + 1e-9
+
     def _start(self, job: int, device: int) -> None:
         place, spec = self.places[device], self.specs[job]
-        kind = int(self.state.fleet.type_of[device])
-        if job not in self.state.waiting or device not in self.state.free[kind] or \
-                not fits(self.state, job, kind, self.predict(job, kind)):
+        if not self._can(job, device):
             raise InputError(f"the policy started {spec.job_id} on {self.slots[device].name}, where it cannot run now")
         place.attempt = self.ledger.start(spec.job_id, self.slots[device].name, self.state.now_s)
         place.token = f"{spec.job_id}#{place.attempt}"

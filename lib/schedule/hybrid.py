@@ -64,8 +64,8 @@ def hybrid(state: State, predict: Predict, objective: str = "makespan", limit_s:
         actions = _late(state, belief) if "rough" in state.memory else _planned(state, belief, wanted, limit_s, seed)
     else:
         actions = _ordered(state, predict, belief, objective)
-    if spoliation and not state.waiting and objective in ("makespan", "mean_jct", "p99_jct", "deadline"):
-        actions = _moved(state, belief)
+    if spoliation and objective in ("makespan", "mean_jct", "p99_jct", "deadline"):
+        actions = [*actions, *_looked(state, belief, actions)] if state.waiting else _moved(state, belief)
     return actions
 
 
@@ -255,6 +255,17 @@ def _ordered(state: State, predict: Predict, belief: Belief, objective: str) -> 
 # ------------------------------------------------------------------------------------------ stragglers
 
 
+def _looked(state: State, belief: Belief, actions: list[Action]) -> list[Action]:
+    """Ask to look again when the first job should have ended, if all jobs run and devices are left to move one to."""
+    starts = [action for action in actions if isinstance(action, Start)]
+    if belief.sigma <= 0 or len(starts) < len(state.waiting) or len(starts) >= sum(map(len, state.free)):
+        return []
+    left_s = _ready_s(state, belief)[0]
+    until_s = min([*(float(left_s[device]) for device in state.running),
+                   *(belief.seconds(job, int(state.fleet.type_of[device])) for job, device in starts)])
+    return [Wait("a job that was started may become a straggler", state.now_s + until_s)]
+
+
 def _moved(state: State, belief: Belief) -> list[Action]:
     """Restart running jobs on free devices where they would end much earlier than where they are."""
     idle = [place for place, free in enumerate(state.free) if free]
@@ -262,23 +273,25 @@ def _moved(state: State, belief: Belief) -> list[Action]:
         return []
     late = sorted(((belief.left_s(ran.job, int(state.fleet.type_of[device]), state.now_s - ran.start_s), ran)
                    for device, ran in state.running.items()), key=lambda one: -one[0])
-    actions, taken, look = [], set(), inf
+    actions, taken, look_s, cores = [], set(), inf, state.free_cores
     left_types: dict[int, set[int]] = state.memory.setdefault("left", {})  # where a job was stopped, it does not go back
-    for left, ran in late[:4]:
-        for place in idle:
+    for left_s, ran in late[:4]:
+        kind = int(state.fleet.type_of[ran.device])
+        for there_s, place in sorted((belief.seconds(ran.job, place) + state.fleet.setup_s[place], place) for place in idle):
             device = next((device for device in state.idle(place) if device not in taken), None)
-            there = belief.seconds(ran.job, place) + state.fleet.setup_s[place]
-            if device is None or place in left_types.get(ran.job, ()) or not policies.fits(state, ran.job, place, there) or \
-                    state.cores(ran.job, place) > state.free_cores:
+            if device is None or place == kind or place in left_types.get(ran.job, ()) or \
+                    not policies.fits(state, ran.job, place, there_s) or state.cores(ran.job, place) > cores:
                 continue
-            if there < _PAYS * left:
+            if there_s < _PAYS * left_s:
                 taken.add(device)
-                left_types.setdefault(ran.job, set()).add(int(state.fleet.type_of[ran.device]))
+                cores -= state.cores(ran.job, place)
+                left_types.setdefault(ran.job, set()).add(kind)
                 actions.append(Restart(ran.job, device))
-                break
-            if belief.sigma > 0:  # when it will be so overdue that moving it pays
-                start = state.now_s - ran.start_s
-                look = min(look, state.now_s + max(there / (_PAYS * belief.sigma) - start, 0.01 * there))
-    if not actions and look < inf and state.running:
-        return [Wait("a running job may become a straggler", look)]
+                again_s = there_s
+            else:  # when it will be so overdue that moving it pays
+                again_s = max(there_s / (_PAYS * max(belief.sigma, 1e-9)) - (state.now_s - ran.start_s), 0.01 * there_s)
+            look_s = min(look_s, again_s)
+            break
+    if look_s < inf and belief.sigma > 0:
+        actions.append(Wait("a running job may become a straggler", state.now_s + look_s))
     return actions

@@ -33,6 +33,8 @@ class _Ready:
 
     def __init__(self, state: State, predict: Predict, key: Key, allowed: Callable[[list[float]], Iterable[int]] | None):
         self._key, self._allowed, self._count = key, allowed, 0
+        self._least_cores = inf  # that any job needs
+        self._aside: list[tuple[int, tuple[float, float, int]]] = []
         self.heaps: list[list[tuple[float, float, int]]] = [[] for _ in state.fleet.types]
         self._memory = [inf if np.isnan(value) else value for value in state.fleet.memory_mb.tolist()]
         self._plain = not state.jobs.memory_mb.any()
@@ -43,6 +45,7 @@ class _Ready:
         for job in jobs:
             row = predict.row(job)
             self._count += 1
+            self._least_cores = min(self._least_cores, state.jobs.cpu_cores[job])
             if not self._plain:
                 need = state.jobs.memory_mb[job]
                 row = [time if need <= most else inf for time, most in zip(row, self._memory, strict=True)]
@@ -58,6 +61,23 @@ class _Ready:
             heapq.heappop(heap)
         return heap[0] if heap else None
 
+    def narrow(self, state: State, place: int, gone: Callable[[int], bool], cores: float) -> tuple[float, float, int] | None:
+        """Return the first job for a type that needs no more than ``cores`` of the host; wider ones step aside."""
+        cpu, most = state.fleet.is_cpu(place), cores + 1e-9
+        if not cpu and self._least_cores > most:
+            return None
+        while (first := self.first(place, gone)) is not None and state.cores(first[2], place) > most:
+            if cpu:
+                return None  # on a CPU all take the same
+            self._aside.append((place, heapq.heappop(self.heaps[place])))
+        return first
+
+    def restore(self) -> None:
+        """Put those back that stepped aside."""
+        for place, one in self._aside:
+            heapq.heappush(self.heaps[place], one)
+        self._aside.clear()
+
 
 def _news(state: State, predict: Predict, key: Key, allowed=None) -> _Ready:
     ready = state.memory.get("ready")
@@ -69,7 +89,10 @@ def _news(state: State, predict: Predict, key: Key, allowed=None) -> _Ready:
 
 
 def greedy(state: State, predict: Predict, key: Key, allowed=None) -> list[Action]:
-    """Start waiting jobs on free devices, always the pair with the smallest key, and of equal ones the shortest time."""
+    """Start waiting jobs on free devices, always the pair with the smallest key, and of equal ones the shortest time.
+
+    A job that needs more of the host's cores than are free lets others go before it.
+    """
     ready, started, actions = _news(state, predict, key, allowed), set(), []
     waiting, cores = state.waiting, state.free_cores
     idle = {place: state.idle(place) for place, free in enumerate(state.free) if free}
@@ -78,8 +101,8 @@ def greedy(state: State, predict: Predict, key: Key, allowed=None) -> list[Actio
         return job in started or job not in waiting
 
     while idle:
-        found = [(*first, place) for place in idle if (first := ready.first(place, gone))]
-        found = [one for one in found if state.free_cores == inf or state.cores(one[2], one[3]) <= cores + 1e-9]
+        found = [(*first, place) for place in idle if (first := ready.first(place, gone) if cores == inf else
+                                                       ready.narrow(state, place, gone, cores))]
         if not found:
             break
         _, _, job, place = min(found)
@@ -87,10 +110,11 @@ def greedy(state: State, predict: Predict, key: Key, allowed=None) -> list[Actio
         if device is None:
             del idle[place]
             continue
-        if state.free_cores != inf:
+        if cores != inf:
             cores -= state.cores(job, place)
         started.add(job)
         actions.append(Start(job, device))
+    ready.restore()
     return actions or (_IDLE if state.waiting else [])
 
 
