@@ -64,7 +64,7 @@ def test_arrivals_are_waited_for(tmp_path):
 
 
 def test_faults_lose_nothing():
-    """Every kind of fault, mixed by seed; LIB_FAULT_SEEDS says how many seeds (a thousand take six minutes)."""
+    """Every kind of fault, mixed by seed; LIB_FAULT_SEEDS says how many seeds (a thousand take nine minutes)."""
     count = int(os.environ.get("LIB_FAULT_SEEDS", "50"))
     words = [sys.executable, "-m", "tests.faults", "0", str(count)]
     ran = subprocess.run(words, cwd=paths.ROOT, capture_output=True, text=True, check=False)

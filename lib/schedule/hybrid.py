@@ -260,10 +260,13 @@ def _looked(state: State, belief: Belief, actions: list[Action]) -> list[Action]
     starts = [action for action in actions if isinstance(action, Start)]
     if belief.sigma <= 0 or len(starts) < len(state.waiting) or len(starts) >= sum(map(len, state.free)):
         return []
-    left_s = _ready_s(state, belief)[0]
-    until_s = min([*(float(left_s[device]) for device in state.running),
-                   *(belief.seconds(job, int(state.fleet.type_of[device])) for job, device in starts)])
-    return [Wait("a job that was started may become a straggler", state.now_s + until_s)]
+    look_s: float = state.memory.get("look_s", 0.0)
+    if look_s <= state.now_s:  # the last look is over: of all that runs
+        left_s = _ready_s(state, belief)[0]
+        look_s = state.now_s + min((float(left_s[device]) for device in state.running), default=inf)
+    first_s = min(belief.seconds(job, int(state.fleet.type_of[device])) for job, device in starts)
+    state.memory["look_s"] = look_s = min(look_s, state.now_s + first_s)
+    return [Wait("a job that was started may become a straggler", look_s)]
 
 
 def _moved(state: State, belief: Belief) -> list[Action]:
@@ -293,5 +296,6 @@ def _moved(state: State, belief: Belief) -> list[Action]:
             look_s = min(look_s, again_s)
             break
     if look_s < inf and belief.sigma > 0:
-        actions.append(Wait("a running job may become a straggler", state.now_s + look_s))
+        state.memory["look_s"] = state.now_s + look_s
+        actions.append(Wait("a running job may become a straggler", state.memory["look_s"]))
     return actions
