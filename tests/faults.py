@@ -5,6 +5,7 @@ Imports nothing heavy at the top: every worker that it starts imports it again.
 
 import argparse
 import collections
+import faulthandler
 import json
 import os
 import random
@@ -116,6 +117,7 @@ def run(first, count, jobs):
             try:
                 attempts, ends, thrown, found = future.result(END_S)
             except Late:
+                faulthandler.dump_traceback()  # of every thread: where it hangs
                 print(json.dumps({"wrong": [f"seed {seed} did not end within {END_S:g} s", *wrong]}), flush=True)
                 os._exit(1)
             except Exception as error:  # whatever it is, it is what is looked for
