@@ -1,6 +1,7 @@
 """Jobs that weigh nothing, and faults, for workers that import no torch."""
 
 import os
+import resource
 import signal
 import sys
 import time
@@ -21,6 +22,14 @@ def once(job, path, fault, value=None):
             pass
         FAULTS[fault](job)
     return {"value": value}
+
+
+def marked(job, path, value, fault=None):
+    """Misbehave the first time, if a fault is given; leave a line beside ``path`` for each time that it ended well."""
+    result = once(job, path, fault, value) if fault else {"value": value}
+    with open(f"{path}.done", "a", encoding="utf-8") as file:
+        file.write("done\n")
+    return result
 
 
 def kill(job):
@@ -48,4 +57,28 @@ def slow(job):
     time.sleep(0.2)
 
 
-FAULTS = {"kill": kill, "freeze": freeze, "fail": fail, "starve": starve, "hang": hang, "slow": slow}
+def leave(job):
+    sys.exit(0)
+
+
+def exhaust(job):
+    """Use up what memory this process may have: the system refuses it, not a test."""
+    most, hardest = resource.getrlimit(resource.RLIMIT_AS)
+    with open("/proc/self/statm", encoding="ascii") as file:
+        held = int(file.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (held + 2**26, hardest))
+    try:
+        blocks = []
+        while True:
+            blocks.append(bytearray(2**24))
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (most, hardest))
+
+
+def odd(job):
+    """Return what no file can hold."""
+    return {"value": {1, 2}}
+
+
+FAULTS = {"kill": kill, "freeze": freeze, "fail": fail, "starve": starve, "hang": hang, "slow": slow, "leave": leave,
+          "exhaust": exhaust}

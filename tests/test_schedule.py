@@ -16,7 +16,7 @@ from lib.schedule import bounds, gavel, metrics, policies, problem, search, stud
 from lib.schedule.contention import Contention
 from lib.schedule.problem import Fleet, Jobs, Problem
 from lib.schedule.simulate import Faults, PolicyError, simulate
-from lib.schedule.state import Start, Wait
+from lib.schedule.state import Restart, Start, Wait
 
 NAMES = list(policies.registry())
 CHANCES = st.sampled_from([0.0, 0.2])
@@ -126,6 +126,38 @@ def test_restart_rescues_a_straggler():
     asked = Problem(Jobs.plain(2), fleet, predicted, actual, 0.3)
     assert metrics.metrics(simulate(asked, a_policy("hybrid")))["makespan_s"] < 20
     assert metrics.metrics(simulate(asked, a_policy("hybrid", spoliation=False)))["makespan_s"] == 100
+
+
+def test_restarts_at_once_share_the_cores_that_are_free():
+    """Two stragglers on slots that bring no cores, and cores for one of the two: no event would tell, but both are moved."""
+    fleet = Fleet(**{**Fleet.of({"cpu": 2, "gpu": 2}).__dict__, "host_cores": 3.0})
+    jobs = Jobs(**{**Jobs.plain(2).__dict__, "cpu_cores": np.array([2.0, 2.0])})
+    asked = Problem(jobs, fleet, np.array([[1.0, 2.0]] * 2), np.array([[100.0, 2.0]] * 2), 0.3)
+    found = simulate(asked, a_policy("hybrid"))
+    check_schedule(found)
+    assert found.schedule["status"].tolist().count("moved") == 2 and found.schedule["end_s"].max() < 20
+    assert found.done["device"].str.startswith("gpu").all()
+
+
+def test_a_move_is_no_failure():
+    """A job that is moved once and fails always is tried as often as one that is not moved."""
+    def mover(state, predict):
+        if state.waiting:
+            return [Start(0, 0), Wait("a moment", state.now_s + 1e-6)]
+        return [Restart(0, 1)] if 0 in state.running and "moved" not in state.memory and state.memory.setdefault(
+            "moved", True) else []
+
+    asked = Problem(Jobs.plain(1), Fleet.of({"cpu": 2}), np.array([[100.0]]), np.array([[100.0]]))
+    table = simulate(asked, mover, Faults(1.0, attempts=3)).schedule
+    assert table["status"].tolist() == ["moved", "retried", "retried", "failed"]
+    assert table["attempt"].tolist() == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("unit_s", [1e-9, 1e-3, 1e6])
+def test_bounds_hold_in_any_unit(unit_s):
+    asked = a_problem(3)
+    bound = bounds.fluid(asked.actual_s, asked.fleet.counts).makespan_s
+    assert bounds.fluid(asked.actual_s * unit_s, asked.fleet.counts).makespan_s == pytest.approx(bound * unit_s, rel=1e-6)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -258,6 +290,32 @@ def test_set_up_is_no_error_of_the_predictions():
 
     check_schedule(simulate(slow, watched))
     assert state[0].memory["belief"].sigma == 0 and "rough" not in state[0].memory
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_plan_that_was_far_off_is_improved(seed):
+    """Loads fall by orders of magnitude as jobs leave the slow devices where they were: sums of their powers do not vanish."""
+    draw = np.random.default_rng(seed)
+    count, devices = int(draw.integers(4, 12)), int(draw.integers(4, 20))
+    times = np.column_stack([draw.uniform(0.5, 1, count), draw.uniform(0.001, 0.01, count)])
+    type_of, ready = np.repeat([0, 1], devices), np.zeros(2 * devices)
+    found = search.plan(times, type_of, ready, 0.01, seed, start=draw.integers(devices, size=count))
+    anew = search.plan(times, type_of, ready, 0.01, seed)
+    assert search.loads(times, type_of, ready, found).max() <= 1.2 * search.loads(times, type_of, ready, anew).max()
+
+
+def test_what_a_job_may_not_use_is_not_told():
+    """A type whose host has too few cores, or whose real time is missing, is no choice: every policy ends every job."""
+    fleet = Fleet(**{**Fleet.of({"cpu": 1, "gpu": 1}, cpu_cores=[1, np.nan]).__dict__, "host_cores": 2.0})
+    jobs = Jobs(**{**Jobs.plain(4).__dict__, "cpu_cores": np.array([0.0, 3.0, 1.0, 0.0])})
+    predicted = np.array([[9.0, 1.0]] * 4)
+    asked = Problem(jobs, fleet, predicted, np.where(np.arange(4)[:, None] == [[9, 3]], np.inf, predicted))
+    assert asked.told_s.tolist() == [[9, 1], [9, np.inf], [9, 1], [9, np.inf]]
+    for name in NAMES:
+        check_schedule(simulate(asked, a_policy(name)))
+    wide = Fleet(**{**fleet.__dict__, "cpu_cores": np.array([4.0, np.nan])})
+    with pytest.raises(InputError, match="no device can run job '1'"):
+        Problem(jobs, wide, predicted, predicted)
 
 
 @pytest.mark.parametrize("text, word", [

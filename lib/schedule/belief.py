@@ -28,6 +28,7 @@ class Belief:
 
     def __init__(self, jobs: Jobs, predict: Predict, setup_s: list[float] | None = None):
         self._predict, self._setup_s = predict, setup_s or [0.0] * predict.table.shape[1]
+        self._unit_s = float(np.max(predict.table, where=np.isfinite(predict.table), initial=0.0))  # logs are of its multiples
         self._kind = np.where(jobs.kind >= 0, jobs.kind, jobs.kind.max(initial=-1) + 1)
         self._kinds: list[int] = self._kind.tolist()
         self._errors: deque[float] = deque(maxlen=_MEMORY)
@@ -47,7 +48,7 @@ class Belief:
     def _shrunk(self) -> np.ndarray:
         """Return the believed log times (jobs, types) before corrections."""
         with np.errstate(divide="ignore"):
-            given = np.log(self._predict.table)
+            given = np.log(self._predict.table / self._unit_s)
         if self.sigma <= 0 or given.shape[1] < 2:
             return given
         values = np.where(np.isfinite(given), given, np.nan)
@@ -72,16 +73,16 @@ class Belief:
     def seconds(self, job: int, place: int) -> float:
         """Return the believed seconds of one job on one type; inf where it cannot run."""
         value = self._rows[job][place]
-        return exp(value + self._shift[self._kinds[job]][place]) if value < inf else inf
+        return exp(value + self._shift[self._kinds[job]][place]) * self._unit_s if value < inf else inf
 
     def row(self, job: int) -> list[float]:
         """Return the believed seconds of one job on every type."""
-        return [exp(value + shift) if value < inf else inf
+        return [exp(value + shift) * self._unit_s if value < inf else inf
                 for value, shift in zip(self._rows[job], self._shift[self._kinds[job]], strict=True)]
 
     def rows(self, jobs: np.ndarray) -> np.ndarray:
         """Return the believed seconds of several jobs (jobs, types)."""
-        return np.exp(self._table[jobs] + np.array(self._shift)[self._kind[jobs]])
+        return np.exp(self._table[jobs] + np.array(self._shift)[self._kind[jobs]]) * self._unit_s
 
     def learn(self, finished: list[Finished]) -> float | None:
         """Take in jobs that finished; return how much predictions seem to err where that is not ``sigma`` (``renew``).
@@ -91,7 +92,7 @@ class Belief:
         for job, place, seconds in finished:
             kind = self._kinds[job]
             before = self._shift[kind][place]
-            error = log(max(seconds - self._setup_s[place], 1e-9)) - self._rows[job][place]
+            error = log(max((seconds - self._setup_s[place]) / self._unit_s, 1e-12)) - self._rows[job][place]
             self._note(abs(error - before))
             self._sum[kind][place] += error
             self._count[kind][place] += 1

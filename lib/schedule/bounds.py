@@ -123,20 +123,21 @@ def _solved(times: np.ndarray, counts: np.ndarray, busy_s: np.ndarray, longest_s
     jobs, types = np.nonzero(np.isfinite(times))
     cells = np.arange(len(jobs))
     count, width = len(times), times.shape[1]
+    busy, own = busy_s / longest_s, times[jobs, types] / longest_s  # the solver's tolerances are absolute
     whole = csr_matrix((np.ones(len(jobs)), (jobs, cells)), shape=(count, len(jobs) + 1))
-    load = csr_matrix((np.append(times[jobs, types], -counts.astype(float)),
+    load = csr_matrix((np.append(own, -counts.astype(float)),
                        (np.append(types, np.arange(width)), np.append(cells, np.full(width, len(jobs))))),
                       shape=(width, len(jobs) + 1))
     if host is not None:
-        load = vstack([load, csr_matrix(np.append(host.held[jobs, types] * times[jobs, types], -host.cores)[None])])
-        busy_s = np.append(busy_s, 0.0)
-    found = linprog(np.append(np.zeros(len(jobs)), 1.0), A_ub=load, b_ub=-busy_s, A_eq=whole, b_eq=np.ones(count),
-                    bounds=[(0, None)] * len(jobs) + [(longest_s, None)], method="highs")
+        load = vstack([load, csr_matrix(np.append(host.held[jobs, types] * own, -host.cores)[None])])
+        busy = np.append(busy, 0.0)
+    found = linprog(np.append(np.zeros(len(jobs)), 1.0), A_ub=load, b_ub=-busy, A_eq=whole, b_eq=np.ones(count),
+                    bounds=[(0, None)] * len(jobs) + [(1.0, None)], method="highs")
     if found.status != 0:
         raise InputError(f"no bound was found: {found.message}")
     share = np.zeros(times.shape)
     share[jobs, types] = found.x[:-1]
-    return Fluid(float(found.x[-1]), share, np.maximum(-found.ineqlin.marginals[:width], 0.0))
+    return Fluid(float(found.x[-1]) * longest_s, share, np.maximum(-found.ineqlin.marginals[:width], 0.0))
 
 
 def makespan_bound(problem: Problem) -> float:

@@ -18,7 +18,7 @@ from lib.schedule import worker
 from lib.schedule.contention import Contention
 from lib.schedule.ledger import Ledger, Spec
 from lib.schedule.policies import fits
-from lib.schedule.problem import Fleet, Jobs
+from lib.schedule.problem import Fleet, Jobs, Problem
 from lib.schedule.state import Finished, Policy, Predict, Restart, State, Wait
 
 _TICK_S = 0.2
@@ -216,7 +216,6 @@ class _Leader:
         else:
             why = ""
         if why:
-            place.hand.kill()
             self._lose(device, why)
         return bool(why)
 
@@ -242,7 +241,7 @@ class _Leader:
         self.ledger.stop(self.specs[job].job_id, place.attempt, self.state.now_s, "moved")
         target, place.moving, place.token, place.stop_by_s = place.moving, None, "", np.inf
         self.state.waiting[job] = None
-        if target is not None and target in self.state.free[int(self.state.fleet.type_of[target])]:
+        if target is not None and self._can(job, target):
             self._start(job, target)
         else:
             self.state.arrived.append(job)
@@ -264,6 +263,7 @@ class _Leader:
     def _lose(self, device: int, reason: str) -> None:
         """Replace a worker; what ran there failed, or is moved where it should be."""
         place = self.places[device]
+        place.hand.kill()
         if device in self.state.running:
             job = self.state.running[device].job
             if place.moving is not None:
@@ -295,11 +295,15 @@ class _Leader:
             names = ", ".join(self.specs[job].job_id for job in list(self.state.waiting)[:3])
             raise InputError(f"the policy left {len(self.state.waiting)} jobs waiting for ever, such as {names}")
 
+    def _can(self, job: int, device: int) -> bool:
+        kind = int(self.state.fleet.type_of[device])
+        return job in self.state.waiting and device in self.state.free[kind] and \
+            fits(self.state, job, kind, self.predict(job, kind)) and \
+            self.state.cores(job, kind) <= self.state.free_cores + 1e-9
+
     def _start(self, job: int, device: int) -> None:
         place, spec = self.places[device], self.specs[job]
-        kind = int(self.state.fleet.type_of[device])
-        if job not in self.state.waiting or device not in self.state.free[kind] or \
-                not fits(self.state, job, kind, self.predict(job, kind)):
+        if not self._can(job, device):
             raise InputError(f"the policy started {spec.job_id} on {self.slots[device].name}, where it cannot run now")
         place.attempt = self.ledger.start(spec.job_id, self.slots[device].name, self.state.now_s)
         place.token = f"{spec.job_id}#{place.attempt}"
@@ -321,9 +325,10 @@ def execute(specs: Sequence[Spec], jobs: Jobs, fleet: Fleet, slots: Sequence[Slo
     """Carry out jobs on slots as a policy says; return the attempts, the ends with results, and notes of what went wrong.
 
     ``folder`` holds the record; the same jobs again go on with a run that was stopped or killed. Every job ends once: done,
-    or failed with a reason. The policy is told of ``contention``. Raises InputError when another process is at it, or the
-    record is of other jobs.
+    or failed with a reason. The policy is told of ``contention``. Raises InputError when another process is at it, the record
+    is of other jobs, or a job can run nowhere.
     """
+    told_s = Problem(jobs, fleet, predicted_s, predicted_s).told_s
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / "run.lock")
     try:
@@ -332,7 +337,7 @@ def execute(specs: Sequence[Spec], jobs: Jobs, fleet: Fleet, slots: Sequence[Slo
         raise InputError(f"another process is running the jobs of {folder}") from None
     try:
         ledger = Ledger(folder / "run.sqlite", specs)
-        leader = _Leader(specs, jobs, fleet, slots, Predict(predicted_s), policy, ledger, limits or Limits(), hire)
+        leader = _Leader(specs, jobs, fleet, slots, Predict(told_s), policy, ledger, limits or Limits(), hire)
         leader.state.contention = contention
         try:
             leader.run(progress)

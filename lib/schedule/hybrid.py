@@ -43,13 +43,11 @@ def hybrid(state: State, predict: Predict, objective: str = "makespan", limit_s:
         actions = _ordered(state, predict, belief, objective)
     if spoliation and objective in ("makespan", "mean_jct", "p99_jct", "deadline"):
         stragglers: Stragglers | None = state.memory.get("stragglers")
-        if stragglers is not None:
-            stragglers.see(state, belief)
-        if not state.waiting:
-            if stragglers is None:
-                with refining(state):
-                    stragglers = state.memory["stragglers"] = Stragglers(state, belief)
-            actions = stragglers.moves(state, belief)
+        if stragglers is None:
+            with refining(state):
+                stragglers = state.memory["stragglers"] = Stragglers(state, belief)
+        stragglers.see(state, belief)
+        actions = [*actions, *stragglers.look(state, belief, actions)] if state.waiting else stragglers.moves(state, belief)
     return actions
 
 

@@ -33,6 +33,8 @@ class _Ready:
 
     def __init__(self, state: State, predict: Predict, key: Key, allowed: Callable[[list[float]], Iterable[int]] | None):
         self._key, self._allowed, self._count = key, allowed, 0
+        self._least_cores = inf  # that any job needs
+        self._aside: list[tuple[int, tuple[float, float, int]]] = []
         self.heaps: list[list[tuple[float, float, int]]] = [[] for _ in state.fleet.types]
         self._plain = not state.jobs.memory_mb.any()
         self.add(state, predict, state.waiting)
@@ -42,6 +44,7 @@ class _Ready:
         for job in jobs:
             row = predict.row(job)
             self._count += 1
+            self._least_cores = min(self._least_cores, state.jobs.cpu_cores[job])
             if not self._plain:
                 need = state.need_mb[job]
                 row = [time if need <= most else inf for time, most in zip(row, state.room_mb, strict=True)]
@@ -57,6 +60,23 @@ class _Ready:
             heapq.heappop(heap)
         return heap[0] if heap else None
 
+    def narrow(self, state: State, place: int, gone: Callable[[int], bool], cores: float) -> tuple[float, float, int] | None:
+        """Return the first job for a type that needs no more than ``cores`` of the host; wider ones step aside."""
+        cpu, most = state.fleet.is_cpu(place), cores + 1e-9
+        if not cpu and self._least_cores > most:
+            return None
+        while (first := self.first(place, gone)) is not None and state.cores(first[2], place) > most:
+            if cpu:
+                return None  # on a CPU all take the same
+            self._aside.append((place, heapq.heappop(self.heaps[place])))
+        return first
+
+    def restore(self) -> None:
+        """Put those back that stepped aside."""
+        for place, one in self._aside:
+            heapq.heappush(self.heaps[place], one)
+        self._aside.clear()
+
 
 def _news(state: State, predict: Predict, key: Key, allowed=None) -> _Ready:
     ready = state.memory.get("ready")
@@ -68,7 +88,10 @@ def _news(state: State, predict: Predict, key: Key, allowed=None) -> _Ready:
 
 
 def greedy(state: State, predict: Predict, key: Key, allowed=None) -> list[Action]:
-    """Start waiting jobs on free devices, always the pair with the smallest key, and of equal ones the shortest time."""
+    """Start waiting jobs on free devices, always the pair with the smallest key, and of equal ones the shortest time.
+
+    A job that needs more of the host's cores than are free lets others go before it.
+    """
     ready, started, actions = _news(state, predict, key, allowed), set(), []
     waiting, cores = state.waiting, state.free_cores
     idle = {place: state.idle(place) for place, free in enumerate(state.free) if free}
@@ -78,9 +101,8 @@ def greedy(state: State, predict: Predict, key: Key, allowed=None) -> list[Actio
         return job in started or job not in waiting
 
     while idle:
-        found = [(*first, place) for place in idle if (first := ready.first(place, gone))]
-        if cores != inf:
-            found = [one for one in found if state.cores(one[2], one[3]) <= cores + 1e-9]
+        found = [(*first, place) for place in idle if (first := ready.first(place, gone) if cores == inf else
+                                                       ready.narrow(state, place, gone, cores))]
         if not found:
             break
         _, _, job, place = min(found)
@@ -92,6 +114,7 @@ def greedy(state: State, predict: Predict, key: Key, allowed=None) -> list[Actio
             cores -= state.cores(job, place)
         started.add(job)
         actions.append(Start(job, device))
+    ready.restore()
     return actions or (_IDLE if state.waiting else [])
 
 
@@ -146,8 +169,8 @@ def by_size(state: State, predict: Predict) -> list[Action]:
         insort(sizes, max(time for time in predict.row(job) if time < inf))
     if "speed" not in state.memory:
         rows = np.array([predict.row(job) for job in new]) if new else np.ones((1, len(state.fleet.types)))
-        middle = np.nanmedian(np.where(np.isfinite(rows), rows, np.nan), axis=0)
-        order = np.argsort(-middle, kind="stable").tolist()
+        known = [column[np.isfinite(column)] for column in rows.T]
+        order = np.argsort([-np.median(times) if len(times) else 0.0 for times in known], kind="stable").tolist()
         state.memory["speed"] = order, (np.cumsum(state.fleet.counts[order]) / len(state.fleet)).tolist()
     order, shares = state.memory["speed"]
 
@@ -175,9 +198,10 @@ def affinity(state: State, predict: Predict) -> list[Action]:
 def _binding(state: State, predict: Predict, jobs: list[int], queues: Queues) -> Iterator[int]:
     """Give jobs, one after the other, to the device on which each ends first; yield the devices."""
     for job in jobs:
-        need, row = state.need_mb[job], predict.row(job)
-        end, place, device = queues.best(state, [time if need <= most else inf
-                                                 for time, most in zip(row, state.room_mb, strict=True)])
+        need = state.need_mb[job]
+        row = [time + setup if need <= most else inf
+               for time, setup, most in zip(predict.row(job), state.setup_s, state.room_mb, strict=True)]
+        end, place, device = queues.best(state, row)
         queues.put(job, device, row[place], end)
         yield device
 
@@ -203,7 +227,7 @@ def _bound(state: State, predict: Predict, order: Callable[[list[int]], list[int
             state.memory.setdefault("held", set()).add(device)
             continue
         cores -= state.cores(job, place) if cores != inf else 0.0
-        actions.append(Start(queues.pop(device, predict(job, place)), device))
+        actions.append(Start(queues.pop(device, predict(job, place) + state.setup_s[place]), device))
     return actions or (_IDLE if state.waiting else [])
 
 
@@ -252,7 +276,7 @@ def _matched(state: State, predict: Predict) -> list[deque[int]]:
     plan: list[deque[int]] = [deque() for _ in state.fleet.types]
     if not len(jobs):
         return plan
-    times = predict.table[jobs]
+    times = predict.table[jobs] + state.fleet.setup_s[None]
     memory = np.where(np.isnan(state.fleet.memory_mb), inf, state.fleet.memory_mb)
     times = np.where((state.jobs.memory_mb[jobs, None] <= memory[None]) & (state.fleet.counts > 0)[None], times, inf)
     if len(jobs) > MATCHED:

@@ -92,6 +92,11 @@ class Problem:
     def __post_init__(self):
         check(self)
 
+    @property
+    def told_s(self) -> np.ndarray:
+        """Return the predicted seconds (jobs, types), inf wherever a job cannot run: what a policy is told."""
+        return np.where(feasible(self), self.predicted_s, np.inf)
+
     def said(self, predicted_s: np.ndarray, sigma: float = 0.0) -> "Problem":
         """Return the same problem with other predictions."""
         return replace(self, predicted_s=predicted_s, sigma=sigma)
@@ -133,7 +138,7 @@ def feasible(problem: Problem) -> np.ndarray:
     memory = np.where(np.isnan(fleet.memory_mb), np.inf, fleet.memory_mb)
     cpu = np.array([fleet.is_cpu(place) for place in range(len(fleet.types))])
     fits = jobs.memory_mb[:, None] <= memory[None]
-    cores = (jobs.cpu_cores[:, None] <= fleet.host_cores) | cpu[None]
+    cores = np.where(cpu[None], np.nan_to_num(fleet.cpu_cores)[None], jobs.cpu_cores[:, None]) <= fleet.host_cores
     return np.isfinite(problem.predicted_s) & np.isfinite(problem.actual_s) & fits & cores & (fleet.counts > 0)[None]
 
 

@@ -12,6 +12,7 @@ from lib.schedule import bounds
 _POWER = 5  # squarings: the norm over the devices' loads is the 2^5 = 32nd, which is nearly their maximum
 STEPS_PER_S = 6_000_000  # what an ordinary core does; a limit in seconds becomes a number of steps, so that plans repeat
 _LARGE, _LEAST = 1e30, 1e-300
+_LOST = 1e-6  # of the largest that a running sum was: below, it is summed anew
 _MOST_ROUNDED = 20_000  # jobs: beyond, list scheduling is near enough to start from, and the linear programme takes seconds
 
 
@@ -105,6 +106,7 @@ def _anneal(times, extra, type_of, ready, squares, risk, assign, scale, weight, 
     load, square = _loads(times, type_of, ready, assign), _loads(times * times, type_of, squares, assign)
     power = _power((load + risk * np.sqrt(square)) / scale)
     total, best, look = power.sum(), assign.copy(), 0
+    most = total
     cost, best_cost = 0.0, weight * (load + risk * np.sqrt(square)).max() / scale
     state = np.uint64(seed * 2654435769 + 88172645463325252)
     temperature, cooling, exponent = hot, (cold / hot) ** (1.0 / steps), weight / (1 << _POWER)
@@ -140,10 +142,10 @@ def _anneal(times, extra, type_of, ready, squares, risk, assign, scale, weight, 
             assign[other] = one
         load[one], load[two], power[one], power[two] = load_one, load_two, power_one, power_two
         square[one], square[two] = square_one, square_two
-        total = total + added if added > -0.999 * total else power.sum()  # or all of it would be lost to rounding
-        cost += change
-        if step >= look:
-            look, total = step + devices, power.sum()  # anew: a running sum gathers errors
+        total, most, cost = total + added, max(most, total + added), cost + change
+        if step >= look or total < _LOST * most:  # anew: a running sum gathers errors, the more when most of it is gone
+            look, total = step + devices, power.sum()
+            most = total
             level = (load + risk * np.sqrt(square)).max() / scale
             now = weight * level + cost
             if now < best_cost:
@@ -203,8 +205,9 @@ def plan(times: np.ndarray, type_of: np.ndarray, ready_s: np.ndarray, limit_s: f
     costs = np.zeros(times.shape) if extra is None else np.where(np.isfinite(times), extra, 0.0)
     squares = np.zeros(len(type_of)) if running_s is None else running_s.astype(float) ** 2
     return _anneal(_bounded(times), costs, type_of, ready_s.astype(float), squares, _MARGIN * sigma, start.astype(np.int64),
-                   scale, weight, steps, _HOT, _COLD, seed)
+                   scale, weight, steps, max(_HOT, min(_HOTTEST, _FEW / len(times) ** 2)), _COLD, seed)
 
 
 _MARGIN = 2.0  # standard deviations of a device's load
 _HOT, _COLD = 3e-3, 1e-6  # of the makespan, the temperatures between which is annealed
+_HOTTEST, _FEW = 0.03, 10.0  # where jobs are few, each is a large part of the makespan, and so is each step up

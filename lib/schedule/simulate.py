@@ -78,8 +78,8 @@ class _Clockwork:
         self.state = State.at_start(problem.jobs, problem.fleet)
         self.state.expected = len(problem.jobs)
         self.state.contention = told
-        self.predict = Predict(problem.predicted_s, problem.sigma)
-        self.log, self.attempts = _Log(), [0] * len(problem.jobs)
+        self.predict = Predict(problem.told_s, problem.sigma)
+        self.log, self.attempts, self.failures = _Log(), [0] * len(problem.jobs), [0] * len(problem.jobs)
         self._able, self._actual = feasible(problem), problem.actual_s.tolist()
         self._setup, self._type_of = problem.fleet.setup_s.tolist(), problem.fleet.type_of.tolist()
         self._draw = np.random.default_rng(faults.seed)
@@ -181,7 +181,8 @@ class _Clockwork:
             state.done += 1
             self.log.rows.append((ran.job, device, ran.start_s, state.now_s, ran.attempt, "done"))
             return
-        again = ran.attempt < self.faults.attempts
+        self.failures[ran.job] += 1  # a job that was moved did not fail
+        again = self.failures[ran.job] < self.faults.attempts
         self.log.rows.append((ran.job, device, ran.start_s, state.now_s, ran.attempt, "retried" if again else "failed"))
         if again:
             state.waiting[ran.job] = None

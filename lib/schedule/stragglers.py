@@ -7,7 +7,7 @@ from math import inf
 
 from lib.schedule.belief import Belief
 from lib.schedule.policies import fits
-from lib.schedule.state import Action, Restart, Running, State, Wait, refining
+from lib.schedule.state import Action, Restart, Running, Start, State, Wait, refining
 
 _PAYS = 0.8  # of what is left of a running job, that a restart elsewhere may take
 _LOOK = 4  # running jobs that are looked at
@@ -56,6 +56,7 @@ class Stragglers:
 
     def __init__(self, state: State, belief: Belief):
         self._last: tuple | None = None
+        self.look_s = 0.0
         self._make(state, belief)
 
     def _make(self, state: State, belief: Belief) -> None:
@@ -109,12 +110,24 @@ class Stragglers:
         late = sorted(((self._left_s(state, belief, running[device]), running[device]) for device in devices),
                       key=lambda one: -one[0])
         actions, until_s = _restarts(state, belief, late[:_LOOK], idle)
-        self._last = None
-        if not actions and until_s < inf:
-            actions = [Wait("a running job may become a straggler", until_s)]
-        if state.free_cores == inf and (not actions or until_s < inf):
-            self._last = devices, idle, belief.drift, until_s, actions
+        moved = bool(actions)
+        if until_s < inf:
+            self.look_s = until_s
+            actions.append(Wait("a running job may become a straggler", until_s))
+        self._last = None if moved or state.free_cores < inf else (devices, idle, belief.drift, until_s, actions)
         return actions
+
+    def look(self, state: State, belief: Belief, actions: list[Action]) -> list[Action]:
+        """Ask to look again when the first job should have ended, if all jobs run and devices are left to move one to."""
+        starts = [action for action in actions if isinstance(action, Start)]
+        if belief.sigma <= 0 or len(starts) < len(state.waiting) or len(starts) >= sum(map(len, state.free)):
+            return []
+        if self.look_s <= state.now_s:  # the last look is over: of all that runs
+            left_s = (self._left_s(state, belief, ran) for ran in state.running.values())
+            self.look_s = state.now_s + min(left_s, default=inf)
+        first_s = min(belief.seconds(job, state.type_of[device]) for job, device in starts)
+        self.look_s = min(self.look_s, state.now_s + first_s)
+        return [Wait("a job that was started may become a straggler", self.look_s)]
 
     def _left_s(self, state: State, belief: Belief, ran: Running) -> float:
         place = state.type_of[ran.device]
@@ -122,24 +135,25 @@ class Stragglers:
 
 
 def _restarts(state: State, belief: Belief, late: list[tuple[float, Running]], idle: list[int]) -> tuple[list[Action], float]:
-    """Return what to restart, or when to look again (inf: at the next event)."""
-    actions, taken, until_s = [], set(), inf
-    spare = {place: len(state.free[place]) for place in idle}
+    """Return what to restart on another type, and when to look again (inf: at the next event)."""
+    actions, taken, look_s, cores = [], set(), inf, state.free_cores
     left_types: dict[int, set[int]] = state.memory.setdefault("left", {})  # where a job was stopped, it does not go back
-    for left, ran in late:
-        for place in idle:
-            there = belief.seconds(ran.job, place) + state.setup_s[place]
-            if not spare[place] or place in left_types.get(ran.job, ()) or not fits(state, ran.job, place, there) or \
-                    state.cores(ran.job, place) > state.free_cores:
+    for left_s, ran in late:
+        kind = state.type_of[ran.device]
+        for there_s, place in sorted((belief.seconds(ran.job, place) + state.setup_s[place], place) for place in idle):
+            device = next((device for device in state.idle(place) if device not in taken), None)
+            if device is None or place == kind or place in left_types.get(ran.job, ()) or \
+                    not fits(state, ran.job, place, there_s) or state.cores(ran.job, place) > cores:
                 continue
-            if there < _PAYS * left:
-                device = next(device for device in state.idle(place) if device not in taken)
+            if there_s < _PAYS * left_s:
                 taken.add(device)
-                spare[place] -= 1
-                left_types.setdefault(ran.job, set()).add(state.type_of[ran.device])
+                cores -= state.cores(ran.job, place)
+                left_types.setdefault(ran.job, set()).add(kind)
                 actions.append(Restart(ran.job, device))
-                break
-            if belief.sigma > 0:  # when it will be so overdue that moving it pays
-                passed_s = state.now_s - ran.start_s - state.setup_s[state.type_of[ran.device]]
-                until_s = min(until_s, state.now_s + max(there / (_PAYS * belief.sigma) - passed_s, 0.01 * there))
-    return (actions, inf) if actions else ([], until_s)
+                again_s = there_s
+            else:  # when it will be so overdue that moving it pays
+                passed_s = state.now_s - ran.start_s - state.setup_s[kind]
+                again_s = max(there_s / (_PAYS * max(belief.sigma, 1e-9)) - passed_s, 0.01 * there_s)
+            look_s = min(look_s, again_s)
+            break
+    return actions, state.now_s + look_s if belief.sigma > 0 else inf

@@ -5,6 +5,7 @@ Messages are tuples. To the worker: ``("run", token, call, arguments)``, ``("sto
 """
 
 import importlib
+import json
 import os
 import queue
 import threading
@@ -107,7 +108,11 @@ def serve(pipe: Connection, device: str, cores: tuple[int, ...], threads: int, b
 
 def _outcome(token: str, call: str, arguments: dict[str, Any], job: Job) -> tuple[Any, ...]:
     try:
-        return "done", token, function(call)(job, **arguments)
+        result = function(call)(job, **arguments)
+        try:
+            return "done", token, json.loads(json.dumps(result))  # as the record will hold it
+        except (TypeError, ValueError) as error:
+            return "failed", token, f"its result cannot be written as JSON: {error}"
     except Stopped:
         return "stopped", token
     except MemoryError:

@@ -1,0 +1,151 @@
+"""Runs of light jobs into which faults are thrown, by seed: ``python -m tests.faults FIRST COUNT`` says what became of them.
+
+Imports nothing heavy at the top: every worker that it starts imports it again.
+"""
+
+import argparse
+import collections
+import faulthandler
+import json
+import os
+import random
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as Late
+from pathlib import Path
+
+HERE = ("exhaust",) if os.path.exists("/proc/self/statm") else ()  # only Linux says how much memory a process holds
+ONCE = ("kill", "freeze", "hang", "starve", "fail", "slow", "leave", *HERE)
+ALWAYS = ("fail", "kill", "starve", "odd")
+POLICIES = ("first-come", "hybrid", "earliest-finish", "longest-first", "affinity", "matching")
+END_S = 120.0  # a trial that takes longer than this hangs
+
+
+def jobs_of(seed, folder):
+    """Return 3 to 6 jobs, most of which misbehave once, a few always; and what was thrown."""
+    from lib.schedule.ledger import Spec
+
+    draw, specs, thrown = random.Random(seed), [], {}
+    for number in range(draw.randint(3, 6)):
+        name, chance, fault = f"j{number}", draw.random(), None
+        if chance < 0.08:
+            fault = thrown[name] = draw.choice(ALWAYS)
+            specs.append(Spec(name, f"tests.light:{fault}", {}))
+            continue
+        if chance < 0.5 or number == 0:
+            fault = thrown[name] = f"{draw.choice(ONCE)} once"
+        specs.append(Spec(name, "tests.light:marked", {"path": str(folder / name), "value": number,
+                                                       "fault": fault and fault.split()[0]}))
+    return specs, thrown, draw
+
+
+def predictions(draw, count):
+    """Return predicted seconds by a predictor that is, for some jobs, silent, wrong, or raises."""
+    from lib.schedule import execute
+
+    said = [draw.choice(["well", "well", "nan", "negative", "raises", "none"]) for _ in range(count)]
+
+    def predictor(number):
+        if said[number] == "raises":
+            raise RuntimeError("no idea")
+        return {"well": [0.02], "nan": [float("nan")], "negative": [-1.0], "none": []}[said[number]]
+
+    found, wrong = execute.guarded(predictor, range(count), 1)
+    assert len(wrong) == count - said.count("well")
+    return found
+
+
+def trial(seed):
+    """Run one seed; return its attempts and ends, what was thrown, and what was found wrong."""
+    import numpy as np
+
+    from lib.schedule import execute, policies
+    from lib.schedule.execute import Limits, Process, Slot
+    from lib.schedule.problem import Fleet, Jobs
+
+    hands, limits = [], Limits(beat_s=0.1, silent_s=1.5, ready_s=60, grace_s=0.5, late=5,
+                            least_s=random.Random(~seed).choice([1.0, 2.5]), attempts=3)
+
+    def hire(slot, limits):
+        hands.append(Process(slot, limits))
+        return hands[-1]
+
+    with tempfile.TemporaryDirectory() as home:
+        specs, thrown, draw = jobs_of(seed, Path(home))
+        plain = Jobs.plain(len(specs), np.array([draw.choice([0.0, 0.0, 0.1]) for _ in specs]))
+        jobs = Jobs(**{**plain.__dict__, "ids": tuple(spec.job_id for spec in specs)})
+        attempts, ends, _ = execute.execute(
+            specs, jobs, Fleet.of({"cpu": 2}), [Slot("cpu[0]"), Slot("cpu[1]")], predictions(draw, len(specs)),
+            policies.policy(draw.choice(POLICIES)), Path(home) / "run", limits, hire)
+        effects = {spec.job_id: path.read_text().count("\n") if (path := Path(home) / f"{spec.job_id}.done").exists() else 0
+                   for spec in specs}
+    wrong = [f"{hand._process.name} is still there" for hand in hands if hand._process.exitcode is None]
+    return attempts, ends, thrown, wrong + list(_wrong(specs, attempts, ends, thrown, effects))
+
+
+def _wrong(specs, attempts, ends, thrown, effects):
+    names, must_fail = [spec.job_id for spec in specs], {name for name, fault in thrown.items() if fault in ALWAYS}
+    if sorted(ends["job_id"]) != sorted(names):
+        yield f"ended: {sorted(ends['job_id'])}"
+    for row in ends.itertuples():
+        if row.status != ("failed" if row.job_id in must_fail else "done"):
+            yield f"{row.job_id} is {row.status} ({row.reason}), thrown was {thrown.get(row.job_id)}"
+        if row.status == "failed" and not row.reason:
+            yield f"{row.job_id} failed without a reason"
+        if row.status == "done" and row.result != {"value": int(row.job_id[1:])}:
+            yield f"{row.job_id} gave {row.result}"
+        if effects[row.job_id] != (row.status == "done"):
+            yield f"{row.job_id} is {row.status} and took effect {effects[row.job_id]} times"
+    last = attempts.groupby("job_id")["status"].agg(list)
+    for name, found in last.items():
+        most = 3 + found.count("moved")
+        if set(found[:-1]) - {"retried", "moved"} or found[-1] not in ("done", "failed") or len(found) > most:
+            yield f"the attempts of {name} ended {found}"
+    for device, rows in attempts.sort_values("start_s").groupby("device"):
+        if (rows["start_s"].to_numpy()[1:] < rows["end_s"].to_numpy()[:-1] - 1e-6).any():
+            yield f"attempts overlap on {device}"
+
+
+def run(first, count, jobs):
+    """Run so many seeds, some at a time; return a summary."""
+    import numpy as np
+
+    from lib.schedule import search
+
+    search.plan(np.ones((2, 1)), np.zeros(2, int), np.zeros(2), 0.001)  # compiled before any trial would wait for it
+    kinds, ended, reasons, wrong, begin = *(collections.Counter() for _ in range(3)), [], time.monotonic()
+    with ThreadPoolExecutor(jobs) as pool:
+        waited = {seed: pool.submit(trial, seed) for seed in range(first, first + count)}
+        for seed, future in waited.items():
+            try:
+                attempts, ends, thrown, found = future.result(END_S)
+            except Late:
+                faulthandler.dump_traceback()  # of every thread: where it hangs
+                print(json.dumps({"wrong": [f"seed {seed} did not end within {END_S:g} s", *wrong]}), flush=True)
+                os._exit(1)
+            except Exception as error:  # whatever it is, it is what is looked for
+                wrong.append(f"seed {seed}: {type(error).__name__}: {error}")
+                continue
+            kinds.update(thrown.values())
+            ended.update(ends["status"])
+            reasons.update(attempts["status"] + attempts["reason"].map(lambda text: f": {text.split(' (attempt')[0]}" if text
+                                                                       else ""))
+            wrong += [f"seed {seed}: {text}" for text in found]
+            if (seed - first + 1) % 50 == 0:
+                print(f"{seed - first + 1} seeds, {time.monotonic() - begin:.0f} s; wrong: {wrong}", file=sys.stderr,
+                      flush=True)
+    return {"seeds": count, "seconds": round(time.monotonic() - begin, 1), "ends": dict(ended), "thrown": dict(kinds),
+            "attempts": dict(reasons), "wrong": wrong}
+
+
+if __name__ == "__main__":
+    asked = argparse.ArgumentParser(description=__doc__)
+    asked.add_argument("first", type=int)
+    asked.add_argument("count", type=int)
+    asked.add_argument("--jobs", type=int, default=8, help="seeds at a time: most of a seed is waiting")
+    given = asked.parse_args()
+    summary = run(given.first, given.count, given.jobs)
+    print(json.dumps(summary))
+    sys.exit(bool(summary["wrong"]))
