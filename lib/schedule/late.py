@@ -85,7 +85,7 @@ class Lists:
         others = self._others[place]
         if others is None:
             with refining(state):
-                others = self._others[place] = self._ordered([job for job in waiting if job not in gone], place)
+                others = self._others[place] = self._ordered([job for job in waiting if job not in gone], place, state.now_s)
         while others:
             ratio, _, job, here = others[0]
             if job in waiting and job not in gone and (ratio <= 1 or state.now_s + here * self.margin <= self.end_s):
@@ -93,12 +93,13 @@ class Lists:
             heappop(others)
         return None
 
-    def _ordered(self, jobs: list[int], place: int) -> list[tuple[float, int, int, float]]:
-        """Return jobs that can run on a type, by the time there over that elsewhere, in order and so a heap."""
+    def _ordered(self, jobs: list[int], place: int, now_s: float) -> list[tuple[float, int, int, float]]:
+        """Return jobs that may be taken for a type, by the time there over that elsewhere, in order and so a heap."""
         rows = np.array([self.rows[job] for job in jobs]).reshape(len(jobs), -1)
         here = rows[:, place]
         ratio = here / np.where(np.arange(rows.shape[1]) == place, inf, rows).min(axis=1)
         order = np.argsort(ratio, kind="stable")
-        order = order[np.isfinite(here[order])]
+        fits = np.isfinite(here) & ((ratio <= 1) | (now_s + here * self.margin <= self.end_s))
+        order = order[fits[order]]
         return list(zip(ratio[order].tolist(), order.tolist(), np.array(jobs, int)[order].tolist(), here[order].tolist(),
                         strict=True))
