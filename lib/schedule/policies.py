@@ -7,8 +7,9 @@ import heapq
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable, Iterable
-from functools import partial
+from functools import partial, reduce
 from math import inf
+from operator import add
 from statistics import fmean
 
 import numpy as np
@@ -19,7 +20,8 @@ from lib.schedule.state import Action, Policy, Predict, Start, State, Wait
 
 Key = Callable[[int, int, int, list[float]], float]  # (job, order of arrival, type, times on all types) -> smallest first
 MATCHED = 1500  # waiting jobs that are matched at once, the shortest first
-_IDLE = [Wait("every job waits for a device that it was given")]
+IDLE = "every job waits for a device that it was given"
+_IDLE = [Wait(IDLE)]
 
 
 def fits(state: State, job: int, place: int, seconds: float) -> bool:
@@ -217,7 +219,8 @@ def _bound(state: State, predict: Predict, order: Callable[[list[int]], list[int
         new = state.arrived
         for device in state.freed:
             place = int(state.fleet.type_of[device])
-            queues.expect(place, device, state.now_s + sum(predict(job, place) for job in queues.of[device]))
+            left_s = reduce(add, (predict(job, place) for job in queues.of[device]), 0.0)  # sum() rounds as Python's version does
+            queues.expect(place, device, state.now_s + left_s)
     asked = {device for device in state.freed if queues.of[device]}
     for job in order(list(new)):
         queues.bind(state, predict, job)
