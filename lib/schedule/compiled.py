@@ -38,15 +38,25 @@ def simulate(problem: Problem, name: str, faults: Faults | None = None) -> Outco
     faults = faults or Faults()
     given = _given(problem, name)
     now = _at_start(given)
-    *columns, status = loop.play(given, now, float(faults.chance), int(faults.attempts), np.random.default_rng(faults.seed))
+    log = _play(given, now, faults)
     _check(problem, now)
+    *columns, status = (column[:now.count[loop.ENDED]] for column in log[:6])
     waits = () if np.isnan(now.idle_s[0]) else ((float(now.idle_s[0]), IDLE),)
-    schedule = table(problem, *columns, pd.array(loop.STATUS, dtype="str").take(status))
-    return Outcome(schedule, np.zeros(0), problem, waits)
+    return Outcome(table(problem, *columns, pd.array(loop.STATUS, dtype="str").take(status)), np.zeros(0), problem, waits)
+
+
+def _play(given: loop.Given, now: loop.Now, faults: Faults) -> loop.Log:
+    jobs, devices = len(given.order), len(given.type_of)
+    draw, room = np.random.default_rng(faults.seed), jobs + devices
+    log = loop.Log(*(np.empty(room, kind) for kind in (np.int64, np.int64, float, float, np.int64, np.int8)),
+                   line=np.empty(jobs + room, np.int64))  # a row may bring a job back into the line
+    while not loop.play(given, now, log, float(faults.chance), int(faults.attempts), draw):
+        log = loop.Log(*(np.concatenate([column, np.empty_like(column)]) for column in log))
+    return log
 
 
 def _check(problem: Problem, now: loop.Now) -> None:
-    job, device = now.count[-2:].tolist()  # the last of COUNTS
+    job, device = int(now.count[loop.WRONG_JOB]), int(now.count[loop.WRONG_DEVICE])
     if job >= 0:
         raise misplaced(problem, job, device)
     left = np.flatnonzero(now.waits)
@@ -71,7 +81,8 @@ def _given(problem: Problem, name: str) -> loop.Given:
     order = np.lexsort((turn, arrival)) if len(turn) else np.argsort(arrival, kind="stable")
     way = loop.BY_KEY if name in _BY_KEY else loop.BOUND if name in _BOUND else loop.IN_LINE
     return loop.Given(way, order, arrival[order], np.array(problem.fleet.type_of, np.int64),
-                      np.where(able, problem.fleet.setup_s + problem.actual_s, np.nan), said, may, key, *ranks, turn)
+                      np.where(able, problem.fleet.setup_s + problem.actual_s, np.nan), said, may, key, *ranks, turn,
+                      np.arange(len(problem.fleet) + 1))
 
 
 def _seen(problem: Problem, said: np.ndarray) -> np.ndarray:
@@ -124,25 +135,36 @@ def _at_start(given: loop.Given) -> loop.Now:
     """Return the state before anything arrived, with room for what the policy's way to choose keeps."""
     jobs, types, devices = len(given.order), given.work_s.shape[1], len(given.type_of)
     counts = np.bincount(given.type_of, minlength=types)
-    free, idle = np.zeros((types, int(counts.max())), np.int64), counts.copy()
-    leaf, ready, soonest = np.zeros(devices, np.int64), np.zeros((types, 0), bool), np.zeros((types, 0), np.int64)
-    bound = given.way == loop.BOUND
-    leaves = 1 << int(counts.max() - 1).bit_length()
-    if given.way == loop.BY_KEY:
-        ready = np.zeros((types, 2 << (jobs - 1).bit_length()), bool)
-    if bound:
-        soonest = np.full((types, 2 * leaves), devices)
-    for place in range(types):
-        mine = np.flatnonzero(given.type_of == place)
-        free[place, :len(mine)] = mine[::-1]
-        leaf[mine] = leaves + np.arange(len(mine))
-        if bound:
-            soonest[place, leaf[mine]] = mine
-            for node in range(leaves - 1, 0, -1):  # none expects anything yet: the first of the fleet
-                soonest[place, node] = soonest[place, 2 * node]
-    own, held = (jobs, devices) if bound else (0, 0)
-    return loop.Now(np.zeros(jobs, np.int64), np.zeros(jobs, np.int64), np.full(devices, -1), np.zeros(devices),
-                    np.zeros(devices, bool), free, idle, np.array(loop.COUNTS), np.array([np.nan]),
-                    np.zeros(jobs, np.int64), np.zeros(devices, np.int64), np.zeros(types, np.int64), np.zeros(types, bool),
-                    ready, np.full((held, 2), -1), np.full(own, -1), np.full(held, -1), np.full(held, np.nan),
-                    np.zeros(held, np.int64), np.append(np.zeros(held), np.inf), leaf, soonest)
+    count = np.zeros(9, np.int64)
+    count[[loop.WRONG_JOB, loop.WRONG_DEVICE]] = -1
+    mine = [np.flatnonzero(given.type_of == place) for place in range(types)]
+    free, leaf, most = np.zeros((types, counts.max()), np.int64), np.zeros(devices, np.int64), _leaves(counts.max())
+    for place, own in enumerate(mine):
+        free[place, :len(own)] = own[::-1]
+        leaf[own] = most + np.arange(len(own))
+    ranks = _leaves(jobs) if given.way == loop.BY_KEY else 0
+    held, own = (devices, jobs) if given.way == loop.BOUND else (0, 0)
+    return loop.Now(
+        count, np.array([np.nan]), waits=np.zeros(jobs, np.int64), tried=np.zeros(jobs, np.int64),
+        runs=np.full(devices, -1), since_s=np.zeros(devices), fails=np.zeros(devices, bool),
+        due_s=np.full(devices + 1, np.inf), started=np.zeros(devices + 1, np.int64),
+        ends=_tree(np.arange(devices), devices, _leaves(devices)), free=free, idle=counts, look=np.zeros(types, bool),
+        head=np.zeros(types, np.int64), ready=np.zeros((types, 2 * ranks), bool), news=np.zeros(own, np.int64),
+        queue=np.full((held, 2), -1), after=np.full(own, -1), asked=np.zeros(2 * _leaves(devices), bool), took=np.full(held, -1),
+        late_s=np.full(held, np.nan), late=np.zeros(held, np.int64), end_s=np.append(np.full(devices, given.arrival_s[0]), np.inf),
+        leaf=leaf, soonest=np.stack([_tree(one, devices, most) for one in mine]))
+
+
+def _leaves(count: int) -> int:
+    """Return the least power of two that is not smaller."""
+    return 1 << (int(count) - 1).bit_length()
+
+
+def _tree(members: np.ndarray, nobody: int, leaves: int) -> np.ndarray:
+    """Return a tree of devices that are all equal: the first wins everywhere."""
+    tree = np.full(2 * leaves, nobody)
+    tree[leaves:leaves + len(members)] = members
+    while leaves > 1:
+        tree[leaves // 2:leaves] = tree[leaves:2 * leaves:2]
+        leaves //= 2
+    return tree

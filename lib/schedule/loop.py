@@ -1,9 +1,8 @@
 """The event loop in arrays, compiled (numba): what ``compiled`` prepares, it plays.
 
-Every choice and every tie falls as in ``simulate`` with ``policies``; the comments name what that hangs on.
+Every choice and every tie falls as in ``simulate`` with ``policies``; comments name what that hangs on.
 """
 
-from heapq import heappop, heappush
 from typing import NamedTuple
 
 import numpy as np
@@ -12,79 +11,89 @@ from numba import njit
 IN_LINE, BY_KEY, BOUND = 0, 1, 2  # how a policy chooses: in order of arrival, the smallest key first, a queue a device
 STATUS = ("done", "retried", "failed")
 _DONE, _RETRIED, _FAILED = range(3)
-_inner = njit(no_cpython_wrapper=True, no_cfunc_wrapper=True)  # called from compiled code alone: half the time to compile
+_FREE, _ASKED = -1, -2  # what runs on a device: nothing, and a decision looks at its queue
+# What is counted: jobs that arrived; that came to wait, in all and at this instant; that wait; attempts started and ended; devices
+# freed since jobs were last bound. At the end, if they are not -1, a job and a device that do not go together.
+ARRIVED, CAME, NEW, WAITING, STARTED, ENDED, LATE, WRONG_JOB, WRONG_DEVICE = range(9)
+
+# Nothing is allocated here: without counted references the loop is six times as fast.
+_inner = njit(_nrt=False, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 
 
 class Given(NamedTuple):
-    """What does not change; times in s, (jobs, types). What a way to choose has no use for has no rows.
-
-    ``order`` holds the jobs as they arrive, ``arrival_s`` when; ``work_s`` is what an attempt takes with set-up, NaN where it
-    cannot run; ``may`` says where the policy puts a job. ``key`` and ``rank`` (types, jobs) order the jobs of a type,
-    ``ranked`` is the job of a rank. ``turn`` is the key by which jobs of one instant are bound, as ``order`` has them too.
-    """
+    """What does not change; times in s, (jobs, types). What a way to choose has no use for is empty."""
 
     way: int
-    order: np.ndarray
-    arrival_s: np.ndarray
-    type_of: np.ndarray
-    work_s: np.ndarray
-    said_s: np.ndarray
-    may: np.ndarray
-    key: np.ndarray
-    rank: np.ndarray
-    ranked: np.ndarray
-    turn: np.ndarray
+    order: np.ndarray  # (jobs) as they arrive, and those of one instant as they are bound
+    arrival_s: np.ndarray  # of those
+    type_of: np.ndarray  # (devices)
+    work_s: np.ndarray  # what an attempt takes with set-up, NaN where it cannot run
+    said_s: np.ndarray  # predicted
+    may: np.ndarray  # where the policy puts a job
+    key: np.ndarray  # by key: what is started first
+    rank: np.ndarray  # by key (types, jobs): of a job by (key, time, number)
+    ranked: np.ndarray  # by key (types, jobs): the job of a rank
+    turn: np.ndarray  # bound (jobs): which is bound first of those of an instant; empty: as they come
+    number: np.ndarray  # (devices + 1) its number
 
 
 class Now(NamedTuple):
-    """Where things stand: of jobs, of devices, and of what a way to choose keeps."""
+    """Where things stand. Trees hold the root at 1, the children of ``n`` at ``2 n`` and ``2 n + 1``, leaves in the last half."""
 
+    count: np.ndarray  # ARRIVED and so on
+    idle_s: np.ndarray  # (1) when first no waiting job was started; NaN: never
     waits: np.ndarray  # (jobs) as what number it came to wait, 0: it does not
     tried: np.ndarray  # (jobs) attempts
     runs: np.ndarray  # (devices) which job, or _FREE
     since_s: np.ndarray  # (devices)
     fails: np.ndarray  # (devices)
+    due_s: np.ndarray  # (devices + 1) when what runs ends, inf: nothing runs; the last is none
+    started: np.ndarray  # (devices + 1) as what number it started
+    ends: np.ndarray  # (tree) which device is due first
     free: np.ndarray  # (types, devices) a stack: the device freed last is taken first
     idle: np.ndarray  # (types) how many are on it
-    count: np.ndarray  # as _CAME and so on say
-    idle_s: np.ndarray  # when first no waiting job was started; NaN: never
-    news: np.ndarray  # (jobs) that came to wait at this instant
-    freed: np.ndarray  # (devices) at this instant
-    head: np.ndarray  # (types) in line: where the line was read to
     look: np.ndarray  # (types) whether a decision still looks at a type
+    head: np.ndarray  # (types) in line: where the line was read to
     ready: np.ndarray  # (types, tree) by key: whether a rank waits
+    news: np.ndarray  # (jobs) bound: that came to wait at this instant
     queue: np.ndarray  # (devices, 2) bound: first and last job, -1: none
     after: np.ndarray  # (jobs) bound: the next of the queue
+    asked: np.ndarray  # (tree) bound: whether a decision looks at a device
     took: np.ndarray  # (devices) bound: the job taken from the queue since ``late_s``
-    late_s: np.ndarray  # (devices) bound: freed since jobs were last bound; NaN: not
+    late_s: np.ndarray  # (devices) bound: when it was freed last, NaN: not since jobs were last bound
     late: np.ndarray  # (devices) bound: those
-    end_s: np.ndarray  # (devices and one that never ends) bound: when it is expected to be done
-    leaf: np.ndarray  # (devices) bound: its place in the tree
-    soonest: np.ndarray  # (types, tree) bound: which device is done first
+    end_s: np.ndarray  # (devices + 1) bound: when it is expected to be done; the last is none
+    leaf: np.ndarray  # (devices) bound: its place in the tree of its type
+    soonest: np.ndarray  # (types, tree) bound: which device is expected to be done first
 
 
-# What is counted: jobs that came to wait, and at this instant; attempts started; jobs that wait; devices freed at this instant,
-# and since jobs were last bound. At the end, if they are not -1, a job and a device that do not go together.
-_CAME, _NEW, _STARTED, _WAITING, _FREED, _LATE, _WRONG_JOB, _WRONG_DEVICE = range(8)
-COUNTS = (0, 0, 0, 0, 0, 0, -1, -1)
-_FREE, _ASKED = -1, -2  # what runs on a device: nothing, and a decision is to look at its queue
+class Log(NamedTuple):
+    """What happened, a row an attempt, in the order of their ends; and the ``line`` of jobs as they came to wait."""
+
+    job: np.ndarray
+    device: np.ndarray
+    start_s: np.ndarray
+    end_s: np.ndarray
+    attempt: np.ndarray
+    status: np.ndarray
+    line: np.ndarray
 
 
-# ------------------------------------------------------------------------------------------ jobs by rank
+# ------------------------------------------------------------------------------------------ trees
 
 
 @_inner
-def _put(tree, rank):
-    """Let a rank wait. A node says whether anything below it does, so the smallest is found on one way down."""
-    node = len(tree) // 2 + rank
+def _put(tree, leaf):
+    """Mark a leaf. A node says whether anything below it is marked, so the first is found on one way down."""
+    node = len(tree) // 2 + leaf
     while node and not tree[node]:
         tree[node] = True
         node //= 2
 
 
 @_inner
-def _drop(tree, rank):
-    node = len(tree) // 2 + rank
+def _drop(tree, leaf):
+    node = len(tree) // 2 + leaf
     tree[node] = False
     while node > 1 and not tree[node ^ 1]:
         node //= 2
@@ -93,27 +102,105 @@ def _drop(tree, rank):
 
 @_inner
 def _least(tree):
+    """Return the first marked leaf; there is one."""
     node, leaves = 1, len(tree) // 2
     while node < leaves:
         node = 2 * node if tree[2 * node] else 2 * node + 1
     return node - leaves
 
 
+@_inner
+def _win(tree, leaf, key, second):
+    """Let the device with the smallest (key, second) win each node above a leaf whose key changed."""
+    node = leaf // 2
+    while node:
+        left, right = tree[2 * node], tree[2 * node + 1]
+        less = key[right] < key[left] or (key[right] == key[left] and second[right] < second[left])
+        tree[node] = right if less else left
+        node //= 2
+
+
+# ------------------------------------------------------------------------------------------ attempts
+
+
+@_inner
+def _wait(given, now, log, job):
+    """Let a job wait."""
+    if given.way == IN_LINE:
+        log.line[now.count[CAME]] = job
+    elif given.way == BY_KEY:
+        for place in range(len(now.idle)):
+            if given.may[job, place]:
+                _put(now.ready[place], given.rank[place, job])
+    else:
+        now.news[now.count[NEW]] = job
+    now.count[NEW] += 1
+    now.count[CAME] += 1
+    now.count[WAITING] += 1
+    now.waits[job] = now.count[CAME]
+
+
+@_inner
+def _due(now, device, at_s):
+    now.due_s[device] = at_s
+    _win(now.ends, len(now.ends) // 2 + device, now.due_s, now.started)
+
+
+@_inner
+def _start(given, now, chance, draw, at_s, job, device):
+    """Start a job; False where it cannot run."""
+    work = given.work_s[job, given.type_of[device]]
+    if np.isnan(work):
+        now.count[WRONG_JOB], now.count[WRONG_DEVICE] = job, device
+        return False
+    now.waits[job] = 0
+    now.tried[job] += 1
+    now.count[WAITING] -= 1
+    now.count[STARTED] += 1
+    now.runs[device], now.since_s[device], now.started[device] = job, at_s, now.count[STARTED]
+    now.fails[device] = chance > 0 and draw.random() < chance
+    if now.fails[device]:
+        work *= draw.random()
+    _due(now, device, at_s + work)
+    return True
+
+
+@_inner
+def _end(given, now, log, attempts, at_s, device):
+    """End what runs on a device, note it, free the device; a job that failed may wait again."""
+    job, row, status = now.runs[device], now.count[ENDED], _DONE
+    if now.fails[device]:
+        status = _RETRIED if now.tried[job] < attempts else _FAILED
+    log.job[row], log.device[row], log.start_s[row], log.end_s[row] = job, device, now.since_s[device], at_s
+    log.attempt[row], log.status[row] = now.tried[job], status
+    now.count[ENDED] += 1
+    _due(now, device, np.inf)
+    if given.way == BOUND:
+        _late(now, device, at_s)
+    else:
+        place = given.type_of[device]
+        now.runs[device] = _FREE
+        now.free[place, now.idle[place]] = device
+        now.idle[place] += 1
+    if status == _RETRIED:
+        _wait(given, now, log, job)
+
+
 # ------------------------------------------------------------------------------------------ started from one pool
 
 
 @_inner
-def _first(given, now, line, place):
-    """Return the first waiting job for a type, -1: none. One that was met as it did not wait is never met again as such.
+def _first(given, now, log, place):
+    """Return the first waiting job for a type, -1: none; those before it, which do not wait, are forgotten for good.
 
-    A job that is tried again waits once more under what it was entered with before and was not met: as in ``policies``.
+    A job that is tried again waits under its former place too, where that was not come to meanwhile: as in ``policies``.
     """
     if given.way == IN_LINE:
-        head = now.head[place]
-        while head < len(line) and not (given.may[line[head], place] and now.waits[line[head]]):
+        head, came = now.head[place], now.count[CAME]
+        while head < came and not (given.may[log.line[head], place] and now.waits[log.line[head]]):
             head += 1
         now.head[place] = head
-        return line[head] if head < len(line) else -1
+        return log.line[head] if head < came else -1
     tree = now.ready[place]
     while tree[1]:
         rank = _least(tree)
@@ -125,41 +212,15 @@ def _first(given, now, line, place):
 
 
 @_inner
-def _start(given, now, ends, chance, draw, at_s, job, device):
-    """Start a job; False where it cannot run."""
-    work = given.work_s[job, given.type_of[device]]
-    if np.isnan(work):
-        now.count[_WRONG_JOB], now.count[_WRONG_DEVICE] = job, device
-        return False
-    now.waits[job] = 0
-    now.count[_WAITING] -= 1
-    now.count[_STARTED] += 1
-    now.tried[job] += 1
-    now.runs[device], now.since_s[device] = job, at_s
-    now.fails[device] = chance > 0 and draw.random() < chance
-    if now.fails[device]:
-        work *= draw.random()
-    heappush(ends, (at_s + work, now.count[_STARTED], device))
-    return True
-
-
-@_inner
-def _greedy(given, now, line, ends, chance, draw, at_s):
+def _greedy(given, now, log, chance, draw, at_s):
     """Start waiting jobs on free devices, always the pair with the smallest (key, time, job, type)."""
     types = len(now.idle)
-    for job in now.news[:now.count[_NEW]]:
-        if given.way == IN_LINE:
-            line.append(job)
-        else:
-            for place in range(types):
-                if given.may[job, place]:
-                    _put(now.ready[place], given.rank[place, job])
     for place in range(types):
         now.look[place] = now.idle[place] > 0
     while True:
         best, chosen = (np.inf, np.inf, types), -1
         for place in range(types):
-            job = _first(given, now, line, place) if now.look[place] else -1
+            job = _first(given, now, log, place) if now.look[place] else -1
             if job >= 0:
                 key = float(now.head[place]) if given.way == IN_LINE else given.key[job, place]
                 found = (key, given.said_s[job, place], job)
@@ -171,7 +232,7 @@ def _greedy(given, now, line, ends, chance, draw, at_s):
             now.look[chosen] = False
             continue
         now.idle[chosen] -= 1
-        if not _start(given, now, ends, chance, draw, at_s, best[2], now.free[chosen, now.idle[chosen]]):
+        if not _start(given, now, chance, draw, at_s, best[2], now.free[chosen, now.idle[chosen]]):
             return False
 
 
@@ -179,23 +240,26 @@ def _greedy(given, now, line, ends, chance, draw, at_s):
 
 
 @_inner
-def _expect(now, place, device, end_s):
-    """Note when a device will be done; of equal ones the first of the fleet is soonest."""
+def _expect(given, now, device, end_s):
     now.end_s[device] = end_s
-    tree, node = now.soonest[place], now.leaf[device] // 2
-    while node:
-        left, right = tree[2 * node], tree[2 * node + 1]
-        tree[node] = right if now.end_s[right] < now.end_s[left] else left
-        node //= 2
+    _win(now.soonest[given.type_of[device]], now.leaf[device], now.end_s, given.number)
+
+
+@_inner
+def _late(now, device, at_s):
+    """Note that a device was freed: what is expected of it is corrected when jobs are bound, as nothing asks before."""
+    now.runs[device] = _ASKED
+    _put(now.asked, device)
+    if np.isnan(now.late_s[device]):
+        now.late[now.count[LATE]] = device
+        now.count[LATE] += 1
+    now.late_s[device], now.took[device] = at_s, -1
 
 
 @_inner
 def _catch_up(given, now):
-    """Correct what is expected of the devices freed since jobs were last bound.
-
-    Nothing asked in between; each is corrected to what it was when it was freed last, summed from the front of its queue.
-    """
-    for device in now.late[:now.count[_LATE]]:
+    """Correct what is expected of devices to what it was when they were freed last, summed from the front of the queue."""
+    for device in now.late[:now.count[LATE]]:
         place, left_s = given.type_of[device], 0.0
         if now.took[device] >= 0:
             left_s += given.said_s[now.took[device], place]
@@ -203,15 +267,15 @@ def _catch_up(given, now):
         while job >= 0:
             left_s += given.said_s[job, place]
             job = now.after[job]
-        _expect(now, place, device, now.late_s[device] + left_s)
+        _expect(given, now, device, now.late_s[device] + left_s)
         now.late_s[device] = np.nan
-    now.count[_LATE] = 0
+    now.count[LATE] = 0
 
 
 @_inner
 def _bind(given, now, at_s, job):
-    """Give a job to the device on which it ends first; of equal ones to that of the first type."""
-    best, chosen = np.inf, -1
+    """Give a job to the device on which it ends first, of equal ones to that of the first type, and there to the first."""
+    best, chosen = np.inf, now.runs[0] * 0 - 1
     for place in range(len(now.idle)):
         if given.may[job, place]:
             device = now.soonest[place, 1]
@@ -224,57 +288,44 @@ def _bind(given, now, at_s, job):
         now.after[now.queue[chosen, 1]] = job
     now.queue[chosen, 1] = job
     now.after[job] = -1
-    _expect(now, given.type_of[chosen], chosen, best)
+    _expect(given, now, chosen, best)
     if now.runs[chosen] == _FREE:
-        _ask(now, chosen)
+        now.runs[chosen] = _ASKED
+        _put(now.asked, chosen)
 
 
 @_inner
-def _ask(now, device):
-    """Let the decision look at the queue of a free device."""
-    now.runs[device] = _ASKED
-    now.freed[now.count[_FREED]] = device
-    now.count[_FREED] += 1
+def _sort(jobs, turn, arrived):
+    """Insert those tried again into those that arrived, which are in order; of equal ones the former go last."""
+    for last in range(arrived, len(jobs)):
+        job, place = jobs[last], last
+        while place and turn[jobs[place - 1]] > turn[job]:
+            jobs[place] = jobs[place - 1]
+            place -= 1
+        jobs[place] = job
 
 
 @_inner
-def _sort(items, keys):
-    """Sort by key, and of equal ones as they stand."""
-    heap = [(0.0, 0, 0) for _ in range(0)]
-    for place in range(len(items)):
-        heappush(heap, (keys[place], place, items[place]))
-    for place in range(len(items)):
-        items[place] = heappop(heap)[2]
-
-
-@_inner
-def _bound(given, now, ends, chance, draw, at_s, again):
-    """Bind the jobs that are new, ``again`` of them tried again; start what the free devices hold, the first of the fleet first.
+def _bound(given, now, chance, draw, at_s, arrived):
+    """Bind the jobs that are new; start what the free devices hold, the first of the fleet first.
 
     Between decisions the queue of a free device is empty: to look at are those freed and those to which jobs are bound.
     """
-    for device in now.freed[:now.count[_FREED]]:
-        now.runs[device] = _ASKED
-        if np.isnan(now.late_s[device]):
-            now.late[now.count[_LATE]] = device
-            now.count[_LATE] += 1
-        now.late_s[device], now.took[device] = at_s, -1
-    new = now.news[:now.count[_NEW]]
+    new = now.news[:now.count[NEW]]
     if len(new):
         _catch_up(given, now)
-    if again and len(new) > 1 and len(given.turn):  # those that arrive are in order
-        _sort(new, given.turn[new])
+    if len(given.turn):
+        _sort(new, given.turn, arrived)
     for job in new:
         _bind(given, now, at_s, job)
-    asked = now.freed[:now.count[_FREED]]
-    if len(asked) > 1:
-        _sort(asked, asked.astype(np.float64))
-    for device in asked:
+    while now.asked[1]:
+        device = _least(now.asked)
+        _drop(now.asked, device)
         job = now.queue[device, 0]
         now.runs[device] = _FREE
         if job >= 0:
             now.queue[device, 0], now.took[device] = now.after[job], job
-            if not _start(given, now, ends, chance, draw, at_s, job, device):
+            if not _start(given, now, chance, draw, at_s, job, device):
                 return False
     return True
 
@@ -282,73 +333,33 @@ def _bound(given, now, ends, chance, draw, at_s, again):
 # ------------------------------------------------------------------------------------------ events
 
 
-@_inner
-def _wait(now, job):
-    """Let a job wait."""
-    now.news[now.count[_NEW]] = job
-    now.count[_NEW] += 1
-    now.count[_CAME] += 1
-    now.count[_WAITING] += 1
-    now.waits[job] = now.count[_CAME]
-
-
-@_inner
-def _end(given, now, rows, attempts, at_s, device):
-    """End what runs on a device, note it, free the device; a job that failed may wait again."""
-    job, place, status = now.runs[device], given.type_of[device], _DONE
-    if now.fails[device]:
-        status = _RETRIED if now.tried[job] < attempts else _FAILED
-    rows.append((job, device, now.since_s[device], at_s, now.tried[job], status))
-    now.runs[device] = _FREE
-    now.freed[now.count[_FREED]] = device
-    now.count[_FREED] += 1
-    if given.way != BOUND:
-        now.free[place, now.idle[place]] = device
-        now.idle[place] += 1
-    if status == _RETRIED:
-        _wait(now, job)
-
-
-@njit(cache=True)
-def play(given, now, chance, attempts, draw):
-    """Let all events happen; return the columns job, device, start, end, attempt and status, a row an attempt.
+@njit(cache=True, _nrt=False)
+def play(given, now, log, chance, attempts, draw):
+    """Let all events happen; return whether that is done, or else the log needs more room to go on.
 
     All of one instant happen before one decision: arrivals in their order, then ends in the order of their starts.
     """
-    line = [0 for _ in range(0)]
-    ends = [(0.0, 0, 0) for _ in range(0)]
-    rows = [(0, 0, 0.0, 0.0, 0, 0) for _ in range(0)]
-    arrived, jobs = 0, len(given.order)
-    if given.way == BOUND:
-        now.end_s[:-1] = given.arrival_s[0]
-    while arrived < jobs or len(ends):
-        at_s = given.arrival_s[arrived] if arrived < jobs else np.inf
-        if len(ends) and ends[0][0] < at_s:
-            at_s = ends[0][0]
-        now.count[_NEW] = now.count[_FREED] = 0
-        while arrived < jobs and given.arrival_s[arrived] == at_s:
-            _wait(now, given.order[arrived])
-            arrived += 1
-        came = now.count[_NEW]
-        while len(ends) and ends[0][0] == at_s:
-            _end(given, now, rows, attempts, at_s, heappop(ends)[2])
-        waiting, started = now.count[_WAITING], now.count[_STARTED]
+    jobs, devices = len(given.order), len(given.type_of)
+    while now.count[ARRIVED] < jobs or now.due_s[now.ends[1]] < np.inf:
+        if now.count[ENDED] + devices > len(log.job):
+            return False
+        at_s = now.due_s[now.ends[1]]
+        if now.count[ARRIVED] < jobs:
+            at_s = min(at_s, given.arrival_s[now.count[ARRIVED]])
+        now.count[NEW] = 0
+        while now.count[ARRIVED] < jobs and given.arrival_s[now.count[ARRIVED]] == at_s:
+            _wait(given, now, log, given.order[now.count[ARRIVED]])
+            now.count[ARRIVED] += 1
+        arrived = now.count[NEW]
+        while now.due_s[now.ends[1]] == at_s:
+            _end(given, now, log, attempts, at_s, now.ends[1])
+        waiting, started = now.count[WAITING], now.count[STARTED]
         if given.way == BOUND:
-            well = _bound(given, now, ends, chance, draw, at_s, now.count[_NEW] - came)
+            well = _bound(given, now, chance, draw, at_s, arrived)
         else:
-            well = _greedy(given, now, line, ends, chance, draw, at_s)
+            well = _greedy(given, now, log, chance, draw, at_s)
         if not well:
-            break
-        if waiting and now.count[_STARTED] == started and np.isnan(now.idle_s[0]):
+            return True
+        if waiting and now.count[STARTED] == started and np.isnan(now.idle_s[0]):
             now.idle_s[0] = at_s
-    return _columns(rows)
-
-
-@_inner
-def _columns(rows):
-    count = len(rows)
-    job, device, attempt = np.empty(count, np.int64), np.empty(count, np.int64), np.empty(count, np.int64)
-    start_s, end_s, status = np.empty(count), np.empty(count), np.empty(count, np.int64)
-    for row in range(count):
-        job[row], device[row], start_s[row], end_s[row], attempt[row], status[row] = rows[row]
-    return job, device, start_s, end_s, attempt, status
+    return True

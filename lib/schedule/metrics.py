@@ -65,5 +65,5 @@ def metrics(outcome: Outcome, lower_bound_s: float | None = None) -> dict[str, A
             **{f"used_{name}": float(used[kind] / (fleet.counts[kind] * span)) if fleet.counts[kind] else 0.0
                for kind, name in enumerate(fleet.types)},
             "lower_bound_s": lower_bound_s, "ratio": makespan / lower_bound_s if lower_bound_s else None,
-            "decide_s": float(outcome.decide_s.sum()),
-            "decide_p99_us": float(np.percentile(outcome.decide_s, 99) * 1e6) if len(outcome.decide_s) else 0.0}
+            "decide_s": float(outcome.decide_s.sum()) if len(outcome.decide_s) else None,
+            "decide_p99_us": float(np.percentile(outcome.decide_s, 99) * 1e6) if len(outcome.decide_s) else None}
