@@ -126,9 +126,27 @@ def _ranks(key: np.ndarray, time: np.ndarray, may: np.ndarray) -> list[np.ndarra
 
 
 def _means(said: np.ndarray) -> np.ndarray:
-    """Return the mean of each job's finite times, rounded once as ``statistics.fmean`` does."""
+    """Return the mean of each job's finite times as ``statistics.fmean`` does: of the exact sum, rounded once.
+
+    The error of each addition is known exactly (Knuth's two-sum); where the errors' own sum is not exact, ``fsum`` is asked.
+    """
     finite = np.isfinite(said)
-    return np.fromiter(map(fsum, np.where(finite, said, 0.0).tolist()), float, len(said)) / finite.sum(axis=1)
+    times = np.where(finite, said, 0.0)
+    total, error, inexact = times[:, 0], np.zeros(len(said)), np.zeros(len(said), bool)
+    for column in times.T[1:]:
+        total, lost = _two_sum(total, column)
+        error, lost = _two_sum(error, lost)
+        inexact |= lost != 0
+    total = total + error
+    total[inexact] = [fsum(row) for row in times[inexact]]
+    return total / finite.sum(axis=1)
+
+
+def _two_sum(one: np.ndarray, two: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the rounded sum and what it lacks of the exact one (Knuth, TAOCP 2, 4.2.2)."""
+    total = one + two
+    second = total - one
+    return total, (one - (total - second)) + (two - second)
 
 
 def _at_start(given: loop.Given) -> loop.Now:
@@ -150,9 +168,9 @@ def _at_start(given: loop.Given) -> loop.Now:
         due_s=np.full(devices + 1, np.inf), started=np.zeros(devices + 1, np.int64),
         ends=_tree(np.arange(devices), devices, _leaves(devices)), free=free, idle=counts, look=np.zeros(types, bool),
         head=np.zeros(types, np.int64), ready=np.zeros((types, 2 * ranks), bool), news=np.zeros(own, np.int64),
-        queue=np.full((held, 2), -1), after=np.full(own, -1), asked=np.zeros(2 * _leaves(devices), bool), took=np.full(held, -1),
-        late_s=np.full(held, np.nan), late=np.zeros(held, np.int64), end_s=np.append(np.full(devices, given.arrival_s[0]), np.inf),
-        leaf=leaf, soonest=np.stack([_tree(one, devices, most) for one in mine]))
+        queue=np.full((held, 2), -1), held=np.zeros(own, loop.HELD), asked=np.zeros(2 * _leaves(devices), bool), took=np.full(held, -1),
+        late_s=np.full(held, np.nan), late=np.zeros(held, np.int64), sum_s=np.zeros(held),
+        end_s=np.append(np.full(devices, given.arrival_s[0]), np.inf), leaf=leaf, soonest=np.stack([_tree(one, devices, most) for one in mine]))
 
 
 def _leaves(count: int) -> int:

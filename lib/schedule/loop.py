@@ -18,6 +18,7 @@ ARRIVED, CAME, NEW, WAITING, STARTED, ENDED, LATE, WRONG_JOB, WRONG_DEVICE = ran
 
 # Nothing is allocated here: without counted references the loop is six times as fast.
 _inner = njit(_nrt=False, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+HELD = np.dtype([("left_s", float), ("after", np.int64)])  # side by side in memory: queues are summed often
 
 
 class Given(NamedTuple):
@@ -57,11 +58,12 @@ class Now(NamedTuple):
     ready: np.ndarray  # (types, tree) by key: whether a rank waits
     news: np.ndarray  # (jobs) bound: that came to wait at this instant
     queue: np.ndarray  # (devices, 2) bound: first and last job, -1: none
-    after: np.ndarray  # (jobs) bound: the next of the queue
+    held: np.ndarray  # (jobs, as HELD) bound: what is expected of a job where it is queued, and the next of its queue, -1: none
     asked: np.ndarray  # (tree) bound: whether a decision looks at a device
     took: np.ndarray  # (devices) bound: the job taken from the queue since ``late_s``
     late_s: np.ndarray  # (devices) bound: when it was freed last, NaN: not since jobs were last bound
     late: np.ndarray  # (devices) bound: those
+    sum_s: np.ndarray  # (devices) bound: of what their queues hold
     end_s: np.ndarray  # (devices + 1) bound: when it is expected to be done; the last is none
     leaf: np.ndarray  # (devices) bound: its place in the tree of its type
     soonest: np.ndarray  # (types, tree) bound: which device is expected to be done first
@@ -258,17 +260,29 @@ def _late(now, device, at_s):
 
 @_inner
 def _catch_up(given, now):
-    """Correct what is expected of devices to what it was when they were freed last, summed from the front of the queue."""
-    for device in now.late[:now.count[LATE]]:
-        place, left_s = given.type_of[device], 0.0
-        if now.took[device] >= 0:
-            left_s += given.said_s[now.took[device], place]
-        job = now.queue[device, 0]
-        while job >= 0:
-            left_s += given.said_s[job, place]
-            job = now.after[job]
-        _expect(given, now, device, now.late_s[device] + left_s)
-        now.late_s[device] = np.nan
+    """Correct what is expected of devices to what it was when they were freed last, summed from the front of the queue.
+
+    A job of every queue at a time, so that memory is asked for many at once.
+    """
+    left = now.count[LATE]
+    for device in now.late[:left]:
+        now.sum_s[device] = 0.0
+        if now.took[device] < 0:
+            now.took[device] = now.queue[device, 0]
+    while left:
+        place = 0
+        while place < left:
+            device = now.late[place]
+            job = now.took[device]
+            if job >= 0:
+                now.sum_s[device] += now.held[job].left_s
+                now.took[device] = now.held[job].after
+                place += 1
+            else:
+                left -= 1
+                now.late[place] = now.late[left]
+                _expect(given, now, device, now.late_s[device] + now.sum_s[device])
+                now.late_s[device] = np.nan
     now.count[LATE] = 0
 
 
@@ -285,9 +299,9 @@ def _bind(given, now, at_s, job):
     if now.queue[chosen, 0] < 0:
         now.queue[chosen, 0] = job
     else:
-        now.after[now.queue[chosen, 1]] = job
+        now.held[now.queue[chosen, 1]].after = job
     now.queue[chosen, 1] = job
-    now.after[job] = -1
+    now.held[job].left_s, now.held[job].after = given.said_s[job, given.type_of[chosen]], -1
     _expect(given, now, chosen, best)
     if now.runs[chosen] == _FREE:
         now.runs[chosen] = _ASKED
@@ -324,7 +338,7 @@ def _bound(given, now, chance, draw, at_s, arrived):
         job = now.queue[device, 0]
         now.runs[device] = _FREE
         if job >= 0:
-            now.queue[device, 0], now.took[device] = now.after[job], job
+            now.queue[device, 0], now.took[device] = now.held[job].after, job
             if not _start(given, now, chance, draw, at_s, job, device):
                 return False
     return True
