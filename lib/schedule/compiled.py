@@ -1,4 +1,4 @@
-"""The simulator for the policies that have a name and no options, compiled: the schedule of ``simulate``, in seconds for 10^6 jobs.
+"""The simulator, compiled, for policies of NAMES: the schedule that ``simulate`` gives, of 10^6 jobs in a second or a few.
 
 Contention and limits of the host's cores are not among what it plays; ``simulate`` does.
 """
@@ -10,8 +10,8 @@ import pandas as pd
 
 from lib.errors import InputError, choices
 from lib.schedule import loop
-from lib.schedule.problem import Problem, feasible
 from lib.schedule.policies import IDLE
+from lib.schedule.problem import Problem, feasible
 from lib.schedule.simulate import Faults, Outcome, forgotten, misplaced, table
 
 _IN_LINE = ("first-come", "fastest", "cpu-only", "gpu-only")
@@ -46,6 +46,7 @@ def simulate(problem: Problem, name: str, faults: Faults | None = None) -> Outco
 
 
 def _play(given: loop.Given, now: loop.Now, faults: Faults) -> loop.Log:
+    """Play until all has happened; return the log, of which the first ENDED rows are written."""
     jobs, devices = len(given.order), len(given.type_of)
     draw, room = np.random.default_rng(faults.seed), jobs + devices
     log = loop.Log(*(np.empty(room, kind) for kind in (np.int64, np.int64, float, float, np.int64, np.int8)),
@@ -65,24 +66,25 @@ def _check(problem: Problem, now: loop.Now) -> None:
 
 
 def _given(problem: Problem, name: str) -> loop.Given:
-    """Return what the loop needs of a problem for a policy."""
-    said = np.array(problem.predicted_s, float, order="C")  # copies: arrays of one layout, for which the loop is compiled once
-    able, arrival, nothing = feasible(problem), np.array(problem.jobs.arrival_s, float), np.zeros((0, 0))
+    """Return what the loop needs of a problem for a policy: copies of one layout and type, for which it is compiled once."""
+    said, arrival = np.array(problem.predicted_s, float, order="C"), np.array(problem.jobs.arrival_s, float)
     seen = _seen(problem, said)
-    may, key, ranks, turn = seen < np.inf, nothing, [nothing.astype(np.int32)] * 2, np.zeros(0)
+    may, way = seen < np.inf, loop.IN_LINE
+    key, turn, rank, ranked = np.zeros((0, 0)), np.zeros(0), *np.zeros((2, 0, 0), np.int32)
+    order = np.argsort(arrival, kind="stable")
     if name in _BY_KEY:
-        key = _keys(name, seen)
-        ranks = _ranks(key, said, may)
+        way, key = loop.BY_KEY, _keys(name, seen)
+        rank, ranked = _ranks(key, said, may)
     elif name in _BOUND:
-        may &= problem.fleet.counts > 0
-        turn = -_means(said) if name == "longest-first" else turn
+        way, may = loop.BOUND, may & (problem.fleet.counts > 0)
+        if name == "longest-first":
+            turn = -_means(said)
+            order = np.lexsort((turn, arrival))
     else:
-        may &= _wanted(problem, name, seen)
-    order = np.lexsort((turn, arrival)) if len(turn) else np.argsort(arrival, kind="stable")
-    way = loop.BY_KEY if name in _BY_KEY else loop.BOUND if name in _BOUND else loop.IN_LINE
-    return loop.Given(way, order, arrival[order], np.array(problem.fleet.type_of, np.int64),
-                      np.where(able, problem.fleet.setup_s + problem.actual_s, np.nan), said, may, key, *ranks, turn,
-                      np.arange(len(problem.fleet) + 1))
+        may = may & _wanted(problem, name, seen)
+    work = np.where(feasible(problem), problem.fleet.setup_s + problem.actual_s, np.nan)
+    return loop.Given(way, order, arrival[order], np.array(problem.fleet.type_of, np.int64), np.ascontiguousarray(work), said,
+                      may, key, rank, ranked, turn, np.arange(len(problem.fleet) + 1))
 
 
 def _seen(problem: Problem, said: np.ndarray) -> np.ndarray:
@@ -111,7 +113,7 @@ def _keys(name: str, seen: np.ndarray) -> np.ndarray:
         return np.repeat(least, seen.shape[1], axis=1) if name == "shortest-first" else seen * seen / least
 
 
-def _ranks(key: np.ndarray, time: np.ndarray, may: np.ndarray) -> list[np.ndarray]:
+def _ranks(key: np.ndarray, time: np.ndarray, may: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return (types, jobs) the rank of each job by (key, time, number), and the job of each rank."""
     rank, ranked = np.zeros((2, *key.T.shape), np.int32)
     for place in range(key.shape[1]):
@@ -122,7 +124,7 @@ def _ranks(key: np.ndarray, time: np.ndarray, may: np.ndarray) -> list[np.ndarra
             order = np.lexsort((time[jobs, place], own))
         ranked[place, :len(jobs)] = jobs[order]
         rank[place, jobs[order]] = np.arange(len(jobs))
-    return [rank, ranked]
+    return rank, ranked
 
 
 def _means(said: np.ndarray) -> np.ndarray:
@@ -153,7 +155,7 @@ def _at_start(given: loop.Given) -> loop.Now:
     """Return the state before anything arrived, with room for what the policy's way to choose keeps."""
     jobs, types, devices = len(given.order), given.work_s.shape[1], len(given.type_of)
     counts = np.bincount(given.type_of, minlength=types)
-    count = np.zeros(9, np.int64)
+    count = np.zeros(loop.COUNTED, np.int64)
     count[[loop.WRONG_JOB, loop.WRONG_DEVICE]] = -1
     mine = [np.flatnonzero(given.type_of == place) for place in range(types)]
     free, leaf, most = np.zeros((types, counts.max()), np.int64), np.zeros(devices, np.int64), _leaves(counts.max())
@@ -161,16 +163,20 @@ def _at_start(given: loop.Given) -> loop.Now:
         free[place, :len(own)] = own[::-1]
         leaf[own] = most + np.arange(len(own))
     ranks = _leaves(jobs) if given.way == loop.BY_KEY else 0
-    held, own = (devices, jobs) if given.way == loop.BOUND else (0, 0)
+    bound_jobs, bound = (jobs, devices) if given.way == loop.BOUND else (0, 0)
     return loop.Now(
-        count, np.array([np.nan]), waits=np.zeros(jobs, np.int64), tried=np.zeros(jobs, np.int64),
+        count=count, idle_s=np.array([np.nan]),
+        waits=np.zeros(jobs, np.int64), tried=np.zeros(jobs, np.int64),
         runs=np.full(devices, -1), since_s=np.zeros(devices), fails=np.zeros(devices, bool),
         due_s=np.full(devices + 1, np.inf), started=np.zeros(devices + 1, np.int64),
-        ends=_tree(np.arange(devices), devices, _leaves(devices)), free=free, idle=counts, look=np.zeros(types, bool),
-        head=np.zeros(types, np.int64), ready=np.zeros((types, 2 * ranks), bool), news=np.zeros(own, np.int64),
-        queue=np.full((held, 2), -1), held=np.zeros(own, loop.HELD), asked=np.zeros(2 * _leaves(devices), bool), took=np.full(held, -1),
-        late_s=np.full(held, np.nan), late=np.zeros(held, np.int64), sum_s=np.zeros(held),
-        end_s=np.append(np.full(devices, given.arrival_s[0]), np.inf), leaf=leaf, soonest=np.stack([_tree(one, devices, most) for one in mine]))
+        ends=_tree(np.arange(devices), devices, _leaves(devices)),
+        free=free, idle=counts, look=np.zeros(types, bool), head=np.zeros(types, np.int64),
+        ready=np.zeros((types, 2 * ranks), bool),
+        news=np.zeros(bound_jobs, np.int64), held=np.zeros(bound_jobs, loop.HELD),
+        queue=np.full((bound, 2), -1), asked=np.zeros(2 * _leaves(devices), bool), took=np.full(bound, -1),
+        late_s=np.full(bound, np.nan), late=np.zeros(bound, np.int64), sum_s=np.zeros(bound),
+        end_s=np.append(np.full(devices, given.arrival_s[0]), np.inf), leaf=leaf,
+        soonest=np.stack([_tree(own, devices, most) for own in mine]))
 
 
 def _leaves(count: int) -> int:

@@ -1,6 +1,7 @@
 """The event loop in arrays, compiled (numba): what ``compiled`` prepares, it plays.
 
-Every choice and every tie falls as in ``simulate`` with ``policies``; comments name what that hangs on.
+Every choice and every tie falls as in ``simulate`` with ``policies``; comments name what that hangs on. All that is compiled is
+in this file: numba's cache sees only the file of what is called from outside change.
 """
 
 from typing import NamedTuple
@@ -12,9 +13,9 @@ IN_LINE, BY_KEY, BOUND = 0, 1, 2  # how a policy chooses: in order of arrival, t
 STATUS = ("done", "retried", "failed")
 _DONE, _RETRIED, _FAILED = range(3)
 _FREE, _ASKED = -1, -2  # what runs on a device: nothing, and a decision looks at its queue
-# What is counted: jobs that arrived; that came to wait, in all and at this instant; that wait; attempts started and ended; devices
-# freed since jobs were last bound. At the end, if they are not -1, a job and a device that do not go together.
-ARRIVED, CAME, NEW, WAITING, STARTED, ENDED, LATE, WRONG_JOB, WRONG_DEVICE = range(9)
+# What is counted: jobs that arrived; that came to wait, in all and at this instant; that wait; attempts started and ended;
+# devices freed since jobs were last bound. At the end, if they are not -1, a job and a device that do not go together.
+ARRIVED, CAME, NEW, WAITING, STARTED, ENDED, LATE, WRONG_JOB, WRONG_DEVICE, COUNTED = range(10)
 
 # Nothing is allocated here: without counted references the loop is six times as fast.
 _inner = njit(_nrt=False, no_cpython_wrapper=True, no_cfunc_wrapper=True)
@@ -39,7 +40,7 @@ class Given(NamedTuple):
 
 
 class Now(NamedTuple):
-    """Where things stand. Trees hold the root at 1, the children of ``n`` at ``2 n`` and ``2 n + 1``, leaves in the last half."""
+    """Where things stand. A tree has its root at 1, the children of ``n`` at ``2 n`` and ``2 n + 1``, its leaves last."""
 
     count: np.ndarray  # ARRIVED and so on
     idle_s: np.ndarray  # (1) when first no waiting job was started; NaN: never
@@ -289,7 +290,7 @@ def _catch_up(given, now):
 @_inner
 def _bind(given, now, at_s, job):
     """Give a job to the device on which it ends first, of equal ones to that of the first type, and there to the first."""
-    best, chosen = np.inf, now.runs[0] * 0 - 1
+    best, chosen = np.inf, np.int64(-1)
     for place in range(len(now.idle)):
         if given.may[job, place]:
             device = now.soonest[place, 1]

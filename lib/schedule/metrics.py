@@ -47,15 +47,17 @@ def price(problem: Problem, used_s: np.ndarray) -> float | None:
 
 
 def metrics(outcome: Outcome, lower_bound_s: float | None = None) -> dict[str, Any]:
-    """Return the figures of one run; what cannot be known (energy without watts, a ratio without a bound) is None."""
+    """Return the figures of one run; what is not known (energy without watts, a ratio without a bound) is None."""
     problem, table = outcome.problem, job_table(outcome)
     fleet, jct = problem.fleet, table["jct_s"].to_numpy(float)
     makespan = float(outcome.schedule["end_s"].max()) if len(outcome.schedule) else math.nan
     used = busy_s(outcome)
     slowdown = table["slowdown"].to_numpy(float)
+    shares = (50, 95, 99)
+    percentiles = np.percentile(jct, shares).tolist() if len(jct) else [math.nan] * len(shares)
     span = makespan - float(problem.jobs.arrival_s.min())
     return {"makespan_s": makespan, "mean_jct_s": float(jct.mean()) if len(jct) else math.nan,
-            **{f"p{share}_jct_s": float(np.percentile(jct, share)) if len(jct) else math.nan for share in (50, 95, 99)},
+            **{f"p{share}_jct_s": value for share, value in zip(shares, percentiles, strict=True)},
             "mean_slowdown": float(slowdown.mean()) if len(jct) else math.nan,
             "worst_slowdown": float(slowdown.max()) if len(jct) else math.nan,
             "fairness": float(slowdown.sum() ** 2 / (len(slowdown) * (slowdown ** 2).sum())) if len(jct) else math.nan,

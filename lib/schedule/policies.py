@@ -219,7 +219,7 @@ def _bound(state: State, predict: Predict, order: Callable[[list[int]], list[int
         new = state.arrived
         for device in state.freed:
             place = int(state.fleet.type_of[device])
-            left_s = reduce(add, (predict(job, place) for job in queues.of[device]), 0.0)  # sum() rounds as Python's version does
+            left_s = reduce(add, (predict(job, place) for job in queues.of[device]), 0.0)  # sum() rounds otherwise from 3.12 on
             queues.expect(place, device, state.now_s + left_s)
     asked = {device for device in state.freed if queues.of[device]}
     for job in order(list(new)):

@@ -144,8 +144,8 @@ class _Clockwork:
         job, device = action
         state, place = self.state, self._type_of[device]
         if job not in state.waiting or device not in state.free[place] or not self._able[job, place]:
-            raise misplaced(self.problem, job, device, "it is not waiting" if job not in state.waiting else "it cannot run there"
-                            if not self._able[job, place] else "the device is not free")
+            raise misplaced(self.problem, job, device, "it is not waiting" if job not in state.waiting else
+                            "it cannot run there" if not self._able[job, place] else "the device is not free")
         if state.cores(job, place) > state.free_cores + 1e-9:
             raise PolicyError(f"job {self.problem.jobs.ids[job]} on {self.problem.fleet.names[device]} needs "
                               f"{state.cores(job, place):g} cores of the host, {state.free_cores:g} are free")
