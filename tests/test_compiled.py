@@ -25,7 +25,7 @@ def problems(draw):
     """Draw problems; ``even`` ones have small whole numbers for times and arrivals, so that nearly everything is tied."""
     flag, types = st.booleans(), draw(st.integers(1, 4))
     counts = draw(st.lists(st.integers(0, 4), min_size=types, max_size=types).filter(any))
-    even, arriving, noisy, memory, wrong = (draw(flag) for _ in range(5))
+    even, arriving, noisy, memory, wrong, far = (draw(flag) for _ in range(6))
     count, seed = draw(st.integers(1, 40)), draw(st.integers(0, 10**6))
     rng = np.random.default_rng(seed)
     times = rng.integers(1, 4, (count, types)).astype(float) if even else np.exp(rng.normal(0, 1, (count, types)))
@@ -34,13 +34,14 @@ def problems(draw):
     if wrong:  # predicted where it cannot run: a policy that believes it is refused
         times[rng.random(times.shape) < 0.02] = np.inf
     arrival = rng.integers(0, 12, count) / 2 if even else rng.uniform(0, 2 + count / 4, count)
+    arrival += 2.0**53 if far else 0.0  # only whole seconds are told apart: jobs fail together, and as others arrive
     fleet = Fleet.of(dict(zip(["cpu", "v100", "cpu-slow", "k80"], counts, strict=False)), setup_s=rng.integers(0, 2, types) / 2,
                      memory_mb=rng.choice([np.nan, 1, 2], types) if memory else np.full(types, np.nan))
     if draw(flag):
         order = rng.permutation(len(fleet))
         fleet = replace(fleet, names=tuple(np.array(fleet.names)[order].tolist()), type_of=fleet.type_of[order])
     needs = rng.integers(0, 3, count).astype(float) if memory else np.zeros(count)
-    jobs = replace(Jobs.plain(count, arrival if arriving else None), memory_mb=needs)
+    jobs = replace(Jobs.plain(count, arrival if arriving or far else None), memory_mb=needs)
     room = np.where(np.isnan(fleet.memory_mb), np.inf, fleet.memory_mb)
     able = np.isfinite(predicted) & np.isfinite(times) & (needs[:, None] <= room) & (fleet.counts > 0)
     lost, place = ~able.any(axis=1), int(np.argmax(fleet.counts))
