@@ -2,6 +2,7 @@
 
 import heapq
 import json
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -222,6 +223,16 @@ def test_bad_times_are_refused(tmp_path, text, word):
     devices.write_text("device,type,count\nhost,cpu,1\ncard,gpu,2\n")
     with pytest.raises(InputError, match=word):
         problem.read(times, devices)
+
+
+def test_columns_that_are_not_aligned_are_refused():
+    asked = a_problem(count=5)
+    for wrong in ({"arrival_s": np.zeros(6)}, {"kind": np.zeros(4, int)}):
+        with pytest.raises(InputError, match=f"{next(iter(wrong))} holds [46] values, there are 5 jobs"):
+            replace(asked, jobs=replace(asked.jobs, **wrong))
+    for places in (np.full(6, 3), np.zeros(5, int), np.full(6, -1)):
+        with pytest.raises(InputError, match="type_of gives each of the 6 devices the number of its type, 0 to 2"):
+            replace(asked, fleet=replace(asked.fleet, type_of=places))
 
 
 @pytest.mark.parametrize("text, word", [
