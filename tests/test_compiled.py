@@ -76,7 +76,7 @@ def test_the_schedule_is_that_of_the_simulator(name, asked, faults):
     check_equal(asked, name, faults)
 
 
-def a_large_problem(count=3000, load=None, seed=0):
+def a_large_problem(count=5000, load=None, seed=0):
     """Return jobs with heavy tails on interleaved devices, of which some are tied."""
     draw = np.random.default_rng(seed)
     times = np.exp(draw.normal(2, 1, (count, 1)) + draw.normal(0, 1, (count, 3))).round(1) + 0.1

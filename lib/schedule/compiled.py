@@ -162,7 +162,6 @@ def _at_start(given: loop.Given) -> loop.Now:
     for place, own in enumerate(mine):
         free[place, :len(own)] = own[::-1]
         leaf[own] = most + np.arange(len(own))
-    ranks = _leaves(jobs) if given.way == loop.BY_KEY else 0
     bound_jobs, bound = (jobs, devices) if given.way == loop.BOUND else (0, 0)
     return loop.Now(
         count=count, idle_s=np.array([np.nan]),
@@ -171,12 +170,20 @@ def _at_start(given: loop.Given) -> loop.Now:
         due_s=np.full(devices + 1, np.inf), started=np.zeros(devices + 1, np.int64),
         ends=_tree(np.arange(devices), devices, _leaves(devices)),
         free=free, idle=counts, look=np.zeros(types, bool), head=np.zeros(types, np.int64),
-        ready=np.zeros((types, 2 * ranks), bool),
+        ready=np.stack([_empty(jobs if given.way == loop.BY_KEY else 1)] * types),
         news=np.zeros(bound_jobs, np.int64), held=np.zeros(bound_jobs, loop.HELD),
-        queue=np.full((bound, 2), -1), asked=np.zeros(2 * _leaves(devices), bool), took=np.full(bound, -1),
+        queue=np.full((bound, 2), -1), asked=_empty(devices), took=np.full(bound, -1),
         late_s=np.full(bound, np.nan), late=np.zeros(bound, np.int64), sum_s=np.zeros(bound),
         end_s=np.append(np.full(devices, given.arrival_s[0]), np.inf), leaf=leaf,
         soonest=np.stack([_tree(own, devices, most) for own in mine]))
+
+
+def _empty(most: int) -> np.ndarray:
+    """Return a set of none of the numbers below ``most``."""
+    words = 1
+    while 64 * (words - (words - 1) // 64) < most:
+        words = 64 * words + 1
+    return np.zeros(words, np.uint64)
 
 
 def _leaves(count: int) -> int:

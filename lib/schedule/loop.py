@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numba import njit
+from numba.cpython.unsafe.numbers import trailing_zeros
 
 IN_LINE, BY_KEY, BOUND = 0, 1, 2  # how a policy chooses: in order of arrival, the smallest key first, a queue a device
 STATUS = ("done", "retried", "failed")
@@ -16,6 +17,8 @@ _FREE, _ASKED = -1, -2  # what runs on a device: nothing, and a decision looks a
 # What is counted: jobs that arrived; that came to wait, in all and at this instant; that wait; attempts started and ended;
 # devices freed since jobs were last bound. At the end, if they are not -1, a job and a device that do not go together.
 ARRIVED, CAME, NEW, WAITING, STARTED, ENDED, LATE, WRONG_JOB, WRONG_DEVICE, COUNTED = range(10)
+
+_ONE = np.uint64(1)
 
 # Nothing is allocated here: without counted references the loop is six times as fast.
 _inner = njit(_nrt=False, no_cpython_wrapper=True, no_cfunc_wrapper=True)
@@ -40,7 +43,11 @@ class Given(NamedTuple):
 
 
 class Now(NamedTuple):
-    """Where things stand. A tree has its root at 1, the children of ``n`` at ``2 n`` and ``2 n + 1``, its leaves last."""
+    """Where things stand.
+
+    A tree has its root at 1, the children of ``n`` at ``2 n`` and ``2 n + 1``, its leaves last. A set of numbers is a tree of
+    64-bit words: the root at 0, below bit ``b`` of word ``w`` word ``64 w + 1 + b``; the bits of the last level are the numbers.
+    """
 
     count: np.ndarray  # ARRIVED and so on
     idle_s: np.ndarray  # (1) when first no waiting job was started; NaN: never
@@ -56,11 +63,11 @@ class Now(NamedTuple):
     idle: np.ndarray  # (types) how many are on it
     look: np.ndarray  # (types) whether a decision still looks at a type
     head: np.ndarray  # (types) in line: where the line was read to
-    ready: np.ndarray  # (types, tree) by key: whether a rank waits
+    ready: np.ndarray  # (types, set) by key: the ranks that wait
     news: np.ndarray  # (jobs) bound: that came to wait at this instant
     queue: np.ndarray  # (devices, 2) bound: first and last job, -1: none
     held: np.ndarray  # (jobs, as HELD) bound: what is expected of a job where it is queued, and the next of its queue, -1: none
-    asked: np.ndarray  # (tree) bound: whether a decision looks at a device
+    asked: np.ndarray  # (set) bound: the devices that a decision looks at
     took: np.ndarray  # (devices) bound: the job taken from the queue since ``late_s``
     late_s: np.ndarray  # (devices) bound: when it was freed last, NaN: not since jobs were last bound
     late: np.ndarray  # (devices) bound: those
@@ -82,34 +89,38 @@ class Log(NamedTuple):
     line: np.ndarray
 
 
-# ------------------------------------------------------------------------------------------ trees
+# ------------------------------------------------------------------------------------------ sets and trees
 
 
 @_inner
-def _put(tree, leaf):
-    """Mark a leaf. A node says whether anything below it is marked, so the first is found on one way down."""
-    node = len(tree) // 2 + leaf
-    while node and not tree[node]:
-        tree[node] = True
-        node //= 2
+def _put(words, member):
+    """Put a number into a set. A bit says whether the word below it holds any, so that the least is found on one way down."""
+    word, bit = (len(words) - 1) // 64 + member // 64, member % 64
+    while True:
+        before = words[word]
+        words[word] = before | _ONE << np.uint64(bit)
+        if before or not word:
+            return
+        word, bit = (word - 1) // 64, (word - 1) % 64
 
 
 @_inner
-def _drop(tree, leaf):
-    node = len(tree) // 2 + leaf
-    tree[node] = False
-    while node > 1 and not tree[node ^ 1]:
-        node //= 2
-        tree[node] = False
+def _drop(words, member):
+    word, bit = (len(words) - 1) // 64 + member // 64, member % 64
+    while True:
+        words[word] &= ~(_ONE << np.uint64(bit))
+        if words[word] or not word:
+            return
+        word, bit = (word - 1) // 64, (word - 1) % 64
 
 
 @_inner
-def _least(tree):
-    """Return the first marked leaf; there is one."""
-    node, leaves = 1, len(tree) // 2
-    while node < leaves:
-        node = 2 * node if tree[2 * node] else 2 * node + 1
-    return node - leaves
+def _least(words):
+    """Return the least number of a set, which is not empty."""
+    word, last = 0, (len(words) - 1) // 64
+    while word < last:
+        word = 64 * word + 1 + trailing_zeros(words[word])
+    return 64 * (word - last) + trailing_zeros(words[word])
 
 
 @_inner
@@ -204,13 +215,13 @@ def _first(given, now, log, place):
             head += 1
         now.head[place] = head
         return log.line[head] if head < came else -1
-    tree = now.ready[place]
-    while tree[1]:
-        rank = _least(tree)
+    ranks = now.ready[place]
+    while ranks[0]:
+        rank = _least(ranks)
         job = given.ranked[place, rank]
         if now.waits[job]:
             return job
-        _drop(tree, rank)
+        _drop(ranks, rank)
     return -1
 
 
@@ -333,7 +344,7 @@ def _bound(given, now, chance, draw, at_s, arrived):
         _sort(new, given.turn, arrived)
     for job in new:
         _bind(given, now, at_s, job)
-    while now.asked[1]:
+    while now.asked[0]:
         device = _least(now.asked)
         _drop(now.asked, device)
         job = now.queue[device, 0]
