@@ -46,7 +46,7 @@ class Now(NamedTuple):
     """Where things stand.
 
     A tree has its root at 1, the children of ``n`` at ``2 n`` and ``2 n + 1``, its leaves last. A set of numbers is a tree of
-    64-bit words: the root at 0, below bit ``b`` of word ``w`` word ``64 w + 1 + b``; the bits of the last level are the numbers.
+    64-bit words: the root at 0, below bit ``b`` of word ``w`` word ``64 w + 1 + b``; the last level's bits are the numbers.
     """
 
     count: np.ndarray  # ARRIVED and so on
