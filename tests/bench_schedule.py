@@ -1,12 +1,16 @@
 """How near to the bound, how fast: policies on mixes of published throughputs (imported, or beside the checkout)."""
 
+import resource
 import sys
+from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import pandas as pd
 
 from lib import paths, store
-from lib.schedule import gavel, policies, study
+from lib.schedule import bounds, compiled, gavel, policies, study
+from lib.schedule.problem import Problem
 
 SIZES = ((50, 2), (200, 4), (1000, 36), (5000, 36))
 NAMES = ("fastest", "earliest-finish", "longest-first", "hybrid")
@@ -49,8 +53,29 @@ def adversarial(table: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(parts).pivot_table("over_blind", "policy", "mix")
 
 
+def arriving(table: pd.DataFrame, count: int, devices: int, load: float) -> Problem:
+    """As ``gavel.mix`` with a load, for so many jobs that the optimum of a few must do to tell how many can arrive."""
+    few, asked = gavel.mix(table, 3000, devices, 0), gavel.mix(table, count, devices, 0)
+    between_s = bounds.fluid(few.actual_s, few.fleet.counts).makespan_s / len(few.jobs) / load
+    arrival_s = np.cumsum(np.random.default_rng(0).exponential(between_s, count))
+    return replace(asked, jobs=replace(asked.jobs, arrival_s=arrival_s))
+
+
+def peak_mb() -> float:
+    """Return the most memory that was resident so far; macOS counts bytes, others KiB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
+
+
 def scale(table: pd.DataFrame) -> pd.DataFrame:
-    return study.speed(gavel.mix(table, 100_000, 334, 0), [name for name in policies.registry() if name != "matching"])
+    """Of 10^6 jobs on 10^4 devices, compiled; of fewer with the policies whose decisions are timed."""
+    study.speed(gavel.mix(table, 10, 1, 0), ["fastest"], compiled=True)  # compiled, or read from the cache
+    parts = []
+    for count, devices in ((100_000, 334), (1_000_000, 3334)):
+        for mix, asked in (("batch", gavel.mix(table, count, devices, 0)), ("load 0.9", arriving(table, count, devices, 0.9))):
+            parts.append(study.speed(asked, compiled.NAMES, compiled=True).assign(mix=mix, compiled=True, peak_mb=peak_mb()))
+    names = [name for name in policies.registry() if name != "matching"]
+    parts.append(study.speed(gavel.mix(table, 100_000, 334, 0), names).assign(mix="batch", compiled=False, peak_mb=peak_mb()))
+    return pd.concat(parts, ignore_index=True)
 
 
 def decision(table: pd.DataFrame) -> pd.DataFrame:

@@ -330,6 +330,16 @@ def test_bad_times_are_refused(tmp_path, text, word):
         problem.read(times, devices)
 
 
+def test_columns_that_are_not_aligned_are_refused():
+    asked = a_problem(count=5)
+    for wrong in ({"arrival_s": np.zeros(6)}, {"kind": np.zeros(4, int)}):
+        with pytest.raises(InputError, match=f"{next(iter(wrong))} holds [46] values, there are 5 jobs"):
+            replace(asked, jobs=replace(asked.jobs, **wrong))
+    for places in (np.full(6, 3), np.zeros(5, int), np.full(6, -1)):
+        with pytest.raises(InputError, match="type_of gives each of the 6 devices the number of its type, 0 to 2"):
+            replace(asked, fleet=replace(asked.fleet, type_of=places))
+
+
 @pytest.mark.parametrize("text, word", [
     ("device,type,count\nhost,cpu,0\ncard,gpu,0\n", "no device"), ("device,type,count\nhost,cpu,-1\n", "count"),
     ("device,type,count\nhost,cpu,1.5\n", "whole"), ("device,type,count\nhost,cpu,1\nhost,gpu,1\n", "twice"),

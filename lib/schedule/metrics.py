@@ -47,7 +47,7 @@ def price(problem: Problem, used_s: np.ndarray) -> float | None:
 
 
 def metrics(outcome: Outcome, lower_bound_s: float | None = None) -> dict[str, Any]:
-    """Return the figures of one run; what cannot be known (energy without watts, a ratio without a bound) is None.
+    """Return the figures of one run; what is not known (energy without watts, decisions that were not timed) is None.
 
     ``decide_s`` is all time in the policy, ``refine_s`` what it took to plan anew; ``decide_..._us`` are of single calls
     without that.
@@ -57,9 +57,11 @@ def metrics(outcome: Outcome, lower_bound_s: float | None = None) -> dict[str, A
     makespan = float(outcome.schedule["end_s"].max()) if len(outcome.schedule) else math.nan
     used = busy_s(outcome)
     slowdown = table["slowdown"].to_numpy(float)
+    shares = (50, 95, 99)
+    percentiles = np.percentile(jct, shares).tolist() if len(jct) else [math.nan] * len(shares)
     span = makespan - float(problem.jobs.arrival_s.min())
     return {"makespan_s": makespan, "mean_jct_s": float(jct.mean()) if len(jct) else math.nan,
-            **{f"p{share}_jct_s": float(np.percentile(jct, share)) if len(jct) else math.nan for share in (50, 95, 99)},
+            **{f"p{share}_jct_s": value for share, value in zip(shares, percentiles, strict=True)},
             "mean_slowdown": float(slowdown.mean()) if len(jct) else math.nan,
             "worst_slowdown": float(slowdown.max()) if len(jct) else math.nan,
             "fairness": float(slowdown.sum() ** 2 / (len(slowdown) * (slowdown ** 2).sum())) if len(jct) else math.nan,
@@ -69,6 +71,13 @@ def metrics(outcome: Outcome, lower_bound_s: float | None = None) -> dict[str, A
             **{f"used_{name}": float(used[kind] / (fleet.counts[kind] * span)) if fleet.counts[kind] else 0.0
                for kind, name in enumerate(fleet.types)},
             "lower_bound_s": lower_bound_s, "ratio": makespan / lower_bound_s if lower_bound_s else None,
-            "decide_s": float(outcome.decide_s.sum()), "refine_s": float(outcome.refine_s.sum()),
-            **{f"decide_{name}_us": float(np.percentile(outcome.plain_s, share) * 1e6) if len(outcome.plain_s) else 0.0
-               for name, share in (("p50", 50), ("p99", 99), ("max", 100))}}
+            **_decisions(outcome)}
+
+
+def _decisions(outcome: Outcome) -> dict[str, float | None]:
+    names = (("p50", 50), ("p99", 99), ("max", 100))
+    if not len(outcome.decide_s):
+        return {"decide_s": None, "refine_s": None, **{f"decide_{name}_us": None for name, _ in names}}
+    plain_us = np.percentile(outcome.plain_s, [share for _, share in names]) * 1e6
+    return {"decide_s": float(outcome.decide_s.sum()), "refine_s": float(outcome.refine_s.sum()),
+            **{f"decide_{name}_us": float(value) for (name, _), value in zip(names, plain_us, strict=True)}}

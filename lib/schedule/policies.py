@@ -20,7 +20,8 @@ from lib.schedule.state import Action, Policy, Predict, Start, State, Wait, refi
 
 Key = Callable[[int, int, int, list[float]], float]  # (job, order of arrival, type, times on all types) -> smallest first
 MATCHED = 1500  # waiting jobs that are matched at once, the shortest first
-_IDLE = [Wait("every job waits for a device that it was given")]
+IDLE = "every job waits for a device that it was given"
+_IDLE = [Wait(IDLE)]
 
 
 def fits(state: State, job: int, place: int, seconds: float) -> bool:

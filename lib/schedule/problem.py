@@ -109,6 +109,7 @@ def check(problem: Problem) -> None:
         raise InputError("there is no device: devices need a count of at least 1")
     if not len(jobs):
         raise InputError("there is no job")
+    _check_lengths(jobs, fleet)
     if len(set(jobs.ids)) < len(jobs):
         seen: set[str] = set()
         raise InputError(f"job {next(name for name in jobs.ids if name in seen or seen.add(name))!r} is there twice")
@@ -130,6 +131,15 @@ def check(problem: Problem) -> None:
         if not (np.isfinite(column) & (column >= 0)).all():
             job = int(np.argmin(np.isfinite(column) & (column >= 0)))
             raise InputError(f"{what} of job {jobs.ids[job]!r} is {column[job]}: it is a number, 0 or more")
+
+
+def _check_lengths(jobs: Jobs, fleet: Fleet) -> None:
+    """Refuse columns that are not aligned: a compiled loop would read beyond them."""
+    for name in ("arrival_s", "deadline_s", "memory_mb", "cpu_cores", "kind"):
+        if len(getattr(jobs, name)) != len(jobs):
+            raise InputError(f"{name} holds {len(getattr(jobs, name))} values, there are {len(jobs)} jobs")
+    if len(fleet.type_of) != len(fleet) or not ((fleet.type_of >= 0) & (fleet.type_of < len(fleet.types))).all():
+        raise InputError(f"type_of gives each of the {len(fleet)} devices the number of its type, 0 to {len(fleet.types) - 1}")
 
 
 def feasible(problem: Problem) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 import heapq
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -31,7 +32,7 @@ class Faults:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What happened: the ``schedule`` (a row an attempt), seconds that each decision took, and the problem.
+    """What happened: the ``schedule`` (a row an attempt), seconds of each decision (empty: not timed), and the problem.
 
     ``refine_s`` is the part of each decision in which the policy planned anew (``state.refining``); none noted: empty.
     """
@@ -62,11 +63,27 @@ class _Log:
 
     def outcome(self, problem: Problem) -> Outcome:
         """Return the log as tables."""
-        ids, names = np.array(problem.jobs.ids, object), np.array(problem.fleet.names, object)
-        job, device, start, end, attempt, status = map(list, zip(*self.rows, strict=True)) if self.rows else ([],) * 6
-        table = pd.DataFrame({"job_id": ids[job], "device": names[device], "start_s": start, "end_s": end, "attempt": attempt,
-                              "status": status, "job": job, "place": device})
-        return Outcome(table, np.array(self.decide_s), problem, tuple(self.waits), np.array(self.refine_s))
+        columns = map(list, zip(*self.rows, strict=True)) if self.rows else ([],) * 6
+        return Outcome(table(problem, *columns), np.array(self.decide_s), problem, tuple(self.waits), np.array(self.refine_s))
+
+
+def table(problem: Problem, job: Sequence[int], device: Sequence[int], start_s: Sequence[float], end_s: Sequence[float],
+          attempt: Sequence[int], status: Sequence[str]) -> pd.DataFrame:
+    """Return attempts as the schedule of an Outcome, jobs and devices by number and by name."""
+    ids, names = (pd.array(list(texts), dtype="str") for texts in (problem.jobs.ids, problem.fleet.names))
+    return pd.DataFrame({"job_id": ids.take(job), "device": names.take(device), "start_s": start_s, "end_s": end_s,
+                         "attempt": attempt, "status": status, "job": job, "place": device})
+
+
+def misplaced(problem: Problem, job: int, device: int, why: str = "it cannot run there") -> PolicyError:
+    """Return the error of a policy that starts a job where it cannot."""
+    return PolicyError(f"the policy started job {problem.jobs.ids[job]} on {problem.fleet.names[device]}: {why}")
+
+
+def forgotten(problem: Problem, jobs: Sequence[int]) -> PolicyError:
+    """Return the error of a policy that leaves jobs for ever."""
+    names = ", ".join(problem.jobs.ids[job] for job in jobs[:3])
+    return PolicyError(f"the policy left {len(jobs)} jobs waiting for ever, such as {names}")
 
 
 class _Clockwork:
@@ -116,8 +133,7 @@ class _Clockwork:
             if self.contention:
                 self._foresee()
         if state.waiting:
-            names = ", ".join(self.problem.jobs.ids[job] for job in list(state.waiting)[:3])
-            raise PolicyError(f"the policy left {len(state.waiting)} jobs waiting for ever, such as {names}")
+            raise forgotten(self.problem, list(state.waiting))
         return self.log.outcome(self.problem)
 
     def _apply(self, actions: list) -> None:
@@ -142,9 +158,8 @@ class _Clockwork:
         job, device = action
         state, place = self.state, self._type_of[device]
         if job not in state.waiting or device not in state.free[place] or not self._able[job, place]:
-            raise PolicyError(f"the policy started job {self.problem.jobs.ids[job]} on {self.problem.fleet.names[device]}: "
-                              + ("it is not waiting" if job not in state.waiting else "it cannot run there"
-                                 if not self._able[job, place] else "the device is not free"))
+            raise misplaced(self.problem, job, device, "it is not waiting" if job not in state.waiting else
+                            "it cannot run there" if not self._able[job, place] else "the device is not free")
         if state.cores(job, place) > state.free_cores + 1e-9:
             raise PolicyError(f"job {self.problem.jobs.ids[job]} on {self.problem.fleet.names[device]} needs "
                               f"{state.cores(job, place):g} cores of the host, {state.free_cores:g} are free")

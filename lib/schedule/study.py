@@ -18,8 +18,13 @@ LOADS = (0.5, 0.7, 0.8, 0.9, 0.95)
 
 
 def run(asked: Problem, name: str, bound_s: float | None = None, contention: Contention | None = None,
-        **options: Any) -> dict[str, Any]:
-    """Return the figures of one policy on one problem."""
+        compiled: bool = True, **options: Any) -> dict[str, Any]:
+    """Return the figures of one policy on one problem; where it can be ``compiled``, no decision is timed."""
+    if compiled and not contention and not options:
+        from lib.schedule import compiled as machine  # numba: not before it is needed
+
+        if machine.covers(asked, name):
+            return metrics.metrics(machine.simulate(asked, name), bound_s)
     return metrics.metrics(simulate(asked, policies.policy(name, **options), contention=contention), bound_s)
 
 
@@ -124,15 +129,16 @@ def adversarial(draw: Mix, seeds: int = 5, progress: Progress = lambda items, _:
     return pd.DataFrame(rows)
 
 
-def speed(asked: Problem, names: Sequence[str]) -> pd.DataFrame:
-    """Return seconds of a whole simulation with all metrics, of planning anew, and of one plain decision, by policy."""
+def speed(asked: Problem, names: Sequence[str], compiled: bool = False) -> pd.DataFrame:
+    """Return seconds of a whole simulation with all metrics and, where it is not ``compiled``, of its decisions, by policy."""
     import time
 
     rows = []
     for name in names:
         begin = time.perf_counter()
-        found = run(asked, name)
-        rows.append({"policy": name, "jobs": len(asked.jobs), "devices": len(asked.fleet),
-                     "simulation_s": time.perf_counter() - begin,
+        found = run(asked, name, compiled=compiled)
+        took_s = time.perf_counter() - begin
+        rows.append({"policy": name, "jobs": len(asked.jobs), "devices": len(asked.fleet), "simulation_s": took_s,
+                     "jobs_per_s": len(asked.jobs) / took_s,
                      **{name: found[name] for name in ("refine_s", "decide_p50_us", "decide_p99_us", "decide_max_us")}})
     return pd.DataFrame(rows)

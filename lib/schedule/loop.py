@@ -1,0 +1,391 @@
+"""The event loop in arrays, compiled (numba): what ``compiled`` prepares, it plays.
+
+Every choice and every tie falls as in ``simulate`` with ``policies``; comments name what that hangs on. All that is compiled is
+in this file: numba's cache sees only the file of what is called from outside change.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+from numba.cpython.unsafe.numbers import trailing_zeros
+
+IN_LINE, BY_KEY, BOUND = 0, 1, 2  # how a policy chooses: in order of arrival, the smallest key first, a queue a device
+STATUS = ("done", "retried", "failed")
+_DONE, _RETRIED, _FAILED = range(3)
+_FREE, _ASKED = -1, -2  # what runs on a device: nothing, and a decision looks at its queue
+# What is counted: jobs that arrived; that came to wait, in all and at this instant; that wait; attempts started and ended;
+# devices freed since jobs were last bound. At the end, if they are not -1, a job and a device that do not go together.
+ARRIVED, CAME, NEW, WAITING, STARTED, ENDED, LATE, WRONG_JOB, WRONG_DEVICE, COUNTED = range(10)
+
+_ONE = np.uint64(1)
+
+# Nothing is allocated here: without counted references the loop is six times as fast.
+_inner = njit(_nrt=False, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+HELD = np.dtype([("left_s", float), ("after", np.int64)])  # side by side in memory: queues are summed often
+
+
+class Given(NamedTuple):
+    """What does not change; times in s, (jobs, types). What a way to choose has no use for is empty."""
+
+    way: int
+    order: np.ndarray  # (jobs) as they arrive, and those of one instant as they are bound
+    arrival_s: np.ndarray  # of those
+    type_of: np.ndarray  # (devices)
+    work_s: np.ndarray  # what an attempt takes with set-up, NaN where it cannot run
+    said_s: np.ndarray  # predicted
+    may: np.ndarray  # where the policy puts a job
+    key: np.ndarray  # by key: what is started first
+    rank: np.ndarray  # by key (types, jobs): of a job by (key, time, number)
+    ranked: np.ndarray  # by key (types, jobs): the job of a rank
+    turn: np.ndarray  # bound (jobs): which is bound first of those of an instant; empty: as they come
+    number: np.ndarray  # (devices + 1) its number
+
+
+class Now(NamedTuple):
+    """Where things stand.
+
+    A tree has its root at 1, the children of ``n`` at ``2 n`` and ``2 n + 1``, its leaves last. A set of numbers is a tree of
+    64-bit words: the root at 0, below bit ``b`` of word ``w`` word ``64 w + 1 + b``; the last level's bits are the numbers.
+    """
+
+    count: np.ndarray  # ARRIVED and so on
+    idle_s: np.ndarray  # (1) when first no waiting job was started; NaN: never
+    waits: np.ndarray  # (jobs) as what number it came to wait, 0: it does not
+    tried: np.ndarray  # (jobs) attempts
+    runs: np.ndarray  # (devices) which job, or _FREE
+    since_s: np.ndarray  # (devices)
+    fails: np.ndarray  # (devices)
+    due_s: np.ndarray  # (devices + 1) when what runs ends, inf: nothing runs; the last is none
+    started: np.ndarray  # (devices + 1) as what number it started
+    ends: np.ndarray  # (tree) which device is due first
+    free: np.ndarray  # (types, devices) a stack: the device freed last is taken first
+    idle: np.ndarray  # (types) how many are on it
+    look: np.ndarray  # (types) whether a decision still looks at a type
+    head: np.ndarray  # (types) in line: where the line was read to
+    ready: np.ndarray  # (types, set) by key: the ranks that wait
+    news: np.ndarray  # (jobs) bound: that came to wait at this instant
+    queue: np.ndarray  # (devices, 2) bound: first and last job, -1: none
+    held: np.ndarray  # (jobs, as HELD) bound: what is expected of a job where it is queued, and the next of its queue, -1: none
+    asked: np.ndarray  # (set) bound: the devices that a decision looks at
+    took: np.ndarray  # (devices) bound: the job taken from the queue since ``late_s``
+    late_s: np.ndarray  # (devices) bound: when it was freed last, NaN: not since jobs were last bound
+    late: np.ndarray  # (devices) bound: those
+    sum_s: np.ndarray  # (devices) bound: of what their queues hold
+    end_s: np.ndarray  # (devices + 1) bound: when it is expected to be done; the last is none
+    leaf: np.ndarray  # (devices) bound: its place in the tree of its type
+    soonest: np.ndarray  # (types, tree) bound: which device is expected to be done first
+
+
+class Log(NamedTuple):
+    """What happened, a row an attempt, in the order of their ends; and the ``line`` of jobs as they came to wait."""
+
+    job: np.ndarray
+    device: np.ndarray
+    start_s: np.ndarray
+    end_s: np.ndarray
+    attempt: np.ndarray
+    status: np.ndarray
+    line: np.ndarray
+
+
+# ------------------------------------------------------------------------------------------ sets and trees
+
+
+@_inner
+def _put(words, member):
+    """Put a number into a set. A bit says whether the word below it holds any, so that the least is found on one way down."""
+    word, bit = (len(words) - 1) // 64 + member // 64, member % 64
+    while True:
+        before = words[word]
+        words[word] = before | _ONE << np.uint64(bit)
+        if before or not word:
+            return
+        word, bit = (word - 1) // 64, (word - 1) % 64
+
+
+@_inner
+def _drop(words, member):
+    word, bit = (len(words) - 1) // 64 + member // 64, member % 64
+    while True:
+        words[word] &= ~(_ONE << np.uint64(bit))
+        if words[word] or not word:
+            return
+        word, bit = (word - 1) // 64, (word - 1) % 64
+
+
+@_inner
+def _least(words):
+    """Return the least number of a set, which is not empty."""
+    word, last = 0, (len(words) - 1) // 64
+    while word < last:
+        word = 64 * word + 1 + trailing_zeros(words[word])
+    return 64 * (word - last) + trailing_zeros(words[word])
+
+
+@_inner
+def _win(tree, leaf, key, second):
+    """Let the device with the smallest (key, second) win each node above a leaf whose key changed."""
+    node = leaf // 2
+    while node:
+        left, right = tree[2 * node], tree[2 * node + 1]
+        less = key[right] < key[left] or (key[right] == key[left] and second[right] < second[left])
+        tree[node] = right if less else left
+        node //= 2
+
+
+# ------------------------------------------------------------------------------------------ attempts
+
+
+@_inner
+def _wait(given, now, log, job):
+    """Let a job wait."""
+    if given.way == IN_LINE:
+        log.line[now.count[CAME]] = job
+    elif given.way == BY_KEY:
+        for place in range(len(now.idle)):
+            if given.may[job, place]:
+                _put(now.ready[place], given.rank[place, job])
+    else:
+        now.news[now.count[NEW]] = job
+    now.count[NEW] += 1
+    now.count[CAME] += 1
+    now.count[WAITING] += 1
+    now.waits[job] = now.count[CAME]
+
+
+@_inner
+def _due(now, device, at_s):
+    now.due_s[device] = at_s
+    _win(now.ends, len(now.ends) // 2 + device, now.due_s, now.started)
+
+
+@_inner
+def _start(given, now, chance, draw, at_s, job, device):
+    """Start a job; False where it cannot run."""
+    work = given.work_s[job, given.type_of[device]]
+    if np.isnan(work):
+        now.count[WRONG_JOB], now.count[WRONG_DEVICE] = job, device
+        return False
+    now.waits[job] = 0
+    now.tried[job] += 1
+    now.count[WAITING] -= 1
+    now.count[STARTED] += 1
+    now.runs[device], now.since_s[device], now.started[device] = job, at_s, now.count[STARTED]
+    now.fails[device] = chance > 0 and draw.random() < chance
+    if now.fails[device]:
+        work *= draw.random()
+    _due(now, device, at_s + work)
+    return True
+
+
+@_inner
+def _end(given, now, log, attempts, at_s, device):
+    """End what runs on a device, note it, free the device; a job that failed may wait again."""
+    job, row, status = now.runs[device], now.count[ENDED], _DONE
+    if now.fails[device]:
+        status = _RETRIED if now.tried[job] < attempts else _FAILED
+    log.job[row], log.device[row], log.start_s[row], log.end_s[row] = job, device, now.since_s[device], at_s
+    log.attempt[row], log.status[row] = now.tried[job], status
+    now.count[ENDED] += 1
+    _due(now, device, np.inf)
+    if given.way == BOUND:
+        _late(now, device, at_s)
+    else:
+        place = given.type_of[device]
+        now.runs[device] = _FREE
+        now.free[place, now.idle[place]] = device
+        now.idle[place] += 1
+    if status == _RETRIED:
+        _wait(given, now, log, job)
+
+
+# ------------------------------------------------------------------------------------------ started from one pool
+
+
+@_inner
+def _first(given, now, log, place):
+    """Return the first waiting job for a type, -1: none; those before it, which do not wait, are forgotten for good.
+
+    A job that is tried again waits under its former place too, where that was not come to meanwhile: as in ``policies``.
+    """
+    if given.way == IN_LINE:
+        head, came = now.head[place], now.count[CAME]
+        while head < came and not (given.may[log.line[head], place] and now.waits[log.line[head]]):
+            head += 1
+        now.head[place] = head
+        return log.line[head] if head < came else -1
+    ranks = now.ready[place]
+    while ranks[0]:
+        rank = _least(ranks)
+        job = given.ranked[place, rank]
+        if now.waits[job]:
+            return job
+        _drop(ranks, rank)
+    return -1
+
+
+@_inner
+def _greedy(given, now, log, chance, draw, at_s):
+    """Start waiting jobs on free devices, always the pair with the smallest (key, time, job, type)."""
+    types = len(now.idle)
+    for place in range(types):
+        now.look[place] = now.idle[place] > 0
+    while True:
+        best, chosen = (np.inf, np.inf, types), -1
+        for place in range(types):
+            job = _first(given, now, log, place) if now.look[place] else -1
+            if job >= 0:
+                key = float(now.head[place]) if given.way == IN_LINE else given.key[job, place]
+                found = (key, given.said_s[job, place], job)
+                if chosen < 0 or found < best:
+                    best, chosen = found, place
+        if chosen < 0:
+            return True
+        if not now.idle[chosen]:
+            now.look[chosen] = False
+            continue
+        now.idle[chosen] -= 1
+        if not _start(given, now, chance, draw, at_s, best[2], now.free[chosen, now.idle[chosen]]):
+            return False
+
+
+# ------------------------------------------------------------------------------------------ bound to a device
+
+
+@_inner
+def _expect(given, now, device, end_s):
+    now.end_s[device] = end_s
+    _win(now.soonest[given.type_of[device]], now.leaf[device], now.end_s, given.number)
+
+
+@_inner
+def _late(now, device, at_s):
+    """Note that a device was freed: what is expected of it is corrected when jobs are bound, as nothing asks before."""
+    now.runs[device] = _ASKED
+    _put(now.asked, device)
+    if np.isnan(now.late_s[device]):
+        now.late[now.count[LATE]] = device
+        now.count[LATE] += 1
+    now.late_s[device], now.took[device] = at_s, -1
+
+
+@_inner
+def _catch_up(given, now):
+    """Correct what is expected of devices to what it was when they were freed last, summed from the front of the queue.
+
+    A job of every queue at a time, so that memory is asked for many at once.
+    """
+    left = now.count[LATE]
+    for device in now.late[:left]:
+        now.sum_s[device] = 0.0
+        if now.took[device] < 0:
+            now.took[device] = now.queue[device, 0]
+    while left:
+        place = 0
+        while place < left:
+            device = now.late[place]
+            job = now.took[device]
+            if job >= 0:
+                now.sum_s[device] += now.held[job].left_s
+                now.took[device] = now.held[job].after
+                place += 1
+            else:
+                left -= 1
+                now.late[place] = now.late[left]
+                _expect(given, now, device, now.late_s[device] + now.sum_s[device])
+                now.late_s[device] = np.nan
+    now.count[LATE] = 0
+
+
+@_inner
+def _bind(given, now, at_s, job):
+    """Give a job to the device on which it ends first, of equal ones to that of the first type, and there to the first."""
+    best, chosen = np.inf, np.int64(-1)
+    for place in range(len(now.idle)):
+        if given.may[job, place]:
+            device = now.soonest[place, 1]
+            end_s = max(now.end_s[device], at_s) + given.said_s[job, place]
+            if chosen < 0 or end_s < best:
+                best, chosen = end_s, device
+    if now.queue[chosen, 0] < 0:
+        now.queue[chosen, 0] = job
+    else:
+        now.held[now.queue[chosen, 1]].after = job
+    now.queue[chosen, 1] = job
+    now.held[job].left_s, now.held[job].after = given.said_s[job, given.type_of[chosen]], -1
+    _expect(given, now, chosen, best)
+    if now.runs[chosen] == _FREE:
+        now.runs[chosen] = _ASKED
+        _put(now.asked, chosen)
+
+
+@_inner
+def _sort(jobs, turn, arrived):
+    """Insert those tried again into those that arrived, which are in order; of equal ones the former go last."""
+    for last in range(arrived, len(jobs)):
+        job, place = jobs[last], last
+        while place and turn[jobs[place - 1]] > turn[job]:
+            jobs[place] = jobs[place - 1]
+            place -= 1
+        jobs[place] = job
+
+
+@_inner
+def _bound(given, now, chance, draw, at_s, arrived):
+    """Bind the jobs that are new; start what the free devices hold, the first of the fleet first.
+
+    Between decisions the queue of a free device is empty: to look at are those freed and those to which jobs are bound.
+    """
+    new = now.news[:now.count[NEW]]
+    if len(new):
+        _catch_up(given, now)
+    if len(given.turn):
+        _sort(new, given.turn, arrived)
+    for job in new:
+        _bind(given, now, at_s, job)
+    while now.asked[0]:
+        device = _least(now.asked)
+        _drop(now.asked, device)
+        job = now.queue[device, 0]
+        now.runs[device] = _FREE
+        if job >= 0:
+            now.queue[device, 0], now.took[device] = now.held[job].after, job
+            if not _start(given, now, chance, draw, at_s, job, device):
+                return False
+    return True
+
+
+# ------------------------------------------------------------------------------------------ events
+
+
+@njit(cache=True, _nrt=False)
+def play(given, now, log, chance, attempts, draw):
+    """Let all events happen; return whether that is done, or else the log needs more room to go on.
+
+    All of one instant happen before one decision: arrivals in their order, then ends in the order of their starts.
+    """
+    jobs, devices = len(given.order), len(given.type_of)
+    while now.count[ARRIVED] < jobs or now.due_s[now.ends[1]] < np.inf:
+        if now.count[ENDED] + devices > len(log.job):
+            return False
+        at_s = now.due_s[now.ends[1]]
+        if now.count[ARRIVED] < jobs:
+            at_s = min(at_s, given.arrival_s[now.count[ARRIVED]])
+        now.count[NEW] = 0
+        while now.count[ARRIVED] < jobs and given.arrival_s[now.count[ARRIVED]] == at_s:
+            _wait(given, now, log, given.order[now.count[ARRIVED]])
+            now.count[ARRIVED] += 1
+        arrived = now.count[NEW]
+        while now.due_s[now.ends[1]] == at_s:
+            _end(given, now, log, attempts, at_s, now.ends[1])
+        waiting, started = now.count[WAITING], now.count[STARTED]
+        if given.way == BOUND:
+            well = _bound(given, now, chance, draw, at_s, arrived)
+        else:
+            well = _greedy(given, now, log, chance, draw, at_s)
+        if not well:
+            return True
+        if waiting and now.count[STARTED] == started and np.isnan(now.idle_s[0]):
+            now.idle_s[0] = at_s
+    return True

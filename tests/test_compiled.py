@@ -1,0 +1,175 @@
+"""The compiled simulator gives the schedule of the Python one, bit for bit, for every policy that it knows."""
+
+import subprocess
+import sys
+from dataclasses import replace
+from statistics import fmean
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lib import paths
+from lib.errors import InputError
+from lib.schedule import compiled, loop, metrics, policies, problem, simulate, study
+from lib.schedule.problem import Fleet, Jobs, Problem
+from lib.schedule.simulate import Faults, PolicyError
+
+FAULTS = st.builds(Faults, st.sampled_from([0.0, 0.3, 1.0]), st.sampled_from([1, 2, 9]), st.integers(0, 99))
+
+
+@st.composite
+def problems(draw):
+    """Draw problems; ``even`` ones have small whole numbers for times and arrivals, so that nearly everything is tied."""
+    flag, types = st.booleans(), draw(st.integers(1, 4))
+    counts = draw(st.lists(st.integers(0, 4), min_size=types, max_size=types).filter(any))
+    even, arriving, noisy, memory, wrong, far = (draw(flag) for _ in range(6))
+    count, seed = draw(st.integers(1, 40)), draw(st.integers(0, 10**6))
+    rng = np.random.default_rng(seed)
+    times = rng.integers(1, 4, (count, types)).astype(float) if even else np.exp(rng.normal(0, 1, (count, types)))
+    predicted = times * rng.choice([1.0, 2.0], times.shape) if noisy else times.copy()
+    predicted[rng.random(times.shape) < draw(st.sampled_from([0.0, 0.2]))] = np.inf
+    if wrong:  # predicted where it cannot run: a policy that believes it is refused
+        times[rng.random(times.shape) < 0.02] = np.inf
+    arrival = rng.integers(0, 12, count) / 2 if even else rng.uniform(0, 2 + count / 4, count)
+    arrival += 2.0**53 if far else 0.0  # only whole seconds are told apart: jobs fail together, and as others arrive
+    fleet = Fleet.of(dict(zip(["cpu", "v100", "cpu-slow", "k80"], counts, strict=False)), setup_s=rng.integers(0, 2, types) / 2,
+                     memory_mb=rng.choice([np.nan, 1, 2], types) if memory else np.full(types, np.nan))
+    if draw(flag):
+        order = rng.permutation(len(fleet))
+        fleet = replace(fleet, names=tuple(np.array(fleet.names)[order].tolist()), type_of=fleet.type_of[order])
+    needs = rng.integers(0, 3, count).astype(float) if memory else np.zeros(count)
+    jobs = replace(Jobs.plain(count, arrival if arriving or far else None), memory_mb=needs)
+    room = np.where(np.isnan(fleet.memory_mb), np.inf, fleet.memory_mb)
+    able = np.isfinite(predicted) & np.isfinite(times) & (needs[:, None] <= room) & (fleet.counts > 0)
+    lost, place = ~able.any(axis=1), int(np.argmax(fleet.counts))
+    predicted[lost, place], times[lost, place], needs[lost] = 1.0, 1.0, 0.0
+    return Problem(jobs, fleet, predicted, times)
+
+
+def played(run, *arguments):
+    """Return what a simulation gave, its error included."""
+    try:
+        return run(*arguments), ""
+    except PolicyError as error:
+        return None, str(error)
+
+
+def check_equal(asked, name, faults):
+    slow, wrong = played(simulate.simulate, asked, policies.policy(name), faults)
+    fast, same = played(compiled.simulate, asked, name, faults)
+    assert same == wrong
+    if slow is not None:
+        pd.testing.assert_frame_equal(fast.schedule, slow.schedule, check_exact=True)
+        for column in ("start_s", "end_s"):
+            assert fast.schedule[column].to_numpy().tobytes() == slow.schedule[column].to_numpy().tobytes()
+        assert fast.waits == slow.waits and not len(fast.decide_s)
+    return slow
+
+
+@pytest.mark.parametrize("name", compiled.NAMES)
+@settings(max_examples=120, deadline=None)
+@given(asked=problems(), faults=FAULTS)
+def test_the_schedule_is_that_of_the_simulator(name, asked, faults):
+    check_equal(asked, name, faults)
+
+
+def a_large_problem(count=5000, load=None, seed=0):
+    """Return jobs with heavy tails on interleaved devices, of which some are tied."""
+    draw = np.random.default_rng(seed)
+    times = np.exp(draw.normal(2, 1, (count, 1)) + draw.normal(0, 1, (count, 3))).round(1) + 0.1
+    times[draw.random(times.shape) < 0.1] = np.inf
+    times[:, 0] = np.where(np.isfinite(times[:, 0]), times[:, 0], 9.0)
+    arrival = None if load is None else np.cumsum(draw.exponential(3.0 / 60 / load, count))
+    return Problem(Jobs.plain(count, arrival), Fleet.of({"cpu": 20, "v100": 15, "k80": 25}), times, times)
+
+
+@pytest.mark.parametrize("name", compiled.NAMES)
+@pytest.mark.parametrize("load", [None, 0.5, 2.0])
+def test_larger_problems_agree_too(name, load):
+    assert check_equal(a_large_problem(load=load), name, Faults(0.1, seed=3)) is not None
+
+
+def test_the_log_grows_with_the_attempts():
+    asked = a_large_problem(20)
+    for name in compiled.NAMES:
+        assert len(check_equal(asked, name, Faults(0.95, attempts=200)).schedule) > 4 * (20 + len(asked.fleet))
+
+
+def test_errors_of_policies_are_the_same():
+    times = np.array([[1.0, 2.0], [3.0, 2.0], [1.0, 3.0]])
+    none = Problem(Jobs.plain(3), Fleet.of({"v100": 0, "k80": 1}), times, times)
+    with pytest.raises(PolicyError, match="left 2 jobs waiting for ever, such as 0, 2"):
+        compiled.simulate(none, "fastest")
+    assert played(simulate.simulate, none, policies.fastest) == played(compiled.simulate, none, "fastest")
+    lost = Problem(Jobs.plain(3), Fleet.of({"v100": 1, "k80": 1}), times, np.where([[False] * 2, [False, True], [False] * 2],
+                                                                                 np.inf, times))
+    with pytest.raises(PolicyError, match="started job 1 on k80: it cannot run there"):
+        compiled.simulate(lost, "earliest-finish")
+
+
+def test_what_is_not_compiled_is_refused():
+    asked = a_large_problem(5)
+    with pytest.raises(InputError, match="'hybrid' is not compiled; these are: first-come, fastest"):
+        compiled.simulate(asked, "hybrid")
+    limited = replace(asked, fleet=replace(asked.fleet, host_cores=8.0))
+    with pytest.raises(InputError, match="no limit of the host's cores, here 8"):
+        compiled.simulate(limited, "first-come")
+    assert set(compiled.NAMES) <= set(policies.BASELINES)
+
+
+@settings(max_examples=200, deadline=None)
+@given(seed=st.integers(0, 10**6), spread=st.sampled_from([0.1, 1, 20, 60]), types=st.integers(1, 7))
+def test_means_are_those_of_the_standard_library(seed, spread, types):
+    draw = np.random.default_rng(seed)
+    times = np.exp(draw.normal(0, spread, (50, types)))
+    times[draw.random(times.shape) < 0.2] = np.inf
+    times[:, 0] = 1 / 3
+    assert compiled._means(times).tolist() == [fmean(time for time in row if time < np.inf) for row in times.tolist()]
+
+
+def test_the_loop_is_compiled_once():
+    """Whatever the layout of what is given: a second time would cost seconds."""
+    asked = a_large_problem(10)
+    strange = np.asfortranarray(asked.actual_s)
+    arrival, places = np.arange(10.0), asked.fleet.type_of.astype(np.int32)
+    for one in (strange, arrival, places):
+        one.setflags(write=False)
+    other = Problem(replace(asked.jobs, arrival_s=arrival), replace(asked.fleet, type_of=places), strange, strange)
+    single = Problem(asked.jobs, Fleet.of({"cpu": 1}), asked.actual_s[:, :1], asked.actual_s[:, :1])
+    for name in compiled.NAMES:
+        for one in (asked, other, single):
+            compiled.simulate(one, name, Faults(0.5))
+    assert len(loop.play.signatures) == 1
+
+
+def test_studies_use_it_where_they_can():
+    asked = a_large_problem(200)
+    for name in ("first-come", "longest-first"):
+        fast, slow = study.run(asked, name), study.run(asked, name, compiled=False)
+        assert fast.pop("decide_s") is None and fast.pop("decide_p99_us") is None
+        assert slow.pop("decide_s") > 0 and slow.pop("decide_p99_us") > 0
+        assert fast == slow
+    limited = replace(asked, fleet=replace(asked.fleet, host_cores=8.0))
+    beside = simulate.Contention(np.full((3, 3), 1.5))
+    assert study.run(limited, "first-come")["decide_s"] > 0
+    assert study.run(asked, "first-come", contention=beside)["decide_s"] > 0
+    assert study.run(asked, "hybrid", limit_s=0.01)["decide_s"] > 0
+    assert (study.speed(asked, ["fastest"])["decide_p99_us"] > 0).all()
+    assert study.speed(asked, ["fastest"], compiled=True)["decide_p99_us"].isna().all()
+
+
+def test_figures_are_what_they_are_called():
+    outcome = compiled.simulate(a_large_problem(200, 0.5), "first-come")
+    found, table = metrics.metrics(outcome), metrics.job_table(outcome)
+    for share in (50, 95, 99):
+        assert found[f"p{share}_jct_s"] == np.percentile(table["jct_s"].to_numpy(), share)
+    assert table["job_id"].tolist() == [outcome.problem.jobs.ids[job] for job in table["job"]]
+    assert problem.feasible(outcome.problem)[table["job"], outcome.problem.fleet.type_of[table["place"]]].all()
+
+
+def test_the_library_does_not_need_numba_to_be_imported():
+    code = "import sys, lib.schedule.study, lib.schedule.question, lib.__main__; sys.exit('numba' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=paths.ROOT, check=False).returncode == 0
