@@ -1,4 +1,4 @@
-"""A file of jobs carried out on this machine: jobs.csv -> what to call, where it can run, how long it should take."""
+"""A file of jobs carried out here or on a cluster: jobs.csv -> what to call, where it can run, how long it should take."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -13,7 +13,7 @@ from lib import paths, store
 from lib.errors import InputError, choices
 from lib.params import workload
 from lib.schedule import bounds, execute, policies, problem, trace
-from lib.schedule.execute import Limits, Slot
+from lib.schedule.hand import WARM, Hire, Limits, Process, Site, Slot
 from lib.schedule.ledger import Spec
 from lib.schedule.problem import Fleet, Jobs
 from lib.schedule.simulate import simulate
@@ -21,13 +21,12 @@ from lib.schedule.state import Policy
 from lib.tables import columns
 
 _SAMPLE_S = 1.5
-_WARM = "lib.schedule.work:load"
 _NOTEBOOK_S = 60.0  # a notebook in quick mode ends within a minute
 
 
 @dataclass(frozen=True)
 class Campaign:
-    """Jobs, the slots of this machine, the predicted seconds (jobs, types), and the policy with its name."""
+    """Jobs, slots and who is hired for them, the predicted seconds (jobs, types), and the policy with its name."""
 
     specs: tuple[Spec, ...]
     jobs: Jobs
@@ -36,6 +35,7 @@ class Campaign:
     predicted_s: np.ndarray
     policy: Policy
     name: str
+    hire: Hire = Process
 
     @property
     def asked(self) -> problem.Problem:
@@ -92,9 +92,15 @@ def slots_here(count: int = 0) -> tuple[Slot, ...]:
     from lib.measure import machine
 
     parts = [tuple(cores[number * width:(number + 1) * width]) for number in range(count)]
-    found = [Slot(f"cpu[{'-'.join(str(core) for core in dict.fromkeys((part[0], part[-1])))}]", part, width, _WARM)
+    found = [Slot(f"cpu[{'-'.join(str(core) for core in dict.fromkeys((part[0], part[-1])))}]", part, width, WARM)
              for part in parts]
-    return (*found, *(Slot(name, warm=_WARM) for name in machine.devices() if name.startswith("cuda")))
+    return (*found, *(Slot(name, warm=WARM) for name in machine.devices() if name.startswith("cuda")))
+
+
+def here(jobs: Jobs, count: int = 0) -> Site:
+    """Return the slots of this machine, on which every job is tried; InputError for more slots than cores."""
+    slots = slots_here(count)
+    return Site(slots, Process, np.ones((len(jobs), len(fleet_of(slots).types)), bool))
 
 
 def fleet_of(slots: tuple[Slot, ...]) -> Fleet:
@@ -106,21 +112,21 @@ def fleet_of(slots: tuple[Slot, ...]) -> Fleet:
                  unknown, unknown, np.zeros(len(types)), unknown)
 
 
-def sampled(specs: tuple[Spec, ...], slots: tuple[Slot, ...], fleet: Fleet, folder: Path, limits: Limits,
+def sampled(specs: tuple[Spec, ...], site: Site, fleet: Fleet, folder: Path, limits: Limits,
             progress: Callable[[int], None] = lambda ended: None) -> np.ndarray:
     """Return predicted seconds (jobs, types) from short samples of each workload on each type, all slots at work at once.
 
-    Samples are kept in ``folder``. What failed to be sampled cannot run there (inf).
+    Samples are kept in ``folder``. What failed to be sampled, or the site says is not able, cannot run there (inf).
     """
     wanted = list(dict.fromkeys(spec.arguments["workload_id"] for spec in specs if "workload_id" in spec.arguments))
     found: dict[tuple[str, str], dict[str, Any]] = {}
     for place, kind in enumerate(fleet.types if wanted else ()):
-        mine = tuple(slot for slot, of in zip(slots, fleet.type_of, strict=True) if of == place)
+        mine = tuple(slot for slot, of in zip(site.slots, fleet.type_of, strict=True) if of == place)
         asks = [Spec(name, "lib.schedule.work:sample", {"workload_id": name, "seconds": _SAMPLE_S}) for name in wanted]
         jobs = replace(Jobs.plain(len(asks)), ids=tuple(wanted))
         _, ends, _ = execute.execute(asks, jobs, fleet_of(mine), mine, np.full((len(asks), 1), 10.0),
-                                     policies.policy("first-come"), folder / f"samples-{kind.replace(':', '-')}", limits,
-                                     progress=progress)
+                                     policies.policy("first-come"), folder / f"{site.samples}-{kind.replace(':', '-')}",
+                                     limits, site.hire, progress)
         found |= {(row.job_id, kind): row.result for row in ends.itertuples() if row.status == "done"}
     table = np.full((len(specs), len(fleet.types)), np.inf)
     for number, spec in enumerate(specs):
@@ -129,19 +135,20 @@ def sampled(specs: tuple[Spec, ...], slots: tuple[Slot, ...], fleet: Fleet, fold
                 table[number, place] = _NOTEBOOK_S
             elif held := found.get((spec.arguments["workload_id"], kind)):
                 table[number, place] = held["setup_s"] + held["step_s"] * spec.arguments["steps"]
-    return table
+    return np.where(site.able, table, np.inf)
 
 
 def prepare(path: Path, out: Path, name: str = "hybrid", objective: str = "makespan", count: int = 0,
-            progress: Callable[[int], None] = lambda ended: None) -> Campaign:
-    """Read a file of jobs, sample its workloads on this machine, and return what can be run.
+            progress: Callable[[int], None] = lambda ended: None, where: Callable[[Jobs, int], Site] = here) -> Campaign:
+    """Read a file of jobs, sample its workloads ``where`` they shall run, and return what can be run.
 
-    Raises InputError for a wrong file, policy or objective before anything is sampled.
+    Raises InputError for a wrong file, policy or objective, or a job that cannot run there, before anything is sampled.
     """
     policy, (specs, jobs) = policies.aimed(name, objective), read(path, out)
-    slots = slots_here(count)
-    fleet = fleet_of(slots)
-    return Campaign(specs, jobs, slots, fleet, sampled(specs, slots, fleet, out, Limits(), progress), policy, name)
+    site = where(jobs, count)
+    fleet = fleet_of(site.slots)
+    predicted_s = sampled(specs, site, fleet, out, Limits(), progress)
+    return Campaign(specs, jobs, site.slots, fleet, predicted_s, policy, name, site.hire)
 
 
 def run(campaign: Campaign, out: Path, limits: Limits | None = None,
@@ -150,7 +157,7 @@ def run(campaign: Campaign, out: Path, limits: Limits | None = None,
     asked = campaign.asked
     simulated = simulate(asked, campaign.policy)
     attempts, ends, notes = execute.execute(campaign.specs, campaign.jobs, campaign.fleet, campaign.slots, campaign.predicted_s,
-                                            campaign.policy, out, limits, progress=progress)
+                                            campaign.policy, out, limits, campaign.hire, progress)
     shown = attempts[attempts["status"] != "running"]
     store.write(shown[columns("schedule")], out / "schedule.csv", "schedule", derived=True)
     trace.write(shown, out / "trace.json", campaign.name)
