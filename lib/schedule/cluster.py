@@ -146,7 +146,8 @@ class Cluster:
             ray.init(address=self.address, log_to_driver=False, logging_level="ERROR")
         else:
             ray.init(address="local", num_cpus=len(psutil.Process().cpu_affinity()), include_dashboard=False,
-                     object_store_memory=_STORE_BYTES, log_to_driver=False, logging_level="ERROR")
+                     object_store_memory=_STORE_BYTES, log_to_driver=False, logging_level="ERROR",
+                     _system_config={"worker_niceness": 0})  # Ray's default, 15, yields to whatever else runs here
         self._ray = ray
 
     def nodes(self) -> list[Node]:
