@@ -14,7 +14,7 @@ from lib import __main__ as command
 from lib import paths
 from lib.errors import InputError
 from lib.schedule import campaign, cluster, execute, policies
-from lib.schedule.execute import Limits, Slot
+from lib.schedule.hand import Limits, Slot
 from lib.schedule.ledger import Spec
 from lib.schedule.problem import Jobs
 from tests.test_execute import check, sleeping
@@ -165,7 +165,7 @@ def test_addresses_without_a_cluster_are_refused_in_one_line(tmp_path, capsys, m
 
 
 def test_a_node_is_lost_and_the_other_goes_on_until_it_is_lost_too(joined, nodes, tmp_path):
-    """Bound to devices by the policy, the jobs of the lost node go to the other one; last of all, for no other has two."""
+    """Jobs that the policy bound to the lost node go to the other one. The last test, as no later one has two nodes."""
     ended = []
 
     def remove(count):
@@ -181,8 +181,8 @@ def test_a_node_is_lost_and_the_other_goes_on_until_it_is_lost_too(joined, nodes
     last = attempts.sort_values("end_s").tail(5)
     assert set(last["device"]) == {f"cpu[{joined.nodes()[0].host}/0]"} and len(joined.nodes()) == 1
     site = joined.site(named(specs[:1]), warm="")
-    monkey = replace(site.slots[0], name="cpu[away/0]")
-    joined._seats[monkey.name] = replace(joined._seats[site.slots[0].name], node=replace(joined.nodes()[0], id="0" * 56))
+    elsewhere = replace(site.slots[0], name="cpu[away/0]")
+    joined._seats[elsewhere.name] = replace(joined._seats[site.slots[0].name], node=replace(joined.nodes()[0], id="0" * 56))
     with pytest.raises(InputError, match="no slot is left for 1 jobs, such as j0.*node .* is gone"):
-        execute.execute(specs[:1], named(specs[:1]), campaign.fleet_of((monkey,)), (monkey,), np.ones((1, 1)),
+        execute.execute(specs[:1], named(specs[:1]), campaign.fleet_of((elsewhere,)), (elsewhere,), np.ones((1, 1)),
                         policies.policy("first-come"), tmp_path / "none", LIMITS, site.hire)

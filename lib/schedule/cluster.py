@@ -4,6 +4,7 @@ Every node has this project at the same path, with the same environment; what is
 """
 
 import os
+import secrets
 import socket
 import subprocess
 import sys
@@ -115,6 +116,8 @@ def _reason(error: Exception) -> str:
     text = " ".join(str(error).split())
     if "node has died" in text or "not schedulable" in text:
         return "its node is gone"
+    if "unavailable" in text:
+        return "it cannot be reached any more: is its node gone?"
     detail = text.partition("Worker exit detail: ")[2] or text
     return f"the worker was killed, or ran out of memory? Ray says: {detail.partition('. ')[0]}"
 
@@ -145,6 +148,7 @@ class Cluster:
             _probe(self.address)
             ray.init(address=self.address, log_to_driver=False, logging_level="ERROR")
         else:
+            os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))  # lest Ray writes one into the home folder
             ray.init(address="local", num_cpus=len(psutil.Process().cpu_affinity()), include_dashboard=False,
                      object_store_memory=_STORE_BYTES, log_to_driver=False, logging_level="ERROR",
                      _system_config={"worker_niceness": 0})  # Ray's default, 15, yields to whatever else runs here
@@ -233,4 +237,6 @@ def _probe(address: str) -> None:
                          f"{_JOIN_S:g} s") from None
     if said.returncode:
         why = (said.stderr.strip().splitlines() or ["no reason given"])[-1]
+        if "AuthToken" in said.stderr:
+            why = "it wants its token: RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH unless it lies in ~/.ray/auth_token"
         raise InputError(f"the Ray cluster at {address} cannot be joined: {why}")
