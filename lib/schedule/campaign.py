@@ -7,13 +7,12 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import psutil
 
 from lib import paths, store
 from lib.errors import InputError, choices
 from lib.params import workload
 from lib.schedule import bounds, execute, policies, problem, trace
-from lib.schedule.hand import WARM, Hire, Limits, Process, Site, Slot
+from lib.schedule.hand import WARM, Hire, Limits, Process, Site, Slot, cores_here
 from lib.schedule.ledger import Spec
 from lib.schedule.problem import Fleet, Jobs
 from lib.schedule.simulate import simulate
@@ -83,8 +82,7 @@ def slots_here(count: int = 0) -> tuple[Slot, ...]:
 
     Raises InputError for more slots than cores.
     """
-    cores = sorted(psutil.Process().cpu_affinity()) if hasattr(psutil.Process(), "cpu_affinity") else list(range(
-        psutil.cpu_count() or 1))
+    cores = cores_here()
     count = count or len(cores)
     if not 1 <= count <= len(cores):
         raise InputError(f"{count} slots on {len(cores)} cores: it must be 1 to {len(cores)}")

@@ -15,11 +15,10 @@ from multiprocessing import Pipe
 from typing import Any
 
 import numpy as np
-import psutil
 
 from lib import paths
 from lib.errors import InputError
-from lib.schedule.hand import WARM, Limits, Site, Slot, SlotLost
+from lib.schedule.hand import WARM, Limits, Site, Slot, SlotLost, cores_here
 from lib.schedule.problem import Jobs
 from lib.schedule.worker import THREADS, Desk
 
@@ -88,10 +87,10 @@ class Actor:
 
     def messages(self) -> list[tuple[Any, ...]]:
         """Return what it said; an actor that does not answer is dead, or is ended lest it goes on unheard."""
+        while self.pipe.poll():  # first: the bell rings when all is there, maybe a moment later
+            self.pipe.recv_bytes()
         if not self._heard.done():
             return []
-        while self.pipe.poll():
-            self.pipe.recv_bytes()
         try:
             found = self._heard.result()
         except Exception as error:  # whatever became of it, it says no more
@@ -146,12 +145,17 @@ class Cluster:
             raise InputError("--engine ray needs the package ray: pip install -r requirements.txt") from None
         if self.address:
             _probe(self.address)
-            ray.init(address=self.address, log_to_driver=False, logging_level="ERROR")
+            how: dict[str, Any] = {"address": self.address}
         else:
             os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))  # lest Ray writes one into the home folder
-            ray.init(address="local", num_cpus=len(psutil.Process().cpu_affinity()), include_dashboard=False,
-                     object_store_memory=_STORE_BYTES, log_to_driver=False, logging_level="ERROR",
-                     _system_config={"worker_niceness": 0})  # Ray's default, 15, yields to whatever else runs here
+            how = {"address": "local", "num_cpus": len(cores_here()), "include_dashboard": False,
+                   "object_store_memory": _STORE_BYTES,
+                   "_system_config": {"worker_niceness": 0}}  # Ray's default, 15, yields to whatever else runs here
+        try:
+            ray.init(**how, log_to_driver=False, logging_level="ERROR")
+        except Exception as error:  # of many kinds, and of many lines
+            why = (str(error).strip().splitlines() or [type(error).__name__])[-1]
+            raise InputError(f"Ray does not start, or cannot be joined at {self.address or 'this machine'}: {why}") from error
         self._ray = ray
 
     def nodes(self) -> list[Node]:

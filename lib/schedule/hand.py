@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
+import psutil
 
 from lib.schedule import worker
 
@@ -36,6 +37,12 @@ class Limits:
     late: float = 20.0
     least_s: float = 300.0
     attempts: int = 3
+
+
+def cores_here() -> list[int]:
+    """Return the cores of this machine that this process may use."""
+    process = psutil.Process()
+    return sorted(process.cpu_affinity()) if hasattr(process, "cpu_affinity") else list(range(psutil.cpu_count() or 1))
 
 
 class SlotLost(Exception):  # noqa: N818 - told by who hires, and no end of a run
