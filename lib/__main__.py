@@ -8,6 +8,7 @@ from pathlib import Path
 
 from lib import paths
 from lib.errors import InputError
+from lib.schedule import verbs as placing
 
 
 def _machine(_: argparse.Namespace) -> int:
@@ -206,32 +207,6 @@ def _models(options: argparse.Namespace) -> int:
     return 0
 
 
-def _schedule(options: argparse.Namespace) -> int:
-    import json
-
-    from lib.schedule import question
-
-    found = question.ask_files(options.times, options.devices, options.jobs, options.actual, options.policy, options.objective)
-    found.write(options.out, options.trace)
-    print(json.dumps(found.figures, indent=1) if options.json else question.words(found))
-    return 0
-
-
-def _run_jobs(options: argparse.Namespace) -> int:
-    from tqdm import tqdm
-
-    from lib.schedule import campaign, record
-
-    out = options.out or campaign.default_folder(options.jobs)
-    with tqdm(desc="samples", unit="workload") as bar:
-        prepared = campaign.prepare(options.jobs, out, options.policy, options.objective, options.slots, bar.update)
-    with tqdm(desc="jobs", total=len(prepared.specs), unit="job") as bar:
-        ran = campaign.run(prepared, out, progress=bar.update)
-    print(record.words(ran))
-    print(f"{out / 'schedule.csv'}, {out / 'trace.json'}")
-    return int((ran.ends["status"] != "done").any())
-
-
 def _import(options: argparse.Namespace) -> int:
     from lib import bundle
 
@@ -277,31 +252,6 @@ def _predicting(verbs) -> None:
     verb.add_argument("--budget-s", type=float, default=120.0, help="time for measuring (default 120)")
     verb.add_argument("--dtype", default="fp32", choices=("fp32", "bf16", "fp16"))
     verb.set_defaults(call=_calibrate)
-
-
-def _placing(verbs) -> None:
-    """Add the verbs that place jobs on devices."""
-    verb = verbs.add_parser("schedule", help="where and when jobs should run, from files of times and devices")
-    verb.add_argument("--times", type=Path, required=True, help="CSV: job_id and a column a device type, in seconds")
-    verb.add_argument("--devices", type=Path, required=True,
-                      help="CSV: device, type, count; memory, cores, watts, price")
-    verb.add_argument("--jobs", type=Path, help="CSV: job_id and arrival_s, deadline_s, memory_mb, cpu_cores, workload_id")
-    verb.add_argument("--actual", type=Path, help="CSV like --times: what the jobs really take; planned is on --times")
-    verb.add_argument("--policy", default="hybrid", help="hybrid (default), or a baseline; an unknown name lists all")
-    verb.add_argument("--objective", default="makespan",
-                      help="for hybrid: makespan, mean_jct, p99_jct, deadline, energy, price")
-    verb.add_argument("--out", type=Path, help="write the schedule to this CSV")
-    verb.add_argument("--trace", type=Path, help="write a Chrome trace, which ui.perfetto.dev opens, to this JSON")
-    verb.add_argument("--json", action="store_true", help="print the figures as one object")
-    verb.set_defaults(call=_schedule)
-
-    verb = verbs.add_parser("run-jobs", help="run jobs for real on this machine's slots and GPUs; a second call goes on")
-    verb.add_argument("jobs", type=Path, help="CSV: job_id, and workload_id with steps or notebook; arrival_s, memory_mb, ...")
-    verb.add_argument("--policy", default="hybrid", help="as in schedule")
-    verb.add_argument("--objective", default="makespan", help="as in schedule")
-    verb.add_argument("--slots", type=int, default=0, help="CPU slots of equal size (default: one a core)")
-    verb.add_argument("--out", type=Path, help="folder of the record (default: data/schedule/<name of the file>)")
-    verb.set_defaults(call=_run_jobs)
 
 
 def _exchanging(verbs) -> None:
@@ -368,7 +318,7 @@ def _parser() -> argparse.ArgumentParser:
     verb.set_defaults(call=_matrix)
 
     _predicting(verbs)
-    _placing(verbs)
+    placing.add(verbs)
     _exchanging(verbs)
     return parser
 

@@ -15,6 +15,14 @@ def sleep(job, seconds=0.01, value=None):
     return {"value": value, "torch": "torch" in sys.modules}
 
 
+def where(job):
+    """Say what the worker finds: the code, the place of outputs, the threads."""
+    import lib
+    from lib import paths
+
+    return {"lib": os.path.dirname(lib.__file__), "output": str(paths.OUTPUT), "threads": os.environ["OMP_NUM_THREADS"]}
+
+
 def once(job, path, fault, value=None):
     """Misbehave the first time, end well the second."""
     if not os.path.exists(path):

@@ -11,7 +11,7 @@ from lib import definitions
 from lib.errors import InputError
 from lib.schedule import drift, menu, mixes, pairs, policies, tradeoffs
 from lib.schedule.contention import ALONE, Contention
-from lib.schedule.execute import Slot
+from lib.schedule.hand import Slot
 from lib.schedule.problem import Fleet, Jobs, Problem
 from lib.schedule.simulate import simulate
 
@@ -89,6 +89,11 @@ def test_cores_are_shared_by_time():
     assert set(none.rates({0: (0, 0), 1: (0, 1)}, wanted_cores=4.0).values()) == {0.5}
     assert set(none.rates({0: (0, 0)}, wanted_cores=1.0).values()) == {1.0}
     assert none.rates({}) == {}
+
+
+def test_some_types_keep_their_slowdowns():
+    known = Contention.of_types(np.array([[1.1, 1.2, 1.3], [2.1, 2.2, 2.3], [3.1, 3.2, 3.3]]))
+    assert known.among(np.array([0, 2])).slowdown[0, :, 0].tolist() == [[1.1, 1.3], [3.1, 3.3]]
 
 
 def _mix(contention, count=40):

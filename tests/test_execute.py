@@ -14,8 +14,8 @@ import pytest
 
 from lib import paths, tables
 from lib.errors import InputError
-from lib.schedule import execute, policies
-from lib.schedule.execute import Limits, Slot
+from lib.schedule import campaign, execute, policies
+from lib.schedule.hand import Limits, Slot, SlotLost
 from lib.schedule.ledger import Ledger, Spec
 from lib.schedule.problem import Fleet, Jobs
 from lib.schedule.state import Restart, Start, Wait
@@ -226,3 +226,66 @@ def test_predictors_that_raise_or_hang_lose_nothing():
     assert found.tolist() == [[2, 4], [4, 4], [4, 4], [6, np.inf]] and len(wrong) == 2
     _, wrong = execute.guarded(lambda item: time.sleep(5), range(3), 1, patience_s=0.05)
     assert len(wrong) == 1
+
+
+class Puppet:
+    """A hand without a process: jobs take no time. Where a slot may be lost, its worker is gone with its second job."""
+
+    lost, counts = (), {}
+
+    def __init__(self, slot, limits):
+        if slot.name in self.lost and self.counts.get(slot.name, 0) >= 2:
+            raise SlotLost("its node is gone")
+        self.name, self.said = slot.name, [("ready", 0)]
+
+    def messages(self):
+        said, self.said = self.said, []
+        return said
+
+    def send(self, *message):
+        if message[0] == "run":
+            self.counts[self.name] = self.counts.get(self.name, 0) + 1
+            gone = self.name in self.lost and self.counts[self.name] == 2
+            self.said.append(("gone", "no sign of it") if gone else ("done", message[1], None))
+
+    def kill(self):
+        pass
+
+
+def puppets(monkeypatch, folder, lost, name="first-come", picky=False):
+    """Run 12 jobs on two CPU slots and a GPU, of which some are lost; a ``picky`` last job runs on the GPU alone."""
+    monkeypatch.setattr(Puppet, "lost", lost)
+    monkeypatch.setattr(Puppet, "counts", {})
+    monkeypatch.setattr(execute, "_TICK_S", 0.002)
+    specs, slots = sleeping(12), [Slot("cpu[0]"), Slot("cpu[1]"), Slot("gpu[0]")]
+    jobs = Jobs(**{**Jobs.plain(12).__dict__, "ids": tuple(spec.job_id for spec in specs)})
+    times = np.linspace(1.0, 2.0, 24).reshape(12, 2)
+    times[-1, 0] = np.inf if picky else times[-1, 0]
+    return (*execute.execute(specs, jobs, campaign.fleet_of(slots), slots, times, policies.policy(name), folder, LIMITS,
+                             Puppet), specs)
+
+
+@pytest.mark.parametrize("name", list(policies.registry()))
+@pytest.mark.parametrize("lost", [("cpu[1]",), ("gpu[0]",), ("cpu[0]", "gpu[0]"), ("cpu[0]", "cpu[1]")])
+def test_slots_that_are_lost_are_given_up_and_the_others_go_on(tmp_path, monkeypatch, name, lost):
+    attempts, ends, notes, specs = puppets(monkeypatch, tmp_path, lost, name)
+    check(attempts, ends, specs)
+    assert set(ends["status"]) == {"done"}
+    for slot in lost:
+        ran = attempts[attempts["device"] == slot]["status"].tolist()
+        assert ran in (["done", "retried"], ["done"], [])  # one that the policy left alone was not lost
+        assert (ran == ["done", "retried"]) == any(note == f"{slot} is given up: its node is gone" for note in notes)
+
+
+def test_jobs_for_which_no_slot_is_left_are_told_and_go_on_when_there_is_one(tmp_path, monkeypatch):
+    with pytest.raises(InputError, match=r"no slot is left for 1 jobs, such as j11; .*gpu\[0\] is given up: its node is gone"):
+        puppets(monkeypatch, tmp_path / "one", ("gpu[0]",), "earliest-finish", picky=True)
+    with pytest.raises(InputError, match=r"no slot is left for \d+ jobs"):
+        puppets(monkeypatch, tmp_path / "all", ("cpu[0]", "cpu[1]", "gpu[0]"))
+    for folder, ended in (("one", 11), ("all", 3)):
+        ledger = Ledger(tmp_path / folder / "run.sqlite", sleeping(12))
+        assert len(ledger.ended()) == ended
+        ledger.close()
+        attempts, ends, _, specs = puppets(monkeypatch, tmp_path / folder, ())
+        check(attempts, ends, specs)
+        assert set(ends["status"]) == {"done"}

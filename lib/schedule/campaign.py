@@ -1,4 +1,4 @@
-"""A file of jobs carried out on this machine: jobs.csv -> what to call, where it can run, how long it should take."""
+"""A file of jobs carried out here or on a cluster: jobs.csv -> what to call, where it can run, how long it should take."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -6,26 +6,26 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import psutil
 
 from lib import paths, store
 from lib.errors import InputError
 from lib.params import workload
 from lib.schedule import bounds, execute, pairs, policies, problem, record, samples
 from lib.schedule.contention import Contention
-from lib.schedule.execute import Limits, Slot
+from lib.schedule.hand import WARM, Hire, Limits, Process, Site, Slot, cores_here, kind_of
 from lib.schedule.ledger import Spec
 from lib.schedule.problem import Fleet, Jobs
 from lib.schedule.record import Record
 from lib.schedule.simulate import simulate
 from lib.schedule.state import Policy
 
-_WARM = "lib.schedule.work:load"
-
 
 @dataclass(frozen=True)
 class Campaign:
-    """Jobs, slots, the predicted seconds (jobs, types), the policy with its name, and what is known of contention."""
+    """Jobs, slots and who is hired for them, the predicted seconds (jobs, types), the policy with its name.
+
+    ``contention`` is what is known of how jobs slow each other down there.
+    """
 
     specs: tuple[Spec, ...]
     jobs: Jobs
@@ -34,6 +34,7 @@ class Campaign:
     predicted_s: np.ndarray
     policy: Policy
     name: str
+    hire: Hire = Process
     contention: Contention | None = None
 
     @property
@@ -70,8 +71,7 @@ def slots_here(count: int = 0) -> tuple[Slot, ...]:
 
     Raises InputError for more slots than cores.
     """
-    cores = sorted(psutil.Process().cpu_affinity()) if hasattr(psutil.Process(), "cpu_affinity") else list(range(
-        psutil.cpu_count() or 1))
+    cores = cores_here()
     count = count or len(cores)
     if not 1 <= count <= len(cores):
         raise InputError(f"{count} slots on {len(cores)} cores: it must be 1 to {len(cores)}")
@@ -79,43 +79,47 @@ def slots_here(count: int = 0) -> tuple[Slot, ...]:
     from lib.measure import machine
 
     parts = [tuple(cores[number * width:(number + 1) * width]) for number in range(count)]
-    found = [Slot(f"cpu[{'-'.join(str(core) for core in dict.fromkeys((part[0], part[-1])))}]", part, width, _WARM)
+    found = [Slot(f"cpu[{'-'.join(str(core) for core in dict.fromkeys((part[0], part[-1])))}]", part, width, WARM)
              for part in parts]
-    return (*found, *(Slot(name, warm=_WARM) for name in machine.devices() if name.startswith("cuda")))
+    return (*found, *(Slot(name, warm=WARM) for name in machine.devices() if name.startswith("cuda")))
+
+
+def here(jobs: Jobs, count: int = 0) -> Site:
+    """Return the slots of this machine, on which every job is tried; InputError for more slots than cores."""
+    slots = slots_here(count)
+    return Site(slots, Process, np.ones((len(jobs), len(fleet_of(slots).types)), bool))
 
 
 def fleet_of(slots: tuple[Slot, ...]) -> Fleet:
     """Return the slots as a fleet of types ``cpu`` and, each GPU being its own, ``cuda:0``, ..."""
-    kinds = [execute.kind_of(slot.name) for slot in slots]
+    kinds = [kind_of(slot.name) for slot in slots]
     types = tuple(dict.fromkeys(kinds))
     unknown = np.full(len(types), np.nan)
     return Fleet(tuple(slot.name for slot in slots), np.array([types.index(kind) for kind in kinds]), types, unknown, unknown,
                  unknown, unknown, np.zeros(len(types)), unknown)
 
 
-def _known_contention(kinds: tuple[str, ...], fleet: Fleet) -> Contention | None:
-    """Return what was measured on this machine of how jobs slow each other down, None if nothing was."""
+def _known_contention(kinds: tuple[str, ...], site: Site) -> Contention | None:
+    """Return what was measured on this machine of how jobs slow each other down; None if nothing was, or they run elsewhere."""
     from lib.measure import machine
 
-    table = pairs.newest(machine.ids()["hardware_id"])
-    if table is None or not kinds:
-        return None
-    return Contention.of_table(table, kinds, fleet.types)
+    table = pairs.newest(machine.ids()["hardware_id"]) if site.hire is Process else None
+    return None if table is None else Contention.of_table(table, kinds, fleet_of(site.slots).types)
 
 
 def prepare(path: Path, out: Path, name: str = "hybrid", objective: str = "makespan", count: int = 0,
-            progress: Callable[[int], None] = lambda ended: None) -> Campaign:
-    """Read a file of jobs, sample its workloads on this machine, and return what can be run.
+            progress: Callable[[int], None] = lambda ended: None, where: Callable[[Jobs, int], Site] = here) -> Campaign:
+    """Read a file of jobs, sample its workloads ``where`` they shall run, and return what can be run.
 
-    Raises InputError for a wrong file, policy or objective before anything is sampled.
+    Raises InputError for a wrong file, policy or objective, or a job that cannot run there, before anything is sampled.
     """
     policy, (specs, jobs) = policies.aimed(name, objective), read(path, out)
-    slots = slots_here(count)
-    fleet, kinds = fleet_of(slots), kinds_of(specs)
-    known = _known_contention(kinds, fleet)
+    site, kinds = where(jobs, count), kinds_of(specs)
+    known, fleet = _known_contention(kinds, site), fleet_of(site.slots)
     workloads = [spec.arguments["workload_id"] for spec in specs if "workload_id" in spec.arguments]
-    found = samples.take(workloads, slots, fleet, out, Limits(), known is not None, progress)
-    return Campaign(specs, jobs, slots, fleet, samples.predicted_s(specs, found, fleet), policy, name, known)
+    found = samples.take(workloads, site, fleet, out, Limits(), known is not None, progress)
+    predicted_s = np.where(site.able, samples.predicted_s(specs, found, fleet), np.inf)
+    return Campaign(specs, jobs, site.slots, fleet, predicted_s, policy, name, site.hire, known)
 
 
 def trial(workloads: Sequence[str], count: int, job_s: float, out: Path, seed: int = 0,
@@ -125,10 +129,9 @@ def trial(workloads: Sequence[str], count: int, job_s: float, out: Path, seed: i
     How many steps that takes is sampled first; ``prepare`` finds the samples in ``out``. Raises InputError for a workload
     that cannot be run here.
     """
-    slots = slots_here()
-    fleet, names = fleet_of(slots), [workload(workloads[number % len(workloads)]).id for number in range(count)]
-    known = _known_contention(tuple(dict.fromkeys(names)), fleet)
-    found = samples.take(names, slots, fleet, out, Limits(), known is not None, progress)
+    site, names = here(Jobs.plain(count)), [workload(workloads[number % len(workloads)]).id for number in range(count)]
+    known, fleet = _known_contention(tuple(dict.fromkeys(names)), site), fleet_of(site.slots)
+    found = samples.take(names, site, fleet, out, Limits(), known is not None, progress)
     long_s, rows = np.random.default_rng(seed).uniform(0.5, 1.5, count) * job_s, []
     for number, name in enumerate(names):
         if (name, fleet.types[0]) not in found:
@@ -152,7 +155,7 @@ def run(campaign: Campaign, out: Path, limits: Limits | None = None,
     asked, known = campaign.asked, campaign.contention
     foreseen = simulate(asked, campaign.policy, contention=known, told=known).schedule
     attempts, ends, notes = execute.execute(campaign.specs, campaign.jobs, campaign.fleet, campaign.slots, campaign.predicted_s,
-                                            campaign.policy, out, limits, progress=progress, contention=known)
+                                            campaign.policy, out, limits, campaign.hire, progress, known)
     facts = {"policy": campaign.name, "bound_s": bounds.makespan_bound(asked), "notes": notes, "contention": known is not None,
              "machine": machine.name(), "written_utc": store.utc_now()}
     found = Record(attempts[attempts["status"] != "running"], foreseen, ends,

@@ -52,6 +52,10 @@ class Contention:
                         found[i, s, j, t] = held.get((a, one, b, other), found[i, s, j, t])
         return cls(found, cores)
 
+    def among(self, types: np.ndarray) -> "Contention":
+        """Return the same for some of the types of device."""
+        return replace(self, slowdown=self.slowdown[:, types][:, :, :, types])
+
     @cached_property
     def _logs(self) -> np.ndarray:
         return np.log(self.slowdown)

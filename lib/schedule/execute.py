@@ -1,21 +1,20 @@
 """Runs a schedule for real: a worker process a device or CPU slot, and a record from which a killed run goes on."""
 
-import multiprocessing
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from filelock import FileLock, Timeout
 
-from lib.errors import InputError
-from lib.schedule import worker
+from lib.errors import InputError, choices
 from lib.schedule.contention import Contention
+from lib.schedule.hand import Hand, Hire, Limits, Process, Slot, SlotLost
 from lib.schedule.ledger import Ledger, Spec
 from lib.schedule.policies import fits
 from lib.schedule.problem import Fleet, Jobs, Problem
@@ -25,93 +24,11 @@ _TICK_S = 0.2
 _LEAST_S = 1e-3
 
 
-@dataclass(frozen=True)
-class Slot:
-    """A device, or some cores of the CPU, that runs one job at a time; ``warm`` is what a worker calls before its first job."""
-
-    name: str
-    cores: tuple[int, ...] = ()
-    threads: int = 1
-    warm: str = ""
-
-
-def kind_of(slot: str) -> str:
-    """Return the type of a slot by its name: ``cpu`` of ``cpu[0-3]``; a GPU is a type of its own."""
-    return slot.partition("[")[0]
-
-
-@dataclass(frozen=True)
-class Limits:
-    """When something counts as failed, in seconds: no sign of life, no start, no end; and how often a job is tried.
-
-    A job may take ``late`` times its predicted time, but at least ``least_s``.
-    """
-
-    beat_s: float = 0.5
-    silent_s: float = 20.0
-    ready_s: float = 120.0
-    grace_s: float = 5.0
-    late: float = 20.0
-    least_s: float = 300.0
-    attempts: int = 3
-
-
-class Hand(Protocol):
-    """What carries out jobs on one slot: a process of ours, or an actor elsewhere."""
-
-    def messages(self) -> list[tuple[Any, ...]]:
-        """Return what it said since the last time; ``("gone", reason)`` when it died."""
-
-    def send(self, *message: Any) -> None:
-        """Tell it something."""
-
-    def kill(self) -> None:
-        """End it at once."""
-
-
-class Process:
-    """A worker process on this machine."""
-
-    def __init__(self, slot: Slot, limits: Limits):
-        context = multiprocessing.get_context("spawn")
-        self.pipe, other = context.Pipe()
-        self._process = context.Process(target=worker.serve, daemon=True, name=f"slot {slot.name}",
-                                        args=(other, slot.name, slot.cores, slot.threads, limits.beat_s, slot.warm))
-        self._process.start()
-        other.close()
-
-    def messages(self) -> list[tuple[Any, ...]]:
-        """Return what it said; a closed pipe is its death."""
-        found = []
-        try:
-            while self.pipe.poll():
-                found.append(self.pipe.recv())
-        except (EOFError, OSError):
-            self._process.join(2)
-            code = self._process.exitcode
-            found.append(("gone", f"the worker was killed (signal {-code}): out of memory?" if code and code < 0
-                          else f"the worker ended with status {code}"))
-        return found
-
-    def send(self, *message: Any) -> None:
-        """Tell it something; one that is gone says so by itself."""
-        try:
-            self.pipe.send(message)
-        except (OSError, ValueError):
-            return
-
-    def kill(self) -> None:
-        """End it at once."""
-        self._process.kill()
-        self._process.join()
-        self.pipe.close()
-
-
 @dataclass
 class _Place:
-    """One slot while the run goes on."""
+    """One slot while the run goes on; one that is lost has no hand."""
 
-    hand: Hand
+    hand: Hand | None
     hired_s: float
     seen_s: float
     ready: bool = False
@@ -126,8 +43,9 @@ class _Leader:
     """Leads the workers through the jobs, as a policy says."""
 
     def __init__(self, specs: Sequence[Spec], jobs: Jobs, fleet: Fleet, slots: Sequence[Slot], predict: Predict, policy: Policy,
-                 ledger: Ledger, limits: Limits, hire: Callable[[Slot, Limits], Hand]):
-        self.specs, self.slots, self.policy, self.ledger, self.limits, self.hire = specs, slots, policy, ledger, limits, hire
+                 ledger: Ledger, limits: Limits, hire: Hire):
+        self.specs, self.slots, self.policy, self.ledger, self.limits = specs, list(slots), policy, ledger, limits
+        self.hire = hire
         self.state, self.predict = State.at_start(jobs, fleet), predict
         ended, self.tried = ledger.ended(), ledger.tried()
         self.offset_s, self._began = ledger.last_s(), time.monotonic()
@@ -137,6 +55,7 @@ class _Leader:
         self.state.expected = self.left
         self.wake_s, self.notes = np.inf, []
         self.places: list[_Place] = []
+        self.stranded: list[int] = []  # jobs that no slot that is left can run
 
     def now(self) -> float:
         """Return the seconds since the run began, all its parts together."""
@@ -147,17 +66,23 @@ class _Leader:
         self.state.now_s = self.now()
         try:
             for device, slot in enumerate(self.slots if self.left else ()):
-                self.places.append(_Place(self.hire(slot, self.limits), self.now(), self.now()))
+                self.places.append(self._hired(slot))
                 self.state.away(device)
+            self._give_up()
             while self.left:
+                if self.left == len(self.stranded):
+                    names = choices(self.specs[job].job_id for job in self.stranded[:3])
+                    raise InputError(f"no slot is left for {self.left} jobs, such as {names}; the same call again goes on "
+                                     f"where this one ended ({'; '.join(self.notes[-3:])})")
                 before = self.left
                 if self._look() and self.left:
                     self._decide()
                 progress(before - self.left)
         finally:
             for place in self.places:
-                place.hand.send("end")
-                place.hand.kill()
+                if place.hand:
+                    place.hand.send("end")
+                    place.hand.kill()
 
     # ------------------------------------------------------------------------------------------ what happens
 
@@ -178,8 +103,8 @@ class _Leader:
         for device, place in enumerate(self.places):
             for message in place.hand.messages():
                 news |= self._hear(device, place, message)
-            news |= self._watch(device, self.places[device])
-        return news
+            news |= bool(self.places[device].hand) and self._watch(device, self.places[device])
+        return self._give_up() or news
 
     def _hear(self, device: int, place: _Place, message: tuple[Any, ...]) -> bool:
         place.seen_s, kind = self.now(), message[0]
@@ -272,10 +197,41 @@ class _Leader:
                 self._fail(device, job, reason)
         self.state.away(device)
         self.notes.append(f"{self.slots[device].name}: {reason}")
-        vain = 0 if place.ready else place.vain + 1
-        if vain >= self.limits.attempts:
-            raise InputError(f"{self.slots[device].name}: {vain} workers in a row could not start, the last: {reason}")
-        self.places[device] = _Place(self.hire(self.slots[device], self.limits), self.now(), self.now(), vain=vain)
+        self.places[device] = self._hired(self.slots[device], 0 if place.ready else place.vain + 1, reason)
+
+    def _hired(self, slot: Slot, vain: int = 0, last: str = "") -> _Place:
+        """Hire a worker for a slot; the place has none where the slot is lost, or workers start in vain."""
+        hand, lost = None, f"{vain} workers in a row could not start, the last: {last}"
+        if vain < self.limits.attempts:
+            try:
+                hand = self.hire(slot, self.limits)
+            except SlotLost as error:
+                lost = str(error)
+        if hand is None:
+            self.notes.append(f"{slot.name} is given up: {lost}")
+        return _Place(hand, self.now(), self.now(), vain=vain)
+
+    def _give_up(self) -> bool:
+        """Go on without the slots that are lost, and let the policy begin anew; return whether there were any."""
+        kept = [device for device, place in enumerate(self.places) if place.hand]
+        if len(kept) == len(self.places):
+            return False
+        number = {device: place for place, device in enumerate(kept)}
+        self.slots, self.places = [self.slots[device] for device in kept], [self.places[device] for device in kept]
+        for place in self.places:
+            place.moving = number.get(place.moving)
+        self.state, types = self.state.among(kept)
+        table = self.predict.table[:, types]
+        for job in [*self.state.waiting, *self.coming]:
+            if not any(fits(self.state, job, kind, seconds) for kind, seconds in enumerate(table[job])):
+                self.stranded.append(job)
+        nowhere = np.isinf(table).all(axis=1, keepdims=True)  # stranded or ended: asked for no more, and no nan in a mean
+        self.predict = Predict(np.where(nowhere, 1.0, table), self.predict.sigma)
+        self.coming = [job for job in self.coming if job not in self.stranded]
+        self.state.expected = len(self.coming)
+        for job in self.stranded:
+            self.state.waiting.pop(job, None)
+        return True
 
     # ------------------------------------------------------------------------------------------ what is done
 
@@ -319,7 +275,7 @@ class _Leader:
 
 
 def execute(specs: Sequence[Spec], jobs: Jobs, fleet: Fleet, slots: Sequence[Slot], predicted_s: np.ndarray, policy: Policy,
-            folder: Path, limits: Limits | None = None, hire: Callable[[Slot, Limits], Hand] = Process,
+            folder: Path, limits: Limits | None = None, hire: Hire = Process,
             progress: Callable[[int], None] = lambda ended: None,
             contention: Contention | None = None) -> tuple[pd.DataFrame, pd.DataFrame, list[str]]:
     """Carry out jobs on slots as a policy says; return the attempts, the ends with results, and notes of what went wrong.

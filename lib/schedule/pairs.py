@@ -15,7 +15,7 @@ import pandas as pd
 from lib import paths, store
 from lib.errors import InputError, choices
 from lib.schedule.contention import ALONE
-from lib.schedule.execute import Hand, Limits, Process, Slot, kind_of
+from lib.schedule.hand import Hire, Limits, Process, Slot, kind_of
 from lib.tables import columns
 
 FOLDER = "contention"
@@ -42,7 +42,7 @@ class _Side:
 class _Crew:
     """A worker a slot, asked to train something for some time, at once."""
 
-    def __init__(self, slots: Sequence[Slot], hire: Callable[[Slot, Limits], Hand]):
+    def __init__(self, slots: Sequence[Slot], hire: Hire):
         self._hands = {slot.name: hire(slot, Limits()) for slot in slots}
         self._held: dict[str, list[tuple[Any, ...]]] = {name: [] for name in self._hands}
         for name in self._hands:
@@ -78,7 +78,7 @@ class _Crew:
 
 
 @contextmanager
-def _crew(slots: Sequence[Slot], hire: Callable[[Slot, Limits], Hand]) -> Iterator[_Crew]:
+def _crew(slots: Sequence[Slot], hire: Hire) -> Iterator[_Crew]:
     crew = _Crew(slots, hire)
     try:
         yield crew
@@ -97,7 +97,7 @@ def _neighbours(slots: Sequence[Slot]) -> list[Slot]:
 
 
 def measure(slots: Sequence[Slot], workloads: Sequence[str], rounds: int = 3, progress: Progress = lambda items, _: items,
-            hire: Callable[[Slot, Limits], Hand] = Process) -> pd.DataFrame:
+            hire: Hire = Process) -> pd.DataFrame:
     """Return the table ``contention``: a row a workload, a type of slot, and what ran beside it.
 
     Every case is visited once a round, in random order; a slowdown is the median over rounds of a step's time over that

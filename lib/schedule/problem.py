@@ -66,6 +66,13 @@ class Fleet:
         """Return whether a type is a CPU (its name starts with ``cpu``)."""
         return self.types[place].startswith("cpu")
 
+    def among(self, devices: Sequence[int]) -> tuple["Fleet", np.ndarray]:
+        """Return the fleet of some of the devices, and which of the types these are of."""
+        types, type_of = np.unique(self.type_of[devices], return_inverse=True)
+        numbers = {name: getattr(self, name)[types] for name in _DEVICE_NUMBERS}
+        return replace(self, names=tuple(self.names[device] for device in devices), type_of=type_of,
+                       types=tuple(self.types[place] for place in types), **numbers), types
+
     @classmethod
     def of(cls, counts: dict[str, int], **numbers: Sequence[float]) -> "Fleet":
         """Return a fleet of ``{type: count}``; ``numbers`` are per type, in that order."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from lib.schedule import execute, policies
-from lib.schedule.execute import Hand, Limits, Process, Slot
+from lib.schedule.hand import Limits, Site
 from lib.schedule.ledger import Spec
 from lib.schedule.problem import Fleet, Jobs
 
@@ -18,8 +18,8 @@ _NOTEBOOK_S = 60.0  # a notebook in quick mode ends within a minute
 Samples = dict[tuple[str, str], dict[str, float]]  # (workload, type of slot) -> setup_s, step_s
 
 
-def take(workloads: Sequence[str], slots: Sequence[Slot], fleet: Fleet, folder: Path, limits: Limits, alone: bool,
-         progress: Callable[[int], None] = lambda ended: None, hire: Callable[[Slot, Limits], Hand] = Process) -> Samples:
+def take(workloads: Sequence[str], site: Site, fleet: Fleet, folder: Path, limits: Limits, alone: bool,
+         progress: Callable[[int], None] = lambda ended: None) -> Samples:
     """Return the set-up and the step, in s, of each workload on each type of slot.
 
     ``alone``: one slot at a time, as contention is known and comes on top; otherwise all slots of a type are at work at once,
@@ -32,9 +32,10 @@ def take(workloads: Sequence[str], slots: Sequence[Slot], fleet: Fleet, folder: 
         asks = [Spec(name, "lib.schedule.work:sample", {"workload_id": name, "seconds": SAMPLE_S}) for name in wanted]
         jobs = replace(Jobs.plain(len(asks)), ids=tuple(wanted))
         part = Fleet.of({kind: len(mine)})
-        own = folder / f"samples-{kind.replace(':', '-')}{'-alone' if alone else ''}"
-        _, ends, _ = execute.execute(asks, jobs, part, [slots[number] for number in mine], np.full((len(asks), 1), _GUESS_S),
-                                     policies.policy("first-come"), own, limits, hire=hire, progress=progress)
+        slots = [site.slots[number] for number in mine]
+        own = folder / f"{site.samples}-{kind.replace(':', '-')}-{slots[0].threads}{'-alone' if alone else ''}"
+        _, ends, _ = execute.execute(asks, jobs, part, slots, np.full((len(asks), 1), _GUESS_S), policies.policy("first-come"),
+                                     own, limits, site.hire, progress)
         found |= {(row.job_id, kind): row.result for row in ends.itertuples() if row.status == "done"}
     return found
 

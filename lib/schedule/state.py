@@ -166,6 +166,18 @@ class State:
         self.free[self.type_of[device]][device] = None
         self.freed.append(device)
 
+    def among(self, devices: list[int]) -> tuple["State", np.ndarray]:
+        """Return the state of a fleet of some of the devices, in which policies begin anew, and which types it has.
+
+        Nothing runs on the others any more.
+        """
+        fleet, types = self.fleet.among(np.array(devices, int))
+        number = {device: place for place, device in enumerate(devices)}
+        free = [{number[device]: None for device in self.free[place] if device in number} for place in types]
+        running = {number[device]: ran._replace(device=number[device]) for device, ran in self.running.items()}
+        return State(self.jobs, fleet, self.now_s, self.waiting, running, free, self.free_cores, done=self.done,
+                     expected=self.expected, contention=self.contention and self.contention.among(types)), types
+
     def forget_news(self) -> None:
         """Start a new list of news, after a policy has seen the old one."""
         self.arrived.clear()

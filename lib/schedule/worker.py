@@ -10,10 +10,11 @@ import os
 import queue
 import threading
 from collections.abc import Callable
-from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, Protocol
 
 from lib.errors import InputError
+
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 def function(text: str) -> Callable[..., Any]:
@@ -50,14 +51,24 @@ def _settle(cores: tuple[int, ...], threads: int) -> None:
     """Bind this process to its cores and the libraries' threads to their number, before any of them is loaded."""
     if cores and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, cores)
-    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    for name in THREADS:
         os.environ[name] = str(threads)
+
+
+class Pipe(Protocol):
+    """What a worker hears and speaks through, such as a Connection."""
+
+    def recv(self) -> tuple[Any, ...]:
+        """Wait for the next message; EOFError when whoever leads is gone."""
+
+    def send(self, message: tuple[Any, ...]) -> None:
+        """Send one message; OSError when whoever leads is gone."""
 
 
 class _Voice:
     """Sends messages one at a time; when the other side is gone, so is this process."""
 
-    def __init__(self, pipe: Connection):
+    def __init__(self, pipe: Pipe):
         self._pipe, self._lock = pipe, threading.Lock()
 
     def say(self, *message: Any) -> None:
@@ -69,7 +80,7 @@ class _Voice:
                 os._exit(0)
 
 
-def serve(pipe: Connection, device: str, cores: tuple[int, ...], threads: int, beat_s: float, warm: str = "") -> None:
+def serve(pipe: Pipe, device: str, cores: tuple[int, ...], threads: int, beat_s: float, warm: str = "") -> None:
     """Run jobs until told to end, or until whoever leads is gone; ``warm`` is a function to call before the first."""
     _settle(cores, threads)
     voice, asked = _Voice(pipe), queue.Queue()
@@ -119,3 +130,30 @@ def _outcome(token: str, call: str, arguments: dict[str, Any], job: Job) -> tupl
         return "failed", token, "out of memory"
     except Exception as error:  # whatever a job does wrong is its own end, not the worker's
         return "failed", token, f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+
+
+class Desk:
+    """A worker that is called, as an actor is, instead of written to: its pipe is two queues. Each method runs in a thread."""
+
+    def __init__(self):
+        self._asked: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
+        self._said: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
+        self.recv, self.send = self._asked.get, self._said.put
+
+    def work(self, *how: Any) -> None:
+        """Run jobs as ``serve`` does, which is told ``how``."""
+        try:
+            serve(self, *how)
+        except Exception as error:  # a process would end; an actor has to say so
+            self.send(("gone", f"the worker ended: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}"))
+
+    def tell(self, message: tuple[Any, ...]) -> None:
+        """Take a message."""
+        self._asked.put(message)
+
+    def listen(self) -> list[tuple[Any, ...]]:
+        """Wait until there is a message; return all that there are."""
+        found = [self._said.get()]
+        while not self._said.empty():
+            found.append(self._said.get())
+        return found

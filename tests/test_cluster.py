@@ -1,0 +1,188 @@
+"""Jobs on a Ray cluster of two nodes on this machine: nothing is lost, whatever dies; what can never run is refused."""
+
+import os
+import shutil
+import socket
+import tempfile
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from lib import __main__ as command
+from lib import paths
+from lib.errors import InputError
+from lib.schedule import campaign, cluster, execute, policies
+from lib.schedule.hand import Limits, Slot
+from lib.schedule.ledger import Spec
+from lib.schedule.problem import Jobs
+from tests.test_execute import check, sleeping
+
+LIMITS = Limits(beat_s=0.1, silent_s=10, ready_s=60, grace_s=0.5, late=5, least_s=10, attempts=3)
+NODE = {"num_cpus": 1, "object_store_memory": 80 * 2**20, "include_log_monitor": False}
+
+
+@pytest.fixture(scope="module")
+def nodes():
+    """Start two nodes of one CPU each; end whatever of them is left."""
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    from ray.cluster_utils import Cluster
+
+    home = tempfile.mkdtemp(prefix="ray")  # a short path: sockets lie in it
+    head = {**NODE, "include_dashboard": False, "no_monitor": True, "temp_dir": home, "_system_config": {"worker_niceness": 0}}
+    found = Cluster(initialize_head=True, head_node_args=head)
+    found.add_node(**NODE)
+    yield found
+    found.shutdown()
+    shutil.rmtree(home, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def joined(nodes):
+    """Join the two nodes once for all tests."""
+    with cluster.Cluster(nodes.address) as found:
+        found.join()
+        yield found
+
+
+def named(specs, **columns):
+    return replace(Jobs.plain(len(specs)), ids=tuple(spec.job_id for spec in specs), **columns)
+
+
+def run(joined, specs, folder, name="first-come", predicted=0.02, progress=lambda ended: None):
+    jobs = named(specs)
+    site = joined.site(jobs, warm="")
+    fleet = campaign.fleet_of(site.slots)
+    times = np.full((len(specs), 1), predicted) if np.isscalar(predicted) else predicted
+    return execute.execute(specs, jobs, fleet, site.slots, times, policies.policy(name), folder, LIMITS, site.hire, progress)
+
+
+def test_all_jobs_end_on_both_nodes_in_one_record(joined, tmp_path):
+    specs = [*sleeping(12, 0.1), Spec("where", "tests.light:where", {}), Spec("bad", "tests.light:fail", {})]
+    attempts, ends, notes = run(joined, specs, tmp_path)
+    check(attempts, ends, specs)
+    ends = ends.set_index("job_id")
+    assert not notes and (ends["status"] == "done").sum() == 13
+    assert "this job is wrong" in ends.loc["bad", "reason"] and (attempts["job_id"] == "bad").sum() == 3
+    assert set(attempts["device"]) == {f"cpu[{node.host}/0]" for node in joined.nodes()} and len(set(attempts["device"])) == 2
+    assert ends.loc["where", "result"] == {"lib": str(paths.ROOT / "lib"), "output": str(paths.OUTPUT), "threads": "1"}
+    again, _, _ = run(joined, specs, tmp_path)  # all have ended: nothing is done again
+    assert len(again) == len(attempts)
+
+
+def test_what_actors_ran_that_are_no_more_is_done_once(joined, tmp_path, monkeypatch):
+    """One is killed; one is frozen, gives no sign of life, and is ended. Their slots are hired for again."""
+    monkeypatch.setattr("tests.test_cluster.LIMITS", replace(LIMITS, silent_s=2.0))
+    faults = {"kill": "was killed", "freeze": "no sign of life"}
+    specs = [*(Spec(fault, "tests.light:once", {"path": str(tmp_path / fault), "fault": fault, "value": fault})
+               for fault in faults), *sleeping(4, 0.1)]
+    attempts, ends, notes = run(joined, specs, tmp_path / "run")
+    check(attempts, ends, specs)
+    assert {row.job_id: row.result["value"] for row in ends.itertuples()} == {
+        **dict(zip(faults, faults, strict=True)), **{f"j{number}": number for number in range(4)}}
+    assert len(notes) == 2
+    for fault, word in faults.items():
+        mine = attempts[attempts["job_id"] == fault]
+        assert mine["status"].tolist() == ["retried", "done"]
+        assert word in mine["reason"].iloc[0] and "\n" not in mine["reason"].iloc[0]
+
+
+def _mover(state, predict):
+    from lib.schedule.state import Restart, Start, Wait
+
+    moment = Wait("a moment", state.now_s + 0.05)
+    if state.waiting:
+        return [Start(0, 0), moment] if len(state.free[0]) == 2 else [moment]
+    return [Restart(0, 1)] if 0 in state.running and state.now_s > state.running[0].start_s + 0.2 else [moment]
+
+
+def test_a_running_job_is_moved_to_the_other_node(joined, tmp_path):
+    specs = sleeping(1, 0.8)
+    site = joined.site(named(specs), warm="")
+    attempts, ends, notes = execute.execute(specs, named(specs), campaign.fleet_of(site.slots), site.slots, np.ones((1, 1)),
+                                            _mover, tmp_path, LIMITS, site.hire)
+    assert attempts["status"].tolist() == ["moved", "done"] and attempts["device"].tolist() == [s.name for s in site.slots]
+    assert list(ends["status"]) == ["done"] and not notes
+
+
+def test_the_same_policy_places_as_it_does_here(joined, tmp_path):
+    """Of times that differ by much, the order in which devices are free is the same on either engine."""
+    seconds = [1.2, 0.3, 0.3, 0.9]
+    specs = [Spec(f"j{number}", "tests.light:sleep", {"seconds": time_s}) for number, time_s in enumerate(seconds)]
+    predicted = np.array(seconds)[:, None]
+    there, _, _ = run(joined, specs, tmp_path / "there", "earliest-finish", predicted)
+    slots = (Slot("cpu[0]"), Slot("cpu[1]"))
+    here, _, _ = execute.execute(specs, named(specs), campaign.fleet_of(slots), slots, predicted,
+                                 policies.policy("earliest-finish"), tmp_path / "here", LIMITS)
+    order = {slot.name: number for number, slot in enumerate(joined.site(named(specs)).slots)}
+    order |= {"cpu[0]": 0, "cpu[1]": 1}
+    placed = [{row.job_id: order[row.device] for row in table.itertuples()} for table in (there, here)]
+    assert placed[0] == placed[1] == {"j0": 0, "j1": 1, "j2": 1, "j3": 1}
+
+
+def test_what_can_never_run_is_refused_before_anything_starts(joined):
+    jobs = named(sleeping(2))
+    for wrong, word in (({"memory_mb": np.array([0.0, 1e9])}, "j1.*1,000,000,000 MB"),
+                        ({"cpu_cores": np.array([64.0, 0.0])}, "j0.*64 cores")):
+        with pytest.raises(InputError, match=f"no slot of the cluster can run job '{word}"):
+            joined.site(replace(jobs, **wrong))
+    with pytest.raises(InputError, match="2 slots a node, but .* has 1 CPUs"):
+        joined.site(jobs, 2)
+
+
+def test_nodes_that_differ_in_what_they_can_run_are_of_different_types(joined, monkeypatch):
+    """Types stay few: slots are of one type unless some job fits one and not the other; GPUs by what Ray calls them."""
+    found = [cluster.Node("a", "big", 8, 2, "cuda:A100", 64_000), cluster.Node("b", "small", 2, 0, "cuda", 4_000),
+             cluster.Node("c", "other", 2, 1, "cuda", 4_000)]
+    monkeypatch.setattr(joined, "nodes", lambda: found)
+    plain = campaign.fleet_of(joined.site(named(sleeping(2))).slots)
+    assert plain.types == ("cpu", "cuda:A100", "cuda") and plain.counts.tolist() == [12, 2, 1]
+    site = joined.site(named(sleeping(2), memory_mb=np.array([0.0, 30_000.0]), cpu_cores=np.array([0.0, 4.0])), 2)
+    fleet = campaign.fleet_of(site.slots)
+    assert fleet.types == ("cpu", "cuda:A100", "cpu:1c2000mb", "cuda")
+    assert site.able.tolist() == [[True, True, True, True], [True, True, False, False]]
+    assert [slot.threads for slot in site.slots if slot.name.startswith("cpu")] == [4, 4, 1, 1, 1, 1]
+
+
+def test_addresses_without_a_cluster_are_refused_in_one_line(tmp_path, capsys, monkeypatch):
+    jobs = tmp_path / "jobs.csv"
+    jobs.write_text("job_id,workload_id,steps\na,W1,1\n")
+    monkeypatch.setattr(cluster, "_JOIN_S", 2.0)
+    with socket.socket() as deaf:
+        deaf.bind(("127.0.0.1", 0))
+        deaf.listen()
+        for address, word in (("127.0.0.1:1", "no Ray cluster answers at 127.0.0.1:1"), ("nowhere", "HOST:PORT"),
+                              ("ray://10.0.0.1:10001", "HOST:PORT"),
+                              (f"127.0.0.1:{deaf.getsockname()[1]}", "is no Ray cluster")):
+            begin = time.monotonic()
+            status = command.main(["run-jobs", str(jobs), "--engine", "ray", "--address", address,
+                                   "--out", str(tmp_path / "o")])
+            said = capsys.readouterr().err.splitlines()
+            assert status == 2 and word in said[-1] and said[-1].startswith("error: ") and time.monotonic() - begin < 10
+    assert command.main(["run-jobs", str(jobs), "--address", "127.0.0.1:1"]) == 2
+    assert "--engine ray" in capsys.readouterr().err
+
+
+def test_a_node_is_lost_and_the_other_goes_on_until_it_is_lost_too(joined, nodes, tmp_path):
+    """Jobs that the policy bound to the lost node go to the other one. The last test, as no later one has two nodes."""
+    ended = []
+
+    def remove(count):
+        ended.extend([0] * count)
+        if len(ended) >= 2 and len(nodes.worker_nodes) == 1:
+            nodes.remove_node(next(iter(nodes.worker_nodes)))
+
+    specs = sleeping(10, 0.3)
+    attempts, ends, notes = run(joined, specs, tmp_path / "one", "earliest-finish", 0.3, remove)
+    check(attempts, ends, specs)
+    assert set(ends["status"]) == {"done"} and len(set(attempts["device"])) == 2
+    assert any("given up: node" in note for note in notes)
+    last = attempts.sort_values("end_s").tail(5)
+    assert set(last["device"]) == {f"cpu[{joined.nodes()[0].host}/0]"} and len(joined.nodes()) == 1
+    site = joined.site(named(specs[:1]), warm="")
+    elsewhere = replace(site.slots[0], name="cpu[away/0]")
+    joined._seats[elsewhere.name] = replace(joined._seats[site.slots[0].name], node=replace(joined.nodes()[0], id="0" * 56))
+    with pytest.raises(InputError, match="no slot is left for 1 jobs, such as j0.*node .* is gone"):
+        execute.execute(specs[:1], named(specs[:1]), campaign.fleet_of((elsewhere,)), (elsewhere,), np.ones((1, 1)),
+                        policies.policy("first-come"), tmp_path / "none", LIMITS, site.hire)
