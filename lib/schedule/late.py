@@ -11,6 +11,7 @@ import numpy as np
 
 from lib.schedule import bounds
 from lib.schedule.belief import Belief
+from lib.schedule.neighbours import LOOK, Company
 from lib.schedule.state import State, refining
 
 _MARGIN = 1.5  # of the spread of the predictions
@@ -50,6 +51,7 @@ class Lists:
         for heap in self.heaps:
             heapify(heap)
         self.end_s = state.now_s + found.makespan_s
+        self._company = Company(state)
         self.ended = 0
         self._others: list[list[tuple[float, int, int, float]] | None] = [None] * len(counts)  # (ratio, order, job, here)
         self._count = len(jobs)
@@ -81,7 +83,7 @@ class Lists:
         while heap and (heap[0][1] in gone or heap[0][1] not in waiting):
             heappop(heap)
         if heap:
-            return heappop(heap)[1]
+            return self._suited(state, place, gone)
         others = self._others[place]
         if others is None:
             with refining(state):
@@ -92,6 +94,21 @@ class Lists:
                 return job
             heappop(others)
         return None
+
+    def _suited(self, state: State, place: int, gone: set[int]) -> int:
+        """Take the longest of a list or, where contention is known, one of the longest that suits what runs."""
+        heap = self.heaps[place]
+        if not self._company.knows:
+            return heappop(heap)[1]
+        first = []
+        while heap and len(first) < LOOK:
+            entry = heappop(heap)
+            if entry[1] in state.waiting and entry[1] not in gone:
+                first.append(entry)
+        chosen = first.pop(self._company.pick(state, [job for _, job in first], place))
+        for entry in first:
+            heappush(heap, entry)
+        return chosen[1]
 
     def _ordered(self, jobs: list[int], place: int, now_s: float) -> list[tuple[float, int, int, float]]:
         """Return jobs that may be taken for a type, by the time there over that elsewhere, in order and so a heap."""

@@ -8,7 +8,7 @@ import numpy as np
 from lib.schedule import bounds
 from lib.schedule.state import Predict, State
 
-_LOOK = 8  # jobs at the head of a queue among which the best neighbour is chosen
+LOOK = 8  # jobs at the head of a queue among which the best neighbour is chosen
 
 
 def contended(state: State, predict: Predict) -> Predict:
@@ -58,19 +58,19 @@ class Company:
     """Which of several jobs suits best what runs now, where contention is known."""
 
     def __init__(self, state: State):
-        self._known = state.contention
+        self._known, self.knows = state.contention, state.contention is not None
         self._kinds = state.jobs.kind.tolist()
         self._usual: dict[tuple[int, int], float] = {}
-        if self._known is not None:
+        if self.knows:
             self._mix = [(kind, place) for kind in sorted(set(self._kinds)) for place in range(len(state.counts))]
 
     def pick(self, state: State, jobs: Sequence[int], place: int) -> int:
         """Return which of the first jobs of a queue to start: the one that is less in the way here than it usually is."""
-        if self._known is None or len(jobs) < 3 or not state.running:
+        if not self.knows or len(jobs) < 3 or not state.running:
             return 0
         beside = [(self._kinds[ran.job], state.type_of[device]) for device, ran in state.running.items()]
         best, least, seen = 0, inf, set()
-        for number in range(min(_LOOK, len(jobs))):
+        for number in range(min(LOOK, len(jobs))):
             kind = self._kinds[jobs[number]]
             if kind in seen:
                 continue

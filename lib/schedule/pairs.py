@@ -133,6 +133,17 @@ def _summary(visits: pd.DataFrame) -> pd.DataFrame:
     return table.assign(hardware_id=ids["hardware_id"], software_id=ids["software_id"])[columns("contention")]
 
 
+def words(table: pd.DataFrame) -> str:
+    """Say how much each workload is slowed down, and by which most."""
+    beside, lines = table[table["beside"] != ALONE[0]], []
+    alone = table[table["beside"] == ALONE[0]].set_index(["workload_id", "device_type"])["step_ms"]
+    for (name, kind), part in beside.groupby(["workload_id", "device_type"]):
+        worst = part.loc[part["slowdown"].idxmax()]
+        lines.append(f"{name} on {kind}: {alone[name, kind]:,.1f} ms a step alone, {part['slowdown'].median():.2f} times as "
+                     f"long beside another, {worst['slowdown']:.2f} beside {worst['beside']}")
+    return "\n".join(lines)
+
+
 def write(table: pd.DataFrame, folder: Path = paths.DATA / FOLDER) -> Path:
     """Write a measured table beside earlier ones; return its file."""
     name = store.fresh_name("contention", lambda name: (folder / f"{name}.csv").exists())

@@ -1,4 +1,4 @@
-"""The verbs that place jobs on devices: ``schedule`` on paper, ``run-jobs`` for real. Imports nothing heavy."""
+"""The verbs that place jobs on devices: ``schedule`` on paper, ``run-jobs`` for real, ``contention``. Imports nothing heavy."""
 
 import argparse
 from collections.abc import Callable
@@ -42,8 +42,31 @@ def _carry_out(options: argparse.Namespace, where: Callable) -> int:
     with tqdm(desc="jobs", total=len(prepared.specs), unit="job") as bar:
         ran = campaign.run(prepared, out, progress=bar.update)
     print(record.words(ran))
-    print(f"{out / 'schedule.csv'}, {out / 'trace.json'}")
+    print(f"{out / 'schedule.csv'}, {out / 'trace.json'}, {_drawn(ran, out / 'gantt.svg')}")
     return int((ran.ends["status"] != "done").any())
+
+
+def _drawn(ran, path: Path) -> Path:
+    """Draw a run as a Gantt chart, as it was and as it was foreseen; return its file."""
+    from lib.book import figures, schedule_figures
+
+    figures.use_style()
+    schedule_figures.gantt(ran.side_by_side(), ran.kinds, ran.facts["bound_s"]).savefig(path)
+    return path
+
+
+def _contention(options: argparse.Namespace) -> int:
+    from tqdm import tqdm
+
+    from lib import params
+    from lib.schedule import campaign, pairs
+
+    names = list(params.workloads()) if options.workloads == "all" else options.workloads.split(",")
+    table = pairs.measure(campaign.slots_here(options.slots), [params.workload(name).id for name in names], options.rounds,
+                          lambda items, what: tqdm(items, desc=what, mininterval=1))
+    print(pairs.words(table))
+    print(pairs.write(table))
+    return 0
 
 
 def add(verbs) -> None:
@@ -73,3 +96,9 @@ def add(verbs) -> None:
                       help="the Ray cluster's head, or auto (default: Ray is started here, and ended with the run)")
     verb.add_argument("--out", type=Path, help="folder of the record (default: data/schedule/<name of the file>)")
     verb.set_defaults(call=_run_jobs)
+
+    verb = verbs.add_parser("contention", help="measure how workloads slow each other down on these slots, for run-jobs")
+    verb.add_argument("--workloads", default="W1,W3,W6", metavar="W1,W3,...", help="which, or all (default W1,W3,W6)")
+    verb.add_argument("--slots", type=int, default=0, help="CPU slots of equal size (default: one a core)")
+    verb.add_argument("--rounds", type=int, default=3, help="visits of every pair, in random order (default 3)")
+    verb.set_defaults(call=_contention)
