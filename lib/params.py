@@ -180,9 +180,9 @@ class SchedulerParams(Strict):
     source: Source = "measure"
     reference: str = ""
     scenarios: Annotated[str, Field(pattern=r"^[^,\s]+(,[^,\s]+)*$")] = "one_gpu,large_gpu,mixed"
-    count: Annotated[int, Field(ge=10, le=20_000)] = 150
+    count: Annotated[int, Field(ge=10, le=20_000)] = 120
     seeds: Annotated[int, Field(ge=1, le=100)] = 3
-    arriving: Annotated[int, Field(ge=100, le=100_000)] = 1000
+    arriving: Annotated[int, Field(ge=100, le=100_000)] = 800
     scale: Annotated[int, Field(ge=1000, le=1_000_000)] = 20_000
     jobs: str = ""
     workloads: Annotated[str, Field(pattern=r"^[^,\s]+(,[^,\s]+)*$")] = "W1,W3,W6"

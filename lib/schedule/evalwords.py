@@ -134,22 +134,22 @@ def which(found: pd.DataFrame, completion: pd.DataFrame, loads: pd.DataFrame, no
         ("all jobs are there, an early end is wanted", above.index[0], f"{above.iloc[0] - 1:.1%} above the bound; next is "
          f"{plain.index[0]}, {plain.iloc[0] - 1:.1%}"),
         ("the same, without a search", plain.index[0], f"{plain.iloc[0] - 1:.1%} above the bound, no compiled code"),
-        ("all jobs are there, short waits are wanted", f"{waits.index[0]}{_aim(waits.index[0], 'mean_jct')}",
+        ("all jobs are there, short waits are wanted", _aimed(waits.index[0], "mean_jct"),
          f"{waits.iloc[0]:.3f} of the least mean completion time; {waits.index[-1]}: {waits.iloc[-1]:.2f}"),
-        ("jobs keep arriving, short waits", f"{mean.index[0]}{_aim(mean.index[0], 'mean_jct')}",
+        ("jobs keep arriving, short waits", _aimed(mean.index[0], "mean_jct"),
          f"{mean.iloc[0] / mean['first-come']:.2f} of first-come's mean at load {loads['load'].max():g}"),
-        ("jobs keep arriving, nobody shall wait too long", f"{tail.index[0]}{_aim(tail.index[0], 'p99_jct')}",
+        ("jobs keep arriving, nobody shall wait too long", _aimed(tail.index[0], "p99_jct"),
          f"{tail.iloc[0] / tail['first-come']:.2f} of first-come's p99; its mean is {mean[tail.index[0]] / mean.iloc[0]:.2f} "
          "times the best"),
         ("times are known roughly (sigma 0.3)", rough.index[0], f"{rough.iloc[0] - 1:+.1%} over perfect predictions; "
          f"{rough.index[-1]}: {rough.iloc[-1] - 1:+.1%}"),
-        ("energy counts", f"{spare['policy']}{_aim(spare['policy'], 'energy')}",
+        ("energy counts", _aimed(spare["policy"], "energy"),
          f"least energy of all: {spare['energy_j'] / 1e6:.1f} MJ in {spare['makespan_s']:,.0f} s")]
     return pd.DataFrame(rows, columns=["when", "policy", "evidence"])
 
 
-def _aim(name: str, objective: str) -> str:
-    return f" --objective {objective}" if name.startswith("hybrid") else ""
+def _aimed(name: str, objective: str) -> str:
+    return f"hybrid --objective {objective}" if name.startswith("hybrid") else name
 
 
 def learned(found: pd.DataFrame, noise: pd.DataFrame, record: Record) -> str:

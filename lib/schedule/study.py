@@ -13,8 +13,8 @@ from lib.schedule.simulate import simulate
 
 Progress = Callable[[Iterable, str], Iterable]
 Mix = Callable[[int], Problem]  # a seed -> the same kind of problem, drawn anew
-NOISE = (0.0, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0)
-LOADS = (0.5, 0.7, 0.8, 0.9, 0.95)
+NOISE = (0.0, 0.1, 0.3, 0.5, 1.0)
+LOADS = (0.5, 0.7, 0.85, 0.95)
 
 
 def run(asked: Problem, name: str, bound_s: float | None = None, contention: Contention | None = None,

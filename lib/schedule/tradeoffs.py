@@ -13,7 +13,7 @@ from lib.schedule.simulate import simulate
 
 Progress = Callable[[Iterable, str], Iterable]
 WEIGHTS = (0.0, 0.3, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 1.0)
-HOLDS = (0.0, 0.5, 1.0, 2.0)  # cores of the host that a job on a GPU holds
+HOLDS = (0.0, 1.0, 2.0)  # cores of the host that a job on a GPU holds
 
 
 def pareto(asked: Problem, weights: Sequence[float] = WEIGHTS) -> pd.DataFrame:
