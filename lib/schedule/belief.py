@@ -13,6 +13,8 @@ from lib.schedule.state import Finished, Predict
 _WITHIN = 0.5  # variance in log time, in units of the noise's, with which a kind's correction is believed before it is seen
 _MEMORY = 200  # finished jobs over which the size of errors is judged
 _LEAST = 12
+_PRIOR = 20  # jobs
+_WRONG = 0.5  # errors in log time from which on it is asked again, as jobs finish, whether predictions are borne out
 _EXACT = 0.01  # errors in log time up to this count as none
 _MOVED = 0.05  # a change of the belief, in log time, that is worth planning again
 
@@ -22,8 +24,9 @@ class Belief:
 
     A prediction is the sum of a job's size, its kind's preference for a type, and a rest, all in log time. The more the
     predictions have erred (or are said to err), the less the rest is believed: its variance beyond the errors' own, over its
-    variance (James and Stein, 1961). What finished corrects each kind and type by the mean of its errors, drawn towards 0;
-    ``setup_s`` (types) is part of what jobs took, but not of what is predicted.
+    variance (James and Stein, 1961), until what finished tells by itself whether the rest was borne out. What finished also
+    corrects each kind and type by the mean of its errors, drawn towards 0; ``setup_s`` (types) is part of what jobs took, but
+    not of what is predicted.
     """
 
     def __init__(self, jobs: Jobs, predict: Predict, setup_s: list[float] | None = None):
@@ -33,17 +36,27 @@ class Belief:
         self._kinds: list[int] = self._kind.tolist()
         self._errors: deque[float] = deque(maxlen=_MEMORY)
         self._sorted: list[float] = []  # the same errors, the smallest first
-        self.moved, self.drift = 0.0, 0.0
+        self._seen: list[tuple[int, int, float]] = []  # job, type and log time of what finished
+        self.moved, self.drift, self._again = 0.0, 0.0, _LEAST
         self._believe(predict.sigma)
 
     def _believe(self, sigma: float) -> None:
-        """Believe that predictions err by ``sigma``; what was corrected before is forgotten."""
+        """Believe that predictions err by ``sigma``; corrections are made anew from all that finished."""
         self.sigma = sigma
         self._table = self._shrunk()
         self._rows: list[list[float]] = self._table.tolist()
         kinds, places = int(self._kind.max(initial=0)) + 1, self._table.shape[1]
-        self._sum, self._shift = ([[0.0] * places for _ in range(kinds)] for _ in range(2))
-        self._count = [[0] * places for _ in range(kinds)]
+        total, count = np.zeros((kinds, places)), np.zeros((kinds, places), int)
+        if self._seen:
+            jobs, types, took = self._finished()
+            np.add.at(total, (self._kind[jobs], types), took - self._table[jobs, types])
+            np.add.at(count, (self._kind[jobs], types), 1)
+        self._sum, self._count = total.tolist(), count.tolist()
+        self._shift: list[list[float]] = (total / (count + 1 / _WITHIN)).tolist()
+
+    def _finished(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        jobs, types, took = zip(*self._seen, strict=True)
+        return np.array(jobs), np.array(types), np.array(took)
 
     def _shrunk(self) -> np.ndarray:
         """Return the believed log times (jobs, types) before corrections."""
@@ -66,9 +79,24 @@ class Belief:
         rest = values - size[:, None] - liking[self._kind]
         spread = float(np.nanmean(rest ** 2))
         noise = self.sigma ** 2 * (1 - 1 / values.shape[1])
-        trust = max(0.0, spread - noise) / max(spread, 1e-12)
+        trust = self._borne_out(size[:, None] + liking[self._kind], rest, max(0.0, spread - noise) / max(spread, 1e-12), spread)
         found = size[:, None] + liking[self._kind] + trust * rest
         return np.where(np.isfinite(given), found, inf)
+
+    def _borne_out(self, base: np.ndarray, rest: np.ndarray, trust: float, spread: float) -> float:
+        """Return the share of the rest that finished jobs bore out, at most ``trust``, which counts as _PRIOR jobs.
+
+        It is the slope of what they took on what was predicted, both within their kind and type.
+        """
+        if len(self._seen) < _LEAST:
+            return trust
+        jobs, types, took = self._finished()
+        group = np.unique(self._kind[jobs] * rest.shape[1] + types, return_inverse=True)[1]
+        said, came = rest[jobs, types], took - base[jobs, types]
+        count = np.bincount(group)
+        said, came = (values - (np.bincount(group, values) / count)[group] for values in (said, came))
+        prior = _PRIOR * spread
+        return min(trust, float(np.clip((trust * prior + said @ came) / max(prior + said @ said, 1e-12), 0.0, 1.0)))
 
     def seconds(self, job: int, place: int) -> float:
         """Return the believed seconds of one job on one type; inf where it cannot run."""
@@ -92,7 +120,9 @@ class Belief:
         for job, place, seconds in finished:
             kind = self._kinds[job]
             before = self._shift[kind][place]
-            error = log(max((seconds - self._setup_s[place]) / self._unit_s, 1e-12)) - self._rows[job][place]
+            took = log(max((seconds - self._setup_s[place]) / self._unit_s, 1e-12))
+            self._seen.append((job, place, took))
+            error = took - self._rows[job][place]
             self._note(abs(error - before))
             self._sum[kind][place] += error
             self._count[kind][place] += 1
@@ -102,6 +132,9 @@ class Belief:
         if finished and len(self._errors) >= _LEAST:
             seen = 1.4826 * _middle(self._sorted)
             if abs(seen - self.sigma) > 0.25 * max(self.sigma, 0.2):
+                return seen
+            if seen > _WRONG and len(self._seen) >= self._again:
+                self._again = 2 * len(self._seen)
                 return seen
         return None
 
