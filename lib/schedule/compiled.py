@@ -11,8 +11,8 @@ import pandas as pd
 from lib.errors import InputError, choices
 from lib.schedule import loop
 from lib.schedule.policies import IDLE
-from lib.schedule.problem import Problem, feasible
-from lib.schedule.simulate import Faults, Outcome, forgotten, misplaced, table
+from lib.schedule.problem import Problem
+from lib.schedule.simulate import Faults, Outcome, table
 
 _IN_LINE = ("first-come", "fastest", "cpu-only", "gpu-only")
 _BY_KEY = ("shortest-first", "affinity")
@@ -28,7 +28,7 @@ def covers(problem: Problem, name: str) -> bool:
 def simulate(problem: Problem, name: str, faults: Faults | None = None) -> Outcome:
     """Run a policy of NAMES as ``simulate.simulate`` does, with the same schedule; no decision is timed.
 
-    Raises InputError for another policy and where the host's cores are limited; PolicyError as the other does.
+    Raises InputError for another policy and where the host's cores are limited.
     """
     if name not in NAMES:
         raise InputError(f"the policy {name!r} is not compiled; these are: {choices(NAMES)}")
@@ -39,7 +39,6 @@ def simulate(problem: Problem, name: str, faults: Faults | None = None) -> Outco
     given = _given(problem, name)
     now = _at_start(given)
     log = _play(given, now, faults)
-    _check(problem, now)
     *columns, status = (column[:now.count[loop.ENDED]] for column in log[:6])
     waits = () if np.isnan(now.idle_s[0]) else ((float(now.idle_s[0]), IDLE),)
     return Outcome(table(problem, *columns, pd.array(loop.STATUS, dtype="str").take(status)), np.zeros(0), problem, waits)
@@ -56,85 +55,65 @@ def _play(given: loop.Given, now: loop.Now, faults: Faults) -> loop.Log:
     return log
 
 
-def _check(problem: Problem, now: loop.Now) -> None:
-    job, device = int(now.count[loop.WRONG_JOB]), int(now.count[loop.WRONG_DEVICE])
-    if job >= 0:
-        raise misplaced(problem, job, device)
-    left = np.flatnonzero(now.waits)
-    if len(left):
-        raise forgotten(problem, left[np.argsort(now.waits[left])].tolist())
-
-
 def _given(problem: Problem, name: str) -> loop.Given:
     """Return what the loop needs of a problem for a policy: copies of one layout and type, for which it is compiled once."""
-    said, arrival = np.array(problem.predicted_s, float, order="C"), np.array(problem.jobs.arrival_s, float)
-    seen = _seen(problem, said)
-    may, way = seen < np.inf, loop.IN_LINE
+    told, arrival = np.array(problem.told_s, float, order="C"), np.array(problem.jobs.arrival_s, float)
+    way, said = loop.IN_LINE, told
     key, turn, rank, ranked = np.zeros((0, 0)), np.zeros(0), *np.zeros((2, 0, 0), np.int32)
-    order = np.argsort(arrival, kind="stable")
     if name in _BY_KEY:
-        way, key = loop.BY_KEY, _keys(name, seen)
-        rank, ranked = _ranks(key, said, may)
+        way, key = loop.BY_KEY, _keys(name, told)
+        rank, ranked = _ranks(key, told)
     elif name in _BOUND:
-        way, may = loop.BOUND, may & (problem.fleet.counts > 0)
-        if name == "longest-first":
-            turn = -_means(said)
-            order = np.lexsort((turn, arrival))
+        way, said = loop.BOUND, told + problem.fleet.setup_s
+        turn = -_means(told) if name == "longest-first" else turn
     else:
-        may = may & _wanted(problem, name, seen)
-    work = np.where(feasible(problem), problem.fleet.setup_s + problem.actual_s, np.nan)
-    return loop.Given(way, order, arrival[order], np.array(problem.fleet.type_of, np.int64), np.ascontiguousarray(work), said,
-                      may, key, rank, ranked, turn, np.arange(len(problem.fleet) + 1))
+        said = np.where(_wanted(problem, name, told), told, np.inf)
+    order = np.lexsort((turn, arrival)) if len(turn) else np.argsort(arrival, kind="stable")
+    work = np.ascontiguousarray(problem.fleet.setup_s + problem.actual_s)
+    return loop.Given(way, order, arrival[order], np.array(problem.fleet.type_of, np.int64), work, said, key, rank, ranked,
+                      turn)
 
 
-def _seen(problem: Problem, said: np.ndarray) -> np.ndarray:
-    """Return the predicted times as the policies see them: inf where a job does not fit the memory."""
-    if not problem.jobs.memory_mb.any():
-        return said
-    memory = np.where(np.isnan(problem.fleet.memory_mb), np.inf, problem.fleet.memory_mb)
-    return np.where(problem.jobs.memory_mb[:, None] <= memory, said, np.inf)
-
-
-def _wanted(problem: Problem, name: str, seen: np.ndarray) -> np.ndarray:
+def _wanted(problem: Problem, name: str, told: np.ndarray) -> np.ndarray:
     """Return (jobs, types) or (types): to which types a policy that starts jobs as they come restricts itself."""
-    types = np.arange(seen.shape[1])
+    types = np.arange(told.shape[1])
     if name == "first-come":
         return types >= 0
     if name == "fastest":
-        return seen.argmin(axis=1)[:, None] == types
+        return told.argmin(axis=1)[:, None] == types
     mine = np.array([problem.fleet.is_cpu(place) for place in types]) == (name == "cpu-only")
-    return mine | ~((seen < np.inf) & mine).any(axis=1)[:, None]
+    return mine | ~((told < np.inf) & mine).any(axis=1)[:, None]
 
 
-def _keys(name: str, seen: np.ndarray) -> np.ndarray:
+def _keys(name: str, told: np.ndarray) -> np.ndarray:
     """Return (jobs, types) what the policy starts the smallest of first, as ``policies`` computes it."""
-    least = seen.min(axis=1)[:, None]
+    least = told.min(axis=1)[:, None]
     with np.errstate(over="ignore", under="ignore"):
-        return np.repeat(least, seen.shape[1], axis=1) if name == "shortest-first" else seen * seen / least
+        return np.repeat(least, told.shape[1], axis=1) if name == "shortest-first" else told * told / least
 
 
-def _ranks(key: np.ndarray, time: np.ndarray, may: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _ranks(key: np.ndarray, told: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return (types, jobs) the rank of each job by (key, time, number), and the job of each rank."""
     rank, ranked = np.zeros((2, *key.T.shape), np.int32)
     for place in range(key.shape[1]):
-        jobs = np.flatnonzero(may[:, place])
+        jobs = np.flatnonzero(told[:, place] < np.inf)
         own = key[jobs, place]
         order = np.argsort(own)
         if (own[order][1:] == own[order][:-1]).any():
-            order = np.lexsort((time[jobs, place], own))
+            order = np.lexsort((told[jobs, place], own))
         ranked[place, :len(jobs)] = jobs[order]
         rank[place, jobs[order]] = np.arange(len(jobs))
     return rank, ranked
 
 
-def _means(said: np.ndarray) -> np.ndarray:
+def _means(told: np.ndarray) -> np.ndarray:
     """Return the mean of each job's finite times as ``statistics.fmean`` does: of the exact sum, rounded once.
 
     The error of each addition is known exactly (Knuth's two-sum); where the errors' own sum is not exact, ``fsum`` is asked.
     """
-    finite = np.isfinite(said)
-    times = np.where(finite, said, 0.0)
-    total, error, inexact = times[:, 0], np.zeros(len(said)), np.zeros(len(said), bool)
+    finite = np.isfinite(told)
+    times = np.where(finite, told, 0.0)
+    total, error, inexact = times[:, 0], np.zeros(len(told)), np.zeros(len(told), bool)
     for column in times.T[1:]:
         total, lost = _two_sum(total, column)
         error, lost = _two_sum(error, lost)
@@ -155,8 +134,6 @@ def _at_start(given: loop.Given) -> loop.Now:
     """Return the state before anything arrived, with room for what the policy's way to choose keeps."""
     jobs, types, devices = len(given.order), given.work_s.shape[1], len(given.type_of)
     counts = np.bincount(given.type_of, minlength=types)
-    count = np.zeros(loop.COUNTED, np.int64)
-    count[[loop.WRONG_JOB, loop.WRONG_DEVICE]] = -1
     mine = [np.flatnonzero(given.type_of == place) for place in range(types)]
     free, leaf, most = np.zeros((types, counts.max()), np.int64), np.zeros(devices, np.int64), _leaves(counts.max())
     for place, own in enumerate(mine):
@@ -164,16 +141,15 @@ def _at_start(given: loop.Given) -> loop.Now:
         leaf[own] = most + np.arange(len(own))
     bound_jobs, bound = (jobs, devices) if given.way == loop.BOUND else (0, 0)
     return loop.Now(
-        count=count, idle_s=np.array([np.nan]),
-        waits=np.zeros(jobs, np.int64), tried=np.zeros(jobs, np.int64),
-        runs=np.full(devices, -1), since_s=np.zeros(devices), fails=np.zeros(devices, bool),
+        count=np.zeros(loop.COUNTED, np.int64), idle_s=np.array([np.nan]),
+        waits=np.zeros(jobs, bool), tried=np.zeros(jobs, np.int64),
+        runs=np.zeros(devices, np.int64), since_s=np.zeros(devices), fails=np.zeros(devices, bool),
         due_s=np.full(devices + 1, np.inf), started=np.zeros(devices + 1, np.int64),
         ends=_tree(np.arange(devices), devices, _leaves(devices)),
-        free=free, idle=counts, look=np.zeros(types, bool), head=np.zeros(types, np.int64),
+        free=free, idle=counts, head=np.zeros(types, np.int64),
         ready=np.stack([_empty(jobs if given.way == loop.BY_KEY else 1)] * types),
-        news=np.zeros(bound_jobs, np.int64), held=np.zeros(bound_jobs, loop.HELD),
-        queue=np.full((bound, 2), -1), asked=_empty(devices), took=np.full(bound, -1),
-        late_s=np.full(bound, np.nan), late=np.zeros(bound, np.int64), sum_s=np.zeros(bound),
+        news=np.zeros(bound_jobs, np.int64), queue=np.full((bound, 2), -1), after=np.zeros(bound_jobs, np.int64),
+        load_s=np.zeros(bound), asked=_empty(devices),
         end_s=np.append(np.full(devices, given.arrival_s[0]), np.inf), leaf=leaf,
         soonest=np.stack([_tree(own, devices, most) for own in mine]))
 

@@ -13,16 +13,12 @@ from numba.cpython.unsafe.numbers import trailing_zeros
 IN_LINE, BY_KEY, BOUND = 0, 1, 2  # how a policy chooses: in order of arrival, the smallest key first, a queue a device
 STATUS = ("done", "retried", "failed")
 _DONE, _RETRIED, _FAILED = range(3)
-_FREE, _ASKED = -1, -2  # what runs on a device: nothing, and a decision looks at its queue
-# What is counted: jobs that arrived; that came to wait, in all and at this instant; that wait; attempts started and ended;
-# devices freed since jobs were last bound. At the end, if they are not -1, a job and a device that do not go together.
-ARRIVED, CAME, NEW, WAITING, STARTED, ENDED, LATE, WRONG_JOB, WRONG_DEVICE, COUNTED = range(10)
-
+# What is counted: jobs that arrived; that came to wait, in all and at this instant; that wait; attempts started and ended.
+ARRIVED, CAME, NEW, WAITING, STARTED, ENDED, COUNTED = range(7)
 _ONE = np.uint64(1)
 
 # Nothing is allocated here: without counted references the loop is six times as fast.
 _inner = njit(_nrt=False, no_cpython_wrapper=True, no_cfunc_wrapper=True)
-HELD = np.dtype([("left_s", float), ("after", np.int64)])  # side by side in memory: queues are summed often
 
 
 class Given(NamedTuple):
@@ -32,14 +28,12 @@ class Given(NamedTuple):
     order: np.ndarray  # (jobs) as they arrive, and those of one instant as they are bound
     arrival_s: np.ndarray  # of those
     type_of: np.ndarray  # (devices)
-    work_s: np.ndarray  # what an attempt takes with set-up, NaN where it cannot run
-    said_s: np.ndarray  # predicted
-    may: np.ndarray  # where the policy puts a job
+    work_s: np.ndarray  # what an attempt takes with set-up
+    said_s: np.ndarray  # predicted, bound: with set-up; inf where the policy puts no job
     key: np.ndarray  # by key: what is started first
     rank: np.ndarray  # by key (types, jobs): of a job by (key, time, number)
     ranked: np.ndarray  # by key (types, jobs): the job of a rank
     turn: np.ndarray  # bound (jobs): which is bound first of those of an instant; empty: as they come
-    number: np.ndarray  # (devices + 1) its number
 
 
 class Now(NamedTuple):
@@ -51,9 +45,9 @@ class Now(NamedTuple):
 
     count: np.ndarray  # ARRIVED and so on
     idle_s: np.ndarray  # (1) when first no waiting job was started; NaN: never
-    waits: np.ndarray  # (jobs) as what number it came to wait, 0: it does not
+    waits: np.ndarray  # (jobs) whether it does
     tried: np.ndarray  # (jobs) attempts
-    runs: np.ndarray  # (devices) which job, or _FREE
+    runs: np.ndarray  # (devices) which job
     since_s: np.ndarray  # (devices)
     fails: np.ndarray  # (devices)
     due_s: np.ndarray  # (devices + 1) when what runs ends, inf: nothing runs; the last is none
@@ -61,17 +55,13 @@ class Now(NamedTuple):
     ends: np.ndarray  # (tree) which device is due first
     free: np.ndarray  # (types, devices) a stack: the device freed last is taken first
     idle: np.ndarray  # (types) how many are on it
-    look: np.ndarray  # (types) whether a decision still looks at a type
     head: np.ndarray  # (types) in line: where the line was read to
     ready: np.ndarray  # (types, set) by key: the ranks that wait
     news: np.ndarray  # (jobs) bound: that came to wait at this instant
     queue: np.ndarray  # (devices, 2) bound: first and last job, -1: none
-    held: np.ndarray  # (jobs, as HELD) bound: what is expected of a job where it is queued, and the next of its queue, -1: none
-    asked: np.ndarray  # (set) bound: the devices that a decision looks at
-    took: np.ndarray  # (devices) bound: the job taken from the queue since ``late_s``
-    late_s: np.ndarray  # (devices) bound: when it was freed last, NaN: not since jobs were last bound
-    late: np.ndarray  # (devices) bound: those
-    sum_s: np.ndarray  # (devices) bound: of what their queues hold
+    after: np.ndarray  # (jobs) bound: the next of its queue, -1: none
+    load_s: np.ndarray  # (devices) bound: how long its queue is expected to take
+    asked: np.ndarray  # (set) bound: free devices to which jobs are bound
     end_s: np.ndarray  # (devices + 1) bound: when it is expected to be done; the last is none
     leaf: np.ndarray  # (devices) bound: its place in the tree of its type
     soonest: np.ndarray  # (types, tree) bound: which device is expected to be done first
@@ -125,7 +115,7 @@ def _least(words):
 
 @_inner
 def _win(tree, leaf, key, second):
-    """Let the device with the smallest (key, second) win each node above a leaf whose key changed."""
+    """Let the device with the smallest (key, second) win each node above a leaf whose key changed; of equal ones the first."""
     node = leaf // 2
     while node:
         left, right = tree[2 * node], tree[2 * node + 1]
@@ -144,14 +134,14 @@ def _wait(given, now, log, job):
         log.line[now.count[CAME]] = job
     elif given.way == BY_KEY:
         for place in range(len(now.idle)):
-            if given.may[job, place]:
+            if given.said_s[job, place] < np.inf:
                 _put(now.ready[place], given.rank[place, job])
     else:
         now.news[now.count[NEW]] = job
     now.count[NEW] += 1
     now.count[CAME] += 1
     now.count[WAITING] += 1
-    now.waits[job] = now.count[CAME]
+    now.waits[job] = True
 
 
 @_inner
@@ -162,12 +152,8 @@ def _due(now, device, at_s):
 
 @_inner
 def _start(given, now, chance, draw, at_s, job, device):
-    """Start a job; False where it cannot run."""
     work = given.work_s[job, given.type_of[device]]
-    if np.isnan(work):
-        now.count[WRONG_JOB], now.count[WRONG_DEVICE] = job, device
-        return False
-    now.waits[job] = 0
+    now.waits[job] = False
     now.tried[job] += 1
     now.count[WAITING] -= 1
     now.count[STARTED] += 1
@@ -176,7 +162,6 @@ def _start(given, now, chance, draw, at_s, job, device):
     if now.fails[device]:
         work *= draw.random()
     _due(now, device, at_s + work)
-    return True
 
 
 @_inner
@@ -190,10 +175,11 @@ def _end(given, now, log, attempts, at_s, device):
     now.count[ENDED] += 1
     _due(now, device, np.inf)
     if given.way == BOUND:
-        _late(now, device, at_s)
+        _expect(given, now, device, at_s + now.load_s[device])
+        if now.queue[device, 0] >= 0:
+            _put(now.asked, device)
     else:
         place = given.type_of[device]
-        now.runs[device] = _FREE
         now.free[place, now.idle[place]] = device
         now.idle[place] += 1
     if status == _RETRIED:
@@ -211,7 +197,7 @@ def _first(given, now, log, place):
     """
     if given.way == IN_LINE:
         head, came = now.head[place], now.count[CAME]
-        while head < came and not (given.may[log.line[head], place] and now.waits[log.line[head]]):
+        while head < came and not (now.waits[log.line[head]] and given.said_s[log.line[head], place] < np.inf):
             head += 1
         now.head[place] = head
         return log.line[head] if head < came else -1
@@ -228,26 +214,19 @@ def _first(given, now, log, place):
 @_inner
 def _greedy(given, now, log, chance, draw, at_s):
     """Start waiting jobs on free devices, always the pair with the smallest (key, time, job, type)."""
-    types = len(now.idle)
-    for place in range(types):
-        now.look[place] = now.idle[place] > 0
     while True:
-        best, chosen = (np.inf, np.inf, types), -1
-        for place in range(types):
-            job = _first(given, now, log, place) if now.look[place] else -1
+        best, chosen = (np.inf, np.inf, 0), -1
+        for place in range(len(now.idle)):
+            job = _first(given, now, log, place) if now.idle[place] else -1
             if job >= 0:
                 key = float(now.head[place]) if given.way == IN_LINE else given.key[job, place]
                 found = (key, given.said_s[job, place], job)
                 if chosen < 0 or found < best:
                     best, chosen = found, place
         if chosen < 0:
-            return True
-        if not now.idle[chosen]:
-            now.look[chosen] = False
-            continue
+            return
         now.idle[chosen] -= 1
-        if not _start(given, now, chance, draw, at_s, best[2], now.free[chosen, now.idle[chosen]]):
-            return False
+        _start(given, now, chance, draw, at_s, best[2], now.free[chosen, now.idle[chosen]])
 
 
 # ------------------------------------------------------------------------------------------ bound to a device
@@ -256,46 +235,7 @@ def _greedy(given, now, log, chance, draw, at_s):
 @_inner
 def _expect(given, now, device, end_s):
     now.end_s[device] = end_s
-    _win(now.soonest[given.type_of[device]], now.leaf[device], now.end_s, given.number)
-
-
-@_inner
-def _late(now, device, at_s):
-    """Note that a device was freed: what is expected of it is corrected when jobs are bound, as nothing asks before."""
-    now.runs[device] = _ASKED
-    _put(now.asked, device)
-    if np.isnan(now.late_s[device]):
-        now.late[now.count[LATE]] = device
-        now.count[LATE] += 1
-    now.late_s[device], now.took[device] = at_s, -1
-
-
-@_inner
-def _catch_up(given, now):
-    """Correct what is expected of devices to what it was when they were freed last, summed from the front of the queue.
-
-    A job of every queue at a time, so that memory is asked for many at once.
-    """
-    left = now.count[LATE]
-    for device in now.late[:left]:
-        now.sum_s[device] = 0.0
-        if now.took[device] < 0:
-            now.took[device] = now.queue[device, 0]
-    while left:
-        place = 0
-        while place < left:
-            device = now.late[place]
-            job = now.took[device]
-            if job >= 0:
-                now.sum_s[device] += now.held[job].left_s
-                now.took[device] = now.held[job].after
-                place += 1
-            else:
-                left -= 1
-                now.late[place] = now.late[left]
-                _expect(given, now, device, now.late_s[device] + now.sum_s[device])
-                now.late_s[device] = np.nan
-    now.count[LATE] = 0
+    _win(now.soonest[given.type_of[device]], now.leaf[device], now.end_s, now.end_s)
 
 
 @_inner
@@ -303,7 +243,7 @@ def _bind(given, now, at_s, job):
     """Give a job to the device on which it ends first, of equal ones to that of the first type, and there to the first."""
     best, chosen = np.inf, np.int64(-1)
     for place in range(len(now.idle)):
-        if given.may[job, place]:
+        if given.said_s[job, place] < np.inf:
             device = now.soonest[place, 1]
             end_s = max(now.end_s[device], at_s) + given.said_s[job, place]
             if chosen < 0 or end_s < best:
@@ -311,13 +251,21 @@ def _bind(given, now, at_s, job):
     if now.queue[chosen, 0] < 0:
         now.queue[chosen, 0] = job
     else:
-        now.held[now.queue[chosen, 1]].after = job
-    now.queue[chosen, 1] = job
-    now.held[job].left_s, now.held[job].after = given.said_s[job, given.type_of[chosen]], -1
+        now.after[now.queue[chosen, 1]] = job
+    now.queue[chosen, 1], now.after[job] = job, -1
+    now.load_s[chosen] += given.said_s[job, given.type_of[chosen]]
     _expect(given, now, chosen, best)
-    if now.runs[chosen] == _FREE:
-        now.runs[chosen] = _ASKED
+    if now.due_s[chosen] == np.inf:
         _put(now.asked, chosen)
+
+
+@_inner
+def _take(given, now, device):
+    """Take the first job off a queue; no rounding error outlives the last."""
+    job = now.queue[device, 0]
+    after = now.queue[device, 0] = now.after[job]
+    now.load_s[device] = now.load_s[device] - given.said_s[job, given.type_of[device]] if after >= 0 else 0.0
+    return job
 
 
 @_inner
@@ -338,8 +286,6 @@ def _bound(given, now, chance, draw, at_s, arrived):
     Between decisions the queue of a free device is empty: to look at are those freed and those to which jobs are bound.
     """
     new = now.news[:now.count[NEW]]
-    if len(new):
-        _catch_up(given, now)
     if len(given.turn):
         _sort(new, given.turn, arrived)
     for job in new:
@@ -347,13 +293,7 @@ def _bound(given, now, chance, draw, at_s, arrived):
     while now.asked[0]:
         device = _least(now.asked)
         _drop(now.asked, device)
-        job = now.queue[device, 0]
-        now.runs[device] = _FREE
-        if job >= 0:
-            now.queue[device, 0], now.took[device] = now.held[job].after, job
-            if not _start(given, now, chance, draw, at_s, job, device):
-                return False
-    return True
+        _start(given, now, chance, draw, at_s, _take(given, now, device), device)
 
 
 # ------------------------------------------------------------------------------------------ events
@@ -381,11 +321,9 @@ def play(given, now, log, chance, attempts, draw):
             _end(given, now, log, attempts, at_s, now.ends[1])
         waiting, started = now.count[WAITING], now.count[STARTED]
         if given.way == BOUND:
-            well = _bound(given, now, chance, draw, at_s, arrived)
+            _bound(given, now, chance, draw, at_s, arrived)
         else:
-            well = _greedy(given, now, log, chance, draw, at_s)
-        if not well:
-            return True
+            _greedy(given, now, log, chance, draw, at_s)
         if waiting and now.count[STARTED] == started and np.isnan(now.idle_s[0]):
             now.idle_s[0] = at_s
     return True
