@@ -26,11 +26,12 @@ def problems(draw):
     """Draw problems; ``even`` ones have small whole numbers for times and arrivals, so that nearly everything is tied."""
     flag, types = st.booleans(), draw(st.integers(1, 4))
     counts = draw(st.lists(st.integers(0, 4), min_size=types, max_size=types).filter(any))
-    even, arriving, noisy, memory, wrong, far = (draw(flag) for _ in range(6))
+    even, arriving, noisy, alike, memory, wrong, far = (draw(flag) for _ in range(7))
     count, seed = draw(st.integers(1, 40)), draw(st.integers(0, 10**6))
     rng = np.random.default_rng(seed)
     times = rng.integers(1, 4, (count, types)).astype(float) if even else np.exp(rng.normal(0, 1, (count, types)))
-    predicted = times * rng.choice([1.0, 2.0], times.shape) if noisy else times.copy()
+    wrong_by = draw(st.sampled_from([2.0, 2.0**60]))  # beside so long a job short ones are lost in rounding
+    predicted = times * rng.choice([1.0, wrong_by], (count, 1 if alike else types)) if noisy else times.copy()
     predicted[rng.random(times.shape) < draw(st.sampled_from([0.0, 0.2]))] = np.inf
     if wrong:  # predicted where it cannot run
         times[rng.random(times.shape) < 0.2] = np.inf
