@@ -135,7 +135,7 @@ def _at_start(given: loop.Given) -> loop.Now:
     jobs, types, devices = len(given.order), given.work_s.shape[1], len(given.type_of)
     counts = np.bincount(given.type_of, minlength=types)
     mine = [np.flatnonzero(given.type_of == place) for place in range(types)]
-    free, leaf, most = np.zeros((types, counts.max()), np.int64), np.zeros(devices, np.int64), _leaves(counts.max())
+    free, leaf, most = np.zeros((types, counts.max()), np.int64), np.zeros(devices + 1, np.int64), _leaves(counts.max())
     for place, own in enumerate(mine):
         free[place, :len(own)] = own[::-1]
         leaf[own] = most + np.arange(len(own))

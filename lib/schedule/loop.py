@@ -17,8 +17,9 @@ _DONE, _RETRIED, _FAILED = range(3)
 ARRIVED, CAME, NEW, WAITING, STARTED, ENDED, COUNTED = range(7)
 _ONE = np.uint64(1)
 
-# Nothing is allocated here: without counted references the loop is six times as fast.
-_inner = njit(_nrt=False, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+# Nothing is allocated here: without counted references the loop is six times as fast. A call that is not inlined would pass
+# every array of ``given`` and ``now``, which takes longer than what most of these do.
+_inner = njit(_nrt=False, forceinline=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 
 
 class Given(NamedTuple):
@@ -63,7 +64,7 @@ class Now(NamedTuple):
     load_s: np.ndarray  # (devices) bound: how long its queue is expected to take
     asked: np.ndarray  # (set) bound: free devices to which jobs are bound
     end_s: np.ndarray  # (devices + 1) bound: when it is expected to be done; the last is none
-    leaf: np.ndarray  # (devices) bound: its place in the tree of its type
+    leaf: np.ndarray  # (devices + 1) bound: its place in the tree of its type; the last is none
     soonest: np.ndarray  # (types, tree) bound: which device is expected to be done first
 
 
@@ -115,13 +116,16 @@ def _least(words):
 
 @_inner
 def _win(tree, leaf, key, second):
-    """Let the device with the smallest (key, second) win each node above a leaf whose key changed; of equal ones the first."""
-    node = leaf // 2
-    while node:
-        left, right = tree[2 * node], tree[2 * node + 1]
-        less = key[right] < key[left] or (key[right] == key[left] and second[right] < second[left])
-        tree[node] = right if less else left
-        node //= 2
+    """Let the device with the smallest (key, second) win each node above a leaf whose key changed."""
+    won = device = tree[leaf]
+    while leaf > 1:
+        other = tree[leaf ^ 1]
+        if key[other] < key[won] or (key[other] == key[won] and second[other] < second[won]):
+            won = other
+        leaf //= 2
+        if won == tree[leaf] and won != device:
+            return  # what is above is as it was
+        tree[leaf] = won
 
 
 # ------------------------------------------------------------------------------------------ attempts
@@ -235,7 +239,7 @@ def _greedy(given, now, log, chance, draw, at_s):
 @_inner
 def _expect(given, now, device, end_s):
     now.end_s[device] = end_s
-    _win(now.soonest[given.type_of[device]], now.leaf[device], now.end_s, now.end_s)
+    _win(now.soonest[given.type_of[device]], now.leaf[device], now.end_s, now.leaf)
 
 
 @_inner
@@ -257,15 +261,6 @@ def _bind(given, now, at_s, job):
     _expect(given, now, chosen, best)
     if now.due_s[chosen] == np.inf:
         _put(now.asked, chosen)
-
-
-@_inner
-def _take(given, now, device):
-    """Take the first job off a queue; no rounding error outlives the last."""
-    job = now.queue[device, 0]
-    after = now.queue[device, 0] = now.after[job]
-    now.load_s[device] = now.load_s[device] - given.said_s[job, given.type_of[device]] if after >= 0 else 0.0
-    return job
 
 
 @_inner
@@ -293,7 +288,10 @@ def _bound(given, now, chance, draw, at_s, arrived):
     while now.asked[0]:
         device = _least(now.asked)
         _drop(now.asked, device)
-        _start(given, now, chance, draw, at_s, _take(given, now, device), device)
+        job = now.queue[device, 0]
+        after = now.queue[device, 0] = now.after[job]
+        now.load_s[device] = now.load_s[device] - given.said_s[job, given.type_of[device]] if after >= 0 else 0.0
+        _start(given, now, chance, draw, at_s, job, device)
 
 
 # ------------------------------------------------------------------------------------------ events
