@@ -80,10 +80,14 @@ class Group(Strict):
 
 
 class Scenario(Strict):
-    """One entry of ``scenarios`` in ``params/scenarios.yaml``: a fleet, and how long jobs take on their fastest device."""
+    """One entry of ``scenarios`` in ``params/scenarios.yaml``: a fleet, and how long jobs take on their fastest device.
+
+    ``kinds`` names those of its jobs; empty: all.
+    """
 
     id: Annotated[str, Field(pattern=r"^[a-z0-9_]+$")]
     note: str
+    kinds: tuple[str, ...] = ()
     devices: Annotated[dict[str, Group], Field(min_length=1)]
     shortest_s: Annotated[float, Field(gt=0)]
     longest_s: Annotated[float, Field(gt=0)]
@@ -120,6 +124,9 @@ def load_scenarios(path: Path = paths.PARAMS / "scenarios.yaml") -> tuple[dict[s
         if scenario.shortest_s > scenario.longest_s:
             raise InputError(f"{path}: {scenario.id}: shortest_s {scenario.shortest_s:g} is above longest_s "
                              f"{scenario.longest_s:g}")
+        if set(scenario.kinds) - set(kinds):
+            raise InputError(f"{path}: {scenario.id}: no kinds {choices(sorted(set(scenario.kinds) - set(kinds)))}; there are: "
+                             f"{choices(kinds)}")
     return kinds, scenarios
 
 

@@ -142,7 +142,8 @@ scenarios: {s: {note: n, shortest_s: 1, longest_s: 2, devices: {cpu: {count: 1}}
 
 @pytest.mark.parametrize(("right", "wrong", "word"), [("mode: train", "mode: fly", "mode"), ("count: 1", "count: 0", "count"),
                                                       ("shortest_s: 1", "shortest_s: 3", "shortest_s"),
-                                                      ("{a: {model: W1, mode: train}}", "{}", "kinds")])
+                                                      ("{a: {model: W1, mode: train}}", "{}", "kinds"),
+                                                      ("note: n", "note: n, kinds: [b]", "no kinds b")])
 def test_bad_scenarios_are_refused(tmp_path, right, wrong, word):
     path = tmp_path / "scenarios.yaml"
     path.write_text(SCENARIOS)

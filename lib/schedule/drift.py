@@ -9,7 +9,7 @@ from lib.schedule import bounds, study
 from lib.schedule.problem import Problem
 
 Progress = Callable[[Iterable, str], Iterable]
-DRIFTS = (0.1, 0.2, 0.4, 0.8)
+DRIFTS = (0.1, 0.2, 0.5)
 
 
 def drifted(asked: Problem, spread: float | np.ndarray, seed: int, said: float = 0.0) -> Problem:

@@ -56,7 +56,7 @@ class Offer:
     @property
     def spread(self) -> np.ndarray:
         """Return the spread of the widest scenario's times (kinds, types) in log time."""
-        return self.menu.spread(list(self.widest.devices))
+        return self.menu.some(self.widest.kinds).spread(self.widest.devices)
 
 
 def offer(names: Sequence[str], reference: str = "", progress: Progress = lambda items, _: items) -> Offer:
@@ -98,7 +98,7 @@ def few(found: Offer, count: int = 40, names: Sequence[str] = ("fastest", "earli
     """Return schedules by policy of a few jobs of the widest scenario, the kind of each job, and the bound in s."""
     asked = found.one(count)(0)
     bound_s = bounds.makespan_bound(asked)
-    kinds = list(found.menu.rates(found.widest.devices).index)
+    kinds = list(found.menu.some(found.widest.kinds).rates(found.widest.devices).index)
     shown = {}
     for name in names:
         schedule = simulate(asked, policies.policy(name)).schedule

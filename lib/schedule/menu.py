@@ -26,6 +26,11 @@ class Menu:
 
     table: pd.DataFrame
 
+    def some(self, kinds: Iterable[str]) -> "Menu":
+        """Return the menu of some kinds; of all, where none is named."""
+        names = list(kinds)
+        return Menu(self.table[self.table["kind"].isin(names)]) if names else self
+
     def wide(self, column: str, devices: Iterable[str]) -> pd.DataFrame:
         """Return one column as a row a kind and a column a device."""
         found = self.table.pivot_table(index="kind", columns="device", values=column, aggfunc="first", sort=False, dropna=False)
@@ -93,7 +98,7 @@ def fleet(scenario: Scenario) -> Fleet:
 
 
 def problem(menu: Menu, scenario: Scenario, count: int, seed: int, load: float = 0.0) -> Problem:
-    """Draw a problem of a scenario: ``count`` jobs over all kinds of the menu; with ``load`` they arrive over time."""
-    names = list(scenario.devices)
-    return mixes.draw(menu.rates(names), fleet(scenario), count, seed, load, (scenario.shortest_s, scenario.longest_s),
-                      menu.memory_mb())
+    """Draw a problem of a scenario: ``count`` jobs over its kinds; with ``load`` they arrive over time."""
+    mine = menu.some(scenario.kinds)
+    return mixes.draw(mine.rates(scenario.devices), fleet(scenario), count, seed, load,
+                      (scenario.shortest_s, scenario.longest_s), mine.memory_mb())

@@ -11,7 +11,7 @@ from lib.schedule.hand import Limits, Site
 from lib.schedule.ledger import Spec
 from lib.schedule.problem import Fleet, Jobs
 
-SAMPLE_S = 1.5
+SAMPLE_S = 0.8
 _GUESS_S = 10.0
 _NOTEBOOK_S = 60.0  # a notebook in quick mode ends within a minute
 

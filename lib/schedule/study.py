@@ -13,7 +13,7 @@ from lib.schedule.simulate import simulate
 
 Progress = Callable[[Iterable, str], Iterable]
 Mix = Callable[[int], Problem]  # a seed -> the same kind of problem, drawn anew
-NOISE = (0.0, 0.1, 0.3, 0.5, 1.0)
+NOISE = (0.0, 0.1, 0.3, 0.6, 1.0)
 LOADS = (0.5, 0.7, 0.85, 0.95)
 
 
@@ -40,6 +40,8 @@ def against_bound(mixes: dict[str, Mix], names: Sequence[str], seeds: int = 5,
             asked = draw(seed)
             bound = bounds.makespan_bound(asked)
             rows += [{"mix": mix, "seed": seed, "policy": name, **run(asked, name, bound)} for name in names]
+    if not rows:
+        return pd.DataFrame(columns=["mix", "seed", "policy"])
     table = pd.DataFrame(rows)
     single = table[table["policy"].isin(("cpu-only", "gpu-only", "fastest"))]
     best = single.groupby(["mix", "seed"])["makespan_s"].min().rename("best_single_s")
