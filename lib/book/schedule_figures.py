@@ -91,9 +91,22 @@ def lines(table: pd.DataFrame, x: str, y: str, xlabel: str, ylabel: str, by: str
         colour = _OURS if name == "hybrid" else ("#2b6cb0", "#2f855a", "#805ad5", "#b7791f", "#d53f8c", "#4a5568")[number % 6]
         axis.fill_between(found.index, found["min"], found["max"], color=colour, alpha=0.15, linewidth=0)
         axis.plot(found.index, found["mean"], "o-", color=colour, label=name, markersize=4)
-    axis.set(xlabel=xlabel, ylabel=ylabel, xscale="log" if "x" in log else "linear", yscale="log" if "y" in log else "linear")
+    axis.set(xlabel=xlabel, ylabel=ylabel)
+    for one in log:
+        _logarithmic(axis, one)
     axis.legend(fontsize=9, ncols=2)
     return figure
+
+
+def _logarithmic(axis, which: str) -> None:
+    """Make an axis (x or y) logarithmic, with plain numbers at 1, 2 and 5."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    axis.set(**{f"{which}scale": "log"})
+    one = axis.xaxis if which == "x" else axis.yaxis
+    one.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    one.set_major_formatter("{x:,.10g}")
+    one.set_minor_formatter(NullFormatter())
 
 
 def pareto(table: pd.DataFrame):
@@ -109,7 +122,8 @@ def pareto(table: pd.DataFrame):
                      label="hybrid, on the front" if face != "none" else "hybrid, not on it" if len(mine) else None)
     for mark, row in zip("sv^D*", table[table["policy"] != "hybrid"].itertuples(), strict=False):
         axis.plot(row.makespan_s, row.energy_j / 1e6, mark, color=SERIES[0], label=row.policy, linestyle="")
-    axis.set(xlabel="makespan, s", ylabel="energy, MJ", xscale="log")
+    axis.set(xlabel="makespan, s", ylabel="energy, MJ")
+    _logarithmic(axis, "x")
     axis.legend(fontsize=8)
     return figure
 
