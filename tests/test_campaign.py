@@ -5,12 +5,14 @@ import signal
 import threading
 import time
 
+import numpy as np
 import psutil
 import pytest
 
 from lib import store
 from lib.errors import InputError
 from lib.schedule import campaign, question, record
+from lib.schedule.hand import Slot
 
 
 def write(path, text):
@@ -35,6 +37,14 @@ def test_slots_share_the_cores_and_never_overlap():
     assert sum(len(slot.cores) for slot in slots) == len({core for slot in slots for core in slot.cores}) == cores
     with pytest.raises(InputError, match="slots"):
         campaign.slots_here(cores + 1)
+
+
+def test_jobs_on_a_gpu_draw_from_the_cores_of_the_host():
+    slots = (Slot("cpu[0]", (0,)), Slot("cpu[1]", (1,)), Slot("cuda:0"))
+    fleet = campaign.fleet_of(slots)
+    assert fleet.host_cores == 2 and fleet.cpu_cores[0] == 1 and fleet.types == ("cpu", "cuda:0")
+    assert campaign.fleet_of(slots[:2]).host_cores == np.inf  # nobody else draws from them
+    assert campaign.fleet_of((Slot("cpu[node/0]"), Slot("cuda:A[node/0]"))).host_cores == np.inf  # of which host?
 
 
 def _kill_a_busy_worker(stop):

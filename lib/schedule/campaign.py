@@ -1,7 +1,7 @@
 """A file of jobs carried out here or on a cluster: jobs.csv -> what to call, where it can run, how long it should take."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -91,12 +91,19 @@ def here(jobs: Jobs, count: int = 0) -> Site:
 
 
 def fleet_of(slots: tuple[Slot, ...]) -> Fleet:
-    """Return the slots as a fleet of types ``cpu`` and, each GPU being its own, ``cuda:0``, ..."""
+    """Return the slots as a fleet of types ``cpu`` and, each GPU being its own, ``cuda:0``, ...
+
+    Beside GPUs, CPU slots of known cores give the host's cores, from which jobs on GPUs draw theirs.
+    """
     kinds = [kind_of(slot.name) for slot in slots]
     types = tuple(dict.fromkeys(kinds))
-    unknown = np.full(len(types), np.nan)
-    return Fleet(tuple(slot.name for slot in slots), np.array([types.index(kind) for kind in kinds]), types, unknown, unknown,
-                 unknown, unknown, np.zeros(len(types)), unknown)
+    unknown, cores = np.full(len(types), np.nan), [slot.cores for slot in slots if slot.cores]
+    plain = Fleet(tuple(slot.name for slot in slots), np.array([types.index(kind) for kind in kinds]), types, unknown, unknown,
+                  unknown, unknown, np.zeros(len(types)), unknown)
+    if not cores or len(types) == 1:
+        return plain
+    own = np.array([len(cores[0]) if kind == "cpu" else np.nan for kind in types])
+    return replace(plain, cpu_cores=own, host_cores=float(sum(map(len, cores))))
 
 
 def _known_contention(kinds: tuple[str, ...], site: Site) -> Contention | None:
