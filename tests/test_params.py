@@ -54,6 +54,7 @@ def test_every_yaml_of_the_project_loads():
     assert [section.notebook for section in params.load_report_plan().sections] == list(params.NOTEBOOKS)
     readers = {"workloads.yaml": params.load_workloads, "report.yaml": params.load_report_plan}
     readers |= {"devices.yaml": definitions.load_devices, "matrix.yaml": definitions.load_matrix,
+                "scenarios.yaml": definitions.load_scenarios,
                 "nsight_metrics.yaml": definitions.load_metrics, "sweeps.yaml": load_sweeps}
     assert all(reader() for reader in readers.values())
     assert {path.name for path in paths.PARAMS.glob("*.yaml")} == set(readers), "each YAML file has a reader"
