@@ -183,9 +183,9 @@ class SchedulerParams(Strict):
     count: Annotated[int, Field(ge=10, le=20_000)] = 120
     seeds: Annotated[int, Field(ge=1, le=100)] = 2
     arriving: Annotated[int, Field(ge=100, le=100_000)] = 800
-    scale: Annotated[int, Field(ge=1000, le=1_000_000)] = 20_000
+    scale: Annotated[int, Field(ge=1000, le=1_000_000)] = 10_000
     jobs: str = ""
-    workloads: Annotated[str, Field(pattern=r"^[^,\s]+(,[^,\s]+)*$")] = "W1,W3,W6"
+    workloads: Annotated[str, Field(pattern=r"^[^,\s]+(,[^,\s]+)*$")] = "W1,W6"
     real: Annotated[int, Field(ge=2, le=1000)] = 6
     job_s: Annotated[float, Field(ge=0.5, le=3600)] = 2.0
 

@@ -77,7 +77,10 @@ def menu_table(found: Menu) -> pd.DataFrame:
         return f"{row.step_ms:.3g} ({how})"
 
     shown = found.table.assign(cell=[cell(row) for row in found.table.itertuples()])
-    return shown.pivot_table(index="kind", columns="device", values="cell", aggfunc="first", sort=False).reset_index()
+    table = shown.pivot_table(index="kind", columns="device", values="cell", aggfunc="first", sort=False)
+    table = table[sorted(table, key=lambda device: device != "cpu")].reset_index()
+    table.columns.name = None
+    return table
 
 
 def headroom_table(found: pd.DataFrame) -> pd.DataFrame:

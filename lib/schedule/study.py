@@ -13,7 +13,7 @@ from lib.schedule.simulate import simulate
 
 Progress = Callable[[Iterable, str], Iterable]
 Mix = Callable[[int], Problem]  # a seed -> the same kind of problem, drawn anew
-NOISE = (0.0, 0.1, 0.3, 0.6, 1.0)
+NOISE = (0.0, 0.1, 0.3, 1.0)
 LOADS = (0.5, 0.7, 0.85, 0.95)
 
 
