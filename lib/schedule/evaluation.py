@@ -17,6 +17,7 @@ from lib.schedule.simulate import simulate
 Progress = Callable[[Iterable, str], Iterable]
 NAMES = ("cpu-only", "gpu-only", "fastest", "first-come", "by-size", "earliest-finish", "longest-first", "shortest-first",
          "affinity", "matching", "hybrid")
+MAIN = ("fastest", "first-come", "earliest-finish", "longest-first", "hybrid")
 SPEEDS = ("first-come", "longest-first", "hybrid")
 PUBLISHED = ((200, 4), (1000, 36))  # jobs, devices of each type
 
