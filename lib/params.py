@@ -187,7 +187,7 @@ class SchedulerParams(Strict):
     jobs: str = ""
     workloads: Annotated[str, Field(pattern=r"^[^,\s]+(,[^,\s]+)*$")] = "W1,W6"
     real: Annotated[int, Field(ge=2, le=1000)] = 6
-    job_s: Annotated[float, Field(ge=0.5, le=3600)] = 2.0
+    job_s: Annotated[float, Field(ge=0.5, le=3600)] = 1.5
 
     @property
     def names(self) -> list[str]:

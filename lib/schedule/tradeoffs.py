@@ -12,7 +12,7 @@ from lib.schedule.problem import Problem
 from lib.schedule.simulate import simulate
 
 Progress = Callable[[Iterable, str], Iterable]
-WEIGHTS = (0.0, 0.3, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 1.0)
+WEIGHTS = (0.0, 0.6, 0.75, 0.85, 0.95, 1.0)
 HOLDS = (0.0, 1.0, 2.0)  # cores of the host that a job on a GPU holds
 
 
