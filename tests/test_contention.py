@@ -85,7 +85,7 @@ def test_unknown_kinds_count_as_the_median_and_means_are_means(table):
 
 
 def test_cores_are_shared_by_time():
-    none = Contention.none(2, cores=2.0)
+    none = Contention.of_types(np.ones((2, 2)), cores=2.0)
     assert set(none.rates({0: (0, 0), 1: (0, 1)}, wanted_cores=4.0).values()) == {0.5}
     assert set(none.rates({0: (0, 0)}, wanted_cores=1.0).values()) == {1.0}
     assert none.rates({}) == {}
@@ -96,15 +96,15 @@ def test_some_types_keep_their_slowdowns():
     assert known.among(np.array([0, 2])).slowdown[0, :, 0].tolist() == [[1.1, 1.3], [3.1, 3.3]]
 
 
-def _mix(contention, count=40):
-    """Return jobs of two kinds for two slots, and what a policy makes of them."""
+def _mix(count=40):
+    """Return a mix of jobs of two kinds for two slots."""
     rates = pd.DataFrame({"cpu": [100.0, 10.0]}, index=["light", "heavy"])
     return partial(mixes.draw, rates, Fleet.of({"cpu": 2}), count)
 
 
 def test_knowing_of_contention_makes_foresight_right(table):
     known = Contention.of_table(table, ["light", "heavy"], ["cpu"])
-    cost = tradeoffs.ignoring(_mix(known), known, seeds=2).groupby(["policy", "told"])["error"].agg(lambda e: e.abs().max())
+    cost = tradeoffs.ignoring(_mix(), known, seeds=2).groupby(["policy", "told"])["error"].agg(lambda e: e.abs().max())
     for name in ("longest-first", "hybrid"):
         assert cost[name, "every pair"] < 1e-9
         assert cost[name, "nothing"] > 0.1

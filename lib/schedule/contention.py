@@ -28,11 +28,6 @@ class Contention:
         return cls(np.asarray(slowdown, float)[None, :, None, :], cores)
 
     @classmethod
-    def none(cls, types: int, cores: float = np.inf) -> "Contention":
-        """Return a host on which jobs share nothing but its cores."""
-        return cls.of_types(np.ones((types, types)), cores)
-
-    @classmethod
     def of_table(cls, table: pd.DataFrame, kinds: Sequence[str], types: Sequence[str], cores: float = np.inf) -> "Contention":
         """Return what the table ``contention`` says of named kinds and types.
 

@@ -75,17 +75,6 @@ def table(problem: Problem, job: Sequence[int], device: Sequence[int], start_s: 
                          "attempt": attempt, "status": status, "job": job, "place": device})
 
 
-def misplaced(problem: Problem, job: int, device: int, why: str = "it cannot run there") -> PolicyError:
-    """Return the error of a policy that starts a job where it cannot."""
-    return PolicyError(f"the policy started job {problem.jobs.ids[job]} on {problem.fleet.names[device]}: {why}")
-
-
-def forgotten(problem: Problem, jobs: Sequence[int]) -> PolicyError:
-    """Return the error of a policy that leaves jobs for ever."""
-    names = ", ".join(problem.jobs.ids[job] for job in jobs[:3])
-    return PolicyError(f"the policy left {len(jobs)} jobs waiting for ever, such as {names}")
-
-
 class _Clockwork:
     """The events of one run; without contention an attempt's end is known when it starts."""
 
@@ -133,7 +122,8 @@ class _Clockwork:
             if self.contention:
                 self._foresee()
         if state.waiting:
-            raise forgotten(self.problem, list(state.waiting))
+            names = ", ".join(self.problem.jobs.ids[job] for job in list(state.waiting)[:3])
+            raise PolicyError(f"the policy left {len(state.waiting)} jobs waiting for ever, such as {names}")
         return self.log.outcome(self.problem)
 
     def _apply(self, actions: list) -> None:
@@ -158,8 +148,10 @@ class _Clockwork:
         job, device = action
         state, place = self.state, self._type_of[device]
         if job not in state.waiting or device not in state.free[place] or not self._able[job, place]:
-            raise misplaced(self.problem, job, device, "it is not waiting" if job not in state.waiting else
-                            "it cannot run there" if not self._able[job, place] else "the device is not free")
+            why = ("it is not waiting" if job not in state.waiting else "it cannot run there" if not self._able[job, place]
+                   else "the device is not free")
+            raise PolicyError(f"the policy started job {self.problem.jobs.ids[job]} on {self.problem.fleet.names[device]}: "
+                              f"{why}")
         if state.cores(job, place) > state.free_cores + 1e-9:
             raise PolicyError(f"job {self.problem.jobs.ids[job]} on {self.problem.fleet.names[device]} needs "
                               f"{state.cores(job, place):g} cores of the host, {state.free_cores:g} are free")

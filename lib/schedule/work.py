@@ -113,16 +113,16 @@ def paced(job: Job, workload_id: str, seconds: float, at_s: float = 0.0) -> dict
     """Train a workload for ``seconds`` from ``at_s`` on (CLOCK_MONOTONIC, which all processes of a host share).
 
     Returns ``step_s``, the median of the steps that ended in that time (the first, if none did), and their number ``n``.
-    With 0 seconds it only loads what it needs.
     """
     trainer, loader = _held_trainer(workload_id, job.device, job.threads)
     time.sleep(max(0.0, at_s - time.monotonic()))
     until, taken = max(at_s, time.monotonic()) + seconds, []
-    while (begin := time.monotonic()) < until:
+    while (begin := time.monotonic()) < until or not taken:
         trainer.train(_Steps(job, loader, 1))
-        taken.append((time.monotonic(), time.monotonic() - begin))
-    whole = [took for end, took in taken if end <= until] or [took for _, took in taken]
-    return {"step_s": median(whole) if whole else 0.0, "n": len(whole)}
+        end = time.monotonic()
+        taken.append((end, end - begin))
+    whole = [took for end, took in taken if end <= until] or [taken[0][1]]
+    return {"step_s": median(whole), "n": len(whole)}
 
 
 def notebook(job: Job, path: str, parameters: dict[str, Any], out: str) -> dict[str, str]:
