@@ -11,8 +11,9 @@ import pytest
 
 from lib import store
 from lib.errors import InputError
-from lib.schedule import campaign, question, record
+from lib.schedule import campaign, question, record, work
 from lib.schedule.hand import Slot
+from lib.schedule.worker import Job
 
 
 def write(path, text):
@@ -58,7 +59,7 @@ def _kill_a_busy_worker(stop):
 
 
 def test_real_workloads_survive_the_death_of_a_worker(tmp_path):
-    path = write(tmp_path / "jobs.csv", "job_id,workload_id,steps\na,W1,60\nb,W1,60\nc,W6,20\n")
+    path = write(tmp_path / "jobs.csv", "job_id,workload_id,steps\na,W1,150\nb,W1,150\nc,W6,20\n")
     prepared = campaign.prepare(path, tmp_path / "out")
     assert (prepared.predicted_s > 0).all()
     stop = threading.Event()
@@ -67,10 +68,28 @@ def test_real_workloads_survive_the_death_of_a_worker(tmp_path):
     ran = campaign.run(prepared, tmp_path / "out")
     stop.set()
     killer.join()
+    assert any("killed (signal 9)" in note for note in ran.facts["notes"]), "nobody was killed"
     assert sorted(ran.ends["job_id"]) == ["a", "b", "c"] and set(ran.ends["status"]) == {"done"}
-    assert {result["steps"] for result in ran.ends["result"]} == {60, 20}
+    assert {result["steps"] for result in ran.ends["result"]} == {150, 20}
     assert len(store.read(tmp_path / "out" / "schedule.csv", "schedule")) >= 3
     assert (tmp_path / "out" / "trace.json").is_file() and "done" in record.words(ran)
+
+
+@pytest.fixture
+def threads():
+    import torch
+
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("threads")
+def test_paced_work_counts_whole_steps():
+    found = work.paced(Job("cpu", (), 1), "W6", 0.5)
+    assert found["n"] >= 2 and 0 < found["step_s"] <= 0.5
+    late = work.paced(Job("cpu", (), 1), "W6", 1e-6, at_s=time.monotonic() + 0.2)  # too short for one: the first counts
+    assert late["n"] == 1 and late["step_s"] > 1e-6
 
 
 def test_the_command_answers_from_files(tmp_path):
