@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from lib import paths
+from lib.missing import needs
 
 COLOURS = {"loader wait": "#7a7a7a", "copy to device": "#c9a227", "forward": "#2b6cb0", "backward": "#c05621",
            "optimizer": "#2f855a"}
@@ -67,6 +68,7 @@ def _axes(columns: int = 1, width: float = 8, height: float = 3.6):
     return plt.subplots(1, columns, figsize=(width, height), squeeze=False)
 
 
+@needs("measured ceilings")
 def ceilings(best: pd.DataFrame, table: pd.DataFrame):
     """Return two panels: the best product rate of each dtype, and triad bandwidth over the working set."""
     figure, ((left, right),) = _axes(2, 9, 3.4)
@@ -74,16 +76,18 @@ def ceilings(best: pd.DataFrame, table: pd.DataFrame):
     bars = left.barh(compute["dtype"], compute["peak_gflops"], color=SERIES[0])
     left.bar_label(bars, fmt="{:,.0f}", padding=3, fontsize=9)
     left.set(xscale="log", xlabel="GFLOP/s", title="Compute, by element type")
-    left.set_xlim(right=compute["peak_gflops"].max() * 4)
+    left.set_xlim(right=compute["peak_gflops"].max() * 4 if len(compute) else None)
     left.grid(axis="y", visible=False)
     triad = table[table["peak_gbps"].notna()].sort_values("working_set_mb")
     for colour, (level, part) in zip(SERIES, triad.groupby("level", sort=False), strict=False):
         right.plot(part["working_set_mb"], part["peak_gbps"], "o-", color=colour, label=level)
     right.set(xscale="log", ylim=(0, None), xlabel="working set, MB", ylabel="GB/s", title="Bandwidth, by working set")
-    right.legend()
+    if len(triad):
+        right.legend()
     return figure
 
 
+@needs("profiled training steps")
 def phases_over_time(rows: pd.DataFrame, phases: dict[str, str]):
     """Return the training steps one after another, stacked by phase, warm-up shaded. ``phases``: column to label."""
     figure, ((axis,),) = _axes()
@@ -107,6 +111,7 @@ def phases_over_time(rows: pd.DataFrame, phases: dict[str, str]):
     return figure
 
 
+@needs("profiled steps")
 def phase_stack(table: pd.DataFrame, labels: str, phases: dict[str, str], logarithmic: bool = False):
     """Return one horizontal bar a row of ``table``, stacked by phase; ``labels`` names the column that labels the bars.
 
@@ -129,6 +134,7 @@ def phase_stack(table: pd.DataFrame, labels: str, phases: dict[str, str], logari
     return figure
 
 
+@needs("profiled steps")
 def throughput_and_memory(rows: pd.DataFrame, memory: str, memory_label: str):
     """Return throughput and memory over the steps of every pass, warm-up steps faint."""
     figure, ((left, right),) = _axes(2, 9, 3.2)
@@ -143,6 +149,7 @@ def throughput_and_memory(rows: pd.DataFrame, memory: str, memory_label: str):
     return figure
 
 
+@needs("usable runs")
 def throughput_by_workload(table: pd.DataFrame):
     """Return images per second of each workload, a bar a backend and precision, on a logarithmic axis."""
     figure, ((axis,),) = _axes(height=3.2)

@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 
 from lib.book.figures import SERIES
+from lib.missing import MissingError, needs
 
 _WRONG = {"retried": "#b22222", "failed": "#b22222", "moved": "#c9a227", "lost": "#7a7a7a"}
 _MOST_DEVICES, _MOST_KINDS = 24, 12
@@ -14,6 +15,7 @@ _KINDS = (*SERIES, "#319795", "#744210", "#4a5568", "#97266d", "#276749", "#2c52
 _OURS = SERIES[1]
 
 
+@needs("attempts")
 def gantt(schedules: Mapping[str, pd.DataFrame], kinds: Mapping[str, str] | None = None, bound_s: float | None = None):
     """Return what ran where and when, a panel a named schedule (table ``schedule``) on one time axis.
 
@@ -23,6 +25,8 @@ def gantt(schedules: Mapping[str, pd.DataFrame], kinds: Mapping[str, str] | None
     from matplotlib.patches import Patch
 
     every = pd.concat(list(schedules.values()))
+    if every.empty:
+        raise MissingError("attempts")
     devices = sorted(set(every["device"]), key=_natural)[:_MOST_DEVICES]
     kinds = kinds or {}
     names = list(dict.fromkeys(kinds[job] for job in every["job_id"] if job in kinds))
@@ -58,6 +62,7 @@ def _bar(axis, row, place: int, kind: int) -> None:
               color=_WRONG[row.status] if wrong else _KINDS[kind % len(_KINDS)], hatch="////" if wrong else None)
 
 
+@needs("schedules")
 def against_bound(table: pd.DataFrame, most: float = 2.5):
     """Return makespan over bound by policy, a panel a mix; columns ``mix, policy, ratio``. Bars beyond ``most`` are cut."""
     import matplotlib.pyplot as plt
@@ -81,6 +86,7 @@ def against_bound(table: pd.DataFrame, most: float = 2.5):
     return figure
 
 
+@needs("results")
 def lines(table: pd.DataFrame, x: str, y: str, xlabel: str, ylabel: str, by: str = "policy", log: str = ""):
     """Return ``y`` against ``x``, a line for each ``by``, its mean over seeds with the range; ``log`` names log axes."""
     import matplotlib.pyplot as plt
@@ -109,6 +115,7 @@ def _logarithmic(axis, which: str) -> None:
     one.set_minor_formatter(NullFormatter())
 
 
+@needs("schedules")
 def pareto(table: pd.DataFrame):
     """Return energy against makespan: ``hybrid`` for weights between them, filled on the front, and baselines beside."""
     import matplotlib.pyplot as plt
@@ -128,11 +135,14 @@ def pareto(table: pd.DataFrame):
     return figure
 
 
+@needs("measured pairs")
 def contention(table: pd.DataFrame):
     """Return the slowdown of each workload (rows) beside each other (columns), a panel a pair of device types."""
     import matplotlib.pyplot as plt
 
     pairs = table[table["beside"] != "nothing"]
+    if pairs.empty:
+        raise MissingError("measured pairs")
     groups = list(pairs.groupby(["device_type", "beside_type"], sort=False))
     names = sorted(set(pairs["workload_id"]))
     size = (1.6 + (1.0 + 0.55 * len(names)) * len(groups), 1.2 + 0.42 * len(names))
@@ -151,6 +161,7 @@ def contention(table: pd.DataFrame):
     return figure
 
 
+@needs("finished jobs")
 def parity(table: pd.DataFrame):
     """Return actual over predicted seconds of jobs of a real run; columns ``kind, predicted_s, actual_s``."""
     import matplotlib.pyplot as plt

@@ -14,7 +14,7 @@ from lib import paths, store
 from lib.errors import InputError, choices
 from lib.measure import load, machine
 from lib.measure.archive import Progress, folders
-from lib.measure.timing import Timing, measure, synchronize, worst
+from lib.measure.timing import VERDICTS, Timing, measure, synchronize, worst
 from lib.params import MachineParams
 from lib.tables import columns
 
@@ -170,6 +170,12 @@ def measure_spin(spin: torch.Tensor) -> float:
     return (time.perf_counter_ns() - begin) / 1e3
 
 
+def counted(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of ``ceilings`` that count: the usable ones, and all of an element type or level that has none."""
+    usable = table["verdict"] != VERDICTS[-1]
+    return table[usable | ~usable.groupby([table["level"], table["dtype"]]).transform("any")]
+
+
 @dataclass(frozen=True)
 class Ceilings:
     """The ceilings of one device as a notebook shows them: both tables, the inventory, the load, files and a note."""
@@ -182,19 +188,17 @@ class Ceilings:
 
     @property
     def best(self) -> pd.DataFrame:
-        """Return the best row of each dtype (compute) and each level (bandwidth), unusable rows left out.
+        """Return the best row of each dtype (compute) and each level (bandwidth), of those that ``counted`` leaves."""
+        rows = counted(self.table)
+        rate = rows["peak_gflops"].fillna(rows["peak_gbps"])
+        return rows.loc[rate.groupby([rows["level"], rows["dtype"]]).idxmax()].reset_index(drop=True)
 
-        Raises InputError where nothing usable is left of fp32 products, or of the memory beyond the caches.
-        """
-        usable = self.table[self.table["verdict"] != "unusable"]
-        left = {"fp32 products": (usable["level"] == "compute") & (usable["dtype"] == "fp32"),
-                f"the bandwidth of {self.last_level}": usable["level"] == self.last_level}
-        lost = [what for what, rows in left.items() if not rows.any()]
-        if lost:
-            raise InputError(f"every row of {choices(lost)} is unusable: the machine was busy; measure again when it is quiet "
-                             f"(all rows are kept in {choices(self.files) or 'the tables'})")
-        rate = usable["peak_gflops"].fillna(usable["peak_gbps"])
-        return usable.loc[rate.groupby([usable["level"], usable["dtype"]]).idxmax()].reset_index(drop=True)
+    @property
+    def warning(self) -> str:
+        """Return which ceilings rest on unusable rows alone, in one line; empty when none does."""
+        doubtful = self.best[self.best["verdict"] == VERDICTS[-1]]
+        names = doubtful["level"].where(doubtful["level"] != "compute", doubtful["dtype"])
+        return f"UNUSABLE, measured on a busy machine and perhaps too low: {choices(names)}." if len(names) else ""
 
     @property
     def last_level(self) -> str:

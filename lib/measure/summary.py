@@ -5,6 +5,7 @@ import pandas as pd
 
 from lib.measure import load
 from lib.measure.timing import VERDICTS, Timing, worst
+from lib.missing import MissingError, needs
 
 DRIFT = 0.03  # thirds of a run whose medians differ by more than this are not one population
 TWINS = 0.05  # a mean against a median of the same steps, a few seconds apart
@@ -67,15 +68,15 @@ def phase_table(rows: pd.DataFrame) -> pd.DataFrame:
 
     Columns: task_type, n, step_ms, iqr_pct, one a phase (ms), unaccounted_pct (median of |step - sum| / step).
     """
-    part = steady(rows)
-    table = []
+    part, table = steady(rows), []
+    names = ["task_type", "n", "step_ms", "iqr_pct", *PHASES_MS.values(), "unaccounted_pct"]
     for kind, group in part.groupby("task_type", sort=False):
         timing = Timing(group["step_time_ms"].to_numpy())
         table.append({"task_type": kind, "n": timing.n, "step_ms": timing.median_ms,
                       "iqr_pct": timing.iqr_ms / timing.median_ms * 100,
                       **{label: group[name].median() for name, label in PHASES_MS.items()},
                       "unaccounted_pct": unaccounted(group) * 100})
-    return pd.DataFrame(table)
+    return pd.DataFrame(table, columns=names)
 
 
 def unaccounted(rows: pd.DataFrame) -> float:
@@ -97,8 +98,8 @@ def across(table: pd.DataFrame, rows: pd.DataFrame) -> dict[str, float]:
     """Return what the runs of ``side_by_side`` have in common: the ratios that the report's hypotheses ask for."""
     return {"backward over forward": float((table["backward"] / table["forward"]).median()),
             "largest loader share": float((table["loader wait"] / table["step_median_ms"]).max() * 100),
-            "largest unexplained share": max(unaccounted(part) * 100 for _, part in
-                                             steady(rows).groupby(["run_id", "task_type"])),
+            "largest unexplained share": max((unaccounted(part) * 100 for _, part in
+                                              steady(rows).groupby(["run_id", "task_type"])), default=np.nan),
             "stable runs": float((table["verdict"] == "stable").sum())}
 
 
@@ -129,9 +130,13 @@ def side_by_side(runs: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
 
 # --------------------------------------------------------------------------------------- the same in words
 
+@needs("profiled steps")
 def phase_words(table: pd.DataFrame) -> str:
     """Say in words what ``phase_table`` shows for the training step."""
-    train = table[table["task_type"] == "train"].iloc[0]
+    steps = table[table["task_type"] == "train"]
+    if steps.empty:
+        raise MissingError("profiled training steps")
+    train = steps.iloc[0]
     shares = (train[list(PHASES_MS.values())].astype(float) / train["step_ms"]).sort_values(ascending=False)
     first, second = shares.index[:2]
     evaluation = table.loc[table["task_type"] == "eval", "step_ms"]
@@ -142,9 +147,14 @@ def phase_words(table: pd.DataFrame) -> str:
     return text + f"The phases leave at most {table['unaccounted_pct'].max():.2f} % of a step unexplained."
 
 
+@needs("profiled training steps")
 def warm_up_words(rows: pd.DataFrame) -> str:
     """Say in words how the training pass settles."""
+    if not (rows["task_type"] == "train").any():
+        raise MissingError("profiled training steps")
     warm = warm_up(rows)
+    if np.isnan(warm["steady_ms"]):
+        raise MissingError("training steps after the warm-up")
     return (f"The first step took **{warm['first_ms']:.1f} ms**, {warm['ratio']:.1f} times the steady "
             f"{warm['steady_ms']:.1f} ms; the warm-up took {warm['warmup_s']:.2f} s in all.")
 
@@ -163,6 +173,7 @@ _WHY = {True: "; on a CPU, where nothing runs ahead, the two differ only by what
         False: "; the difference is what waiting for the device after each step costs"}
 
 
+@needs("usable runs")
 def comparison_words(table: pd.DataFrame) -> str:
     """Say in words what the workloads side by side show."""
     slow, fast = table.loc[table["step_median_ms"].idxmax()], table.loc[table["step_median_ms"].idxmin()]
@@ -172,3 +183,28 @@ def comparison_words(table: pd.DataFrame) -> str:
             f"({slow['step_median_ms']:.1f} ms) the step grows {slow['step_median_ms'] / fast['step_median_ms']:.0f}-fold. "
             f"The loader weighs most in {loader['workload_id']} on {loader['backend']}: {loader['share']:.0%} of its step. "
             f"{trusted} of {len(table)} runs are stable; the others are noisy and their intervals too narrow.")
+
+
+# --------------------------------------------------------------------------------------- key numbers
+
+def key_numbers(run: pd.Series, rows: pd.DataFrame, exact: bool) -> dict[str, tuple[float | str, str, float | None]]:
+    """Return the key numbers of one run, name to value, unit and tolerance; ``exact`` for a replay, which must reproduce.
+
+    ``run`` is its row of ``runs``, ``rows`` are its rows of ``profile``, none where only the pipelined pass was run.
+    """
+    name = f"{run['workload_id']}_{run['backend']}_{run['precision']}"
+    numbers = {"rows": (len(rows), "rows", 0.0), "warm-up rows": (int(rows["warmup"].sum()), "rows", 0.0),
+               "smallest batch": (rows["batch_size"].min() if len(rows) else 0, "samples", 0.0)}
+    if len(rows):
+        numbers["unexplained share of the step"] = (phase_table(rows)["unaccounted_pct"].max(), "%", 0.001 if exact else None)
+    numbers |= {"throughput": (run["images_per_sec"], "images/s", None), "step": (run["step_median_ms"], "ms", None),
+                "verdict": (run["verdict"], "", None)}
+    return {f"{name} {what}": number for what, number in numbers.items()}
+
+
+def shared_numbers(table: pd.DataFrame, rows: pd.DataFrame, exact: bool) -> dict[str, tuple[float | str, str, float | None]]:
+    """Return the key numbers of the runs of ``side_by_side``; ``rows`` are their rows of ``profile``."""
+    shared, tolerance = across(table, rows), 0.001 if exact else None
+    units = {"backward over forward": "", "largest loader share": "%", "largest unexplained share": "%"}
+    return {name: (shared[name], unit, tolerance) for name, unit in units.items()} | {
+        "stable runs": (f"{shared['stable runs']:.0f} of {len(table)}", "", None)}

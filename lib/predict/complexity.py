@@ -18,6 +18,7 @@ from torch import nn
 
 from lib import paths, store
 from lib.errors import InputError
+from lib.missing import needs
 from lib.params import ComplexityParams, workloads
 from lib.tables import columns
 from lib.work import capture, counts, networks, operators
@@ -203,6 +204,7 @@ def overview(sums: pd.DataFrame) -> pd.DataFrame:
                          "step, FLOP/byte": sums["flops_per_byte"], "kept, MB": sums["activation_mb"]})
 
 
+@needs("networks")
 def uncounted_words(sums: pd.DataFrame) -> str:
     """Say which operators have unknown FLOPs, and in which networks."""
     unknown = sums[sums["uncounted"] != ""].drop_duplicates("network")
