@@ -8,6 +8,7 @@ from lib.measure.timing import VERDICTS, Timing, worst
 from lib.missing import MissingError, needs
 
 DRIFT = 0.03  # thirds of a run whose medians differ by more than this are not one population
+LEAST_STEPS = 5  # fewer say little of their spread
 TWINS = 0.05  # a mean against a median of the same steps, a few seconds apart
 REPEAT = 0.03  # two runs of the same configuration
 CONFIGURATION = ("workload_id", "dataset", "arch", "backend", "batch_size", "precision", "data_source", "resolution",
@@ -42,6 +43,8 @@ def judge(step_ms: np.ndarray, seen: load.Load, threads: int, twin_ms: float | N
     else ran meanwhile. The same machine may run a whole minute slower and look quiet: only the last two show that.
     """
     findings = []
+    if 0 < len(step_ms) < LEAST_STEPS:
+        findings.append(("noisy", f"only {len(step_ms)} steps"))
     if len(step_ms) >= 3:
         timing = Timing(step_ms)
         thirds = [float(np.median(part)) for part in np.array_split(step_ms, 3)]
