@@ -9,9 +9,11 @@ import pandas as pd
 import pytest
 
 from lib import store
-from lib.measure import alone, ceilings, load, matrix, profiles, sweep
+from lib.config.notebooks import MachineParams, ProfileParams, SweepParams
+from lib.measure import ceilings, load
 from lib.measure.budget import Budget
-from lib.params import MachineParams, ProfileParams, SweepParams
+from lib.measure.operators import isolated, sweep
+from lib.measure.training import matrix, profile_run
 from lib.tables import columns
 from lib.work.training import Trainer
 
@@ -86,7 +88,8 @@ def test_a_profiled_run(clock, home, monkeypatch, step_s, slow_from):
         return place(self, inputs)
 
     monkeypatch.setattr(Trainer, "_place", slow)
-    run = profiles.measure(ProfileParams(workload="W6", device="cpu", data_source="synthetic", budget_s=24, iters=0, threads=1))
+    run = profile_run.measure(
+        ProfileParams(workload="W6", device="cpu", data_source="synthetic", budget_s=24, iters=0, threads=1))
     assert spent_s(clock) <= 1.5 * 24
     counts = run.rows[~run.rows["warmup"]]["task_type"].value_counts()
     assert set(counts.index) == {"train", "eval", "test"}
@@ -144,10 +147,10 @@ def test_a_sweep_on_a_machine_that_becomes_slower(clock, home, monkeypatch, tmp_
 
 def test_networks_and_operators_one_by_one(clock, monkeypatch):
     def item(kind, seconds):
-        return alone.Item({"kind": kind, "label": "x"}, lambda: lambda: clock.work(seconds))
+        return isolated.Item({"kind": kind, "label": "x"}, lambda: lambda: clock.work(seconds))
 
     items = [item("network", 1.0), item("network", 0.5), *[item("operator", 0.1)] * 20]
-    samples, failed = alone._timed(items, alone.machine.device("cpu"), Budget(20), lambda items, _: items)
+    samples, failed = isolated._timed(items, isolated.machine.device("cpu"), Budget(20), lambda items, _: items)
     assert spent_s(clock) <= 1.5 * 20
     assert all(len(part) for part in samples)
     assert not failed

@@ -10,8 +10,8 @@ import pandas as pd
 import pytest
 
 from lib import paths, store
-from lib.book.notebook import Notebook
 from lib.missing import Missing, MissingError, needs
+from lib.report.notebook import Notebook
 from lib.tables import columns
 
 mpl.use("agg")
@@ -30,8 +30,14 @@ def module(path):
 def discovered():
     """Return module and name of every figure (in a file of figures, without a declared result) and of every sentence."""
     return sorted((module(path), node.name) for path in EVERYWHERE for node in public(path)
-                  if (path.stem.endswith("figures") and node.returns is None)
+                  if (path.stem in ("figures", "gantt") and node.returns is None)
                   or (node.name.endswith("_words") and ast.unparse(node.returns) == "str"))
+
+
+def subject(where):
+    """Return the study that a module belongs to, or its own name."""
+    parts = where.split(".")
+    return parts[2] if parts[1] == "studies" else parts[-1]
 
 
 def reference(pattern, table):
@@ -130,13 +136,13 @@ def throughput_rows():
 
 
 def steps_table(rows):
-    from lib.measure import summary
+    from lib.measure.training import summary
 
     return summary.phase_table(rows)
 
 
 def side_by_side(rows):
-    from lib.measure import summary
+    from lib.measure.training import summary
 
     return summary.side_by_side(runs()[lambda table: table["run_id"].isin(rows["run_id"])], rows)
 
@@ -146,9 +152,9 @@ def one_run(rows):
 
 
 def sweep_of(rows):
-    from lib.measure import rounds
+    from lib.measure.operators import aggregate
 
-    return rounds.Sweep(rows, pd.DataFrame(columns=columns("repeats")), paths.ROOT, "")
+    return aggregate.Sweep(rows, pd.DataFrame(columns=columns("repeats")), paths.ROOT, "")
 
 
 def ceilings_of(rows):
@@ -158,19 +164,19 @@ def ceilings_of(rows):
 
 
 def roof_of(rows):
-    from lib.predict import roofline
+    from lib.predict.analytic import roofline
 
     return roofline.roofs(ceiling_rows().assign(verdict="stable" if len(rows) else "unusable"))[0]
 
 
 def batches(rows):
-    from lib.predict import countwords
+    from lib.studies.complexity import findings
 
-    return countwords.intensity_by_batch(rows)
+    return findings.intensity_by_batch(rows)
 
 
 def evaluated_of(rows):
-    from lib.predict.evaluated import Evaluated
+    from lib.predict.evaluation.results import Evaluated
 
     return Evaluated(paths.ROOT, score_rows().assign(kind="network").head(len(rows)), rows, rows.assign(tuning=False), "")
 
@@ -182,75 +188,76 @@ def record_of(rows):
                            facts={"contention": None, "notes": []}, ends=rows)
 
 
-PHASES = importlib.import_module("lib.measure.summary").PHASES_MS
+PHASES = importlib.import_module("lib.measure.training.summary").PHASES_MS
 # How each figure and sentence is called: a function that makes its arguments from its rows, and what makes the rows.
 CALLS = {
-    "figures.ceilings": (lambda rows: (rows, rows), ceiling_rows),
-    "figures.phases_over_time": (lambda rows: (rows, PHASES), profile_rows),
-    "figures.phase_stack": (lambda rows: (steps_table(rows), "task_type", PHASES), profile_rows),
-    "figures.throughput_and_memory": (lambda rows: (rows, "peak_rss_mb", "memory"), profile_rows),
-    "figures.throughput_by_workload": (lambda rows: (rows,), runs),
-    "sweep_figures.latency_over_work": (lambda rows: (rows,), sweep_rows),
-    "sweep_figures.rates": (lambda rows: (rows,), sweep_rows),
-    "sweep_figures.agreement": (lambda rows: (rows,), sweep_rows),
-    "roofline_figures.roofs": (lambda rows: (rows,), roof_rows),
-    "roofline_figures.roofline": (lambda rows: (roof_rows(), rows), point_rows),
-    "roofline_figures.shares": (lambda rows: (rows,), point_rows),
-    "roofline_figures.throughput": (lambda rows: (rows,), throughput_rows),
-    "complexity_figures.work_by_network": (lambda rows: (rows,), total_rows),
-    "complexity_figures.shares_by_kind": (lambda rows: (rows,), group_rows),
-    "complexity_figures.intensity_by_layer": (lambda rows: (rows,), layer_rows),
-    "complexity_figures.memory": (lambda rows: (rows,), total_rows),
-    **{f"cost_figures.{name}": (lambda rows: (rows,), prediction_rows)
+    "machine.ceilings": (lambda rows: (rows, rows), ceiling_rows),
+    "profile.phases_over_time": (lambda rows: (rows, PHASES), profile_rows),
+    "profile.phase_stack": (lambda rows: (steps_table(rows), "task_type", PHASES), profile_rows),
+    "profile.throughput_and_memory": (lambda rows: (rows, "peak_rss_mb", "memory"), profile_rows),
+    "profile.throughput_by_workload": (lambda rows: (rows,), runs),
+    "sweep.latency_over_work": (lambda rows: (rows,), sweep_rows),
+    "sweep.rates": (lambda rows: (rows,), sweep_rows),
+    "sweep.agreement": (lambda rows: (rows,), sweep_rows),
+    "roofline.roofs": (lambda rows: (rows,), roof_rows),
+    "roofline.roofline": (lambda rows: (roof_rows(), rows), point_rows),
+    "roofline.shares": (lambda rows: (rows,), point_rows),
+    "roofline.throughput": (lambda rows: (rows,), throughput_rows),
+    "complexity.work_by_network": (lambda rows: (rows,), total_rows),
+    "complexity.shares_by_kind": (lambda rows: (rows,), group_rows),
+    "complexity.intensity_by_layer": (lambda rows: (rows,), layer_rows),
+    "complexity.memory": (lambda rows: (rows,), total_rows),
+    **{f"cost_model.{name}": (lambda rows: (rows,), prediction_rows)
        for name in ("parity", "by_size", "networks", "memory", "devices")},
-    "cost_figures.learners": (lambda rows: (rows,), score_rows),
-    "cost_figures.learning_curve": (lambda rows: (rows,), lambda: pd.DataFrame({
+    "cost_model.learners": (lambda rows: (rows,), score_rows),
+    "cost_model.learning_curve": (lambda rows: (rows,), lambda: pd.DataFrame({
         "points": [10, 100], "mape": [9.0, 5.0], "mape_low": 4.0, "mape_high": 10.0, "median": 3.0})),
-    "cost_figures.effects": (lambda rows: (rows,), lambda: pd.DataFrame({"feature": ["a", "b"], "added_mape": [1.0, 2.0]})),
-    "schedule_figures.gantt": (lambda rows: ({"one": rows},), job_rows),
-    "schedule_figures.against_bound": (lambda rows: (rows,), result_rows),
-    "schedule_figures.lines": (lambda rows: (rows, "load", "ratio", "load", "ratio", "policy", "xy"), result_rows),
-    "schedule_figures.pareto": (lambda rows: (rows,), result_rows),
-    "schedule_figures.contention": (lambda rows: (rows,), pair_rows),
-    "schedule_figures.parity": (lambda rows: (rows,), job_rows),
-    "summary.phase_words": (lambda rows: (steps_table(rows),), profile_rows),
-    "summary.warm_up_words": (lambda rows: (rows,), profile_rows),
-    "summary.profiled_words": (lambda rows: (one_run(rows), 10.0), runs),
-    "summary.comparison_words": (lambda rows: (side_by_side(rows),), profile_rows),
-    "rounds.sweep_words": (lambda rows: (sweep_of(rows),), sweep_rows),
-    "rounds.work_words": (lambda rows: (rows,), sweep_rows),
-    "rounds.spread_words": (lambda rows: (rows,), sweep_rows),
-    "rounds.learned_words": (lambda rows: (rows, rows), sweep_rows),
-    "machinewords.learned_words": (lambda rows: (ceilings_of(rows),), ceiling_rows),
-    "machinewords.clock_words": (lambda rows: (rows,), lambda: reference("*/ceilings/overheads_cpu*.csv", "overheads")),
-    "roofwords.roof_words": (lambda rows: (roof_of(rows),), ceiling_rows),
-    "roofwords.bound_words": (lambda rows: (rows, "points"), point_rows),
-    "roofwords.ideal_words": (lambda rows: (rows,), compared_rows),
-    "roofwords.operator_words": (lambda rows: (rows, rows), point_rows),
-    "countwords.ratio_words": (lambda rows: (rows,), total_rows),
-    "countwords.share_words": (lambda rows: (rows,), group_rows),
-    "countwords.growth_words": (lambda rows: (batches(rows),), total_rows),
-    "countwords.farthest_words": (lambda rows: (rows,), check_rows),
+    "cost_model.effects": (lambda rows: (rows,), lambda: pd.DataFrame({"feature": ["a", "b"], "added_mape": [1.0, 2.0]})),
+    "gantt.gantt": (lambda rows: ({"one": rows},), job_rows),
+    "scheduler_eval.against_bound": (lambda rows: (rows,), result_rows),
+    "scheduler_eval.lines": (lambda rows: (rows, "load", "ratio", "load", "ratio", "policy", "xy"), result_rows),
+    "scheduler_eval.pareto": (lambda rows: (rows,), result_rows),
+    "scheduler_eval.contention": (lambda rows: (rows,), pair_rows),
+    "scheduler_eval.parity": (lambda rows: (rows,), job_rows),
+    "profile.phase_words": (lambda rows: (steps_table(rows),), profile_rows),
+    "profile.warm_up_words": (lambda rows: (rows,), profile_rows),
+    "profile.profiled_words": (lambda rows: (one_run(rows), 10.0), runs),
+    "profile.comparison_words": (lambda rows: (side_by_side(rows),), profile_rows),
+    "sweep.sweep_words": (lambda rows: (sweep_of(rows),), sweep_rows),
+    "sweep.work_words": (lambda rows: (rows,), sweep_rows),
+    "sweep.spread_words": (lambda rows: (rows,), sweep_rows),
+    "sweep.learned_words": (lambda rows: (rows, rows), sweep_rows),
+    "machine.learned_words": (lambda rows: (ceilings_of(rows),), ceiling_rows),
+    "machine.clock_words": (lambda rows: (rows,), lambda: reference("*/ceilings/overheads_cpu*.csv", "overheads")),
+    "roofline.roof_words": (lambda rows: (roof_of(rows),), ceiling_rows),
+    "roofline.bound_words": (lambda rows: (rows, "points"), point_rows),
+    "roofline.ideal_words": (lambda rows: (rows,), compared_rows),
+    "roofline.operator_words": (lambda rows: (rows, rows), point_rows),
+    "complexity.ratio_words": (lambda rows: (rows,), total_rows),
+    "complexity.share_words": (lambda rows: (rows,), group_rows),
+    "complexity.growth_words": (lambda rows: (batches(rows),), total_rows),
+    "complexity.farthest_words": (lambda rows: (rows,), check_rows),
     "complexity.uncounted_words": (lambda rows: (rows,), total_rows),
-    "confront.explained_words": (lambda rows: (rows,), check_rows),
-    "costwords.family_words": (lambda rows: (rows,), score_rows),
-    "costwords.step_words": (lambda rows: (rows,), lambda: score_rows().assign(kind="step")),
-    "costwords.curve_words": (lambda rows: (rows, "f"), lambda: pd.DataFrame({"points": [10, 20], "mape": [9.0, 5.0]})),
-    **{f"costwords.{name}": (lambda rows: (evaluated_of(rows),), prediction_rows)
+    "cross_check.explained_words": (lambda rows: (rows,), check_rows),
+    "cost_model.family_words": (lambda rows: (rows,), score_rows),
+    "cost_model.step_words": (lambda rows: (rows,), lambda: score_rows().assign(kind="step")),
+    "cost_model.curve_words": (lambda rows: (rows, "f"), lambda: pd.DataFrame({"points": [10, 20], "mape": [9.0, 5.0]})),
+    **{f"cost_model.{name}": (lambda rows: (evaluated_of(rows),), prediction_rows)
        for name in ("weak_words", "network_words", "memory_words")},
-    **{f"evalwords.{name}": (lambda rows: (rows,), result_rows)
+    **{f"scheduler_eval.{name}": (lambda rows: (rows,), result_rows)
        for name in ("bound_words", "completion_words", "load_words", "adversarial_words", "pareto_words", "published_words")},
-    "evalwords.noise_words": (lambda rows: (rows, rows, rows), result_rows),
-    "evalwords.contention_words": (lambda rows: (rows, result_rows().assign(policy="hybrid"), result_rows()), pair_rows),
-    "evalwords.scenario_words": (lambda rows: (list(rows.itertuples()),), lambda: pd.DataFrame({"id": ["a"], "note": ["b"]})),
-    "evalwords.real_words": (lambda rows: (record_of(rows),), job_rows),
+    "scheduler_eval.noise_words": (lambda rows: (rows, rows, rows), result_rows),
+    "scheduler_eval.contention_words": (lambda rows: (rows, result_rows().assign(policy="hybrid"), result_rows()), pair_rows),
+    "scheduler_eval.scenario_words": (
+        lambda rows: (list(rows.itertuples()),), lambda: pd.DataFrame({"id": ["a"], "note": ["b"]})),
+    "scheduler_eval.real_words": (lambda rows: (record_of(rows),), job_rows),
 }
 
 
 @pytest.mark.parametrize(("where", "name"), discovered(), ids=lambda value: value.split(".")[-1])
 def test_no_rows_are_one_line_and_one_row_is_enough(where, name):
     function = getattr(importlib.import_module(where), name)
-    given, make = CALLS[f"{where.split('.')[-1]}.{name}"]
+    given, make = CALLS[f"{subject(where)}.{name}"]
     rows = make()
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)  # numpy: a mean of nothing
