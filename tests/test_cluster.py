@@ -1,11 +1,13 @@
 """Jobs on a Ray cluster of two nodes on this machine: nothing is lost, whatever dies; what can never run is refused."""
 
+import json
 import os
-import shutil
 import socket
-import tempfile
+import subprocess
+import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,16 +28,18 @@ NODE = {"num_cpus": 1, "object_store_memory": 80 * 2**20, "include_log_monitor":
 @pytest.fixture(scope="module")
 def nodes():
     """Start two nodes of one CPU each; end whatever of them is left."""
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     from ray.cluster_utils import Cluster
 
-    home = tempfile.mkdtemp(prefix="ray")  # a short path: sockets lie in it
-    head = {**NODE, "include_dashboard": False, "no_monitor": True, "temp_dir": home, "_system_config": {"worker_niceness": 0}}
-    found = Cluster(initialize_head=True, head_node_args=head)
-    found.add_node(**NODE)
-    yield found
-    found.shutdown()
-    shutil.rmtree(home, ignore_errors=True)
+    with cluster.short_folder() as home, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("RAY_TMPDIR", home)
+        (Path(home) / "ray").mkdir()  # Ray's Cluster writes the head's address there, and does not make the folder
+        head = {**NODE, "include_dashboard": False, "no_monitor": True, "temp_dir": home,
+                "_system_config": {"worker_niceness": 0}}
+        found = Cluster(initialize_head=True, head_node_args=head)
+        found.add_node(**NODE)
+        yield found
+        found.shutdown()
 
 
 @pytest.fixture(scope="module")
@@ -143,6 +147,40 @@ def test_nodes_that_differ_in_what_they_can_run_are_of_different_types(joined, m
     assert fleet.types == ("cpu", "cuda:A100", "cpu:1c2000mb", "cuda")
     assert site.able.tolist() == [[True, True, True, True], [True, True, False, False]]
     assert [slot.threads for slot in site.slots if slot.name.startswith("cpu")] == [4, 4, 1, 1, 1, 1]
+
+
+LOCAL = """
+import json, sys
+from pathlib import Path
+from lib.schedule import cluster
+with cluster.Cluster() as local:
+    local.join()
+    folder = Path(local._folder.name)
+    sockets = [str(path) for path in folder.glob("session_*/sockets/*")]
+    print(json.dumps({"nodes": len(local.nodes()), "sockets": sockets, "folder": str(folder)}))
+"""
+
+
+def test_a_cluster_starts_on_a_machine_that_never_ran_ray(tmp_path):
+    """Empty HOME, XDG folders and TMPDIR, the latter with a long path: sockets still have room, and nothing is left behind."""
+    fresh = {}
+    for name in ("HOME", "TMPDIR", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_RUNTIME_DIR"):
+        path = tmp_path / f"{name.lower()}-{'long' * 30}"
+        path.mkdir()
+        fresh[name] = str(path)
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "XDG_"))}
+    ran = subprocess.run([sys.executable, "-c", LOCAL], env={**kept, **fresh}, cwd=paths.ROOT, capture_output=True, text=True,
+                         timeout=120, check=False)
+    assert ran.returncode == 0, ran.stderr
+    found = json.loads(ran.stdout.splitlines()[-1])
+    assert found["nodes"] == 1 and found["sockets"] and max(map(len, found["sockets"])) <= 107
+    assert not Path(found["folder"]).exists() and not list(Path(fresh["HOME"]).rglob("*"))
+
+
+def test_without_room_for_sockets_the_way_out_is_named(monkeypatch):
+    monkeypatch.setattr(cluster, "_SOCKET_BYTES", 60)
+    with pytest.raises(InputError, match="set RAY_TMPDIR"):
+        cluster.short_folder()
 
 
 def test_addresses_without_a_cluster_are_refused_in_one_line(tmp_path, capsys, monkeypatch):

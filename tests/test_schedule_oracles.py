@@ -94,7 +94,7 @@ def best_makespan_with_arrivals(asked):
 
 
 def found(asked, **options):
-    return metrics.metrics(simulate(asked, policies.policy("hybrid", limit_s=0.02, **options)))
+    return metrics.metrics(simulate(asked, policies.policy("hybrid", steps=120_000, **options)))
 
 
 def factors(best_of, problems):

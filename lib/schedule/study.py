@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lib.schedule import bounds, metrics, policies
+from lib.schedule import bounds, metrics, policies, portable
 from lib.schedule.contention import Contention
 from lib.schedule.problem import Problem
 from lib.schedule.simulate import simulate
@@ -95,7 +95,7 @@ def with_noise(draw: Mix, sigmas: Sequence[float] = NOISE,
         bound_s = bounds.makespan_bound(asked)
         perfect = {name: run(asked, name)["makespan_s"] for name in names}
         for sigma in sigmas:
-            told = asked.said(asked.actual_s * np.exp(sigma * wrong), sigma)
+            told = asked.said(asked.actual_s * portable.exp(sigma * wrong), sigma)
             spans = {name: run(told, name)["makespan_s"] for name in names}
             rows += [{"sigma": sigma, "seed": seed, "policy": name, "over_perfect": span / perfect[name],
                       "ratio": span / bound_s} for name, span in spans.items()]
