@@ -61,7 +61,7 @@ def check_equal(asked, name, faults=None):
 
 
 @pytest.mark.parametrize("name", compiled.NAMES)
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120, deadline=None, derandomize=True)
 @given(asked=problems(), faults=FAULTS)
 def test_the_schedule_is_that_of_the_simulator(name, asked, faults):
     check_equal(asked, name, faults)
@@ -112,7 +112,7 @@ def test_what_is_not_compiled_is_refused():
     assert set(compiled.NAMES) <= set(policies.BASELINES)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 10**6), spread=st.sampled_from([0.1, 1, 20, 60]), types=st.integers(1, 7))
 def test_means_are_those_of_the_standard_library(seed, spread, types):
     draw = np.random.default_rng(seed)

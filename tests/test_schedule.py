@@ -52,7 +52,7 @@ def check_schedule(outcome, failures=False):
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 10**6), arrivals=st.booleans(), sigma=st.sampled_from([0.0, 0.5]), chance=CHANCES)
 def test_laws(name, seed, arrivals, sigma, chance):
     asked = a_problem(seed, arrivals=arrivals, sigma=sigma)

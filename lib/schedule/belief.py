@@ -100,7 +100,8 @@ class Belief:
         count = np.bincount(group)
         said, came = (values - (np.bincount(group, values) / count)[group] for values in (said, came))
         prior = _PRIOR * spread
-        return min(trust, float(np.clip((trust * prior + (said * came).sum()) / max(prior + (said * said).sum(), 1e-12), 0.0, 1.0)))
+        slope = (trust * prior + (said * came).sum()) / max(prior + (said * said).sum(), 1e-12)
+        return min(trust, float(np.clip(slope, 0.0, 1.0)))
 
     def seconds(self, job: int, place: int) -> float:
         """Return the believed seconds of one job on one type; inf where it cannot run."""

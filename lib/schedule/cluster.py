@@ -126,8 +126,8 @@ def short_folder() -> tempfile.TemporaryDirectory:
             return tempfile.TemporaryDirectory(prefix="ray-", dir=parent, ignore_cleanup_errors=True)
         except OSError:
             continue
-    raise InputError(f"Ray needs a temporary folder with a short path, as its sockets lie in it; {usual} is too long, or cannot "
-                     "be written: set RAY_TMPDIR")
+    raise InputError(f"Ray needs a temporary folder with a short path, as its sockets lie in it; {usual} is too long or "
+                     "cannot be written: set RAY_TMPDIR")
 
 
 def _reason(error: Exception) -> str:
@@ -172,8 +172,8 @@ class Cluster:
         else:
             os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))  # lest Ray writes one into the home folder
             self._folder = short_folder()
-            how = {"address": "local", "_temp_dir": self._folder.name, "num_cpus": len(cores_here()), "include_dashboard": False,
-                   "object_store_memory": _STORE_BYTES,
+            how = {"address": "local", "_temp_dir": self._folder.name, "num_cpus": len(cores_here()),
+                   "include_dashboard": False, "object_store_memory": _STORE_BYTES,
                    "_system_config": {"worker_niceness": 0}}  # Ray's default, 15, yields to whatever else runs here
         try:
             ray.init(**how, log_to_driver=False, logging_level="ERROR")

@@ -12,7 +12,7 @@ import numpy as np
 _SQRT_HALF = 0.7071067811865476
 _LN2_HIGH, _LN2_LOW = 6.93147180369123816490e-01, 1.90821492927058770002e-10  # whole multiples of the first are exact
 _PER_LN2 = 1.4426950408889634
-_LEAST, _MOST = -745.0, 709.0  # beyond: 0 and infinity
+_LEAST, _MOST = -745.0, 709.78  # beyond: 0 and infinity
 
 
 def log_of_ratio(ratio, exponent):
