@@ -30,7 +30,7 @@ lab: $(READY)
 
 # Timings that are no pass or fail: overhead, agreement of runs, peers, learning, start-up.
 bench: $(READY)
-	$(BIN)/python -m tests.bench
+	$(BIN)/python -m benchmarks
 
 clean:
 	rm -rf $(VENV) figures report/executed report/replayed report/index.html

@@ -1,4 +1,4 @@
-"""Tests, and the benchmarks of ``make bench``."""
+"""Tests, one file a module or a theme."""
 
 from lib import paths
 

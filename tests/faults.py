@@ -25,7 +25,7 @@ END_S = 120.0  # a trial that takes longer than this hangs
 
 def jobs_of(seed, folder):
     """Return 3 to 6 jobs, most of which misbehave once, a few always; and what was thrown."""
-    from lib.schedule.ledger import Spec
+    from lib.schedule.runtime.journal import Spec
 
     draw, specs, thrown = random.Random(seed), [], {}
     for number in range(draw.randint(3, 6)):
@@ -43,7 +43,7 @@ def jobs_of(seed, folder):
 
 def predictions(draw, count):
     """Return predicted seconds by a predictor that is, for some jobs, silent, wrong, or raises."""
-    from lib.schedule import execute
+    from lib.schedule.runtime import executor
 
     said = [draw.choice(["well", "well", "nan", "negative", "raises", "none"]) for _ in range(count)]
 
@@ -52,7 +52,7 @@ def predictions(draw, count):
             raise RuntimeError("no idea")
         return {"well": [0.02], "nan": [float("nan")], "negative": [-1.0], "none": []}[said[number]]
 
-    found, wrong = execute.guarded(predictor, range(count), 1)
+    found, wrong = executor.guarded(predictor, range(count), 1)
     assert len(wrong) == count - said.count("well")
     return found
 
@@ -61,9 +61,10 @@ def trial(seed):
     """Run one seed; return its attempts and ends, what was thrown, and what was found wrong."""
     import numpy as np
 
-    from lib.schedule import execute, policies
-    from lib.schedule.execute import Limits, Process, Slot
+    from lib.schedule.policies import registry
     from lib.schedule.problem import Fleet, Jobs
+    from lib.schedule.runtime import executor
+    from lib.schedule.runtime.executor import Limits, Process, Slot
 
     hands, limits = [], Limits(beat_s=0.1, silent_s=1.5, ready_s=60, grace_s=0.5, late=5,
                             least_s=random.Random(~seed).choice([1.0, 2.5]), attempts=3)
@@ -76,9 +77,9 @@ def trial(seed):
         specs, thrown, draw = jobs_of(seed, Path(home))
         plain = Jobs.plain(len(specs), np.array([draw.choice([0.0, 0.0, 0.1]) for _ in specs]))
         jobs = Jobs(**{**plain.__dict__, "ids": tuple(spec.job_id for spec in specs)})
-        attempts, ends, _ = execute.execute(
+        attempts, ends, _ = executor.execute(
             specs, jobs, Fleet.of({"cpu": 2}), [Slot("cpu[0]"), Slot("cpu[1]")], predictions(draw, len(specs)),
-            policies.policy(draw.choice(POLICIES)), Path(home) / "run", limits, hire)
+            registry.policy(draw.choice(POLICIES)), Path(home) / "run", limits, hire)
         effects = {spec.job_id: path.read_text().count("\n") if (path := Path(home) / f"{spec.job_id}.done").exists() else 0
                    for spec in specs}
     wrong = [f"{hand._process.name} is still there" for hand in hands if hand._process.exitcode is None]
@@ -112,9 +113,9 @@ def run(first, count, jobs):
     """Run so many seeds, some at a time; return a summary."""
     import numpy as np
 
-    from lib.schedule import search
+    from lib.schedule.policies.hybrid import local_search
 
-    search.plan(np.ones((2, 1)), np.zeros(2, int), np.zeros(2), 6_000)  # compiled before any trial would wait for it
+    local_search.plan(np.ones((2, 1)), np.zeros(2, int), np.zeros(2), 6_000)  # compiled before any trial would wait for it
     kinds, ended, reasons, wrong, begin = *(collections.Counter() for _ in range(3)), [], time.monotonic()
     with ThreadPoolExecutor(jobs) as pool:
         waited = {seed: pool.submit(trial, seed) for seed in range(first, first + count)}

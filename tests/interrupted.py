@@ -11,8 +11,8 @@ from pathlib import Path
 import pandas as pd
 
 _RUN = """
-from lib.measure import sweep
-from lib.params import SweepParams
+from lib.measure.operators import sweep
+from lib.config.notebooks import SweepParams
 if __name__ == "__main__":
     sweep.measure_sweep(SweepParams(op="activation,linear", device="cpu", budget_s=0, count={count}, rounds=3, visit_ms=3,
                                     patience_s=0, name="cut", threads=1))

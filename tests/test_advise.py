@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from lib import __main__, paths
-from lib.definitions import load_devices
+from lib.config.definitions import load_devices
 from lib.errors import InputError
-from lib.predict import advise, advisewords, calibrate, shelf
+from lib.predict import advise, advise_text, calibrate, registry
 from lib.predict.advise import Question
-from lib.predict.costmodel import CostModel
-from lib.predict.gpufeatures import Chip
+from lib.predict.operators.cost_model import CostModel
+from lib.predict.operators.features_gpu import Chip
 
 MINE = """
 import torch
@@ -49,7 +49,7 @@ def test_every_device_with_a_model_answers(answer):
     assert table["images_per_sec"].to_numpy() == pytest.approx(4e3 / table["predicted_ms"].to_numpy())
     zero = table[table["source"] == "zero-shot"]
     assert zero["out_of_range"].all(), "what was never measured there is said to be outside"
-    assert "ms" in advisewords.text(answer)
+    assert "ms" in advise_text.text(answer)
 
 
 def test_larger_batches_take_longer_and_scale_like_captured_ones(answer):
@@ -68,7 +68,7 @@ def test_what_to_change_comes_with_a_gain_or_the_reason_why_not(answer):
     for change in several:
         assert change.why
         assert change.predicted_gain > 0 or np.isnan(change.predicted_gain)
-    text = advisewords.changes(several)
+    text = advise_text.changes(several)
     assert all(change.what in text for change in several)
 
 
@@ -110,11 +110,11 @@ def test_questions_that_cannot_be_asked():
 
 
 def test_shipped_models_say_where_they_come_from():
-    held = shelf.shelved()
+    held = registry.shelved()
     assert len(held) >= 9
     for (device, dtype), path in held.items():
         model = CostModel.load(path)
-        assert model.device in (device, shelf.ANY_GPU)
+        assert model.device in (device, registry.ANY_GPU)
         assert {"source", "licence", "dtype"} <= set(model.facts), path
         assert model.facts["dtype"] == dtype
         for part in model.parts.values():
@@ -123,7 +123,7 @@ def test_shipped_models_say_where_they_come_from():
 
 
 def test_a_gpu_without_a_model_is_answered_by_its_ceilings_alone():
-    found = shelf.for_devices(["rtx-4090"], "fp32")[0]
+    found = registry.for_devices(["rtx-4090"], "fp32")[0]
     assert found.zero_shot
     assert found.model.chip == Chip.of(load_devices()["rtx-4090"], "fp32")
     with pytest.raises(InputError, match="states no bf16 rate or no multiprocessors of t4"):
@@ -131,7 +131,7 @@ def test_a_gpu_without_a_model_is_answered_by_its_ceilings_alone():
 
 
 def test_points_that_teach_are_spread_over_the_parts():
-    model = shelf.shipped_cpu("fp32")
+    model = registry.shipped_cpu("fp32")
     configs, rows = calibrate._pool("fp32")
     teach, judge = calibrate.choose(model, rows, 120)
     assert not set(teach) & set(judge)
@@ -156,4 +156,4 @@ def test_a_prediction_is_verified_on_this_machine():
     measured_ms, several = advise.verified(found, larger[:1], budget_s=0.05)
     assert measured_ms > 0
     assert several[0].measured_gain > 0
-    assert "the interval" in advisewords.verdict(found, measured_ms)
+    assert "the interval" in advise_text.verdict(found, measured_ms)

@@ -7,23 +7,25 @@ import nbformat
 import pytest
 
 from lib import __main__ as cli
-from lib import params, paths, store
-from lib.book import report, run
+from lib import paths, store
+from lib.config import definitions, notebooks
 from lib.errors import InputError
+from lib.report import page as report
+from lib.report import runner
 
 KERNEL = {"name": "python3", "display_name": "Python 3", "language": "python"}
 
 
 def jobs(**more):
     values = {"full": False, "names": [], "workloads": ["W1", "W5"], "devices": ["cpu"], "extra": {}, **more}
-    return run.plan(**values)
+    return runner.plan(**values)
 
 
 def test_the_plan_runs_over_workloads_and_devices():
     stems = [job.stem for job in jobs(devices=["cpu", "cuda:0"], names=["01", "02", "04"])]
     assert stems == ["01_machine_cpu", "01_machine_cuda-0", "02_profile_W1_cpu", "02_profile_W1_cuda-0",
                      "02_profile_W5_cpu", "02_profile_W5_cuda-0", "04_complexity"]
-    assert {job.notebook for job in jobs()} == set(params.NOTEBOOKS), "without names, all"
+    assert {job.notebook for job in jobs()} == set(notebooks.NOTEBOOKS), "without names, all"
     quick, full = jobs(names=["02"])[-1], jobs(names=["02"], full=True)[-1]
     assert full.values["iters"] > quick.values["iters"]
     assert quick.command.startswith("papermill notebooks/02_profile.ipynb out.ipynb -p workload W5 -p device cpu")
@@ -42,7 +44,7 @@ def test_a_plan_that_cannot_be_run_is_refused(more, words):
 
 
 def test_text_that_looks_like_a_number_stays_text():
-    job = run.Job("02_profile", "x", {"label": "12e5678", "iters": 3, "seed": 7, "workload": "W1", "profile": True})
+    job = runner.Job("02_profile", "x", {"label": "12e5678", "iters": 3, "seed": 7, "workload": "W1", "profile": True})
     assert job.arguments == ["-r", "label", "12e5678", "-p", "iters", "3", "-p", "seed", "7", "-p", "workload", "W1",
                              "-p", "profile", "True"]
 
@@ -61,10 +63,10 @@ def failing(home, monkeypatch):
         notebook.metadata["kernelspec"] = KERNEL
         nbformat.write(notebook, folder / f"{name}.ipynb")
     monkeypatch.setattr(paths, "NOTEBOOKS", folder)
-    whole = params.load_report_plan()
+    whole = definitions.load_report_plan()
     two = whole.model_copy(update={"sections": whole.sections[:2]})
-    monkeypatch.setattr(params, "load_report_plan", lambda: two)
-    return run.run([run.Job("01_machine", "01_machine"), run.Job("02_profile", "02_profile")], paths.EXECUTED)
+    monkeypatch.setattr(definitions, "load_report_plan", lambda: two)
+    return runner.run([runner.Job("01_machine", "01_machine"), runner.Job("02_profile", "02_profile")], paths.EXECUTED)
 
 
 def test_a_failing_notebook_fails_the_run_and_is_red_in_the_report(failing):
@@ -89,8 +91,8 @@ def test_a_notebook_that_never_ran_is_red_too(failing):
 
 def test_a_second_run_replaces_its_entry_alone(failing):
     (paths.NOTEBOOKS / "02_profile.ipynb").write_text((paths.NOTEBOOKS / "01_machine.ipynb").read_text())
-    run.run([run.Job("02_profile", "02_profile")], paths.EXECUTED)
-    kept = [(entry.stem, entry.status) for entry in run.manifest(paths.EXECUTED)]
+    runner.run([runner.Job("02_profile", "02_profile")], paths.EXECUTED)
+    kept = [(entry.stem, entry.status) for entry in runner.manifest(paths.EXECUTED)]
     assert kept == [("01_machine", "ok"), ("02_profile", "ok")]
 
 
@@ -100,32 +102,32 @@ def test_a_dead_kernel_is_told_in_words(home, monkeypatch):
     notebook.metadata["kernelspec"] = KERNEL
     nbformat.write(notebook, home / "notebooks" / "01_machine.ipynb")
     monkeypatch.setattr(paths, "NOTEBOOKS", home / "notebooks")
-    outcome = run.execute(run.Job("01_machine", "01_machine"), paths.EXECUTED)
+    outcome = runner.execute(runner.Job("01_machine", "01_machine"), paths.EXECUTED)
     assert (outcome.status, outcome.error) == ("failed", "the kernel died: out of memory?")
 
 
 def executed(folder, stem, **numbers):
     """Write an executed notebook that recorded ``numbers`` (name=(value, tolerance))."""
     recorded = {name: {"value": value, "unit": "", "tolerance": tolerance} for name, (value, tolerance) in numbers.items()}
-    cell = nbformat.v4.new_code_cell("", outputs=[nbformat.v4.new_output("display_data", {run.KEYS_MIME: recorded})])
+    cell = nbformat.v4.new_code_cell("", outputs=[nbformat.v4.new_output("display_data", {runner.KEYS_MIME: recorded})])
     folder.mkdir(parents=True, exist_ok=True)
     nbformat.write(nbformat.v4.new_notebook(cells=[cell]), folder / f"{stem}.ipynb")
-    return run.Outcome("01_machine", stem, "papermill x", {}, "ok", "", 1.0, "now")
+    return runner.Outcome("01_machine", stem, "papermill x", {}, "ok", "", 1.0, "now")
 
 
 def test_numbers_that_move_are_named(home, monkeypatch):
     monkeypatch.setattr(paths, "REFERENCE", home / "reference")
     before = executed(home / "a", "s", rows=(10.0, 0.0), error=(5.0, 0.1), gone=(1.0, 0.0), time=(3.0, None))
-    run.accept(home / "a", [before])
-    assert run.moved(home / "a", [before]) == []
+    runner.accept(home / "a", [before])
+    assert runner.moved(home / "a", [before]) == []
     after = executed(home / "b", "s", rows=(11.0, 0.0), error=(5.4, 0.1), new=(2.0, 0.0), time=(99.0, None))
-    assert run.moved(home / "b", [after]) == [
+    assert runner.moved(home / "b", [after]) == [
         "s: 'gone' is no longer recorded", "s: 'new' is new (2); accept it with --accept",
         "s: 'rows' moved from 10 to 11 (tolerance 0.0%)"]
     nothing = executed(home / "c", "s", rows=(float("nan"), 0.0), error=(5.0, 0.1), gone=(1.0, 0.0))
-    assert run.moved(home / "c", [nothing]) == ["s: 'rows' moved from 10 to nan (tolerance 0.0%)"]
-    failed = run.Outcome("01_machine", "s", "papermill x", {}, "failed", "it broke", 1.0, "now")
-    assert run.moved(home / "c", [failed]) == ["s: it broke"]
+    assert runner.moved(home / "c", [nothing]) == ["s: 'rows' moved from 10 to nan (tolerance 0.0%)"]
+    failed = runner.Outcome("01_machine", "s", "papermill x", {}, "failed", "it broke", 1.0, "now")
+    assert runner.moved(home / "c", [failed]) == ["s: it broke"]
 
 
 @pytest.mark.parametrize(("arguments", "words"), [
@@ -177,5 +179,5 @@ def test_the_slurm_template_runs_one_workload_a_task(tmp_path):
 
 
 def test_every_parameter_set_of_the_report_is_valid():
-    for section in params.load_report_plan().sections:
-        assert set(section.quick) <= set(params.notebook_model(section.notebook).model_fields)
+    for section in definitions.load_report_plan().sections:
+        assert set(section.quick) <= set(notebooks.notebook_model(section.notebook).model_fields)

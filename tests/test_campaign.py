@@ -9,9 +9,10 @@ import pytest
 
 from lib import store
 from lib.errors import InputError
-from lib.schedule import campaign, question, record, work
-from lib.schedule.hand import Process, Slot
-from lib.schedule.worker import Job
+from lib.schedule import api
+from lib.schedule.runtime import jobs_file, run_record, tasks
+from lib.schedule.runtime.worker_process import Job
+from lib.schedule.runtime.workers import Process, Slot
 
 
 def write(path, text):
@@ -27,23 +28,23 @@ def write(path, text):
     ("job_id,workload_id,steps,arrival_s\na,W1,1,-3\n", "arrival_s"), ("job_id,workload_id,steps\n", "no row")])
 def test_bad_files_of_jobs_are_refused(tmp_path, text, word):
     with pytest.raises(InputError, match=word):
-        campaign.read(write(tmp_path / "jobs.csv", text), tmp_path)
+        jobs_file.read(write(tmp_path / "jobs.csv", text), tmp_path)
 
 
 def test_slots_share_the_cores_and_never_overlap():
     cores = len(psutil.Process().cpu_affinity())
-    slots = [slot for slot in campaign.slots_here(cores) if slot.cores]
+    slots = [slot for slot in jobs_file.slots_here(cores) if slot.cores]
     assert sum(len(slot.cores) for slot in slots) == len({core for slot in slots for core in slot.cores}) == cores
     with pytest.raises(InputError, match="slots"):
-        campaign.slots_here(cores + 1)
+        jobs_file.slots_here(cores + 1)
 
 
 def test_jobs_on_a_gpu_draw_from_the_cores_of_the_host():
     slots = (Slot("cpu[0]", (0,)), Slot("cpu[1]", (1,)), Slot("cuda:0"))
-    fleet = campaign.fleet_of(slots)
+    fleet = jobs_file.fleet_of(slots)
     assert fleet.host_cores == 2 and fleet.cpu_cores[0] == 1 and fleet.types == ("cpu", "cuda:0")
-    assert campaign.fleet_of(slots[:2]).host_cores == np.inf  # nobody else draws from them
-    assert campaign.fleet_of((Slot("cpu[node/0]"), Slot("cuda:A[node/0]"))).host_cores == np.inf  # of which host?
+    assert jobs_file.fleet_of(slots[:2]).host_cores == np.inf  # nobody else draws from them
+    assert jobs_file.fleet_of((Slot("cpu[node/0]"), Slot("cuda:A[node/0]"))).host_cores == np.inf  # of which host?
 
 
 class Mortal(Process):
@@ -57,15 +58,15 @@ class Mortal(Process):
 
 def test_real_workloads_survive_the_death_of_a_worker(tmp_path):
     path = write(tmp_path / "jobs.csv", "job_id,workload_id,steps\na,W1,150\nb,W1,150\nc,W6,20\n")
-    prepared = campaign.prepare(path, tmp_path / "out")
+    prepared = jobs_file.prepare(path, tmp_path / "out")
     assert (prepared.predicted_s > 0).all()
-    ran = campaign.run(replace(prepared, hire=Mortal), tmp_path / "out")
+    ran = jobs_file.run(replace(prepared, hire=Mortal), tmp_path / "out")
     assert sum("killed (signal 9)" in note for note in ran.facts["notes"]) == 1
     assert ran.schedule[ran.schedule["job_id"] == "a"]["status"].tolist() == ["retried", "done"]
     assert sorted(ran.ends["job_id"]) == ["a", "b", "c"] and set(ran.ends["status"]) == {"done"}
     assert {result["steps"] for result in ran.ends["result"]} == {150, 20}
     assert len(store.read(tmp_path / "out" / "schedule.csv", "schedule")) >= 3
-    assert (tmp_path / "out" / "trace.json").is_file() and "done" in record.words(ran)
+    assert (tmp_path / "out" / "trace.json").is_file() and "done" in run_record.words(ran)
 
 
 def test_paced_work_counts_whole_steps(monkeypatch):
@@ -76,21 +77,21 @@ def test_paced_work_counts_whole_steps(monkeypatch):
         clock[0] += seconds
 
     trainer = SimpleNamespace(train=lambda steps: passes(0.1 * len(steps)))
-    monkeypatch.setattr(work, "_held_trainer", lambda *_: (trainer, None))
-    monkeypatch.setattr(work, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=passes))
-    found = work.paced(Job("cpu", (), 1), "W6", 0.55)
+    monkeypatch.setattr(tasks, "_held_trainer", lambda *_: (trainer, None))
+    monkeypatch.setattr(tasks, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=passes))
+    found = tasks.paced(Job("cpu", (), 1), "W6", 0.55)
     assert found == {"step_s": pytest.approx(0.1), "n": 5} and clock[0] == pytest.approx(5.6)
-    late = work.paced(Job("cpu", (), 1), "W6", 0.01, at_s=7.0)
+    late = tasks.paced(Job("cpu", (), 1), "W6", 0.01, at_s=7.0)
     assert late == {"step_s": pytest.approx(0.1), "n": 1} and clock[0] == pytest.approx(7.1)
 
 
 def test_the_command_answers_from_files(tmp_path):
     times = write(tmp_path / "t.csv", "job_id,cpu,gpu\na,4,1\nb,4,1\nc,2,\nd,3,2\n")
     devices = write(tmp_path / "d.csv", "device,type,count,idle_w,busy_w\nhost,cpu,1,10,50\ncard,gpu,1,30,300\n")
-    found = question.ask_files(times, devices)
+    found = api.ask_files(times, devices)
     assert found.figures["makespan_s"] == 4 and found.figures["energy_j"] > 0 and found.figures["price"] is None
     actual = write(tmp_path / "a.csv", "job_id,cpu,gpu\na,4,3\nb,4,3\nc,2,\nd,3,2\n")
-    late = question.ask_files(times, devices, actual=actual)
+    late = api.ask_files(times, devices, actual=actual)
     assert late.figures["makespan_s"] > 4 and late.figures["ratio"] >= 1
     found.write(tmp_path / "s.csv", tmp_path / "trace.json")
     assert len(store.read(tmp_path / "s.csv", "schedule")) == 4

@@ -9,8 +9,9 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from lib.errors import InputError
-from lib.work import capture, counts, models, networks, operators, rebuild, shapes
-from lib.work.capture import Op, TensorSpec
+from lib.work import models, networks
+from lib.work.graph import capture, counts, families, rebuild, shapes
+from lib.work.graph.capture import Op, TensorSpec
 
 CPU = torch.device("cpu")
 CLASSIFIERS = ["resnet18", "mobilenet_v3_small", "shufflenet_v2_x1_0", "densenet121", "googlenet", "vit_b_16", "swin_v2_t",
@@ -39,7 +40,7 @@ def test_every_operator_of_a_classifier_is_counted_covered_and_rebuilt(name, mod
     kinds = {op.name: op for op in graph.ops}
     for op in kinds.values():
         assert counts.is_counted(op), op.name
-        assert operators.describe(op) is not None, op.name
+        assert families.describe(op) is not None, op.name
         rebuild.runnable([op], CPU)()
 
 
@@ -158,7 +159,7 @@ def test_compulsory_bytes():
 
 
 def test_a_strided_convolution_reads_only_what_its_windows_touch():
-    whole = operators.make("conv2d", {"batch": 1, "in_channels": 2, "out_channels": 4, "height": 8, "width": 8, "kernel_h": 1,
+    whole = families.make("conv2d", {"batch": 1, "in_channels": 2, "out_channels": 4, "height": 8, "width": 8, "kernel_h": 1,
                                       "kernel_w": 1, "stride_h": 2, "stride_w": 2})
     assert counts.bytes_read(whole[0]) == 4 * (2 * 4 * 4 + 4 * 2)
     assert counts._axis_read(size=10, out=3, kernel=2, stride=4, padding=0, dilation=1) == 6
@@ -181,4 +182,4 @@ def test_unknown_operators_are_not_zero():
     strange = Op("aten.linalg_svd.default", (SPEC,), outputs=(SPEC,))
     assert not counts.is_counted(strange)
     assert math.isnan(counts.flops(strange))
-    assert operators.describe(strange) is None
+    assert families.describe(strange) is None

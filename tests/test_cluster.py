@@ -15,10 +15,11 @@ import pytest
 from lib import __main__ as command
 from lib import paths
 from lib.errors import InputError
-from lib.schedule import campaign, cluster, execute, policies
-from lib.schedule.hand import Limits, Slot
-from lib.schedule.ledger import Spec
+from lib.schedule.policies import registry
 from lib.schedule.problem import Jobs
+from lib.schedule.runtime import executor, jobs_file, ray_workers
+from lib.schedule.runtime.journal import Spec
+from lib.schedule.runtime.workers import Limits, Slot
 from tests.test_execute import check, sleeping
 
 LIMITS = Limits(beat_s=0.1, silent_s=30, ready_s=120, grace_s=0.5, late=5, least_s=30, attempts=3)
@@ -30,7 +31,7 @@ def nodes():
     """Start two nodes of one CPU each; end whatever of them is left."""
     from ray.cluster_utils import Cluster
 
-    with cluster.short_folder() as home, pytest.MonkeyPatch.context() as patch:
+    with ray_workers.short_folder() as home, pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("RAY_TMPDIR", home)
         (Path(home) / "ray").mkdir()  # Ray's Cluster writes the head's address there, and does not make the folder
@@ -45,7 +46,7 @@ def nodes():
 @pytest.fixture(scope="module")
 def joined(nodes):
     """Join the two nodes once for all tests."""
-    with cluster.Cluster(nodes.address) as found:
+    with ray_workers.Cluster(nodes.address) as found:
         found.join()
         yield found
 
@@ -57,9 +58,9 @@ def named(specs, **columns):
 def run(joined, specs, folder, name="first-come", predicted=0.02, progress=lambda ended: None):
     jobs = named(specs)
     site = joined.site(jobs, warm="")
-    fleet = campaign.fleet_of(site.slots)
+    fleet = jobs_file.fleet_of(site.slots)
     times = np.full((len(specs), 1), predicted) if np.isscalar(predicted) else predicted
-    return execute.execute(specs, jobs, fleet, site.slots, times, policies.policy(name), folder, LIMITS, site.hire, progress)
+    return executor.execute(specs, jobs, fleet, site.slots, times, registry.policy(name), folder, LIMITS, site.hire, progress)
 
 
 def test_all_jobs_end_on_both_nodes_in_one_record(joined, tmp_path):
@@ -104,7 +105,7 @@ def _mover(state, predict):
 def test_a_running_job_is_moved_to_the_other_node(joined, tmp_path):
     specs = sleeping(1, 0.8)
     site = joined.site(named(specs), warm="")
-    attempts, ends, notes = execute.execute(specs, named(specs), campaign.fleet_of(site.slots), site.slots, np.ones((1, 1)),
+    attempts, ends, notes = executor.execute(specs, named(specs), jobs_file.fleet_of(site.slots), site.slots, np.ones((1, 1)),
                                             _mover, tmp_path, LIMITS, site.hire)
     assert attempts["status"].tolist() == ["moved", "done"] and attempts["device"].tolist() == [s.name for s in site.slots]
     assert list(ends["status"]) == ["done"] and not notes
@@ -117,8 +118,8 @@ def test_the_same_policy_places_as_it_does_here(joined, tmp_path):
     predicted = np.array(seconds)[:, None]
     there, _, _ = run(joined, specs, tmp_path / "there", "earliest-finish", predicted)
     slots = (Slot("cpu[0]"), Slot("cpu[1]"))
-    here, _, _ = execute.execute(specs, named(specs), campaign.fleet_of(slots), slots, predicted,
-                                 policies.policy("earliest-finish"), tmp_path / "here", LIMITS)
+    here, _, _ = executor.execute(specs, named(specs), jobs_file.fleet_of(slots), slots, predicted,
+                                 registry.policy("earliest-finish"), tmp_path / "here", LIMITS)
     order = {slot.name: number for number, slot in enumerate(joined.site(named(specs)).slots)}
     order |= {"cpu[0]": 0, "cpu[1]": 1}
     placed = [{row.job_id: order[row.device] for row in table.itertuples()} for table in (there, here)]
@@ -137,13 +138,13 @@ def test_what_can_never_run_is_refused_before_anything_starts(joined):
 
 def test_nodes_that_differ_in_what_they_can_run_are_of_different_types(joined, monkeypatch):
     """Types stay few: slots are of one type unless some job fits one and not the other; GPUs by what Ray calls them."""
-    found = [cluster.Node("a", "big", 8, 2, "cuda:A100", 64_000), cluster.Node("b", "small", 2, 0, "cuda", 4_000),
-             cluster.Node("c", "other", 2, 1, "cuda", 4_000)]
+    found = [ray_workers.Node("a", "big", 8, 2, "cuda:A100", 64_000), ray_workers.Node("b", "small", 2, 0, "cuda", 4_000),
+             ray_workers.Node("c", "other", 2, 1, "cuda", 4_000)]
     monkeypatch.setattr(joined, "nodes", lambda: found)
-    plain = campaign.fleet_of(joined.site(named(sleeping(2))).slots)
+    plain = jobs_file.fleet_of(joined.site(named(sleeping(2))).slots)
     assert plain.types == ("cpu", "cuda:A100", "cuda") and plain.counts.tolist() == [12, 2, 1]
     site = joined.site(named(sleeping(2), memory_mb=np.array([0.0, 30_000.0]), cpu_cores=np.array([0.0, 4.0])), 2)
-    fleet = campaign.fleet_of(site.slots)
+    fleet = jobs_file.fleet_of(site.slots)
     assert fleet.types == ("cpu", "cuda:A100", "cpu:1c2000mb", "cuda")
     assert site.able.tolist() == [[True, True, True, True], [True, True, False, False]]
     assert [slot.threads for slot in site.slots if slot.name.startswith("cpu")] == [4, 4, 1, 1, 1, 1]
@@ -152,7 +153,7 @@ def test_nodes_that_differ_in_what_they_can_run_are_of_different_types(joined, m
 LOCAL = """
 import json, sys
 from pathlib import Path
-from lib.schedule import cluster
+from lib.schedule.runtime import ray_workers as cluster
 with cluster.Cluster() as local:
     local.join()
     folder = Path(local._folder.name)
@@ -178,15 +179,15 @@ def test_a_cluster_starts_on_a_machine_that_never_ran_ray(tmp_path):
 
 
 def test_without_room_for_sockets_the_way_out_is_named(monkeypatch):
-    monkeypatch.setattr(cluster, "_SOCKET_BYTES", 60)
+    monkeypatch.setattr(ray_workers, "_SOCKET_BYTES", 60)
     with pytest.raises(InputError, match="set RAY_TMPDIR"):
-        cluster.short_folder()
+        ray_workers.short_folder()
 
 
 def test_addresses_without_a_cluster_are_refused_in_one_line(tmp_path, capsys, monkeypatch):
     jobs = tmp_path / "jobs.csv"
     jobs.write_text("job_id,workload_id,steps\na,W1,1\n")
-    monkeypatch.setattr(cluster, "_JOIN_S", 2.0)
+    monkeypatch.setattr(ray_workers, "_JOIN_S", 2.0)
     with socket.socket() as deaf:
         deaf.bind(("127.0.0.1", 0))
         deaf.listen()
@@ -222,5 +223,5 @@ def test_a_node_is_lost_and_the_other_goes_on_until_it_is_lost_too(joined, nodes
     elsewhere = replace(site.slots[0], name="cpu[away/0]")
     joined._seats[elsewhere.name] = replace(joined._seats[site.slots[0].name], node=replace(joined.nodes()[0], id="0" * 56))
     with pytest.raises(InputError, match="no slot is left for 1 jobs, such as j0.*node .* is gone"):
-        execute.execute(specs[:1], named(specs[:1]), campaign.fleet_of((elsewhere,)), (elsewhere,), np.ones((1, 1)),
-                        policies.policy("first-come"), tmp_path / "none", LIMITS, site.hire)
+        executor.execute(specs[:1], named(specs[:1]), jobs_file.fleet_of((elsewhere,)), (elsewhere,), np.ones((1, 1)),
+                        registry.policy("first-come"), tmp_path / "none", LIMITS, site.hire)

@@ -13,10 +13,13 @@ from hypothesis import strategies as st
 
 from lib import paths
 from lib.errors import InputError
-from lib.schedule import compiled, loop, metrics, policies, problem, simulate, study
+from lib.schedule import problem
 from lib.schedule.contention import Contention
+from lib.schedule.policies import baselines, registry
 from lib.schedule.problem import Fleet, Jobs, Problem
-from lib.schedule.simulate import Faults
+from lib.schedule.simulation import compiled, compiled_loop, events, metrics
+from lib.schedule.simulation.events import Faults
+from lib.studies.scheduler_eval import comparison
 
 FAULTS = st.builds(Faults, st.sampled_from([0.0, 0.3, 1.0]), st.sampled_from([1, 2, 9]), st.integers(0, 99))
 
@@ -52,7 +55,7 @@ def problems(draw):
 
 
 def check_equal(asked, name, faults=None):
-    slow, fast = simulate.simulate(asked, policies.policy(name), faults), compiled.simulate(asked, name, faults)
+    slow, fast = events.simulate(asked, registry.policy(name), faults), compiled.simulate(asked, name, faults)
     pd.testing.assert_frame_equal(fast.schedule, slow.schedule, check_exact=True)
     for column in ("start_s", "end_s"):
         assert fast.schedule[column].to_numpy().tobytes() == slow.schedule[column].to_numpy().tobytes()
@@ -109,7 +112,7 @@ def test_what_is_not_compiled_is_refused():
     limited = replace(asked, fleet=replace(asked.fleet, host_cores=8.0))
     with pytest.raises(InputError, match="no limit of the host's cores, here 8"):
         compiled.simulate(limited, "first-come")
-    assert set(compiled.NAMES) <= set(policies.BASELINES)
+    assert set(compiled.NAMES) <= set(baselines.BASELINES)
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)
@@ -134,24 +137,24 @@ def test_the_loop_is_compiled_once():
     for name in compiled.NAMES:
         for one in (asked, other, single):
             compiled.simulate(one, name, Faults(0.5))
-    assert len(loop.play.signatures) == 1
+    assert len(compiled_loop.play.signatures) == 1
 
 
 def test_studies_use_it_where_they_can():
     asked = a_large_problem(200)
     for name in ("first-come", "longest-first"):
-        fast, slow = study.run(asked, name), study.run(asked, name, compiled=False)
+        fast, slow = comparison.run(asked, name), comparison.run(asked, name, compiled=False)
         timed = ("decide_s", "refine_s", "decide_p50_us", "decide_p99_us", "decide_max_us")
         assert [fast.pop(figure) for figure in timed] == [None] * len(timed)
         assert slow.pop("refine_s") == 0 and all(slow.pop(figure) > 0 for figure in timed if figure != "refine_s")
         assert fast == slow
     limited = replace(asked, fleet=replace(asked.fleet, host_cores=8.0))
     beside = Contention.of_types(np.full((3, 3), 1.5))
-    assert study.run(limited, "first-come")["decide_s"] > 0
-    assert study.run(asked, "first-come", contention=beside)["decide_s"] > 0
-    assert study.run(asked, "hybrid", steps=60_000)["decide_s"] > 0
-    assert (study.speed(asked, ["fastest"])["decide_p99_us"] > 0).all()
-    assert study.speed(asked, ["fastest"], compiled=True)["decide_p99_us"].isna().all()
+    assert comparison.run(limited, "first-come")["decide_s"] > 0
+    assert comparison.run(asked, "first-come", contention=beside)["decide_s"] > 0
+    assert comparison.run(asked, "hybrid", steps=60_000)["decide_s"] > 0
+    assert (comparison.speed(asked, ["fastest"])["decide_p99_us"] > 0).all()
+    assert comparison.speed(asked, ["fastest"], compiled=True)["decide_p99_us"].isna().all()
 
 
 def test_figures_are_what_they_are_called():
@@ -164,5 +167,5 @@ def test_figures_are_what_they_are_called():
 
 
 def test_the_library_does_not_need_numba_to_be_imported():
-    code = "import sys, lib.schedule.study, lib.schedule.question, lib.__main__; sys.exit('numba' in sys.modules)"
+    code = "import sys, lib.studies.scheduler_eval.comparison, lib.schedule.api, lib.__main__; sys.exit('numba' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=paths.ROOT, check=False).returncode == 0

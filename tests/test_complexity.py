@@ -7,12 +7,14 @@ import pandas as pd
 import pytest
 from torch import nn
 
-from lib import params, paths, store
-from lib.book import complexity_figures, figures
+from lib import paths, store
+from lib.config import notebooks
 from lib.errors import InputError
-from lib.predict import complexity, confront, countwords
+from lib.predict.analytic import complexity, cross_check
+from lib.report import style
+from lib.studies.complexity import figures, findings, study
 from lib.tables import columns
-from lib.work import capture, counts
+from lib.work.graph import capture, counts
 
 V100 = paths.ROOT.parent / "shared" / "data" / "pytorch-scheduler"
 CLASSIFIERS = ["resnet18", "mobilenet_v3_small", "shufflenet_v2_x1_0", "googlenet", "swin_v2_t", "convnext_tiny",
@@ -25,32 +27,32 @@ CLASSIFIERS = ["resnet18", "mobilenet_v3_small", "shufflenet_v2_x1_0", "googlene
 def test_the_known_numbers_and_torchinfos_and_what_lies_between(name, macs, parameters, torchinfos):
     found = complexity.totals(name, 1)
     assert (found["macs_forward"], found["params"]) == (macs, parameters)
-    checks = confront.confront(name, measured=False)
+    checks = cross_check.confront(name, measured=False)
     assert list(checks[checks.quantity == "multiply-adds, forward"].theirs) == [torchinfos]
     assert (checks.rest == 0).all()
 
 
 def test_the_rules_in_numbers():
-    vit = confront.confront("vit_b_16", measured=False).set_index("quantity")
+    vit = cross_check.confront("vit_b_16", measured=False).set_index("quantity")
     # 12 blocks, 197 tokens of 768: the in-projection, the out-projection and the two products of 12 heads
     attention = 12 * (197 * 768 * 768 * 4 + 2 * 197 * 197 * 768)
     assert f"products outside of leaf modules {-attention:+,}" in vit.explanation["multiply-adds, forward"]
     assert vit.difference["FLOPs of products, inference"] == -2 * attention
     assert vit.difference["FLOPs of products, backward"] == 0
-    mobile = confront.confront("mobilenet_v2", measured=False).set_index("quantity")
+    mobile = cross_check.confront("mobilenet_v2", measured=False).set_index("quantity")
     assert mobile.theirs["FLOPs of products, backward"] > 9 * mobile.ours["FLOPs of products, backward"]
 
 
 @pytest.mark.parametrize("name", CLASSIFIERS)
 def test_every_difference_of_a_classifier_is_explained(name):
-    checks = confront.confront(name, 2, measured=False)
+    checks = cross_check.confront(name, 2, measured=False)
     assert checks.theirs.notna().all()
     assert (checks.rest == 0).all(), checks[checks.rest != 0]
 
 
 @pytest.mark.parametrize("name", ["W1", "W4", "W6", "mobilenet_v3_small", "vit_b_32"])
 def test_kept_activations_are_those_that_a_real_run_keeps(name):
-    checks = confront.confront(name, 3)
+    checks = cross_check.confront(name, 3)
     kept = checks[checks.quantity == "bytes kept for the backward pass"].iloc[0]
     assert kept.ours > 0
     assert kept.rest == 0
@@ -143,30 +145,30 @@ def odd(tmp_path, monkeypatch):
 
 
 def test_unknown_flops_are_unknown_and_unused_parameters_are_counted(odd, home):
-    found = complexity.study(params.ComplexityParams(models=odd, input_shape="3x2x2", batch_sizes="2,4"))
+    found = study.study(notebooks.ComplexityParams(models=odd, input_shape="3x2x2", batch_sizes="2,4"))
     rows = found.at(odd, 2).set_index(["layer", "op"])
     assert math.isnan(rows.flops_forward["", "erfinv"])
     assert rows.params["", "unused"] == 30
     assert rows.params["used", "addmm"] == 130
     assert math.isnan(found.totals.flops_forward[0])
     assert found.totals.macs_forward[0] == 2 * 120
-    assert "aten.erfinv" in complexity.uncounted_words(found.totals)
+    assert "aten.erfinv" in findings.uncounted_words(found.totals)
     entry = store.read_json(paths.COMPLEXITY / "summary.json")[odd]["2"]
     assert (entry["mult_adds_per_batch_forward"], entry["all_flops_per_batch_forward"]) == (240, None)
     groups = complexity.by_group(found.table[found.table.batch_size == 2])
-    said = [countwords.ratio_words(found.totals), countwords.share_words(groups),
-            countwords.growth_words(countwords.intensity_by_batch(found.totals)),
-            confront.explained_words(confront.confront(odd, 2, "3x2x2"))]
+    said = [findings.ratio_words(found.totals), findings.share_words(groups),
+            findings.growth_words(findings.intensity_by_batch(found.totals)),
+            cross_check.explained_words(cross_check.confront(odd, 2, "3x2x2"))]
     assert not any("nan" in words for words in said)
-    figures.use_style()
-    complexity_figures.work_by_network(found.totals[:1])
-    complexity_figures.shares_by_kind(groups)
+    style.use_style()
+    figures.work_by_network(found.totals[:1])
+    figures.shares_by_kind(groups)
 
 
 def test_what_is_saved(home):
-    found = complexity.study(params.ComplexityParams(models="W1,mobilenet_v3_small", batch_sizes="2,1"))
+    found = study.study(notebooks.ComplexityParams(models="W1,mobilenet_v3_small", batch_sizes="2,1"))
     assert found.detail == "mobilenet_v3_small"
-    again = complexity.study(params.ComplexityParams(models="W1,mobilenet_v3_small", batch_sizes="1,2", source="replay"))
+    again = study.study(notebooks.ComplexityParams(models="W1,mobilenet_v3_small", batch_sizes="1,2", source="replay"))
     assert "REPLAY" in again.note
     pd.testing.assert_frame_equal(found.table, again.table)
     back = store.read(paths.COMPLEXITY / "complexity.csv", "complexity")
@@ -190,15 +192,15 @@ def test_what_is_saved(home):
     ({"models": "vgg16", "input_shape": "3x8x8"}, "does not run on an input of shape")])
 def test_wrong_input_is_one_line(values, told, home):
     with pytest.raises(InputError, match=told):
-        complexity.study(params.ComplexityParams(**values))
+        study.study(notebooks.ComplexityParams(**values))
 
 
 def test_a_source_that_fails_says_why(odd, monkeypatch):
     def broken(*_):
         raise RuntimeError("no kernel\nmore")
 
-    monkeypatch.setattr(confront, "_torchinfo", broken)
-    checks = confront.confront(odd, 2, "3x2x2", measured=False)
+    monkeypatch.setattr(cross_check, "_torchinfo", broken)
+    checks = cross_check.confront(odd, 2, "3x2x2", measured=False)
     silent = checks[checks.source == "torchinfo"].iloc[0]
     assert silent.explanation == "gives no number: no kernel"
-    assert "1 sources gave no number" in confront.explained_words(checks)
+    assert "1 sources gave no number" in cross_check.explained_words(checks)

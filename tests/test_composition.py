@@ -8,10 +8,12 @@ import pytest
 import torch
 from torch import nn
 
+from benchmarks import operator_sum
 from lib import paths
-from lib.measure import allocation, composition
-from lib.measure.whole import Case
-from lib.work import capture, counts, networks
+from lib.measure.networks import allocator
+from lib.measure.networks.end_to_end import Case
+from lib.work import networks
+from lib.work.graph import capture, counts
 
 CPU = torch.device("cpu")
 
@@ -23,13 +25,13 @@ def chain(width=64, mode="infer"):
 
 def test_inputs_lie_where_their_last_use_left_them():
     graph = chain()
-    first, *_, last = [(op, where) for op, where in zip(graph.ops, composition.places(graph, 1e6, 1e7), strict=True)
+    first, *_, last = [(op, where) for op, where in zip(graph.ops, operator_sum.places(graph, 1e6, 1e7), strict=True)
                        if op.short == "convolution"]
     assert last[1][0] == "near"  # just written
-    assert set(composition.places(graph, 1, 1)[0]) == {"memory"}
-    assert set(composition.places(graph, 1e12, 1e12)[0]) == {"near"}
+    assert set(operator_sum.places(graph, 1, 1)[0]) == {"memory"}
+    assert set(operator_sum.places(graph, 1e12, 1e12)[0]) == {"near"}
     bytes_of_a_pass = sum(counts.compulsory_bytes(op) for op in graph.ops)
-    assert composition.places(graph, 1e3, 4 * bytes_of_a_pass)[0][1] == "far"  # weights: one pass ago
+    assert operator_sum.places(graph, 1e3, 4 * bytes_of_a_pass)[0][1] == "far"  # weights: one pass ago
     assert len(first[1]) == len(first[0].tensors)
 
 
@@ -52,14 +54,14 @@ def test_gradients_of_weights_outlive_the_step():
 
 FAULTS = """
 import torch
-from lib.measure import allocation
+from lib.measure.networks import allocator
 def faults():
-    begin = allocation.page_faults()
+    begin = allocator.page_faults()
     for _ in range(5):
         torch.ones(12 << 20)  # 48 MiB
-    return allocation.page_faults() - begin
+    return allocator.page_faults() - begin
 print(faults())
-with allocation.kept():
+with allocator.kept():
     for _ in range(5):
         faults()
     print(faults())
@@ -72,7 +74,7 @@ def in_a_fresh_process(program):
     return [[float(word) for word in line.split()] for line in done.stdout.splitlines()]
 
 
-@pytest.mark.skipif(not allocation.known(), reason="written for glibc alone")
+@pytest.mark.skipif(not allocator.known(), reason="written for glibc alone")
 def test_a_process_that_keeps_its_memory_has_no_page_faults():
     [default], [kept] = in_a_fresh_process(FAULTS)
     assert kept < 100 < default
@@ -80,17 +82,17 @@ def test_a_process_that_keeps_its_memory_has_no_page_faults():
 
 OLDEST = """
 from torch import nn
-from lib.measure import allocation
-from lib.work import capture, counts
+from lib.measure.networks import allocator
+from lib.work.graph import capture, counts
 model = nn.Sequential(*[nn.Conv2d(64, 64, 1) for _ in range(6)])
 for mode in ("infer", "train"):
     graph = capture.capture(model, (8, 64, 56, 56), mode)
-    found = [distance for op, distance in zip(graph.ops, allocation.reuse_distances(graph)) if op.short == "convolution"]
+    found = [distance for op, distance in zip(graph.ops, allocator.reuse_distances(graph)) if op.short == "convolution"]
     print(min(found), max(found), sum(counts.compulsory_bytes(op) for op in graph.ops))
 """
 
 
-@pytest.mark.skipif(not allocation.known(), reason="written for glibc alone")
+@pytest.mark.skipif(not allocator.known(), reason="written for glibc alone")
 def test_what_is_kept_for_the_backward_pass_makes_outputs_find_older_memory():
     (low, infer, _), (least, train, touched) = in_a_fresh_process(OLDEST)
     assert min(low, least) >= 0
@@ -99,9 +101,9 @@ def test_what_is_kept_for_the_backward_pass_makes_outputs_find_older_memory():
 
 
 def test_operators_are_summed_in_every_state():
-    cases, kinds = composition.compose([Case("W1", "infer", 2), Case("W1", "train", 2)], CPU, rounds=1)
+    cases, kinds = operator_sum.compose([Case("W1", "infer", 2), Case("W1", "train", 2)], CPU, rounds=1)
     assert list(cases["mode"]) == ["infer", "train"]
-    for state in composition.STATES:
+    for state in operator_sum.STATES:
         assert (cases[f"{state}_ms"] > 0).all()
         assert np.isfinite(cases[f"{state}_ratio"]).all()
     assert cases["operators"].tolist() == [len(capture.capture(networks.network("W1").build(), (2, 3, 28, 28), mode).ops)
@@ -112,6 +114,6 @@ def test_operators_are_summed_in_every_state():
 
 def test_the_whole_time_of_a_classifier_is_covered():
     for mode in ("infer", "train"):
-        found = composition.coverage(Case("mobilenet_v3_small", mode, 2), CPU)
+        found = operator_sum.coverage(Case("mobilenet_v3_small", mode, 2), CPU)
         assert found["covered_share"] >= 0.95
         assert found["operators_ms"] > 0

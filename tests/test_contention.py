@@ -7,13 +7,16 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from lib import definitions
+from lib.config import definitions
 from lib.errors import InputError
-from lib.schedule import drift, menu, mixes, pairs, policies, tradeoffs
+from lib.schedule import job_mixes
 from lib.schedule.contention import ALONE, Contention
-from lib.schedule.hand import Slot
+from lib.schedule.policies import registry
 from lib.schedule.problem import Fleet, Jobs, Problem
-from lib.schedule.simulate import simulate
+from lib.schedule.runtime import interference
+from lib.schedule.runtime.workers import Slot
+from lib.schedule.simulation.events import simulate
+from lib.studies.scheduler_eval import prediction_errors, scenario, tradeoffs
 
 STEP_S = {"light": 0.01, "heavy": 0.1}
 SLOWED = {("light", "heavy"): 1.5, ("heavy", "heavy"): 2.0}  # (who, beside whom)
@@ -49,7 +52,7 @@ class Clockwork:
 @pytest.fixture
 def table(monkeypatch):
     monkeypatch.setattr(Clockwork, "asked", {})
-    return pairs.measure([Slot("cpu[0]"), Slot("cpu[1]"), Slot("cpu[2]")], ["light", "heavy"], rounds=2, hire=Clockwork)
+    return interference.measure([Slot("cpu[0]"), Slot("cpu[1]"), Slot("cpu[2]")], ["light", "heavy"], rounds=2, hire=Clockwork)
 
 
 def test_pairs_are_found(table):
@@ -62,14 +65,14 @@ def test_pairs_are_found(table):
 
 def test_one_slot_cannot_be_measured_in_pairs():
     with pytest.raises(InputError, match="two slots"):
-        pairs.measure([Slot("cpu[0]")], ["light"], hire=Clockwork)
+        interference.measure([Slot("cpu[0]")], ["light"], hire=Clockwork)
 
 
 def test_what_was_measured_is_simulated(table):
     known = Contention.of_table(table, ["light", "heavy"], ["cpu"])
     jobs = dataclasses.replace(Jobs.plain(2), kind=np.array([0, 1]))
     asked = Problem(jobs, Fleet.of({"cpu": 2}), np.array([[3.0], [2.0]]), np.array([[3.0], [2.0]]))
-    ends = simulate(asked, policies.policy("first-come"), contention=known).done.set_index("job")["end_s"]
+    ends = simulate(asked, registry.policy("first-come"), contention=known).done.set_index("job")["end_s"]
     assert ends[1] == pytest.approx(2.0)  # heavy does not notice light
     assert ends[0] == pytest.approx(2.0 + (3.0 - 2.0 / 1.5))  # light is slowed until heavy is gone
 
@@ -99,7 +102,7 @@ def test_some_types_keep_their_slowdowns():
 def _mix(count=40):
     """Return a mix of jobs of two kinds for two slots."""
     rates = pd.DataFrame({"cpu": [100.0, 10.0]}, index=["light", "heavy"])
-    return partial(mixes.draw, rates, Fleet.of({"cpu": 2}), count)
+    return partial(job_mixes.draw, rates, Fleet.of({"cpu": 2}), count)
 
 
 def test_knowing_of_contention_makes_foresight_right(table):
@@ -112,20 +115,20 @@ def test_knowing_of_contention_makes_foresight_right(table):
 
 def test_drift_is_shared_by_kind_and_type():
     rates = pd.DataFrame({"a": [1.0, 2.0], "b": [3.0, 1.0]})
-    asked = mixes.draw(rates, Fleet.of({"a": 2, "b": 1}), 50, 0)
-    told = drift.drifted(asked, 0.5, 1)
+    asked = job_mixes.draw(rates, Fleet.of({"a": 2, "b": 1}), 50, 0)
+    told = prediction_errors.drifted(asked, 0.5, 1)
     factor = told.actual_s / told.predicted_s
     for kind in (0, 1):
         assert np.allclose(factor[asked.jobs.kind == kind], factor[asked.jobs.kind == kind][0])
     assert len(np.unique(factor.round(9))) == 4
-    assert np.array_equal(drift.drifted(asked, 0.0, 1).actual_s, asked.actual_s)
-    table = drift.stale(partial(mixes.draw, rates, Fleet.of({"a": 2, "b": 1}), 50), (0.0, 0.5), ("hybrid",), 1)
+    assert np.array_equal(prediction_errors.drifted(asked, 0.0, 1).actual_s, asked.actual_s)
+    table = prediction_errors.stale(partial(job_mixes.draw, rates, Fleet.of({"a": 2, "b": 1}), 50), (0.0, 0.5), ("hybrid",), 1)
     assert table["over_perfect"].iloc[0] == pytest.approx(1.0) and (table["ratio"] >= 1 - 1e-9).all()
 
 
 def test_the_front_holds_what_nothing_beats():
     fleet = Fleet.of({"slow": 3, "fast": 1}, idle_w=[1, 5], busy_w=[5, 200])
-    asked = mixes.draw(pd.DataFrame({"slow": [1.0, 1.0], "fast": [10.0, 3.0]}), fleet, 60, 0)
+    asked = job_mixes.draw(pd.DataFrame({"slow": [1.0, 1.0], "fast": [10.0, 3.0]}), fleet, 60, 0)
     front = tradeoffs.pareto(asked)
     kept = front[front["front"]].sort_values("makespan_s")
     assert (np.diff(kept["energy_j"]) <= 0).all()
@@ -158,11 +161,11 @@ def test_bad_scenarios_are_refused(tmp_path, right, wrong, word):
 def test_the_menu_says_how_it_knows():
     kinds, scenarios = definitions.load_scenarios()
     desk = scenarios["one_gpu"]
-    found = menu.menu(desk.devices, [kinds["W1"], kinds["mobilenet_v2 infer"]])
+    found = scenario.menu(desk.devices, [kinds["W1"], kinds["mobilenet_v2 infer"]])
     source = found.wide("source", desk.devices)
     assert (source["cpu"] == "measured").all() and (source["t4"] == "predicted").all()
     assert (found.spread(list(desk.devices))[:, 0] == 0).all() and (found.spread(list(desk.devices))[:, 1] > 0.05).all()
-    asked = menu.problem(found, desk, 30, 0)
+    asked = scenario.problem(found, desk, 30, 0)
     assert asked.fleet.memory_mb[1] == 16000 and np.isnan(asked.fleet.memory_mb[0])
     fastest = asked.actual_s.min(axis=1)
     assert desk.shortest_s * 0.999 <= fastest.min() <= fastest.max() <= desk.longest_s * 1.001

@@ -9,8 +9,9 @@ import pytest
 
 from lib import paths, store
 from lib.errors import InputError
-from lib.predict import between, correction, costmodel, features, study
-from lib.work import spaces
+from lib.predict.evaluation import baselines
+from lib.predict.operators import augmentation, correction, cost_model, features
+from lib.work.graph import spaces
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +27,7 @@ def products(swept):
 
 @pytest.fixture(scope="module")
 def model(products):
-    return costmodel.fit(products.iloc[::2], {"source": "test"}, quick=True)
+    return cost_model.fit(products.iloc[::2], {"source": "test"}, quick=True)
 
 
 @pytest.mark.parametrize("op", spaces.load_sweeps().spaces)
@@ -35,7 +36,7 @@ def test_one_operator_and_a_column_of_them_have_the_same_features(op, swept):
     group = features.group_of(op)
     many, terms = features.matrix(rows, group), features.terms(rows, group)
     for place, row in enumerate(rows.to_dict("records")):
-        given = {name: row[name] for name in spaces.operators.family(op).parameters if not pd.isna(row[name])}
+        given = {name: row[name] for name in spaces.families.family(op).parameters if not pd.isna(row[name])}
         one_terms, one = features.vector(op, given, row["flops"], row["bytes"])
         assert one == pytest.approx(many.iloc[place].tolist())
         assert one_terms == pytest.approx(terms.iloc[place].tolist())
@@ -47,8 +48,8 @@ def test_rates_are_found_again_and_never_negative():
     draw = np.random.default_rng(0)
     terms = pd.DataFrame({"products": draw.uniform(1, 1e9, 200), "bytes": draw.uniform(1, 1e7, 200), "call": 1.0})
     known = np.array([2e-9, 5e-8, 3e-3])
-    assert costmodel.rates(terms, terms.to_numpy() @ known) == pytest.approx(known, rel=1e-6)
-    falling = costmodel.rates(terms, 1.0 / terms["products"].to_numpy())
+    assert cost_model.rates(terms, terms.to_numpy() @ known) == pytest.approx(known, rel=1e-6)
+    falling = cost_model.rates(terms, 1.0 / terms["products"].to_numpy())
     assert (falling >= 0).all()
 
 
@@ -56,7 +57,7 @@ def test_intervals_cover_what_they_say():
     draw = np.random.default_rng(1)
     size = draw.uniform(0, 1, 4000)
     error = draw.normal(0, 0.05 + 0.3 * size)
-    edges, halves = costmodel.conformal(error[::2], size[::2])
+    edges, halves = cost_model.conformal(error[::2], size[::2])
     inside = np.abs(error[1::2]) <= np.array(halves)[np.searchsorted(edges, size[1::2])]
     assert 0.87 < inside.mean() < 0.93
     assert halves == sorted(halves), "wider where the errors are larger"
@@ -70,13 +71,13 @@ def test_predictions_are_positive_ordered_and_better_than_the_mean(model, produc
     assert ((said["low_ms"] <= said["predicted_ms"]) & (said["predicted_ms"] <= said["high_ms"])).all()
     measured = good["latency_ms"].to_numpy()
     typical = np.full(len(measured), np.exp(np.log(measured).mean()))
-    assert costmodel.score(measured, said["predicted_ms"].to_numpy())["median"] < \
-        0.2 * costmodel.score(measured, typical)["median"]
+    assert cost_model.score(measured, said["predicted_ms"].to_numpy())["median"] < \
+        0.2 * cost_model.score(measured, typical)["median"]
     assert said["predicted_gbps"].to_numpy() == pytest.approx(good["bytes"].to_numpy() / said["predicted_ms"].to_numpy() / 1e6)
 
 
 def test_a_question_outside_of_what_was_learned_is_said_to_be_so(model, products):
-    learned = costmodel.usable(products.iloc[::2])
+    learned = cost_model.usable(products.iloc[::2])
     known = learned.iloc[[0]]
     assert not model.predict(learned)["out_of_range"].any()
     huge = known.assign(gemm_m=10**6, flops=known["flops"] * 1e4, bytes=known["bytes"] * 1e3)
@@ -89,7 +90,7 @@ def test_a_question_outside_of_what_was_learned_is_said_to_be_so(model, products
 
 def test_a_saved_model_says_the_same(model, products, tmp_path):
     path = model.save(tmp_path / "cpu.json.gz")
-    again = costmodel.CostModel.load(path)
+    again = cost_model.CostModel.load(path)
     pd.testing.assert_frame_equal(again.predict(products), model.predict(products))
     assert again.facts == model.facts
     assert model.save(tmp_path / "again.json.gz").read_bytes() == path.read_bytes()
@@ -101,44 +102,44 @@ def test_a_saved_model_says_the_same(model, products, tmp_path):
 def test_files_that_are_no_model(tmp_path, content, words):
     (tmp_path / "model.json.gz").write_bytes(content)
     with pytest.raises(InputError, match=words):
-        costmodel.CostModel.load(tmp_path / "model.json.gz")
+        cost_model.CostModel.load(tmp_path / "model.json.gz")
 
 
 def test_tables_that_one_model_cannot_learn_from(products):
     ok = products[products["status"] == "ok"].head(60).assign(verdict="stable")
     with pytest.raises(InputError, match="rows have no positive time, the first is"):
-        costmodel.fit(ok.assign(latency_ms=np.where(np.arange(60) == 3, 0.0, ok["latency_ms"])))
+        cost_model.fit(ok.assign(latency_ms=np.where(np.arange(60) == 3, 0.0, ok["latency_ms"])))
     with pytest.raises(InputError, match="one model answers for one hardware_id"):
-        costmodel.fit(ok.assign(hardware_id=["a", "b"] * 30))
+        cost_model.fit(ok.assign(hardware_id=["a", "b"] * 30))
     with pytest.raises(InputError, match="too few rows: a part needs 40, there are {'product forward': 30}"):
-        costmodel.fit(ok.head(30))
+        cost_model.fit(ok.head(30))
 
 
 def test_questions_between_measured_ones_are_possible_and_unlike_them(swept):
     rows = swept[(swept["op"] == "conv2d") & (swept["pass"] == "forward")].head(80)
-    made = between.between(rows, 60)
+    made = augmentation.between(rows, 60)
     assert 40 <= len(made) <= 70 and set(made["op"]) == {"conv2d"}
     assert (made["flops"] > 0).all() and (made["in_channels"] % made["groups"] == 0).all()
-    assert not set(costmodel.shapes_of(made)) <= set(costmodel.shapes_of(rows))
+    assert not set(cost_model.shapes_of(made)) <= set(cost_model.shapes_of(rows))
     for name in ("height", "kernel_h", "out_channels"):
         assert made[name].between(1, 2 * rows[name].max()).all()
 
 
 def test_a_judgement_of_one_is_that_of_a_table(model, products):
-    rows = costmodel.usable(products).head(30)
+    rows = cost_model.usable(products).head(30)
     odd = pd.concat([rows, rows.head(1).assign(gemm_m=10**6), rows.head(1).assign(layout="tt")])
     said = model.predict(odd)
     for row, expected in zip(odd.to_dict("records"), said.itertuples(), strict=True):
-        given = {name: row[name] for name in spaces.operators.family(row["op"]).parameters if not pd.isna(row[name])}
+        given = {name: row[name] for name in spaces.families.family(row["op"]).parameters if not pd.isna(row[name])}
         ms, outside = model.judge_one(row["op"], given, row["flops"], row["bytes"])
         assert ms == pytest.approx(expected.predicted_ms, rel=1e-4) and outside == expected.out_of_range
 
 
 def test_a_prediction_of_one_is_that_of_a_table(model, products):
-    rows = costmodel.usable(products).head(20)
+    rows = cost_model.usable(products).head(20)
     said = model.predict(rows)
     for row, expected in zip(rows.to_dict("records"), said.itertuples(), strict=True):
-        given = {name: row[name] for name in spaces.operators.family(row["op"]).parameters if not pd.isna(row[name])}
+        given = {name: row[name] for name in spaces.families.family(row["op"]).parameters if not pd.isna(row[name])}
         assert model.predict_one(row["op"], given, row["flops"], row["bytes"]) == pytest.approx(
             (expected.predicted_ms, expected.low_ms, expected.high_ms), rel=1e-5)
     with pytest.raises(InputError, match="has not learned convolution forward"):
@@ -147,30 +148,30 @@ def test_a_prediction_of_one_is_that_of_a_table(model, products):
 
 def test_a_few_points_teach_another_device(model, products):
     """A device 2.5 times as slow, more so for large products, is learned from 60 points far from one another."""
-    rows = costmodel.usable(products).reset_index(drop=True)
+    rows = cost_model.usable(products).reset_index(drop=True)
     other = rows.assign(latency_ms=rows["latency_ms"] * 2.5 * (rows["flops"] / 1e6) ** 0.03, hardware_id="other")
-    _, x = costmodel.given(rows, None)
+    _, x = cost_model.given(rows, None)
     chosen = correction.teaching_points(x.to_numpy(float), 60)
     assert len(set(chosen)) == 60
     taught = model.corrected(other.iloc[chosen])
     unseen = other.drop(index=chosen)
-    before = costmodel.score(unseen["latency_ms"].to_numpy(), model.predict(unseen)["predicted_ms"].to_numpy())
-    after = costmodel.score(unseen["latency_ms"].to_numpy(), taught.predict(unseen)["predicted_ms"].to_numpy())
+    before = cost_model.score(unseen["latency_ms"].to_numpy(), model.predict(unseen)["predicted_ms"].to_numpy())
+    after = cost_model.score(unseen["latency_ms"].to_numpy(), taught.predict(unseen)["predicted_ms"].to_numpy())
     assert before["median"] > 50
     assert after["median"] < 20
     assert taught.parts["product forward"].rows == 60
 
 
 def test_every_learner_of_the_study_is_asked_about_unseen_shapes(products):
-    rows = costmodel.usable(products)
-    scores, predictions = study.compare(rows, 400.0, 60.0, costmodel.fit(rows, quick=True), folds=3,
+    rows = cost_model.usable(products)
+    scores, predictions = baselines.compare(rows, 400.0, 60.0, cost_model.fit(rows, quick=True), folds=3,
                                         families={"matmul and linear": (("linear", "matmul"), "forward")})
     mape = scores.set_index("learner")["mape"]
-    assert set(mape.index) == {*study.BASELINES, "this model"}
+    assert set(mape.index) == {*baselines.BASELINES, "this model"}
     assert mape["this model"] < mape["mean"] / 3
     assert mape["this model"] < mape["roofline"]
     assert len(predictions) == len(rows)
     assert (predictions["low_ms"] < predictions["high_ms"]).all()
     cover = scores.set_index("learner")["cover"]["this model"]
     assert 80 < cover < 99
-    assert set(study.by_size(predictions)["family"]) == {"matmul and linear"}
+    assert set(baselines.by_size(predictions)["family"]) == {"matmul and linear"}

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from lib import params, paths
+from lib import paths
+from lib.config import definitions
+from lib.config.definitions import Workload
 from lib.errors import InputError
-from lib.params import Workload
 from lib.work import datasets, workloads
 
 
@@ -22,7 +23,7 @@ def test_native_sizes(dataset, size, native, resized):
     assert datasets.native_size(dataset, size, "resized") == resized
 
 
-@pytest.mark.parametrize("workload", [params.workload(name) for name in ("W1", "W4", "W6")], ids=lambda w: w.id)
+@pytest.mark.parametrize("workload", [definitions.workload(name) for name in ("W1", "W4", "W6")], ids=lambda w: w.id)
 def test_synthetic_files_are_read_by_the_real_classes(home, workload):
     opened = datasets.open_splits(workload, "auto", "native")
     facts = datasets.facts(workload)
@@ -46,7 +47,7 @@ def test_synthetic_files_are_the_same_everywhere(tmp_path):
 
 
 def test_the_odd_last_batch_is_kept(home):
-    opened = datasets.open_splits(params.workload("W4"), "synthetic", "native")
+    opened = datasets.open_splits(definitions.workload("W4"), "synthetic", "native")
     test = opened.splits["test"]
     assert datasets.length(test) % 32 == 22433 % 32 == 1
     part = datasets.bounded(test, 2, 32, seed=1)
@@ -67,7 +68,7 @@ def test_resizing_in_3d_and_augmentation(home):
 
 
 def test_missing_truncated_and_wrong_files_are_named(home):
-    workload = params.workload("W6")
+    workload = definitions.workload("W6")
     good = datasets.synthesise("organmnist3d", 28)
     path = paths.MEDMNIST / "organmnist3d.npz"
     path.parent.mkdir(parents=True)
@@ -99,7 +100,7 @@ def test_a_download_that_fails_says_why(home, monkeypatch):
 
     monkeypatch.setattr("torchvision.datasets.utils.download_url", refuse)
     with pytest.raises(InputError, match=r"cannot fetch organmnist3d\.npz from https://.*no route to host.*by hand"):
-        datasets.open_splits(params.workload("W6"), "medmnist", "native")
+        datasets.open_splits(definitions.workload("W6"), "medmnist", "native")
     with pytest.raises(InputError, match="there are: 28, 64"):
         datasets.fetch("organmnist3d", 224)
     with pytest.raises(InputError, match="pathmnist"):

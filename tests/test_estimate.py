@@ -6,9 +6,12 @@ import torch
 from torch import nn
 
 from lib.errors import InputError
-from lib.measure import allocation, whole
-from lib.predict import costmodel, estimate
-from lib.work import capture, networks
+from lib.measure.networks import allocator, end_to_end
+from lib.predict.networks import composition as estimate
+from lib.predict.networks import memory
+from lib.predict.operators import cost_model
+from lib.work import networks
+from lib.work.graph import capture
 
 
 def chain(*layers: nn.Module, mode: str = "infer", shape: tuple[int, ...] = (2, 3, 64, 64)) -> capture.Graph:
@@ -46,16 +49,16 @@ def test_the_peak_is_what_the_allocator_hands_out(build, mode):
 
     call()
     model.zero_grad(set_to_none=True)
-    measured_mb = whole._tensor_peak_mb(call, torch.device("cpu"))
-    said_mb = estimate.peak_bytes(capture.capture(build(), (2, 16, 64, 64), mode)) / 1e6
+    measured_mb = end_to_end._tensor_peak_mb(call, torch.device("cpu"))
+    said_mb = memory.peak_bytes(capture.capture(build(), (2, 16, 64, 64), mode)) / 1e6
     assert 0.98 * measured_mb <= said_mb <= 1.35 * measured_mb, "never under; over where oneDNN spares itself a copy"
 
 
-@pytest.mark.skipif(not allocation.known(), reason="another allocator than glibc's")
+@pytest.mark.skipif(not allocator.known(), reason="another allocator than glibc's")
 def test_fresh_bytes_are_those_that_the_allocator_gives_back():
     big = chain(nn.Conv2d(3, 64, 1), nn.Conv2d(64, 64, 1), shape=(16, 3, 128, 128))  # 64 MiB each: beyond every threshold
     small = chain(nn.Conv2d(3, 8, 1), shape=(1, 3, 16, 16))
-    found = [allocation.fresh_bytes(allocation.Plan.of(graph)) for graph in (big, small)]
+    found = [allocator.fresh_bytes(allocator.Plan.of(graph)) for graph in (big, small)]
     assert found[0] == pytest.approx(5 * 64 * 2**20, rel=0.05)  # two outputs, and three in blocks beside them
     assert found[1] == 0
 
@@ -127,9 +130,9 @@ def test_what_was_measured_before_is_looked_up():
 
 
 def test_networks_are_measured_in_a_process_of_their_own(tmp_path):
-    cases = [whole.Case("simple_cnn", mode, 4, "3x28x28") for mode in ("infer", "train")]
+    cases = [end_to_end.Case("simple_cnn", mode, 4, "3x28x28") for mode in ("infer", "train")]
     raw = tmp_path / "visits.jsonl"
-    table, identity = whole.measure_networks(cases, rounds=1, budget_s=0.05, raw=raw)
+    table, identity = end_to_end.measure_networks(cases, rounds=1, budget_s=0.05, raw=raw)
     assert list(table["status"]) == ["ok", "ok"]
     assert (table["n"] >= 5).all()
     assert (table["latency_ms"] > 0).all()
@@ -138,13 +141,13 @@ def test_networks_are_measured_in_a_process_of_their_own(tmp_path):
     assert item.peak_bytes / 1e6 == pytest.approx(table["tensors_mb"][0], rel=0.1)
     before = raw.read_text()
     raw.write_text(before + before[:40])  # a torn line: the visit counts as not made
-    again, _ = whole.measure_networks(cases, rounds=1, budget_s=0.05, raw=raw)
+    again, _ = end_to_end.measure_networks(cases, rounds=1, budget_s=0.05, raw=raw)
     assert list(again["latency_ms"]) == list(table["latency_ms"])
-    whole.write(table, tmp_path / "networks.parquet", **identity)
+    end_to_end.write(table, tmp_path / "networks.parquet", **identity)
 
 
 def test_a_network_that_cannot_run_is_a_row_with_its_reason():
-    table, _ = whole.measure_networks([whole.Case("alexnet", "infer", 1, "3x8x8")], rounds=1, budget_s=0.05)
+    table, _ = end_to_end.measure_networks([end_to_end.Case("alexnet", "infer", 1, "3x8x8")], rounds=1, budget_s=0.05)
     row = table.iloc[0]
     assert row["status"] == "failed"
     assert row["reason"]
@@ -152,11 +155,11 @@ def test_a_network_that_cannot_run_is_a_row_with_its_reason():
 
 def test_programs_refuse_modes_that_are_none():
     with pytest.raises(InputError, match="no mode 'fit'; there are: infer, train"):
-        whole.program(whole.Case("simple_cnn", "fit", 1, "3x28x28"), torch.device("cpu"))
+        end_to_end.program(end_to_end.Case("simple_cnn", "fit", 1, "3x28x28"), torch.device("cpu"))
 
 
 def test_scores_are_percentages():
-    found = costmodel.score(np.array([1.0, 2.0, 4.0]), np.array([1.1, 2.0, 2.0]))
+    found = cost_model.score(np.array([1.0, 2.0, 4.0]), np.array([1.1, 2.0, 2.0]))
     assert found["mape"] == pytest.approx(20.0)
     assert found["median"] == pytest.approx(10.0)
     assert found["n"] == 3

@@ -13,10 +13,11 @@ import pytest
 
 from lib import paths, tables
 from lib.errors import InputError
-from lib.schedule import campaign, execute, policies
-from lib.schedule.hand import Limits, Slot, SlotLost
-from lib.schedule.ledger import Ledger, Spec
+from lib.schedule.policies import registry
 from lib.schedule.problem import Fleet, Jobs
+from lib.schedule.runtime import executor, jobs_file
+from lib.schedule.runtime.journal import Ledger, Spec
+from lib.schedule.runtime.workers import Limits, Slot, SlotLost
 from lib.schedule.state import Restart, Start, Wait
 from tests import faults
 
@@ -34,7 +35,7 @@ def run(specs, folder, name="first-come", predicted=0.02, arrival=None, limits=L
     times = np.full((len(specs), 1), predicted) if np.isscalar(predicted) else predicted
     jobs = Jobs.plain(len(specs), arrival)
     jobs = Jobs(**{**jobs.__dict__, "ids": tuple(spec.job_id for spec in specs)})
-    return execute.execute(specs, jobs, FLEET, SLOTS, times, policies.policy(name), folder, limits, progress=progress)
+    return executor.execute(specs, jobs, FLEET, SLOTS, times, registry.policy(name), folder, limits, progress=progress)
 
 
 def check(attempts, ends, specs):
@@ -93,7 +94,7 @@ def test_workers_that_cannot_start_are_told_and_not_tried_for_ever(tmp_path):
     specs, slots = sleeping(2), [Slot("cpu[0]", warm="tests.light:no")]
     jobs = Jobs(**{**Jobs.plain(2).__dict__, "ids": ("j0", "j1")})
     with pytest.raises(InputError, match="3 workers in a row could not start"):
-        execute.execute(specs, jobs, Fleet.of({"cpu": 1}), slots, np.ones((2, 1)), policies.policy("first-come"), tmp_path,
+        executor.execute(specs, jobs, Fleet.of({"cpu": 1}), slots, np.ones((2, 1)), registry.policy("first-come"), tmp_path,
                         LIMITS)
     attempts, ends, _ = run(specs, tmp_path)
     check(attempts, ends, specs)  # what could not begin goes on when it can
@@ -115,7 +116,7 @@ def test_a_running_job_is_moved(tmp_path, call):
     specs = [Spec("job", "tests.light:sleep", {"seconds": 0.6, "value": 7}) if call == "sleep" else
              Spec("job", "tests.light:once", faulty)]
     jobs = Jobs(**{**Jobs.plain(1).__dict__, "ids": ("job",)})
-    attempts, ends, _ = execute.execute(specs, jobs, FLEET, SLOTS, np.ones((1, 1)), _mover, tmp_path / "run", LIMITS)
+    attempts, ends, _ = executor.execute(specs, jobs, FLEET, SLOTS, np.ones((1, 1)), _mover, tmp_path / "run", LIMITS)
     assert attempts["status"].tolist() == ["moved", "done"] and attempts["device"].tolist() == ["cpu[0]", "cpu[1]"]
     assert ends["result"].iloc[0]["value"] == 7
 
@@ -136,7 +137,7 @@ def test_a_moved_job_waits_for_cores_that_went_to_another(tmp_path):
         return [Start(job, 1) for job in state.waiting if ready]
 
     slots = [Slot("cpu"), Slot("gpu[0]"), Slot("gpu[1]")]
-    attempts, _, _ = execute.execute(sleeping(2, 0.4), jobs, fleet, slots, np.ones((2, 2)), policy, tmp_path, LIMITS)
+    attempts, _, _ = executor.execute(sleeping(2, 0.4), jobs, fleet, slots, np.ones((2, 2)), policy, tmp_path, LIMITS)
     found = attempts.set_index(["job_id", "attempt"])
     assert found["status"].to_dict() == {("j0", 1): "moved", ("j1", 1): "done", ("j0", 2): "done"}
     assert found.loc[("j0", 2), "start_s"] >= found.loc[("j1", 1), "end_s"]
@@ -145,7 +146,7 @@ def test_a_moved_job_waits_for_cores_that_went_to_another(tmp_path):
 def test_a_policy_that_leaves_jobs_for_ever_is_told(tmp_path):
     jobs = Jobs(**{**Jobs.plain(1).__dict__, "ids": ("j0",)})
     with pytest.raises(InputError, match="left 1 jobs waiting for ever, such as j0"):
-        execute.execute(sleeping(1), jobs, FLEET, SLOTS, np.ones((1, 1)), lambda state, predict: [], tmp_path, LIMITS)
+        executor.execute(sleeping(1), jobs, FLEET, SLOTS, np.ones((1, 1)), lambda state, predict: [], tmp_path, LIMITS)
 
 
 def _run_and_die(folder, after):
@@ -220,9 +221,9 @@ def test_predictors_that_raise_or_hang_lose_nothing():
             raise RuntimeError("no idea")
         return {0: [2.0, 4.0], 2: [float("nan"), -1.0], 3: [6.0, float("inf")]}[item]
 
-    found, wrong = execute.guarded(wild, range(4), 2)
+    found, wrong = executor.guarded(wild, range(4), 2)
     assert found.tolist() == [[2, 4], [4, 4], [4, 4], [6, np.inf]] and len(wrong) == 2
-    _, wrong = execute.guarded(lambda item: time.sleep(5), range(3), 1, patience_s=0.05)
+    _, wrong = executor.guarded(lambda item: time.sleep(5), range(3), 1, patience_s=0.05)
     assert len(wrong) == 1
 
 
@@ -254,16 +255,16 @@ def puppets(monkeypatch, folder, lost, name="first-come", picky=False):
     """Run 12 jobs on two CPU slots and a GPU, of which some are lost; a ``picky`` last job runs on the GPU alone."""
     monkeypatch.setattr(Puppet, "lost", lost)
     monkeypatch.setattr(Puppet, "counts", {})
-    monkeypatch.setattr(execute, "_TICK_S", 0.002)
+    monkeypatch.setattr(executor, "_TICK_S", 0.002)
     specs, slots = sleeping(12), [Slot("cpu[0]"), Slot("cpu[1]"), Slot("gpu[0]")]
     jobs = Jobs(**{**Jobs.plain(12).__dict__, "ids": tuple(spec.job_id for spec in specs)})
     times = np.linspace(1.0, 2.0, 24).reshape(12, 2)
     times[-1, 0] = np.inf if picky else times[-1, 0]
-    return (*execute.execute(specs, jobs, campaign.fleet_of(slots), slots, times, policies.policy(name), folder, LIMITS,
+    return (*executor.execute(specs, jobs, jobs_file.fleet_of(slots), slots, times, registry.policy(name), folder, LIMITS,
                              Puppet), specs)
 
 
-@pytest.mark.parametrize("name", list(policies.registry()))
+@pytest.mark.parametrize("name", list(registry.POLICIES))
 @pytest.mark.parametrize("lost", [("cpu[1]",), ("gpu[0]",), ("cpu[0]", "gpu[0]"), ("cpu[0]", "cpu[1]")])
 def test_slots_that_are_lost_are_given_up_and_the_others_go_on(tmp_path, monkeypatch, name, lost):
     attempts, ends, notes, specs = puppets(monkeypatch, tmp_path, lost, name)

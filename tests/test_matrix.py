@@ -6,10 +6,12 @@ import re
 import pandas as pd
 import pytest
 
-from lib import __main__, definitions, paths, store, tables
+from lib import __main__, paths, store, tables
+from lib.config import definitions
+from lib.config.base import build, load_yaml
 from lib.errors import InputError
-from lib.measure import archive, machine, matrix
-from lib.params import build, load_yaml
+from lib.measure import archive, machine
+from lib.measure.training import matrix
 
 SMALL = {"environment": "box", "dataset": "pathmnist", "size": 28, "repeats": 2, "options": {"profile": False},
          "grids": {"cpu": {"models": ["simple_cnn", "resnet18"], "batch_sizes": [8], "precisions": ["fp32"], "options": {

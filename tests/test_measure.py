@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lib import paths, store
+from lib.config.notebooks import MachineParams
 from lib.errors import InputError
-from lib.measure import archive, ceilings, load, machine, summary, timing
-from lib.params import MachineParams
+from lib.measure import archive, ceilings, load, machine, timing
+from lib.measure.training import summary
 from tests.conftest import busy_neighbours
 
 CPU = torch.device("cpu")

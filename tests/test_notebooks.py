@@ -9,8 +9,10 @@ import sys
 
 import pytest
 
-from lib import params, paths
-from lib.book import report, run
+from lib import paths
+from lib.config import definitions, notebooks
+from lib.report import page as report
+from lib.report import runner
 
 REPLAYED = paths.REPORT / "replayed"
 
@@ -25,7 +27,7 @@ def checked():
 
 @pytest.fixture(scope="module")
 def outcomes(checked):
-    found = run.manifest(REPLAYED / "executed")
+    found = runner.manifest(REPLAYED / "executed")
     assert found, checked.stderr
     return found
 
@@ -36,21 +38,21 @@ def test_the_key_numbers_reproduce(checked):
 
 
 def test_every_notebook_and_workload_was_replayed(outcomes):
-    assert {outcome.notebook for outcome in outcomes} == set(params.NOTEBOOKS)
-    assert {outcome.values.get("workload") for outcome in outcomes} >= set(params.workloads())
+    assert {outcome.notebook for outcome in outcomes} == set(notebooks.NOTEBOOKS)
+    assert {outcome.values.get("workload") for outcome in outcomes} >= set(definitions.workloads())
     assert [outcome.stem for outcome in outcomes if outcome.status != "ok"] == []
 
 
 def test_no_notebook_wrote_to_stderr_or_showed_nan(outcomes):
     for outcome in outcomes:
-        for output in run.outputs(REPLAYED / "executed" / f"{outcome.stem}.ipynb"):
+        for output in runner.outputs(REPLAYED / "executed" / f"{outcome.stem}.ipynb"):
             assert output.get("name") != "stderr", (outcome.stem, output["text"])
             assert not re.search(r"\bnan\b", "".join(output.get("data", {}).get("text/markdown", ""))), outcome.stem
 
 
 def test_every_notebook_records_numbers_and_draws_figures(outcomes):
     for outcome in outcomes:
-        recorded = run.keys(REPLAYED / "executed" / f"{outcome.stem}.ipynb")
+        recorded = runner.keys(REPLAYED / "executed" / f"{outcome.stem}.ipynb")
         assert sum(item["tolerance"] is not None for item in recorded.values()) >= 3, outcome.stem
         assert list((REPLAYED / "figures" / outcome.notebook).glob("*.svg")), outcome.stem
 
@@ -115,12 +117,12 @@ def test_measuring_from_another_folder_gives_the_notebook_and_the_csv(tmp_path):
                      "-p", "device", "cpu", cwd=tmp_path, output=tmp_path)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "data" / "profiles" / "run_W6_organmnist3d_cnn3d_cpu_train.csv").is_file()
-    printed = "".join("".join(output.get("text", "")) for output in run.outputs(tmp_path / "out.ipynb"))
+    printed = "".join("".join(output.get("text", "")) for output in runner.outputs(tmp_path / "out.ipynb"))
     seconds, rate = re.search(r"^MEASURED_SEC=([\d.]+) IMGS_PER_SEC=([\d.]+)$", printed, re.M).groups()
     assert float(seconds) * float(rate) == pytest.approx(5 * 4, rel=0.01)
 
 
-@pytest.mark.parametrize("name", params.NOTEBOOKS)
+@pytest.mark.parametrize("name", notebooks.NOTEBOOKS)
 def test_a_kernel_started_in_the_notebooks_folder_runs_them_unchanged(tmp_path, name):
     done = papermill(f"{name}.ipynb", tmp_path / "out.ipynb", "-p", "source", "replay", cwd=paths.NOTEBOOKS, output=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -134,7 +136,7 @@ def test_a_kernel_started_in_the_notebooks_folder_runs_them_unchanged(tmp_path, 
 def test_wrong_input_is_one_line_and_a_failed_run(tmp_path, words, told):
     done = papermill(paths.NOTEBOOKS / "02_profile.ipynb", tmp_path / "out.ipynb", *words, cwd=tmp_path, output=tmp_path)
     assert done.returncode != 0
-    errors = [output for output in run.outputs(tmp_path / "out.ipynb") if output["output_type"] == "error"]
+    errors = [output for output in runner.outputs(tmp_path / "out.ipynb") if output["output_type"] == "error"]
     assert told in f"{errors[0]['ename']}: {errors[0]['evalue']}"
     assert len(errors[0]["traceback"]) == 1
     assert not (tmp_path / "data" / "runs").exists()

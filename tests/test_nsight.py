@@ -6,10 +6,12 @@ import subprocess
 
 import pytest
 
-from lib import definitions, paths
+from lib import paths
+from lib.config import definitions
+from lib.config.notebooks import RooflineParams
 from lib.errors import InputError
-from lib.params import RooflineParams
-from lib.predict import nsight, roofline, roofstudy
+from lib.predict.analytic import nsight, roofline
+from lib.studies.roofline import study
 
 FFMA = "smsp__sass_thread_inst_executed_op_ffma_pred_on.sum"
 TENSOR = "sm__ops_path_tensor_src_bf16_dst_fp32.sum"
@@ -123,12 +125,12 @@ def test_a_missing_file_is_told(tmp_path):
 
 def test_counted_points_are_judged_by_a_gpu_alone(tmp_path):
     file = write(tmp_path, page([kernel()]))
-    found = roofstudy.study(RooflineParams(source="replay", vendor="l4", nsight=str(file)))
+    found = study.study(RooflineParams(source="replay", vendor="l4", nsight=str(file)))
     assert found.counted["bytes_source"].tolist() == ["counted", "counted"]
     assert set(found.counted["roof_source"]) == {"vendor"}
     assert found.counted["ai"][0] == pytest.approx(4.0)
     with pytest.raises(InputError, match="vendor="):
-        roofstudy.study(RooflineParams(source="replay", nsight=str(file)))
+        study.study(RooflineParams(source="replay", nsight=str(file)))
     roofs = roofline.roofs(roofline.vendor_ceilings(definitions.vendor_device("l4")))
     assert len(roofline.points(nsight.read(file).work("anything"), roofs)) == 2
 

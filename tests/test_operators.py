@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from lib import tables
 from lib.errors import InputError
-from lib.work import counts, operators, rebuild, spaces
+from lib.work.graph import counts, families, rebuild, spaces
 
 CPU = torch.device("cpu")
 CONV = {"batch": 2, "in_channels": 8, "out_channels": 16, "height": 10, "width": 12, "kernel_h": 3, "kernel_w": 3,
@@ -18,7 +18,7 @@ SWEEPS = spaces.load_sweeps()
 
 
 def told(op):
-    name, params = operators.describe(op)
+    name, params = families.describe(op)
     return name, canonical(name, params)
 
 
@@ -50,7 +50,7 @@ def test_sampled_configurations_are_valid_recognised_and_run(name):
 
 def test_every_parameter_of_every_family_has_a_column():
     named = {column.name for column in tables.PARAMETERS}
-    for family in operators.families().values():
+    for family in families.families().values():
         assert set(family.parameters) <= named, family.name
 
 
@@ -62,12 +62,12 @@ def test_convolution_flops_are_the_formula(batch, groups, kernel, stride, paddin
               "layout": layout}
     for axis in "hw":
         params |= {f"kernel_{axis}": kernel, f"stride_{axis}": stride, f"padding_{axis}": padding, f"dilation_{axis}": dilation}
-    ops = operators.make("conv2d", params)
-    assert operators.describe(ops[0]) == ("conv2d", operators.settled("conv2d", params))
+    ops = families.make("conv2d", params)
+    assert families.describe(ops[0]) == ("conv2d", families.settled("conv2d", params))
     out = [(size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1 for size in (9, 7)]
     assert ops[0].outputs[0].shape == (batch, 8, *out)
     assert counts.flops(ops[0]) == 2 * batch * 8 * out[0] * out[1] * (4 // groups) * kernel * kernel
-    backward = operators.make("conv2d", params, passes="backward")
+    backward = families.make("conv2d", params, passes="backward")
     assert counts.matrix_flops(backward[0]) == 2 * counts.matrix_flops(ops[0])
 
 
@@ -79,16 +79,16 @@ def test_convolution_flops_are_the_formula(batch, groups, kernel, stride, paddin
 ])
 def test_impossible_parameters_are_refused(name, change, told):
     with pytest.raises(InputError, match=told):
-        operators.make(name, {**CONV, **change})
+        families.make(name, {**CONV, **change})
 
 
 def test_missing_parameters_and_passes_are_named():
     with pytest.raises(InputError, match="missing .*kernel_h"):
-        operators.make("conv2d", {name: value for name, value in CONV.items() if name != "kernel_h"})
+        families.make("conv2d", {name: value for name, value in CONV.items() if name != "kernel_h"})
     with pytest.raises(InputError, match="no pass 'sideways'"):
-        operators.make("conv2d", CONV, passes="sideways")
+        families.make("conv2d", CONV, passes="sideways")
     with pytest.raises(InputError, match="kind avg needs kernel_h"):
-        operators.make("pool2d", {"kind": "avg", "batch": 1, "in_channels": 1, "height": 4, "width": 4})
+        families.make("pool2d", {"kind": "avg", "batch": 1, "in_channels": 1, "height": 4, "width": 4})
 
 
 def test_a_grid_is_walked_once_and_shards_share_it():

@@ -5,18 +5,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lib import definitions, params, paths
+from lib import paths
+from lib.config import base, definitions, notebooks
+from lib.config import definitions as config_definitions
 from lib.errors import InputError
-from lib.work.spaces import load_sweeps
+from lib.work.graph.spaces import load_sweeps
 
 
-@pytest.mark.parametrize("name", params.NOTEBOOKS)
+@pytest.mark.parametrize("name", notebooks.NOTEBOOKS)
 def test_parameters_cell_is_the_class(name):
     inspected = papermill.inspect_notebook(str(paths.NOTEBOOKS / f"{name}.ipynb"))
-    model = params.NOTEBOOKS[name]
+    model = notebooks.NOTEBOOKS[name]
     assert set(inspected) == set(model.model_fields)
     literals = {key: eval(item["default"], {}) for key, item in inspected.items()}
-    assert params.check(name, literals) == model()
+    assert notebooks.check(name, literals) == model()
     assert all(item["help"] for item in inspected.values()), "every parameter has a help text"
 
 
@@ -32,27 +34,27 @@ def test_parameters_cell_is_the_class(name):
 ])
 def test_wrong_values_are_named(values, words):
     with pytest.raises(InputError) as error:
-        params.build(params.ProfileParams, values, "02_profile")
+        base.build(notebooks.ProfileParams, values, "02_profile")
     assert "\n" not in str(error.value)
     for word in words:
         assert word in str(error.value)
 
 
 def test_text_from_the_command_line_is_coerced():
-    p = params.check("02_profile", {"channels_last": "true", "iters": "7", "lr": "1e-3", "unrelated": object()})
+    p = notebooks.check("02_profile", {"channels_last": "true", "iters": "7", "lr": "1e-3", "unrelated": object()})
     assert (p.channels_last, p.iters, p.lr) == (True, 7, 1e-3)
 
 
 @given(st.integers(0, 10**6), st.booleans(), st.floats(1e-9, 10))
 def test_a_checked_set_checks_again(iters, flag, lr):
-    p = params.check("02_profile", {"iters": iters, "augment": flag, "lr": lr})
-    assert params.check("02_profile", p.model_dump()) == p
+    p = notebooks.check("02_profile", {"iters": iters, "augment": flag, "lr": lr})
+    assert notebooks.check("02_profile", p.model_dump()) == p
 
 
 def test_every_yaml_of_the_project_loads():
-    assert list(params.load_workloads()) == [f"W{n}" for n in range(1, 8)]
-    assert [section.notebook for section in params.load_report_plan().sections] == list(params.NOTEBOOKS)
-    readers = {"workloads.yaml": params.load_workloads, "report.yaml": params.load_report_plan}
+    assert list(config_definitions.load_workloads()) == [f"W{n}" for n in range(1, 8)]
+    assert [section.notebook for section in config_definitions.load_report_plan().sections] == list(notebooks.NOTEBOOKS)
+    readers = {"workloads.yaml": config_definitions.load_workloads, "report.yaml": config_definitions.load_report_plan}
     readers |= {"devices.yaml": definitions.load_devices, "matrix.yaml": definitions.load_matrix,
                 "scenarios.yaml": definitions.load_scenarios,
                 "nsight_metrics.yaml": definitions.load_metrics, "sweeps.yaml": load_sweeps}
@@ -63,7 +65,7 @@ def test_every_yaml_of_the_project_loads():
 def test_yaml_is_version_1_2(tmp_path):
     file = tmp_path / "a.yaml"
     file.write_text("a: no\nb: 1e-3\nc: 12:30\nd: 010\n")
-    assert params.load_yaml(file) == {"a": "no", "b": 1e-3, "c": "12:30", "d": 10}
+    assert base.load_yaml(file) == {"a": "no", "b": 1e-3, "c": "12:30", "d": 10}
 
 
 @pytest.mark.parametrize(("text", "words"), [
@@ -79,7 +81,7 @@ def test_wrong_workload_files(tmp_path, text, words):
     file = tmp_path / "workloads.yaml"
     file.write_text(text)
     with pytest.raises(InputError) as error:
-        params.load_workloads(file)
+        config_definitions.load_workloads(file)
     assert str(file) in str(error.value)
     for word in words:
         assert word in str(error.value)
@@ -87,8 +89,8 @@ def test_wrong_workload_files(tmp_path, text, words):
 
 def test_a_missing_file_and_an_unknown_workload_are_named(tmp_path):
     with pytest.raises(InputError, match="missing"):
-        params.load_workloads(tmp_path / "none.yaml")
+        config_definitions.load_workloads(tmp_path / "none.yaml")
     with pytest.raises(InputError, match="W1, W2, W3, W4, W5, W6, W7"):
-        params.workload("W9")
+        config_definitions.workload("W9")
     with pytest.raises(InputError, match="01_machine, 02_profile"):
-        params.notebook_model("99_nothing")
+        notebooks.notebook_model("99_nothing")

@@ -11,10 +11,13 @@ import numpy as np
 import pytest
 import torch
 
-from lib import params, paths, store
+from lib import paths, store
+from lib.config import definitions
+from lib.config.notebooks import ProfileParams
 from lib.errors import InputError
-from lib.measure import archive, machine, profiles, summary
-from lib.params import ProfileParams
+from lib.measure import archive, machine
+from lib.measure.training import profile_run, summary
+from lib.studies.profile import findings
 from tests.conftest import busy_neighbours
 
 
@@ -25,9 +28,9 @@ def short(workload="W6", **more):
 
 @pytest.mark.parametrize("name", [f"W{n}" for n in range(1, 8)])
 def test_every_workload_completes_all_passes(home, quiet, name):
-    run = profiles.measure(short(name, iters=2, batch_size=16 if name == "W5" else 0))
+    run = profile_run.measure(short(name, iters=2, batch_size=16 if name == "W5" else 0))
     rows = run.rows
-    workload = params.workload(name)
+    workload = definitions.workload(name)
     assert set(rows["task_type"]) == {"train", "eval", "test"}
     full, odd = workload.batch_size, {"W4": 22433 % 32, "W5": 22433 % 16, "W7": 971 % 2}.get(name)
     last = rows.groupby("task_type").tail(1).set_index("task_type")["batch_size"]
@@ -46,7 +49,7 @@ def test_every_workload_completes_all_passes(home, quiet, name):
 
 
 def test_the_rows_add_up(home, quiet):
-    rows = profiles.measure(short(epochs=2)).rows
+    rows = profile_run.measure(short(epochs=2)).rows
     train = rows[rows["task_type"] == "train"]
     assert train["global_step"].tolist() == list(range(len(train)))
     assert train["warmup"].tolist() == [True] * 2 + [False] * 14, "two warm-up batches, then two epochs of 6 and the odd one"
@@ -60,18 +63,18 @@ def test_the_rows_add_up(home, quiet):
 
 def test_warm_up_goes_on_until_steady_and_no_longer(home, quiet, monkeypatch):
     looks = iter([1.0, 2.0, 2.5, 2.51, 9.9])
-    monkeypatch.setattr(profiles, "_warm_pass", lambda run, observer: next(looks))
+    monkeypatch.setattr(profile_run, "_warm_pass", lambda run, observer: next(looks))
 
     class Run:
         p = short(warmup_s=60)
 
-    assert profiles._warm_up(Run, None) == 2.51
+    assert profile_run._warm_up(Run, None) == 2.51
     Run.p = short(warmup_s=0)
-    assert profiles._warm_up(Run, None) == 9.9, "no more than the first look"
+    assert profile_run._warm_up(Run, None) == 9.9, "no more than the first look"
 
 
 def test_a_second_run_gets_its_own_name(home, quiet):
-    first, second = profiles.measure(short()), profiles.measure(short())
+    first, second = profile_run.measure(short()), profile_run.measure(short())
     assert [first.run["run_id"], second.run["run_id"]] == ["run_W6_organmnist3d_cnn3d_cpu", "run_W6_organmnist3d_cnn3d_cpu-v2"]
     assert sorted(path.name for path in paths.PROFILES.glob("*v2*.csv")) == [
         f"run_W6_organmnist3d_cnn3d_cpu-v2_{kind}.csv" for kind in ("eval", "test", "train")]
@@ -86,20 +89,20 @@ def test_a_second_run_gets_its_own_name(home, quiet):
 
 
 def test_the_seed_decides_the_losses(home, quiet):
-    one, two, other = (profiles.measure(short(seed=seed)).rows["loss"].to_numpy() for seed in (1, 1, 2))
+    one, two, other = (profile_run.measure(short(seed=seed)).rows["loss"].to_numpy() for seed in (1, 1, 2))
     np.testing.assert_allclose(one, two, rtol=1e-4)
     assert not np.allclose(one, other, rtol=1e-3)
 
 
 def test_switches(home, quiet):
-    run = profiles.measure(short(precision="bf16", channels_last=True, grad_accum_steps=2, augment=True, deterministic=True,
+    run = profile_run.measure(short(precision="bf16", channels_last=True, grad_accum_steps=2, augment=True, deterministic=True,
                                  num_workers=1, prefetch_factor=2, threads=1, label="mine", epochs=1))
     row = run.run
     assert (row["label"], row["precision"], row["threads"], row["num_workers"]) == ("mine", "bf16", 1, 1)
     assert row["channels_last"]
     assert row["deterministic"]
     assert not torch.are_deterministic_algorithms_enabled(), "what was set is put back"
-    unprofiled = profiles.measure(short(profile=False))
+    unprofiled = profile_run.measure(short(profile=False))
     assert len(unprofiled.rows) == 0
     assert unprofiled.run["images_per_sec"] > 0
     assert np.isnan(unprofiled.run["step_median_ms"])
@@ -115,22 +118,22 @@ def test_switches(home, quiet):
 ])
 def test_what_cannot_be_run_is_refused(home, quiet, switches, words):
     with pytest.raises(InputError, match=words):
-        profiles.measure(short(**switches))
+        profile_run.measure(short(**switches))
     assert not list(paths.RUNS.glob("*.csv"))
 
 
 def test_the_budget_bounds_the_run():
     p = short(iters=1000, budget_s=6.0)
-    assert profiles._affordable(p, step_s=0.1) == int(6 / 0.1 / 2.8)
-    assert profiles._affordable(p, step_s=0.1, spent_s=4.0) == int(2 / 0.1 / 2.8), "warm-up counts"
-    assert profiles._affordable(p, step_s=1.0, spent_s=9.0) == profiles._LEAST_ITERS
-    assert profiles._affordable(p, step_s=100.0) == profiles._LEAST_ITERS
-    assert profiles._affordable(short(iters=0, budget_s=0), step_s=1.0) == 0
-    assert profiles._affordable(short(iters=7), step_s=1e-6) == 7
+    assert profile_run._affordable(p, step_s=0.1) == int(6 / 0.1 / 2.8)
+    assert profile_run._affordable(p, step_s=0.1, spent_s=4.0) == int(2 / 0.1 / 2.8), "warm-up counts"
+    assert profile_run._affordable(p, step_s=1.0, spent_s=9.0) == profile_run._LEAST_ITERS
+    assert profile_run._affordable(p, step_s=100.0) == profile_run._LEAST_ITERS
+    assert profile_run._affordable(short(iters=0, budget_s=0), step_s=1.0) == 0
+    assert profile_run._affordable(short(iters=7), step_s=1e-6) == 7
 
 
 def test_a_full_split_is_run_when_asked(home, quiet):
-    run = profiles.measure(short(iters=0, budget_s=0, warmup_iters=1))
+    run = profile_run.measure(short(iters=0, budget_s=0, warmup_iters=1))
     splits = {"train": 971, "eval": 161, "test": 610}
     for kind, size in splits.items():
         measured = run.rows[(run.rows["task_type"] == kind) & ~run.rows["warmup"]]
@@ -139,10 +142,11 @@ def test_a_full_split_is_run_when_asked(home, quiet):
 
 def test_a_killed_run_leaves_its_rows(home):
     program = textwrap.dedent("""
-        from lib.measure import load, profiles
-        from lib.params import ProfileParams
+        from lib.measure import load
+        from lib.measure.training import profile_run
+        from lib.config.notebooks import ProfileParams
         load.wait_for_quiet = lambda threads: load.Load(1, 0, 0, 0, 0)
-        profiles.measure(ProfileParams(workload="W6", device="cpu", data_source="synthetic", iters=0, budget_s=0, epochs=50))
+        profile_run.measure(ProfileParams(workload="W6", device="cpu", data_source="synthetic", iters=0, budget_s=0, epochs=50))
     """)
     process = subprocess.Popen([sys.executable, "-c", program], env={**os.environ, "LIB_OUTPUT": str(home)})
     file = paths.PROFILES / "run_W6_organmnist3d_cnn3d_cpu_train.csv"
@@ -160,36 +164,36 @@ def test_a_killed_run_leaves_its_rows(home):
 
 def test_beside_a_busy_process_a_run_does_not_pass_as_good(home, quiet):
     with busy_neighbours(2):
-        run = profiles.measure(short(iters=20))
+        run = profile_run.measure(short(iters=20))
     assert run.run["verdict"] in ("noisy", "unusable")
     assert run.run["other_cpu_cores"] > 0.1
     assert "others took" in run.run["reason"]
 
 
 def test_replay_reads_what_was_measured(home, quiet, monkeypatch):
-    measured = profiles.measure(short())
+    measured = profile_run.measure(short())
     monkeypatch.setattr(paths, "REFERENCE", home / "reference")
     (home / "reference").mkdir()
     paths.DATA.rename(home / "reference" / "box")
-    again = profiles.profile(short(source="replay", device="auto"))
+    again = profile_run.profile(short(source="replay", device="auto"))
     assert again.rows.equals(measured.rows)
     assert again.run["run_id"] == measured.run["run_id"]
     assert again.metrics == measured.metrics
     assert "REPLAY of run_W6" in again.note
     with pytest.raises(InputError, match="no run of W1 on cpu; it has: W6 on cpu"):
-        profiles.profile(short("W1", source="replay"))
+        profile_run.profile(short("W1", source="replay"))
 
 
 def test_tables_and_words_of_a_run(home, quiet):
-    run = profiles.measure(short())
+    run = profile_run.measure(short())
     table = summary.phase_table(run.rows)
     assert table["task_type"].tolist() == ["train", "eval", "test"]
     assert (table["n"] == 6).all()
     side = summary.side_by_side(archive.runs("measure"), run.rows)
     ratio = summary.across(side, run.rows)
     assert ratio["backward over forward"] == pytest.approx(table["backward"][0] / table["forward"][0])
-    text = " ".join([summary.phase_words(table), summary.warm_up_words(run.rows), summary.comparison_words(side),
-                     summary.profiled_words(run.run, 10.0)])
+    text = " ".join([findings.phase_words(table), findings.warm_up_words(run.rows), findings.comparison_words(side),
+                     findings.profiled_words(run.run, 10.0)])
     assert f"{table['step_ms'][0]:.1f} ms" in text
     assert "nan" not in text
 
@@ -197,7 +201,7 @@ def test_tables_and_words_of_a_run(home, quiet):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 def test_cuda_profiles_add_up(home, quiet, precision):
-    run = profiles.measure(short("W3", device="cuda:0", iters=20, precision=precision, pin_memory=True, nvtx=True))
+    run = profile_run.measure(short("W3", device="cuda:0", iters=20, precision=precision, pin_memory=True, nvtx=True))
     train = summary.steady(run.rows[run.rows["task_type"] == "train"])
     assert (train["sync"] == "event").all()
     assert summary.unaccounted(train) < 0.02

@@ -6,8 +6,8 @@ import pytest
 
 from lib import paths, store
 from lib.errors import InputError
-from lib.measure import published
-from lib.work import spaces
+from lib.measure import importers
+from lib.work.graph import spaces
 
 CONV = ("OPName,Latency,Device,Kernels,B,Input_Channel,Output_Channel,Kernel_Szie,Input_Size,Stride,Padding\n"
         "conv,0.881,Tesla T4,k,38,893,326,3,5,1,1\nconv,0,Tesla T4,k,1,8,16,1,14,2,0\n")
@@ -24,7 +24,7 @@ def neusight(tmp_path):
 
 
 def test_neusight_is_read_with_its_own_names(neusight):
-    table = published.neusight(neusight)["t4"]
+    table = importers.neusight(neusight)["t4"]
     assert set(table["op"]) == {"conv2d", "linear", "elementwise", "activation", "softmax", "layer_norm"}
     linear = table[table["op"] == "linear"].iloc[0]
     assert (linear["gemm_m"], linear["gemm_k"], linear["gemm_n"]) == (58, 13, 141), "N is the contraction"
@@ -38,7 +38,7 @@ def test_neusight_is_read_with_its_own_names(neusight):
 def test_flops_and_bytes_are_those_of_the_operator_itself(batch, ins, outs, kernel, size, stride, padding):
     values = {"batch": batch, "in_channels": ins, "out_channels": outs, "kernel_h": kernel, "height": size, "width": size,
               "stride_h": stride, "padding_h": padding}
-    flops, moved = published.convolution({name: np.array([value]) for name, value in values.items()}, 4)
+    flops, moved = importers.convolution({name: np.array([value]) for name, value in values.items()}, 4)
     config = spaces.config("conv2d", {**values, "kernel_w": kernel, "stride_w": stride, "padding_w": padding})
     assert (flops[0], moved[0]) == spaces.work(config.ops())
 
@@ -47,11 +47,11 @@ def test_the_original_sweep_is_checked_against_its_shapes(tmp_path):
     path = tmp_path / "results_convolution.csv"
     path.write_text("Batch size,In Channels,Out Channels,Kernel Size,Stride,Width,Height,Flops,Latency,Latency Type\n"
                     "1,1,16,3,2,32,32,73728,0.00717,external\n1,1,16,3,2,64,32,147456,0.0081,internal\n")
-    table = published.pytorch_scheduler(path)["v100-pcie-32gb"]
+    table = importers.pytorch_scheduler(path)["v100-pcie-32gb"]
     assert sorted(table["latency_type"]) == ["end_to_end", "kernel"]
     path.write_text(path.read_text().replace("147456", "147457"))
     with pytest.raises(InputError, match="1 rows state FLOPs that their shapes do not have, the first in line 3"):
-        published.pytorch_scheduler(path)
+        importers.pytorch_scheduler(path)
 
 
 def test_aiconfigurator_takes_the_newest_version(tmp_path):
@@ -60,33 +60,33 @@ def test_aiconfigurator_takes_the_newest_version(tmp_path):
         folder.mkdir(parents=True)
         pd.DataFrame({"gemm_dtype": ["bfloat16", "fp8"], "m": 64, "n": 128, "k": 256, "latency": latency}).to_parquet(
             folder / "gemm_perf.parquet")
-    table = published.aiconfigurator(tmp_path)["h200-sxm"]
+    table = importers.aiconfigurator(tmp_path)["h200-sxm"]
     assert list(table["latency_ms"]) == [2.0]
     assert table["dtype"].iloc[0] == "bf16"
     assert table["bytes"].iloc[0] == 2 * (64 * 256 + 256 * 128 + 64 * 128)
     with pytest.raises(InputError, match="has no <gpu>/gemm/vllm"):
-        published.aiconfigurator(tmp_path, "vllm")
+        importers.aiconfigurator(tmp_path, "vllm")
 
 
 def test_imported_tables_are_valid_and_replaced(neusight, monkeypatch, tmp_path):
     monkeypatch.setattr(paths, "IMPORTED", tmp_path / "imported")
     for _ in range(2):
-        path, rows = published.bring_in("neusight", neusight)["t4"]
+        path, rows = importers.bring_in("neusight", neusight)["t4"]
         assert len(store.read(path, "sweep")) == rows == 7
     assert store.read_json(path.with_name("sweep.meta.json"))["device"] == "t4"
 
 
 def test_what_cannot_be_imported(tmp_path):
     with pytest.raises(InputError, match="needs the path"):
-        published.bring_in("neusight", None)
+        importers.bring_in("neusight", None)
     with pytest.raises(InputError, match="is missing"):
-        published.bring_in("neusight", tmp_path / "nowhere")
+        importers.bring_in("neusight", tmp_path / "nowhere")
     with pytest.raises(InputError, match="has no <operator>/<GPU>.csv"):
-        published.neusight(tmp_path)
+        importers.neusight(tmp_path)
     (tmp_path / "conv").mkdir()
     (tmp_path / "conv" / "Tesla T9.csv").write_text(CONV)
     with pytest.raises(InputError, match="no device 'Tesla T9' in params/devices.yaml"):
-        published.neusight(tmp_path)
+        importers.neusight(tmp_path)
     (tmp_path / "conv" / "Tesla T9.csv").rename(tmp_path / "conv" / "Tesla T4.csv").write_text("a,b\n1,2\n")
     with pytest.raises(InputError, match="has no columns"):
-        published.neusight(tmp_path)
+        importers.neusight(tmp_path)

@@ -9,14 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.text import Text
 
-from lib import definitions, paths, store, tables
-from lib.book import roofline_figures as figures
+from lib import paths, store, tables
+from lib.config import definitions
+from lib.config.notebooks import MachineParams, RooflineParams
 from lib.errors import InputError
-from lib.measure import alone, archive, ceilings, matrix
-from lib.params import MachineParams, RooflineParams
-from lib.predict import roofline, roofstudy, roofwords
-from lib.predict.roofline import Roof
-from lib.work.capture import Op, TensorSpec
+from lib.measure import archive, ceilings
+from lib.measure.operators import isolated
+from lib.measure.training import matrix
+from lib.predict.analytic import roofline
+from lib.predict.analytic.roofline import Roof
+from lib.studies.roofline import figures, findings, study
+from lib.work.graph.capture import Op, TensorSpec
 
 CPU = Roof("cpu", "fp32", "measured", "hw", 500.0, {"L2": 200.0, "RAM": 50.0}, {"L2": 2.0}, 2.0)
 BF16 = Roof("cpu", "bf16", "measured", "hw", 1000.0, {"L2": 200.0, "RAM": 50.0}, {"L2": 2.0}, 2.0)
@@ -140,7 +143,7 @@ def test_roofs_of_the_reference_and_of_a_disturbed_machine():
     assert not roofs[0].doubtful
     noisy = roofline.roofs(found.table.assign(verdict="unusable"))
     assert set(noisy[0].doubtful) == {"L2", "L3", "RAM", noisy[0].dtype}
-    assert "Doubtful" in roofwords.roof_words(noisy[0])
+    assert "Doubtful" in findings.roof_words(noisy[0])
     with pytest.raises(InputError, match="01_machine"):
         roofline.roofs(found.table[found.table["level"] == "compute"])
 
@@ -148,33 +151,33 @@ def test_roofs_of_the_reference_and_of_a_disturbed_machine():
 def test_training_steps_of_the_reference_runs():
     found, roofs = reference()
     runs = archive.runs("replay")
-    chosen, left = roofstudy.newest(runs[runs["workload_id"].isin(["W1", "W6"])], roofs[0], found.table["software_id"][0])
+    chosen, left = study.newest(runs[runs["workload_id"].isin(["W1", "W6"])], roofs[0], found.table["software_id"][0])
     assert left == {"runs of other software": 0, "unusable runs": 0}
-    rows, parts, skipped = roofstudy.step_rows(chosen.assign(grad_accum_steps=[1, 2]))
+    rows, parts, skipped = study.step_rows(chosen.assign(grad_accum_steps=[1, 2]))
     assert skipped == []
     assert rows["label"].tolist() == ["W1", "W6"]
     assert rows["flops"].iloc[0] == pytest.approx(parts["W1"][:, 0].sum())
     points = roofline.points(rows, roofs)
     assert (points["below_roof"] > 1).all()
-    assert "None lies above" in roofwords.bound_words(points, "training steps")
+    assert "None lies above" in findings.bound_words(points, "training steps")
     assert newest_of_other_software(runs, roofs)["runs of other software"] == len(runs)
-    once = roofstudy.step_rows(chosen.assign(grad_accum_steps=1))[0]
+    once = study.step_rows(chosen.assign(grad_accum_steps=1))[0]
     assert once["bytes"].iloc[1] > rows["bytes"].iloc[1], "the optimizer runs half as often"
 
 
 def newest_of_other_software(runs, roofs):
-    return roofstudy.newest(runs, roofs[0], "other")[1]
+    return study.newest(runs, roofs[0], "other")[1]
 
 
 def test_a_step_of_mixed_precision_is_estimated_and_a_strange_workload_is_told():
     runs = archive.runs("replay").query("workload_id == 'W6'").assign(precision="bf16")
-    rows, _, _ = roofstudy.step_rows(runs)
+    rows, _, _ = study.step_rows(runs)
     assert (rows["bytes_source"].tolist(), rows["roof_dtype"].tolist()) == (["estimated"], ["bf16"])
-    rows, _, skipped = roofstudy.step_rows(runs.assign(workload_id="W99"))
+    rows, _, skipped = study.step_rows(runs.assign(workload_id="W99"))
     assert rows.empty
     assert "no workload 'W99'" in skipped[0]
     cuda = runs.assign(precision="fp32", tf32=True, workload_id="pathmnist-28", arch="simple_cnn", batch_size=8)
-    rows, _, _ = roofstudy.step_rows(cuda)
+    rows, _, _ = study.step_rows(cuda)
     assert (rows["roof_dtype"].tolist(), rows["label"].tolist()) == (["tf32"], ["simple_cnn b8"])
 
 
@@ -190,47 +193,47 @@ def test_points_from_a_sweep():
 
 def test_networks_and_operators_are_timed_and_read_back(home, quiet, monkeypatch):
     monkeypatch.setattr(paths, "REFERENCE", home / "reference")
-    monkeypatch.setattr(alone, "OPERATORS", 6)
-    frame, facts = alone.measure_work(["simple_cnn"], 2, "fp32", "cpu", 0.2)
+    monkeypatch.setattr(isolated, "OPERATORS", 6)
+    frame, facts = isolated.measure_work(["simple_cnn"], 2, "fp32", "cpu", 0.2)
     frame = frame.assign(verdict="noisy")
     assert frame["kind"].value_counts().to_dict() == {"operator": 6, "network": 1}
     assert frame["family"].nunique() >= 4, "every family has its costliest"
     here = facts["hardware_id"]
     roof = Roof("cpu", "fp32", "measured", here, 1e6, {"RAM": 1e6})
     points = roofline.points(frame, [roof])
-    path = alone.save_points(points, facts)
+    path = isolated.save_points(points, facts)
     folder = home / "reference" / "box"
     (folder / "runs").mkdir(parents=True)
     (folder / "points").mkdir()
     for file in path.parent.iterdir():
         file.rename(folder / "points" / file.name)
-    stored, note = alone.stored_points("cpu", "fp32", here)
+    stored, note = isolated.stored_points("cpu", "fp32", here)
     pd.testing.assert_frame_equal(roofline.points(stored, [roof])[roofline.WORK], stored[roofline.WORK])
     assert "points_cpu_fp32.csv" in note
-    assert alone.stored_points("cpu", "bf16", here)[0].empty
-    assert "these operators take" in roofwords.operator_words(*(points[points["kind"] == k] for k in ("operator", "network")))
+    assert isolated.stored_points("cpu", "bf16", here)[0].empty
+    assert "these operators take" in findings.operator_words(*(points[points["kind"] == k] for k in ("operator", "network")))
 
 
 def test_the_study_replays_and_every_figure_draws():
-    found = roofstudy.study(RooflineParams(source="replay", vendor="t4"))
+    found = study.study(RooflineParams(source="replay", vendor="t4"))
     assert len(found.steps) == 7
     assert len(found.networks) == 3
     assert not {"network", "step"} & set(found.operators["kind"])
-    compared = roofstudy.against_operators(found)
+    compared = study.against_operators(found)
     assert (compared["operators_roof_ms"] >= compared["roof_ms"] * (1 - 1e-9)).all(), "the sum of roofs is the tighter bound"
     table = roofline.roof_table(found.roofs)
     for figure in (figures.roofs(table), figures.roofline(table[table["dtype"] == "fp32"], found.whole),
                    figures.shares(found.operators), figures.throughput(matrix.throughput(found.runs))):
         figure.canvas.draw()
-    lines = roofwords.learned(found, "fp32")
+    lines = findings.learned(found, "fp32")
     assert len(lines) == 6
     assert not any("nan" in line for line in lines)
-    bare = roofstudy.study(RooflineParams(source="replay", dtype="fp64"))
+    bare = study.study(RooflineParams(source="replay", dtype="fp64"))
     assert bare.networks.empty
     assert "no points of networks and operators on cpu in fp64" in bare.note
-    assert len(roofwords.learned(bare, "fp64")) == 4
+    assert len(findings.learned(bare, "fp64")) == 4
     with pytest.raises(InputError, match="it has: resnet50 b1"):
-        roofstudy.study(RooflineParams(source="replay", models="alexnet"))
+        study.study(RooflineParams(source="replay", models="alexnet"))
 
 
 def test_labels_keep_apart():
@@ -246,15 +249,15 @@ def test_what_is_written_in_place_is_touched_once():
     def spec(storage):
         return TensorSpec((4, 4), (4, 1), storage=storage)
 
-    assert alone.footprint(Op("aten.relu_.default", (spec(0),), outputs=(spec(0),))) == 64
-    assert alone.footprint(Op("aten.relu.default", (spec(0),), outputs=(spec(1),))) == 128
-    assert alone.footprint(Op("aten.relu.default", (spec(-1),), outputs=(spec(-1),))) == 128
+    assert isolated.footprint(Op("aten.relu_.default", (spec(0),), outputs=(spec(0),))) == 64
+    assert isolated.footprint(Op("aten.relu.default", (spec(0),), outputs=(spec(1),))) == 128
+    assert isolated.footprint(Op("aten.relu.default", (spec(-1),), outputs=(spec(-1),))) == 128
 
 
 def test_without_points_the_words_still_say_so(home):
     nothing = pd.DataFrame(columns=tables.columns("points"))
-    assert "nothing usable" in roofwords.bound_words(nothing, "networks")
-    assert roofwords.operator_words(nothing, nothing) == "No operator was timed."
+    assert "nothing usable" in findings.bound_words(nothing, "networks")
+    assert findings.operator_words(nothing, nothing) == "No operator was timed."
     assert roofline.at_levels(nothing, [CPU]).empty
     store.write(roofline.points(work(), [CPU]), home / "points.csv", "points")
     assert len(store.read(home / "points.csv", "points")) == 1
@@ -267,11 +270,11 @@ def test_an_operator_that_the_device_lacks_is_told_and_a_network_is_refused():
         raise RuntimeError("not implemented for this backend\nmore")
 
     def item(kind, build):
-        return alone.Item({"kind": kind, "label": f"my {kind}"}, build)
+        return isolated.Item({"kind": kind, "label": f"my {kind}"}, build)
 
     fine = item("operator", lambda: lambda: None)
-    samples, failed = alone._timed([fine, item("operator", broken)], torch.device("cpu"), 0.01, lambda items, _: items)
+    samples, failed = isolated._timed([fine, item("operator", broken)], torch.device("cpu"), 0.01, lambda items, _: items)
     assert [len(part) > 0 for part in samples] == [True, False]
     assert failed == ["my operator does not run on cpu: not implemented for this backend"]
     with pytest.raises(InputError, match="my network does not run on cpu"):
-        alone._timed([item("network", broken)], torch.device("cpu"), 0.01, lambda items, _: items)
+        isolated._timed([item("network", broken)], torch.device("cpu"), 0.01, lambda items, _: items)

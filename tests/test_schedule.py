@@ -12,19 +12,23 @@ from hypothesis import strategies as st
 
 from lib import paths, store
 from lib.errors import InputError
-from lib.schedule import bounds, gavel, metrics, policies, problem, search, study, trace
+from lib.schedule import bounds, gavel, problem
 from lib.schedule.contention import Contention
+from lib.schedule.policies import baselines, registry
+from lib.schedule.policies.hybrid import local_search
 from lib.schedule.problem import Fleet, Jobs, Problem
-from lib.schedule.simulate import Faults, PolicyError, simulate
+from lib.schedule.simulation import metrics, trace
+from lib.schedule.simulation.events import Faults, PolicyError, simulate
 from lib.schedule.state import Restart, Start, Wait
+from lib.studies.scheduler_eval import comparison
 
-NAMES = list(policies.registry())
+NAMES = list(registry.POLICIES)
 CHANCES = st.sampled_from([0.0, 0.2])
 QUICK = {"hybrid": {"steps": 12_000}}
 
 
 def a_policy(name, **options):
-    return policies.policy(name, **QUICK.get(name, {}), **options)
+    return registry.policy(name, **QUICK.get(name, {}), **options)
 
 
 def a_problem(seed=0, count=30, types=3, devices=2, holes=0.1, arrivals=False, sigma=0.0):
@@ -72,7 +76,7 @@ def test_scaling_times_scales_the_makespan(name):
     assert four == pytest.approx(4 * one, rel=1e-9)
 
 
-@pytest.mark.parametrize("name", policies.WORK_CONSERVING)
+@pytest.mark.parametrize("name", baselines.WORK_CONSERVING)
 def test_no_device_is_idle_while_a_job_could_run_there(name):
     outcome = simulate(a_problem(5, count=40, arrivals=True), a_policy(name))
     table, asked = outcome.done, outcome.problem
@@ -164,7 +168,7 @@ def test_bounds_hold_in_any_unit(unit_s):
 def test_predictions_said_to_be_exact_and_swapped_are_survived(seed):
     """Planned on, found wrong, bound late from then on: every job still ends once."""
     asked = a_problem(seed, count=120, holes=0.0)
-    outcome = simulate(study.swapped(asked, seed), a_policy("hybrid"))
+    outcome = simulate(comparison.swapped(asked, seed), a_policy("hybrid"))
     check_schedule(outcome)
 
 
@@ -239,10 +243,10 @@ def test_longest_first_is_what_it_says():
 def test_search_beats_list_scheduling_and_repeats():
     asked = a_problem(2, count=60)
     type_of, ready = asked.fleet.type_of, np.zeros(len(asked.fleet))
-    first = search.list_plan(asked.actual_s, type_of, ready)
-    found = search.plan(asked.actual_s, type_of, ready, 300_000)
-    assert (found == search.plan(asked.actual_s, type_of, ready, 300_000)).all()
-    makespans = [search.loads(asked.actual_s, type_of, ready, one).max() for one in (found, first)]
+    first = local_search.list_plan(asked.actual_s, type_of, ready)
+    found = local_search.plan(asked.actual_s, type_of, ready, 300_000)
+    assert (found == local_search.plan(asked.actual_s, type_of, ready, 300_000)).all()
+    makespans = [local_search.loads(asked.actual_s, type_of, ready, one).max() for one in (found, first)]
     assert makespans[0] <= makespans[1]
     assert np.isfinite(asked.actual_s[np.arange(60), type_of[found]]).all()
 
@@ -274,7 +278,7 @@ def test_sifting_finds_the_optimum_of_the_whole_programme(case):
 
 def test_search_survives_a_start_that_is_far_from_good():
     times = np.array([[24.0, 0.4], [36.0, 0.3]])
-    found = search.plan(times, np.array([0, 1, 1]), np.zeros(3), 12_000, start=np.array([0, 0]))
+    found = local_search.plan(times, np.array([0, 1, 1]), np.zeros(3), 12_000, start=np.array([0, 0]))
     assert sorted(found) == [1, 2]
 
 
@@ -299,9 +303,9 @@ def test_a_plan_that_was_far_off_is_improved(seed):
     count, devices = int(draw.integers(4, 12)), int(draw.integers(4, 20))
     times = np.column_stack([draw.uniform(0.5, 1, count), draw.uniform(0.001, 0.01, count)])
     type_of, ready = np.repeat([0, 1], devices), np.zeros(2 * devices)
-    found = search.plan(times, type_of, ready, 60_000, seed, start=draw.integers(devices, size=count))
-    anew = search.plan(times, type_of, ready, 60_000, seed)
-    assert search.loads(times, type_of, ready, found).max() <= 1.2 * search.loads(times, type_of, ready, anew).max()
+    found = local_search.plan(times, type_of, ready, 60_000, seed, start=draw.integers(devices, size=count))
+    anew = local_search.plan(times, type_of, ready, 60_000, seed)
+    assert local_search.loads(times, type_of, ready, found).max() <= 1.2 * local_search.loads(times, type_of, ready, anew).max()
 
 
 def test_what_a_job_may_not_use_is_not_told():
@@ -388,4 +392,4 @@ def test_only_hybrid_takes_an_objective():
     for name, objective, word in (("matching", "energy", "takes no objective"), ("hybrid", "speed", "no objective 'speed'"),
                                   ("magic", "makespan", "no policy 'magic'")):
         with pytest.raises(InputError, match=word):
-            policies.aimed(name, objective)
+            registry.aimed(name, objective)

@@ -9,14 +9,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 
-from lib.schedule import bounds, metrics, policies, problem
+from lib.schedule import bounds, problem
 from lib.schedule.contention import Contention
-from lib.schedule.hybrid import OBJECTIVES
+from lib.schedule.policies import baselines, registry
+from lib.schedule.policies.hybrid.policy import OBJECTIVES
 from lib.schedule.problem import Fleet, Jobs, Problem
-from lib.schedule.simulate import Faults, simulate
+from lib.schedule.simulation import metrics
+from lib.schedule.simulation.events import Faults, simulate
 from lib.schedule.state import Finished, Predict, Restart, Start, State, Wait
 
-CASES = [*policies.BASELINES, *(f"hybrid for {objective}" for objective in OBJECTIVES)]
+CASES = [*baselines.BASELINES, *(f"hybrid for {objective}" for objective in OBJECTIVES)]
 ATTEMPTS, LATER_S = 3, 1e6
 CALM = settings(deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 SEEDS = st.integers(0, 10**6)
@@ -24,7 +26,7 @@ SEEDS = st.integers(0, 10**6)
 
 def a_policy(case):
     name, _, objective = case.partition(" for ")
-    return policies.policy(name, **({"objective": objective, "steps": 6_000} if objective else {}))
+    return registry.policy(name, **({"objective": objective, "steps": 6_000} if objective else {}))
 
 
 def a_world(seed, count=14, arrivals=True):
@@ -87,7 +89,7 @@ class World:
                 self.start(Start(*action))
             else:
                 self.start(action)
-        if self.case in policies.WORK_CONSERVING:
+        if self.case in baselines.WORK_CONSERVING:
             self.nothing_is_idle()
         if self.state.waiting and not self.state.running and not self.away:
             assert self.wake_s < np.inf, "all devices are free, jobs wait, and nothing will ever happen"

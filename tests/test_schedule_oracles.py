@@ -6,9 +6,11 @@ from itertools import permutations, product
 import numpy as np
 import pytest
 
-from lib.schedule import bounds, metrics, policies
+from lib.schedule import bounds
+from lib.schedule.policies import registry
 from lib.schedule.problem import Fleet, Jobs, Problem
-from lib.schedule.simulate import simulate
+from lib.schedule.simulation import metrics
+from lib.schedule.simulation.events import simulate
 
 cp_model = pytest.importorskip("ortools.sat.python.cp_model")
 TYPES = ("cpu", "gpu", "old")
@@ -94,7 +96,7 @@ def best_makespan_with_arrivals(asked):
 
 
 def found(asked, **options):
-    return metrics.metrics(simulate(asked, policies.policy("hybrid", steps=120_000, **options)))
+    return metrics.metrics(simulate(asked, registry.policy("hybrid", steps=120_000, **options)))
 
 
 def factors(best_of, problems):
@@ -124,7 +126,7 @@ def test_the_matching_is_the_optimum_of_the_sum_of_completion_times():
         best = best_sum_of_ends(asked)
         assert bounds.matching(bounds.able_times(asked), asked.fleet.counts)[0] == pytest.approx(best, rel=1e-9)
         for name, options in (("matching", {}), ("hybrid", {"objective": "mean_jct"})):
-            figures = metrics.metrics(simulate(asked, policies.policy(name, **options)))
+            figures = metrics.metrics(simulate(asked, registry.policy(name, **options)))
             assert figures["mean_jct_s"] * len(asked.jobs) == pytest.approx(best, rel=1e-9)
 
 

@@ -12,7 +12,8 @@ import pytest
 from numpy._core._multiarray_umath import __cpu_dispatch__ as vector_instructions
 
 from lib import paths
-from lib.schedule import portable, search
+from lib.schedule import portable
+from lib.schedule.policies.hybrid import local_search
 from tests.conftest import busy_neighbours
 
 GRID = np.concatenate([np.arange(1, 4000) / 7.0, np.ldexp(1.0, np.arange(-1074, 1023, 7)) * 1.3])
@@ -23,18 +24,20 @@ for name in ("time", "monotonic", "perf_counter", "process_time"):
     setattr(time, name, lambda real=getattr(time, name): speed * real())
 from functools import partial
 import numpy as np, pandas as pd
-from lib.schedule import drift, mixes, policies, study, tradeoffs
+from lib.schedule import job_mixes as mixes
+from lib.studies.scheduler_eval import comparison, prediction_errors, tradeoffs
 from lib.schedule.contention import Contention
 from lib.schedule.problem import Fleet
 rates = pd.DataFrame({"cpu": [3.0, 1.0, 7.0, 2.0], "t4": [9.0, 8.0, 11.0, 0.0], "h100": [40.0, 90.0, 21.0, 13.0]})
 fleet = Fleet.of({"cpu": 4, "t4": 2, "h100": 1}, idle_w=[10, 20, 60], busy_w=[90, 70, 500])
 draw = partial(mixes.draw, rates, fleet, 80)
 known = Contention(np.random.default_rng(0).uniform(1, 1.3, (5, 3, 5, 3)))
-tables = [study.against_bound({"mix": draw}, ("fastest", "longest-first", "hybrid"), 2)["makespan_s"],
-          study.completion({"mix": draw}, 1)["ratio"],
-          study.under_load(lambda seed, load: draw(seed, load), (0.9,), 1)["p99_jct_s"],
-          study.with_noise(draw, (0.3, 1.0), ("hybrid",), 2)["ratio"], study.adversarial(draw, 2)["over_blind"],
-          drift.stale(draw, (0.2,), ("hybrid",), 2)["ratio"], tradeoffs.pareto(draw(0), (0.0, 0.8, 1.0))["energy_j"],
+tables = [comparison.against_bound({"mix": draw}, ("fastest", "longest-first", "hybrid"), 2)["makespan_s"],
+          comparison.completion({"mix": draw}, 1)["ratio"],
+          comparison.under_load(lambda seed, load: draw(seed, load), (0.9,), 1)["p99_jct_s"],
+          comparison.with_noise(draw, (0.3, 1.0), ("hybrid",), 2)["ratio"], comparison.adversarial(draw, 2)["over_blind"],
+          prediction_errors.stale(draw, (0.2,), ("hybrid",), 2)["ratio"],
+          tradeoffs.pareto(draw(0), (0.0, 0.8, 1.0))["energy_j"],
           tradeoffs.ignoring(draw, known, ("hybrid",), 1)["makespan_s"]]
 print(json.dumps([repr(value) for table in tables for value in table.tolist()]))
 """
@@ -76,10 +79,10 @@ def test_portable_functions_are_near_and_the_same_for_one_and_many():
     assert portable.log(GRID) == pytest.approx([math.log(value) for value in GRID], rel=5e-16, abs=0)
     assert portable.exp(exponents[:-6]) == pytest.approx(np.exp(exponents[:-6]), rel=5e-16, abs=5e-324)
     assert portable.log(GRID).tolist() == [portable.log_one(value) for value in GRID.tolist()]
-    assert portable.log(GRID).tolist() == [search._log(value) for value in GRID.tolist()]
+    assert portable.log(GRID).tolist() == [local_search._log(value) for value in GRID.tolist()]
     assert portable.exp(exponents).tolist() == [portable.exp_one(value) for value in exponents.tolist()]
     near = np.array([-0.9, -0.26, -0.24, -1e-18, 1e-18, 1e-5, 0.24, 0.26, 40.0])
-    assert [search._log1p(value) for value in near] == pytest.approx([math.log1p(value) for value in near], rel=1e-15)
+    assert [local_search._log1p(value) for value in near] == pytest.approx([math.log1p(value) for value in near], rel=1e-15)
     assert portable.log([0.0, math.inf]).tolist() == [-math.inf, math.inf] and np.isnan(portable.log([-1.0, math.nan])).all()
 
 

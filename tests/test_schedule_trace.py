@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lib.schedule import policies, trace
+from lib.schedule.policies import registry
 from lib.schedule.problem import Fleet, Jobs, Problem
-from lib.schedule.simulate import Faults, simulate
+from lib.schedule.simulation import trace
+from lib.schedule.simulation.events import Faults, simulate
 
 STATUSES = ("done", "failed", "retried", "moved", "lost")
 NEEDED = {"X": ("name", "cat", "ts", "dur", "pid", "tid", "args"), "M": ("name", "pid", "tid", "args")}
@@ -85,7 +86,7 @@ def eventful():
     times = draw.uniform(1, 5, (30, 2))
     actual = np.where(draw.random((30, 1)) < 0.2, times * [[30, 1]], times)
     asked = Problem(Jobs.plain(30), Fleet.of({"cpu": 2, "gpu": 2}), times, actual, 0.3)
-    found = simulate(asked, policies.policy("hybrid", steps=60_000), Faults(0.4, seed=4)).schedule
+    found = simulate(asked, registry.policy("hybrid", steps=60_000), Faults(0.4, seed=4)).schedule
     last = found["end_s"].max()
     lost = table([("lost", "cpu[0]", last, last, 1, "lost"), ("lost", "cpu[0]", last, last + 1, 2, "done")])
     return pd.concat([found[lost.columns], lost], ignore_index=True)

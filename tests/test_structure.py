@@ -1,41 +1,79 @@
 """The shape of the house: arrows one way, thin files, one docstring a thing, a README that does not rot."""
 
 import ast
+import graphlib
 import re
 import subprocess
 
 import nbformat
 import pytest
 
-from lib import params, paths
+from lib import paths
+from lib.config import definitions, notebooks
 
-FLOORS = ["ground", "work", "measure", "predict", "schedule"]
-SOURCES = sorted((paths.ROOT / "lib").rglob("*.py"))
-COMMAND_LINE = ("__main__.py", "verbs.py")  # stands above all rooms
+ROOMS = ("config", "work", "measure", "predict", "schedule", "studies", "cli")  # from the ground up; report stands on config
+MODULES = {".".join(path.relative_to(paths.ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+           for path in sorted((paths.ROOT / "lib").rglob("*.py"))}
+SOURCES = list(MODULES.values())
 NOTEBOOKS = sorted(paths.NOTEBOOKS.glob("[0-9]*.ipynb"))
 
 
-def room(path):
-    parts = path.relative_to(paths.ROOT / "lib").parts
-    return parts[0] if len(parts) > 1 else "ground"
-
-
-def imports(path):
-    for node in ast.walk(ast.parse(path.read_text())):
+def imports(name):
+    """Return the modules of lib that a module imports anywhere in its text."""
+    imported = set()
+    for node in ast.walk(ast.parse(MODULES[name].read_text())):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "lib":
-            parts = node.module.split(".")
-            names = [alias.name for alias in node.names] if len(parts) == 1 else [parts[1]]
-            for name in names:
-                yield name if (paths.ROOT / "lib" / name).is_dir() else "ground"
+            imported |= {f"{node.module}.{alias.name}" if f"{node.module}.{alias.name}" in MODULES else node.module
+                         for alias in node.names}
+    return imported - {name}
 
 
-@pytest.mark.parametrize("path", [p for p in SOURCES if p.name not in COMMAND_LINE], ids=lambda p: f"{room(p)}/{p.name}")
-def test_arrows_go_one_way(path):
-    allowed = {"ground", "book"} if room(path) == "book" else set(FLOORS[: FLOORS.index(room(path)) + 1])
-    assert set(imports(path)) <= allowed
+def room(name):
+    parts = name.split(".")
+    return parts[1] if len(parts) > 1 and parts[1] in (*ROOMS, "report") else "ground"
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda p: f"{room(p)}/{p.name}")
+def allowed(name):
+    """Return the rooms that a module may import: its own and those below."""
+    own = room(name)
+    if own == "report":
+        return {"ground", "config", "report"}
+    below = {"ground", *ROOMS[: ROOMS.index(own) + 1]} if own != "ground" else {"ground"}
+    return below | {"report"} if own in ("studies", "cli") else below
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if name != "lib.__main__"])
+def test_arrows_go_one_way_between_rooms(name):
+    assert {room(other) for other in imports(name)} <= allowed(name)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_study_is_imported_by_its_notebook_alone(name):
+    own = ".".join(name.split(".")[:3])
+    assert not {other for other in imports(name) if other.startswith("lib.studies.") and not other.startswith(own)}
+
+
+@pytest.mark.parametrize("depth", [2, 3, 4, 5])
+def test_no_circles_between_packages_and_files(depth):
+    def group(name):
+        """Return the package at this depth that holds a module, or the module where it lies above."""
+        parts = name.split(".")
+        head = ".".join(parts[:depth])
+        return head if MODULES[head].name == "__init__.py" or len(parts) <= depth else name
+
+    graph = {}
+    for name in MODULES:
+        graph.setdefault(group(name), set()).update(group(other) for other in imports(name) if group(other) != group(name))
+    graphlib.TopologicalSorter(graph).prepare()  # raises CycleError, which names a circle
+
+
+def test_folders_are_small():
+    for folder in {path.parent for path in SOURCES}:
+        files = [path.name for path in folder.glob("*.py") if path.name != "__init__.py"]
+        assert len(files) <= 13, f"{folder.relative_to(paths.ROOT)} holds {len(files)} files: {files}"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(paths.ROOT)))
 def test_files_and_functions_are_short_and_documented(path):
     tree = ast.parse(path.read_text())
     assert path.read_text().count("\n") <= 400
@@ -71,7 +109,7 @@ def test_notebooks_are_stories_and_hold_no_logic_or_outputs(path):
 
 def test_each_notebook_is_in_the_report_and_in_the_readme():
     names = [path.stem for path in NOTEBOOKS]
-    assert names == list(params.NOTEBOOKS) == [section.notebook for section in params.load_report_plan().sections]
+    assert names == list(notebooks.NOTEBOOKS) == [section.notebook for section in definitions.load_report_plan().sections]
     readme = (paths.ROOT / "README.md").read_text()
     for name in names:
         assert f"notebooks/{name}.ipynb" in readme

@@ -12,10 +12,12 @@ import psutil
 import pytest
 
 from lib import __main__, paths, store
+from lib.config.notebooks import SweepParams
 from lib.errors import InputError
-from lib.measure import allocation, difference, rounds, sweep
-from lib.params import SweepParams
-from lib.work import spaces
+from lib.measure import compare
+from lib.measure.networks import allocator
+from lib.measure.operators import aggregate, sweep
+from lib.work.graph import spaces
 from tests.interrupted import cut_again_and_again
 
 SMALL = {"op": "activation,linear", "device": "cpu", "budget_s": 0, "count": 6, "rounds": 3, "visit_ms": 2, "patience_s": 0,
@@ -46,7 +48,7 @@ POOL = {"op": "pool2d", "axes": {"kind": ["max"], "batch": [1], "in_channels": [
 
 def test_a_sweep_gives_a_valid_table_and_goes_on_or_starts_anew(home, small_space):
     folder = sweep.measure_sweep(SweepParams(**SMALL, latency_type="both", cache="both"))
-    found = rounds.read(folder)
+    found = aggregate.read(folder)
     assert len(found.table) == 6
     assert (found.table["status"] == "ok").all()
     assert (found.table["n"] >= 3).all() or (found.table["verdict"] != "stable").any()
@@ -54,10 +56,10 @@ def test_a_sweep_gives_a_valid_table_and_goes_on_or_starts_anew(home, small_spac
     assert set(found.table["cache"]) == {"warm", "cold"}
     assert found.table["config"].is_unique
     worker = store.read_json(folder / "sweep.meta.json")["devices"]["cpu"]["software"]
-    assert worker["environment"].items() >= allocation.ENVIRONMENT.items(), "the worker keeps what it frees, and says so"
-    assert not os.environ.keys() & allocation.ENVIRONMENT.keys()
+    assert worker["environment"].items() >= allocator.ENVIRONMENT.items(), "the worker keeps what it frees, and says so"
+    assert not os.environ.keys() & allocator.ENVIRONMENT.keys()
     for row in found.table.itertuples():
-        config = spaces.config(row.op, {name: getattr(row, name) for name in spaces.operators.family(row.op).parameters
+        config = spaces.config(row.op, {name: getattr(row, name) for name in spaces.families.family(row.op).parameters
                                         if not pd.isna(getattr(row, name))}, row.dtype, found.table.loc[row.Index, "pass"])
         assert spaces.work(config.ops()) == (row.flops, row.bytes)
         assert row.gflops == pytest.approx(row.flops / row.latency_ms / 1e6)
@@ -119,7 +121,7 @@ def test_a_killed_worker_is_replaced_and_told(home, small_space, monkeypatch):
 
     threading.Thread(target=kill_once, daemon=True).start()
     folder = sweep.measure_sweep(SweepParams(**{**SMALL, "visit_ms": 100}, name="killed"))
-    table = rounds.read(folder).table
+    table = aggregate.read(folder).table
     failed = table[table["status"] == "failed"]
     assert len(failed) == 1
     assert "the worker was killed (signal 9): out of memory?" in failed["reason"].iloc[0]
@@ -145,7 +147,7 @@ def test_points_beyond_memory_are_rows_with_the_reason(home, grids):
     grids(pools={**POOL, "axes": {**POOL["axes"], "height": [8, 4000, 8000]}})
     folder = sweep.measure_sweep(SweepParams(**{**SMALL, "op": "pool2d", "count": 0}, grid="pools",
                                              memory_share=60e6 / psutil.virtual_memory().available))
-    table = rounds.read(folder).table.sort_values("height")
+    table = aggregate.read(folder).table.sort_values("height")
     assert table["status"].tolist() == ["ok", "skipped", "skipped"]
     assert table["reason"].str.contains("MB needed").tolist() == [False, True, True]
     assert table["latency_ms"].isna().tolist() == [False, True, True]
@@ -188,7 +190,7 @@ def visits(latencies, others=0.0, status="ok"):
 
 def test_the_verdict_is_that_of_the_rounds():
     seen = visits({"a": [1, 1.01, 1.02, 1, 1], "b": [1, 1.2, 1, 1.2, 1.1], "c": [1, 2, 3, 1, 2]})
-    table = rounds.summarise(seen).set_index("config")
+    table = aggregate.summarise(seen).set_index("config")
     assert table["verdict"].to_dict() == {"a": "stable", "b": "noisy", "c": "unusable"}
     assert table.loc["a", ["latency_ms", "low_ms", "high_ms", "n"]].tolist() == [1, 1, 1.02, 5]
 
@@ -196,34 +198,34 @@ def test_the_verdict_is_that_of_the_rounds():
 def test_a_busy_neighbour_is_marked_not_wrong():
     alone = visits({key: [1.0] * 5 for key in "abcdef"})
     busy = visits({key: [9.0] * 5 for key in "abcdef"}, others=1.0)
-    assert set(rounds.summarise(busy)["verdict"]) == {"unusable"}
+    assert set(aggregate.summarise(busy)["verdict"]) == {"unusable"}
     half = pd.concat([alone, busy.assign(round=busy["round"] + 5)], ignore_index=True)
-    table = rounds.summarise(half)
+    table = aggregate.summarise(half)
     assert set(table["verdict"]) == {"stable"}
     assert set(table["latency_ms"]) == {1.0}
 
 
 def test_fewer_than_three_rounds_are_never_stable():
     few = visits({"a": [1.0] * 5}).query("round < 2")
-    assert rounds.summarise(few)["verdict"].tolist() == ["noisy"]
+    assert aggregate.summarise(few)["verdict"].tolist() == ["noisy"]
 
 
 def test_rows_that_repeat_the_last_result_are_found():
     good = np.random.default_rng(0).uniform(0.01, 1, 64)
     latency = pd.Series([*good, *[0.012223999947309494] * 142])
     work = pd.Series([*range(64), *range(1000, 1142)])
-    found = rounds.stale(latency, work)
+    found = aggregate.stale(latency, work)
     assert not found[:64].any()
     assert found[65:].all()
     quantised = pd.Series([0.007168, 0.008192, 0.007168, 0.007168, 0.008192])  # a clock of 1.024 us
-    assert not rounds.stale(quantised, pd.Series(range(5))).any()
+    assert not aggregate.stale(quantised, pd.Series(range(5))).any()
 
 
 def test_the_export_has_the_originals_columns(home, small_space):
     folder = sweep.measure_sweep(SweepParams(**{**SMALL, "op": "conv2d", "count": 8}, latency_type="both"))
     header, *lines = (folder / "results_convolution.csv").read_text().splitlines()
     assert header == ("Batch size,In Channels,Out Channels,Kernel Size,Stride,Width,Height,Flops,Latency,Latency Type")
-    table = rounds.read(folder).table
+    table = aggregate.read(folder).table
     assert len(lines) == ((table["pass"] == "forward") & (table["status"] == "ok")).sum()
     assert {line.split(",")[-1] for line in lines} == {"external", "internal"}
 
@@ -261,7 +263,7 @@ def test_what_cannot_be_compared_is_told(home, capsys):
 
 def test_two_runs_are_compared_with_an_interval():
     run = str(next((paths.REFERENCE).glob("*/profiles/*W2*_train.csv")))
-    found = difference.difference(run, run)
+    found = compare.difference(run, run)
     assert found.word == "same"
     assert found.ratio == 1.0
     assert found.low <= 1.0 <= found.high

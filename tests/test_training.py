@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from lib import params
+from lib.config import definitions
+from lib.config.definitions import Workload
 from lib.errors import InputError
-from lib.params import Workload
 from lib.work import datasets, models, training, workloads
 from lib.work.training import Options, Trainer
 
@@ -44,7 +44,7 @@ def batches(of, sizes):
 
 @pytest.mark.parametrize("name", [f"W{n}" for n in range(1, 8)])
 def test_every_workload_trains_on_an_odd_last_batch_of_one(name):
-    of = workloads.prepare(params.workload(name), batch_size=2)
+    of = workloads.prepare(definitions.workload(name), batch_size=2)
     trainer, recorder = Trainer(of, Options(CPU)), Recorder()
     loss = trainer.train(list(batches(of, [2, 1 if "resnet" not in of.workload.model else 2])), recorder)
     result = trainer.evaluate(list(batches(of, [2, 1])))
@@ -157,7 +157,7 @@ def test_weights_are_data_and_never_code(tmp_path):
 
 
 def test_training_learns_synthetic_volumes(home):
-    of = workloads.prepare(params.workload("W6"))
+    of = workloads.prepare(definitions.workload("W6"))
     opened = datasets.open_splits(of.workload, "synthetic", "native")
     training.seed_everything(0)
     trainer = Trainer(of, Options(CPU))

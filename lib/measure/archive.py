@@ -71,8 +71,3 @@ def rows(chosen: pd.DataFrame, source: str, reference: str = "") -> pd.DataFrame
     return table[table["hardware_id"].isin(chosen["hardware_id"])]
 
 
-def metrics_table(run: Profiled) -> pd.DataFrame:
-    """Return loss, accuracy and AUC of each pass of a run."""
-    table = pd.DataFrame([{"pass": kind, **values} for kind, values in run.metrics.items()],
-                         columns=["pass", "loss", "accuracy", "auc"])
-    return table.rename(columns={"auc": "AUC"})

@@ -11,11 +11,11 @@ import psutil
 import torch
 
 from lib import paths, store
+from lib.config.notebooks import MachineParams
 from lib.errors import InputError, choices
 from lib.measure import load, machine
 from lib.measure.archive import Progress, folders
 from lib.measure.timing import Timing, measure, synchronize, worst
-from lib.params import MachineParams
 from lib.tables import columns
 
 ROUNDS = 3

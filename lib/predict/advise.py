@@ -9,10 +9,13 @@ import numpy as np
 import pandas as pd
 
 from lib.errors import InputError, choices
-from lib.measure import allocation, archive, machine
-from lib.predict import estimate, shelf
-from lib.predict.estimate import Work
-from lib.work import capture, networks
+from lib.measure import archive, machine
+from lib.measure.networks import allocator
+from lib.predict import registry
+from lib.predict.networks import composition
+from lib.predict.networks.composition import Work
+from lib.work import networks
+from lib.work.graph import capture
 
 COLUMNS = ("device", "source", "predicted_ms", "low_ms", "high_ms", "images_per_sec", "memory_mb", "bound", "below_roof",
            "out_of_range", "fits", "measured_ms", "price_per_million", "dtype")
@@ -48,7 +51,7 @@ class Advice:
     reason: str
     crossovers: tuple[str, ...]
     asked: "Asked"
-    shelves: tuple[shelf.Shelved, ...]
+    shelves: tuple[registry.Shelved, ...]
 
     def records(self) -> list[dict[str, Any]]:
         """Return the table as plain values for JSON; what is not known is null."""
@@ -72,8 +75,8 @@ class Asked:
         key = (batch_size or self.batch_size, channels_last)
         if key not in self._works:
             net = self.question.network(key[0])
-            graph = estimate.captured(net, self.question.mode, _TORCH[self.question.dtype], channels_last)
-            self._works[key] = estimate.work(graph, self.question.mode, key[0])
+            graph = composition.captured(net, self.question.mode, _TORCH[self.question.dtype], channels_last)
+            self._works[key] = composition.work(graph, self.question.mode, key[0])
         return self._works[key]
 
     def scaled(self, batch_size: int) -> Work:
@@ -90,7 +93,7 @@ class Asked:
         line = {name: getattr(first, name) + share * (getattr(other, name) - getattr(first, name))
                 for name in ("weight_bytes", "peak_bytes")}
         plan = first.plan.towards(other.plan, share)
-        return replace(first, table=table, batch_size=batch_size, plan=plan, fresh_bytes=allocation.fresh_bytes(plan),
+        return replace(first, table=table, batch_size=batch_size, plan=plan, fresh_bytes=allocator.fresh_bytes(plan),
                        **{name: max(0.0, value) for name, value in line.items()})
 
 
@@ -100,7 +103,7 @@ def advise(question: Question, devices: Sequence[str] = (), crossovers: bool = T
     Raises InputError for a network that cannot be built or captured, and for a device without a model (they are listed).
     """
     asked = Asked(question)
-    shelves = shelf.for_devices(devices, question.dtype)
+    shelves = registry.for_devices(devices, question.dtype)
     table = answers(asked, shelves)
     best = _best(table)
     rivals = ["cpu", *[name for name in table["device"] if name != "cpu"]][:_RIVALS]
@@ -109,14 +112,14 @@ def advise(question: Question, devices: Sequence[str] = (), crossovers: bool = T
     return Advice(question, asked.batch_size, table, best, _reason(table, best), found, asked, tuple(shelves))
 
 
-def answers(asked: Asked, shelves: Sequence[shelf.Shelved]) -> pd.DataFrame:
+def answers(asked: Asked, shelves: Sequence[registry.Shelved]) -> pd.DataFrame:
     """Return a row a device (COLUMNS), the fastest first."""
     item = asked.work()
     rows = [_row(one, item, asked.question) for one in shelves]
     return pd.DataFrame(rows, columns=COLUMNS).sort_values("predicted_ms", ignore_index=True)
 
 
-def _row(one: shelf.Shelved, item: Work, question: Question) -> dict[str, Any]:
+def _row(one: registry.Shelved, item: Work, question: Question) -> dict[str, Any]:
     said = one.estimate(item)
     rate = item.batch_size / said.predicted_ms * 1e3
     bound, below = one.bound(item, said)
@@ -129,7 +132,7 @@ def _row(one: shelf.Shelved, item: Work, question: Question) -> dict[str, Any]:
             "price_per_million": one.price_per_hour / rate * 1e6 / 3600 if one.price_per_hour else math.nan}
 
 
-def _measured(one: shelf.Shelved, question: Question, batch_size: int) -> float:
+def _measured(one: registry.Shelved, question: Question, batch_size: int) -> float:
     """Return what was measured for this very question on the device, NaN if it was not."""
     table = one.networks
     if table is None:
@@ -161,7 +164,7 @@ def _reason(table: pd.DataFrame, best: str) -> str:
     return text
 
 
-def _crossovers(asked: Asked, shelves: Sequence[shelf.Shelved]) -> tuple[str, ...]:
+def _crossovers(asked: Asked, shelves: Sequence[registry.Shelved]) -> tuple[str, ...]:
     """Say at which batch sizes another device becomes the fastest."""
     found, last = [], ""
     for batch in BATCHES:
@@ -201,7 +204,7 @@ def suggestions(found: Advice) -> list[Change]:
     return sorted(several, key=lambda change: -np.nan_to_num(change.predicted_gain, nan=0.0))
 
 
-def changes(asked: Asked, one: shelf.Shelved) -> list[Change]:
+def changes(asked: Asked, one: registry.Shelved) -> list[Change]:
     """Return what could be changed on one device, with the gain in images a second that its model predicts."""
     item = asked.work()
     base = one.estimate(item)
@@ -230,9 +233,9 @@ def changes(asked: Asked, one: shelf.Shelved) -> list[Change]:
     return found
 
 
-def _half(asked: Asked, one: shelf.Shelved, base_ms: float) -> Change:
+def _half(asked: Asked, one: registry.Shelved, base_ms: float) -> Change:
     try:
-        other = shelf.for_devices([one.device], "bf16")[0]
+        other = registry.for_devices([one.device], "bf16")[0]
     except InputError:
         return Change("bf16 (autocast)", math.nan, f"not predicted: no bf16 model of {one.device}", {"dtype": "bf16"})
     half = Asked(replace(asked.question, dtype="bf16", batch_size=asked.batch_size))
@@ -247,14 +250,14 @@ def verified(advice: Advice, several: Iterable[Change], device: str = "cpu", bud
 
     A gain is in images a second. What cannot be measured says so in ``why``.
     """
-    from lib.measure import whole
+    from lib.measure.networks import end_to_end
 
     if device not in [one.device for one in advice.shelves]:
         raise InputError(f"what is measured here is {device}, and the question was about "
                          f"{choices(one.device for one in advice.shelves)}: ask about {device} too")
     question = advice.question
-    base_case = whole.Case(question.model, question.mode, advice.batch_size, question.input_shape, question.dtype)
-    base_ms = _median_ms(whole.in_a_process([base_case], device, budget_s)[0][0])
+    base_case = end_to_end.Case(question.model, question.mode, advice.batch_size, question.input_shape, question.dtype)
+    base_ms = _median_ms(end_to_end.in_a_process([base_case], device, budget_s)[0][0])
     if isinstance(base_ms, str):
         raise InputError(f"{question.model} cannot be measured on {device}: {base_ms}")
     done = []
@@ -265,7 +268,7 @@ def verified(advice: Advice, several: Iterable[Change], device: str = "cpu", bud
             done.append(replace(change, why=f"{change.why}; 02_profile measures it with -p num_workers 2"))
             continue
         case = replace(base_case, **apply)
-        taken = _median_ms(whole.in_a_process([case], device, budget_s, memory)[0][0])
+        taken = _median_ms(end_to_end.in_a_process([case], device, budget_s, memory)[0][0])
         if isinstance(taken, str):
             done.append(replace(change, why=f"{change.why}; could not be measured: {taken}"))
             continue

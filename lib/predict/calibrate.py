@@ -7,15 +7,16 @@ import numpy as np
 import pandas as pd
 
 from lib import paths, store
+from lib.config.notebooks import SweepParams
 from lib.errors import InputError
-from lib.measure import machine, rounds, sweep
+from lib.measure import machine
 from lib.measure.archive import Progress
-from lib.params import SweepParams
-from lib.predict import shelf
-from lib.predict.correction import teaching_points
-from lib.predict.costmodel import CostModel, by_part, given, score
-from lib.work import spaces
-from lib.work.spaces import Config
+from lib.measure.operators import aggregate, sweep
+from lib.predict import registry
+from lib.predict.operators.correction import teaching_points
+from lib.predict.operators.cost_model import CostModel, by_part, given, score
+from lib.work.graph import spaces
+from lib.work.graph.spaces import Config
 
 _POOL, _POINTS_A_SECOND, _ROUNDS, _LEAST = 900, 2.5, 3, 20
 _SHARE = 0.8  # of the points, chosen to teach; the rest are drawn at random and judge
@@ -72,7 +73,7 @@ def calibrate(device: str = "cpu", dtype: str = "fp32", budget_s: float = 120.0,
     name = f"calibration_{machine.name()}_{dtype}_{store.utc_now()[:19].replace(':', '')}"
     p = SweepParams(op="all", device=str(where), budget_s=budget_s, rounds=_ROUNDS, visit_ms=16, name=name, dtype=dtype,
                     cache=base.facts.get("cache", "warm"), latency_type=base.facts.get("latency_type", "kernel"))
-    table = rounds.read(sweep.measure_sweep(p, progress, chosen)).table
+    table = aggregate.read(sweep.measure_sweep(p, progress, chosen)).table
     usable = table[(table["status"] == "ok") & (table["verdict"] != "unusable")]
     unseen = usable[usable["config"].isin({_as(configs[place], base).key for place in judge})]
     taught = usable.drop(index=unseen.index)
@@ -85,7 +86,7 @@ def calibrate(device: str = "cpu", dtype: str = "fp32", budget_s: float = 120.0,
     model.device = f"cpu-{machine.name()}" if where.type == "cpu" else base.device
     model.facts = {**base.facts, **machine.ids(), "calibrated_from": base.device, "calibrated_utc": store.utc_now(),
                    "points": len(taught), "unseen": scores[1], "sweeps": []}
-    path = model.save(shelf.path_of(model.device, dtype))
+    path = model.save(registry.path_of(model.device, dtype))
     return Calibrated(path, model, len(taught), *scores)
 
 
@@ -97,9 +98,9 @@ def _as(config: Config, base: CostModel) -> Config:
 def _nearest(device: str, dtype: str) -> CostModel:
     """Return the model to start from: a CPU's from the shipped CPU model, a GPU's from its vendor's ceilings."""
     if device == "cpu":
-        return shelf.shipped_cpu(dtype)
-    vendor = shelf.vendor_of(machine.device_name(machine.device(device)))
-    return shelf.for_devices([vendor], dtype)[0].model
+        return registry.shipped_cpu(dtype)
+    vendor = registry.vendor_of(machine.device_name(machine.device(device)))
+    return registry.for_devices([vendor], dtype)[0].model
 
 
 def words(done: Calibrated) -> str:

@@ -9,7 +9,7 @@ import pandas as pd
 
 from lib import paths, store
 from lib.errors import InputError, choices
-from lib.schedule import mixes
+from lib.schedule import job_mixes
 from lib.schedule.problem import Fleet, Problem
 
 TYPES = ("v100", "p100", "k80")
@@ -57,4 +57,4 @@ def single(table: pd.DataFrame, types: tuple[str, ...] = TYPES) -> pd.DataFrame:
 
 def mix(rates: pd.DataFrame, count: int, devices: int, seed: int, load: float = 0.0) -> Problem:
     """Draw jobs over the job types, 10^1.5 to 10^4 minutes long on their fastest type, for so many devices of each type."""
-    return mixes.draw(rates, Fleet.of(dict.fromkeys(rates.columns, devices)), count, seed, load, SPAN_S)
+    return job_mixes.draw(rates, Fleet.of(dict.fromkeys(rates.columns, devices)), count, seed, load, SPAN_S)

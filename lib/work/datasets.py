@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from lib import paths, store
+from lib.config.definitions import Workload
 from lib.errors import InputError, choices
-from lib.params import Workload
 
 SPLITS = ("train", "val", "test")
 _PERIOD = 64  # a synthetic split keeps its real size modulo this, so the odd last batch of every 2^k batch up to 64 is kept

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from lib import params
+from lib.config import definitions
 from lib.errors import InputError, choices
 from lib.work import models, workloads
 
@@ -56,8 +56,8 @@ def network(name: str, batch_size: int = 0, input_shape: str = "") -> Network:
     ``batch_size`` 0 is the workload's own, or 1. Raises InputError for a name or a shape that is none.
     """
     shape = _shape(input_shape) if input_shape else ()
-    if name in params.workloads():
-        task = workloads.prepare(params.workload(name), batch_size)
+    if name in definitions.workloads():
+        task = workloads.prepare(definitions.workload(name), batch_size)
         if shape and shape != task.shape:
             raise InputError(f"workload {name} has inputs of {'x'.join(map(str, task.shape))}, not {input_shape}")
         return Network(name, task.model, (task.workload.batch_size, *task.shape))
@@ -67,8 +67,8 @@ def network(name: str, batch_size: int = 0, input_shape: str = "") -> Network:
     size = _SIZES.get(name, _USUAL_SIZE[spatial])
     shape = shape or (3 if spatial == 2 else 1, *[size] * spatial)
     if name not in models.names():
-        raise InputError(f"no model {name!r}; there are: {choices(params.workloads())}, {choices(models.OWN)}, torchvision's "
-                         "classifiers (resnet50, vgg16, ...), and your own as module:Class")
+        raise InputError(f"no model {name!r}; there are: {choices(definitions.workloads())}, {choices(models.OWN)}, "
+                         "torchvision's classifiers (resnet50, vgg16, ...), and your own as module:Class")
     return Network(name, lambda: models.build(name, shape[0], 1000, len(shape) - 1, shape[1]), (batch_size or 1, *shape))
 
 

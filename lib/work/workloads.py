@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from lib.params import Workload
+from lib.config.definitions import Workload
 from lib.work import datasets, models
 
 

@@ -1,0 +1,52 @@
+"""What a prediction costs: one operator, a row of many, a network after capture, the whole of ``advise``."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pandas as pd
+
+from lib import paths
+from lib.predict import registry, training
+from lib.predict.networks import composition
+from lib.work import networks
+from lib.work.graph import families
+
+
+def _median_us(call: Callable[[], object], repeats: int) -> float:
+    taken = []
+    for _ in range(repeats):
+        begin = time.perf_counter_ns()
+        call()
+        taken.append((time.perf_counter_ns() - begin) / 1e3)
+    return float(np.median(taken))
+
+
+def main() -> None:
+    """Print the times."""
+    begin = time.perf_counter()
+    one = registry.for_devices(["cpu"], "fp32")[0]
+    print(f"   loading the CPU's model: {(time.perf_counter() - begin) * 1e3:.0f} ms")
+    table, _ = training.reference_sweeps(training.reference_machine())
+    for family in ("conv2d", "linear", "activation"):
+        rows = table[(table["op"] == family) & (table["pass"] == "forward")]
+        row = rows.iloc[0].to_dict()
+        given = {name: row[name] for name in families.family(family).parameters if not pd.isna(row[name])}
+        single = _median_us(lambda given=given, row=row, family=family: one.model.predict_one(
+            family, given, row["flops"], row["bytes"]), 200)
+        many = pd.concat([rows] * (20_000 // len(rows) + 1)).head(20_000).reset_index(drop=True)
+        batched = _median_us(lambda many=many: one.model.predict(many), 3) / len(many)
+        print(f"   {family:12} one prediction {single:.0f} µs; a row of 20,000: {batched:.2f} µs")
+    for name, batch in (("resnet50", 16), ("efficientnet_b0", 8), ("vit_b_16", 1)):
+        graph = composition.captured(networks.network(name, batch), "infer")
+        item = composition.work(graph, "infer", batch)
+        print(f"   {name:16} after capture: {_median_us(lambda item=item: one.estimate(item), 20) / 1e3:.2f} ms")
+    taken = []
+    for _ in range(3):
+        begin = time.perf_counter()
+        subprocess.run([sys.executable, "-m", "lib", "advise", "resnet50", "--batch-size", "16", "--json"], check=True,
+                       capture_output=True, cwd=paths.ROOT)
+        taken.append(time.perf_counter() - begin)
+    print(f"   advise resnet50 --batch-size 16 --json: {np.median(taken):.1f} s from start to answer")

@@ -1,0 +1,104 @@
+"""How near to the bound, how fast: policies on mixes of published throughputs (imported, or beside the checkout)."""
+
+import resource
+import sys
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pandas as pd
+
+from lib import paths, store
+from lib.schedule import bounds, gavel
+from lib.schedule.policies import registry
+from lib.schedule.problem import Problem
+from lib.schedule.simulation import compiled
+from lib.studies.scheduler_eval import comparison
+
+SIZES = ((50, 2), (200, 4), (1000, 36), (5000, 36))
+NAMES = ("fastest", "earliest-finish", "longest-first", "hybrid")
+GIVEN = paths.ROOT.parent / "shared" / "data" / "gavel" / "simulation_throughputs.json"
+
+
+def rates() -> pd.DataFrame | None:
+    """Return the throughputs of single-device jobs, None where there are none."""
+    path = paths.IMPORTED / "gavel" / gavel.FILE
+    if not path.exists() and GIVEN.exists():
+        gavel.bring_in(GIVEN)
+    return gavel.single(store.read(path, "throughputs")) if path.exists() else None
+
+
+def mixes(table: pd.DataFrame, sizes=SIZES) -> dict[str, comparison.Mix]:
+    return {f"{count} jobs, {devices} of each": partial(gavel.mix, table, count, devices) for count, devices in sizes}
+
+
+def makespan(table: pd.DataFrame) -> pd.DataFrame:
+    found = comparison.against_bound(mixes(table), NAMES)
+    return found.groupby(["mix", "policy"], sort=False)[["ratio", "headroom", "decide_s"]].agg(["mean", "max"])
+
+
+def completion(table: pd.DataFrame) -> pd.DataFrame:
+    return comparison.completion(mixes(table, SIZES[:3])).groupby(["mix", "policy"], sort=False)["ratio"].agg(["mean", "max"])
+
+
+def load(table: pd.DataFrame) -> pd.DataFrame:
+    found = comparison.under_load(lambda seed, load: gavel.mix(table, 4000, 36, seed, load), (0.8, 0.95))
+    return found.groupby(["load", "policy"], sort=False)[["mean_jct_s", "p99_jct_s", "mean_slowdown"]].mean()
+
+
+def noise(table: pd.DataFrame) -> pd.DataFrame:
+    parts = [comparison.with_noise(draw, (0.1, 0.3, 0.5, 1.0)).assign(mix=name)
+             for name, draw in mixes(table, SIZES[2:]).items()]
+    return pd.concat(parts).pivot_table("over_perfect", ["mix", "policy"], "sigma")
+
+
+def adversarial(table: pd.DataFrame) -> pd.DataFrame:
+    parts = [comparison.adversarial(draw).assign(mix=name) for name, draw in mixes(table, SIZES[2:]).items()]
+    return pd.concat(parts).pivot_table("over_blind", "policy", "mix")
+
+
+def arriving(table: pd.DataFrame, count: int, devices: int, load: float) -> Problem:
+    """As ``gavel.mix`` with a load, for so many jobs that the optimum of a few must do to tell how many can arrive."""
+    few, asked = gavel.mix(table, 3000, devices, 0), gavel.mix(table, count, devices, 0)
+    between_s = bounds.fluid(few.actual_s, few.fleet.counts).makespan_s / len(few.jobs) / load
+    arrival_s = np.cumsum(np.random.default_rng(0).exponential(between_s, count))
+    return replace(asked, jobs=replace(asked.jobs, arrival_s=arrival_s))
+
+
+def peak_mb() -> float:
+    """Return the most memory that was resident so far; macOS counts bytes, others KiB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
+
+
+def scale(table: pd.DataFrame) -> pd.DataFrame:
+    """Of 10^6 jobs on 10^4 devices, compiled; of fewer with the policies whose decisions are timed."""
+    comparison.speed(gavel.mix(table, 10, 1, 0), ["fastest"], compiled=True)  # compiled, or read from the cache
+    parts = []
+    for count, devices in ((100_000, 334), (1_000_000, 3334)):
+        for mix, asked in (("batch", gavel.mix(table, count, devices, 0)), ("load 0.9", arriving(table, count, devices, 0.9))):
+            parts.append(comparison.speed(asked, compiled.NAMES, compiled=True).assign(
+                mix=mix, compiled=True, peak_mb=peak_mb()))
+    names = [name for name in registry.POLICIES if name != "matching"]
+    parts.append(comparison.speed(gavel.mix(table, 100_000, 334, 0), names).assign(
+        mix="batch", compiled=False, peak_mb=peak_mb()))
+    return pd.concat(parts, ignore_index=True)
+
+
+def decision(table: pd.DataFrame) -> pd.DataFrame:
+    """One placement decision among 10,002 devices of three types, planning anew apart."""
+    asked = gavel.mix(table, 100_000, 3334, 0)
+    return comparison.speed(asked, ("hybrid", "first-come", "shortest-first", "earliest-finish"))
+
+
+def main() -> None:
+    table = rates()
+    if table is None:
+        print("   skipped: python -m lib import gavel simulation_throughputs.json brings what it needs")
+        return
+    for what in (makespan, completion, load, noise, adversarial, scale, decision):
+        if set(sys.argv[1:]) <= {"schedule"} or what.__name__ in sys.argv[1:]:
+            print(f"--- {what.__name__}", what(table).round(4).to_string(), sep="\n", flush=True)
+
+
+if __name__ == "__main__":
+    main()

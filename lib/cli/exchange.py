@@ -1,0 +1,51 @@
+"""The verbs that carry measurements from one machine to another: ``bundle``, ``import``. Imports nothing heavy."""
+
+import argparse
+from pathlib import Path
+
+from lib import paths
+from lib.errors import InputError
+
+
+def _bundle(options: argparse.Namespace) -> int:
+    from lib import bundle
+    from lib.measure import machine
+
+    name = machine.name()
+    target = options.out or Path(f"{name}.zip")
+    print(f"{target}: {len(bundle.pack(target, name))} files")
+    return 0
+
+
+def _import(options: argparse.Namespace) -> int:
+    from lib import bundle
+
+    if options.kind == "gavel":
+        from lib.schedule import gavel
+
+        print("{}: {} rows".format(*gavel.bring_in(options.path)))
+        return 0
+    if options.kind != "bundle":
+        from lib.measure import importers
+
+        for device, (path, rows) in importers.bring_in(options.kind, options.path).items():
+            print(f"{device}: {rows} rows in {path}")
+        return 0
+    if options.path is None:
+        raise InputError("import bundle needs the path of a bundle")
+    folder, new = bundle.merge(options.path, paths.REFERENCE if options.reference else None)
+    print(f"{folder}: {new} new files")
+    return 0
+
+
+def add(verbs) -> None:
+    """Add the verbs that carry measurements from one machine to another."""
+    verb = verbs.add_parser("bundle", help="pack what was measured on this machine into one file")
+    verb.add_argument("--out", type=Path, help="the file to write (default: <machine>.zip)")
+    verb.set_defaults(call=_bundle)
+
+    verb = verbs.add_parser("import", help="merge what was measured elsewhere, or published")
+    verb.add_argument("kind", choices=("bundle", "neusight", "pytorch-scheduler", "aiconfigurator", "gavel"))
+    verb.add_argument("path", type=Path, nargs="?", help="file or folder (aiconfigurator: default is the installed package)")
+    verb.add_argument("--reference", action="store_true", help="into data/reference, to be committed, instead of data/imported")
+    verb.set_defaults(call=_import)

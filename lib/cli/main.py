@@ -1,0 +1,32 @@
+"""The parser of ``python -m lib`` and its exit statuses."""
+
+import argparse
+import sys
+
+from lib.cli import exchange, measure, predict, report, schedule, work
+from lib.errors import InputError
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m lib",
+                                     description="Measure, explain, predict and place neural-network work.")
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="verb")
+    for room in (measure, report, work, predict, schedule, exchange):
+        room.add(verbs)
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one verb; return the exit status: 0 done, 1 something failed, 2 wrong input, 130 interrupted."""
+    options = _parser().parse_args(arguments)
+    try:
+        return options.call(options)
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted; what was measured is kept", file=sys.stderr)
+        return 130

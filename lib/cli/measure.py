@@ -1,0 +1,81 @@
+"""The verbs that measure and compare: ``machine``, ``matrix``, ``compare``. Imports nothing heavy."""
+
+import argparse
+from pathlib import Path
+
+from lib.cli.options import assignments
+
+
+def _machine(_: argparse.Namespace) -> int:
+    from lib.measure import load, machine
+
+    facts = machine.identity()
+    with load.LoadWatch() as watch:
+        import time
+
+        time.sleep(0.5)
+        now = watch.reading()
+    for name in ("machine", "hardware_id", "software_id"):
+        print(f"{name:>18}  {facts[name]}")
+    for name, value in [*facts["hardware"].items(), *facts["software"].items(), ("devices", machine.devices())]:
+        print(f"{name:>18}  {value}")
+    print(f"{'other processes':>18}  {now.other_cores:.2f} cores")
+    return 0
+
+
+def _matrix(options: argparse.Namespace) -> int:
+    from lib.config import definitions
+    from lib.measure import archive
+    from lib.measure.training import matrix
+
+    plan = definitions.load_matrix()
+    found = matrix.cells(plan, options.device, options.cells, assignments(options.parameter))
+    repeats, done = options.repeats or plan.repeats, matrix.repeats_done(found)
+    if options.dry_run:
+        print("\n".join(f"{cell.label}: {min(done[cell.label], repeats)} of {repeats} runs are there" for cell in found))
+        return 0
+
+    def tell(row: dict) -> None:
+        what = f"{row['images_per_sec']:,.1f} images/s " if row["run_id"] else ""
+        print(f"{row['status']:>6}  {row['label']} #{row['repeat']}: {what}{row['reason']}", flush=True)
+
+    rows = matrix.run_matrix(found, repeats, options.budget_s, tell=tell)
+    table = archive.runs("measure")
+    table = table[table["label"].isin([cell.label for cell in found])]
+    if len(table):
+        print("", matrix.markdown(matrix.throughput(table)), sep="\n")
+    return int("failed" in set(rows.get("status", ())))
+
+
+def _compare(options: argparse.Namespace) -> int:
+    """Compare two measurements; the exit status is 1 when B is slower, for CI."""
+    from lib.measure import compare
+
+    found = compare.difference(options.a, options.b, options.threshold)
+    if options.out:
+        found.pairs.to_csv(options.out, index=False)
+    print(compare.words(found))
+    return int(found.word == "slower")
+
+
+def add(verbs) -> None:
+    """Add the verbs that measure and compare."""
+    verb = verbs.add_parser("machine", help="what this machine is: inventory, ids, devices, load")
+    verb.set_defaults(call=_machine)
+
+    verb = verbs.add_parser("compare", help="two measured runs or sweeps: is B faster, slower or the same, and by how much")
+    verb.add_argument("a", help="a run id, a sweep's name, or a file or folder of either")
+    verb.add_argument("b")
+    verb.add_argument("--threshold", type=float, default=0.03, help="differences up to this are the same (default 0.03)")
+    verb.add_argument("--out", type=Path, help="write every pair to this CSV")
+    verb.set_defaults(call=_compare)
+
+    verb = verbs.add_parser("matrix", help="measure the run matrix of params/matrix.yaml; a second call resumes")
+    verb.add_argument("--device", default="auto", help="device id, or auto (default)")
+    verb.add_argument("--cells", default="", metavar="resnet50/b16/fp32,...", help="some cells by name (default: all)")
+    verb.add_argument("--repeats", type=int, default=0, help="runs a cell (default: as in params/matrix.yaml)")
+    verb.add_argument("--budget-s", type=float, default=0.0, help="start no run after this many seconds (default: no limit)")
+    verb.add_argument("-p", "--parameter", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"),
+                      help="a parameter of 02_profile for every run")
+    verb.add_argument("--dry-run", action="store_true", help="print the cells and how many of their runs are there")
+    verb.set_defaults(call=_matrix)

@@ -1,0 +1,105 @@
+"""The verbs that place jobs on devices: ``schedule`` on paper, ``run-jobs`` for real, ``contention``. Imports nothing heavy."""
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+
+from lib.errors import InputError
+
+
+def _schedule(options: argparse.Namespace) -> int:
+    import json
+
+    from lib.schedule import api
+
+    found = api.ask_files(options.times, options.devices, options.jobs, options.actual, options.policy, options.objective)
+    found.write(options.out, options.trace)
+    print(json.dumps(found.figures, indent=1) if options.json else api.words(found))
+    return 0
+
+
+def _run_jobs(options: argparse.Namespace) -> int:
+    from lib.schedule.runtime import jobs_file
+
+    if options.engine == "ray":
+        from lib.schedule.runtime import ray_workers
+
+        with ray_workers.Cluster(options.address) as ours:
+            return _carry_out(options, ours.site)
+    if options.address:
+        raise InputError("--address is that of a Ray cluster: it goes with --engine ray")
+    return _carry_out(options, jobs_file.here)
+
+
+def _carry_out(options: argparse.Namespace, where: Callable) -> int:
+    from tqdm import tqdm
+
+    from lib.schedule.runtime import jobs_file, run_record
+
+    out = options.out or jobs_file.default_folder(options.jobs)
+    with tqdm(desc="samples", unit="workload") as bar:
+        prepared = jobs_file.prepare(options.jobs, out, options.policy, options.objective, options.slots, bar.update, where)
+    with tqdm(desc="jobs", total=len(prepared.specs), unit="job") as bar:
+        ran = jobs_file.run(prepared, out, progress=bar.update)
+    print(run_record.words(ran))
+    print(f"{out / 'schedule.csv'}, {out / 'trace.json'}, {_drawn(ran, out / 'gantt.svg')}")
+    return int((ran.ends["status"] != "done").any())
+
+
+def _drawn(ran, path: Path) -> Path:
+    """Draw a run as a Gantt chart, as it was and as it was foreseen; return its file."""
+    from lib.report import gantt, style
+
+    style.use_style()
+    gantt.gantt(ran.side_by_side(), ran.kinds, ran.facts["bound_s"]).savefig(path)
+    return path
+
+
+def _contention(options: argparse.Namespace) -> int:
+    from tqdm import tqdm
+
+    from lib.config import definitions
+    from lib.schedule.runtime import interference, jobs_file
+
+    names = list(definitions.workloads()) if options.workloads == "all" else options.workloads.split(",")
+    known = [definitions.workload(name).id for name in names]
+    table = interference.measure(jobs_file.slots_here(options.slots), known, options.rounds,
+                                 lambda items, what: tqdm(items, desc=what, mininterval=1))
+    print(interference.words(table))
+    print(interference.write(table))
+    return 0
+
+
+def add(verbs) -> None:
+    """Add the verbs that place jobs on devices."""
+    verb = verbs.add_parser("schedule", help="where and when jobs should run, from files of times and devices")
+    verb.add_argument("--times", type=Path, required=True, help="CSV: job_id and a column a device type, in seconds")
+    verb.add_argument("--devices", type=Path, required=True,
+                      help="CSV: device, type, count; memory, cores, watts, price")
+    verb.add_argument("--jobs", type=Path, help="CSV: job_id and arrival_s, deadline_s, memory_mb, cpu_cores, workload_id")
+    verb.add_argument("--actual", type=Path, help="CSV like --times: what the jobs really take; planned is on --times")
+    verb.add_argument("--policy", default="hybrid", help="hybrid (default), or a baseline; an unknown name lists all")
+    verb.add_argument("--objective", default="makespan",
+                      help="for hybrid: makespan, mean_jct, p99_jct, deadline, energy, price")
+    verb.add_argument("--out", type=Path, help="write the schedule to this CSV")
+    verb.add_argument("--trace", type=Path, help="write a Chrome trace, which ui.perfetto.dev opens, to this JSON")
+    verb.add_argument("--json", action="store_true", help="print the figures as one object")
+    verb.set_defaults(call=_schedule)
+
+    verb = verbs.add_parser("run-jobs", help="run jobs for real on the CPU slots and GPUs here or on a cluster; again: go on")
+    verb.add_argument("jobs", type=Path, help="CSV: job_id, and workload_id with steps or notebook; arrival_s, memory_mb, ...")
+    verb.add_argument("--policy", default="hybrid", help="as in schedule")
+    verb.add_argument("--objective", default="makespan", help="as in schedule")
+    verb.add_argument("--slots", type=int, default=0, help="CPU slots of equal size, a node (default: one a core)")
+    verb.add_argument("--engine", default="local", choices=("local", "ray"),
+                      help="worker processes on this machine (default), or a Ray cluster of one or many nodes")
+    verb.add_argument("--address", default="", metavar="HOST:PORT",
+                      help="the Ray cluster's head, or auto (default: Ray is started here, and ended with the run)")
+    verb.add_argument("--out", type=Path, help="folder of the record (default: data/schedule/<name of the file>)")
+    verb.set_defaults(call=_run_jobs)
+
+    verb = verbs.add_parser("contention", help="measure how workloads slow each other down on these slots, for run-jobs")
+    verb.add_argument("--workloads", default="W1,W3,W6", metavar="W1,W3,...", help="which, or all (default W1,W3,W6)")
+    verb.add_argument("--slots", type=int, default=0, help="CPU slots of equal size (default: one a core)")
+    verb.add_argument("--rounds", type=int, default=3, help="visits of every pair, in random order (default 3)")
+    verb.set_defaults(call=_contention)

@@ -1,0 +1,45 @@
+"""The verb of what is run: ``data``, which fetches, checks and describes."""
+
+import argparse
+import sys
+
+from lib import paths
+from lib.errors import InputError
+
+
+def _data(options: argparse.Namespace) -> int:
+    from lib.config import definitions
+    from lib.work import datasets
+
+    if options.action == "dictionary":
+        from lib import tables
+
+        print(tables.dictionary())
+        return 0
+    wanted = options.names or sorted({f"{w.dataset}" for w in definitions.workloads().values() if w.dataset != "imagefolder"})
+    sizes = {options.size} if options.size else None
+    failed = False
+    for name in wanted:
+        used = {datasets.native_size(w.dataset, w.size, "native")
+                for w in definitions.workloads().values() if w.dataset == name}
+        for size in sorted(sizes or used or {28}):
+            path = paths.MEDMNIST / datasets.file_name(name, size)
+            try:
+                if options.action == "fetch":
+                    datasets.fetch(name, size)
+                counts = datasets.check_file(path, name, size)
+                official = "official" if datasets.is_official(path, name, size) else "NOT the official file (MD5 differs)"
+                print(f"{path}: {counts}, {official}")
+            except InputError as error:
+                failed = True
+                print(f"error: {error}", file=sys.stderr)
+    return int(failed)
+
+
+def add(verbs) -> None:
+    """Add the verb of datasets and tables."""
+    verb = verbs.add_parser("data", help="fetch or check MedMNIST files, or print the dictionary of the tables")
+    verb.add_argument("action", choices=("fetch", "check", "dictionary"))
+    verb.add_argument("names", nargs="*", help="datasets (default: those of the workloads)")
+    verb.add_argument("--size", type=int, choices=(28, 64, 128, 224), help="native size (default: what the workloads read)")
+    verb.set_defaults(call=_data)

@@ -1,0 +1,1 @@
+"""Parameters of notebooks and the definitions in ``params/*.yaml``, typed and checked."""

@@ -1,0 +1,233 @@
+"""Definitions that people edit beside the workloads: vendors' devices, the run matrix, counters, scheduling scenarios."""
+
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from lib import paths
+from lib.config.base import Positive, Strict, build, load_yaml
+from lib.config.notebooks import ProfileParams, notebook_model
+from lib.errors import InputError, choices
+
+Dtype = Literal["fp64", "fp32", "tf32", "bf16", "fp16"]
+Rate = Annotated[float, Field(gt=0, lt=1e8)]
+
+
+class VendorDevice(Strict):
+    """One entry of ``params/devices.yaml``: what the vendor states of a device, in GFLOP/s (dense), GB/s and 10^6 bytes.
+
+    ``multiprocessors`` and ``cache_mb`` (the last cache) are 0 where they are not stated; the price is what its user pays.
+    """
+
+    id: Annotated[str, Field(pattern=r"^[a-z0-9-]+$")]
+    name: str
+    peak_gflops: dict[Dtype, Rate]
+    peak_gbps: Rate
+    memory_mb: Rate
+    multiprocessors: Annotated[int, Field(ge=0)] = 0
+    cache_mb: Annotated[float, Field(ge=0)] = 0.0
+    price_per_hour: Annotated[float, Field(gt=0)] | None = None
+    source: Annotated[str, Field(min_length=5)]
+
+
+class RunGrid(Strict):
+    """The cells of one backend in ``params/matrix.yaml``, and its own options of a run."""
+
+    models: Annotated[tuple[str, ...], Field(min_length=1)]
+    batch_sizes: Annotated[tuple[Positive, ...], Field(min_length=1)]
+    precisions: Annotated[tuple[Literal["fp32", "bf16", "fp16"], ...], Field(min_length=1)]
+    options: dict[str, Any] = {}
+
+
+class Matrix(Strict):
+    """``params/matrix.yaml``: on what the models are trained, how often, with which options, and the grid of each backend."""
+
+    environment: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]*$")] = ""
+    dataset: str = "pathmnist"
+    size: Annotated[int, Field(ge=8, le=1024)] = 224
+    repeats: Positive = 3
+    options: dict[str, Any] = {}
+    grids: dict[Literal["cpu", "cuda", "mps"], RunGrid]
+
+
+class Metric(Strict):
+    """One counter of ``params/nsight_metrics.yaml``: what it stands for and how much one count weighs."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.]+$")]
+    role: Literal["flops", "bytes", "time"]
+    weight: Annotated[float, Field(gt=0)] = 1.0
+    dtype: Dtype | None = None
+    optional: bool = False
+
+
+class Kind(Strict):
+    """One entry of ``kinds`` in ``params/scenarios.yaml``: a network as ``advise`` names it; batch size 0 is its own."""
+
+    id: str
+    model: str
+    mode: Literal["train", "infer"]
+    batch_size: Annotated[int, Field(ge=0)] = 0
+
+
+class Group(Strict):
+    """Equal devices of a scenario. Watts and price are assumptions."""
+
+    count: Annotated[int, Field(ge=1, le=100_000)]
+    idle_w: Annotated[float, Field(ge=0)] | None = None
+    busy_w: Annotated[float, Field(ge=0)] | None = None
+    price_per_hour: Annotated[float, Field(ge=0)] | None = None
+
+
+class Scenario(Strict):
+    """One entry of ``scenarios`` in ``params/scenarios.yaml``: a fleet, and how long jobs take on their fastest device.
+
+    ``kinds`` names those of its jobs; empty: all.
+    """
+
+    id: Annotated[str, Field(pattern=r"^[a-z0-9_]+$")]
+    note: str
+    kinds: tuple[str, ...] = ()
+    devices: Annotated[dict[str, Group], Field(min_length=1)]
+    shortest_s: Annotated[float, Field(gt=0)]
+    longest_s: Annotated[float, Field(gt=0)]
+
+
+def _table(path: Path, key: str, model: type[Strict], named: str) -> dict[str, Any]:
+    """Read a mapping ``key`` of names to definitions; InputError names the file and the wrong entry."""
+    table = (load_yaml(path) or {}).get(key)
+    if not isinstance(table, dict) or not table:
+        raise InputError(f"{path}: expected a mapping '{key}:' of name to definition")
+    for name, value in table.items():
+        if not isinstance(value, Mapping):
+            raise InputError(f"{path}: {name} must be a mapping, not {value!r}")
+    return {str(name): build(model, {named: str(name), **value}, f"{path}: {name}") for name, value in table.items()}
+
+
+def load_devices(path: Path = paths.PARAMS / "devices.yaml") -> dict[str, VendorDevice]:
+    """Read the vendors' devices, id to definition; InputError names the file and the wrong entry."""
+    return _table(path, "devices", VendorDevice, "id")
+
+
+def vendor_device(device_id: str) -> VendorDevice:
+    """Return one device as its vendor states it; InputError lists the known ones."""
+    known = load_devices()
+    if device_id not in known:
+        raise InputError(f"no device {device_id!r} in params/devices.yaml; there are: {choices(known)}")
+    return known[device_id]
+
+
+def load_scenarios(path: Path = paths.PARAMS / "scenarios.yaml") -> tuple[dict[str, Kind], dict[str, Scenario]]:
+    """Read the kinds of jobs and the scenarios; InputError names the file and the wrong entry."""
+    kinds, scenarios = _table(path, "kinds", Kind, "id"), _table(path, "scenarios", Scenario, "id")
+    for scenario in scenarios.values():
+        if scenario.shortest_s > scenario.longest_s:
+            raise InputError(f"{path}: {scenario.id}: shortest_s {scenario.shortest_s:g} is above longest_s "
+                             f"{scenario.longest_s:g}")
+        if set(scenario.kinds) - set(kinds):
+            raise InputError(f"{path}: {scenario.id}: no kinds {choices(sorted(set(scenario.kinds) - set(kinds)))}; there are: "
+                             f"{choices(kinds)}")
+    return kinds, scenarios
+
+
+def scenario(name: str) -> Scenario:
+    """Return one scenario; InputError lists the known ones."""
+    known = load_scenarios()[1]
+    if name not in known:
+        raise InputError(f"no scenario {name!r} in params/scenarios.yaml; there are: {choices(known)}")
+    return known[name]
+
+
+def load_metrics(path: Path = paths.PARAMS / "nsight_metrics.yaml") -> dict[str, Metric]:
+    """Read the counters, name to definition.
+
+    Raises InputError for a wrong entry, FLOPs without a dtype, or a role that no counter has.
+    """
+    metrics = _table(path, "metrics", Metric, "name")
+    for metric in metrics.values():
+        if (metric.role == "flops") != (metric.dtype is not None):
+            raise InputError(f"{path}: {metric.name}: a dtype belongs to counters of FLOPs, and each of them has one")
+    absent = {"flops", "bytes", "time"} - {metric.role for metric in metrics.values() if not metric.optional}
+    if absent:
+        raise InputError(f"{path}: no counter, other than optional ones, has the role {choices(sorted(absent))}")
+    return metrics
+
+
+def load_matrix(path: Path = paths.PARAMS / "matrix.yaml") -> Matrix:
+    """Read the run matrix; every set of options is checked as parameters of a profiled run."""
+    content = load_yaml(path)
+    if not isinstance(content, dict):
+        raise InputError(f"{path}: expected a mapping with dataset, size, repeats, options and grids")
+    matrix = build(Matrix, content, str(path))
+    for backend, grid in matrix.grids.items():
+        build(ProfileParams, {**matrix.options, **grid.options}, f"{path}: options of {backend}")
+    return matrix
+
+
+class Workload(Strict):
+    """One line of ``params/workloads.yaml``: what is trained on what."""
+
+    id: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9.-]*$")]
+    dataset: str
+    size: Annotated[int, Field(ge=8, le=1024)]
+    model: str
+    batch_size: Positive
+    purpose: str = ""
+    folder: str = ""
+
+
+class Section(Strict):
+    """One notebook of ``params/report.yaml``: what it runs over and its parameter sets."""
+
+    notebook: str
+    over: tuple[Literal["workloads", "devices"], ...] = ()
+    quick: dict[str, Any] = {}
+    full: dict[str, Any] = {}
+
+
+class ReportPlan(Strict):
+    """``params/report.yaml``: the order of the report and how each notebook is run for it."""
+
+    title: str
+    subtitle: str
+    sections: tuple[Section, ...]
+
+
+def load_workloads(path: Path = paths.PARAMS / "workloads.yaml") -> dict[str, Workload]:
+    """Read the workload definitions, id to Workload; InputError names the file and the wrong entry."""
+    table = (load_yaml(path) or {}).get("workloads")
+    if not isinstance(table, dict) or not table:
+        raise InputError(f"{path}: expected a mapping 'workloads:' of id to definition")
+    return {str(key): build(Workload, {"id": str(key), **_mapping(value, path, key)}, f"{path}: {key}")
+            for key, value in table.items()}
+
+
+def _mapping(value: Any, path: Path, key: str) -> dict:
+    if not isinstance(value, dict):
+        raise InputError(f"{path}: {key} must be a mapping such as {{dataset: pathmnist, size: 28, ...}}, not {value!r}")
+    return value
+
+
+@cache
+def workloads() -> dict[str, Workload]:
+    """Return the project's own workload definitions, read once."""
+    return load_workloads()
+
+
+def workload(workload_id: str) -> Workload:
+    """Return one workload; InputError lists the known ids."""
+    table = workloads()
+    if workload_id not in table:
+        raise InputError(f"no workload {workload_id!r}; there are: {choices(table)} (add yours to params/workloads.yaml)")
+    return table[workload_id]
+
+
+def load_report_plan(path: Path = paths.PARAMS / "report.yaml") -> ReportPlan:
+    """Read the plan of the report; each parameter set is checked against its notebook's class."""
+    plan = build(ReportPlan, _mapping(load_yaml(path), path, "the file"), str(path))
+    for section in plan.sections:
+        for name in ("quick", "full"):
+            build(notebook_model(section.notebook), getattr(section, name), f"{path}: {section.notebook}.{name}")
+    return plan

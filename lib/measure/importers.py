@@ -1,0 +1,239 @@
+"""What others measured and published, turned into our tables: so that devices nobody here owns have operator models.
+
+Each reader takes the original's own layout and gives ``sweep`` tables, one a device; FLOPs and compulsory bytes are computed
+from the shapes. Where an original says neither spread nor repeats, the verdict is noisy and the reason says so.
+"""
+
+import importlib.util
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from lib import paths, store
+from lib.config import definitions
+from lib.errors import InputError, choices
+from lib.tables import PARAMETERS, columns
+
+_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+_AICONFIGURATOR = {"h200_sxm": "h200-sxm", "h100_sxm": "h100-sxm", "b200_sxm": "b200", "l40s": "l40s",
+                   "a100_sxm": "a100-sxm-80gb"}
+_AICONFIGURATOR_DTYPES = {"bfloat16": "bf16", "bf16": "bf16", "float16": "fp16", "fp16": "fp16"}
+_ONE_VALUE = "the original gives one value, without spread"
+
+
+def _texts_and_counts() -> dict[str, str]:
+    return {column.name: column.kind for column in PARAMETERS}
+
+
+def _table(values: Mapping[str, Any], rows: int, device: str, software: str, how: Mapping[str, str], flops: np.ndarray,
+           moved: np.ndarray, latency_ms: np.ndarray, dtype: str, op: str) -> pd.DataFrame:
+    """Complete one family's columns to a ``sweep`` table; rows without a positive time become failed ones."""
+    held = {name: np.full(rows, "") if kind == "text" else np.full(rows, np.nan) for name, kind in _texts_and_counts().items()}
+    good = np.isfinite(latency_ms) & (latency_ms > 0)
+    latency_ms = np.where(good, latency_ms, np.nan)
+    frame = pd.DataFrame({**held, **values, "op": op, "dtype": dtype, "pass": "forward", "device": "cuda:0",
+                          "latency_ms": latency_ms, "latency_iqr_ms": np.nan, "n": np.where(good, 1, 0), **how,
+                          "flops": flops, "bytes": moved, "gflops": flops / latency_ms / 1e6, "gbps": moved / latency_ms / 1e6,
+                          "energy_j": np.nan, "status": np.where(good, "ok", "failed"),
+                          "reason": np.where(good, _ONE_VALUE, "the original has no positive time here"),
+                          "verdict": np.where(good, "noisy", "unusable"), "hardware_id": f"published:{device}",
+                          "software_id": software, "threads": 1, "low_ms": latency_ms, "high_ms": latency_ms,
+                          "other_cores": np.nan})
+    named = [name for name in values if name not in ("layout", "kind")]
+    keys = frame[named].astype(str).agg(" ".join, axis=1) + f" {op} {dtype} {how['latency_type']}"
+    numbers = keys.groupby(keys).cumcount().astype(str)
+    frame["config"] = [store.digest([key, number, device]) for key, number in zip(keys, numbers, strict=True)]
+    return frame[columns("sweep")]
+
+
+def convolution(v: Mapping[str, np.ndarray], item: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return FLOPs and compulsory bytes of square, dense 2-D convolutions without bias, from arrays of their parameters."""
+    def out(size: np.ndarray) -> np.ndarray:
+        return (size + 2 * v["padding_h"] - v["kernel_h"]) // v["stride_h"] + 1
+
+    def read(size: np.ndarray) -> np.ndarray:
+        dense = v["stride_h"] <= v["kernel_h"]
+        touched = np.minimum(size, (out(size) - 1) * v["stride_h"] + v["kernel_h"] - v["padding_h"])
+        return np.where(dense, touched, np.minimum(size, out(size) * v["kernel_h"]))
+
+    made = v["batch"] * v["out_channels"] * out(v["height"]) * out(v["width"])
+    weights = v["out_channels"] * v["in_channels"] * v["kernel_h"] ** 2
+    taken = v["batch"] * v["in_channels"] * read(v["height"]) * read(v["width"])
+    return 2.0 * made * v["in_channels"] * v["kernel_h"] ** 2, item * (taken + weights + made).astype(float)
+
+
+def _convolutions(frame: pd.DataFrame, named: Mapping[str, str], device: str, software: str, how: Mapping[str, str],
+                  dtype: str = "fp32") -> pd.DataFrame:
+    """Turn square convolutions into our columns; ``named`` maps batch, in_channels, ... to the original's names."""
+    v = {name: frame[column].to_numpy(np.int64) for name, column in named.items()}
+    v.setdefault("batch", np.ones(len(frame), np.int64))
+    v.setdefault("width", v["height"])
+    v.setdefault("padding_h", v["kernel_h"] // 2)
+    flops, moved = convolution(v, _BYTES[dtype])
+    ones = np.ones(len(frame), np.int64)
+    values = {**v, **{f"{what}_w": v[f"{what}_h"] for what in ("kernel", "stride", "padding")}, "dilation_h": ones,
+              "dilation_w": ones, "groups": ones, "bias": 0 * ones, "input_grad": ones, "layout": "contiguous"}
+    return _table(values, len(frame), device, software, how, flops, moved, frame["Latency"].to_numpy(float), dtype, "conv2d")
+
+
+def _products(m: np.ndarray, k: np.ndarray, n: np.ndarray, latency_ms: np.ndarray, device: str, software: str,
+              how: Mapping[str, str], dtype: str) -> pd.DataFrame:
+    m, k, n = (np.asarray(values, np.int64) for values in (m, k, n))
+    moved = _BYTES[dtype] * (m * k + k * n + m * n).astype(float)
+    values = {"gemm_m": m, "gemm_k": k, "gemm_n": n, "layout": "nt"}
+    return _table(values, len(m), device, software, how, 2.0 * m * k * n, moved, np.asarray(latency_ms, float), dtype, "linear")
+
+
+def _rowwise(op: str, frame: pd.DataFrame, device: str, software: str, how: Mapping[str, str]) -> pd.DataFrame:
+    """Turn NeuSight's operators on a matrix of B rows and H columns into our families."""
+    rows, width = frame["B"].to_numpy(np.int64), frame["H"].to_numpy(np.int64)
+    size = rows * width
+    values, each, moved = {
+        "add": ({"kind": "add", "outer": rows, "inner": width, "broadcast": "none", "inplace": 0 * rows}, 1, 3 * size),
+        "relu": ({"kind": "relu", "elements": size, "inplace": 0 * rows}, 1, 2 * size),
+        "softmax": ({"kind": "softmax", "rows": rows, "columns": width}, 5, 2 * size),
+        "ln": ({"kind": "layer_norm", "rows": rows, "columns": width}, 7, 2 * size + 2 * width + 2 * rows)}[op]
+    family = {"add": "elementwise", "relu": "activation", "softmax": "softmax", "ln": "layer_norm"}[op]
+    return _table(values, len(frame), device, software, how, float(each) * size, 4.0 * moved, frame["Latency"].to_numpy(float),
+                  "fp32", family)
+
+
+def _device_id(name: str) -> str:
+    """Return our id of a device by its vendor's name; InputError lists the known names."""
+    known = {device.name: device.id for device in definitions.load_devices().values()}
+    if name not in known:
+        raise InputError(f"no device {name!r} in params/devices.yaml, add it there; there are: {choices(known)}")
+    return known[name]
+
+
+def _read_csv(path: Path, needed: set[str]) -> pd.DataFrame:
+    try:
+        frame = pd.read_csv(path)
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} is no readable CSV: {error}") from None
+    missing = needed - set(frame.columns)
+    if missing:
+        raise InputError(f"{path} has no columns {choices(sorted(missing))}; it has: {choices(frame.columns)}")
+    return frame
+
+
+_NEUSIGHT_CONV = {"batch": "B", "in_channels": "Input_Channel", "out_channels": "Output_Channel", "kernel_h": "Kernel_Szie",
+                  "height": "Input_Size", "stride_h": "Stride", "padding_h": "Padding"}
+
+
+def neusight(folder: Path) -> dict[str, pd.DataFrame]:
+    """Read ``<folder>/<op>/<GPU>.csv`` of NeuSight (Lee et al., ASPLOS 2025; MIT): fp32, eager launches, ms.
+
+    Operators: conv, linear, softmax, ln, add, relu. In its products N is the contraction. Returns a ``sweep`` table a device.
+    Raises InputError naming what is not there.
+    """
+    readers: dict[str, tuple[set[str], Callable]] = {
+        "conv": ({*_NEUSIGHT_CONV.values(), "Latency"},
+                 lambda frame, *rest: _convolutions(frame, _NEUSIGHT_CONV, *rest)),
+        "linear": ({"B", "M", "N", "K", "Latency"},
+                   lambda frame, *rest: _products(frame["B"] * frame["M"], frame["N"], frame["K"], frame["Latency"], *rest,
+                                                  "fp32")),
+        **{op: ({"B", "H", "Latency"}, lambda frame, *rest, op=op: _rowwise(op, frame, *rest))
+           for op in ("softmax", "ln", "add", "relu")}}
+    how = {"latency_type": "end_to_end", "cache": "warm"}
+    tables: dict[str, list[pd.DataFrame]] = {}
+    for op, (needed, reader) in readers.items():
+        for path in sorted(folder.glob(f"{op}/*.csv")):
+            device = _device_id(path.stem)
+            found = reader(_read_csv(path, needed), device, "neusight torch-2.1 fp32 tf32-off", how)
+            tables.setdefault(device, []).append(found)
+    if not tables:
+        raise InputError(f"{folder} has no <operator>/<GPU>.csv of {choices(readers)}; it is the folder of NeuSight's data "
+                         "scripts/asplos/data/dataset/train/collect with one folder an operator")
+    return {device: pd.concat(parts, ignore_index=True) for device, parts in tables.items()}
+
+
+def pytorch_scheduler(path: Path, device: str = "v100-pcie-32gb") -> dict[str, pd.DataFrame]:
+    """Read ``results_convolution*.csv`` of the convolution study of 2023 (fp32, ms; external = kernel, internal = end to end).
+
+    Raises InputError naming missing columns, and for FLOPs that are not those of the shapes.
+    """
+    frame = _read_csv(path, {"In Channels", "Out Channels", "Kernel Size", "Stride", "Flops", "Latency"})
+    old = "Input Size" in frame
+    named = {"in_channels": "In Channels", "out_channels": "Out Channels", "kernel_h": "Kernel Size", "stride_h": "Stride",
+             "height": "Input Size" if old else "Height", "width": "Input Size" if old else "Width",
+             **({} if "Batch size" not in frame else {"batch": "Batch size"})}
+    kinds = frame["Latency Type"] if "Latency Type" in frame else pd.Series("external", index=frame.index)
+    parts = []
+    for kind, rows in frame.groupby(kinds):
+        how = {"latency_type": {"external": "kernel", "internal": "end_to_end"}[kind], "cache": "warm"}
+        table = _convolutions(rows, named, device, "pytorch-scheduler 2023", how)
+        wrong = table["flops"].to_numpy() != rows["Flops"].to_numpy(float)
+        if wrong.any():
+            raise InputError(f"{path}: {wrong.sum()} rows state FLOPs that their shapes do not have, the first in line "
+                             f"{int(rows.index[wrong][0]) + 2}")
+        parts.append(table)
+    return {device: pd.concat(parts, ignore_index=True)}
+
+
+def aiconfigurator_folder() -> Path:
+    """Return the data folder of the installed package aiconfigurator-core; InputError says how to get it."""
+    found = importlib.util.find_spec("aiconfigurator_core")
+    if not found:
+        raise InputError("the package aiconfigurator-core is not installed; get it with: pip install "
+                         "aiconfigurator-core==0.12.0 (82 MB), or name a folder of its layout: "
+                         "<gpu>/gemm/<framework>/<version>/gemm_perf.parquet")
+    return Path(found.submodule_search_locations[0]) / "systems" / "data"
+
+
+def aiconfigurator(folder: Path | None = None, framework: str = "trtllm", version: str = "") -> dict[str, pd.DataFrame]:
+    """Read the matrix products in 16 bits of aiconfigurator (NVIDIA, Apache-2.0): CUDA graphs, warm cache, means, ms.
+
+    ``version`` empty takes the newest of ``framework`` for each GPU that ``params/devices.yaml`` knows.
+    Returns a ``sweep`` table a device. Raises InputError for a folder without such files.
+    """
+    folder, tables = folder or aiconfigurator_folder(), {}
+    for name, device in _AICONFIGURATOR.items():
+        held = sorted(folder.glob(f"{name}/gemm/{framework}/{version or '*'}/gemm_perf.parquet"), key=_order)
+        if not held:
+            continue
+        frame = pd.read_parquet(held[-1])
+        frame = frame[frame["gemm_dtype"].map(_AICONFIGURATOR_DTYPES).notna()]
+        parts = [_products(part["m"], part["k"], part["n"], part["latency"], device,
+                           f"aiconfigurator {framework} {held[-1].parent.name}", {"latency_type": "kernel", "cache": "warm"},
+                           _AICONFIGURATOR_DTYPES[dtype]) for dtype, part in frame.groupby("gemm_dtype")]
+        if parts:
+            tables[device] = pd.concat(parts, ignore_index=True)
+    if not tables:
+        raise InputError(f"{folder} has no <gpu>/gemm/{framework}/{version or '<version>'}/gemm_perf.parquet of "
+                         f"{choices(_AICONFIGURATOR)}")
+    return tables
+
+
+def _order(path: Path) -> tuple:
+    """Return a version folder's place among its like: numbers compare as numbers, a release after its candidates."""
+    text = path.parent.name
+    candidate = int((re.findall(r"rc(\d+)", text) or [999])[0])
+    return tuple(int(part) for part in re.findall(r"\d+", text.partition("rc")[0])), candidate
+
+
+READERS = {"neusight": neusight, "pytorch-scheduler": pytorch_scheduler, "aiconfigurator": aiconfigurator}
+
+
+def bring_in(kind: str, path: Path | None) -> dict[str, tuple[Path, int]]:
+    """Turn published data into ``sweep`` tables under ``data/imported/<device>/sweeps/<kind>``; return file and rows by device.
+
+    A second import replaces the first.
+    """
+    if path is None and kind != "aiconfigurator":
+        raise InputError(f"import {kind} needs the path of its data")
+    if path is not None and not path.exists():
+        raise InputError(f"{path} is missing")
+    written = {}
+    for device, table in READERS[kind](path).items():
+        stem = kind if kind != "pytorch-scheduler" else path.stem
+        target = paths.IMPORTED / device / "sweeps" / stem / "sweep.parquet"
+        store.write(table, target, "sweep", derived=True)
+        store.write_meta(target, "sweep", source=kind, origin=(path or Path("aiconfigurator-core")).name, device=device,
+                         rows=len(table))
+        written[device] = (target, len(table))
+    return written

@@ -1,0 +1,236 @@
+"""Where the outputs of a network's operators find their memory: just used, used long ago, or fresh from the system.
+
+A fresh page costs the kernel a fault, one to several microseconds on a virtual machine: for large activations more than
+the operator's work. A process that keeps what it freed has no faults, and times that repeat. Written for glibc's allocator.
+"""
+
+import ctypes
+import json
+import os
+import platform
+import resource
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+import torch
+
+from lib.work.graph import counts
+from lib.work.graph.capture import Graph, Op, TensorSpec
+
+_PAGE = 1 << 16
+_TRIM, _MMAP_MAX = -1, -4  # M_TRIM_THRESHOLD, M_MMAP_MAX of malloc.h
+_TRIM_BYTES, _MMAPS = 64 * 2**20, 65536  # where glibc's moving threshold ends once large blocks were freed; its default
+_PASSES = 3
+# the same for a process that is yet to start
+ENVIRONMENT = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1)}
+_starting = threading.Lock()
+
+
+def _libc():
+    return ctypes.CDLL("libc.so.6") if platform.libc_ver()[0] == "glibc" else None
+
+
+def known() -> bool:
+    """Return whether this system's allocator is the one that this module knows."""
+    return _libc() is not None
+
+
+@contextmanager
+def kept() -> Iterator[None]:
+    """Keep freed memory in the process, so that no block is a fresh one once as much was in use before; then give it back."""
+    libc = _libc()
+    if libc:
+        libc.mallopt(_MMAP_MAX, 0)
+        libc.mallopt(_TRIM, 2**31 - 1)
+    try:
+        yield
+    finally:
+        if libc:
+            libc.mallopt(_MMAP_MAX, _MMAPS)
+            libc.mallopt(_TRIM, _TRIM_BYTES)
+            libc.malloc_trim(0)
+
+
+@contextmanager
+def kept_by_children() -> Iterator[None]:
+    """Have the processes that are started meanwhile keep what they free; machine.software() of such a process says so."""
+    with _starting:
+        before = {name: os.environ.get(name) for name in ENVIRONMENT}
+        os.environ.update(ENVIRONMENT)
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                os.environ.pop(name) if value is None else os.environ.__setitem__(name, value)
+
+
+def give_back() -> None:
+    """Give the memory that this process freed back to the system."""
+    libc = _libc()
+    if libc:
+        libc.malloc_trim(0)
+
+
+def page_faults() -> int:
+    """Return the page faults of this process so far that needed no disk: each is a page that the system handed out."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+
+def reuse_distances(graph: Graph) -> list[float]:
+    """Return for each operator how many bytes the graph touched since the memory of its outputs was last touched.
+
+    By repeating the graph's allocations, without its work, in memory that is kept. 0 for what makes no storage, and where
+    the allocator is not known.
+    """
+    distances = [0.0] * len(graph.ops)
+    if not known():
+        return distances
+    clock, touched = 0.0, {}
+    with kept():
+        for _ in range(_PASSES):
+            held: dict[int, torch.Tensor] = {}
+            for number, (op, new, dead) in enumerate(zip(graph.ops, graph.made, graph.freed, strict=True)):
+                held |= {storage: torch.empty(size, dtype=torch.uint8) for storage, size in new.items()}
+                pages = {storage: _pages(held[storage]) for storage in new}
+                seen = [clock - touched.get(page, -np.inf) for found in pages.values() for page in found]
+                distances[number] = float(np.median(seen)) if seen else 0.0
+                if op.short not in counts.VIEWS:
+                    used = {spec.storage: spec.bytes for spec in (*op.tensors, *op.outputs)}
+                    clock += sum(used.values())
+                    touched |= {page: clock for storage in used if storage in held for page in _pages(held[storage])}
+                for storage in dead:
+                    held.pop(storage, None)
+    return distances
+
+
+def temporaries(op: Op) -> tuple[list[int], list[int]]:
+    """Return the bytes of what a convolution on the CPU takes beside its outputs: freed before they are made, and after.
+
+    oneDNN works on tensors in blocks of 16 channels, torch's own loop on gathered windows; both take them from torch's
+    allocator (seen in the profiler's record of allocations). Empty for other operators.
+    """
+    if op.short not in ("convolution", "convolution_backward") or len(op.tensors) < 2:
+        return [], []
+    backward = op.short == "convolution_backward"
+    data, weight = (op.args[1], op.args[2]) if backward else op.args[:2]
+    output = op.args[0] if backward else op.outputs[0]
+    groups = op.args[9] if backward else op.args[8]
+    ins, outs = weight.shape[1], weight.shape[0] // max(1, groups)
+    if not backward and data.shape[0] == 1 and groups == 1 and data.elements <= 20480 and max(weight.shape[2:]) <= 3:
+        return [weight.elements // weight.shape[0] * prod(output.shape[2:]) * weight.itemsize], []
+    if groups > 1 and not ins == outs == 1 and (ins % 4 or outs % 4):
+        return [weight.bytes], [output.bytes]
+    given, made = _blocked(data), _blocked(output)
+    if backward:
+        return [given, made], [given]
+    return ([weight.bytes] if data.shape[1] <= 3 else [given, weight.bytes]), [made]
+
+
+def _blocked(spec: TensorSpec) -> int:
+    return spec.bytes // spec.shape[1] * -(-spec.shape[1] // 16) * 16
+
+
+_REPLAY = """
+import ctypes, json, sys
+libc = ctypes.CDLL("libc.so.6")
+class Info(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_size_t) for name in "arena a b c mapped d e f g h".split()]
+libc.mallinfo2.restype = Info
+libc.free.argtypes = [ctypes.c_void_p]
+def held():
+    info = libc.mallinfo2()
+    return info.arena + info.mapped
+def take(size):
+    place = ctypes.c_void_p()
+    libc.posix_memalign(ctypes.byref(place), ctypes.c_size_t(64), ctypes.c_size_t(size))
+    return place.value
+for line in sys.stdin:
+    weights, temporaries, made, freed = json.loads(line)
+    kept, fresh = [take(size) for size in weights], 0
+    for _ in range(4):
+        places, fresh = {}, 0
+        for (early, late), new, dead in zip(temporaries, made, freed):
+            for name, size in [*enumerate(early), *((-1 - n, size) for n, size in enumerate(late))]:
+                before = held()
+                places["t", name] = take(size)
+                fresh += max(0, held() - before)
+            for name in range(len(early)):
+                libc.free(places.pop(("t", name)))
+            for name, size in new:
+                before = held()
+                places[name] = take(size)
+                fresh += max(0, held() - before)
+            for name in range(len(late)):
+                libc.free(places.pop(("t", -1 - name)))
+            for name in dead:
+                if name in places:
+                    libc.free(places.pop(name))
+        for place in places.values():
+            libc.free(place)
+    for place in kept:
+        libc.free(place)
+    print(fresh, flush=True)
+"""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a pass allocates: bytes of the weights, and operator by operator of temporaries, outputs, and what dies after it."""
+
+    weights: tuple[int, ...]
+    beside: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
+    made: tuple[tuple[tuple[int, int], ...], ...]
+    freed: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, graph: Graph) -> "Plan":
+        """Take it down from a captured graph."""
+        beside = tuple((tuple(early), tuple(late)) for early, late in map(temporaries, graph.ops))
+        return cls(tuple(spec.elements * spec.itemsize for spec in _weights(graph)), beside,
+                   tuple(tuple(new.items()) for new in graph.made), graph.freed)
+
+    def towards(self, other: "Plan", share: float) -> "Plan":
+        """Return the plan on the line from this one to ``other``, of the same operators at another batch size.
+
+        Raises ValueError when they are not the same operators.
+        """
+        def between(one: int, two: int) -> int:
+            return max(0, round(one + share * (two - one)))
+
+        beside = tuple(tuple(tuple(map(between, one, two)) for one, two in zip(a, b, strict=True))
+                       for a, b in zip(self.beside, other.beside, strict=True))
+        made = tuple(tuple((name, between(size, again)) for (name, size), (_, again) in zip(a, b, strict=True))
+                     for a, b in zip(self.made, other.made, strict=True))
+        return Plan(self.weights, beside, made, self.freed)
+
+
+def fresh_bytes(plan: Plan) -> float:
+    """Return how many bytes a pass takes anew from the system, which costs a page fault for each page.
+
+    By repeating its allocations in glibc's hands, with its moving thresholds, in a process without torch: what another pass
+    left behind is not its own. 0 where the allocator is another one.
+    """
+    if not known():
+        return 0.0
+    line = json.dumps([plan.weights, plan.beside, plan.made, plan.freed])
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", _REPLAY], input=line + "\n", capture_output=True, text=True,
+                          check=True, env=environment)
+    return float(done.stdout)
+
+
+def _weights(graph: Graph) -> list[TensorSpec]:
+    held = ("parameter", "buffer")
+    return list({spec.storage: spec for op in graph.ops for spec in op.tensors if spec.kind in held}.values())
+
+
+def _pages(tensor: torch.Tensor) -> range:
+    """Return the numbers of the pages (larger than the system's: only a median is wanted) that a tensor lies in."""
+    begin = tensor.data_ptr()
+    return range(begin // _PAGE, (begin + tensor.numel()) // _PAGE + 1)

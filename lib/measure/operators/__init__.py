@@ -1,0 +1,1 @@
+"""Single operators: sweeps over their configurations, their aggregation, cold memory, operators in isolation."""

@@ -1,0 +1,202 @@
+"""From visits to the ``sweep`` table: medians over rounds, verdicts, the original's export, and finding stale rows."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from lib import paths, store
+from lib.config.notebooks import SweepParams
+from lib.errors import InputError, choices
+from lib.measure import load
+from lib.measure.archive import folders
+from lib.measure.reference_kernel import SLOW, USUAL
+from lib.measure.timing import VERDICTS, worst
+from lib.tables import PARAMETERS, columns
+
+BOTH = {"latency_type": ("kernel", "end_to_end"), "cache": ("warm", "cold")}
+NEIGHBOURS = 15  # visits over which the load of the machine is smoothed: its clock ticks every 10 ms
+LEAST_ROUNDS = 3
+STABLE, NOISY = 0.10, 0.25
+ORIGINAL = ("Batch size", "In Channels", "Out Channels", "Kernel Size", "Stride", "Width", "Height", "Flops", "Latency",
+            "Latency Type")
+_EXPORTED = ("batch", "in_channels", "out_channels", "kernel_h", "stride_h", "width", "height", "flops", "latency_ms")
+_TYPES = {"kernel": "external", "end_to_end": "internal"}
+
+
+def crowding(visits: pd.DataFrame) -> pd.Series:
+    """Return for each visit the cores that others and the host used around its time, a median over NEIGHBOURS visits.
+
+    A process that works beside us gives the same answer again and again; a single visit is too short to tell.
+    """
+    cores = visits["other_cores"] + visits["stolen_cores"]
+    return cores.rolling(NEIGHBOURS, center=True, min_periods=1).median()
+
+
+def disturbed(visits: pd.DataFrame) -> pd.Series:
+    """Return which visits saw a processor slower than usual, by the yardstick before and after them."""
+    usual = visits["yardstick_ms"].quantile(USUAL / 100)
+    return visits["yardstick_ms"] > SLOW * usual
+
+
+def summarise(visits: pd.DataFrame) -> pd.DataFrame:
+    """Return one row a configuration from its visits: median, spread and extremes over the rounds, and a verdict.
+
+    Visits beside a busy neighbour, or on a processor slower than usual, are left out where LEAST_ROUNDS others exist;
+    where they do not, the verdict says so.
+    """
+    visits = visits.assign(crowd=crowding(visits), slow=disturbed(visits))
+    good = visits[visits["status"] == "ok"]
+    rows = []
+    for key, part in good.groupby("config", sort=False):
+        quiet = part[(part["crowd"] < load.QUIET_CORES) & ~part["slow"]]
+        used = quiet if len(quiet) >= LEAST_ROUNDS else part
+        low, median, high = np.percentile(used["latency_ms"], (25, 50, 75))
+        spread = (high - low) / median if median else np.inf
+        found = [(VERDICTS[0] if spread <= STABLE else VERDICTS[1] if spread <= NOISY else VERDICTS[2],
+                  f"IQR over the rounds is {spread:.0%} of the median"),
+                 _crowd_verdict(float(used["crowd"].median()))]
+        if used["slow"].any():
+            found.append((VERDICTS[1], f"the processor was slow in {int(used['slow'].sum())} of {len(used)} rounds"))
+        if len(used) < LEAST_ROUNDS:
+            found.append((VERDICTS[1], f"only {len(used)} of {LEAST_ROUNDS} rounds"))
+        rows.append({"config": key, "latency_ms": median, "latency_iqr_ms": high - low, "n": len(used),
+                     "low_ms": used["latency_ms"].min(), "high_ms": used["latency_ms"].max(),
+                     "other_cores": used["crowd"].median(), "verdict": worst(*(verdict for verdict, _ in found)),
+                     "why": "; ".join(why for verdict, why in found if verdict != VERDICTS[0])})
+    return pd.DataFrame(rows, columns=["config", "latency_ms", "latency_iqr_ms", "n", "low_ms", "high_ms", "other_cores",
+                                       "verdict", "why"])
+
+
+def _crowd_verdict(cores: float) -> tuple[str, str]:
+    verdict = VERDICTS[0] if cores < load.QUIET_CORES else VERDICTS[1] if cores < load.LOUD_CORES else VERDICTS[2]
+    return verdict, f"others used {cores:.1f} cores meanwhile"
+
+
+def unsettled(folder: Path) -> set[str]:
+    """Return the configurations of one device whose rounds do not agree yet."""
+    table = summarise(store.read(folder / "repeats.csv", "repeats"))
+    return set(table.loc[table["verdict"] != VERDICTS[0], "config"])
+
+
+def _device_table(folder: Path, device: str, identity: dict[str, Any]) -> pd.DataFrame:
+    """Return the ``sweep`` rows of one device."""
+    configs = store.read(folder / "configs.csv", "configs").drop_duplicates("config", keep="last")
+    visits = store.read(folder / "repeats.csv", "repeats")
+    failed = visits[visits["status"] != "ok"].drop_duplicates("config").set_index("config")["reason"]
+    frame = configs.merge(summarise(visits), on="config", how="left")
+    values = pd.DataFrame([json.loads(text) for text in frame["parameters"]], index=frame.index)
+    frame = frame.join(values.reindex(columns=[column.name for column in PARAMETERS]))
+    broken = frame["config"].isin(failed.index) | frame["latency_ms"].isna()
+    frame.loc[frame["config"].isin(failed.index), "reason"] = frame["config"].map(failed)
+    frame.loc[broken & (frame["status"] == "ok"), "status"] = "failed"
+    never_visited = (frame["status"] == "failed") & ~frame["config"].isin(failed.index)
+    frame = frame[~never_visited]
+    broken = frame["status"] != "ok"
+    frame.loc[broken, ["latency_ms", "latency_iqr_ms", "low_ms", "high_ms", "other_cores"]] = np.nan
+    frame["reason"] = frame["reason"].where(broken, frame["why"])
+    frame["verdict"] = frame["verdict"].where(~broken, VERDICTS[2])
+    frame["n"] = frame["n"].fillna(0).where(~broken, 0).astype(int)
+    seconds = frame["latency_ms"] / 1e3
+    named = {name: identity[name] for name in ("hardware_id", "software_id", "threads")}
+    return frame.assign(device=device, gflops=frame["flops"] / seconds / 1e9, gbps=frame["bytes"] / seconds / 1e9,
+                        energy_j=np.nan, **named)[columns("sweep")]
+
+
+def derive(folder: Path, facts: dict[str, Any]) -> pd.DataFrame:
+    """Derive ``sweep.parquet`` (all devices) and, for convolutions, ``results_convolution.csv`` from a sweep's raw files."""
+    tables = [_device_table(folder / device.replace(":", "-"), device, identity)
+              for device, identity in facts["devices"].items()]
+    table = pd.concat([part for part in tables if len(part)] or tables, ignore_index=True)
+    path = store.write(table, folder / "sweep.parquet", "sweep", derived=True)
+    store.write_meta(path, "sweep", **facts)
+    if (table["op"] == "conv2d").any():
+        export(table, folder / "results_convolution.csv")
+    return table
+
+
+def export(table: pd.DataFrame, path: Path) -> Path:
+    """Write the convolutions of a sweep in the original's columns; latency in ms, external = kernel, internal = end to end.
+
+    The original knows one kernel size and stride, the forward pass and warm caches: other rows are left out.
+    """
+    fits = (table["op"] == "conv2d") & (table["pass"] == "forward") & (table["status"] == "ok") & (table["cache"] == "warm") & \
+        (table["kernel_h"] == table["kernel_w"]) & (table["stride_h"] == table["stride_w"])
+    chosen = table[fits]
+    named = chosen[list(_EXPORTED)].set_axis(ORIGINAL[:-1], axis=1).assign(**{ORIGINAL[-1]: chosen["latency_type"].map(_TYPES)})
+    temporary = path.with_suffix(".partial")
+    named.astype({"Flops": "int64"}).to_csv(temporary, index=False)
+    temporary.replace(path)
+    return path
+
+
+def stale(latency: pd.Series, work: pd.Series) -> pd.Series:
+    """Return which rows repeat the row before them to the last digit although their work differs.
+
+    A clock does not give the same twelve digits twice in a row for different shapes: such a row was read from the last
+    result and not measured. ``latency`` and ``work`` (FLOPs from the shapes) are aligned, in the order of measuring.
+    """
+    again = (latency == latency.shift()) & latency.notna()
+    return again & (again.shift(-1, fill_value=False) | again.shift(fill_value=False)) & work.ne(work.shift())
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A sweep as a notebook shows it: its table, the raw visits of all devices, its folder, and a note."""
+
+    table: pd.DataFrame
+    visits: pd.DataFrame
+    folder: Path
+    note: str
+
+    @property
+    def usable(self) -> pd.DataFrame:
+        """Return the measured rows that are not unusable."""
+        return self.table[(self.table["status"] == "ok") & (self.table["verdict"] != VERDICTS[2])]
+
+
+def read(folder: Path, note: str = "") -> Sweep:
+    """Read a finished sweep back; InputError names what is missing. Reference sweeps carry no raw visits."""
+    table = store.read(folder / "sweep.parquet", "sweep")
+    facts = store.read_json(folder / "sweep.meta.json")
+    raw = sorted(folder.glob("*/repeats.csv"))
+    visits = store.read_all(raw, "repeats")
+    return Sweep(table, visits, folder, note or f"Measured here, {facts['started_utc']}, in {folder.name}.")
+
+
+def replay(p: SweepParams) -> Sweep:
+    """Read the newest reference sweep that holds the asked families, cut down to them; InputError lists what there is."""
+    held = set()
+    for folder in folders("replay", p.reference):
+        for path in sorted((folder / "sweeps").glob("*/sweep.parquet"), reverse=True):
+            found = read(path.parent, "")
+            device = "cpu" if p.device == "auto" else {"cuda": "cuda:0"}.get(p.device, p.device)
+            asked = {name: BOTH[name] if getattr(p, name) == "both" else (getattr(p, name),) for name in BOTH}
+            fits = np.logical_and.reduce([found.table[name].isin(values) for name, values in asked.items()])
+            mine = found.table[found.table["op"].isin(p.ops) & (found.table["device"] == device) & fits]
+            held |= set(found.table["op"])
+            if set(p.ops) <= set(mine["op"]):
+                facts = store.read_json(path.with_name("sweep.meta.json"))
+                note = f"REPLAY of {path.parent.name}, measured {facts['started_utc']} on {folder.name}."
+                return Sweep(mine.reset_index(drop=True), found.visits, path.parent, note)
+    raise InputError(f"the reference has no {p.cache} {p.latency_type} sweep of {choices(p.ops)} on {p.device}; it has: "
+                     f"{choices(sorted(held)) or 'none'}")
+
+
+def all_sweeps() -> list[Path]:
+    """Return the folders of the finished sweeps of this machine, oldest first."""
+    return [path.parent for path in sorted(paths.SWEEPS.glob("*/sweep.parquet"), key=lambda path: path.stat().st_mtime)]
+
+
+
+
+def pace(visits: pd.DataFrame) -> float:
+    """Return configurations a second, all their rounds and their set-up included, on one device."""
+    return float(visits["config"].nunique() / visits["visit_s"].sum())
+
+
+
+

@@ -1,0 +1,207 @@
+"""Networks and their operators timed alone: the forward pass of a model, and each distinct operator in it."""
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+
+from lib import paths, store
+from lib.errors import InputError
+from lib.measure import load, machine
+from lib.measure.archive import Progress, folders
+from lib.measure.timing import Timing, measure, worst
+from lib.work import networks
+from lib.work.graph import capture, counts, families, rebuild
+
+ROUNDS = 3
+OPERATORS = 20
+DTYPES = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+_NETWORKS_SHARE = 0.4  # of the budget
+_PATIENCE = 1.3  # times the budget
+_BALANCE = 10.0  # FLOPs that cost as much as a byte, about: only to choose which operators are worth timing
+
+
+@dataclass(frozen=True)
+class Item:
+    """One thing to time: its row of work without the time, and how to build the call."""
+
+    row: dict[str, Any]
+    build: Callable[[], Callable[[], object]]
+
+
+def roof_dtype(precision: str, device: torch.device, products: bool = False) -> str:
+    """Return whose roof judges ``precision``: fp32 on CUDA is TF32 where torch may use it, in convolutions or ``products``."""
+    switches = torch.backends.cuda.matmul if products else torch.backends.cudnn
+    return "tf32" if precision == "fp32" and device.type == "cuda" and switches.allow_tf32 else precision
+
+
+def _forward(net: networks.Network, precision: str, device: torch.device) -> Callable[[], object]:
+    dtype = getattr(torch, DTYPES[precision])
+    model = net.build().eval().to(device, dtype)
+    images = torch.randn(net.shape).to(device, dtype)
+
+    def call() -> None:
+        with torch.inference_mode():
+            model(images)
+    return call
+
+
+def _shared(precision: str, device: torch.device) -> dict[str, Any]:
+    ids = machine.ids()
+    return {"env": ids["hardware_id"], "backend": device.type, "precision": precision, "bytes_source": "compulsory", **ids}
+
+
+def network_item(net: networks.Network, precision: str, device: torch.device) -> tuple[Item, capture.Graph]:
+    """Return the forward pass of a network as something to time, and its operators."""
+    graph = capture.capture(capture.build_unfilled(net.build), net.shape, dtype=DTYPES[precision])
+    row = {**_shared(precision, device), "label": f"{net.name} b{net.shape[0]}", "arch": net.name, "kind": "network",
+           "family": net.name, "batch_size": net.shape[0], "calls": sum(op.short not in counts.VIEWS for op in graph.ops),
+           "occurrences": 1, "flops": sum(counts.flops(op) for op in graph.ops),
+           "bytes": sum(counts.compulsory_bytes(op) for op in graph.ops), "level": "",
+           "roof_dtype": roof_dtype(precision, device)}
+    return Item(row, partial(_forward, net, precision, device)), graph
+
+
+def _named(op: capture.Op) -> tuple[str, str]:
+    """Return the family of an operator and a short name of this very one."""
+    family, p = families.describe(op) or (op.short, {})
+    if family.startswith("conv"):
+        family = "depthwise conv" if p["groups"] > 1 and p["groups"] == p["in_channels"] else family
+        window = f"{p['kernel_h']}x{p['kernel_w']}/{p['stride_h']}"
+        return family, f"{window} {p['in_channels']}>{p['out_channels']} at {p['height']}"
+    if "gemm_m" in p:
+        return family, f"{p['gemm_m']}x{p['gemm_k']}x{p['gemm_n']}"
+    shape = op.outputs[0].shape if op.outputs else ()
+    return family, "x".join(map(str, shape))
+
+
+def _costliest(graph: capture.Graph) -> list[tuple[capture.Op, int]]:
+    """Return OPERATORS distinct operators with their occurrences: the two costliest of each family, then what costs most."""
+    known = [op for op in graph.ops if counts.is_counted(op) and counts.flops(op) > 0]
+    seen, first = Counter(known), {op: op for op in reversed(known)}  # the first of equal ones has its outputs
+
+    def cost(op: capture.Op) -> float:
+        return seen[op] * (counts.flops(op) + _BALANCE * counts.compulsory_bytes(op))
+
+    ranked = sorted(first.values(), key=cost, reverse=True)
+    taken: Counter = Counter()
+    places = []
+    for op in ranked:
+        taken[_named(op)[0]] += 1
+        places.append((taken[_named(op)[0]] > 2, len(places)))
+    chosen = sorted(range(len(ranked)), key=lambda index: places[index])[:OPERATORS]
+    return [(ranked[index], seen[ranked[index]]) for index in sorted(chosen)]
+
+
+def footprint(op: capture.Op) -> int:
+    """Return the bytes of memory that ``op`` touches: what it writes in place over what it read counts once."""
+    held: dict[int, int] = {}
+    for number, spec in enumerate((*op.tensors, *op.outputs)):
+        key = spec.storage if spec.storage >= 0 else -1 - number
+        held[key] = max(held.get(key, 0), spec.bytes)
+    return sum(held.values())
+
+
+def operator_items(net: networks.Network, graph: capture.Graph, precision: str, device: torch.device) -> list[Item]:
+    """Return the costliest operators of a network as something to time, each alone."""
+    items = []
+    for op, occurrences in _costliest(graph):
+        family, short = _named(op)
+        judged = roof_dtype(precision, device, "conv" not in op.short)
+        row = {**_shared(precision, device), "label": f"{family} {short}", "arch": net.name, "kind": "operator", "calls": 1,
+               "family": family, "batch_size": net.shape[0], "occurrences": occurrences, "flops": counts.flops(op),
+               "bytes": counts.compulsory_bytes(op), "level": "", "roof_dtype": judged, "footprint": footprint(op)}
+        items.append(Item(row, partial(rebuild.runnable, [op], device)))
+    return items
+
+
+def _timed(items: list[Item], device: torch.device, budget_s: float, progress: Progress) -> tuple[list[np.ndarray], list[str]]:
+    """Time every item in ROUNDS rounds, each in a random order; return the samples of each, in ms, and what could not run.
+
+    On a crowded machine later rounds are dropped once the time is well over the budget; the first always runs. An operator that
+    the device does not have stays without samples; a network that it cannot run raises InputError.
+    """
+    several = sum(item.row["kind"] == "network" for item in items)
+    shares = {"network": budget_s * _NETWORKS_SHARE / max(1, several),
+              "operator": budget_s * (1 - _NETWORKS_SHARE) / max(1, len(items) - several)}
+    samples: list[list[np.ndarray]] = [[] for _ in items]
+    kept: dict[int, Callable] = {}
+    failed: dict[int, str] = {}
+    draw, end = np.random.default_rng(0), time.monotonic() + _PATIENCE * budget_s
+    for index in progress([n for _ in range(ROUNDS) for n in draw.permutation(len(items))], "timing"):
+        item, kind = items[index], items[index].row["kind"]
+        if index in failed or (samples[index] and time.monotonic() > end):
+            continue
+        try:
+            call = kept.get(index) or item.build()
+            if kind == "network":
+                kept[index] = call  # its weights are dear to make
+            with torch.inference_mode():
+                samples[index].append(measure(call, device, shares[kind] / ROUNDS, least=3).samples_ms)
+        except RuntimeError as error:
+            failed[index] = f"{item.row['label']} does not run on {device}: {str(error).splitlines()[0]}"
+            if kind == "network":
+                raise InputError(failed[index]) from None
+    return [np.concatenate([*parts, []]) for parts in samples], list(failed.values())
+
+
+def measure_work(models: list[str], batch_size: int, precision: str, device_id: str, budget_s: float,
+                 progress: Progress = lambda items, _: items) -> tuple[pd.DataFrame, dict[str, Any]]:
+    """Time the forward pass of each of ``models`` and the costliest operators of the first, in about ``budget_s``.
+
+    Returns a row each (columns WORK of lib.predict.analytic.roofline) and the provenance. Raises InputError for an unknown
+    model, or a dtype that the device does not take.
+    """
+    device = machine.device(device_id)
+    machine.use(device)
+    nets = [networks.network(name, batch_size) for name in models]
+    found = [network_item(net, precision, device) for net in nets]
+    items = [item for item, _ in found] + operator_items(nets[0], found[0][1], precision, device)
+    threads = torch.get_num_threads()
+    with load.device_lock(str(device)):
+        quiet = load.wait_for_quiet(threads)
+        with load.LoadWatch() as watch:
+            samples, failed = _timed(items, device, budget_s, progress)
+            seen = watch.reading()
+    crowding = seen.crowding(threads)
+    crowded = "stable" if crowding < load.QUIET_CORES else "noisy" if crowding < load.LOUD_CORES else "unusable"
+    timed = [(item.row, Timing(part)) for item, part in zip(items, samples, strict=True) if len(part)]
+    frame = pd.DataFrame([{**row, "elapsed_sec": timing.median_ms / 1e3, "verdict": worst(timing.verdict, crowded)}
+                          for row, timing in timed])
+    facts = {"started_utc": store.utc_now(), "notebook": "05_roofline", "load_at_start": vars(quiet), "load_at_end": vars(seen),
+             "parameters": {"models": ",".join(models), "batch_size": batch_size, "dtype": precision, "device": str(device),
+                            "budget_s": budget_s}, "failed": failed, **machine.identity()}
+    return frame, facts
+
+
+def save_points(frame: pd.DataFrame, facts: dict[str, Any]) -> Path:
+    """Write a table ``points`` to ``data/points/`` with its provenance; return its path."""
+    stem = f"points_{facts['parameters']['device'].replace(':', '-')}_{facts['parameters']['dtype']}"
+    name = store.fresh_name(stem, lambda candidate: (paths.POINTS / f"{candidate}.csv").exists())
+    path = store.write(frame, paths.POINTS / f"{name}.csv", "points")
+    store.write_meta(path, "points", **facts)
+    return path
+
+
+def stored_points(device: str, precision: str, hardware_id: str,
+                  reference: str = "") -> tuple[pd.DataFrame, str]:
+    """Return the newest stored ``points`` of a reference machine by its hardware id, and a note of when they were measured.
+
+    The table is empty, and the note says so, when the reference has none of that device and element type.
+    """
+    stem = f"points_{device.replace(':', '-')}_{precision}"
+    for folder in folders("replay", reference):
+        metas = [(store.read_json(path), path) for path in (folder / "points").glob(f"{stem}*.meta.json")]
+        metas = [(facts, path) for facts, path in metas if facts["hardware_id"] == hardware_id]
+        if metas:
+            facts, meta = max(metas, key=lambda item: item[0]["started_utc"])
+            path = meta.with_name(meta.name.replace(".meta.json", ".csv"))
+            return store.read(path, "points"), f"Points of {path.name}, measured {facts['started_utc']}."
+    return store.read_all([], "points"), f"The reference has no points of networks and operators on {device} in {precision}."

@@ -1,0 +1,251 @@
+"""One visit of a sweep: build a configuration, check it, time it for a moment. Runs in a worker process of its own."""
+
+import gc
+import os
+import time
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+
+from lib.errors import InputError
+from lib.measure import load, machine
+from lib.measure.operators.cold_memory import ColdCalls, Rings
+from lib.measure.reference_kernel import Yardstick
+from lib.measure.timing import _sample_ms, synchronize
+from lib.work.graph import families, rebuild
+from lib.work.graph.capture import Op
+from lib.work.graph.spaces import DTYPES, Config
+
+SAMPLE_MS = 1.0
+_LEAST = 3
+_COLD_WARMUP, _COLD_PATIENCE = 2, 4
+_WARM_MS = 3.0
+_MOST_CALLS = 1000
+
+
+def _busy() -> tuple[float, float]:
+    """Return CPU seconds of everybody on this machine so far, and those that the host took."""
+    seconds = psutil.cpu_times()
+    busy = sum(getattr(seconds, field, 0.0) for field in ("user", "nice", "system", "irq", "softirq"))
+    return busy, getattr(seconds, "steal", 0.0)
+
+
+class _Meter:
+    """Looks at the machine during one visit (ticks of 10 ms: only a run of visits tells much)."""
+
+    def __init__(self):
+        self.begin, self.own, (self.busy, self.stolen) = time.perf_counter(), time.process_time(), _busy()
+
+    def reading(self) -> dict[str, float]:
+        """Return the length of the visit and the cores that others and the host used."""
+        seconds = time.perf_counter() - self.begin
+        busy, stolen = _busy()
+        own = time.process_time() - self.own
+        return {"visit_s": seconds, "other_cores": max(0.0, busy - self.busy - own) / seconds,
+                "stolen_cores": max(0.0, stolen - self.stolen) / seconds}
+
+
+
+
+class Flusher:
+    """Writes more than the caches hold, so that the next call finds its inputs in memory.
+
+    For whole programs, and for accelerators, where device events leave the writing out; operators on a CPU are given other
+    memory instead (lib.measure.operators.cold_memory).
+    """
+
+    def __init__(self, device: torch.device):
+        held = max(machine.levels(device, torch.get_num_threads()).values(), default=32 * 2**20)
+        self._buffer = torch.zeros(int(1.5 * held) // 4, device=device)
+
+    def __call__(self) -> None:
+        """Write the buffer once."""
+        self._buffer.add_(1.0)
+
+
+class Tools:
+    """What the worker of a device keeps from visit to visit, made when first needed."""
+
+    def __init__(self, device: torch.device):
+        self._device = device
+
+    @cached_property
+    def flusher(self) -> Flusher:
+        """Give what empties the caches."""
+        return Flusher(self._device)
+
+    @cached_property
+    def rings(self) -> Rings:
+        """Give memory used long ago."""
+        return Rings(self._device)
+
+
+def _program(config: Config, device: torch.device) -> Callable[[], object]:
+    """Return the call as a program makes it: the public function, or autograd's backward pass through it."""
+    function, inputs = families.family(config.op).build(dict(config.parameters), DTYPES[config.dtype])
+    backward = config.passes == "backward"
+    tensors = [rebuild.make(spec, device).requires_grad_(wants and backward) for spec, wants in inputs]
+    if not backward:
+        def forward() -> object:
+            with torch.no_grad():
+                return function(*tensors)
+        return forward
+    output = function(*tensors)
+    wanted, gradient = [tensor for tensor in tensors if tensor.requires_grad], torch.ones_like(output)
+    return lambda: torch.autograd.grad(output, wanted, gradient, retain_graph=True)
+
+
+def _check(result: Any, ops: tuple[Op, ...]) -> None:
+    """Refuse a result whose shape is not what the shapes say: then something else was run."""
+    got = [tuple(tensor.shape) for tensor in (result if isinstance(result, tuple | list) else [result])
+           if isinstance(tensor, torch.Tensor)]
+    expected = [spec.shape for spec in ops[0].outputs]
+    if len(ops) == 1 and got[:1] != expected[:1]:
+        raise InputError(f"{ops[0].name} gave {got}, expected {expected}")
+
+
+def _graphed(call: Callable[[], object], calls: int, device: torch.device) -> Callable[[], object]:
+    """Record ``calls`` launches as one CUDA graph, so that the host's launches do not bound a small kernel."""
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        call()
+    torch.cuda.current_stream(device).wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(calls):
+            call()
+    return graph.replay
+
+
+def _kernel_samples(call: Callable[[], object], device: torch.device, visit_ms: float) -> tuple[list[float], int]:
+    """Time calls back to back, as many in a sample as fill SAMPLE_MS; on CUDA a graph's replay where it can be recorded."""
+    begin, once = time.perf_counter(), np.inf
+    while once == np.inf or (time.perf_counter() - begin) * 1e3 < _WARM_MS:
+        once = min(once, _sample_ms(call, 1, device))
+    calls = int(np.clip(np.ceil(SAMPLE_MS / max(once, 1e-4)), 1, _MOST_CALLS))
+    repeat, width = call, calls
+    if device.type == "cuda":
+        try:
+            repeat, width = _graphed(call, calls, device), 1
+            repeat()
+        except RuntimeError:
+            synchronize(device)
+            repeat, width = call, calls
+    samples, end = [], time.perf_counter() + visit_ms / 1e3
+    while len(samples) < _LEAST or time.perf_counter() < end:
+        samples.append(_sample_ms(repeat, width, device) * width / calls)
+    return samples, calls
+
+
+def _lone_samples(call: Callable[[], object], device: torch.device, visit_ms: float, flush: Callable | None,
+                  host: bool) -> tuple[list[float], int]:
+    """Time calls one by one, each after ``flush``; ``host`` clocks on the host from before the call to the device's end."""
+    def one() -> float:
+        if flush:
+            flush()
+        if not host:
+            return _sample_ms(call, 1, device)
+        synchronize(device)
+        begin = time.perf_counter_ns()
+        call()
+        synchronize(device)
+        return (time.perf_counter_ns() - begin) / 1e6
+
+    one()
+    samples, end = [], time.perf_counter() + visit_ms / 1e3
+    while len(samples) < _LEAST or time.perf_counter() < end:
+        samples.append(one())
+    return samples, 1
+
+
+def _cold_samples(ops: tuple[Op, ...], device: torch.device, visit_ms: float, rings: Rings) -> tuple[list[float], int]:
+    """Time calls one by one, each on memory used long ago; calls for which the process grew count only if all did."""
+    calls, samples, grown = ColdCalls(ops, device, rings), [], []
+    for _ in range(_COLD_WARMUP):
+        calls.one()
+    end = time.perf_counter() + visit_ms / 1e3
+    while len(samples) + len(grown) // _COLD_PATIENCE < _LEAST or time.perf_counter() < end:
+        taken, grew = calls.one()
+        (grown if grew else samples).append(taken)
+    return (samples if len(samples) >= _LEAST else samples + grown), 1
+
+
+def visit(config: Config, ops: tuple[Op, ...], device: torch.device, visit_ms: float,
+          tools: Tools) -> dict[str, Any]:
+    """Build, check and time one configuration; return what ``repeats`` needs. A failure is a result with its reason."""
+    meter, row = _Meter(), {"latency_ms": np.nan, "n": 0, "calls": 0, "spread_ms": np.nan}
+    try:
+        kernel = config.latency_type == "kernel"
+        cold = config.cache == "cold"
+        call = rebuild.runnable(ops, device) if kernel else _program(config, device)
+        result = call()
+        if config.passes == "forward":
+            _check(result, ops)
+        del result
+        if kernel and cold and device.type == "cpu":
+            del call
+            samples, calls = _cold_samples(ops, device, visit_ms, tools.rings)
+        elif kernel and not cold:
+            samples, calls = _kernel_samples(call, device, visit_ms)
+        else:
+            samples, calls = _lone_samples(call, device, visit_ms, tools.flusher if cold else None, host=not kernel)
+        low, median, high = np.percentile(samples, (25, 50, 75))
+        row |= {"latency_ms": float(median), "n": len(samples), "calls": calls, "spread_ms": float(high - low)}
+        status, reason = "ok", ""
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        status, reason = "failed", f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200] if str(error) else ''}"
+        if "out of memory" in reason.lower() and device.type == "cuda":
+            torch.cuda.empty_cache()
+    return {**row, **meter.reading(), "status": status, "reason": reason}
+
+
+def serve(connection, device_id: str, threads: int, visit_ms: float, patience_s: float) -> None:
+    """Answer visits until the other side goes away: the main function of a worker process.
+
+    Sends its identity first, or the reason why it cannot work; then for each (configuration, operators) a result.
+    """
+    try:
+        device = machine.device(device_id)
+        machine.use(device)
+        if threads:
+            torch.set_num_threads(threads)
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+        identity = machine.identity()
+        with load.device_lock(device_id):
+            yardstick = Yardstick() if device.type == "cpu" else None
+            if yardstick:
+                yardstick.settle()
+            load.wait_for_quiet(torch.get_num_threads(), patience_s, window_s=0.25)
+            connection.send({**identity, "threads": torch.get_num_threads(), "pid": os.getpid()})
+            _loop(connection, device, visit_ms, yardstick)
+    except InputError as error:
+        connection.send(error)
+    except (EOFError, BrokenPipeError, KeyboardInterrupt):
+        pass
+
+
+def _loop(connection, device: torch.device, visit_ms: float, yardstick: Yardstick | None) -> None:
+    tools, begin = Tools(device), time.perf_counter()
+    torch.set_grad_enabled(True)
+    gc.disable()
+    while True:
+        config, ops = connection.recv()
+        at = time.perf_counter() - begin
+        result = _undisturbed(config, ops, device, visit_ms, tools, yardstick)
+        connection.send({**result, "at_s": at, "visit_s": time.perf_counter() - begin - at})
+        gc.collect(0)
+
+
+def _undisturbed(config: Config, ops: tuple[Op, ...], device: torch.device, visit_ms: float, tools: Tools,
+                 yardstick: Yardstick | None) -> dict[str, Any]:
+    """Wait a moment for the processor to be as fast as usual, then visit; the yardstick tells whether it stayed so."""
+    if yardstick is None:
+        return {**visit(config, ops, device, visit_ms, tools), "yardstick_ms": np.nan}
+    before = yardstick.wait()
+    result = visit(config, ops, device, visit_ms, tools)
+    return {**result, "yardstick_ms": max(before, yardstick.after())}

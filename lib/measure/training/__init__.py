@@ -1,0 +1,1 @@
+"""Training workloads, batch by batch: one profiled run, the run matrix, what their rows say."""

@@ -1,0 +1,196 @@
+"""The run matrix: models x batch sizes x precisions, each cell trained several times, and the throughput of such runs."""
+
+import re
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from multiprocessing import get_context
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from lib import paths, store
+from lib.config.base import build
+from lib.config.definitions import Matrix, Workload, workloads
+from lib.config.notebooks import ProfileParams
+from lib.errors import InputError, choices
+from lib.measure import machine
+from lib.measure.archive import runs
+from lib.measure.training.summary import CONFIGURATION
+
+KEYS = ["env", "arch", "backend", "batch_size", "precision"]
+_STATISTICS = ["n", "mean", "std", "median"]
+Measure = Callable[[ProfileParams, Workload], pd.Series]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell of the matrix: what is trained, and the parameters of its runs."""
+
+    label: str
+    workload: Workload
+    params: ProfileParams
+
+    @property
+    def name(self) -> str:
+        """Return ``model/b<batch>/<precision>``: the label without the environment."""
+        return self.label.partition("/")[2]
+
+
+def workload_of(workload_id: str, model: str, batch_size: int) -> Workload:
+    """Return the workload of a run: one of params/workloads.yaml, or ``<dataset>-<size>`` as the matrix names its own.
+
+    Raises InputError for an id that is neither.
+    """
+    if workload_id in workloads():
+        return workloads()[workload_id].model_copy(update={"batch_size": batch_size})
+    match = re.fullmatch(r"([a-z0-9]+)-(\d+)", workload_id)
+    if not match:
+        raise InputError(f"no workload {workload_id!r}; there are: {choices(workloads())}, and <dataset>-<size>")
+    return build(Workload, {"id": workload_id, "dataset": match.group(1), "size": int(match.group(2)), "model": model,
+                            "batch_size": batch_size}, workload_id)
+
+
+def cells(matrix: Matrix, device: str = "auto", wanted: str = "", options: dict[str, Any] | None = None) -> list[Cell]:
+    """Return the cells of the matrix for one device; ``wanted`` names some of them, ``options`` override parameters.
+
+    Raises InputError for a device without a grid, an unknown cell or a wrong option.
+    """
+    where = machine.device(device)
+    if where.type not in matrix.grids:
+        raise InputError(f"params/matrix.yaml has no grid for {where.type}; it has: {choices(matrix.grids)}")
+    grid, env = matrix.grids[where.type], matrix.environment or machine.name()
+    found = []
+    for model in grid.models:
+        for batch in grid.batch_sizes:
+            for precision in grid.precisions:
+                label = f"{env}/{model}/b{batch}/{precision}"
+                values = {**matrix.options, **grid.options, **(options or {}), "device": str(where), "batch_size": batch,
+                          "precision": precision, "label": label}
+                workload = workload_of(f"{matrix.dataset}-{matrix.size}", model, batch)
+                found.append(Cell(label, workload, build(ProfileParams, values, label)))
+    names = [name for name in wanted.split(",") if name]
+    unknown = [name for name in names if name not in [cell.name for cell in found]]
+    if unknown:
+        raise InputError(f"no cell {choices(unknown)}; there are: {choices(cell.name for cell in found)}")
+    return [cell for cell in found if not names or cell.name in names]
+
+
+def repeats_done(found: list[Cell]) -> dict[str, int]:
+    """Return how many usable runs each cell has on this machine under its label."""
+    table, here = runs("measure"), machine.ids()["hardware_id"]
+    usable = table[(table["hardware_id"] == here) & (table["verdict"] != "unusable")]
+    counts = usable["label"].value_counts()
+    return {cell.label: int(counts.get(cell.label, 0)) for cell in found}
+
+
+def _measure(p: ProfileParams, workload: Workload) -> pd.Series:
+    from lib.measure.training import profile_run
+
+    return profile_run.measure(p, workload=workload).run
+
+
+def in_a_process(p: ProfileParams, workload: Workload) -> pd.Series:
+    """Measure one run in a process of its own, whose peak memory is the run's and whose death is not ours."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(_measure, p, workload).result()
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, BrokenProcessPool):
+        return "the process died: out of memory?"
+    first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return first if isinstance(error, InputError) else f"{type(error).__name__}: {first}"
+
+
+def _outcome(cell: Cell, repeat: int, measure: Measure) -> dict[str, Any]:
+    """Measure one repeat of one cell; whatever goes wrong becomes a row with its reason."""
+    row = {"label": cell.label, "arch": cell.workload.model, "backend": cell.params.device.partition(":")[0],
+           "batch_size": cell.workload.batch_size, "precision": cell.params.precision, "repeat": repeat, "status": "ok",
+           "reason": "", "run_id": "", "images_per_sec": np.nan, "hardware_id": machine.ids()["hardware_id"]}
+    try:
+        run = measure(cell.params, cell.workload)
+        why = f"unusable, so it does not count: {run['reason']}" if run["verdict"] == "unusable" else ""
+        row |= {"run_id": run["run_id"], "images_per_sec": run["images_per_sec"], "reason": why}
+    except (InputError, RuntimeError, OSError, MemoryError) as error:
+        row |= {"status": "failed", "reason": _reason(error)}
+    return {**row, "at_utc": store.utc_now()}
+
+
+def _left(found: list[Cell], repeats: int) -> Iterator[tuple[Cell, int]]:
+    """Yield what is still to be measured, round after round, each in a random order."""
+    done, draw = repeats_done(found), np.random.default_rng(0)
+    for repeat in range(1, repeats + 1):
+        for index in draw.permutation(len(found)):
+            if done[found[index].label] < repeat:
+                yield found[index], repeat
+
+
+def run_matrix(found: list[Cell], repeats: int, budget_s: float = 0.0, measure: Measure = in_a_process,
+               tell: Callable[[dict[str, Any]], None] = lambda row: None) -> pd.DataFrame:
+    """Measure every cell until it has ``repeats`` usable runs; return what became of each attempt (table ``cells``).
+
+    Cells that have them are skipped, so that a second call resumes. A cell that fails is not tried again in this call; the rest
+    goes on. No run starts after ``budget_s`` (0: no limit). Rows are kept in ``data/matrix/cells.csv`` and given to ``tell``.
+    """
+    import time
+
+    appender = store.Appender(paths.MATRIX / "cells.csv", "cells", resume=True)
+    rows, end, failed = [], time.monotonic() + budget_s, set()
+    try:
+        for cell, repeat in _left(found, repeats):
+            if cell.label in failed:
+                continue
+            if budget_s and time.monotonic() > end:
+                break
+            rows.append(_outcome(cell, repeat, measure))
+            appender.append(list(rows[-1].values()))
+            failed |= {cell.label} if rows[-1]["status"] == "failed" else set()
+            tell(rows[-1])
+    finally:
+        appender.close()
+    return pd.DataFrame(rows, columns=list(rows[0]) if rows else None)
+
+
+# ----------------------------------------------------------------------------------------------- throughput
+
+def environment(table: pd.DataFrame) -> pd.Series:
+    """Return the environment of each run: what its label says before the first slash, else its machine's hardware id."""
+    named = table["label"].str.contains("/", regex=False)
+    return table["label"].str.partition("/")[0].where(named, table["hardware_id"])
+
+
+def throughput(table: pd.DataFrame) -> pd.DataFrame:
+    """Return images/s of the same configuration on the same machine and software, a row a configuration, from ``runs``.
+
+    Columns: KEYS, n, mean, std (NaN for one run), median, cpu_percent (median), whatever else sets rows apart, and both ids.
+    Unusable runs are left out and counted in ``attrs["unusable"]``. Nothing is averaged over different settings or machines.
+    """
+    usable = table[table["verdict"] != "unusable"].copy()
+    usable.insert(0, "env", environment(usable) if len(usable) else "")
+    settings = [name for name in CONFIGURATION if name not in (*KEYS, "hardware_id", "software_id")]
+    keys = [*KEYS, *settings, "hardware_id", "software_id"]
+    groups = usable.groupby(keys, sort=True, dropna=False)
+    result = groups.agg(n=("images_per_sec", "size"), mean=("images_per_sec", "mean"), std=("images_per_sec", "std"),
+                        median=("images_per_sec", "median"), cpu_percent=("cpu_percent", "median")).reset_index()
+    varying = [name for name in settings if name not in ("workload_id", "dataset") and len(set(result[name])) > 1]
+    result = result[["env", "workload_id", *KEYS[1:], *_STATISTICS, "cpu_percent", *varying, "hardware_id", "software_id"]]
+    result = result.sort_values(["workload_id", *KEYS], ignore_index=True)
+    result.attrs["unusable"] = len(table) - len(usable)
+    return result
+
+
+def markdown(table: pd.DataFrame) -> str:
+    """Return a table as Markdown: numbers with three significant digits or whole, what is missing as a dash."""
+    def text(value: Any) -> str:
+        if not isinstance(value, str) and pd.isna(value):
+            return "–"
+        if isinstance(value, float | np.floating):
+            return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+        return str(value).replace("|", "\\|")
+
+    lines = [list(table), ["---"] * len(table.columns)]
+    lines += [[text(value) for value in row] for row in table.itertuples(index=False)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -1,0 +1,1 @@
+"""Predictions from shapes and ceilings alone: complexity, cross-checks, roofline, hardware counters."""

@@ -1,0 +1,270 @@
+"""Parameters, kept activations, FLOPs and compulsory bytes of a training step, by layer and by network, from shapes alone.
+
+Nothing is run: the operators come from ``capture`` and their work from ``counts``. FLOPs count a multiply-add as 2 and
+include element-wise work; ``macs`` are the multiply-adds of convolutions, matrix products and attention alone.
+"""
+
+import os
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import nn
+
+from lib import paths, store
+from lib.config.definitions import workloads
+from lib.tables import columns
+from lib.work import networks
+from lib.work.graph import capture, counts, families
+from lib.work.graph.capture import Graph, Op
+
+LOSS, UNUSED = "loss", "unused"
+GROUPS = {"conv2d": "convolution", "conv3d": "convolution", "linear": "matrix product", "matmul": "matrix product",
+          "bmm": "matrix product", "attention": "attention", "batch_norm": "normalisation", "layer_norm": "normalisation",
+          "activation": "activation function", "pool2d": "pooling", "pool3d": "pooling"}
+OTHER = "copies, additions, other"
+_ROOT = "network"
+_SUMS = ["calls", "params", "activation_bytes", "flops_forward", "flops_backward", "bytes_forward", "bytes_backward"]
+Progress = Callable[[Iterable, str], Iterable]
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """The captured training step of one network on one input shape (batch first)."""
+
+    name: str
+    shape: tuple[int, ...]
+    graph: Graph
+
+    @property
+    def steps(self) -> Iterator[tuple[Op, str, str]]:
+        """Yield each operator with its layer ('' is the network's own forward, 'loss' the loss) and its phase.
+
+        The one that makes the first gradient runs outside of the backward pass, but belongs to it.
+        """
+        first = next((number for number, op in enumerate(self.graph.ops) if op.phase == "backward"), 0)
+        for number, op in enumerate(self.graph.ops):
+            seed = number == first - 1 and op.short == "ones_like"
+            layer = op.module.removeprefix(_ROOT).removeprefix(".") if op.module else LOSS
+            yield op, layer, "backward" if seed else op.phase
+
+    def matrix_flops(self, phase: str) -> int:
+        """Return the FLOPs of convolutions, matrix products and attention in one phase."""
+        return sum(counts.matrix_flops(op) for op in self.graph.ops if op.phase == phase)
+
+    @property
+    def macs(self) -> int:
+        """Return the multiply-adds of the forward pass."""
+        return self.matrix_flops("forward") // 2
+
+    @property
+    def uncounted(self) -> list[str]:
+        """Return the operators whose FLOPs are not known."""
+        return sorted({op.name for op in self.graph.ops if not counts.is_counted(op)})
+
+
+@lru_cache(maxsize=256)
+def analyse(name: str, batch_size: int = 0, input_shape: str = "") -> Analysis:
+    """Capture a training step (forward, loss, backward) of the network ``name``, see ``networks.network``.
+
+    Raises InputError for an unknown name, a shape that is none, or one that the network cannot take.
+    """
+    found = networks.network(name, batch_size, input_shape)
+    model = nn.Sequential(OrderedDict({_ROOT: capture.build_unfilled(found.build)}))
+    return Analysis(name, found.shape, capture.capture(model, found.shape, "train"))
+
+
+def _sizes(analysis: Analysis) -> dict[int, tuple[int, int]]:
+    """Return bytes and elements of each storage: of the widest view that an operator sees of it."""
+    found: dict[int, tuple[int, int]] = {}
+    for op in analysis.graph.ops:
+        for spec in (*op.tensors, *op.outputs):
+            found[spec.storage] = max(found.get(spec.storage, (0, 0)), (spec.bytes, spec.bytes // spec.itemsize))
+    return found
+
+
+def _kept(analysis: Analysis) -> set[int]:
+    """Return the storages that a backward operator reads; one that fills takes only a shape."""
+    return {spec.storage for op, _, phase in analysis.steps if phase == "backward" and op.short not in counts.FILLS
+            for spec in op.tensors}
+
+
+def input_bytes(analysis: Analysis) -> int:
+    """Return the bytes of the input batch where the backward pass reads it again, else 0."""
+    sizes, kept = _sizes(analysis), _kept(analysis)
+    inputs = {spec.storage for op in analysis.graph.ops for spec in op.tensors if spec.kind == "input"}
+    return sum(sizes[storage][0] for storage in inputs & kept)
+
+
+def table(name: str, batch_size: int = 0, input_shape: str = "") -> pd.DataFrame:
+    """Return the ``complexity`` table of one network: a row a layer and operator, views left out.
+
+    A parameter is counted where it is first used; those never used are one row of operator ``unused``. A row's
+    activations are what it makes in the forward pass and the backward pass reads again. FLOPs that are not known are NaN.
+    Raises InputError for a network or a shape that is none.
+    """
+    return rows_of(analyse(name, batch_size, input_shape))
+
+
+def rows_of(analysis: Analysis) -> pd.DataFrame:
+    """Return the ``complexity`` table of a captured step, see ``table``."""
+    sizes, kept, used, made = _sizes(analysis), _kept(analysis), set(), set()
+    rows: dict[tuple[str, str], dict[str, Any]] = {}
+    for op, layer, phase in analysis.steps:
+        if op.short in counts.VIEWS:
+            continue
+        row = rows.setdefault((layer, op.short), dict.fromkeys(_SUMS, 0))
+        row["calls"] += 1
+        row[f"flops_{phase}"] += counts.flops(op)
+        row[f"bytes_{phase}"] += counts.compulsory_bytes(op)
+        if phase == "forward":
+            parameters = {spec.storage for spec in op.tensors if spec.kind == "parameter"} - used
+            outputs = {spec.storage for spec in op.outputs if spec.kind == "activation"} - made
+            used, made = used | parameters, made | outputs
+            row["params"] += sum(sizes[storage][1] for storage in parameters)
+            row["activation_bytes"] += sum(sizes[storage][0] for storage in outputs & kept)
+    unused = analysis.graph.parameters - sum(row["params"] for row in rows.values())
+    if unused:
+        rows["", UNUSED] = dict.fromkeys(_SUMS, 0) | {"params": unused}
+    frame = pd.DataFrame([{"network": analysis.name, "batch_size": analysis.shape[0], "layer": layer, "op": op, **row}
+                          for (layer, op), row in rows.items()])
+    return frame[columns("complexity")].astype({column: "float64" for column in _SUMS if column.startswith("flops")})
+
+
+def shape_for(name: str, input_shape: str) -> str:
+    """Return ``input_shape`` for a model; a workload's shape is its own."""
+    return "" if name in workloads() else input_shape
+
+
+def totals(name: str, batch_size: int = 0, input_shape: str = "") -> dict[str, Any]:
+    """Return the sums of one network at one batch size: parameters, MACs, FLOPs and bytes of each pass, memory in MB.
+
+    Raises InputError for a network or a shape that is none.
+    """
+    analysis = analyse(name, batch_size, input_shape)
+    return sums_of(analysis, rows_of(analysis))
+
+
+def sums_of(analysis: Analysis, rows: pd.DataFrame) -> dict[str, Any]:
+    """Return the totals of an analysis from its ``complexity`` rows, named as the notebook's overview names them."""
+    sums = rows[_SUMS[1:]].sum(skipna=False)
+    forward, backward = sums["flops_forward"], sums["flops_backward"]
+    moved = sums["bytes_forward"] + sums["bytes_backward"]
+    return {"network": analysis.name, "batch_size": analysis.shape[0], "input": "x".join(map(str, analysis.shape[1:])),
+            "params": analysis.graph.parameters, "macs_forward": analysis.macs, "flops_forward": forward,
+            "flops_backward": backward, "backward_over_forward": backward / forward if forward else float("nan"),
+            "bytes_forward": int(sums["bytes_forward"]), "bytes_backward": int(sums["bytes_backward"]),
+            "flops_per_byte": (forward + backward) / moved, "parameter_mb": analysis.graph.parameter_bytes / 1e6,
+            "activation_mb": sums["activation_bytes"] / 1e6, "uncounted": ", ".join(analysis.uncounted)}
+
+
+@cache
+def _group_of() -> dict[str, str]:
+    known = [family for family in families.families().values() if family.name in GROUPS]
+    return {op: GROUPS[family.name] for family in known for op in family.covers}
+
+
+def grouped(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return a ``complexity`` table with a column ``group``: what kind of work each row is."""
+    return rows.assign(group=rows["op"].map(_group_of()).fillna(OTHER))
+
+
+def by_group(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return FLOPs and bytes of a training step by network, batch size and kind of work."""
+    work = grouped(rows).assign(flops=rows["flops_forward"] + rows["flops_backward"],
+                                bytes=rows["bytes_forward"] + rows["bytes_backward"])
+    found = work.groupby(["network", "batch_size", "group"], sort=False)[["flops", "bytes"]]
+    return found.agg(lambda values: values.sum(skipna=False)).reset_index()
+
+
+def by_layer(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the ``complexity`` table of one network and batch size summed over the operators of each layer."""
+    found = rows.groupby("layer", sort=False)[_SUMS].agg(lambda values: values.sum(skipna=False)).reset_index()
+    return found.assign(flops_per_byte=found["flops_forward"] / found["bytes_forward"].where(found["bytes_forward"] > 0))
+
+
+def heaviest(rows: pd.DataFrame, most: int = 10) -> pd.DataFrame:
+    """Return the layers of one network with the most FLOPs in a training step, in millions and MB, with their share."""
+    layers = by_layer(rows)
+    step = layers["flops_forward"] + layers["flops_backward"]
+    shown = pd.DataFrame({"layer": layers["layer"].replace("", "(the network itself)"), "parameters, k": layers["params"] / 1e3,
+                          "forward, MFLOP": layers["flops_forward"] / 1e6, "backward, MFLOP": layers["flops_backward"] / 1e6,
+                          "% of the step": step / step.sum() * 100, "forward, MB": layers["bytes_forward"] / 1e6,
+                          "forward, FLOP/byte": layers["flops_per_byte"], "kept, MB": layers["activation_bytes"] / 1e6})
+    return shown.loc[step.sort_values(ascending=False, kind="stable").index[:most]]
+
+
+
+
+
+
+def original_summary(sums: pd.DataFrame) -> dict[str, dict[str, dict[str, float | None]]]:
+    """Return totals as ``[network][batch size]``, in the layout and with the names of ``model_summaries/summary.json``.
+
+    There FLOPs are twice the multiply-adds; all FLOPs, and what else is known, follow under names of their own.
+    """
+    found: dict[str, dict[str, dict[str, float | None]]] = {}
+    for row in sums.itertuples():
+        macs, batch = row.macs_forward, row.batch_size
+        found.setdefault(row.network, {})[str(batch)] = {
+            "params": row.params, "mult_adds_per_batch_forward": macs, "mult_adds_per_sample_forward": macs / batch,
+            "flops_per_batch_forward": 2 * macs, "flops_per_sample_forward": 2 * macs / batch,
+            "all_flops_per_batch_forward": _or_none(row.flops_forward),
+            "all_flops_per_batch_backward": _or_none(row.flops_backward), "bytes_per_batch_forward": row.bytes_forward,
+            "bytes_per_batch_backward": row.bytes_backward, "activation_bytes_per_batch": round(row.activation_mb * 1e6)}
+    return found
+
+
+def _or_none(value: float) -> float | None:
+    return None if pd.isna(value) else value
+
+
+def text_summary(rows: pd.DataFrame, sums: Any) -> str:
+    """Return one network at one batch size as text: a line a layer, then the ``totals`` (a row of their table)."""
+    layers = by_layer(rows).drop(columns="calls").replace({"layer": {"": "(the network itself)"}})
+    formats = dict.fromkeys(_SUMS[1:], "{:,.0f}".format) | {"flops_per_byte": "{:,.2f}".format}
+    shown = layers.to_string(index=False, formatters=formats, na_rep="unknown")
+    step = sums.flops_forward + sums.flops_backward
+    return (f"{sums.network}, batch {sums.batch_size} of {sums.input}\n\n{shown}\n\n"
+            f"parameters                {sums.params:,} ({sums.parameter_mb:,.2f} MB)\n"
+            f"multiply-adds, forward    {sums.macs_forward:,} ({sums.macs_forward / sums.batch_size:,.0f} a sample)\n"
+            f"FLOPs, forward            {sums.flops_forward:,.0f}\n"
+            f"FLOPs, backward           {sums.flops_backward:,.0f} ({sums.backward_over_forward:.3f} of the forward's)\n"
+            f"FLOPs, training step      {step:,.0f} ({sums.flops_per_byte:.2f} a compulsory byte)\n"
+            f"kept activations          {sums.activation_mb:,.2f} MB\n"
+            f"FLOPs not known           {sums.uncounted or 'none'}\n")
+
+
+def _write_text(text: str, path: Path) -> Path:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(text, encoding="utf-8")
+    return temporary.replace(path)
+
+
+def save(rows: pd.DataFrame, sums: pd.DataFrame, folder: Path | None = None, **facts: Any) -> list[Path]:
+    """Write ``complexity.csv``, ``summary.json`` and a text a network and batch size; each is replaced in one step.
+
+    ``rows`` are ``complexity`` tables, ``sums`` a table of ``totals``; ``folder`` is data/complexity/ unless given.
+    Returns the files.
+    """
+    folder = folder or paths.COMPLEXITY
+    folder.mkdir(parents=True, exist_ok=True)
+    target = store.write(rows, folder / "complexity.csv", "complexity", derived=True)
+    written = [target, store.write_meta(target, "complexity", torch=torch.__version__, **facts),
+               store.write_json(original_summary(sums), folder / "summary.json")]
+    for row in sums.itertuples():
+        part = rows[(rows["network"] == row.network) & (rows["batch_size"] == row.batch_size)]
+        name = "".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in row.network)
+        written.append(_write_text(text_summary(part, row), folder / f"{name}_b{row.batch_size}.txt"))
+    return written
+
+
+
+
+
+

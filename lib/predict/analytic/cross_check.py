@@ -1,0 +1,192 @@
+"""Each estimate of complexity beside a second source, with the difference and the part of it that a rule explains.
+
+The sources are torchinfo, torch's FlopCounterMode, and the tensors that a real forward pass keeps for its backward pass.
+A rule states what a source counts otherwise; ``rest`` is what no rule explains.
+"""
+
+import copy
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
+from torch.utils.flop_counter import FlopCounterMode
+
+from lib.errors import InputError
+from lib.predict.analytic import complexity
+from lib.predict.analytic.complexity import Analysis, Progress
+from lib.work import networks
+from lib.work.graph import capture, counts
+
+Parts = dict[str, int]
+COLUMNS = ["network", "batch_size", "quantity", "ours", "source", "theirs", "difference", "explained", "rest", "explanation"]
+_COUNTER = "FlopCounterMode"
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
+@contextmanager
+def _leaf_calls(model: nn.Module, note: Callable[[str, nn.Module, torch.Tensor], None]):
+    """Tell ``note`` of every call of a module without children: its name, itself and its output."""
+    with ExitStack() as stack:
+        for name, module in model.named_modules():
+            if not any(module.children()):
+                def hook(module, _, output, name=name):
+                    note(name, module, capture.first_tensor(output))
+                stack.callback(module.register_forward_hook(hook).remove)
+        yield
+
+
+def _torchinfo_rule(model: nn.Module, analysis: Analysis) -> Parts:
+    """Return what torchinfo's multiply-adds hold that are none, and what they leave out.
+
+    It multiplies every weight and bias of a called leaf module by the samples, those of a module named Conv also by the
+    output positions: biases and normalisation count as multiply-adds, a linear layer's further positions (tokens) do not,
+    and products outside of leaf modules, such as attention's, are not seen. ``model`` lies on the meta device.
+    """
+    parts = {"biases of convolutions": 0, "biases of linear layers": 0, "scales and shifts of normalisation": 0,
+             "linear layers at further positions": 0, "products outside of leaf modules": 0}
+    leaves = set()
+
+    def note(name: str, module: nn.Module, output: torch.Tensor) -> None:
+        leaves.add(name)
+        weight, bias = (getattr(module, kind, None) for kind in ("weight", "bias"))
+        weights, biases = (value.numel() if isinstance(value, nn.Parameter) else 0 for value in (weight, bias))
+        samples = output.shape[0]
+        if isinstance(module, _CONVOLUTIONS):
+            parts["biases of convolutions"] += biases * samples * output[0, 0].numel()
+        elif isinstance(module, nn.Linear):
+            parts["biases of linear layers"] += biases * samples
+            parts["linear layers at further positions"] -= weights * (output.numel() // module.out_features - samples)
+        else:
+            parts["scales and shifts of normalisation"] += samples * (weights + biases)
+
+    with _leaf_calls(model, note), torch.no_grad():
+        model(torch.empty(analysis.shape, device="meta"))
+    parts["products outside of leaf modules"] = -sum(
+        counts.matrix_flops(op) // 2 for op, layer, phase in analysis.steps if phase == "forward" and layer not in leaves)
+    return parts
+
+
+def _torchinfo(model: nn.Module, analysis: Analysis) -> list[dict[str, Any]]:
+    """Confront parameters and multiply-adds with torchinfo, run on the meta device; leaves ``model`` there."""
+    import torchinfo
+
+    model = model.to("meta").eval()
+    found = torchinfo.summary(model, input_size=analysis.shape, device="meta", mode="eval", verbose=0)
+    return [_row("parameters", analysis.graph.parameters, "torchinfo", found.total_params, {}),
+            _row("multiply-adds, forward", analysis.macs, "torchinfo", found.total_mult_adds,
+                 _torchinfo_rule(model, analysis))]
+
+
+def _grouped_rule(analysis: Analysis) -> Parts:
+    """Return what FlopCounterMode counts too much: its weight gradient of a grouped convolution ignores the groups."""
+    extra = 0
+    for op, _, phase in analysis.steps:
+        if phase == "backward" and op.short == "convolution_backward" and op.args[10][1]:
+            extra += counts.matrix_flops(op) // sum(map(bool, op.args[10][:2])) * (op.args[9] - 1)
+    return {"weight gradients of grouped convolutions, as if there were no groups": extra}
+
+
+def _flop_counter(model: nn.Module, analysis: Analysis) -> list[dict[str, Any]]:
+    """Confront the FLOPs of both passes, and with attention of inference too, with FlopCounterMode over fake CPU tensors."""
+    fake = FakeTensorMode()
+    with FakeCopyMode(fake):
+        model = copy.deepcopy(model)
+    with fake:
+        images = torch.empty(analysis.shape)
+        with FlopCounterMode(display=False) as counter:
+            output = capture.first_tensor(model.train()(images))
+            forward = counter.get_total_flops()
+            capture.default_loss(output).backward()
+        backward = counter.get_total_flops() - forward
+    rows = [_row("FLOPs of products, forward", analysis.matrix_flops("forward"), _COUNTER, forward, {}),
+            _row("FLOPs of products, backward", analysis.matrix_flops("backward"), _COUNTER, backward, _grouped_rule(analysis))]
+    if any("attention" in op.short for op in analysis.graph.ops):
+        with fake, FlopCounterMode(display=False) as counter, torch.no_grad():
+            model.eval()(images)
+        inference = capture.capture(model, analysis.shape, "infer").ops
+        fused = sum(counts.matrix_flops(op) for op in inference if op.short == "_native_multi_head_attention")
+        rows.append(_row("FLOPs of products, inference", sum(map(counts.matrix_flops, inference)), _COUNTER,
+                         counter.get_total_flops(), {"fused attention layers, which it counts as 0": -fused}))
+    return rows
+
+
+def _kept_tensors(build: Callable[[], nn.Module], analysis: Analysis) -> list[dict[str, Any]]:
+    """Run one real forward pass on the CPU and confront the kept activations with the storages that autograd saves."""
+    model, images = build().train(), torch.randn(analysis.shape)
+    held = {tensor.untyped_storage()._cdata for tensor in (*model.parameters(), *model.buffers())}
+    saved: dict[int, torch.UntypedStorage] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        saved[storage._cdata] = storage
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        loss = capture.default_loss(capture.first_tensor(model(images)))
+    measured = sum(storage.nbytes() for key, storage in saved.items() if key not in held)
+    del loss
+    ours = int(complexity.rows_of(analysis)["activation_bytes"].sum())
+    return [_row("bytes kept for the backward pass", ours, "tensors that autograd saved, a real run", measured,
+                 {"the input batch itself": complexity.input_bytes(analysis)})]
+
+
+def _row(quantity: str, ours: float, source: str, theirs: float, parts: Parts) -> dict[str, Any]:
+    explained = sum(parts.values())
+    rest = theirs - ours - explained
+    words = [f"{what} {value:+,}" for what, value in parts.items() if value] + ["no rule for the rest"] * bool(rest)
+    return {"quantity": quantity, "ours": ours, "source": source, "theirs": theirs, "difference": theirs - ours,
+            "explained": explained, "rest": rest, "explanation": "; ".join(words)}
+
+
+def _or_reason(source: str, look: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Return the rows of one source, or one row that says why it has nothing to say of this network."""
+    try:
+        return look()
+    except (RuntimeError, TypeError, ValueError) as error:
+        if isinstance(error, InputError):
+            raise
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        return [{"quantity": "all", "source": source, "explanation": f"gives no number: {reason}"}]
+
+
+def confront(name: str, batch_size: int = 1, input_shape: str = "", measured: bool = True) -> pd.DataFrame:
+    """Return each estimate of a network beside its second source: ours, theirs, the difference, and what explains it.
+
+    ``measured`` also runs one real forward pass on the CPU. Counts are exact, bytes are bytes. Raises InputError for a
+    network or a shape that is none.
+    """
+    found = networks.network(name, batch_size, input_shape)
+    analysis = complexity.analyse(name, batch_size, input_shape)
+    model = capture.build_unfilled(found.build)
+    rows = _or_reason(_COUNTER, lambda: _flop_counter(model, analysis))
+    rows += _or_reason("torchinfo", lambda: _torchinfo(model, analysis))
+    rows += _or_reason("autograd", lambda: _kept_tensors(found.build, analysis)) if measured else []
+    return pd.DataFrame([{"network": name, "batch_size": found.shape[0], **row} for row in rows]).reindex(columns=COLUMNS)
+
+
+def confront_all(names: Iterable[str], input_shape: str = "", measured: bool = True,
+                 progress: Progress = lambda items, _: items) -> pd.DataFrame:
+    """Return ``confront`` of several networks at batch size 1; ``input_shape`` is for those that are no workloads."""
+    return pd.concat([confront(name, 1, complexity.shape_for(name, input_shape), measured)
+                      for name in progress(list(names), "second sources")], ignore_index=True)
+
+
+def explained_words(rows: pd.DataFrame) -> str:
+    """Say how many comparisons are equal, how many differ by what a rule explains, and how many do not."""
+    told = rows[rows["theirs"].notna()]
+    equal, left = told["difference"] == 0, told["rest"] != 0
+    silent = f"; {len(rows) - len(told)} sources gave no number" if len(told) < len(rows) else ""
+    return (f"Of **{len(told)}** comparisons **{equal.sum()}** are equal to the last digit, **{(~equal & ~left).sum()}** "
+            f"differ by exactly what a rule explains, **{left.sum()}** by more{silent}.")
+
+
+def differing(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the comparisons that differ, and the sources that gave no number, as people read them."""
+    shown = rows[rows["difference"] != 0].drop(columns=["batch_size", "explained"])
+    numbers = {column: shown[column].map(lambda value: "–" if pd.isna(value) else f"{value:,.0f}")
+               for column in ("ours", "theirs", "difference", "rest")}
+    return shown.assign(**numbers)

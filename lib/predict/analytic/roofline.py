@@ -1,0 +1,240 @@
+"""The roofline: ceilings, what they allow at an arithmetic intensity, and points that were measured below them.
+
+A point needs a measured time and bytes that do not come from that time: bytes derived from a time would put the point on the
+roof by construction. Work without bytes is therefore counted and left out, and a point above its roof is shown there.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pandas as pd
+
+from lib.config.definitions import VendorDevice
+from lib.errors import InputError, choices
+from lib.tables import columns
+
+LAUNCHES = 10  # work of fewer launch overheads than this an operator is bound by launching it
+WORK = ["label", "env", "arch", "backend", "batch_size", "precision", "elapsed_sec", "bytes_source", "kind", "family", "calls",
+        "occurrences", "flops", "bytes", "level", "roof_dtype", "verdict", "hardware_id", "software_id"]
+LEFT_OUT = ("unusable", "without bytes", "without FLOPs", "without time", "without roof")
+
+
+@dataclass(frozen=True)
+class Roof:
+    """The roof of one device for one element type: GFLOP/s, GB/s by memory level, and what each level holds in 10^6 bytes.
+
+    ``source`` is measured or vendor; ``launch_us`` the cost of starting one operator, NaN where it is not known; ``doubtful``
+    names what had unusable rows alone: a ceiling all the same, but perhaps too low.
+    """
+
+    device: str
+    dtype: str
+    source: str
+    hardware_id: str
+    peak_gflops: float
+    peak_gbps: Mapping[str, float]
+    holds_mb: Mapping[str, float] = field(default_factory=dict)
+    launch_us: float = math.nan
+    doubtful: tuple[str, ...] = ()
+
+    @property
+    def backend(self) -> str:
+        """Return cpu, cuda or mps; a vendor's device is reached as cuda."""
+        return "cuda" if self.source == "vendor" else self.device.partition(":")[0]
+
+    @property
+    def last(self) -> str:
+        """Return the level beyond all caches."""
+        return "RAM" if "RAM" in self.peak_gbps else "device"
+
+    def gbps(self, level: str = "") -> float:
+        """Return the bandwidth of a level, empty for the one beyond the caches; InputError lists the levels."""
+        if (level or self.last) not in self.peak_gbps:
+            raise InputError(f"the roof of {self.device} has no level {level!r}; it has: {choices(self.peak_gbps)}")
+        return self.peak_gbps[level or self.last]
+
+    def attainable(self, ai: float, level: str = "") -> float:
+        """Return the GFLOP/s that the roof allows at ``ai`` FLOPs a byte."""
+        return min(self.peak_gflops, ai * self.gbps(level))
+
+    def knee(self, level: str = "") -> float:
+        """Return the FLOPs a byte at which compute takes over from a level."""
+        return self.peak_gflops / self.gbps(level)
+
+    def bound(self, ai: float, level: str = "", elapsed_s: float = math.inf, calls: int = 1) -> str:
+        """Return launch when ``calls`` operators take less than LAUNCHES overheads each, else which roof is the lower one."""
+        if elapsed_s / calls < LAUNCHES * self.launch_us / 1e6:
+            return "launch"
+        return "compute" if ai >= self.knee(level) else level or self.last
+
+    def level_of(self, working_set: float) -> str:
+        """Return the nearest level that holds ``working_set`` bytes; work that is repeated is served from there."""
+        fits = [name for name, held in sorted(self.holds_mb.items(), key=lambda item: item[1]) if working_set <= held * 1e6]
+        return fits[0] if fits else self.last
+
+
+def _one(frame: pd.DataFrame, column: str, what: str) -> str:
+    found = sorted(set(frame[column]))
+    if len(found) != 1:
+        raise InputError(f"{what} are of one {column.replace('_', ' ')}, not of several: {choices(found) or 'none'}")
+    return found[0]
+
+
+def roofs(ceilings: pd.DataFrame, overheads: pd.DataFrame | None = None) -> list[Roof]:
+    """Return the roof of each element type from a table of ``ceilings`` (and the launch overhead from ``overheads``).
+
+    The best usable row counts; where a level or element type has none, the best of all, marked doubtful. Raises InputError when
+    the table mixes devices, machines, or measured with vendors' ceilings, or lacks memory beyond the caches or compute.
+    """
+    source, device = _one(ceilings, "source", "the ceilings of one roof"), _one(ceilings, "device", "the ceilings of one roof")
+    hardware = _one(ceilings, "hardware_id", "the ceilings of one roof")
+    products = ceilings["level"] == "compute"
+    memory, compute = ceilings[~products], ceilings[products]
+    peaks, doubted = _best(memory, "level", "peak_gbps")
+    rates, doubted_rates = _best(compute, "dtype", "peak_gflops")
+    if not {"RAM", "device"} & set(peaks) or not rates:
+        raise InputError(f"the ceilings of {device} lack memory beyond the caches, or compute; measure them with 01_machine")
+    held = memory[~memory["level"].isin(("RAM", "device"))].groupby("level")["working_set_mb"].max().to_dict()
+    launch = math.nan if overheads is None else float(overheads.set_index("what")["median_us"].get("launch", math.nan))
+    return [Roof(device, dtype, source, hardware, peak, peaks, held, launch,
+                 tuple(doubted) + ((dtype,) if dtype in doubted_rates else ())) for dtype, peak in rates.items()]
+
+
+def _best(rows: pd.DataFrame, key: str, column: str) -> tuple[dict[str, float], list[str]]:
+    """Return the largest ``column`` of each ``key``, of its usable rows if it has any, and the keys that have none."""
+    usable = rows[rows["verdict"] != "unusable"]
+    doubted = [name for name in dict.fromkeys(rows[key]) if name not in set(usable[key])]
+    counted = pd.concat([usable, rows[rows[key].isin(doubted)]])
+    best = counted.groupby(key)[column].max()
+    return {name: float(best[name]) for name in dict.fromkeys(rows[key])}, doubted
+
+
+def vendor_ceilings(device: VendorDevice) -> pd.DataFrame:
+    """Return what a vendor states of a device as rows of ``ceilings`` with source vendor; nothing in it was measured."""
+    shared = {"device": device.id, "source": "vendor", "method": device.source, "working_set_mb": np.nan, "threads": 0,
+              "median_ms": np.nan, "iqr_ms": np.nan, "n": 0, "verdict": "stable", "hardware_id": f"vendor:{device.id}",
+              "software_id": "vendor"}
+    rows = [{**shared, "dtype": dtype, "level": "compute", "peak_gflops": peak} for dtype, peak in device.peak_gflops.items()]
+    rows.append({**shared, "dtype": "any", "level": "device", "peak_gbps": device.peak_gbps})
+    return pd.DataFrame(rows, columns=columns("ceilings"))
+
+
+def roof_table(found: Iterable[Roof]) -> pd.DataFrame:
+    """Return roofs as a table, a row an element type and level: device, source, dtype, level, peaks and knee (FLOP/byte)."""
+    return pd.DataFrame([{"device": roof.device, "source": roof.source, "dtype": roof.dtype, "level": level,
+                          "peak_gflops": roof.peak_gflops, "peak_gbps": rate, "knee": roof.knee(level)}
+                         for roof in found for level, rate in roof.peak_gbps.items()])
+
+
+def _chosen(found: Sequence[Roof], row) -> Roof | None:
+    """Return the roof that judges a row: its backend, its element type and, when measured, its machine."""
+    for roof in found:
+        same = roof.source == "vendor" or roof.hardware_id == row.hardware_id
+        if same and roof.backend == row.backend and roof.dtype == row.roof_dtype:
+            return roof
+    return None
+
+
+def _refuse_mixtures(work: pd.DataFrame, found: Sequence[Roof], axis: str) -> None:
+    sources, machines = {roof.source for roof in found}, sorted(set(work["hardware_id"]))
+    if len(sources) > 1:
+        raise InputError("measured and vendors' roofs are not mixed in one picture; judge by one of them")
+    if sources == {"vendor"} and len({roof.device for roof in found}) > 1:
+        raise InputError(f"points are judged by one vendor's device, not by {choices(sorted({r.device for r in found}))}")
+    if len(machines) > 1 and axis != "hardware_id":
+        raise InputError(f"points of several machines are not mixed: {choices(machines)} (unless axis is hardware_id)")
+    judged = {roof.hardware_id for roof in found}
+    strangers = [name for name in machines if name not in judged]
+    if sources == {"measured"} and strangers:
+        raise InputError(f"points of {choices(strangers)} cannot be judged by the roof of {choices(sorted(judged))}; "
+                         "measure the ceilings of that machine with 01_machine")
+
+
+def points(work: pd.DataFrame, found: Sequence[Roof], axis: str = "") -> pd.DataFrame:
+    """Judge ``work`` (columns WORK) by its roofs; return the table ``points``.
+
+    ``level`` of a row says by which memory level it is judged; empty is the one beyond the caches. ``attrs["left out"]`` counts
+    what could not become a point, by reason (LEFT_OUT). Raises InputError for a mixture of machines (unless ``axis`` is
+    hardware_id), of measured and vendors' roofs, or when no roof belongs to the work's machine.
+    """
+    _refuse_mixtures(work, found, axis)
+    left, rows = dict.fromkeys(LEFT_OUT, 0), []
+    for row in work[WORK].itertuples(index=False):
+        roof = _chosen(found, row)
+        reasons = (row.verdict == "unusable", not row.bytes > 0, not row.flops > 0, not row.elapsed_sec > 0, roof is None)
+        if any(reasons):
+            left[LEFT_OUT[reasons.index(True)]] += 1
+            continue
+        rows.append(_point(row._asdict(), roof))
+    frame = pd.DataFrame(rows, columns=columns("points"))
+    frame.attrs["left out"] = {reason: count for reason, count in left.items() if count}
+    return frame
+
+
+def _point(row: dict, roof: Roof) -> dict:
+    """Turn one row of work into a point below (or above) its roof."""
+    level = row["level"] or roof.last
+    ai, attained = row["flops"] / row["bytes"], row["flops"] / row["elapsed_sec"] / 1e9
+    attainable = roof.attainable(ai, level)
+    rate = row["batch_size"] / row["elapsed_sec"] if row["batch_size"] else math.nan
+    return {**row, "level": level, "images_per_sec": rate, "ai": ai, "attained_gflops": attained,
+            "peak_gflops": roof.peak_gflops, "peak_gbps": roof.gbps(level), "attainable_gflops": attainable,
+            "below_roof": attainable / attained, "roof_source": roof.source,
+            "bound": roof.bound(ai, level, row["elapsed_sec"], row["calls"])}
+
+
+def above(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the points that lie above their roof: their bytes were moved less often, or nearer, than was assumed."""
+    return frame[frame["below_roof"] < 1]
+
+
+def at_levels(frame: pd.DataFrame, found: Sequence[Roof]) -> pd.DataFrame:
+    """Return the points with their time in µs and, a column each, the GFLOP/s that every memory level would allow."""
+    levels = list(dict.fromkeys(name for roof in found for name in roof.peak_gbps))
+    judges = [_chosen(found, row) for row in frame.itertuples(index=False)]
+    allowed = [[roof.attainable(ai, name) for name in levels] for roof, ai in zip(judges, frame["ai"], strict=True)]
+    shown = ["label", "family", "occurrences", "elapsed_us", "ai", "level", "attained_gflops"]
+    own = frame.assign(elapsed_us=frame["elapsed_sec"] * 1e6).reset_index(drop=True)
+    return pd.concat([own[shown], pd.DataFrame(allowed, columns=levels), own[["below_roof", "bound", "verdict"]]], axis=1)
+
+
+def each_at_its_roof(parts: np.ndarray, roof: Roof) -> float:
+    """Return the seconds of operators (n, 2: FLOPs, bytes) that each run at their own roof, one after another."""
+    return float(_roof_seconds(parts, roof).max(axis=1).sum())
+
+
+def memory_share(parts: np.ndarray, roof: Roof) -> float:
+    """Return the share of ``each_at_its_roof`` that operators take which memory bounds."""
+    seconds = _roof_seconds(parts, roof)
+    return float(seconds[seconds[:, 1] > seconds[:, 0], 1].sum() / seconds.max(axis=1).sum())
+
+
+def _roof_seconds(parts: np.ndarray, roof: Roof) -> np.ndarray:
+    return np.asarray(parts) / np.array([roof.peak_gflops * 1e9, roof.gbps() * 1e9])
+
+
+def points_from_sweep(sweep: pd.DataFrame, found: Sequence[Roof], axis: str = "") -> pd.DataFrame:
+    """Return the points of a table ``sweep``, a row a configuration; warm ones are judged by the level that holds them."""
+    done = sweep[sweep["status"] == "ok"]
+    backend = done["device"].str.partition(":")[0]
+    ours = [roof for roof in found if roof.backend in set(backend)] or list(found)
+    level = [ours[0].level_of(size) if cache == "warm" and size > 0 else ""
+             for size, cache in zip(done["bytes"], done["cache"], strict=True)]
+    work = pd.DataFrame({
+        "label": done["op"] + " " + done["pass"], "env": done["hardware_id"], "arch": done["op"], "backend": backend,
+        "batch_size": 0, "precision": done["dtype"], "elapsed_sec": done["latency_ms"] / 1e3, "bytes_source": "compulsory",
+        "kind": "operator", "family": done["op"], "calls": 1, "occurrences": 1, "flops": done["flops"], "bytes": done["bytes"],
+        "level": level, "roof_dtype": done["dtype"], "verdict": done["verdict"], "hardware_id": done["hardware_id"],
+        "software_id": done["software_id"]})
+    return points(work, found, axis)
+
+
+def summary(frame: pd.DataFrame, by: str) -> pd.DataFrame:
+    """Return, for each value of column ``by``: n, median ai and times below the roof, and how many each bound holds."""
+    groups = frame.groupby(by, sort=False)
+    table = groups.agg(n=("label", "size"), ai=("ai", "median"), below_roof=("below_roof", "median"),
+                       elapsed_ms=("elapsed_sec", lambda seconds: seconds.sum() * 1e3)).reset_index()
+    bounds = pd.crosstab(frame[by], frame["bound"]).reindex(table[by]).reset_index(drop=True)
+    return pd.concat([table, bounds], axis=1)

@@ -1,0 +1,1 @@
+"""Whole networks from their operators: composition of times, peak memory."""

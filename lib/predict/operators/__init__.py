@@ -1,0 +1,1 @@
+"""Operator models: features, regressors, validation, and the cost model that they make."""

@@ -1,0 +1,61 @@
+"""Questions that lie between measured ones: what a model may be asked, for teaching a small network what a large one says."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pandas as pd
+
+from lib.errors import InputError
+from lib.work.graph import families, spaces
+
+_TAKEN = 0.35  # the chance that a parameter comes from the other operator
+_TOGETHER = {"padding": "kernel", "width": "height", "depth": "height"}  # what belongs together is taken together
+_VAIN = 5
+_ALIKE = ("op", "kind", "layout", "dtype", "hardware_id")
+
+
+def _block(name: str) -> str:
+    stem = name.rpartition("_")[0] if name[-2:] in ("_d", "_h", "_w") else name
+    return _TOGETHER.get(stem, stem)
+
+
+def between(rows: pd.DataFrame, count: int, seed: int = 0) -> pd.DataFrame:
+    """Return up to ``count`` operators whose parameters come from two measured ones of the same family and kind.
+
+    Columns: op, pass, hardware_id, the parameters, flops, bytes. What cannot be (a kernel larger than its input) is left out.
+    """
+    draw, found = np.random.default_rng(seed), []
+    texts = [rows[name].fillna("") for name in _ALIKE if name in rows]
+    groups = [part.to_dict("records") for _, part in rows.groupby([text.to_numpy() for text in texts], sort=False)]
+    share = np.array([len(group) for group in groups]) / len(rows)
+    for number, group in enumerate(groups):
+        found += _crossed(group, int(round(share[number] * count)), draw)
+    return pd.DataFrame(found)
+
+
+def _crossed(group: list[dict], count: int, draw: np.random.Generator) -> Iterator[dict]:
+    op, names = group[0]["op"], families.family(group[0]["op"]).parameters
+    made = 0
+    for _ in range(_VAIN * count):
+        if made >= count:
+            return
+        one, other = (group[place] for place in draw.integers(len(group), size=2))
+        taken: dict[str, bool] = {}
+        values = {}
+        for name in names:
+            block = _block(name)
+            if block not in taken:
+                taken[block] = bool(draw.random() < _TAKEN)
+            value = (other if taken[block] else one).get(name)
+            if not pd.isna(value) and value != "":
+                values[name] = value if isinstance(value, str) else int(value)
+        if op.startswith("conv") and one.get("groups", 1) > 1 and one["groups"] == one["in_channels"]:
+            values["groups"] = "depthwise"
+        try:
+            made_one = spaces.config(op, spaces.fitted(op, values), group[0].get("dtype") or "fp32", one["pass"])
+            flops, moved = spaces.work(made_one.ops())
+        except InputError:
+            continue
+        made += 1
+        facts = {"op": op, "pass": one["pass"], "hardware_id": one.get("hardware_id", ""), "flops": flops, "bytes": moved}
+        yield facts | dict(made_one.parameters)

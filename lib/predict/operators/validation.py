@@ -1,0 +1,57 @@
+"""What may be learned from, what may not be split, and how errors on unseen groups become scores and intervals."""
+
+import numpy as np
+import pandas as pd
+
+from lib.errors import InputError, choices
+from lib.predict.operators import features
+
+COVER = 0.9
+_BINS = 4  # of predicted time: small kernels err otherwise than large ones
+
+
+def usable(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of a ``sweep`` table that a model may learn from.
+
+    Raises InputError for times that are not positive numbers, and for a mixture of machines, devices, element types or ways
+    of timing, which one model cannot answer for.
+    """
+    good = table[(table["status"] == "ok") & (table["verdict"] != "unusable")].copy()
+    bad = good[~(good["latency_ms"] > 0) | ~np.isfinite(good["latency_ms"])]
+    if len(bad):
+        raise InputError(f"{len(bad)} rows have no positive time, the first is {bad['op'].iloc[0]} {bad['config'].iloc[0]}: "
+                         f"{bad['latency_ms'].iloc[0]} ms")
+    for column in ("hardware_id", "device", "dtype", "latency_type", "cache"):
+        if len(set(good[column])) > 1:
+            raise InputError(f"one model answers for one {column}, the table has {choices(sorted(good[column].unique()))}")
+    return good
+
+
+def shapes_of(table: pd.DataFrame) -> pd.Series:
+    """Return for each row the group that may not be split: the same family and shape, whatever its pass, bias or kind."""
+    held = [name for name in features.NUMBERS if name in table]
+    sizes = table[held].astype(float).fillna(-1).itertuples(index=False, name=None)
+    return pd.Series([f"{op} {size}" for op, size in zip(table["op"], sizes, strict=True)], index=table.index)
+
+
+def conformal(error: np.ndarray, size: np.ndarray, bins: int = _BINS) -> tuple[list[float], list[float]]:
+    """Return bin edges of ``size`` and the half width of a COVER interval in each, from errors on unseen groups.
+
+    The quantile is the finite-sample one, ceil((n + 1) * COVER) of n.
+    """
+    bins = max(1, min(bins, len(error) // 60))
+    edges = list(map(float, np.quantile(size, np.arange(1, bins) / bins)))
+    place, halves = np.searchsorted(edges, size), []
+    for number in range(bins):
+        part = np.sort(np.abs(error[place == number]))
+        halves.append(float(part[min(len(part) - 1, int(np.ceil((len(part) + 1) * COVER)) - 1)]))
+    return edges, halves
+
+
+def score(measured: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
+    """Return MAPE with a bootstrap interval, median and p90 of the absolute error in %, the share within 10 %, and n."""
+    error = np.abs(predicted / measured - 1) * 100
+    drawn = np.random.default_rng(0).choice(error, (1000, len(error))).mean(axis=1)
+    low, high = np.percentile(drawn, (2.5, 97.5))
+    return {"mape": float(error.mean()), "mape_low": float(low), "mape_high": float(high), "median": float(np.median(error)),
+            "p90": float(np.percentile(error, 90)), "within_10": float((error <= 10).mean() * 100), "n": len(error)}

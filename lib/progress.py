@@ -1,0 +1,19 @@
+"""Progress of long work, shown where a person may be watching and nowhere else."""
+
+import os
+import sys
+from collections.abc import Iterable
+
+
+def watched() -> bool:
+    """Return whether a person may be watching: a terminal or JupyterLab, no batch run (its runner says so) and no CI."""
+    return not (os.environ.get("CI") or os.environ.get("LIB_BATCH")) and ("ipykernel" in sys.modules or sys.stderr.isatty())
+
+
+def track(items: Iterable, what: str = "") -> Iterable:
+    """Return ``items`` with a progress bar named ``what`` where somebody watches, plain elsewhere."""
+    if not watched():
+        return items
+    from tqdm.auto import tqdm
+
+    return tqdm(items, desc=what, leave=False, mininterval=0.5)

@@ -1,0 +1,112 @@
+"""What every notebook stands on: checked parameters, banner, figures, tables, and the key numbers it records."""
+
+import html
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from lib.config import notebooks
+from lib import progress
+from lib.report import style
+from lib.errors import InputError
+
+KEYS_MIME = "application/vnd.lib.keys+json"
+
+
+def setup(name: str, namespace: Mapping[str, Any]) -> "Notebook":
+    """Check the parameters that the cell before left in ``namespace`` and return the notebook's helper.
+
+    From here on a wrong input shows as one line. Raises InputError for a wrong parameter.
+    """
+    _one_line_errors()
+    style.use_style()
+    return Notebook(name, notebooks.check(name, namespace))
+
+
+def _one_line_errors() -> None:
+    """Make IPython show an InputError as its one line, without a traceback; the cell still fails."""
+    from IPython import get_ipython
+
+    shell = get_ipython()
+    if shell is None:
+        return
+
+    def show(self, kind, value, _trace, tb_offset=None):
+        lines = [f"{kind.__name__}: {value}"]
+        self._showtraceback(kind, value, lines)
+        return lines
+
+    shell.set_custom_exc((InputError,), show)
+
+
+class Notebook:
+    """The helper of one notebook: ``p`` are its checked parameters."""
+
+    def __init__(self, name: str, p: Any):
+        self.name, self.p = name, p
+        self._keys: dict[str, dict[str, Any]] = {}
+
+    def say(self, text: str) -> None:
+        """Show Markdown text, usually with numbers put in."""
+        from IPython.display import Markdown, display
+
+        display(Markdown(text))
+
+    def banner(self, note: str) -> None:
+        """Show where the numbers below come from; a note of synthetic data or of a replay stands out."""
+        from IPython.display import HTML, display
+
+        kind = next((word for word in ("SYNTHETIC", "REPLAY") if word in note), "")
+        display(HTML(f'<p class="banner {kind.lower()}" style="border-left:4px solid #b7791f;padding:.4em .8em;'
+                     f'background:#fdf6e3;color:#333">{html.escape(note)}</p>'))
+
+    def progress(self, items: Iterable, what: str = "") -> Iterable:
+        """Return ``items`` with a progress bar where somebody watches (a terminal or JupyterLab), plain elsewhere."""
+        return progress.track(items, what)
+
+    def figure(self, figure, name: str, caption: str) -> None:
+        """Save a figure as SVG and PNG under ``figures/<notebook>/`` and show it with its caption."""
+        from IPython.display import HTML, display
+
+        path = style.save(figure, self.name, name)
+        display(HTML(style.as_html(path, caption)))
+
+    def table(self, frame, caption: str, digits: int = 2) -> None:
+        """Show a DataFrame with its caption."""
+        from IPython.display import HTML, display
+
+        display(HTML(style.table_html(frame, caption, digits)))
+
+    def record(self, name: str, value: float | str, unit: str = "", tolerance: float | None = None) -> None:
+        """Record a key number of this notebook.
+
+        ``tolerance`` (relative) says that a replay must find it again within that; None marks a timing of this machine,
+        which is reported and never compared.
+        """
+        self._keys[name] = {"value": value if isinstance(value, str) else float(value), "unit": unit, "tolerance": tolerance}
+
+    def record_all(self, numbers: Mapping[str, tuple[float, str, float | None]]) -> None:
+        """Record several key numbers: name to value, unit and tolerance."""
+        for name, number in numbers.items():
+            self.record(name, *number)
+
+    def finish(self) -> None:
+        """Show the key numbers, also as data that the report and the reproducibility check read."""
+        import pandas as pd
+        from IPython.display import display
+
+        frame = pd.DataFrame([{"number": key, "value": _short(item["value"]), "unit": item["unit"],
+                               "must reproduce": _must(item["tolerance"])}
+                              for key, item in self._keys.items()])
+        display({KEYS_MIME: self._keys, "text/html": style.table_html(frame, "Key numbers of this notebook"),
+                 "text/plain": frame.to_string(index=False)}, raw=True)
+
+
+def _must(tolerance: float | None) -> str:
+    return "" if tolerance is None else f"within {tolerance:.1%}" if tolerance else "exactly"
+
+
+def _short(value: float | str) -> str:
+    if isinstance(value, str) or math.isnan(value):
+        return str(value)
+    return f"{value:.4g}" if value != int(value) else f"{int(value):,}"

@@ -1,0 +1,148 @@
+"""Executed notebooks to one self-contained HTML page, written like a paper."""
+
+import html
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from lib.config import definitions, notebooks
+from lib import paths, store
+from lib.report import runner
+from lib.errors import InputError
+
+_HEADING = re.compile(r"^h[1-6]$")
+
+
+def build(folder: Path, target: Path) -> tuple[Path, list[str]]:
+    """Assemble the report from the executed notebooks of ``folder``.
+
+    Returns the page and a line for each section that failed, is missing, or wrote to stderr; such sections stay in the
+    page, marked. Raises InputError when nothing has been run.
+    """
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    outcomes = runner.manifest(folder)
+    if not outcomes:
+        raise InputError(f"nothing has been run yet: no manifest in {folder}; start with: python -m lib run")
+    plan = definitions.load_report_plan()
+    sections = [_section(number, section, [o for o in outcomes if o.notebook == section.notebook], folder)
+                for number, section in enumerate(plan.sections, 1)]
+    numbers = {outcome.stem: runner.keys(folder / f"{outcome.stem}.ipynb") for outcome in outcomes
+               if (folder / f"{outcome.stem}.ipynb").is_file()}
+    environment = Environment(loader=FileSystemLoader(paths.TEMPLATE), undefined=StrictUndefined, autoescape=False,
+                              trim_blocks=True, lstrip_blocks=True)
+    environment.filters["markdown"] = _markdown
+    problems = [line for section in sections for line in section["problems"]]
+    facts = {"plan": plan, "problems": problems,
+             "sections": sections, "outcomes": outcomes, "key": _lookup(numbers), "git": store.git_state(),
+             "series": _series(numbers), "built_utc": store.utc_now(), "synthetic": _mentions(folder, outcomes, "SYNTHETIC"),
+             "replayed": _mentions(folder, outcomes, "REPLAY"), "escape": html.escape}
+    style = (paths.TEMPLATE / "style.css").read_text(encoding="utf-8")
+    page = environment.get_template("report.html.j2").render(**facts, style=style)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_suffix(".partial")
+    temporary.write_text(page, encoding="utf-8")
+    temporary.replace(target)
+    return target, problems
+
+
+def _markdown(text: str) -> str:
+    from nbconvert.filters.markdown_mistune import markdown2html_mistune
+
+    return markdown2html_mistune(text)
+
+
+def _lookup(numbers: dict[str, dict[str, Any]]):
+    """Return a function that finds a key number by the end of its name, as text with its unit, or None."""
+    def find(suffix: str, digits: int = 3) -> str | None:
+        for recorded in reversed(numbers.values()):
+            for name, item in recorded.items():
+                if name.endswith(suffix):
+                    value = item["value"]
+                    return f"{value:,.{digits}g} {item['unit']}".strip() if not isinstance(value, str) else value
+        return None
+    return find
+
+
+def _series(numbers: dict[str, dict[str, Any]]):
+    """Return a function that lists (name without the suffix, value) of all key numbers that end in a suffix."""
+    def find(suffix: str) -> list[tuple[str, float]]:
+        return [(name.removesuffix(suffix).strip(), item["value"]) for recorded in numbers.values()
+                for name, item in recorded.items() if name.endswith(suffix)]
+    return find
+
+
+def _mentions(folder: Path, outcomes: Iterable[runner.Outcome], word: str) -> int:
+    """Count the executed notebooks whose banner has ``word``."""
+    files = (folder / f"{outcome.stem}.ipynb" for outcome in outcomes)
+    return sum(any(word in str(output.get("data", "")) for output in runner.outputs(file)) for file in files if file.is_file())
+
+
+def _section(number: int, section: definitions.Section, outcomes: list[runner.Outcome], folder: Path) -> dict[str, Any]:
+    """Return one notebook's part of the page: its runs in order, headings numbered, problems listed."""
+    if not outcomes:
+        return {"number": number, "title": section.notebook, "anchor": f"s{number}", "runs": [], "headings": [],
+                "problems": [f"{section.notebook}: has not been run"]}
+    runs = [_run(f"s{number}-{index}", outcome, folder, first=index == 1, last=index == len(outcomes))
+            for index, outcome in enumerate(outcomes, 1)]
+    return {"number": number, "title": runs[0]["title"] or section.notebook, "anchor": f"s{number}", "runs": runs,
+            "headings": [item for part in runs for item in part["headings"]],
+            "problems": [line for part in runs for line in part["problems"]]}
+
+
+def _run(anchor: str, outcome: runner.Outcome, folder: Path, first: bool, last: bool) -> dict[str, Any]:
+    """Return one executed notebook as HTML without code.
+
+    Cells tagged ``once`` appear in the first run of a notebook alone, those tagged ``last`` in the last alone.
+    """
+    path = folder / f"{outcome.stem}.ipynb"
+    problems = [f"{outcome.stem}: {outcome.error}"] if outcome.status != "ok" else []
+    part = {"outcome": outcome, "anchor": anchor, "title": "", "body": "", "headings": [], "problems": problems,
+            "label": " on ".join(str(outcome.values[key]) for key in ("workload", "device") if key in outcome.values)}
+    if not path.is_file():
+        problems.append(f"{outcome.stem}: the executed notebook is missing")
+        return part
+    undeclared = set(outcome.values) - set(notebooks.notebook_model(outcome.notebook).model_fields)
+    if undeclared:
+        problems.append(f"{outcome.stem}: run with undeclared parameters {sorted(undeclared)}")
+    body, warnings = _body(path, first, last)
+    problems += [f"{outcome.stem}: wrote to stderr: {line}" for line in warnings]
+    part["title"], part["body"], part["headings"] = _anchored(body, anchor)
+    return part
+
+
+def _body(path: Path, first: bool, last: bool) -> tuple[str, list[str]]:
+    """Return the HTML of an executed notebook's prose and results, and the first line of each stderr output."""
+    import nbformat
+    from nbconvert import HTMLExporter
+
+    notebook, warnings = nbformat.read(path, as_version=4), []
+    drop = ({"once"} if not first else set()) | ({"last"} if not last else set()) | {"papermill-error-cell-tag"}
+    notebook.cells = [cell for cell in notebook.cells if not drop & set(cell.metadata.get("tags", []))]
+    for cell in notebook.cells:
+        outputs = cell.get("outputs", [])
+        warnings += [output["text"].splitlines()[0] for output in outputs if output.get("name") == "stderr" and output["text"]]
+        if outputs:
+            cell.outputs = [output for output in outputs if output.get("name") != "stderr" and output["output_type"] != "error"]
+    exporter = HTMLExporter(template_name="basic", exclude_input=True, exclude_output_prompt=True)
+    return exporter.from_notebook_node(notebook)[0], warnings
+
+
+def _anchored(body: str, anchor: str) -> tuple[str, str, list[tuple[str, str]]]:
+    """Take the title out of a body, make its headings unique and one level lower; return title, body, headings."""
+    from bs4 import BeautifulSoup
+
+    soup = BeautifulSoup(body, "html.parser")
+    for link in soup.select("a.anchor-link"):
+        link.decompose()
+    title = soup.find("h1")
+    text = title.get_text().strip() if title else ""
+    if title:
+        title.decompose()
+    headings = []
+    for index, heading in enumerate(soup.find_all(_HEADING), 1):
+        heading["id"] = f"{anchor}-{index}"
+        headings.append((heading["id"], heading.get_text().strip()))
+        heading.name = f"h{min(6, int(heading.name[1]) + 1)}"
+    return text, str(soup), headings

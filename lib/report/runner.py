@@ -1,0 +1,206 @@
+"""Run notebooks for the report: strict parameters, a process each, every outcome kept in a manifest."""
+
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lib.config import base, definitions, notebooks
+from lib import paths, store
+from lib.report.notebook import KEYS_MIME
+from lib.errors import InputError, choices
+
+_KERNEL_DIED = 138
+
+
+@dataclass(frozen=True)
+class Job:
+    """One execution of one notebook. ``stem`` names its executed file; ``values`` are its parameters."""
+
+    notebook: str
+    stem: str
+    values: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def command(self) -> str:
+        """Return the papermill line that does the same."""
+        return shlex.join(["papermill", f"notebooks/{self.notebook}.ipynb", "out.ipynb", *self.arguments])
+
+    @property
+    def arguments(self) -> list[str]:
+        """Return the parameters as papermill's arguments; text that it would take for a number goes as raw text."""
+        return [word for name, value in self.values.items() for word in (_flag(value), name, str(value))]
+
+
+def _flag(value: Any) -> str:
+    if not isinstance(value, str):
+        return "-p"
+    try:
+        float(value)
+    except ValueError:
+        return "-r" if value in ("True", "False", "None") else "-p"
+    return "-r"
+
+
+@dataclass
+class Outcome:
+    """How a job ended; one entry of the manifest. ``status`` is ok or failed."""
+
+    notebook: str
+    stem: str
+    command: str
+    values: dict[str, Any]
+    status: str
+    error: str
+    seconds: float
+    finished_utc: str
+
+
+def plan(full: bool, names: Iterable[str], workloads: list[str], devices: list[str], extra: dict[str, Any]) -> list[Job]:
+    """Return the jobs of the report in its order, each checked against its notebook's parameters.
+
+    ``names`` limits it to some notebooks (01 or 01_machine). ``extra`` are parameters for all of them that have them;
+    one that none has is refused. Raises InputError.
+    """
+    sections = _chosen(definitions.load_report_plan().sections, list(names))
+    known = {name for section in sections for name in notebooks.notebook_model(section.notebook).model_fields}
+    if unknown := set(extra) - known:
+        raise InputError(f"no chosen notebook has the parameter {choices(sorted(unknown))}; "
+                         f"there are: {choices(sorted(known))}")
+    for workload in workloads:
+        definitions.workload(workload)
+    return [job for section in sections for job in _jobs(section, full, workloads, devices, extra)]
+
+
+def _chosen(sections: tuple[definitions.Section, ...], names: list[str]) -> list[definitions.Section]:
+    for name in names:
+        if not any(section.notebook.startswith(name) for section in sections):
+            raise InputError(f"no notebook {name!r} in params/report.yaml; there are: {choices(s.notebook for s in sections)}")
+    return [section for section in sections if not names or section.notebook.startswith(tuple(names))]
+
+
+def _jobs(section: definitions.Section, full: bool, workloads: list[str], devices: list[str], extra: dict) -> Iterator[Job]:
+    model = notebooks.notebook_model(section.notebook)
+    for workload in workloads if "workloads" in section.over else [""]:
+        for device in devices if "devices" in section.over else [""]:
+            over = {"workload": workload, "device": device}
+            values = {**{key: value for key, value in over.items() if value}, **(section.full if full else section.quick),
+                      **{key: value for key, value in extra.items() if key in model.model_fields}}
+            base.build(model, values, section.notebook)
+            stem = "_".join(part for part in (section.notebook, workload, device.replace(":", "-")) if part)
+            yield Job(section.notebook, stem, values)
+
+
+def execute(job: Job, folder: Path, output: Path | None = None) -> Outcome:
+    """Run one job in processes of its own and keep the executed notebook in ``folder``, also when it fails.
+
+    ``output`` moves what the notebook writes (see LIB_OUTPUT).
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    executed = folder / f"{job.stem}.ipynb"
+    executed.unlink(missing_ok=True)
+    environment = {**os.environ, "LIB_BATCH": "1", **({"LIB_OUTPUT": str(output)} if output else {})}
+    words = [sys.executable, "-m", "papermill", str(paths.NOTEBOOKS / f"{job.notebook}.ipynb"), str(executed),
+             "--no-progress-bar", "--no-request-save-on-cell-execute", "--autosave-cell-every", "0", *job.arguments]
+    begin = time.monotonic()
+    done = subprocess.run(words, env=environment, cwd=paths.ROOT, capture_output=True, text=True, errors="replace",
+                          check=False)
+    error = "" if done.returncode == 0 else _error(executed, done)
+    return Outcome(job.notebook, job.stem, job.command, job.values, "failed" if error else "ok", error,
+                   round(time.monotonic() - begin, 1), store.utc_now())
+
+
+def _error(executed: Path, done: subprocess.CompletedProcess) -> str:
+    """Return in one line why a run failed."""
+    if done.returncode == _KERNEL_DIED or "DeadKernelError" in done.stderr:
+        return "the kernel died: out of memory?"
+    if done.returncode < 0:
+        return f"stopped by signal {-done.returncode}"
+    for output in outputs(executed) if executed.is_file() else ():
+        if output["output_type"] == "error":
+            return f"{output['ename']}: {' '.join(output['evalue'].split())}"
+    return (done.stderr.strip().splitlines() or [f"papermill ended with {done.returncode}"])[-1]
+
+
+def outputs(executed: Path) -> Iterator[dict]:
+    """Yield every output of an executed notebook."""
+    for cell in store.read_json(executed)["cells"]:
+        yield from cell.get("outputs", ())
+
+
+def keys(executed: Path) -> dict[str, dict[str, Any]]:
+    """Return the key numbers that an executed notebook recorded; empty when it did not get that far."""
+    found = [output["data"][KEYS_MIME] for output in outputs(executed) if KEYS_MIME in output.get("data", {})]
+    return found[-1] if found else {}
+
+
+def manifest(folder: Path) -> list[Outcome]:
+    """Return the outcomes of the runs kept in ``folder``, in the order of the report."""
+    path = folder / "manifest.json"
+    return [Outcome(**entry) for entry in store.read_json(path)] if path.is_file() else []
+
+
+def run(jobs: list[Job], folder: Path, output: Path | None = None, parallel: int = 1) -> list[Outcome]:
+    """Run jobs one after another (``parallel`` at once for replays), show progress, and update the folder's manifest.
+
+    A failing job does not stop the others. Returns this run's outcomes.
+    """
+    from tqdm import tqdm
+
+    done: list[Outcome] = []
+    with ThreadPoolExecutor(parallel) as pool, tqdm(total=len(jobs), unit="notebook", disable=None) as bar:
+        for outcome in pool.map(lambda job: execute(job, folder, output), jobs):
+            done.append(outcome)
+            bar.update()
+            bar.write(f"{outcome.status:>6} {outcome.seconds:6.1f} s  {outcome.stem}"
+                      + (f"  {outcome.error}" if outcome.error else ""), file=sys.stderr)
+            _remember(done, folder)
+    return done
+
+
+def _remember(done: list[Outcome], folder: Path) -> None:
+    """Merge outcomes into the manifest: a job that ran again replaces its entry."""
+    entries = {entry.stem: entry for entry in [*manifest(folder), *done]}
+    order = [section.notebook for section in definitions.load_report_plan().sections]
+    ranked = sorted(entries.values(), key=lambda entry: (order.index(entry.notebook), entry.stem))
+    store.write_json([asdict(entry) for entry in ranked], folder / "manifest.json")
+
+
+def moved(folder: Path, outcomes: list[Outcome]) -> list[str]:
+    """Compare the key numbers of replayed notebooks with the committed ones; return a line for each that moved.
+
+    Numbers without a tolerance are timings and are not compared.
+    """
+    committed, lines = store.read_json(paths.REFERENCE / "keys.json"), []
+    for outcome in outcomes:
+        if outcome.status != "ok":
+            lines.append(f"{outcome.stem}: {outcome.error}")
+            continue
+        then, now = committed.get(outcome.stem, {}), _facts(keys(folder / f"{outcome.stem}.ipynb"))
+        lines += [f"{outcome.stem}: {name!r} is no longer recorded" for name in then if name not in now]
+        lines += [f"{outcome.stem}: {name!r} is new ({now[name]['value']:g}); accept it with --accept"
+                  for name in now if name not in then]
+        lines += [f"{outcome.stem}: {name!r} moved from {then[name]['value']:g} to {now[name]['value']:g} "
+                  f"(tolerance {then[name]['tolerance']:.1%})"
+                  for name in then if name in now and _differs(now[name]["value"], then[name])]
+    return lines
+
+
+def _facts(recorded: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    return {name: item for name, item in recorded.items() if item["tolerance"] is not None}
+
+
+def _differs(now: float, then: dict[str, Any]) -> bool:
+    return not abs(now - then["value"]) <= then["tolerance"] * abs(then["value"]) + 1e-12
+
+
+def accept(folder: Path, outcomes: list[Outcome]) -> Path:
+    """Write the key numbers of replayed notebooks as the committed ones."""
+    found = {outcome.stem: _facts(keys(folder / f"{outcome.stem}.ipynb")) for outcome in outcomes if outcome.status == "ok"}
+    return store.write_json(found, paths.REFERENCE / "keys.json")

@@ -1,0 +1,1 @@
+"""Scheduling policies: baselines, their queues, and ``hybrid``."""

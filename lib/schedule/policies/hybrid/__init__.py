@@ -1,0 +1,1 @@
+"""The hybrid policy: plan what is known, bind late, learn from what finishes, move stragglers."""

@@ -1,0 +1,161 @@
+"""Measures how jobs slow each other down on this machine: each workload alone, and beside every other."""
+
+import itertools
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from lib import paths, store
+from lib.errors import InputError, choices
+from lib.schedule.contention import ALONE
+from lib.schedule.runtime.workers import Hire, Limits, Process, Slot, kind_of
+from lib.tables import columns
+
+FOLDER = "contention"
+_CALL = "lib.schedule.runtime.tasks:paced"
+_LEAST_S, _STEPS = 0.6, 4.5  # how long a pair is watched: so many steps of the slower one
+_AHEAD_S = 0.02
+_PATIENCE_S = 300.0
+Progress = Callable[[Iterable, str], Iterable]
+
+
+@dataclass(frozen=True)
+class _Side:
+    """One side of a pair: a slot and the workload that it trains."""
+
+    slot: Slot
+    workload_id: str
+
+    @property
+    def name(self) -> tuple[str, str]:
+        """Return the workload and the type of the slot."""
+        return self.workload_id, kind_of(self.slot.name)
+
+
+class _Crew:
+    """A worker a slot, asked to train something for some time, at once."""
+
+    def __init__(self, slots: Sequence[Slot], hire: Hire):
+        self._hands = {slot.name: hire(slot, Limits()) for slot in slots}
+        self._held: dict[str, list[tuple[Any, ...]]] = {name: [] for name in self._hands}
+        for name in self._hands:
+            self._answer(name, "ready")
+
+    def _answer(self, name: str, wanted: str, patience_s: float = _PATIENCE_S) -> tuple[Any, ...]:
+        hand, until = self._hands[name], time.monotonic() + patience_s
+        while time.monotonic() < until:
+            self._held[name] += hand.messages()
+            while self._held[name]:
+                message = self._held[name].pop(0)
+                if message[0] in ("failed", "gone"):
+                    raise InputError(f"the slot {name} could not measure: {message[-1]}")
+                if message[0] == wanted:
+                    return message
+            pipe = getattr(hand, "pipe", None)
+            wait([pipe], 0.05) if isinstance(pipe, Connection) else time.sleep(0.005)
+        raise InputError(f"the slot {name} did not answer within {patience_s:g} s")
+
+    def together(self, sides: Sequence[_Side], seconds: float) -> list[float]:
+        """Return the seconds of a step of each side, all at work in the same time."""
+        at_s = time.monotonic() + _AHEAD_S
+        for side in sides:
+            self._hands[side.slot.name].send("run", "pair", _CALL, {"workload_id": side.workload_id, "seconds": seconds,
+                                                                    "at_s": at_s})
+        return [self._answer(side.slot.name, "done")[2]["step_s"] for side in sides]
+
+    def end(self) -> None:
+        """Send everybody home."""
+        for hand in self._hands.values():
+            hand.send("end")
+            hand.kill()
+
+
+@contextmanager
+def _crew(slots: Sequence[Slot], hire: Hire) -> Iterator[_Crew]:
+    crew = _Crew(slots, hire)
+    try:
+        yield crew
+    finally:
+        crew.end()
+
+
+def _neighbours(slots: Sequence[Slot]) -> list[Slot]:
+    """Return the slots that are measured: the first two of the CPU, and the first of every other type."""
+    first = {kind_of(slot.name): slot for slot in reversed(slots)}
+    cpus = [slot for slot in slots if kind_of(slot.name) == "cpu"][:2]
+    found = [*cpus, *(slot for kind, slot in first.items() if kind != "cpu")]
+    if len(found) < 2:
+        raise InputError(f"contention needs two slots; there is {choices(slot.name for slot in slots) or 'none'}")
+    return found
+
+
+def measure(slots: Sequence[Slot], workloads: Sequence[str], rounds: int = 3, progress: Progress = lambda items, _: items,
+            hire: Hire = Process) -> pd.DataFrame:
+    """Return the table ``contention``: a row a workload, a type of slot, and what ran beside it.
+
+    Every case is visited once a round, in random order; a slowdown is the median over rounds of a step's time over that
+    alone, in the same round. Workers live through all of it. Raises InputError for fewer than two slots.
+    """
+    chosen = _neighbours(slots)
+    sides = [_Side(slot, name) for slot in chosen for name in workloads]
+    with _crew(chosen, hire) as crew:
+        once = {side: crew.together([side], 1e-3)[0] for side in progress(sides, "set-up")}
+        cases = [(side,) for side in sides] + [(a, b) for a, b in itertools.combinations(sides, 2) if a.slot != b.slot]
+        draw, rows = np.random.default_rng(0), []
+        for number in range(rounds):
+            for place in progress(draw.permutation(len(cases)).tolist(), f"round {number + 1}"):
+                case = cases[place]
+                seconds = max(_LEAST_S, _STEPS * max(once[side] for side in case))
+                for side, step_s in zip(case, crew.together(case, seconds), strict=True):
+                    other = next((one for one in case if one != side), None)
+                    rows.append((number, *side.name, *(other.name if other else ALONE), step_s))
+    return _summary(pd.DataFrame(rows, columns=["round", "workload_id", "device_type", "beside", "beside_type", "step_s"]))
+
+
+def _summary(visits: pd.DataFrame) -> pd.DataFrame:
+    from lib.measure import machine
+
+    key = ["workload_id", "device_type"]
+    alone = visits[visits["beside"] == ALONE[0]].groupby([*key, "round"])["step_s"].median().rename("alone_s")
+    joined = visits.join(alone, on=[*key, "round"])
+    joined["slowdown"] = joined["step_s"] / joined["alone_s"]
+    groups = joined.groupby([*key, "beside", "beside_type"], sort=True)
+    table = groups.agg(step_ms=("step_s", lambda values: 1e3 * values.median()), slowdown=("slowdown", "median"),
+                       slowdown_low=("slowdown", "min"), slowdown_high=("slowdown", "max"), n=("step_s", "size")).reset_index()
+    ids = machine.ids()
+    return table.assign(hardware_id=ids["hardware_id"], software_id=ids["software_id"])[columns("contention")]
+
+
+def words(table: pd.DataFrame) -> str:
+    """Say how much each workload is slowed down, and by which most."""
+    beside, lines = table[table["beside"] != ALONE[0]], []
+    alone = table[table["beside"] == ALONE[0]].set_index(["workload_id", "device_type"])["step_ms"]
+    for (name, kind), part in beside.groupby(["workload_id", "device_type"]):
+        worst = part.loc[part["slowdown"].idxmax()]
+        lines.append(f"{name} on {kind}: {alone[name, kind]:,.1f} ms a step alone, {part['slowdown'].median():.2f} times as "
+                     f"long beside another, {worst['slowdown']:.2f} beside {worst['beside']}")
+    return "\n".join(lines)
+
+
+def write(table: pd.DataFrame, folder: Path = paths.DATA / FOLDER) -> Path:
+    """Write a measured table beside earlier ones; return its file."""
+    name = store.fresh_name("contention", lambda name: (folder / f"{name}.csv").exists())
+    path = store.write(table, folder / f"{name}.csv", "contention")
+    store.write_meta(path, "contention")
+    return path
+
+
+def newest(hardware_id: str, folder: Path = paths.DATA / FOLDER) -> pd.DataFrame | None:
+    """Return the newest table that was measured on this hardware, None if there is none."""
+    for path in sorted(folder.glob("*.csv"), key=lambda path: path.stat().st_mtime, reverse=True):
+        table = store.read(path, "contention")
+        if set(table["hardware_id"]) == {hardware_id}:
+            return table
+    return None

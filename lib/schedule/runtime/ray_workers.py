@@ -1,0 +1,270 @@
+"""A Ray cluster of one or many nodes: its slots, and the actors that carry out jobs on them.
+
+Every node has this project at the same path, with the same environment; what is measured is where it is here.
+"""
+
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from concurrent.futures import Future
+from dataclasses import dataclass
+from multiprocessing import Pipe
+from typing import Any
+
+import numpy as np
+
+from lib import paths
+from lib.errors import InputError
+from lib.schedule.problem import Jobs
+from lib.schedule.runtime.worker_process import THREADS, Desk
+from lib.schedule.runtime.workers import WARM, Limits, Site, Slot, SlotLost, cores_here
+
+_CONNECT_S, _JOIN_S = 5.0, 60.0
+_STORE_BYTES = 100 * 2**20  # jobs pass nothing through Ray's object store
+_JOIN = "import ray, sys; ray.init(address=sys.argv[1], log_to_driver=False, logging_level='ERROR')"
+_SOCKET_BYTES = 107 if sys.platform.startswith("linux") else 103  # that a socket's path may have
+_IN_FOLDER_BYTES = len("/session_2026-01-31_23-59-59_999999_4194304/sockets/plasma_store.99")
+_TALK = ("tell", "listen")  # each has a thread of its own: what is told stays in order
+
+
+@dataclass(frozen=True)
+class Node:
+    """A machine of the cluster, as Ray counts it."""
+
+    id: str
+    host: str
+    cpus: int
+    gpus: int
+    gpu: str  # cuda:<what Ray calls the accelerator>
+    memory_mb: float
+
+
+@dataclass(frozen=True)
+class _Seat:
+    """What a slot takes of its node, and what it offers to a job."""
+
+    node: Node
+    kind: str
+    number: int
+    cores: int
+    memory_mb: float
+
+    def able(self, jobs: Jobs) -> np.ndarray:
+        """Return whether each job has the memory and the cores that it asks for here."""
+        return (jobs.memory_mb <= self.memory_mb) & (jobs.cpu_cores <= self.cores)
+
+
+class Actor:
+    """A worker in an actor of Ray, on the node of its slot."""
+
+    def __init__(self, ray: Any, seat: _Seat, slot: Slot, limits: Limits):
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        gpu = seat.kind != "cpu"
+        told = {"PYTHONPATH": os.pathsep.join(filter(None, (str(paths.ROOT), os.environ.get("PYTHONPATH")))),
+                "LIB_OUTPUT": str(paths.OUTPUT), **dict.fromkeys(THREADS, str(slot.threads))}
+        desk = ray.remote(concurrency_groups=dict.fromkeys(_TALK, 1))(Desk)
+        self._ray = ray
+        self._actor = desk.options(num_cpus=0 if gpu else seat.cores, num_gpus=int(gpu), runtime_env={"env_vars": told},
+                                   scheduling_strategy=NodeAffinitySchedulingStrategy(seat.node.id, soft=False)).remote()
+        device = "cuda:0" if gpu else slot.name  # of the GPUs, Ray shows it the one that it gave it
+        self._actor.work.remote(device, (), slot.threads, limits.beat_s, slot.warm)
+        self.pipe, self._bell = Pipe(duplex=False)
+        self._heard = self._listen()
+
+    def _listen(self) -> Future:
+        """Ask for the next messages; the bell rings when they are there."""
+        heard = self._actor.listen.options(concurrency_group="listen").remote().future()
+        heard.add_done_callback(self._ring)
+        return heard
+
+    def _ring(self, _: Future) -> None:
+        try:
+            self._bell.send_bytes(b".")
+        except OSError:  # it was killed meanwhile
+            return
+
+    def messages(self) -> list[tuple[Any, ...]]:
+        """Return what it said; an actor that does not answer is dead, or is ended lest it goes on unheard."""
+        while self.pipe.poll():  # first: the bell rings when all is there, maybe a moment later
+            self.pipe.recv_bytes()
+        if not self._heard.done():
+            return []
+        try:
+            found = self._heard.result()
+        except Exception as error:  # whatever became of it, it says no more
+            self.kill()
+            return [("gone", _reason(error))]
+        self._heard = self._listen()
+        return found
+
+    def send(self, *message: Any) -> None:
+        """Tell it something; one that is gone says so by itself."""
+        self._actor.tell.options(concurrency_group="tell").remote(message)
+
+    def kill(self) -> None:
+        """End it at once."""
+        self._ray.kill(self._actor)
+        self.pipe.close()
+        self._bell.close()
+
+
+def short_folder() -> tempfile.TemporaryDirectory:
+    """Make a temporary folder of a path so short that Ray's sockets can lie in it; InputError where none can be made.
+
+    It is in the usual temporary folder (RAY_TMPDIR or TMPDIR), or else in one of the system's.
+    """
+    usual = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
+    for parent in (usual, "/tmp", "/dev/shm", "/var/tmp"):
+        if len(os.fsencode(os.path.join(parent, "ray-abcdefgh"))) + _IN_FOLDER_BYTES > _SOCKET_BYTES:
+            continue
+        try:
+            return tempfile.TemporaryDirectory(prefix="ray-", dir=parent, ignore_cleanup_errors=True)
+        except OSError:
+            continue
+    raise InputError(f"Ray needs a temporary folder with a short path, as its sockets lie in it; {usual} is too long or "
+                     "cannot be written: set RAY_TMPDIR")
+
+
+def _reason(error: Exception) -> str:
+    """Return in one line why an actor is no more, of the paragraphs that Ray has on it."""
+    text = " ".join(str(error).split())
+    if "node has died" in text or "not schedulable" in text:
+        return "its node is gone"
+    if "unavailable" in text:
+        return "it cannot be reached any more: is its node gone?"
+    detail = text.partition("Worker exit detail: ")[2] or text
+    return f"the worker was killed, or ran out of memory? Ray says: {detail.partition('. ')[0]}"
+
+
+class Cluster:
+    """A Ray cluster, joined or, without an address, started on this machine, for as long as this is open."""
+
+    def __init__(self, address: str = ""):
+        self.address = address
+        self._ray: Any = None
+        self._folder: tempfile.TemporaryDirectory | None = None  # of a cluster started here
+        self._seats: dict[str, _Seat] = {}
+
+    def __enter__(self) -> "Cluster":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._ray:
+            self._ray.shutdown()
+        if self._folder:
+            self._folder.cleanup()
+
+    def join(self) -> None:
+        """Join it, or start it; InputError where it cannot be joined."""
+        os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+        try:
+            import ray
+        except ImportError:
+            raise InputError("--engine ray needs the package ray: pip install -r requirements.txt") from None
+        if self.address:
+            _probe(self.address)
+            how: dict[str, Any] = {"address": self.address}
+        else:
+            os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))  # lest Ray writes one into the home folder
+            self._folder = short_folder()
+            how = {"address": "local", "_temp_dir": self._folder.name, "num_cpus": len(cores_here()),
+                   "include_dashboard": False, "object_store_memory": _STORE_BYTES,
+                   "_system_config": {"worker_niceness": 0}}  # Ray's default, 15, yields to whatever else runs here
+        try:
+            ray.init(**how, log_to_driver=False, logging_level="ERROR")
+        except Exception as error:  # of many kinds, and of many lines
+            why = (str(error).strip().splitlines() or [type(error).__name__])[-1]
+            raise InputError(f"Ray does not start, or cannot be joined at {self.address or 'this machine'}: {why}") from error
+        self._ray = ray
+
+    def nodes(self) -> list[Node]:
+        """Return the nodes that are alive, the head first; hosts with several are numbered."""
+        alive = [node for node in self._ray.nodes() if node["Alive"]]
+        alive.sort(key=lambda node: ("node:__internal_head__" not in node["Resources"], node["NodeName"], node["NodeID"]))
+        seen: Counter[str] = Counter()
+        found = []
+        for node in alive:
+            has, name = node["Resources"], node["NodeName"]
+            seen[name] += 1
+            gpu = next((key.partition(":")[2] for key in has if key.startswith("accelerator_type:")), "")
+            found.append(Node(node["NodeID"], name if seen[name] == 1 else f"{name}#{seen[name]}", int(has.get("CPU", 0)),
+                              int(has.get("GPU", 0)), f"cuda:{gpu}" if gpu else "cuda", has.get("memory", np.inf) / 2**20))
+        return found
+
+    def site(self, jobs: Jobs, count: int = 0, warm: str = WARM) -> Site:
+        """Return, once joined, the slots: each node's CPUs, one a slot (or ``count`` of equal size a node), and its GPUs.
+
+        A slot has its share of its node's memory. Slots are of one type where the same jobs can run, and GPUs where Ray calls
+        them the same. Raises InputError for more slots than CPUs, and a job that no slot can take.
+        """
+        if not self._ray:
+            self.join()
+        seats = [seat for node in self.nodes() for seat in _seats(node, count)]
+        if not seats:
+            raise InputError(f"the cluster at {self.address or 'local'} has neither a CPU nor a GPU")
+        able = {seat: seat.able(jobs) for seat in seats}
+        _refuse(jobs, seats, np.any(list(able.values()), axis=0))
+        types: dict[tuple[str, bytes], str] = {}
+        slots = []
+        for seat in seats:
+            alike, first = (seat.kind, able[seat].tobytes()), all(kind != seat.kind for kind, _ in types)
+            kind = types.setdefault(alike, seat.kind if first else f"{seat.kind}:{seat.cores}c{seat.memory_mb:.0f}mb")
+            slots.append(Slot(f"{kind}[{seat.node.host}/{seat.number}]", (), seat.cores if seat.kind == "cpu" else 1, warm))
+            self._seats[slots[-1].name] = seat
+        return Site(tuple(slots), self.hire, np.column_stack([np.frombuffer(which, bool) for _, which in types]), "samples-ray")
+
+    def hire(self, slot: Slot, limits: Limits) -> Actor:
+        """Start a worker on a slot's node; SlotLost where that is gone."""
+        seat = self._seats[slot.name]
+        if seat.node.id not in {node["NodeID"] for node in self._ray.nodes() if node["Alive"]}:
+            raise SlotLost(f"node {seat.node.host} is gone")
+        return Actor(self._ray, seat, slot, limits)
+
+
+def _seats(node: Node, count: int) -> list[_Seat]:
+    if count < 0 or count > node.cpus > 0:
+        raise InputError(f"{count} slots a node, but {node.host} has {node.cpus} CPUs: it must be 1 to {node.cpus}")
+    cut = (count or node.cpus) if node.cpus else 0
+    return [*(_Seat(node, "cpu", number, node.cpus // cut, node.memory_mb / cut) for number in range(cut)),
+            *(_Seat(node, node.gpu, number, node.cpus, np.inf) for number in range(node.gpus))]
+
+
+def _refuse(jobs: Jobs, seats: list[_Seat], able: np.ndarray) -> None:
+    """Refuse jobs that no slot can take: Ray would let them wait for ever."""
+    if able.all():
+        return
+    job = int(np.argmin(able))
+    most = max(seats, key=lambda seat: (seat.memory_mb, seat.cores))
+    raise InputError(f"no slot of the cluster can run job {jobs.ids[job]!r}: it needs {jobs.memory_mb[job]:,.0f} MB and "
+                     f"{jobs.cpu_cores[job]:g} cores, the largest has {most.memory_mb:,.0f} MB and {most.cores} (slots share "
+                     "their node's memory and CPUs: fewer --slots are larger)")
+
+
+def _probe(address: str) -> None:
+    """Refuse an address at which no cluster can be joined; Ray itself would wait for minutes."""
+    host, _, port = address.rpartition(":")
+    if address != "auto":
+        if not host or not port.isdecimal() or "/" in host:
+            raise InputError(f"{address!r} is no address of a Ray cluster: it is HOST:PORT of its head, such as 10.0.0.1:6379, "
+                             "or auto")
+        try:
+            socket.create_connection((host, int(port)), _CONNECT_S).close()
+        except (OSError, OverflowError) as error:
+            raise InputError(f"no Ray cluster answers at {address} ({error}); ray start --head --port={port} starts one "
+                             "there") from None
+    try:
+        said = subprocess.run([sys.executable, "-c", _JOIN, address], capture_output=True, text=True, timeout=_JOIN_S,
+                              check=False)
+    except subprocess.TimeoutExpired:
+        raise InputError(f"what answers at {address} is no Ray cluster that can be joined from here: it did not say so within "
+                         f"{_JOIN_S:g} s") from None
+    if said.returncode:
+        why = (said.stderr.strip().splitlines() or ["no reason given"])[-1]
+        if "AuthToken" in said.stderr:
+            why = "it wants its token: RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH unless it lies in ~/.ray/auth_token"
+        raise InputError(f"the Ray cluster at {address} cannot be joined: {why}")

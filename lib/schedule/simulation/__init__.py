@@ -1,0 +1,1 @@
+"""Schedules simulated: events, the compiled twin, metrics, traces."""

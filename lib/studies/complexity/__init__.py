@@ -1,0 +1,1 @@
+"""What ``04_complexity`` shows."""

@@ -1,0 +1,1 @@
+"""What ``06_cost_model`` shows."""

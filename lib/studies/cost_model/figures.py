@@ -1,0 +1,146 @@
+"""The figures of the cost model: parity, error by size, learning curve, what matters, networks, memory, devices."""
+
+import numpy as np
+import pandas as pd
+
+from lib.report.style import SERIES
+
+_WITHIN = 0.10
+
+
+def _band(axis, low: float, high: float) -> None:
+    """Draw the line of equality and the band of 10 % around it."""
+    line = np.array([low, high])
+    axis.plot(line, line, color="#555555", linewidth=1)
+    axis.fill_between(line, line * (1 - _WITHIN), line * (1 + _WITHIN), color="#dddddd", alpha=0.6, linewidth=0)
+    axis.set(xscale="log", yscale="log")
+
+
+def parity(predictions: pd.DataFrame, most: int = 6):
+    """Return predicted over measured time, a panel a family; the band is 10 %."""
+    import matplotlib.pyplot as plt
+
+    families = predictions["family"].value_counts().index[:most]
+    columns = min(3, len(families))
+    rows = -(-len(families) // columns)
+    figure, axes = plt.subplots(rows, columns, figsize=(3.1 * columns, 2.9 * rows), squeeze=False)
+    for axis, family in zip(axes.flat, families, strict=False):
+        part = predictions[predictions["family"] == family]
+        values = part[["latency_ms", "predicted_ms"]]
+        _band(axis, values.to_numpy().min(), values.to_numpy().max())
+        axis.scatter(part["latency_ms"], part["predicted_ms"], s=7, color=SERIES[0], alpha=0.5, linewidths=0)
+        axis.set_title(family, fontsize=10)
+    for axis in axes.flat[len(families):]:
+        axis.set_visible(False)
+    figure.supxlabel("measured, ms", fontsize=10)
+    figure.supylabel("predicted on unseen shapes, ms", fontsize=10)
+    return figure
+
+
+def learners(scores: pd.DataFrame):
+    """Return the MAPE of every learner by family, one colour a learner, on a logarithmic axis."""
+    import matplotlib.pyplot as plt
+
+    families, names = list(dict.fromkeys(scores["family"])), list(dict.fromkeys(scores["learner"]))
+    figure, axis = plt.subplots(figsize=(8, 0.6 + 0.42 * len(families)))
+    marks = "ovs^DP*"
+    for number, name in enumerate(names):
+        part = scores[scores["learner"] == name].set_index("family")["mape"].reindex(families)
+        axis.plot(part, np.arange(len(families)), linestyle="", marker=marks[number % len(marks)], label=name,
+                  markersize=9 if name == names[-1] else 6, color=(*SERIES, "#111111")[number % 7])
+    axis.set(xscale="log", yticks=range(len(families)), yticklabels=families, xlabel="MAPE on unseen shapes, %")
+    axis.invert_yaxis()
+    axis.xaxis.set_major_formatter("{x:g}")
+    figure.legend(loc="outside upper center", ncols=4, fontsize=9)
+    return figure
+
+
+def by_size(table: pd.DataFrame, most: int = 6):
+    """Return the median error against the measured time, a line a family."""
+    import matplotlib.pyplot as plt
+
+    figure, axis = plt.subplots(figsize=(8, 3.4))
+    families = list(dict.fromkeys(table["family"]))[:most]
+    for colour, family in zip(SERIES, families, strict=False):
+        part = table[table["family"] == family]
+        axis.plot(np.sqrt(part["from_ms"] * part["to_ms"]), part["median"], "o-", color=colour, label=family, markersize=4)
+    axis.set(xscale="log", xlabel="measured, ms", ylabel="median error, %", ylim=(0, None))
+    axis.legend(fontsize=9, ncols=2)
+    return figure
+
+
+def learning_curve(curve: pd.DataFrame):
+    """Return MAPE and median error against the number of measured points."""
+    import matplotlib.pyplot as plt
+
+    figure, axis = plt.subplots(figsize=(6, 3.2))
+    axis.fill_between(curve["points"], curve["mape_low"], curve["mape_high"], color=SERIES[0], alpha=0.2, linewidth=0)
+    axis.plot(curve["points"], curve["mape"], "o-", label="MAPE, with its interval", color=SERIES[0])
+    axis.plot(curve["points"], curve["median"], "s--", label="median", color=SERIES[1])
+    axis.set(xscale="log", xlabel="measured points", ylabel="error on unseen shapes, %", ylim=(0, None))
+    axis.legend(fontsize=9)
+    return figure
+
+
+def effects(table: pd.DataFrame, most: int = 14):
+    """Return how much each feature's shuffling adds to the error."""
+    import matplotlib.pyplot as plt
+
+    shown = table.head(most).iloc[::-1]
+    figure, axis = plt.subplots(figsize=(7, 0.8 + 0.24 * len(shown)))
+    axis.barh(shown["feature"], shown["added_mape"], color=SERIES[0])
+    axis.set(xlabel="MAPE added when the feature is shuffled, percentage points")
+    axis.grid(axis="y", visible=False)
+    return figure
+
+
+def networks(table: pd.DataFrame):
+    """Return predicted over measured time of whole networks, filled where they judge, hollow where they were learned from."""
+    import matplotlib.pyplot as plt
+
+    cases = table.groupby(["mode", "batch_size"], sort=True)
+    figure, axes = plt.subplots(1, len(cases), figsize=(3.1 * len(cases), 3.2), squeeze=False)
+    for axis, ((mode, batch), part) in zip(axes.flat, cases, strict=True):
+        values = part[["latency_ms", "predicted_ms"]].to_numpy()
+        _band(axis, values.min() * 0.9, values.max() * 1.1)
+        for tuning, face in ((True, "none"), (False, SERIES[0])):
+            mine = part[part["tuning"] == tuning]
+            error = np.array([mine["predicted_ms"] - mine["low_ms"], mine["high_ms"] - mine["predicted_ms"]])
+            axis.errorbar(mine["latency_ms"], mine["predicted_ms"], yerr=error, fmt="none", ecolor="#b8c7dd", elinewidth=0.8)
+            axis.scatter(mine["latency_ms"], mine["predicted_ms"], s=22, facecolors=face, edgecolors=SERIES[0], zorder=3,
+                         label="learned from" if tuning else "unseen")
+        axis.set_title(f"{mode}, batch {batch}", fontsize=10)
+    axes.flat[0].legend(fontsize=8)
+    figure.supxlabel("measured, ms", fontsize=10)
+    figure.supylabel("predicted, ms", fontsize=10)
+    return figure
+
+
+def memory(table: pd.DataFrame):
+    """Return the predicted peak of tensors over what the allocator was seen to hold, by mode."""
+    import matplotlib.pyplot as plt
+
+    figure, axis = plt.subplots(figsize=(5, 3.4))
+    values = table[["tensors_mb", "peak_mb"]].to_numpy()
+    _band(axis, max(values.min(), 0.1) * 0.8, values.max() * 1.2)
+    for colour, (mode, part) in zip(SERIES, table.groupby("mode"), strict=False):
+        axis.scatter(part["tensors_mb"], part["peak_mb"], s=18, color=colour, label=mode, alpha=0.8)
+    axis.set(xlabel="held at once, measured, MB", ylabel="from the captured graph, MB")
+    axis.legend(fontsize=9)
+    return figure
+
+
+def devices(table: pd.DataFrame):
+    """Return the predicted time of each device with its interval; hollow where the model was asked outside of its range."""
+    import matplotlib.pyplot as plt
+
+    shown = table.sort_values("predicted_ms", ascending=False)
+    figure, axis = plt.subplots(figsize=(7, 0.9 + 0.3 * len(shown)))
+    for place, row in enumerate(shown.itertuples()):
+        axis.plot([row.low_ms, row.high_ms], [place, place], color="#9fb6d3", linewidth=4, solid_capstyle="round")
+        axis.plot([row.predicted_ms], [place], "o", color=SERIES[0], markerfacecolor="white" if row.out_of_range else SERIES[0])
+        if row.measured_ms == row.measured_ms:  # noqa: PLR0124 - NaN: not measured
+            axis.plot([row.measured_ms], [place], "x", color=SERIES[1])
+    axis.set(xscale="log", yticks=range(len(shown)), yticklabels=shown["device"], xlabel="ms (x: measured)")
+    axis.grid(axis="y", visible=False)
+    return figure

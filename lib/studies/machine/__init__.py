@@ -1,0 +1,1 @@
+"""What ``01_machine`` shows."""

@@ -1,0 +1,1 @@
+"""What ``02_profile`` shows."""

@@ -1,0 +1,82 @@
+"""The figures of profiled runs: phases over time, phase shares, throughput and memory, runs side by side."""
+
+import numpy as np
+import pandas as pd
+
+from lib.report.style import COLOURS, SERIES, WARM_UP, axes
+
+
+def phases_over_time(rows: pd.DataFrame, phases: dict[str, str]):
+    """Return the training steps one after another, stacked by phase, warm-up shaded. ``phases``: column to label."""
+    figure, ((axis,),) = axes()
+    train = rows[rows["task_type"] == "train"].sort_values("global_step")
+    base = np.zeros(len(train))
+    for column, label in phases.items():
+        axis.bar(train["global_step"], train[column], bottom=base, width=1.0, color=COLOURS[label], label=label)
+        base += train[column].to_numpy()
+    warm = int(train["warmup"].sum())
+    if warm:
+        axis.axvspan(-0.5, warm - 0.5, color=WARM_UP, zorder=0)
+        axis.annotate("warm-up", (warm / 2 - 0.5, 1.0), xycoords=("data", "axes fraction"), ha="center", va="bottom",
+                      fontsize=9)
+    top = min(base.max() * 1.05, 3 * float(np.median(base)))
+    for step in np.flatnonzero(base > top):
+        axis.annotate(f"{base[step]:,.0f} ms", (train["global_step"].iloc[step], top), rotation=90, ha="center", va="top",
+                      fontsize=8, color="white")
+    axis.set(xlabel="training step", ylabel="ms", xlim=(-0.5, len(train) - 0.5), ylim=(0, top))
+    axis.grid(axis="x", visible=False)
+    figure.legend(loc="outside lower center", ncols=5, fontsize=9)
+    return figure
+
+
+def phase_stack(table: pd.DataFrame, labels: str, phases: dict[str, str], logarithmic: bool = False):
+    """Return one horizontal bar a row of ``table``, stacked by phase; ``labels`` names the column that labels the bars.
+
+    Stacks need a linear axis; ``logarithmic`` therefore shows shares of the step, with the step's ms at the end.
+    """
+    figure, ((axis,),) = axes(height=1.3 + 0.42 * len(table))
+    values = table[list(phases.values())]
+    total = values.sum(axis=1)
+    values = values.div(total, axis=0) * 100 if logarithmic else values
+    base = np.zeros(len(table))
+    for label in phases.values():
+        axis.barh(table[labels], values[label], left=base, color=COLOURS[label], label=label)
+        base += values[label].to_numpy()
+    for row, (end, step) in enumerate(zip(base, total, strict=True)):
+        axis.annotate(f" {step:,.1f} ms", (end, row), va="center", fontsize=9)
+    axis.set(xlabel="% of the step" if logarithmic else "ms", xlim=(0, base.max() * 1.14))
+    axis.invert_yaxis()
+    axis.grid(axis="y", visible=False)
+    figure.legend(loc="outside lower center", ncols=5, fontsize=9)
+    return figure
+
+
+def throughput_and_memory(rows: pd.DataFrame, memory: str, memory_label: str):
+    """Return throughput and memory over the steps of every pass, warm-up steps faint."""
+    figure, ((left, right),) = axes(2, 9, 3.2)
+    for colour, (kind, part) in zip(SERIES, rows.groupby("task_type", sort=False), strict=False):
+        left.plot(part["global_step"], part["images_per_sec"], color=colour, alpha=0.35, linewidth=1)
+        steady = part[~part["warmup"]]
+        left.plot(steady["global_step"], steady["images_per_sec"], color=colour, label=kind)
+        right.plot(part["global_step"], part[memory], color=colour, label=kind)
+    left.set(xlabel="step of the pass", ylabel="images/s", ylim=(0, None), title="Throughput")
+    right.set(xlabel="step of the pass", ylabel="MB", ylim=(0, None), title=memory_label)
+    left.legend()
+    return figure
+
+
+def throughput_by_workload(table: pd.DataFrame):
+    """Return images per second of each workload, a bar a backend and precision, on a logarithmic axis."""
+    figure, ((axis,),) = axes(height=3.2)
+    table = table.assign(series=table["backend"] + " " + table["precision"])
+    wide = table.pivot_table(index="workload_id", columns="series", values="images_per_sec")
+    width = 0.8 / max(1, wide.shape[1])
+    for number, series in enumerate(wide):
+        places = np.arange(len(wide)) + (number - (wide.shape[1] - 1) / 2) * width
+        bars = axis.bar(places, wide[series], width, label=series, color=SERIES[number % len(SERIES)])
+        axis.bar_label(bars, fmt="{:,.0f}", fontsize=9, padding=2)
+    axis.set(yscale="log", ylabel="images/s", xticks=np.arange(len(wide)), xticklabels=wide.index)
+    axis.set_ylim(top=wide.max().max() * 2.5)
+    axis.grid(axis="x", visible=False)
+    axis.legend()
+    return figure

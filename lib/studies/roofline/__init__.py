@@ -1,0 +1,1 @@
+"""What ``05_roofline`` shows."""

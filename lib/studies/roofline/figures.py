@@ -1,0 +1,169 @@
+"""The figures of the roofline notebook: roofs, points whose labels keep apart, and throughput with its spread."""
+
+import numpy as np
+import pandas as pd
+
+from lib.report.style import SERIES
+
+LEVELS = {"L1": ":", "L2": "-.", "L3": "--", "RAM": "-", "device": "-"}
+MARKERS = "osD^vPX*<>"
+INK = "#444444"
+_STEPS = np.linspace(0, 2 * np.pi, 16, endpoint=False)
+
+
+def _axis(width: float = 8.5, height: float = 4.6):
+    import matplotlib.pyplot as plt
+
+    return plt.subplots(figsize=(width, height))
+
+
+def _scales(axis, low: float, high: float, bottom: float, top: float) -> None:
+    axis.set(xscale="log", yscale="log", xlim=(low, high), ylim=(bottom, top),
+             xlabel="arithmetic intensity, FLOP/byte", ylabel="GFLOP/s")
+    for side in (axis.xaxis, axis.yaxis):
+        side.set_major_formatter("{x:,g}")
+        side.set_minor_formatter("")
+
+
+def _lines(axis, table: pd.DataFrame) -> None:
+    """Draw roofs: a slope a memory level, shared by all element types, and each type's compute roof from its first knee on."""
+    low, high = axis.get_xlim()
+    for row in table.loc[table.groupby("level", sort=False)["knee"].idxmax()].itertuples():
+        ends = np.array([low, row.knee])
+        axis.plot(ends, ends * row.peak_gbps, LEVELS[row.level], color=INK, linewidth=1.3, zorder=1,
+                  label=f"{row.level} {row.peak_gbps:,.0f} GB/s")
+    several = len(set(table["dtype"])) > 1
+    for number, (dtype, part) in enumerate(table.groupby("dtype", sort=False)):
+        peak, colour = part["peak_gflops"].iloc[0], SERIES[number % len(SERIES)] if several else INK
+        axis.plot([part["knee"].min(), high], [peak, peak], color=colour, linewidth=1.6, zorder=2)
+        axis.annotate(f"{dtype}  {peak:,.0f} GFLOP/s", (high, peak), xytext=(-4, 3), textcoords="offset points", ha="right",
+                      color=colour, fontsize=9)
+
+
+def roofs(table: pd.DataFrame):
+    """Return the roofs of a device, a colour an element type, a line style a memory level.
+
+    ``table``: device, source, dtype, level, peak_gflops, peak_gbps, knee.
+    """
+    figure, axis = _axis(height=4.2)
+    low, high = table["knee"].min() / 8, table["knee"].max() * 12
+    bottom = max(low * table["peak_gbps"].min(), table["peak_gflops"].min() / 8)
+    _scales(axis, low, high, bottom, table["peak_gflops"].max() * 2.2)
+    _lines(axis, table)
+    axis.set_title(f"{table['device'].iloc[0]}, {_source(table)}")
+    figure.legend(loc="outside lower center", ncols=4, fontsize=9)
+    return figure
+
+
+def _source(table: pd.DataFrame) -> str:
+    return "as the vendor states it" if table["source"].iloc[0] == "vendor" else "measured here"
+
+
+def roofline(table: pd.DataFrame, points: pd.DataFrame, by: str = "family", labels: int = 30):
+    """Return points below their roofs: one colour and marker a value of ``by``, names beside the ``labels`` longest-running.
+
+    ``table`` as for ``roofs``; every element type in it is drawn. A point above its roof has a ring around it.
+    """
+    figure, axis = _axis()
+    low, high = min(points["ai"].min(), table["knee"].min()) / 2.5, max(points["ai"].max(), table["knee"].max()) * 3
+    bottom = min(points["attained_gflops"].min() / 2.5, table["peak_gflops"].min() / 60)
+    _scales(axis, low, high, bottom, max(table["peak_gflops"].max(), points["attained_gflops"].max()) * 2)
+    _lines(axis, table)
+    for number, (name, part) in enumerate(points.groupby(by, sort=False)):
+        axis.scatter(part["ai"], part["attained_gflops"], s=38, color=SERIES[number % len(SERIES)], linewidths=0,
+                     marker=MARKERS[number % len(MARKERS)], label=name, zorder=3)
+    over = points[points["below_roof"] < 1]
+    axis.scatter(over["ai"], over["attained_gflops"], s=130, facecolors="none", edgecolors="#c53030", zorder=4,
+                 label="above its roof" if len(over) else None)
+    figure.legend(loc="outside lower center", ncols=4, fontsize=9)
+    _label(figure, axis, points.nlargest(labels, "elapsed_sec"), points)
+    return figure
+
+
+def _label(figure, axis, named: pd.DataFrame, points: pd.DataFrame) -> None:
+    """Write names near their points where nothing lies yet: rings of places are tried, nearest first."""
+    figure.canvas.draw()
+    spots = axis.transData.transform(points[["ai", "attained_gflops"]].to_numpy(float))
+    frame = axis.get_window_extent()
+    taken = [(x - 5, y - 5, x + 5, y + 5) for x, y in spots]
+    scale = figure.dpi / 72
+    taken += [(x, y, x, y) for line in axis.get_lines() for x, y in _along(axis, line)]
+    taken += [(box.x0, box.y0, box.x1, box.y1) for box in (text.get_window_extent() for text in axis.texts)]
+    for row in named.itertuples():
+        x, y = axis.transData.transform((row.ai, row.attained_gflops))
+        sample = axis.text(0.5, 0.5, row.label, fontsize=8, transform=axis.transAxes)
+        width, height = sample.get_window_extent().width + 2 * scale, sample.get_window_extent().height
+        sample.remove()
+        box, place = _free(x, y, width, height, taken, frame)
+        if box is None:
+            continue
+        taken.append(box)
+        near = abs(place[0]) <= width / 2 + 12 and abs(place[1]) <= height / 2 + 12
+        line = None if near else {"arrowstyle": "-", "color": "#999999", "linewidth": 0.5, "shrinkA": 0, "shrinkB": 3}
+        axis.annotate(row.label, (row.ai, row.attained_gflops), xytext=np.array(place) / scale, textcoords="offset points",
+                      ha="center", va="center", fontsize=8, zorder=5, arrowprops=line)
+
+
+def _along(axis, line) -> np.ndarray:
+    """Return places along a straight line, close together, in pixels (n, 2)."""
+    if len(line.get_xydata()) < 2:
+        return np.empty((0, 2))
+    first, last = axis.transData.transform(line.get_xydata())[[0, -1]]
+    return np.linspace(first, last, 200)
+
+
+def _free(x: float, y: float, width: float, height: float, taken: list[tuple], frame) -> tuple:
+    """Return the first free box around a point and its centre's offset, or (None, None)."""
+    for radius in range(10, 120, 8):
+        for angle in _STEPS:
+            dx, dy = (radius + width / 2) * np.cos(angle), (radius + height / 2) * np.sin(angle)
+            box = (x + dx - width / 2, y + dy - height / 2, x + dx + width / 2, y + dy + height / 2)
+            inside = box[0] > frame.x0 and box[2] < frame.x1 and box[1] > frame.y0 and box[3] < frame.y1
+            if inside and not any(box[0] < t[2] and box[2] > t[0] and box[1] < t[3] and box[3] > t[1] for t in taken):
+                return box, (dx, dy)
+    return None, None
+
+
+def shares(points: pd.DataFrame):
+    """Return how much of its roof each point attains, %, a bar a point coloured by what bounds it."""
+    table = points.assign(share=100 / points["below_roof"]).sort_values("share")
+    figure, axis = _axis(height=1.4 + 0.27 * len(table))
+    bounds = sorted(set(table["bound"]))
+    for colour, bound in zip(SERIES, bounds, strict=False):
+        part = table["bound"] == bound
+        places = np.flatnonzero(part)
+        bars = axis.barh(places, table.loc[part, "share"], color=colour, label=f"bound by {bound}")
+        clear = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
+        axis.bar_label(bars, fmt="{:,.0f} %", padding=3, fontsize=8, bbox=clear)
+    axis.axvline(100, color=INK, linewidth=1, zorder=1)
+    axis.set(xlabel="% of the roof", yticks=np.arange(len(table)), yticklabels=table["label"],
+             xlim=(0, max(110, table["share"].max() * 1.12)), ylim=(-0.6, len(table) - 0.4))
+    axis.tick_params(axis="y", labelsize=8)
+    axis.grid(axis="y", visible=False)
+    figure.legend(loc="outside lower center", ncols=4, fontsize=9)
+    return figure
+
+
+def throughput(table: pd.DataFrame):
+    """Return mean images/s of each configuration with its standard deviation and n, a colour a machine and precision.
+
+    ``table``: env, workload_id, arch, backend, batch_size, precision, n, mean, std.
+    """
+    names = [f"{row.workload_id} {row.arch} b{row.batch_size}" for row in table.itertuples()]
+    table = table.assign(name=names, series=table["env"] + " " + table["backend"] + " " + table["precision"])
+    figure, axis = _axis(height=1.4 + 0.33 * len(table))
+    order = {series: SERIES[number % len(SERIES)] for number, series in enumerate(dict.fromkeys(table["series"]))}
+    for place, row in enumerate(table.itertuples()):
+        axis.barh(place, row.mean, color=order[row.series], xerr=None if np.isnan(row.std) else row.std, ecolor=INK, capsize=2)
+        spread = "" if np.isnan(row.std) else f" ± {row.std:,.3g}"
+        axis.annotate(f"{row.mean:,.4g}{spread}  (n = {row.n})", (row.mean + (0 if np.isnan(row.std) else row.std), place),
+                      xytext=(4, 0), textcoords="offset points", va="center", fontsize=8)
+    for series, colour in order.items():
+        axis.barh([], [], color=colour, label=series)
+    axis.set(xscale="log", xlabel="images/s", yticks=np.arange(len(table)), yticklabels=table["name"])
+    axis.set_xlim(table["mean"].min() / 3, table["mean"].max() * 5)
+    axis.tick_params(axis="y", labelsize=8)
+    axis.invert_yaxis()
+    axis.grid(axis="y", visible=False)
+    figure.legend(loc="outside lower center", ncols=3, fontsize=9)
+    return figure

@@ -1,0 +1,224 @@
+"""The roofline study of one device: its roofs, training steps, networks and operators as points, and what they say."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from lib import paths, store
+from lib.config import definitions
+from lib.config.definitions import workloads
+from lib.config.notebooks import MachineParams, RooflineParams
+from lib.errors import InputError, choices
+from lib.measure import archive, ceilings, machine
+from lib.measure.archive import Progress
+from lib.measure.operators import isolated
+from lib.measure.training import matrix
+from lib.predict.analytic import nsight, roofline
+from lib.predict.analytic.roofline import Roof
+from lib.work import networks
+from lib.work.graph import capture, counts
+from lib.work.workloads import Task, prepare
+
+CEILINGS_S = 12.0
+COMPARED = ["label", "measured_ms", "roof_ms", "operators_roof_ms", "memory_bound_pct", "times_above"]
+_CAPTURED = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+
+
+@dataclass(frozen=True)
+class Study:
+    """What the notebook shows: roofs of the device and, apart, of a vendor; ``points`` tables; runs; and what was left out."""
+
+    roofs: list[Roof]
+    vendor: list[Roof]
+    steps: pd.DataFrame
+    networks: pd.DataFrame
+    operators: pd.DataFrame
+    counted: pd.DataFrame
+    runs: pd.DataFrame
+    parts: dict[str, np.ndarray]
+    note: str
+    left_out: tuple[str, ...]
+
+    def roof(self, dtype: str) -> Roof:
+        """Return the measured roof of an element type; InputError lists those that were measured."""
+        found = [roof for roof in self.roofs if roof.dtype == dtype]
+        if not found:
+            raise InputError(f"no {dtype} roof was measured on {self.roofs[0].device}; there are: "
+                             f"{choices(roof.dtype for roof in self.roofs)}")
+        return found[0]
+
+    @property
+    def whole(self) -> pd.DataFrame:
+        """Return steps and networks together."""
+        return pd.concat([part for part in (self.steps, self.networks) if len(part)] or [self.steps], ignore_index=True)
+
+
+# ------------------------------------------------------------------------------------------------- training steps
+
+def newest(runs: pd.DataFrame, roof: Roof, software_id: str) -> tuple[pd.DataFrame, dict[str, int]]:
+    """Return the newest usable run of each configuration on the roof's device and software, and counts of what was left out."""
+    mine = runs[(runs["hardware_id"] == roof.hardware_id) & (runs["backend"] == roof.backend)]
+    same = mine[mine["software_id"] == software_id]
+    usable = same[same["verdict"] != "unusable"].sort_values("timestamp", kind="stable")
+    newest = usable.groupby(["workload_id", "arch", "batch_size", "precision", "channels_last"]).tail(1)
+    left = {"runs of other software": len(mine) - len(same), "unusable runs": len(same) - len(usable)}
+    return newest.sort_values(["workload_id", "arch", "batch_size", "precision"]), left
+
+
+def step_work(task: Task, precision: str, channels_last: bool = False, accumulate: int = 1) -> np.ndarray:
+    """Return FLOPs and compulsory bytes (n, 2) of the operators of one training step with Adam, from their shapes.
+
+    The optimizer's share counts once in ``accumulate`` steps; views are no work. Raises InputError for operators whose FLOPs
+    are not known.
+    """
+    shape = (task.workload.batch_size, *task.shape)
+    graph = capture.capture(capture.build_unfilled(task.model), shape, "train", "adam", _CAPTURED[precision], channels_last)
+    unknown = sorted({op.short for op in graph.ops if not counts.is_counted(op)})
+    if unknown:
+        raise InputError(f"{task.workload.id}: the FLOPs of {choices(unknown)} are not known")
+    share = {"optimizer": 1 / accumulate}
+    return _parts(graph) * np.array([[share.get(op.phase, 1.0)] for op in graph.ops if op.short not in counts.VIEWS])
+
+
+def _parts(graph: capture.Graph) -> np.ndarray:
+    return np.array([(counts.flops(op), counts.compulsory_bytes(op)) for op in graph.ops if op.short not in counts.VIEWS])
+
+
+def network_work(name: str, batch_size: int, dtype: str) -> np.ndarray:
+    """Return FLOPs and compulsory bytes (n, 2) of the operators of a forward pass."""
+    net = networks.network(name, batch_size)
+    return _parts(capture.capture(capture.build_unfilled(net.build), net.shape, dtype=isolated.DTYPES[dtype]))
+
+
+def step_rows(runs: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, np.ndarray], list[str]]:
+    """Return a row of work for the step of each run (rows of ``runs``), its operators by label, and why some runs have none.
+
+    The time is the pipelined step, loader included. Bytes are compulsory; under autocast, where torch casts back and forth,
+    they are estimated as if all tensors were of its type.
+    """
+    rows, parts, skipped = [], {}, []
+    for run in runs.itertuples(index=False):
+        try:
+            task = prepare(matrix.workload_of(run.workload_id, run.arch, run.batch_size))
+            each = step_work(task, run.precision, bool(run.channels_last), run.grad_accum_steps)
+        except InputError as error:
+            skipped.append(f"{run.run_id}: {error}")
+            continue
+        parts[_step_name(run)] = each
+        rows.append({"label": _step_name(run), "env": run.hardware_id, "arch": run.arch, "backend": run.backend,
+                     "flops": each[:, 0].sum(), "bytes": each[:, 1].sum(), "calls": len(each), "precision": run.precision,
+                     "batch_size": run.batch_size, "elapsed_sec": run.elapsed_sec / run.measured_iters,
+                     "bytes_source": "compulsory" if run.precision == "fp32" else "estimated", "kind": "step",
+                     "family": f"{run.arch} step", "occurrences": 1, "level": "",
+                     "roof_dtype": "tf32" if run.tf32 and run.precision == "fp32" else run.precision,
+                     "verdict": run.verdict, "hardware_id": run.hardware_id, "software_id": run.software_id})
+    return pd.DataFrame(rows, columns=roofline.WORK), parts, skipped
+
+
+def _step_name(run: Any) -> str:
+    """Return the name of a step: the workload's id, with what differs from its definition."""
+    own = workloads().get(run.workload_id)
+    words = [own.id if own else run.arch, "" if own and own.batch_size == run.batch_size else f"b{run.batch_size}",
+             "" if run.precision == "fp32" else run.precision, "channels_last" if run.channels_last else ""]
+    return " ".join(filter(None, words))
+
+
+# ------------------------------------------------------------------------------------------------- gathering
+
+def _ceilings(p: RooflineParams, device: str, progress: Progress) -> ceilings.Ceilings:
+    """Return the newest ceilings of this hardware and software that 01_machine measured; measured now where there are none."""
+    asked = MachineParams(source=p.source, reference=p.reference, device=device, budget_s=CEILINGS_S)
+    if p.source == "replay":
+        return ceilings.replay_ceilings(asked)
+    found, ids = [], machine.ids()
+    for path in paths.CEILINGS.glob(f"ceilings_{device.replace(':', '-')}*.meta.json"):
+        facts = store.read_json(path)
+        if all(facts[name] == ids[name] for name in ids):
+            found.append((facts["started_utc"], path, facts))
+    if not found:
+        return ceilings.measure_ceilings(asked, progress)
+    _, path, facts = max(found, key=lambda item: item[0])
+    table = path.with_name(path.name.replace(".meta.json", ".csv"))
+    other = table.with_name(table.name.replace("ceilings", "overheads", 1))
+    return ceilings.Ceilings(store.read(table, "ceilings"), store.read(other, "overheads"), facts,
+                             f"Ceilings of {table.name}, measured here {facts['started_utc']}.", (table, other))
+
+
+def _levelled(work: pd.DataFrame, found: list[Roof]) -> pd.DataFrame:
+    """Judge operators, which were timed again and again, by the nearest level that holds what they touch."""
+    level = [found[0].level_of(row.footprint) if row.kind == "operator" else row.level for row in work.itertuples()]
+    return work.assign(level=level)
+
+
+def _alone(p: RooflineParams, device: str, found: list[Roof], progress: Progress) -> tuple[pd.DataFrame, str]:
+    """Return points of networks and operators, measured now and stored, or read back and judged anew; and a note."""
+    models = p.models.split(",")
+    if p.source == "replay":
+        stored, note = isolated.stored_points(device, p.dtype, found[0].hardware_id, p.reference)
+        chosen = stored[((stored["kind"] == "network") & stored["arch"].isin(models) & (stored["batch_size"] == p.batch_size))
+                        | ((stored["kind"] == "operator") & (stored["arch"] == models[0]))]
+        if len(stored) and chosen.empty:
+            kept = stored.loc[stored["kind"] == "network", "label"]
+            raise InputError(f"the reference has no {p.models} with a batch of {p.batch_size}; it has: {choices(kept)}")
+        return roofline.points(chosen, found), note
+    work, facts = isolated.measure_work(models, p.batch_size, p.dtype, device, p.budget_s, progress)
+    frame = roofline.points(_levelled(work, found), found)
+    frame.attrs["failed"] = facts["failed"]
+    if frame.empty:
+        return frame, "Nothing usable was measured: the machine is too busy or has no roof of this element type."
+    return frame, f"Points measured now: {isolated.save_points(frame, facts).name}."
+
+
+def _counted(p: RooflineParams, found: list[Roof], vendor: list[Roof]) -> pd.DataFrame:
+    """Return the points of an Nsight Compute file, judged by the measured roof of a CUDA device, else by the vendor's."""
+    judges = found if found[0].backend == "cuda" else vendor
+    if not p.nsight:
+        return pd.DataFrame(columns=store.columns("points"))
+    if not judges:
+        raise InputError("what Nsight counted was on a GPU: judge it by device=cuda:0, or name the GPU with vendor=...")
+    return roofline.points(nsight.read(Path(p.nsight)).work(judges[0].hardware_id), judges)
+
+
+def study(p: RooflineParams, progress: Progress = lambda items, _: items) -> Study:
+    """Gather roofs and points of one device, measured now or replayed from the reference, as ``source`` says.
+
+    Raises InputError for a device, model, vendor's device or file that is not there.
+    """
+    device = str(machine.device(p.device)) if p.source == "measure" else \
+        {"auto": "cpu", "cuda": "cuda:0"}.get(p.device, p.device)
+    vendor = roofline.roofs(roofline.vendor_ceilings(definitions.vendor_device(p.vendor))) if p.vendor else []
+    limits = _ceilings(p, device, progress)
+    found = roofline.roofs(limits.table, limits.overheads)
+    runs = archive.runs(p.source, p.reference)
+    chosen, left = newest(runs, found[0], limits.table["software_id"][0])
+    work, parts, skipped = step_rows(chosen)
+    steps = roofline.points(work, found) if len(work) else pd.DataFrame(columns=store.columns("points"))
+    measured, note = _alone(p, device, found, progress)
+    for part in (steps, measured):
+        left |= {f"points {reason}": left.get(f"points {reason}", 0) + count
+                 for reason, count in part.attrs.get("left out", {}).items()}
+    nets = measured[measured["kind"] == "network"]
+    parts |= {row.label: network_work(row.arch, row.batch_size, row.precision) for row in nets.itertuples()}
+    return Study(found, vendor, steps, nets, measured[measured["kind"] == "operator"], _counted(p, found, vendor), runs,
+                 parts, f"{limits.note} {note}",
+                 (*(f"{count} {reason}" for reason, count in left.items() if count), *skipped,
+                  *measured.attrs.get("failed", ())))
+
+
+def against_operators(found: Study) -> pd.DataFrame:
+    """Return each step and network beside what its roof, and the sum of its operators' own roofs, would take, in ms.
+
+    An operator below the knee waits for memory while the next one computes, so that the sum is the tighter of the two.
+    """
+    rows = []
+    for row in found.whole.itertuples():
+        roof = found.roof(row.roof_dtype)
+        seconds = roofline.each_at_its_roof(found.parts[row.label], roof)
+        memory = roofline.memory_share(found.parts[row.label], roof)
+        rows.append({"label": row.label, "measured_ms": row.elapsed_sec * 1e3,
+                     "roof_ms": row.flops / row.attainable_gflops / 1e6, "operators_roof_ms": seconds * 1e3,
+                     "memory_bound_pct": memory * 100, "times_above": row.elapsed_sec / seconds})
+    return pd.DataFrame(rows, columns=COMPARED)

@@ -1,0 +1,1 @@
+"""What ``07_scheduler_eval`` shows."""

@@ -1,0 +1,182 @@
+"""What the evaluation of the scheduler says, in words whose numbers are put in, and its key numbers."""
+
+from collections.abc import Sequence
+
+import pandas as pd
+
+from lib.config.definitions import Scenario
+from lib.schedule.runtime.run_record import Record
+
+_LITTLE = 0.05  # of the best single-device makespan: less than that is little to win
+_SAME = 1e-6  # relative tolerance: schedules are the same on any machine
+
+
+def bound_words(found: pd.DataFrame) -> str:
+    """Say how far from the bound hybrid is, what could be won, and where that is little."""
+    ours = found[found["policy"] == "hybrid"].groupby("mix", sort=False).mean(numeric_only=True)
+    parts = []
+    for mix, row in ours.iterrows():
+        text = f"**{mix}**: {row['room']:.1%} could be saved over the best policy that gives each job to one type of device"
+        if row["room"] < _LITTLE:
+            text += " - little: the fast device would do nearly all of the work anyway"
+        parts.append(f"{text}; `hybrid` saves {row['headroom']:.0%} of that and ends {row['ratio'] - 1:.2%} above the bound")
+    return "- " + "\n- ".join(parts)
+
+
+def completion_words(found: pd.DataFrame) -> str:
+    """Say how near each order comes to the least mean completion time."""
+    mean = found.groupby("policy", sort=False)["ratio"].mean()
+    return ("Mean completion time over the least possible (all jobs there at once): "
+            + ", ".join(f"{name} {value:.3f}" for name, value in mean.items()) + ".")
+
+
+def load_words(found: pd.DataFrame) -> str:
+    """Say what the order of jobs is worth at the highest load."""
+    load = found["load"].max()
+    mean = found[found["load"] == load].groupby("policy", sort=False)[["mean_jct_s", "p99_jct_s"]].mean()
+    first = mean.loc["first-come"]
+    parts = [f"{name}: mean {row['mean_jct_s'] / first['mean_jct_s']:.2f}, p99 {row['p99_jct_s'] / first['p99_jct_s']:.2f}"
+             for name, row in mean.iterrows() if name != "first-come"]
+    return f"At load {load:g}, completion times over those of first-come: " + "; ".join(parts) + "."
+
+
+def noise_words(noise: pd.DataFrame, stale: pd.DataFrame, uncertain: pd.DataFrame) -> str:
+    """Say what wrong predictions cost, by the way in which they are wrong."""
+    sigma = noise.loc[(noise["sigma"] - 0.3).abs().idxmin(), "sigma"]
+    drift = stale.loc[(stale["drift"] - 0.2).abs().idxmin(), "drift"]
+
+    def said(table: pd.DataFrame) -> str:
+        return ", ".join(f"{name} {value:.2f}" for name, value in table.groupby("policy", sort=False)["ratio"].mean().items())
+
+    return (f"Makespan over the bound. Perfect predictions: {said(noise[noise['sigma'] == 0])}. Every job off by itself (sigma "
+            f"{sigma:g}): {said(noise[noise['sigma'] == sigma])}. Every kind off by its own factor on each device (sigma "
+            f"{drift:g}), which nobody knows: {said(stale[stale['drift'] == drift])}. As wrong as the cost model's own "
+            f"intervals allow: {said(uncertain)}.")
+
+
+def adversarial_words(found: pd.DataFrame) -> str:
+    """Say how predictions that were swapped between two types for half of the jobs are borne."""
+    mean = found.groupby("policy", sort=False)["over_blind"].mean()
+    names = [name for name in mean.index if "blind" not in name and "perfect" not in name]
+    return ("Predictions swapped between two types for half of the jobs, makespan over that of the best policy that uses no "
+            "predictions: " + ", ".join(f"{name} {mean[name]:.2f}" for name in names)
+            + f"; `hybrid` told nothing at all: {mean['hybrid, blind']:.2f}.")
+
+
+def pareto_words(found: pd.DataFrame) -> str:
+    """Say what energy costs in time."""
+    ours = found[(found["policy"] == "hybrid") & found["front"]].sort_values("makespan_s")
+    fast, spare = ours.iloc[0], ours.iloc[-1]
+    if len(ours) < 2:
+        return "Nothing to trade: the shortest schedule is also the one that takes the least energy."
+    saved, longer = 1 - spare["energy_j"] / fast["energy_j"], spare["makespan_s"] / fast["makespan_s"] - 1
+    return (f"The shortest schedule takes {fast['energy_j'] / 1e6:.1f} MJ; {saved:.0%} less energy costs {longer:.0%} more "
+            "time. All of it rests on the watts assumed in params/scenarios.yaml.")
+
+
+def contention_words(table: pd.DataFrame, cost: pd.DataFrame, held: pd.DataFrame) -> str:
+    """Say how much jobs slow each other down, and what ignoring it costs."""
+    pairs = table[table["beside"] != "nothing"]
+    worst = pairs.loc[pairs["slowdown"].idxmax()]
+    ours = cost[cost["policy"] == "hybrid"].set_index("told")
+    off, span = (ours.groupby("told")[name].mean() for name in ("error", "makespan_s"))
+    mean = held.pivot_table(index="host_cores", columns="cores", values="makespan_s")
+    lost = mean["ignored"] / mean["counted"] - 1
+    return (f"Beside another job a step takes {pairs['slowdown'].median():.2f} times as long at the median of all pairs, at "
+            f"most {worst['slowdown']:.2f} ({worst['workload_id']} beside {worst['beside']}). Told nothing of it, `hybrid` "
+            f"foresees a makespan that is off by {off['nothing']:+.0%}; told the mean, by {off['the mean']:+.1%}; told every "
+            f"pair, by {off['every pair']:+.1%}, and what it then gets is {1 - span['every pair'] / span['nothing']:.1%} "
+            f"shorter. Taking cores that jobs on a GPU hold for free costs up to {lost.max():+.0%} (at {lost.idxmax():g} cores "
+            "a job).")
+
+
+def scenario_words(scenarios: Sequence[Scenario]) -> str:
+    """Say what the scenarios are."""
+    return "The scenarios: " + "; ".join(f"**{one.id}**, {one.note}" for one in scenarios) + "."
+
+
+def real_words(record: Record) -> str:
+    """Say how the real run went against what was foreseen."""
+    jobs = record.jobs()
+    off = (jobs["actual_s"] / jobs["predicted_s"] - 1).abs()
+    wrong = record.schedule[~record.schedule["status"].isin(("done", "failed"))]
+    beside = ("Contention was measured before and is foreseen." if record.facts["contention"] else
+              "Contention was not measured here: samples ran side by side instead.")
+    late = record.makespan_s / record.simulated_s - 1
+    text = (f"{len(jobs)} of {len(record.ends)} jobs done in {record.makespan_s:.1f} s; foreseen were "
+            f"{record.simulated_s:.1f} s, so it took {late:+.1%}. Single jobs are off by {off.median():.1%} at the "
+            f"median, {off.max():.0%} at most. {beside}")
+    if len(wrong):
+        several = (f"{row.job_id} on {row.device} ({row.status})" for row in wrong.itertuples())
+        text += f" Attempts that did not count: {'; '.join(several)}."
+    return text + "".join(f" {note}." for note in record.facts["notes"])
+
+
+def published_words(found: pd.DataFrame) -> str:
+    """Say how the policies do on published jobs, or that there are none."""
+    if not len(found):
+        return "They were not imported here."
+    return bound_words(found)
+
+
+def which(found: pd.DataFrame, completion: pd.DataFrame, loads: pd.DataFrame, noise: pd.DataFrame,
+          front: pd.DataFrame) -> pd.DataFrame:
+    """Return which policy to use when, each the best of its comparison, with the evidence."""
+    above = found.groupby("policy")["ratio"].mean().sort_values()
+    plain = above.drop("hybrid")
+    waits = completion.groupby("policy")["ratio"].mean().sort_values()
+    top = loads[loads["load"] == loads["load"].max()].groupby("policy")[["mean_jct_s", "p99_jct_s"]].mean()
+    mean, tail = top["mean_jct_s"].sort_values(), top["p99_jct_s"].sort_values()
+    rough = noise[(noise["sigma"] - 0.3).abs() < 1e-9].groupby("policy")["ratio"].mean().sort_values()
+    spare = front.loc[front["energy_j"].idxmin()]
+    rows = [
+        ("all jobs are there, an early end is wanted", above.index[0], f"{above.iloc[0] - 1:.1%} above the bound; next is "
+         f"{plain.index[0]}, {plain.iloc[0] - 1:.1%}"),
+        ("the same, without a search", plain.index[0], f"{plain.iloc[0] - 1:.1%} above the bound, no compiled code"),
+        ("all jobs are there, short waits are wanted", _aimed(waits.index[0], "mean_jct"),
+         f"{waits.iloc[0]:.3f} of the least mean completion time; {waits.index[-1]}: {waits.iloc[-1]:.2f}"),
+        ("jobs keep arriving, short waits", _aimed(mean.index[0], "mean_jct"),
+         f"{mean.iloc[0] / mean['first-come']:.2f} of first-come's mean at load {loads['load'].max():g}"),
+        ("jobs keep arriving, nobody shall wait too long", _aimed(tail.index[0], "p99_jct"),
+         f"{tail.iloc[0] / tail['first-come']:.2f} of first-come's p99; its mean is {mean[tail.index[0]] / mean.iloc[0]:.2f} "
+         "times the best"),
+        ("times are known roughly (sigma 0.3)", rough.index[0], f"{rough.iloc[0]:.2f} of the bound; {rough.index[-1]}: "
+         f"{rough.iloc[-1]:.2f}"),
+        ("energy counts", _aimed(spare["policy"], "energy"),
+         f"least energy of all: {spare['energy_j'] / 1e6:.1f} MJ in {spare['makespan_s']:,.0f} s")]
+    return pd.DataFrame(rows, columns=["when", "policy", "evidence"])
+
+
+def _aimed(name: str, objective: str) -> str:
+    return f"hybrid --objective {objective}" if name.startswith("hybrid") else name
+
+
+def learned(found: pd.DataFrame, noise: pd.DataFrame, record: Record) -> str:
+    """Say what to keep of all this."""
+    room = found.groupby("mix", sort=False)["room"].mean()
+    little = [mix for mix, share in room.items() if share < _LITTLE]
+    text = [bound_words(found)]
+    text.append(f"- There is little to win in {', '.join(little)}." if little else
+                f"- What a scheduler can win depends on the fleet: from {room.min():.0%} ({room.idxmin()}) to {room.max():.0%} "
+                f"({room.idxmax()}) of the makespan.")
+    worst = noise[noise["sigma"] == noise["sigma"].max()].groupby("policy")["ratio"].mean()
+    text.append(f"- With errors of sigma {noise['sigma'].max():g}, `hybrid` takes {worst['hybrid']:.2f} times the bound, "
+                f"longest-first {worst['longest-first']:.2f}: who plans once and binds early pays for every error.")
+    text.append(f"- {real_words(record)}")
+    return "\n".join(text)
+
+
+def key_numbers(found: pd.DataFrame, completion: pd.DataFrame, loads: pd.DataFrame, noise: pd.DataFrame,
+                adversarial: pd.DataFrame) -> dict[str, tuple[float, str, float | None]]:
+    """Return the key numbers: name to value, unit and tolerance."""
+    ours = found[found["policy"] == "hybrid"].groupby("mix", sort=False).mean(numeric_only=True)
+    top = loads[loads["load"] == loads["load"].max()].groupby("policy")["mean_jct_s"].mean()
+    sigma = noise[(noise["policy"] == "hybrid") & (noise["sigma"] == noise["sigma"].max())]["over_perfect"].mean()
+    numbers = {f"{mix}: hybrid / bound": (row["ratio"], "") for mix, row in ours.iterrows()}
+    numbers |= {f"{mix}: could be saved": (100 * row["room"], "%") for mix, row in ours.iterrows()}
+    numbers |= {
+        "mean completion / least": (completion[completion["policy"] == "hybrid"]["ratio"].mean(), ""),
+        "hybrid / first-come at the highest load": (top["hybrid"] / top["first-come"], ""),
+        "hybrid / perfect at the largest noise": (sigma, ""),
+        "hybrid, swapped / blind": (adversarial[adversarial["policy"] == "hybrid"]["over_blind"].mean(), "")}
+    return {name: (*found, _SAME) for name, found in numbers.items()}

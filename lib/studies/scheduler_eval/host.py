@@ -1,0 +1,82 @@
+"""One host as it was measured: what its slots do to each other, and jobs to try that on; a real run on it, or one read back."""
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from lib import paths, store
+from lib.errors import InputError, choices
+from lib.schedule import job_mixes
+from lib.schedule.contention import ALONE, Contention
+from lib.schedule.problem import Fleet, Problem
+from lib.schedule.runtime import interference, jobs_file, run_record
+from lib.schedule.runtime.run_record import Record
+from lib.studies.scheduler_eval import comparison
+from lib.studies.scheduler_eval.scenario import Menu
+
+_SLOTS = 2
+_SPAN_S = (60.0, 1800.0)
+_GPU = "t4"
+
+
+def pairs_of(source: str, reference: str = "") -> tuple[pd.DataFrame, str]:
+    """Return the table ``contention`` of this machine or, in a replay or where none was measured, of a reference machine.
+
+    The note says whose it is. Raises InputError where there is none at all.
+    """
+    from lib.measure import machine
+
+    own = interference.newest(machine.ids()["hardware_id"]) if source == "measure" else None
+    if own is not None:
+        return own, "Contention as measured on this machine."
+    known = {path.parent.parent.name: path for path in sorted(paths.REFERENCE.glob(f"*/{interference.FOLDER}/*.csv"))}
+    if not known or (reference and reference not in known):
+        raise InputError(f"no table of contention of {reference or 'any machine'} in {paths.REFERENCE}; there are: "
+                         f"{choices(known) or 'none'}; measure it: python -m lib contention")
+    name = reference or next(iter(known))
+    return store.read(known[name], "contention"), f"REPLAY of contention as measured on {name}."
+
+
+@dataclass(frozen=True)
+class Host:
+    """``rates``: steps per second of each workload alone on a CPU slot and on a GPU; ``table``: the measured contention."""
+
+    rates: pd.DataFrame
+    table: pd.DataFrame
+
+    def contention(self, types: tuple[str, ...]) -> Contention:
+        """Return the slowdowns between those types of device; of a pair of types that was not measured, none."""
+        return Contention.of_table(self.table, list(self.rates.index), types)
+
+    def slots(self, count: int) -> comparison.Mix:
+        """Return a mix of jobs for the CPU slots alone."""
+        return partial(job_mixes.draw, self.rates[["cpu"]], Fleet.of({"cpu": _SLOTS}), count, span_s=_SPAN_S)
+
+    def desk(self, count: int, held_cores: float, seed: int) -> Problem:
+        """Return jobs for the slots and a GPU, on which each holds ``held_cores`` cores of the host."""
+        fleet = replace(Fleet.of({"cpu": _SLOTS, _GPU: 1}, cpu_cores=[1.0, np.nan]), host_cores=float(_SLOTS))
+        drawn = job_mixes.draw(self.rates[["cpu", _GPU]], fleet, count, seed, span_s=_SPAN_S)
+        return replace(drawn, jobs=replace(drawn.jobs, cpu_cores=np.full(count, held_cores)))
+
+
+def host(table: pd.DataFrame, menu: Menu) -> Host:
+    """Return the measured workloads with their times alone on a slot, and on a GPU as the menu has them."""
+    alone = table[(table["beside"] == ALONE[0]) & (table["device_type"] == "cpu")].set_index("workload_id")["step_ms"]
+    gpu = menu.wide("step_ms", [_GPU])[_GPU]
+    names = [name for name in alone.index if name in gpu.index]
+    return Host(pd.DataFrame({"cpu": 1e3 / alone[names], _GPU: 1e3 / gpu[names]}), table)
+
+
+def real_run(p: Any) -> tuple[Record, str]:
+    """Run jobs on this machine as the parameters of 07 say, or read a reference machine's run back; return it with a note."""
+    if p.source == "replay":
+        name, found = run_record.of_reference(p.reference)
+        return found, f"REPLAY of a real run on {name}, {found.facts['written_utc'][:10]}."
+    folder = paths.DATA / run_record.FOLDER
+    out = folder / store.fresh_name("trial", lambda name: (folder / name).exists())
+    jobs = p.jobs or jobs_file.trial(p.workloads.split(","), p.real, p.job_s, out)
+    found = jobs_file.run(jobs_file.prepare(jobs, out), out)
+    return found, f"Run on this machine, {found.facts['machine']}; its record and trace are in data/schedule/{out.name}."

@@ -1,0 +1,1 @@
+"""What ``03_sweep`` shows."""

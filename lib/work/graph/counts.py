@@ -1,0 +1,204 @@
+"""FLOPs and compulsory bytes of an ATen operator, from its shapes alone.
+
+A multiply-add counts 2, every other arithmetic operation, comparison or transcendental function 1. ``matrix_flops`` are
+those of convolutions, matrix products and attention, which is what torch's FlopCounterMode counts; a bias starts the
+accumulation and costs nothing. Compulsory bytes are what must move at least once: each distinct element that is read,
+and each that is written.
+"""
+
+from collections.abc import Callable
+from math import prod
+
+from lib.work.graph.capture import Op, TensorSpec
+
+VIEWS = frozenset("""view _unsafe_view t transpose permute expand slice select split split_with_sizes unsqueeze squeeze detach
+    alias as_strided as_strided_ unbind unfold narrow diagonal chunk reshape _reshape_alias movedim unsafe_split view_as_real
+    empty new_empty empty_like empty_strided new_empty_strided resize_ lift_fresh set_ swapaxes""".split())
+FILLS = frozenset("fill_ zero_ zeros ones zeros_like ones_like new_zeros new_ones new_full full full_like scalar_tensor arange"
+                  .split())
+COPIES = frozenset("""clone copy_ _to_copy roll constant_pad_nd slice_backward select_backward repeat cat stack flip contiguous
+    lift_fresh_copy slice_scatter index index_put index_put_ index_select embedding embedding_dense_backward gather
+    _index_put_impl_ unfold_backward pixel_shuffle channel_shuffle""".split())
+RANDOM = frozenset("bernoulli_ bernoulli uniform_ normal_ rand randn rand_like native_dropout random_".split())
+_OVERWRITES = FILLS | RANDOM | {"copy_"}
+
+# operations an output element
+PER_OUTPUT = {
+    "add": 1, "sub": 1, "rsub": 1, "mul": 1, "div": 1, "neg": 1, "abs": 1, "sqrt": 1, "rsqrt": 2, "exp": 1, "log": 1,
+    "reciprocal": 1, "square": 1, "pow": 1, "maximum": 1, "minimum": 1, "clamp": 2, "clamp_min": 1, "clamp_max": 1, "eq": 1,
+    "ne": 1, "gt": 1, "lt": 1, "ge": 1, "le": 1, "where": 1, "masked_fill": 1, "logical_not": 1, "logical_and": 1,
+    "bitwise_not": 1, "sign": 1, "addcmul": 3, "addcdiv": 3, "lerp": 3, "relu": 1, "hardtanh": 2, "sigmoid": 3, "silu": 4,
+    "hardsigmoid": 4, "hardswish": 5, "tanh": 1, "gelu": 5, "elu": 3, "leaky_relu": 2, "softplus": 3, "threshold": 1, "erf": 1,
+    "threshold_backward": 1, "hardtanh_backward": 2, "sigmoid_backward": 3, "silu_backward": 8, "hardsigmoid_backward": 3,
+    "hardswish_backward": 5, "tanh_backward": 3, "gelu_backward": 11, "elu_backward": 3, "leaky_relu_backward": 2,
+    "native_dropout_backward": 2, "bernoulli": 1, "native_dropout": 3, "uniform": 1, "normal": 1,
+    "binary_cross_entropy_with_logits": 6, "mse_loss": 3}
+# operations an element of the first tensor: exp, subtraction of the maximum, sum, division ...
+PER_INPUT = {
+    "sum": 1, "mean": 1, "amax": 1, "amin": 1, "max": 1, "argmax": 1, "linalg_vector_norm": 2, "prod": 1, "cumsum": 1,
+    "std": 4, "var": 4, "any": 1, "all": 1,
+    "_softmax": 5, "_log_softmax": 5, "_softmax_backward_data": 4, "_log_softmax_backward_data": 4,
+    "native_layer_norm": 7, "native_layer_norm_backward": 13, "native_group_norm": 7, "native_group_norm_backward": 13,
+    "native_batch_norm_backward": 9, "nll_loss_forward": 0, "nll_loss_backward": 0}
+
+
+def _axis_read(size: int, out: int, kernel: int, stride: int, padding: int, dilation: int) -> int:
+    """Return how many of ``size`` positions along one axis a sliding window reads."""
+    if stride <= dilation * (kernel - 1) + 1 and dilation == 1:
+        return max(0, min(size, (out - 1) * stride + kernel - padding) - max(0, -padding))
+    places = {o * stride + k * dilation - padding for o in range(out) for k in range(kernel)}
+    return sum(0 <= place < size for place in places)
+
+
+def _convolution(op: Op) -> tuple[TensorSpec, TensorSpec, TensorSpec, bool, int]:
+    """Return input, weight, output side, whether it is transposed, and groups, of a convolution or its backward."""
+    if op.short == "convolution_backward":
+        gradient, data, weight = op.args[:3]
+        return data, weight, gradient, op.args[7], op.args[9]
+    data, weight = op.args[:2]
+    return data, weight, op.outputs[0], op.args[6], op.args[8]
+
+
+def _convolution_macs(op: Op) -> int:
+    data, weight, output, transposed, _ = _convolution(op)
+    return (data if transposed else output).elements * prod(weight.shape[1:])
+
+
+def _convolution_read(op: Op) -> int:
+    """Return the input elements that the windows of a convolution touch."""
+    data, weight, output, transposed, _ = _convolution(op)
+    if transposed:
+        return data.elements
+    stride, padding, dilation = op.args[3:6] if op.short == "convolution" else op.args[4:7]
+    dims = len(weight.shape) - 2
+    wide = [tuple(v) * dims if len(v) == 1 else v for v in (stride, padding, dilation)]
+    read = [_axis_read(*axis) for axis in zip(data.shape[2:], output.shape[2:], weight.shape[2:], *wide, strict=True)]
+    return prod(data.shape[:2]) * prod(read)
+
+
+def _attention_macs(op: Op) -> int:
+    """Return the multiply-adds of softmax(Q K') V; its backward computes the scores again and then four products."""
+    first = 1 if op.short.endswith("backward") else 0
+    query, key, value = op.args[first:first + 3]
+    scores = prod(query.shape[:-1]) * key.shape[-2]
+    forward = scores * (query.shape[-1] + value.shape[-1])
+    return forward if not first else scores * (3 * query.shape[-1] + 2 * value.shape[-1])
+
+
+def _multi_head_macs(op: Op) -> int:
+    """Return the multiply-adds of a whole attention layer: three projections, attention, the output's projection."""
+    query, key, width = op.args[0], op.args[1], op.args[3]
+    batch, length = query.shape[:2]
+    projections = (2 * length + 2 * key.shape[1]) * width * width
+    return batch * (projections + 2 * length * key.shape[1] * width)
+
+
+def _product(left: TensorSpec, right: TensorSpec) -> int:
+    return left.elements * right.shape[-1]
+
+
+_MACS: dict[str, Callable[[Op], int]] = {
+    "convolution": _convolution_macs,
+    "convolution_backward": lambda op: _convolution_macs(op) * (bool(op.args[10][0]) + bool(op.args[10][1])),
+    "mm": lambda op: _product(*op.args[:2]), "bmm": lambda op: _product(*op.args[:2]),
+    "addmm": lambda op: _product(*op.args[1:3]), "baddbmm": lambda op: _product(*op.args[1:3]),
+    "_scaled_dot_product_flash_attention_for_cpu": _attention_macs,
+    "_scaled_dot_product_flash_attention_for_cpu_backward": _attention_macs,
+    "_scaled_dot_product_flash_attention": _attention_macs,
+    "_scaled_dot_product_flash_attention_backward": _attention_macs,
+    "_scaled_dot_product_efficient_attention": _attention_macs,
+    "_scaled_dot_product_efficient_attention_backward": _attention_macs,
+    "_scaled_dot_product_cudnn_attention": _attention_macs,
+    "_scaled_dot_product_cudnn_attention_backward": _attention_macs,
+    "_native_multi_head_attention": _multi_head_macs}
+
+
+def _window(op: Op) -> int:
+    """Return the elements of a pooling window; an adaptive one's is the mean share of the input."""
+    if "adaptive" in op.short:
+        data, output = (op.args[1], op.args[0]) if op.short.endswith("backward") else (op.args[0], op.outputs[0])
+        return max(1, data.elements // max(1, output.elements))
+    size = op.args[2 if op.short.endswith("backward") else 1]
+    dims = 3 if "3d" in op.short else 2
+    return prod(size) if len(size) > 1 else size[0] ** dims
+
+
+def _pooling(op: Op) -> int:
+    """Return a comparison or addition for each element of each window; the backward of a maximum adds each gradient once."""
+    backward = op.short.endswith("backward")
+    outer = op.args[0].elements if backward else op.outputs[0].elements
+    return outer * (1 if backward and "max" in op.short else _window(op))
+
+
+def _batch_norm(op: Op) -> int:
+    return op.args[0].elements * (6 if op.args[5] else 2)
+
+
+def _other(op: Op) -> int | None:
+    name = op.short
+    if name in VIEWS or name in FILLS or name in COPIES:
+        return 0
+    if "pool" in name:
+        return _pooling(op)
+    if name == "native_batch_norm":
+        return _batch_norm(op)
+    if name == "convolution_backward":
+        return op.args[0].elements if op.args[10][2] else 0
+    if name in _MACS:
+        return 0
+    bare = name.rstrip("_")
+    if bare in PER_OUTPUT:
+        return PER_OUTPUT[bare] * (op.outputs[0].elements if op.outputs else 0)
+    return PER_INPUT[bare] * op.tensors[0].elements if bare in PER_INPUT and op.tensors else None
+
+
+def is_counted(op: Op) -> bool:
+    """Return whether the FLOPs of ``op`` are known; those of an operator that is not are never taken for zero."""
+    return _other(op) is not None
+
+
+def matrix_flops(op: Op) -> int:
+    """Return the FLOPs of the convolution, matrix products or attention in ``op``."""
+    return 2 * _MACS[op.short](op) if op.short in _MACS else 0
+
+
+def flops(op: Op) -> float:
+    """Return all FLOPs of ``op``; NaN when it is not known."""
+    other = _other(op)
+    return float("nan") if other is None else float(matrix_flops(op) + other)
+
+
+def _distinct(specs: tuple[TensorSpec, ...]) -> int:
+    """Return the bytes of several tensors; the same tensor given twice counts once."""
+    seen = {(spec.storage, spec.shape, spec.stride) if spec.storage >= 0 else number: spec.bytes
+            for number, spec in enumerate(specs)}
+    return sum(seen.values())
+
+
+def bytes_read(op: Op) -> int:
+    """Return the bytes that ``op`` must read at least."""
+    name, tensors = op.short, op.tensors
+    if name in VIEWS:
+        return 0
+    if name in _OVERWRITES:
+        return _distinct(tensors[1:])
+    if name in ("convolution", "convolution_backward"):
+        data = op.args[0 if name == "convolution" else 1]
+        others = _distinct(tensors) - data.bytes
+        if name == "convolution_backward" and not op.args[10][1]:
+            return others
+        weight = 0 if name == "convolution" or op.args[10][0] else op.args[2].bytes
+        return others - weight + min(data.bytes, _convolution_read(op) * data.itemsize)
+    if name in ("index", "index_select", "embedding", "gather"):
+        return _distinct(tensors[1:]) + min(tensors[0].bytes, op.outputs[0].elements * tensors[0].itemsize)
+    return _distinct(tensors)
+
+
+def bytes_written(op: Op) -> int:
+    """Return the bytes that ``op`` must write at least."""
+    return 0 if op.short in VIEWS else _distinct(op.outputs)
+
+
+def compulsory_bytes(op: Op) -> int:
+    """Return the bytes that ``op`` must move at least: what it reads, once, and what it writes, once."""
+    return bytes_read(op) + bytes_written(op)

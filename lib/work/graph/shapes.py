@@ -1,0 +1,131 @@
+"""Small facts of tensor shapes that operator families share: layouts, windows, broadcasts, reductions."""
+
+from math import prod
+from typing import Any
+
+from lib.work.graph.capture import Op, TensorSpec
+
+AXES = ("depth", "height", "width")
+
+
+def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(prod(shape[index + 1:]) for index in range(len(shape)))
+
+
+def dense(shape: tuple[int, ...], dtype: str, layout: str = "contiguous") -> TensorSpec:
+    """Return a tensor without gaps, contiguous or channels_last."""
+    if layout == "contiguous" or len(shape) < 4:
+        return TensorSpec(tuple(shape), _contiguous(shape), dtype)
+    moved = (shape[0], *shape[2:], shape[1])
+    stride = _contiguous(moved)
+    return TensorSpec(tuple(shape), (stride[0], stride[-1], *stride[1:-1]), dtype)
+
+
+def matrix(shape: tuple[int, ...], dtype: str, transposed: bool) -> TensorSpec:
+    """Return a (batch of) matrix, stored by rows or, transposed, by columns."""
+    if not transposed:
+        return dense(shape, dtype)
+    stride = _contiguous((*shape[:-2], shape[-1], shape[-2]))
+    return TensorSpec(tuple(shape), (*stride[:-2], stride[-1], stride[-2]), dtype)
+
+
+def order(spec: TensorSpec) -> str:
+    """Return n for a matrix stored by rows, t for one stored by columns."""
+    rows, columns = spec.shape[-2:]
+    step_row, step_column = spec.stride[-2:]
+    by_columns = step_row == 1 and step_column >= max(1, rows) and not (step_column == 1 and step_row >= columns)
+    return "t" if by_columns and not (columns == 1 and rows > 1 and step_column == 1) else "n"
+
+
+def is_dense(spec: TensorSpec) -> bool:
+    """Return whether a tensor has no gaps, in whatever order of its dimensions."""
+    steps = sorted((step, size) for step, size in zip(spec.stride, spec.shape, strict=True) if size > 1)
+    expected = 1
+    for step, size in steps:
+        if step != expected:
+            return False
+        expected *= size
+    return True
+
+
+def same_order(source: TensorSpec, out: TensorSpec) -> bool:
+    """Return whether two tensors lie in memory in the same order of their dimensions."""
+    if source.shape == out.shape:
+        return all(size == 1 or a == b for size, a, b in zip(source.shape, source.stride, out.stride, strict=True))
+    return layout(source) == layout(out) or (is_dense(source) and is_dense(out))
+
+
+def run(source: TensorSpec, out: TensorSpec) -> int:
+    """Return how many elements lie side by side in both tensors; 1 for a transposition of the innermost dimension."""
+    if source.shape != out.shape:
+        return out.elements if same_order(source, out) else 1
+    together = 1
+    for size, a, b in zip(reversed(source.shape), reversed(source.stride), reversed(out.stride), strict=True):
+        if size > 1 and not a == b == together:
+            break
+        together *= size
+    return together
+
+
+def layout(spec: TensorSpec) -> str:
+    """Return contiguous, channels_last, or other; a tensor that is both counts as contiguous."""
+    for name in ("contiguous", "channels_last"):
+        want = dense(spec.shape, spec.dtype, name).stride
+        if all(size == 1 or have == wanted for size, have, wanted in zip(spec.shape, spec.stride, want, strict=True)):
+            return name
+    return "other"
+
+
+def wide(values: tuple[int, ...], dims: int) -> tuple[int, ...]:
+    """Return one value an axis, where torch may be given one for all."""
+    return tuple(values) * dims if len(values) == 1 else tuple(values)
+
+
+def window_problem(p: dict[str, Any], axes: tuple[str, ...]) -> str:
+    """Return why a sliding window does not fit into its input, or nothing."""
+    for axis in axes:
+        reach = p[f"dilation_{axis[0]}"] * (p[f"kernel_{axis[0]}"] - 1) + 1
+        room = p[axis] + 2 * p[f"padding_{axis[0]}"]
+        if reach > room:
+            return f"the kernel reaches over {reach} of {room} padded positions along {axis}"
+    return ""
+
+
+def broadcast(op: Op) -> dict[str, Any]:
+    """Return how an element-wise operator's inputs meet: outer x inner elements, and which of them is repeated.
+
+    none: all of one shape; scalar: a number; channel: one value for each outer index; row: one for each inner index.
+    """
+    out = op.outputs[0]
+    small = [spec for spec in op.tensors if spec.bytes < out.elements * spec.itemsize]
+    if not small:
+        several = len(op.tensors) > 1 or not any(isinstance(value, int | float) for value in op.args)
+        return {"outer": 1, "inner": out.elements, "broadcast": "none" if several else "scalar"}
+    spec = min(small, key=lambda item: item.elements)
+    if spec.elements <= 1:
+        return {"outer": 1, "inner": out.elements, "broadcast": "scalar"}
+    shape = (1,) * (len(out.shape) - len(spec.shape)) + spec.shape
+    stride = (0,) * (len(out.shape) - len(spec.stride)) + spec.stride
+    repeated = [size > 1 and (have == 1 or step == 0) for size, have, step in zip(out.shape, shape, stride, strict=True)]
+    kept = [size > 1 and not again for size, again in zip(out.shape, repeated, strict=True)]
+    if not any(kept):
+        return {"outer": 1, "inner": out.elements, "broadcast": "scalar"}
+    last_kept, first_kept = max(i for i, k in enumerate(kept) if k), min(i for i, k in enumerate(kept) if k)
+    if not any(repeated[:last_kept]):
+        outer = prod(out.shape[:last_kept + 1])
+        return {"outer": outer, "inner": out.elements // outer, "broadcast": "channel"}
+    if not any(repeated[first_kept:]):
+        inner = prod(out.shape[first_kept:])
+        return {"outer": out.elements // inner, "inner": inner, "broadcast": "row"}
+    return {"outer": 1, "inner": out.elements, "broadcast": "other"}
+
+
+def reduction(op: Op) -> dict[str, Any]:
+    """Return a reduction as outer x columns x inner, columns being what is reduced."""
+    data = op.tensors[0]
+    dims = op.args[2 if op.short == "linalg_vector_norm" else 1] if len(op.args) > 1 else None
+    dims = (dims,) if isinstance(dims, int) else dims
+    dims = [dim % len(data.shape) for dim in dims] if dims else list(range(len(data.shape)))
+    columns = prod(data.shape[dim] for dim in dims)
+    outer = prod(data.shape[:min(dims, default=0)])
+    return {"kind": op.short, "outer": outer, "columns": columns, "inner": data.elements // max(1, outer * columns)}

@@ -1,0 +1,225 @@
+"""Which configurations a sweep measures: sampled from a space, or the full product of exact lists."""
+
+import hashlib
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from math import exp, log, prod
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, model_validator
+
+from lib import paths
+from lib.config.base import Strict, build, load_yaml
+from lib.errors import InputError, choices
+from lib.work.graph import counts, families
+from lib.work.graph.capture import Op
+
+DTYPES = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "complex64": "complex64"}
+_BLOCK = 128  # points of one Latin hypercube
+_TRIES = 4000  # points drawn in vain before a space counts as empty
+_MOST_ORDERED = 300_000
+
+
+class Axis(Strict):
+    """One parameter's values: a range on a logarithmic or linear scale, a list, or a copy (or half) of another axis."""
+
+    log: tuple[float, float] | None = None
+    linear: tuple[float, float] | None = None
+    of: tuple[int | str, ...] = ()
+    same: str = ""
+    half: str = ""
+    multiple: Annotated[int, Field(ge=1)] = 1
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short(cls, value: Any) -> Any:
+        if isinstance(value, list):
+            return {"of": value}
+        return value if isinstance(value, dict) else {"of": [value]}
+
+    def at(self, place: float) -> int | str:
+        """Return the value at ``place`` in [0, 1)."""
+        if self.of:
+            return self.of[int(place * len(self.of))]
+        low, high = self.log or self.linear
+        value = exp(log(low) + place * (log(high + 1) - log(low))) if self.log else low + place * (high + 1 - low)
+        return max(self.multiple, round(min(int(value), high) / self.multiple) * self.multiple)
+
+
+class Limits(Strict):
+    """The largest sampled point, by its FLOPs and compulsory bytes."""
+
+    most_flops: Annotated[float, Field(gt=0)] = 1e10
+    most_bytes: Annotated[float, Field(gt=0)] = 1e8
+
+
+class Space(Strict):
+    """The space of one family: its axes, the passes to draw from, and how often it is drawn among others."""
+
+    axes: dict[str, Axis]
+    passes: tuple[str, ...] = ("forward",)
+    weight: Annotated[float, Field(gt=0)] = 1.0
+
+
+class Grid(Strict):
+    """The product of exact lists for one family."""
+
+    op: str
+    axes: dict[str, Axis]
+    dtypes: tuple[str, ...] = ("fp32",)
+    passes: tuple[str, ...] = ("forward",)
+
+
+class Sweeps(Strict):
+    """``params/sweeps.yaml``: limits, a space a family, and named grids."""
+
+    limits: Limits = Limits()
+    spaces: dict[str, Space]
+    grids: dict[str, Grid] = {}
+
+
+def load_sweeps(path: Path = paths.PARAMS / "sweeps.yaml") -> Sweeps:
+    """Read the sweep definitions; InputError names the file, the entry, and an unknown family or parameter."""
+    value = load_yaml(path)
+    if not isinstance(value, dict):
+        raise InputError(f"{path}: expected the mappings limits, spaces and grids")
+    found = build(Sweeps, value, str(path))
+    for name, item in [*found.spaces.items(), *((grid.op, grid) for grid in found.grids.values())]:
+        unknown = set(item.axes) - set(families.family(name).parameters)
+        if unknown:
+            raise InputError(f"{path}: {name} has no parameters {choices(sorted(unknown))}; "
+                             f"it takes: {choices(families.family(name).parameters)}")
+    for grid in found.grids.values():
+        if any(axis.log or axis.linear for axis in grid.axes.values()):
+            raise InputError(f"{path}: a grid takes exact lists, no ranges")
+    return found
+
+
+@dataclass(frozen=True)
+class Config:
+    """One thing to measure: an operator with its parameters, element type and pass, and how it is to be timed."""
+
+    op: str
+    parameters: tuple[tuple[str, int | str], ...]
+    dtype: str = "fp32"
+    passes: str = "forward"
+    latency_type: str = "kernel"
+    cache: str = "warm"
+
+    @cached_property
+    def key(self) -> str:
+        """Return the hash that stands for this configuration in every file."""
+        text = json.dumps([self.op, sorted(self.parameters), self.dtype, self.passes, self.latency_type, self.cache])
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    def ops(self) -> tuple[Op, ...]:
+        """Return the operators that torch runs for it; InputError for an impossible configuration or element type."""
+        if self.dtype not in DTYPES:
+            raise InputError(f"no element type {self.dtype!r}; there are: {choices(DTYPES)}")
+        return families.make(self.op, dict(self.parameters), DTYPES[self.dtype], self.passes)
+
+
+def config(op: str, parameters: dict[str, int | str], dtype: str = "fp32", passes: str = "forward") -> Config:
+    """Return a configuration whose parameters are complete, so that one thing to measure has one key."""
+    return Config(op, tuple(families.settled(op, parameters).items()), dtype, passes)
+
+
+def footprint(ops: tuple[Op, ...]) -> int:
+    """Return the bytes that timing ``ops`` may need: inputs, outputs, and as much again for the library's workspace."""
+    from lib.work.graph.rebuild import span
+
+    held = sum(span(spec) * spec.itemsize for op in ops for spec in (*op.tensors, *op.outputs))
+    return 2 * held
+
+
+def work(ops: tuple[Op, ...]) -> tuple[float, float]:
+    """Return FLOPs and compulsory bytes of one configuration."""
+    return sum(counts.flops(op) for op in ops), float(sum(counts.compulsory_bytes(op) for op in ops))
+
+
+def _resolve(axes: dict[str, Axis], drawn: dict[str, int | str]) -> dict[str, int | str]:
+    """Turn names of other axes and ``half NAME`` into values, whatever their order."""
+    values = dict(drawn)
+    for _ in range(3):
+        for name, value in values.items():
+            word = value.removeprefix("half ") if isinstance(value, str) else ""
+            if word in axes:
+                other = values[word]
+                if not (isinstance(other, str) and other.removeprefix("half ") in axes):
+                    values[name] = other // 2 if value.startswith("half ") else other
+    return values
+
+
+def fitted(op: str, values: dict[str, int | str]) -> dict[str, int | str]:
+    """Make groups and channels fit each other, and leave out the parameters that a kind of pooling does not have."""
+    if op.startswith("pool"):
+        adaptive = values["kind"] == "adaptive_avg"
+        drop = ("kernel_", "stride_", "padding_") if adaptive else ("out_",)
+        return {name: value for name, value in values.items() if not name.startswith(drop)}
+    groups = values.get("groups", 1)
+    if groups == "depthwise":
+        return {**values, "groups": values["in_channels"], "out_channels": values["in_channels"]}
+    if op.startswith("conv") and groups != 1:
+        return {**values, **{name: -(-values[name] // groups) * groups for name in ("in_channels", "out_channels")}}
+    return values
+
+
+def sample(op: str, space: Space, limits: Limits, seed: int, dtype: str = "fp32") -> Iterator[tuple[Config, tuple[Op, ...]]]:
+    """Draw valid configurations of one family for ever, each once: Latin hypercubes over its axes (SciPy's, by seed).
+
+    Raises InputError with the last reason when nothing valid is found.
+    """
+    import numpy as np
+    from scipy.stats import qmc
+
+    generator, seen, vain, reason = np.random.default_rng(seed), set(), 0, ""
+    drawn = [name for name, axis in space.axes.items()]
+    while True:
+        for point in qmc.LatinHypercube(len(drawn) + 1, rng=generator).random(_BLOCK):
+            vain += 1
+            if vain > _TRIES:
+                raise InputError(f"{op}: no new valid point among {_TRIES} drawn from params/sweeps.yaml; the last: {reason}")
+            values = {name: space.axes[name].at(place) for name, place in zip(drawn, point, strict=False)}
+            values = fitted(op, _resolve(space.axes, values))
+            passes = space.passes[int(point[-1] * len(space.passes))]
+            try:
+                drawn_config = config(op, values, dtype, passes)
+                ops = drawn_config.ops()
+            except InputError as error:
+                reason = str(error)
+                continue
+            flops, moved = work(ops)
+            if drawn_config.key in seen or flops > limits.most_flops or moved > limits.most_bytes:
+                reason = f"{flops:.2g} FLOPs or {moved:.2g} bytes are beyond the limits, or it was drawn before"
+                continue
+            seen.add(drawn_config.key)
+            vain = 0
+            yield drawn_config, ops
+
+
+def several(ops: list[str], sweeps: Sweeps, seed: int, dtype: str = "fp32") -> Iterator[tuple[Config, tuple[Op, ...]]]:
+    """Draw from several families in turn, each as often as its weight says."""
+    generator = random.Random(seed)
+    draws = {op: sample(op, sweeps.spaces[op], sweeps.limits, seed + number, dtype) for number, op in enumerate(ops)}
+    weights = [sweeps.spaces[op].weight for op in ops]
+    while True:
+        yield next(draws[generator.choices(ops, weights)[0]])
+
+
+def product(grid: Grid, seed: int, shard: tuple[int, int] = (0, 1)) -> Iterator[Config]:
+    """Walk a shard (i of n) of a grid's full product in random order; what is invalid is walked over by whoever measures it."""
+    named = {"dtype": grid.dtypes, "passes": grid.passes, **{name: axis.of for name, axis in grid.axes.items()}}
+    sizes = [len(values) for values in named.values()]
+    mine = range(shard[0], prod(sizes), shard[1])
+    order = random.Random(seed).sample(mine, min(len(mine), _MOST_ORDERED))
+    for index in order:
+        point, rest = {}, index
+        for (name, values), size in zip(named.items(), sizes, strict=True):
+            rest, place = divmod(rest, size)
+            point[name] = values[place]
+        dtype, passes = point.pop("dtype"), point.pop("passes")
+        yield config(grid.op, _resolve(grid.axes, point), dtype, passes)
