@@ -3,6 +3,7 @@
 import numpy as np
 import pandas as pd
 
+from lib.missing import needs
 from lib.report.style import SERIES
 
 _WITHIN = 0.10
@@ -16,6 +17,7 @@ def _band(axis, low: float, high: float) -> None:
     axis.set(xscale="log", yscale="log")
 
 
+@needs("predictions")
 def parity(predictions: pd.DataFrame, most: int = 6):
     """Return predicted over measured time, a panel a family; the band is 10 %."""
     import matplotlib.pyplot as plt
@@ -37,6 +39,7 @@ def parity(predictions: pd.DataFrame, most: int = 6):
     return figure
 
 
+@needs("scores")
 def learners(scores: pd.DataFrame):
     """Return the MAPE of every learner by family, one colour a learner, on a logarithmic axis."""
     import matplotlib.pyplot as plt
@@ -55,6 +58,7 @@ def learners(scores: pd.DataFrame):
     return figure
 
 
+@needs("predictions")
 def by_size(table: pd.DataFrame, most: int = 6):
     """Return the median error against the measured time, a line a family."""
     import matplotlib.pyplot as plt
@@ -69,6 +73,7 @@ def by_size(table: pd.DataFrame, most: int = 6):
     return figure
 
 
+@needs("points of the learning curve")
 def learning_curve(curve: pd.DataFrame):
     """Return MAPE and median error against the number of measured points."""
     import matplotlib.pyplot as plt
@@ -82,6 +87,7 @@ def learning_curve(curve: pd.DataFrame):
     return figure
 
 
+@needs("features")
 def effects(table: pd.DataFrame, most: int = 14):
     """Return how much each feature's shuffling adds to the error."""
     import matplotlib.pyplot as plt
@@ -94,6 +100,7 @@ def effects(table: pd.DataFrame, most: int = 14):
     return figure
 
 
+@needs("predicted networks")
 def networks(table: pd.DataFrame):
     """Return predicted over measured time of whole networks, filled where they judge, hollow where they were learned from."""
     import matplotlib.pyplot as plt
@@ -116,6 +123,7 @@ def networks(table: pd.DataFrame):
     return figure
 
 
+@needs("predicted networks")
 def memory(table: pd.DataFrame):
     """Return the predicted peak of tensors over what the allocator was seen to hold, by mode."""
     import matplotlib.pyplot as plt
@@ -130,6 +138,7 @@ def memory(table: pd.DataFrame):
     return figure
 
 
+@needs("devices")
 def devices(table: pd.DataFrame):
     """Return the predicted time of each device with its interval; hollow where the model was asked outside of its range."""
     import matplotlib.pyplot as plt

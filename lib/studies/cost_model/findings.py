@@ -3,14 +3,18 @@
 import numpy as np
 import pandas as pd
 
+from lib.missing import MissingError, needs
 from lib.predict.evaluation.results import Evaluated
 
 _COVER = (88, 92)
 
 
+@needs("scores")
 def family_words(scores: pd.DataFrame) -> str:
     """Say how the model does on operators against the best other learner, and whether its intervals hold."""
     mine = scores[scores["learner"] == "this model"].set_index("family")
+    if mine.empty:
+        raise MissingError("scores of this model")
     others = scores[scores["learner"] != "this model"].groupby("family")["mape"].min().reindex(mine.index)
     better = int((mine["mape"] < others).sum())
     best, worst = mine["mape"].idxmin(), mine["mape"].idxmax()
@@ -23,9 +27,12 @@ def family_words(scores: pd.DataFrame) -> str:
     return text
 
 
+@needs("predicted operators")
 def weak_words(held: Evaluated) -> str:
     """Say where the operator models are weakest."""
     rows = held.predictions[held.predictions["kind"] == "operator"]
+    if rows.empty:
+        raise MissingError("predicted operators")
     error = rows["relative_error"].abs()
     far = rows[error > 0.5]
     families = far["family"].value_counts()
@@ -34,6 +41,7 @@ def weak_words(held: Evaluated) -> str:
             + (f", most of them {families.index[0]} ({families.iloc[0]} of {len(far)})." if len(far) else "."))
 
 
+@needs("points of the learning curve")
 def curve_words(curve: pd.DataFrame, family: str) -> str:
     """Say what more points gave."""
     first, last = curve.iloc[0], curve.iloc[-1]
@@ -41,17 +49,23 @@ def curve_words(curve: pd.DataFrame, family: str) -> str:
             f"{int(last['points'])}.")
 
 
+@needs("predicted networks")
 def network_words(held: Evaluated) -> str:
     """Say how whole networks are predicted."""
     rows = held.scores[held.scores["kind"] == "network"]
+    if rows.empty:
+        raise MissingError("predicted networks")
     parts = [f"{row.family}: {row.mape:.1f} % (median {row.median:.1f} %, {row.n} networks, interval covers {row.cover:.0f} %)"
              for row in rows.itertuples()]
     return "Whole networks that were never learned from, mean error: " + "; ".join(parts) + "."
 
 
+@needs("predicted networks")
 def memory_words(held: Evaluated) -> str:
     """Say how the peak of tensors is predicted, and what a process needs beyond it."""
     judged = held.judged[held.judged["memory"] == "default"]
+    if judged.empty:
+        raise MissingError("predicted networks")
     ratio = judged["memory_mb"] / (judged["memory_mb"] - judged["peak_mb"] + judged["tensors_mb"])
     beyond = (judged["rss_mb"] / judged["memory_mb"]).median()
     return (f"Weights and the peak of tensors are off by {np.abs(ratio - 1).mean() * 100:.1f} % at the mean and at worst "
@@ -59,6 +73,7 @@ def memory_words(held: Evaluated) -> str:
             f"{beyond:.2f} times weights and peak at the median: the libraries work in memory of their own.")
 
 
+@needs("workloads at several batch sizes")
 def step_words(scores: pd.DataFrame) -> str:
     """Say how workload steps are predicted by each learner."""
     rows = scores[scores["kind"] == "step"].sort_values("mape")
