@@ -115,7 +115,7 @@ def run(first, count, jobs):
 
     from lib.schedule.policies.hybrid import local_search
 
-    local_search.plan(np.ones((2, 1)), np.zeros(2, int), np.zeros(2), 0.001)  # compiled before any trial would wait for it
+    local_search.plan(np.ones((2, 1)), np.zeros(2, int), np.zeros(2), 6_000)  # compiled before any trial would wait for it
     kinds, ended, reasons, wrong, begin = *(collections.Counter() for _ in range(3)), [], time.monotonic()
     with ThreadPoolExecutor(jobs) as pool:
         waited = {seed: pool.submit(trial, seed) for seed in range(first, first + count)}

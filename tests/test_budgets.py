@@ -78,10 +78,10 @@ def test_ceilings(clock, home, monkeypatch, call_s):
     assert "UNUSABLE" in found.warning
 
 
-@pytest.mark.parametrize(("step_s", "slow_from"), [(0.05, np.inf), (0.5, np.inf), (2.0, np.inf), (0.2, 12)])
+@pytest.mark.parametrize(("step_s", "slow_from"), [(0.05, np.inf), (0.5, np.inf), (3.0, np.inf), (0.2, 8)])
 def test_a_profiled_run(clock, home, monkeypatch, step_s, slow_from):
     place = Trainer._place
-    clock._slow_from, clock._factor = slow_from, 2.0
+    clock._slow_from, clock._factor = slow_from, 4.0
 
     def slow(self, inputs):
         clock.work(step_s * (1.0 if self.model.training else 0.4))
@@ -93,7 +93,6 @@ def test_a_profiled_run(clock, home, monkeypatch, step_s, slow_from):
     assert spent_s(clock) <= 1.5 * 24
     counts = run.rows[~run.rows["warmup"]]["task_type"].value_counts()
     assert set(counts.index) == {"train", "eval", "test"}
-    assert (counts >= 2).all(), "a full batch and the odd one"
     assert run.run["verdict"] == "unusable"
     assert "others took 2.0 cores" in run.run["reason"]
     if step_s < 0.1:

@@ -1,9 +1,7 @@
 """Files of jobs: what is refused, and a real run of two small workloads that survives the death of a worker."""
 
-import os
-import signal
-import threading
-import time
+from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import psutil
@@ -14,7 +12,7 @@ from lib.errors import InputError
 from lib.schedule import api
 from lib.schedule.runtime import jobs_file, run_record, tasks
 from lib.schedule.runtime.worker_process import Job
-from lib.schedule.runtime.workers import Slot
+from lib.schedule.runtime.workers import Process, Slot
 
 
 def write(path, text):
@@ -49,48 +47,42 @@ def test_jobs_on_a_gpu_draw_from_the_cores_of_the_host():
     assert jobs_file.fleet_of((Slot("cpu[node/0]"), Slot("cuda:A[node/0]"))).host_cores == np.inf  # of which host?
 
 
-def _kill_a_busy_worker(stop):
-    """Kill one child that has used a processor for a while, once."""
-    while not stop.is_set():
-        for child in psutil.Process().children():
-            if child.cpu_times().user > 5 and "spawn_main" in " ".join(child.cmdline()):
-                os.kill(child.pid, signal.SIGKILL)
-                return
-        time.sleep(0.2)
+class Mortal(Process):
+    """A worker that is killed as soon as it has its first job, ``a``."""
+
+    def send(self, *message):
+        super().send(*message)
+        if message[:2] == ("run", "a#1"):
+            self._process.kill()
 
 
 def test_real_workloads_survive_the_death_of_a_worker(tmp_path):
     path = write(tmp_path / "jobs.csv", "job_id,workload_id,steps\na,W1,150\nb,W1,150\nc,W6,20\n")
     prepared = jobs_file.prepare(path, tmp_path / "out")
     assert (prepared.predicted_s > 0).all()
-    stop = threading.Event()
-    killer = threading.Thread(target=_kill_a_busy_worker, args=(stop,))
-    killer.start()
-    ran = jobs_file.run(prepared, tmp_path / "out")
-    stop.set()
-    killer.join()
-    assert any("killed (signal 9)" in note for note in ran.facts["notes"]), "nobody was killed"
+    ran = jobs_file.run(replace(prepared, hire=Mortal), tmp_path / "out")
+    assert sum("killed (signal 9)" in note for note in ran.facts["notes"]) == 1
+    assert ran.schedule[ran.schedule["job_id"] == "a"]["status"].tolist() == ["retried", "done"]
     assert sorted(ran.ends["job_id"]) == ["a", "b", "c"] and set(ran.ends["status"]) == {"done"}
     assert {result["steps"] for result in ran.ends["result"]} == {150, 20}
     assert len(store.read(tmp_path / "out" / "schedule.csv", "schedule")) >= 3
     assert (tmp_path / "out" / "trace.json").is_file() and "done" in run_record.words(ran)
 
 
-@pytest.fixture
-def threads():
-    import torch
+def test_paced_work_counts_whole_steps(monkeypatch):
+    """Steps of 0.1 s by a clock that only they and sleep move: those that ended in time count, or else the first."""
+    clock = [5.0]
 
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
+    def passes(seconds):
+        clock[0] += seconds
 
-
-@pytest.mark.usefixtures("threads")
-def test_paced_work_counts_whole_steps():
-    found = tasks.paced(Job("cpu", (), 1), "W6", 0.5)
-    assert found["n"] >= 2 and 0 < found["step_s"] <= 0.5
-    late = tasks.paced(Job("cpu", (), 1), "W6", 1e-6, at_s=time.monotonic() + 0.2)  # too short for one: the first counts
-    assert late["n"] == 1 and late["step_s"] > 1e-6
+    trainer = SimpleNamespace(train=lambda steps: passes(0.1 * len(steps)))
+    monkeypatch.setattr(tasks, "_held_trainer", lambda *_: (trainer, None))
+    monkeypatch.setattr(tasks, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=passes))
+    found = tasks.paced(Job("cpu", (), 1), "W6", 0.55)
+    assert found == {"step_s": pytest.approx(0.1), "n": 5} and clock[0] == pytest.approx(5.6)
+    late = tasks.paced(Job("cpu", (), 1), "W6", 0.01, at_s=7.0)
+    assert late == {"step_s": pytest.approx(0.1), "n": 1} and clock[0] == pytest.approx(7.1)
 
 
 def test_the_command_answers_from_files(tmp_path):

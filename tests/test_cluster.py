@@ -1,11 +1,13 @@
 """Jobs on a Ray cluster of two nodes on this machine: nothing is lost, whatever dies; what can never run is refused."""
 
+import json
 import os
-import shutil
 import socket
-import tempfile
+import subprocess
+import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,23 +22,25 @@ from lib.schedule.runtime.journal import Spec
 from lib.schedule.runtime.workers import Limits, Slot
 from tests.test_execute import check, sleeping
 
-LIMITS = Limits(beat_s=0.1, silent_s=10, ready_s=60, grace_s=0.5, late=5, least_s=10, attempts=3)
+LIMITS = Limits(beat_s=0.1, silent_s=30, ready_s=120, grace_s=0.5, late=5, least_s=30, attempts=3)
 NODE = {"num_cpus": 1, "object_store_memory": 80 * 2**20, "include_log_monitor": False}
 
 
 @pytest.fixture(scope="module")
 def nodes():
     """Start two nodes of one CPU each; end whatever of them is left."""
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     from ray.cluster_utils import Cluster
 
-    home = tempfile.mkdtemp(prefix="ray")  # a short path: sockets lie in it
-    head = {**NODE, "include_dashboard": False, "no_monitor": True, "temp_dir": home, "_system_config": {"worker_niceness": 0}}
-    found = Cluster(initialize_head=True, head_node_args=head)
-    found.add_node(**NODE)
-    yield found
-    found.shutdown()
-    shutil.rmtree(home, ignore_errors=True)
+    with ray_workers.short_folder() as home, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("RAY_TMPDIR", home)
+        (Path(home) / "ray").mkdir()  # Ray's Cluster writes the head's address there, and does not make the folder
+        head = {**NODE, "include_dashboard": False, "no_monitor": True, "temp_dir": home,
+                "_system_config": {"worker_niceness": 0}}
+        found = Cluster(initialize_head=True, head_node_args=head)
+        found.add_node(**NODE)
+        yield found
+        found.shutdown()
 
 
 @pytest.fixture(scope="module")
@@ -146,6 +150,40 @@ def test_nodes_that_differ_in_what_they_can_run_are_of_different_types(joined, m
     assert [slot.threads for slot in site.slots if slot.name.startswith("cpu")] == [4, 4, 1, 1, 1, 1]
 
 
+LOCAL = """
+import json, sys
+from pathlib import Path
+from lib.schedule.runtime import ray_workers as cluster
+with cluster.Cluster() as local:
+    local.join()
+    folder = Path(local._folder.name)
+    sockets = [str(path) for path in folder.glob("session_*/sockets/*")]
+    print(json.dumps({"nodes": len(local.nodes()), "sockets": sockets, "folder": str(folder)}))
+"""
+
+
+def test_a_cluster_starts_on_a_machine_that_never_ran_ray(tmp_path):
+    """Empty HOME, XDG folders and TMPDIR, the latter with a long path: sockets still have room, and nothing is left behind."""
+    fresh = {}
+    for name in ("HOME", "TMPDIR", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_RUNTIME_DIR"):
+        path = tmp_path / f"{name.lower()}-{'long' * 30}"
+        path.mkdir()
+        fresh[name] = str(path)
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "XDG_"))}
+    ran = subprocess.run([sys.executable, "-c", LOCAL], env={**kept, **fresh}, cwd=paths.ROOT, capture_output=True, text=True,
+                         timeout=120, check=False)
+    assert ran.returncode == 0, ran.stderr
+    found = json.loads(ran.stdout.splitlines()[-1])
+    assert found["nodes"] == 1 and found["sockets"] and max(map(len, found["sockets"])) <= 107
+    assert not Path(found["folder"]).exists() and not list(Path(fresh["HOME"]).rglob("*"))
+
+
+def test_without_room_for_sockets_the_way_out_is_named(monkeypatch):
+    monkeypatch.setattr(ray_workers, "_SOCKET_BYTES", 60)
+    with pytest.raises(InputError, match="set RAY_TMPDIR"):
+        ray_workers.short_folder()
+
+
 def test_addresses_without_a_cluster_are_refused_in_one_line(tmp_path, capsys, monkeypatch):
     jobs = tmp_path / "jobs.csv"
     jobs.write_text("job_id,workload_id,steps\na,W1,1\n")
@@ -160,7 +198,7 @@ def test_addresses_without_a_cluster_are_refused_in_one_line(tmp_path, capsys, m
             status = command.main(["run-jobs", str(jobs), "--engine", "ray", "--address", address,
                                    "--out", str(tmp_path / "o")])
             said = capsys.readouterr().err.splitlines()
-            assert status == 2 and word in said[-1] and said[-1].startswith("error: ") and time.monotonic() - begin < 10
+            assert status == 2 and word in said[-1] and said[-1].startswith("error: ") and time.monotonic() - begin < 30
     assert command.main(["run-jobs", str(jobs), "--address", "127.0.0.1:1"]) == 2
     assert "--engine ray" in capsys.readouterr().err
 

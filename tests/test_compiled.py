@@ -64,7 +64,7 @@ def check_equal(asked, name, faults=None):
 
 
 @pytest.mark.parametrize("name", compiled.NAMES)
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120, deadline=None, derandomize=True)
 @given(asked=problems(), faults=FAULTS)
 def test_the_schedule_is_that_of_the_simulator(name, asked, faults):
     check_equal(asked, name, faults)
@@ -115,7 +115,7 @@ def test_what_is_not_compiled_is_refused():
     assert set(compiled.NAMES) <= set(baselines.BASELINES)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 10**6), spread=st.sampled_from([0.1, 1, 20, 60]), types=st.integers(1, 7))
 def test_means_are_those_of_the_standard_library(seed, spread, types):
     draw = np.random.default_rng(seed)
@@ -152,7 +152,7 @@ def test_studies_use_it_where_they_can():
     beside = Contention.of_types(np.full((3, 3), 1.5))
     assert comparison.run(limited, "first-come")["decide_s"] > 0
     assert comparison.run(asked, "first-come", contention=beside)["decide_s"] > 0
-    assert comparison.run(asked, "hybrid", limit_s=0.01)["decide_s"] > 0
+    assert comparison.run(asked, "hybrid", steps=60_000)["decide_s"] > 0
     assert (comparison.speed(asked, ["fastest"])["decide_p99_us"] > 0).all()
     assert comparison.speed(asked, ["fastest"], compiled=True)["decide_p99_us"].isna().all()
 

@@ -24,7 +24,7 @@ from lib.studies.scheduler_eval import comparison
 
 NAMES = list(registry.POLICIES)
 CHANCES = st.sampled_from([0.0, 0.2])
-QUICK = {"hybrid": {"limit_s": 0.002}}
+QUICK = {"hybrid": {"steps": 12_000}}
 
 
 def a_policy(name, **options):
@@ -56,7 +56,7 @@ def check_schedule(outcome, failures=False):
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 10**6), arrivals=st.booleans(), sigma=st.sampled_from([0.0, 0.5]), chance=CHANCES)
 def test_laws(name, seed, arrivals, sigma, chance):
     asked = a_problem(seed, arrivals=arrivals, sigma=sigma)
@@ -244,8 +244,8 @@ def test_search_beats_list_scheduling_and_repeats():
     asked = a_problem(2, count=60)
     type_of, ready = asked.fleet.type_of, np.zeros(len(asked.fleet))
     first = local_search.list_plan(asked.actual_s, type_of, ready)
-    found = local_search.plan(asked.actual_s, type_of, ready, 0.05)
-    assert (found == local_search.plan(asked.actual_s, type_of, ready, 0.05)).all()
+    found = local_search.plan(asked.actual_s, type_of, ready, 300_000)
+    assert (found == local_search.plan(asked.actual_s, type_of, ready, 300_000)).all()
     makespans = [local_search.loads(asked.actual_s, type_of, ready, one).max() for one in (found, first)]
     assert makespans[0] <= makespans[1]
     assert np.isfinite(asked.actual_s[np.arange(60), type_of[found]]).all()
@@ -278,7 +278,7 @@ def test_sifting_finds_the_optimum_of_the_whole_programme(case):
 
 def test_search_survives_a_start_that_is_far_from_good():
     times = np.array([[24.0, 0.4], [36.0, 0.3]])
-    found = local_search.plan(times, np.array([0, 1, 1]), np.zeros(3), 0.002, start=np.array([0, 0]))
+    found = local_search.plan(times, np.array([0, 1, 1]), np.zeros(3), 12_000, start=np.array([0, 0]))
     assert sorted(found) == [1, 2]
 
 
@@ -303,8 +303,8 @@ def test_a_plan_that_was_far_off_is_improved(seed):
     count, devices = int(draw.integers(4, 12)), int(draw.integers(4, 20))
     times = np.column_stack([draw.uniform(0.5, 1, count), draw.uniform(0.001, 0.01, count)])
     type_of, ready = np.repeat([0, 1], devices), np.zeros(2 * devices)
-    found = local_search.plan(times, type_of, ready, 0.01, seed, start=draw.integers(devices, size=count))
-    anew = local_search.plan(times, type_of, ready, 0.01, seed)
+    found = local_search.plan(times, type_of, ready, 60_000, seed, start=draw.integers(devices, size=count))
+    anew = local_search.plan(times, type_of, ready, 60_000, seed)
     assert local_search.loads(times, type_of, ready, found).max() <= 1.2 * local_search.loads(times, type_of, ready, anew).max()
 
 

@@ -26,7 +26,7 @@ SEEDS = st.integers(0, 10**6)
 
 def a_policy(case):
     name, _, objective = case.partition(" for ")
-    return registry.policy(name, **({"objective": objective, "limit_s": 0.001} if objective else {}))
+    return registry.policy(name, **({"objective": objective, "steps": 6_000} if objective else {}))
 
 
 def a_world(seed, count=14, arrivals=True):

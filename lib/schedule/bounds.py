@@ -99,8 +99,9 @@ def _prices(times: np.ndarray, counts: np.ndarray, busy_s: np.ndarray) -> np.nda
     for _ in range(_CUTS):
         kind = (times * np.maximum(price, 1e-9 * price.max())[None]).argmin(axis=1)
         cuts.append(np.bincount(kind, times[rows, kind], minlength=width) + busy_s)
-        if cuts[-1] @ price > most:
-            best, most = price, float(cuts[-1] @ price)
+        bound = float((cuts[-1] * price).sum())
+        if bound > most:
+            best, most = price, bound
         scale = max(float(np.max(cuts)), 1e-300)
         found = linprog(np.append(np.zeros(width), -1.0), A_ub=np.column_stack([-np.array(cuts) / scale, np.ones(len(cuts))]),
                         b_ub=np.zeros(len(cuts)), A_eq=np.append(counts.astype(float), 0.0)[None], b_eq=[1.0],
@@ -170,5 +171,5 @@ def matching(times: np.ndarray, counts: np.ndarray) -> tuple[float, np.ndarray, 
     far = np.where(np.isfinite(times), times, 1e6 * times[np.isfinite(times)].max())
     cost = far[:, types] * places[None]
     rows, columns = linear_sum_assignment(cost)
-    order = columns[np.argsort(rows)]
+    order = columns[np.argsort(rows, kind="stable")]
     return float(cost[np.arange(count), order].sum()), types[order], places[order]

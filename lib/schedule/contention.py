@@ -7,6 +7,8 @@ from functools import cached_property
 import numpy as np
 import pandas as pd
 
+from lib.schedule import portable
+
 Class = tuple[int, int]  # (kind of job, type of device)
 ALONE = ("nothing", "none")  # what stands in the table beside a job that ran alone
 
@@ -53,7 +55,7 @@ class Contention:
 
     @cached_property
     def _logs(self) -> np.ndarray:
-        return np.log(self.slowdown)
+        return portable.log(self.slowdown)
 
     def beside(self, kind: int, place: int) -> int:
         """Return the row of a kind of job: that of unknown ones where it is -1 or beyond."""
@@ -66,10 +68,10 @@ class Contention:
         if not classes:
             return {}
         kinds, places = (np.array(part) for part in zip(*classes.values(), strict=True))
-        logs = self._logs[kinds[:, None], places[:, None], kinds[None], places[None]]
-        total = logs.sum(axis=1) - np.diagonal(logs)
+        slowed = self.slowdown[kinds[:, None], places[:, None], kinds[None], places[None]]
+        np.fill_diagonal(slowed, 1.0)
         share = min(1.0, self.cores / wanted_cores) if wanted_cores > 0 else 1.0
-        return {device: float(rate) for device, rate in zip(classes, share * np.exp(-total), strict=True)}
+        return {device: float(rate) for device, rate in zip(classes, share / slowed.prod(axis=1), strict=True)}
 
     def mutual(self, one: Class, others: Sequence[Class]) -> float:
         """Return the log slowdown that a job meets and causes, summed over its neighbours."""
@@ -86,9 +88,9 @@ class Contention:
         mean = self._logs[:, :, rows, :].mean(axis=2)  # (kinds, types, types beside)
         count = np.bincount(type_of, minlength=self._logs.shape[1]).astype(float)
         others = np.maximum(count[None] - np.eye(len(count)), 0.0)  # (types, types beside): itself left out
-        return np.exp(np.einsum("kst,st->ks", mean, others))[rows]
+        return portable.exp((mean * others[None]).sum(axis=2))[rows]
 
     def ignoring_kinds(self) -> "Contention":
         """Return the same with every pair of kinds as their mean: what is known without having measured each pair."""
-        mean = np.exp(self._logs.mean(axis=(0, 2), keepdims=True))
+        mean = portable.exp(self._logs.mean(axis=(0, 2), keepdims=True))
         return replace(self, slowdown=np.broadcast_to(mean, self.slowdown.shape).copy())

@@ -2,6 +2,7 @@
 
 import ast
 import json
+from math import sqrt
 from pathlib import Path
 
 import pandas as pd
@@ -13,7 +14,7 @@ from lib.schedule.problem import Fleet, Problem
 
 TYPES = ("v100", "p100", "k80")
 FILE = "throughputs.csv"
-SPAN_S = (60 * 10 ** 1.5, 60 * 10 ** 4)
+SPAN_S = (600 * sqrt(10), 600_000.0)
 
 
 def bring_in(path: Path | None) -> tuple[Path, int]:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from lib.schedule import bounds
+from lib.schedule import bounds, portable
 from lib.schedule.problem import Fleet, Jobs, Problem
 
 
@@ -19,7 +19,7 @@ def draw(rates: pd.DataFrame, fleet: Fleet, count: int, seed: int, load: float =
     """
     dice = np.random.default_rng(seed)
     kind = dice.integers(len(rates), size=count)
-    fastest_s = 10 ** dice.uniform(*np.log10(span_s), count)
+    fastest_s = portable.exp(dice.uniform(*portable.log(span_s), count))
     speed = rates.to_numpy(float)[kind]
     with np.errstate(divide="ignore"):
         times = fastest_s[:, None] * speed.max(axis=1, keepdims=True) / speed

@@ -151,27 +151,32 @@ class Estimate:
     high_ms: float
     outside: float  # the share of the time that lies outside of what was learned
     looked_up: float  # the share of the time that was measured before
+    origins: Mapping[str, float]  # the share of the time that each other device's kernels, or the roofline, answered for
     operators: pd.DataFrame
 
 
 def parts(item: Work, model: cost_model.CostModel, known: Mapping[tuple, float] | None = None) -> pd.DataFrame:
-    """Return the operators of ``item`` with ``predicted_ms``, ``out_of_range`` and ``looked_up``.
+    """Return the operators of ``item`` with ``predicted_ms``, ``out_of_range``, ``looked_up``, ``half``, ``origin``.
+
+    ``half`` is half of a GPU's interval in log time, ``origin`` of whom the prediction was learned where not of the device.
 
     ``known`` maps ``Asked.key`` to a measured time in ms.
     """
     if model.chip is None:
         judged = [model.judge_one(asked.op, asked.parameters, asked.flops, asked.bytes, asked.passes) for asked in item.asked]
         predicted, outside = (np.array(column) for column in zip(*judged, strict=True))
+        half, origin = np.full(len(predicted), np.nan), ""
     else:
         told = model.predict(item.table)
         predicted, outside = told["predicted_ms"].to_numpy(), told["out_of_range"].to_numpy(bool)
+        half, origin = np.log(told["high_ms"] / told["predicted_ms"]).to_numpy(), told["origin"].to_numpy()
     outside = outside.astype(bool) | ~item.table["covered"].to_numpy(bool)
     found = np.zeros(len(predicted), bool)
     if known:
         measured = np.array([known.get(asked.key, np.nan) for asked in item.asked])
         found = np.isfinite(measured)
         predicted = np.where(found, measured, predicted)
-    return item.table.assign(predicted_ms=predicted, looked_up=found, out_of_range=outside & ~found)
+    return item.table.assign(predicted_ms=predicted, looked_up=found, out_of_range=outside & ~found, half=half, origin=origin)
 
 
 def lookup(table: pd.DataFrame) -> dict[tuple, float]:
@@ -227,6 +232,8 @@ def estimate(item: Work, model: cost_model.CostModel, composition: Composition,
     total = sum(composition.rates[name] * found[name] for name in TERMS)
     cost = (table["predicted_ms"] * table["calls"]).to_numpy()
     outside = float(cost[table["out_of_range"].to_numpy(bool)].sum() / cost.sum())
-    half = composition.half * (1 + outside)
+    half = (composition.half if composition.networks else float(cost @ table["half"].to_numpy() / cost.sum())) * (1 + outside)
+    borrowed = table[table["origin"] != ""]
+    origins = (borrowed["predicted_ms"] * borrowed["calls"] / cost.sum()).groupby(borrowed["origin"]).sum().to_dict()
     return Estimate(total, total * np.exp(-half), total * np.exp(half), outside,
-                    float(cost[table["looked_up"].to_numpy(bool)].sum() / cost.sum()), table)
+                    float(cost[table["looked_up"].to_numpy(bool)].sum() / cost.sum()), origins, table)

@@ -8,6 +8,7 @@ import secrets
 import socket
 import subprocess
 import sys
+import tempfile
 from collections import Counter
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ from lib.schedule.runtime.workers import WARM, Limits, Site, Slot, SlotLost, cor
 _CONNECT_S, _JOIN_S = 5.0, 60.0
 _STORE_BYTES = 100 * 2**20  # jobs pass nothing through Ray's object store
 _JOIN = "import ray, sys; ray.init(address=sys.argv[1], log_to_driver=False, logging_level='ERROR')"
+_SOCKET_BYTES = 107 if sys.platform.startswith("linux") else 103  # that a socket's path may have
+_IN_FOLDER_BYTES = len("/session_2026-01-31_23-59-59_999999_4194304/sockets/plasma_store.99")
 _TALK = ("tell", "listen")  # each has a thread of its own: what is told stays in order
 
 
@@ -110,6 +113,23 @@ class Actor:
         self._bell.close()
 
 
+def short_folder() -> tempfile.TemporaryDirectory:
+    """Make a temporary folder of a path so short that Ray's sockets can lie in it; InputError where none can be made.
+
+    It is in the usual temporary folder (RAY_TMPDIR or TMPDIR), or else in one of the system's.
+    """
+    usual = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
+    for parent in (usual, "/tmp", "/dev/shm", "/var/tmp"):
+        if len(os.fsencode(os.path.join(parent, "ray-abcdefgh"))) + _IN_FOLDER_BYTES > _SOCKET_BYTES:
+            continue
+        try:
+            return tempfile.TemporaryDirectory(prefix="ray-", dir=parent, ignore_cleanup_errors=True)
+        except OSError:
+            continue
+    raise InputError(f"Ray needs a temporary folder with a short path, as its sockets lie in it; {usual} is too long or "
+                     "cannot be written: set RAY_TMPDIR")
+
+
 def _reason(error: Exception) -> str:
     """Return in one line why an actor is no more, of the paragraphs that Ray has on it."""
     text = " ".join(str(error).split())
@@ -127,6 +147,7 @@ class Cluster:
     def __init__(self, address: str = ""):
         self.address = address
         self._ray: Any = None
+        self._folder: tempfile.TemporaryDirectory | None = None  # of a cluster started here
         self._seats: dict[str, _Seat] = {}
 
     def __enter__(self) -> "Cluster":
@@ -135,6 +156,8 @@ class Cluster:
     def __exit__(self, *_: object) -> None:
         if self._ray:
             self._ray.shutdown()
+        if self._folder:
+            self._folder.cleanup()
 
     def join(self) -> None:
         """Join it, or start it; InputError where it cannot be joined."""
@@ -148,8 +171,9 @@ class Cluster:
             how: dict[str, Any] = {"address": self.address}
         else:
             os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))  # lest Ray writes one into the home folder
-            how = {"address": "local", "num_cpus": len(cores_here()), "include_dashboard": False,
-                   "object_store_memory": _STORE_BYTES,
+            self._folder = short_folder()
+            how = {"address": "local", "_temp_dir": self._folder.name, "num_cpus": len(cores_here()),
+                   "include_dashboard": False, "object_store_memory": _STORE_BYTES,
                    "_system_config": {"worker_niceness": 0}}  # Ray's default, 15, yields to whatever else runs here
         try:
             ray.init(**how, log_to_driver=False, logging_level="ERROR")

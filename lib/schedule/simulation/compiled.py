@@ -99,7 +99,7 @@ def _ranks(key: np.ndarray, told: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     for place in range(key.shape[1]):
         jobs = np.flatnonzero(told[:, place] < np.inf)
         own = key[jobs, place]
-        order = np.argsort(own)
+        order = np.argsort(own)  # where two are equal their order is the processor's: then they are told apart
         if (own[order][1:] == own[order][:-1]).any():
             order = np.lexsort((told[jobs, place], own))
         ranked[place, :len(jobs)] = jobs[order]

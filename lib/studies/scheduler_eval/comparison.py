@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lib.schedule import bounds
+from lib.schedule import bounds, portable
 from lib.schedule.contention import Contention
 from lib.schedule.policies import registry
 from lib.schedule.problem import Problem
@@ -97,7 +97,7 @@ def with_noise(draw: Mix, sigmas: Sequence[float] = NOISE,
         bound_s = bounds.makespan_bound(asked)
         perfect = {name: run(asked, name)["makespan_s"] for name in names}
         for sigma in sigmas:
-            told = asked.said(asked.actual_s * np.exp(sigma * wrong), sigma)
+            told = asked.said(asked.actual_s * portable.exp(sigma * wrong), sigma)
             spans = {name: run(told, name)["makespan_s"] for name in names}
             rows += [{"sigma": sigma, "seed": seed, "policy": name, "over_perfect": span / perfect[name],
                       "ratio": span / bound_s} for name, span in spans.items()]

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 import pandas as pd
 
-from lib.schedule import bounds
+from lib.schedule import bounds, portable
 from lib.schedule.problem import Problem
 from lib.studies.scheduler_eval import comparison
 
@@ -19,7 +19,8 @@ def drifted(asked: Problem, spread: float | np.ndarray, seed: int, said: float =
     ``spread`` is in log time, one number or (kinds, types). ``said`` is what the policy is told of it; 0: nothing.
     """
     kinds = int(asked.jobs.kind.max()) + 1
-    factor = np.exp(np.random.default_rng([seed, 3]).normal(0, 1, (kinds, asked.predicted_s.shape[1])) * spread)
+    drawn = np.random.default_rng([seed, 3]).normal(0, 1, (kinds, asked.predicted_s.shape[1]))
+    factor = portable.exp(drawn * spread)
     return Problem(asked.jobs, asked.fleet, asked.predicted_s, asked.predicted_s * factor[asked.jobs.kind], said)
 
 

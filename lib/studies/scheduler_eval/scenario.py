@@ -10,10 +10,11 @@ from lib.config import definitions
 from lib.config.definitions import Kind, Scenario
 from lib.measure import archive
 from lib.predict import advise, registry
-from lib.schedule import job_mixes
+from lib.schedule import job_mixes, portable
 from lib.schedule.problem import Fleet, Problem
 
 _HALF = 1.645  # standard deviations in half of a 90 % interval
+_DIGITS = 6  # of a time: the last ones of a prediction are those of the processor that made it, and schedules hang on them
 Progress = Callable[[Iterable, str], Iterable]
 
 
@@ -43,7 +44,7 @@ class Menu:
     def spread(self, devices: Iterable[str]) -> np.ndarray:
         """Return the spread of each time (kinds, devices) in log time, as its interval says; 0 where it was measured."""
         low, high = self.wide("low_ms", devices), self.wide("high_ms", devices)
-        return (np.log(high / low) / (2 * _HALF)).fillna(0.0).to_numpy(float)
+        return np.nan_to_num(portable.log((high / low).to_numpy(float)) / (2 * _HALF))
 
     def memory_mb(self) -> np.ndarray:
         """Return what a job of each kind needs, in MB."""
@@ -69,7 +70,10 @@ def menu(devices: Iterable[str], kinds: Iterable[Kind] | None = None, reference:
     for kind in progress(list(kinds or definitions.load_scenarios()[0].values()), "kinds"):
         answer = advise.answers(advise.Asked(advise.Question(kind.model, kind.batch_size, mode=kind.mode)), shelves)
         rows += [_row(kind, one, steps) for one in answer.to_dict("records")]
-    return Menu(pd.DataFrame(rows))
+    table = pd.DataFrame(rows)
+    for name in ("step_ms", "low_ms", "high_ms"):
+        table[name] = [float(f"{value:.{_DIGITS}g}") for value in table[name]]
+    return Menu(table)
 
 
 def _row(kind: Kind, one: dict, steps: pd.Series) -> dict:

@@ -3,10 +3,11 @@
 from bisect import bisect_left, insort
 from collections import deque
 from itertools import islice
-from math import exp, inf, log
+from math import inf
 
 import numpy as np
 
+from lib.schedule import portable
 from lib.schedule.problem import Jobs
 from lib.schedule.state import Finished, Predict
 
@@ -44,7 +45,9 @@ class Belief:
         """Believe that predictions err by ``sigma``; corrections are made anew from all that finished."""
         self.sigma = sigma
         self._table = self._shrunk()
-        self._rows: list[list[float]] = self._table.tolist()
+        self._logs: list[list[float]] = self._table.tolist()
+        self._base_s = self._predict.table if sigma <= 0 else portable.exp(self._table) * self._unit_s
+        self._rows: list[list[float]] = self._base_s.tolist()
         kinds, places = int(self._kind.max(initial=0)) + 1, self._table.shape[1]
         total, count = np.zeros((kinds, places)), np.zeros((kinds, places), int)
         if self._seen:
@@ -52,7 +55,9 @@ class Belief:
             np.add.at(total, (self._kind[jobs], types), took - self._table[jobs, types])
             np.add.at(count, (self._kind[jobs], types), 1)
         self._sum, self._count = total.tolist(), count.tolist()
-        self._shift: list[list[float]] = (total / (count + 1 / _WITHIN)).tolist()
+        shift = total / (count + 1 / _WITHIN)
+        self._shift: list[list[float]] = shift.tolist()
+        self._factor: list[list[float]] = portable.exp(shift).tolist()
 
     def _finished(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         jobs, types, took = zip(*self._seen, strict=True)
@@ -60,8 +65,7 @@ class Belief:
 
     def _shrunk(self) -> np.ndarray:
         """Return the believed log times (jobs, types) before corrections."""
-        with np.errstate(divide="ignore"):
-            given = np.log(self._predict.table / self._unit_s)
+        given = portable.log(self._predict.table / self._unit_s)
         if self.sigma <= 0 or given.shape[1] < 2:
             return given
         values = np.where(np.isfinite(given), given, np.nan)
@@ -96,21 +100,20 @@ class Belief:
         count = np.bincount(group)
         said, came = (values - (np.bincount(group, values) / count)[group] for values in (said, came))
         prior = _PRIOR * spread
-        return min(trust, float(np.clip((trust * prior + said @ came) / max(prior + said @ said, 1e-12), 0.0, 1.0)))
+        slope = (trust * prior + (said * came).sum()) / max(prior + (said * said).sum(), 1e-12)
+        return min(trust, float(np.clip(slope, 0.0, 1.0)))
 
     def seconds(self, job: int, place: int) -> float:
         """Return the believed seconds of one job on one type; inf where it cannot run."""
-        value = self._rows[job][place]
-        return exp(value + self._shift[self._kinds[job]][place]) * self._unit_s if value < inf else inf
+        return self._rows[job][place] * self._factor[self._kinds[job]][place]
 
     def row(self, job: int) -> list[float]:
         """Return the believed seconds of one job on every type."""
-        return [exp(value + shift) * self._unit_s if value < inf else inf
-                for value, shift in zip(self._rows[job], self._shift[self._kinds[job]], strict=True)]
+        return [seconds * factor for seconds, factor in zip(self._rows[job], self._factor[self._kinds[job]], strict=True)]
 
     def rows(self, jobs: np.ndarray) -> np.ndarray:
         """Return the believed seconds of several jobs (jobs, types)."""
-        return np.exp(self._table[jobs] + np.array(self._shift)[self._kind[jobs]]) * self._unit_s
+        return self._base_s[jobs] * np.array(self._factor)[self._kind[jobs]]
 
     def learn(self, finished: list[Finished]) -> float | None:
         """Take in jobs that finished; return how much predictions seem to err where that is not ``sigma`` (``renew``).
@@ -120,13 +123,14 @@ class Belief:
         for job, place, seconds in finished:
             kind = self._kinds[job]
             before = self._shift[kind][place]
-            took = log(max((seconds - self._setup_s[place]) / self._unit_s, 1e-12))
+            took = portable.log_one(max((seconds - self._setup_s[place]) / self._unit_s, 1e-12))
             self._seen.append((job, place, took))
-            error = took - self._rows[job][place]
+            error = took - self._logs[job][place]
             self._note(abs(error - before))
             self._sum[kind][place] += error
             self._count[kind][place] += 1
             after = self._shift[kind][place] = self._sum[kind][place] / (self._count[kind][place] + 1 / _WITHIN)
+            self._factor[kind][place] = portable.exp_one(after)
             self.moved = max(self.moved, abs(after - before))
             self.drift += abs(after - before)
         if finished and len(self._errors) >= _LEAST:

@@ -9,7 +9,7 @@ from math import inf
 
 import numpy as np
 
-from lib.schedule import bounds
+from lib.schedule import bounds, portable
 from lib.schedule.policies.colocation import LOOK, Company
 from lib.schedule.policies.hybrid.estimator import Belief
 from lib.schedule.state import State, refining
@@ -26,14 +26,14 @@ def _unlike(times: np.ndarray) -> np.ndarray:
     finite = np.isfinite(times)
     ratio = np.divide(times, times.min(axis=1, keepdims=True), out=np.ones(times.shape), where=finite)
     rank = np.argsort(np.argsort(times.min(axis=1), kind="stable"), kind="stable") / len(times)
-    return np.where(finite, times * (1 - _TIES * rank[:, None] * np.log(ratio)), inf)
+    return np.where(finite, times * (1 - _TIES * rank[:, None] * portable.log(ratio)), inf)
 
 
 class Lists:
     """The lists, and the believed times that they were made from."""
 
     def __init__(self, state: State, belief: Belief, jobs: np.ndarray, times: np.ndarray, ready_s: np.ndarray):
-        self.margin = float(np.exp(_MARGIN * belief.sigma))
+        self.margin = portable.exp_one(_MARGIN * belief.sigma)
         self.rows: dict[int, list[float]] = dict(zip(jobs.tolist(), times.tolist(), strict=True))
         counts, type_of = state.fleet.counts, state.fleet.type_of
         busy = np.bincount(type_of, ready_s, minlength=len(counts))

@@ -1,16 +1,18 @@
 """A plan for jobs that are known: which device each should run on, by list scheduling, rounding, and annealing.
 
-Compiled (numba); the same seed and number of steps give the same plan.
+Compiled (numba). It ends after a number of steps, never of seconds, and takes its logarithms from ``portable`` (no fastmath, no
+fused products), so that the same seed and steps give the same plan on any machine.
 """
+
+from math import frexp
 
 import numpy as np
 from numba import njit
 
 from lib.errors import InputError
-from lib.schedule import bounds
+from lib.schedule import bounds, portable
 
 _POWER = 5  # squarings: the norm over the devices' loads is the 2^5 = 32nd, which is nearly their maximum
-STEPS_PER_S = 6_000_000  # what an ordinary core does; a limit in seconds becomes a number of steps, so that plans repeat
 _LARGE, _LEAST = 1e30, 1e-300
 _LOST = 1e-6  # of the largest that a running sum was: below, it is summed anew
 _MOST_ROUNDED = 20_000  # jobs: beyond, list scheduling is near enough to start from, and the linear programme takes seconds
@@ -50,11 +52,29 @@ def _lpt(times, order, type_of, ready, types):
     return assign, load
 
 
-@njit(cache=True, fastmath=True)
+@njit(cache=True)
 def _power(x):
     for _ in range(_POWER):
         x *= x
     return x
+
+
+_log_of_ratio = njit(portable.log_of_ratio)
+
+
+@njit(cache=True)
+def _log(value):
+    """Return the logarithm of a positive number, as ``portable.log_one`` does."""
+    mantissa, exponent = frexp(value)
+    if mantissa < 0.7071067811865476:
+        mantissa, exponent = 2.0 * mantissa, exponent - 1
+    return _log_of_ratio((mantissa - 1.0) / (mantissa + 1.0), float(exponent))
+
+
+@njit(cache=True)
+def _log1p(value):
+    """Return the logarithm of 1 + value, near 0 without the rounding of that sum."""
+    return _log_of_ratio(value / (2.0 + value), 0.0) if -0.25 < value < 0.25 else _log(1.0 + value)
 
 
 @njit(cache=True)
@@ -66,7 +86,7 @@ def _random(seed):
     return seed
 
 
-@njit(cache=True, fastmath=True)
+@njit(cache=True)
 def _proposed(times, extra, type_of, assign, load, square, job, other, two):
     """Return loads and sums of squares of both devices, and the change of ``extra``.
 
@@ -96,8 +116,8 @@ def _loads(times, type_of, ready, assign):
     return load
 
 
-@njit(cache=True, fastmath=True)
-def _anneal(times, extra, type_of, ready, squares, risk, assign, scale, weight, steps, hot, cold, seed):
+@njit(cache=True)
+def _anneal(times, extra, type_of, ready, squares, risk, assign, scale, weight, steps, hot, cooling, seed):
     """Anneal moves and swaps of ``weight`` x (norm of the loads / scale) + ``extra`` (jobs, types); return the best found.
 
     A load counts with ``risk`` times the root of the sum of its squared times: how far it may be off.
@@ -109,7 +129,7 @@ def _anneal(times, extra, type_of, ready, squares, risk, assign, scale, weight, 
     most = total
     cost, best_cost = 0.0, weight * (load + risk * np.sqrt(square)).max() / scale
     state = np.uint64(seed * 2654435769 + 88172645463325252)
-    temperature, cooling, exponent = hot, (cold / hot) ** (1.0 / steps), weight / (1 << _POWER)
+    temperature, exponent = hot, weight / (1 << _POWER)
     level = load.max() / scale  # of the makespan: what a relative change of the norm is worth
     for step in range(steps):
         temperature *= cooling
@@ -132,10 +152,10 @@ def _anneal(times, extra, type_of, ready, squares, risk, assign, scale, weight, 
         power_one = _power((load_one + risk * np.sqrt(square_one)) / scale)
         power_two = _power((load_two + risk * np.sqrt(square_two)) / scale)
         added = power_one + power_two - power[one] - power[two]
-        delta = change + exponent * level * np.log1p(max(-0.999999, added / max(total, _LEAST)))
+        delta = change + exponent * level * _log1p(max(-0.999999, added / max(total, _LEAST)))
         if delta > 0:
             state = _random(state)
-            if delta > -temperature * np.log((float(state >> np.uint64(11)) + 1.0) / 9007199254740993.0):
+            if delta > -temperature * _log((float(state >> np.uint64(11)) + 1.0) / 9007199254740993.0):
                 continue
         assign[job] = two
         if other >= 0:
@@ -181,13 +201,13 @@ def loads(times: np.ndarray, type_of: np.ndarray, ready_s: np.ndarray, assign: n
     return _loads(times, type_of, ready_s.astype(float), assign)
 
 
-def plan(times: np.ndarray, type_of: np.ndarray, ready_s: np.ndarray, limit_s: float = 0.5, seed: int = 0,
+def plan(times: np.ndarray, type_of: np.ndarray, ready_s: np.ndarray, steps: int, seed: int = 0,
          extra: np.ndarray | None = None, start: np.ndarray | None = None, weight: float = 1.0,
          sigma: float = 0.0, running_s: np.ndarray | None = None) -> np.ndarray:
     """Return the device of each job for a small ``weight`` x makespan / first makespan + ``extra`` (jobs, types).
 
-    ``times`` (jobs, types) in s, inf where a job cannot run; ``ready_s`` (devices) says when each is free. ``limit_s`` is
-    turned into a number of steps. ``start`` is a plan to improve instead of new ones. With times known to ``sigma`` (log), a
+    ``times`` (jobs, types) in s, inf where a job cannot run; ``ready_s`` (devices) says when each is free. The search takes
+    ``steps`` steps. ``start`` is a plan to improve instead of new ones. With times known to ``sigma`` (log), a
     device counts with a margin for its long jobs; ``running_s`` is how long what runs there takes in all. Raises InputError
     where a job has no device.
     """
@@ -201,11 +221,12 @@ def plan(times: np.ndarray, type_of: np.ndarray, ready_s: np.ndarray, limit_s: f
             starts.append(_rounded(times, type_of, ready_s, solved.share))
         start = min(starts, key=lambda one: loads(times, type_of, ready_s, one).max())
     scale = float(loads(times, type_of, ready_s, start).max())
-    steps = max(1, int(limit_s * STEPS_PER_S))
+    hot = max(_HOT, min(_HOTTEST, _FEW / len(times) ** 2))
+    cooling = portable.exp_one(portable.log_one(_COLD / hot) / steps)
     costs = np.zeros(times.shape) if extra is None else np.where(np.isfinite(times), extra, 0.0)
     squares = np.zeros(len(type_of)) if running_s is None else running_s.astype(float) ** 2
     return _anneal(_bounded(times), costs, type_of, ready_s.astype(float), squares, _MARGIN * sigma, start.astype(np.int64),
-                   scale, weight, steps, max(_HOT, min(_HOTTEST, _FEW / len(times) ** 2)), _COLD, seed)
+                   scale, weight, steps, hot, cooling, seed)
 
 
 _MARGIN = 2.0  # standard deviations of a device's load

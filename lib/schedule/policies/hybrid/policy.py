@@ -15,8 +15,8 @@ from lib.schedule.policies.hybrid.stragglers import Stragglers
 from lib.schedule.state import Action, Predict, Start, State, Wait, refining
 
 OBJECTIVES = ("makespan", "mean_jct", "p99_jct", "deadline", "energy", "price")
-_LIMIT_S = 0.5
-_AGAIN_SHARE, _LEAST_LIMIT_S = 0.04, 0.002
+STEPS = 3_000_000  # of the first search; an ordinary core takes half a second for them
+_AGAIN_SHARE, _LEAST_STEPS = 0.04, 12_000  # of the steps of the first plan, those of a later one
 _ENDED, _LEAST_ENDED = 0.05, 2  # jobs that ended otherwise than believed, as a share of the waiting, and all is planned anew
 _GROWN = 0.25  # share of the waiting jobs that came or were corrected since the last plan, and all is planned anew
 _LEAST_WEIGHT = 1e-3  # of the makespan, where something else is wanted
@@ -25,9 +25,9 @@ _ROUGH = 0.02  # from this spread of the predictions on, in log time, jobs are b
 _WAITS = [Wait("no waiting job would end earlier on the devices that are free")]
 
 
-def hybrid(state: State, predict: Predict, objective: str = "makespan", limit_s: float = _LIMIT_S, seed: int = 0,
+def hybrid(state: State, predict: Predict, objective: str = "makespan", steps: int = STEPS, seed: int = 0,
            weights: dict[str, float] | None = None, spoliation: bool = True) -> list[Action]:
-    """Plan by local search within ``limit_s``, start late, correct predictions by what finished, restart stragglers.
+    """Plan by local search of so many ``steps``, start late, correct predictions by what finished, restart stragglers.
 
     ``objective`` is one of OBJECTIVES; ``weights`` of makespan, energy and price make a weighted sum of them instead, each
     relative to its value in the first plan. Raises InputError for an objective that is not there or lacks watts or prices.
@@ -39,7 +39,7 @@ def hybrid(state: State, predict: Predict, objective: str = "makespan", limit_s:
         wanted = weights or ({"makespan": 1.0} if objective == "makespan" else {objective: 1.0})
         if set(wanted) == {"makespan"} and belief.sigma > _ROUGH:
             state.memory["rough"] = True  # for good: predictions that were wrong once are not planned on again
-        actions = _late(state, belief) if "rough" in state.memory else _planned(state, belief, wanted, limit_s, seed)
+        actions = _late(state, belief) if "rough" in state.memory else _planned(state, belief, wanted, steps, seed)
     else:
         actions = _ordered(state, predict, belief, objective)
     if spoliation and objective in ("makespan", "mean_jct", "p99_jct", "deadline"):
@@ -112,7 +112,7 @@ def _weighed(state: State, times: np.ndarray, ready_s: np.ndarray,
     return of_span, extra
 
 
-def _plan_anew(state: State, belief: Belief, plan: Plan, weights: dict[str, float], limit_s: float, seed: int) -> None:
+def _plan_anew(state: State, belief: Belief, plan: Plan, weights: dict[str, float], steps: int, seed: int) -> None:
     from lib.schedule.policies.hybrid import local_search  # compiled by numba, which takes a second to import
 
     jobs = np.array(list(state.waiting), int)
@@ -123,12 +123,12 @@ def _plan_anew(state: State, belief: Belief, plan: Plan, weights: dict[str, floa
     if start is not None and (start < 0).any():
         start = None
     weight, extra = _weighed(state, times, ready, weights)
-    assign = local_search.plan(times, type_of, ready, limit_s, seed, extra, start, weight, belief.sigma, whole)
+    assign = local_search.plan(times, type_of, ready, steps, seed, extra, start, weight, belief.sigma, whole)
     own = times[np.arange(len(jobs)), type_of[assign]]
     plan.lay(jobs, own, assign, state.now_s + local_search.loads(times, type_of, ready, assign))
 
 
-def _planned(state: State, belief: Belief, weights: dict[str, float], limit_s: float, seed: int) -> list[Action]:
+def _planned(state: State, belief: Belief, weights: dict[str, float], steps: int, seed: int) -> list[Action]:
     plan: Plan | None = state.memory.get("plan")
     first = plan is None
     if first:
@@ -142,7 +142,7 @@ def _planned(state: State, belief: Belief, weights: dict[str, float], limit_s: f
     again = bool(news and grown or corrected)
     if again:
         with refining(state):
-            _plan_anew(state, belief, plan, weights, limit_s if first else max(_LEAST_LIMIT_S, limit_s * _AGAIN_SHARE), seed)
+            _plan_anew(state, belief, plan, weights, steps if first else max(_LEAST_STEPS, int(steps * _AGAIN_SHARE)), seed)
     given = [] if again else [plan.append(state, belief, job) for job in news]
     held, plan.held = plan.held, False
     if again or held:

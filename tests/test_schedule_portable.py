@@ -1,0 +1,92 @@
+"""A recorded schedule is the same on any machine: whatever its clock, load, threads, hash seed, and vector instructions."""
+
+import hashlib
+import json
+import math
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from numpy._core._multiarray_umath import __cpu_dispatch__ as vector_instructions
+
+from lib import paths
+from lib.schedule import portable
+from lib.schedule.policies.hybrid import local_search
+from tests.conftest import busy_neighbours
+
+GRID = np.concatenate([np.arange(1, 4000) / 7.0, np.ldexp(1.0, np.arange(-1074, 1023, 7)) * 1.3])
+FIGURES = """
+import json, sys, time
+speed = float(sys.argv[1])
+for name in ("time", "monotonic", "perf_counter", "process_time"):
+    setattr(time, name, lambda real=getattr(time, name): speed * real())
+from functools import partial
+import numpy as np, pandas as pd
+from lib.schedule import job_mixes as mixes
+from lib.studies.scheduler_eval import comparison, prediction_errors, tradeoffs
+from lib.schedule.contention import Contention
+from lib.schedule.problem import Fleet
+rates = pd.DataFrame({"cpu": [3.0, 1.0, 7.0, 2.0], "t4": [9.0, 8.0, 11.0, 0.0], "h100": [40.0, 90.0, 21.0, 13.0]})
+fleet = Fleet.of({"cpu": 4, "t4": 2, "h100": 1}, idle_w=[10, 20, 60], busy_w=[90, 70, 500])
+draw = partial(mixes.draw, rates, fleet, 80)
+known = Contention(np.random.default_rng(0).uniform(1, 1.3, (5, 3, 5, 3)))
+tables = [comparison.against_bound({"mix": draw}, ("fastest", "longest-first", "hybrid"), 2)["makespan_s"],
+          comparison.completion({"mix": draw}, 1)["ratio"],
+          comparison.under_load(lambda seed, load: draw(seed, load), (0.9,), 1)["p99_jct_s"],
+          comparison.with_noise(draw, (0.3, 1.0), ("hybrid",), 2)["ratio"], comparison.adversarial(draw, 2)["over_blind"],
+          prediction_errors.stale(draw, (0.2,), ("hybrid",), 2)["ratio"],
+          tradeoffs.pareto(draw(0), (0.0, 0.8, 1.0))["energy_j"],
+          tradeoffs.ignoring(draw, known, ("hybrid",), 1)["makespan_s"]]
+print(json.dumps([repr(value) for table in tables for value in table.tolist()]))
+"""
+OTHER_PROCESSOR = {"NPY_DISABLE_CPU_FEATURES": " ".join(vector_instructions), "NUMBA_CPU_NAME": "generic",
+                   "NUMBA_CPU_FEATURES": "", "GLIBC_TUNABLES": "glibc.cpu.hwcaps=-FMA,-FMA4,-AVX2,-FMA_Usable,-AVX2_Usable"}
+
+
+def figures(speed=1.0, **environment):
+    """Return the figures of all kinds of evaluation, by a process whose clock runs ``speed`` times as fast."""
+    ran = subprocess.run([sys.executable, "-W", "ignore", "-c", FIGURES, str(speed)], cwd=paths.ROOT, capture_output=True,
+                         text=True, env={**os.environ, **environment}, check=False)
+    assert ran.returncode == 0, ran.stderr
+    return json.loads(ran.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def expected():
+    found = figures(OMP_NUM_THREADS="1", PYTHONHASHSEED="0")
+    assert len(found) > 30 and len(set(found)) > 20
+    return found
+
+
+def test_a_clock_a_hundred_times_as_fast_or_as_slow_changes_nothing(expected):
+    assert figures(100.0) == expected
+    assert figures(0.01) == expected
+
+
+def test_threads_hash_seeds_and_busy_neighbours_change_nothing(expected):
+    with busy_neighbours(2):
+        assert figures(OMP_NUM_THREADS="2", OPENBLAS_NUM_THREADS="2", NUMBA_NUM_THREADS="1", PYTHONHASHSEED="7") == expected
+
+
+def test_a_processor_without_vector_instructions_gives_the_same(expected, tmp_path):
+    assert figures(**OTHER_PROCESSOR, NUMBA_CACHE_DIR=str(tmp_path)) == expected
+
+
+def test_portable_functions_are_near_and_the_same_for_one_and_many():
+    exponents = np.concatenate([np.linspace(-744.5, 709.75, 4001), [-746.0, 710.0, 0.0, -0.0, math.inf, -math.inf]])
+    assert portable.log(GRID) == pytest.approx([math.log(value) for value in GRID], rel=5e-16, abs=0)
+    assert portable.exp(exponents[:-6]) == pytest.approx(np.exp(exponents[:-6]), rel=5e-16, abs=5e-324)
+    assert portable.log(GRID).tolist() == [portable.log_one(value) for value in GRID.tolist()]
+    assert portable.log(GRID).tolist() == [local_search._log(value) for value in GRID.tolist()]
+    assert portable.exp(exponents).tolist() == [portable.exp_one(value) for value in exponents.tolist()]
+    near = np.array([-0.9, -0.26, -0.24, -1e-18, 1e-18, 1e-5, 0.24, 0.26, 40.0])
+    assert [local_search._log1p(value) for value in near] == pytest.approx([math.log1p(value) for value in near], rel=1e-15)
+    assert portable.log([0.0, math.inf]).tolist() == [-math.inf, math.inf] and np.isnan(portable.log([-1.0, math.nan])).all()
+
+
+def test_portable_functions_give_the_bits_that_they_always_gave():
+    """Of an additions-and-multiplications program IEEE 754 leaves no choice; other bits are other published numbers."""
+    bits = hashlib.sha256(portable.log(GRID).tobytes() + portable.exp(GRID[:4900] - 300.0).tobytes()).hexdigest()
+    assert bits[:16] == "c5622c2944850690"
