@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: report test lab bench lint clean
+.PHONY: report test check elsewhere lab bench lint clean
 .DEFAULT_GOAL := report
 
 $(READY): requirements.txt pyproject.toml
@@ -21,6 +21,14 @@ report: $(READY)
 # Lint, tests, and every notebook once in quick mode on the reference data, whose key numbers must reproduce.
 test: lint
 	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+# Lint and the unit tests: what is worth running after every change.
+check: lint
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not elsewhere"
+
+# The key numbers and the measuring notebooks on another machine, emulated, beside a busy neighbour.
+elsewhere: $(READY)
+	$(BIN)/python -m pytest -m elsewhere
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -2,7 +2,8 @@
 
 The map of the library; arrows point one way, from the ground up:
 
-    ground    errors, paths, store, tables, bundle, progress   what every room stands on
+    ground    errors, paths, store, tables, bundle, missing,   what every room stands on
+              progress, execution
     config    parameters of notebooks, definitions in params/  typed and checked
     work      what is run                                      workloads, datasets, models, training; graph/: captured operators
     measure   what it took                                     machine, load, timing, ceilings; training/, operators/, networks/

@@ -1,7 +1,6 @@
 """The run matrix: its cells, resuming, failures as rows, and throughput that is averaged over nothing but repeats."""
 
 import math
-import re
 
 import pandas as pd
 import pytest
@@ -98,8 +97,10 @@ def test_a_real_cell_in_a_process_of_its_own(home):
     found = matrix.cells(small(repeats=1), "cpu", "simple_cnn/b8/fp32")
     rows = matrix.run_matrix(found, 1)
     assert rows["status"].tolist() == ["ok"]
-    assert re.fullmatch("|unusable, so it does not count: .*", rows["reason"].item()), "neighbours may disturb it"
     run = archive.runs("measure").iloc[0]
+    counted = run["verdict"] != "unusable"  # neighbours may disturb it
+    assert rows["reason"].item() == ("" if counted else f"unusable, so it does not count: {run['reason']}")
+    assert matrix.repeats_done(found) == {found[0].label: int(counted)}
     assert (run["label"], run["arch"], run["workload_id"], run["batch_size"], run["measured_iters"]) == (
         "box/simple_cnn/b8/fp32", "simple_cnn", "pathmnist-28", 8, 2)
     meta = store.read_json(paths.RUNS / f"{run['run_id']}.meta.json")
@@ -134,7 +135,7 @@ def test_throughput_averages_repeats_and_nothing_else():
              run_row(run_id="d", label="plain", images_per_sec=70.0, channels_last=True, verdict="noisy")]
     table = matrix.throughput(pd.DataFrame(runs))
     assert table.attrs["unusable"] == 1
-    assert table["n"].tolist() == [1, 3, 1] or sorted(table["n"]) == [1, 1, 3]
+    assert sorted(table["n"]) == [1, 1, 3]
     three = table[table["n"] == 3].iloc[0]
     assert (three["env"], three["mean"], three["std"], three["median"]) == ("lab", 110.0, 10.0, 110.0)
     assert set(table["env"]) == {"lab", runs[0]["hardware_id"]}, "a label without an environment falls back to the machine"

@@ -1,5 +1,6 @@
 """Profiled runs: complete, honest, intact after a kill, marked when something else ran."""
 
+import math
 import os
 import signal
 import subprocess
@@ -15,7 +16,7 @@ from lib import paths, store
 from lib.config import definitions
 from lib.config.notebooks import ProfileParams
 from lib.errors import InputError
-from lib.measure import archive, machine
+from lib.measure import archive, budget, machine
 from lib.measure.training import profile_run, summary
 from lib.studies.profile import findings
 from tests.conftest import busy_neighbours
@@ -62,15 +63,17 @@ def test_the_rows_add_up(home, quiet):
 
 
 def test_warm_up_goes_on_until_steady_and_no_longer(home, quiet, monkeypatch):
-    looks = iter([1.0, 2.0, 2.5, 2.51, 9.9])
-    monkeypatch.setattr(profile_run, "_warm_pass", lambda run, observer: next(looks))
+    looks = iter([1.0, 2.0, 2.5, 2.51, 9.9, 8.0])
+    monkeypatch.setattr(profile_run, "_warm_pass", lambda run, observer, most_s: next(looks))
 
     class Run:
         p = short(warmup_s=60)
 
-    assert profile_run._warm_up(Run, None) == 2.51
+    assert profile_run._warm_up(Run, None, budget.Budget(0)) == 2.51
     Run.p = short(warmup_s=0)
-    assert profile_run._warm_up(Run, None) == 9.9, "no more than the first look"
+    assert profile_run._warm_up(Run, None, budget.Budget(0)) == 9.9, "no more than the first look"
+    Run.p = short(warmup_s=60)
+    assert profile_run._warm_up(Run, None, Left(24, 0)) == 8.0, "no more than the budget allows"
 
 
 def test_a_second_run_gets_its_own_name(home, quiet):
@@ -122,14 +125,27 @@ def test_what_cannot_be_run_is_refused(home, quiet, switches, words):
     assert not list(paths.RUNS.glob("*.csv"))
 
 
-def test_the_budget_bounds_the_run():
+class Left(budget.Budget):
+    """A budget of which so much is left, always."""
+
+    def __init__(self, seconds, left_s):
+        super().__init__(seconds)
+        self._left_s = left_s
+
+    left_s = property(lambda self: self._left_s)
+
+
+def test_what_is_left_of_the_budget_bounds_the_next_pass():
     p = short(iters=1000, budget_s=6.0)
-    assert profile_run._affordable(p, step_s=0.1) == int(6 / 0.1 / 2.8)
-    assert profile_run._affordable(p, step_s=0.1, spent_s=4.0) == int(2 / 0.1 / 2.8), "warm-up counts"
-    assert profile_run._affordable(p, step_s=1.0, spent_s=9.0) == profile_run._LEAST_ITERS
-    assert profile_run._affordable(p, step_s=100.0) == profile_run._LEAST_ITERS
-    assert profile_run._affordable(short(iters=0, budget_s=0), step_s=1.0) == 0
-    assert profile_run._affordable(short(iters=7), step_s=1e-6) == 7
+    iters, most_s = profile_run._Passes(p, Left(6, 6), 0.1).next()
+    assert iters == int(6 / 0.1 / 2.8) - 1
+    assert 6 / 2.8 < most_s < 1.5 * 6 / 2.8
+    passes = profile_run._Passes(p, Left(6, 2), 0.1)
+    assert [passes.next()[0], passes.next()[0], passes.next(0.4)[0], passes.next(0.4)[0]] == [
+        int(2 / 0.1 / 2.8) - 1, int(2 / 0.1 / 1.8) - 1, int(2 / 0.1 / 0.8) - 1, int(2 / 0.1 / 0.4) - 1]
+    assert profile_run._Passes(p, Left(6, 0), 1.0).next() == (1, 0)
+    assert profile_run._Passes(short(iters=0, budget_s=0), Left(0, math.inf), 1.0).next() == (0, math.inf)
+    assert profile_run._Passes(short(iters=7), Left(24, 24), 1e-6).next()[0] == 7
 
 
 def test_a_full_split_is_run_when_asked(home, quiet):
@@ -145,7 +161,7 @@ def test_a_killed_run_leaves_its_rows(home):
         from lib.measure import load
         from lib.measure.training import profile_run
         from lib.config.notebooks import ProfileParams
-        load.wait_for_quiet = lambda threads: load.Load(1, 0, 0, 0, 0)
+        load.wait_for_quiet = lambda threads, patience_s: load.Load(1, 0, 0, 0, 0)
         profile_run.measure(ProfileParams(workload="W6", device="cpu", data_source="synthetic", iters=0, budget_s=0, epochs=50))
     """)
     process = subprocess.Popen([sys.executable, "-c", program], env={**os.environ, "LIB_OUTPUT": str(home)})

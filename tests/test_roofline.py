@@ -257,7 +257,7 @@ def test_what_is_written_in_place_is_touched_once():
 def test_without_points_the_words_still_say_so(home):
     nothing = pd.DataFrame(columns=tables.columns("points"))
     assert "nothing usable" in findings.bound_words(nothing, "networks")
-    assert findings.operator_words(nothing, nothing) == "No operator was timed."
+    assert findings.operator_words(nothing, nothing) == "Nothing to show: no timed operators."
     assert roofline.at_levels(nothing, [CPU]).empty
     store.write(roofline.points(work(), [CPU]), home / "points.csv", "points")
     assert len(store.read(home / "points.csv", "points")) == 1

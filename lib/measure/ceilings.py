@@ -15,10 +15,12 @@ from lib.config.notebooks import MachineParams
 from lib.errors import InputError, choices
 from lib.measure import load, machine
 from lib.measure.archive import Progress, folders
-from lib.measure.timing import Timing, measure, synchronize, worst
+from lib.measure.budget import Budget
+from lib.measure.timing import VERDICTS, Timing, measure, synchronize, worst
 from lib.tables import columns
 
 ROUNDS = 3
+_LEAST, _OVERRUN = 3, 2.0  # samples of a visit, unless they take more than so many times its share of the budget
 _CHANNELS, _SIDE = 256, 32
 _VECTOR_RATE = 2e10  # FLOP/s below which a dtype has no kernels of its own, and a convolution would take seconds
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -122,14 +124,21 @@ def _triad_probes(p: MachineParams, device: torch.device, threads: int) -> list[
     return probes
 
 
-def _rounds(probes: list[Probe], device: torch.device, budget_s: float, progress: Progress) -> list[np.ndarray]:
-    """Time every probe in ROUNDS rounds, each in a random order; return the samples of each, in ms."""
+def _rounds(probes: list[Probe], device: torch.device, budget: Budget, progress: Progress) -> list[np.ndarray]:
+    """Time every probe in ROUNDS rounds, each in a random order; return the samples of each, in ms.
+
+    A visit has an equal share of what is left of the budget; on a crowded machine later rounds are dropped when it is spent.
+    """
     samples: list[list[np.ndarray]] = [[] for _ in probes]
     order = np.random.default_rng(0)
     visits = [index for _ in range(ROUNDS) for index in order.permutation(len(probes))]
-    for index in progress(visits, "ceilings"):
+    for number, index in enumerate(progress(visits, "ceilings")):
+        if samples[index] and budget.spent:
+            continue
+        begin, share_s = time.monotonic(), budget.left_s / (len(visits) - number)
         call = probes[index].build()
-        samples[index].append(measure(call, device, budget_s / len(visits), least=3).samples_ms)
+        left_s = max(0.0, share_s - (time.monotonic() - begin))
+        samples[index].append(measure(call, device, left_s, least=_LEAST, most_s=_OVERRUN * share_s).samples_ms)
     return [np.concatenate(parts) for parts in samples]
 
 
@@ -148,14 +157,14 @@ def _overhead(what: str, samples_us: np.ndarray, method: str, device: str) -> di
             "p99_us": float(np.percentile(samples_us, 99)), "n": len(samples_us), "method": method}
 
 
-def overheads(device: torch.device) -> pd.DataFrame:
+def overheads(device: torch.device, budget_s: float = 0.5) -> pd.DataFrame:
     """Measure what bounds any timing here (table ``overheads``): the clock's step and cost, jitter, and a launch."""
     ticks = np.array([time.perf_counter_ns() for _ in range(20_000)])
     steps = np.diff(ticks)
     one = torch.zeros(1, device=device)
     spin = torch.ones(64, 64)
     jitter = [measure_spin(spin) for _ in range(2000)]
-    launch = measure(lambda: one.add_(1), device, 0.5, sample_ms=2.0)
+    launch = measure(lambda: one.add_(1), device, budget_s, sample_ms=2.0)
     rows = [_overhead("timer_step", steps[steps > 0] / 1e3, "smallest differences of time.perf_counter_ns", str(device)),
             _overhead("timer_call", steps.mean(keepdims=True) / 1e3, "mean of 20,000 readings in a row", str(device)),
             _overhead("timer_jitter", np.array(jitter), "one 64x64 product, again and again", str(device)),
@@ -170,6 +179,12 @@ def measure_spin(spin: torch.Tensor) -> float:
     return (time.perf_counter_ns() - begin) / 1e3
 
 
+def counted(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of ``ceilings`` that count: the usable ones, and all of an element type or level that has none."""
+    usable = table["verdict"] != VERDICTS[-1]
+    return table[usable | ~usable.groupby([table["level"], table["dtype"]]).transform("any")]
+
+
 @dataclass(frozen=True)
 class Ceilings:
     """The ceilings of one device as a notebook shows them: both tables, the inventory, the load, files and a note."""
@@ -182,19 +197,17 @@ class Ceilings:
 
     @property
     def best(self) -> pd.DataFrame:
-        """Return the best row of each dtype (compute) and each level (bandwidth), unusable rows left out.
+        """Return the best row of each dtype (compute) and each level (bandwidth), of those that ``counted`` leaves."""
+        rows = counted(self.table)
+        rate = rows["peak_gflops"].fillna(rows["peak_gbps"])
+        return rows.loc[rate.groupby([rows["level"], rows["dtype"]]).idxmax()].reset_index(drop=True)
 
-        Raises InputError where nothing usable is left of fp32 products, or of the memory beyond the caches.
-        """
-        usable = self.table[self.table["verdict"] != "unusable"]
-        left = {"fp32 products": (usable["level"] == "compute") & (usable["dtype"] == "fp32"),
-                f"the bandwidth of {self.last_level}": usable["level"] == self.last_level}
-        lost = [what for what, rows in left.items() if not rows.any()]
-        if lost:
-            raise InputError(f"every row of {choices(lost)} is unusable: the machine was busy; measure again when it is quiet "
-                             f"(all rows are kept in {choices(self.files) or 'the tables'})")
-        rate = usable["peak_gflops"].fillna(usable["peak_gbps"])
-        return usable.loc[rate.groupby([usable["level"], usable["dtype"]]).idxmax()].reset_index(drop=True)
+    @property
+    def warning(self) -> str:
+        """Return which ceilings rest on unusable rows alone, in one line; empty when none does."""
+        doubtful = self.best[self.best["verdict"] == VERDICTS[-1]]
+        names = doubtful["level"].where(doubtful["level"] != "compute", doubtful["dtype"])
+        return f"UNUSABLE, measured on a busy machine and perhaps too low: {choices(names)}." if len(names) else ""
 
     @property
     def last_level(self) -> str:
@@ -207,7 +220,7 @@ def measure_ceilings(p: MachineParams, progress: Progress = lambda items, _: ite
 
     Raises InputError for a device that is not here.
     """
-    device = machine.device(p.device)
+    device, budget = machine.device(p.device), Budget(p.budget_s)
     machine.use(device)
     before_threads = torch.get_num_threads()
     torch.set_num_threads(p.threads or before_threads)
@@ -216,11 +229,11 @@ def measure_ceilings(p: MachineParams, progress: Progress = lambda items, _: ite
         with load.device_lock(str(device)):
             threads, identity = torch.get_num_threads(), machine.identity()
             own = {name: identity[name] for name in ("hardware_id", "software_id")}
-            quiet = load.wait_for_quiet(threads)
+            quiet = load.wait_for_quiet(threads, patience_s=budget.patience_s)
             probes = _compute_probes(p, device) + _triad_probes(p, device, threads)
             with load.LoadWatch() as watch:
-                samples = _rounds(probes, device, p.budget_s, progress)
-                small = overheads(device).assign(**own)
+                small = overheads(device, min(0.5, p.budget_s / 20)).assign(**own)
+                samples = _rounds(probes, device, budget, progress)
                 seen = watch.reading()
         crowding = seen.crowding(threads)
         crowded = "stable" if crowding < load.QUIET_CORES else "noisy" if crowding < load.LOUD_CORES else "unusable"

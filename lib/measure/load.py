@@ -1,5 +1,6 @@
 """What else runs here: a lock a device, waiting for quiet, and what other processes took while we measured."""
 
+import multiprocessing
 import os
 import tempfile
 import time
@@ -32,32 +33,55 @@ class Load:
         return max(0.0, self.other_cores - spare / 2) + self.stolen_cores
 
 
-def _own_seconds() -> float:
-    """Return CPU seconds of this process and its children, dead or alive."""
-    me = psutil.Process()
-    times = me.cpu_times()
-    total = times.user + times.system + times.children_user + times.children_system
-    for child in me.children(recursive=True):
+def busy_seconds() -> tuple[float, float]:
+    """Return the CPU seconds that everybody on this machine has used so far, and those that the host took (ticks of 10 ms)."""
+    every = psutil.cpu_times()
+    return (sum(getattr(every, field, 0.0) for field in ("user", "nice", "system", "irq", "softirq")),
+            getattr(every, "steal", 0.0))
+
+
+class OwnProcesses:
+    """The processes of one run, which are no strangers to each other: the leader that started this one, and all it started.
+
+    The leader is the process that started this one as its worker (multiprocessing), or this one.
+    """
+
+    def __init__(self):
+        leader = multiprocessing.parent_process()
+        self._leader = psutil.Process(leader.pid if leader else None)
+        self.look()
+
+    def look(self) -> None:
+        """Find out which processes there are now; it takes milliseconds."""
         try:
-            times = child.cpu_times()
-        except psutil.Error:
-            continue
-        total += times.user + times.system
-    return total
+            self._all = [self._leader, *self._leader.children(recursive=True)]
+        except psutil.Error:  # the leader ended
+            self._all = [psutil.Process()]
+
+    def seconds(self) -> float:
+        """Return the CPU seconds of the processes known, and of the children that they have outlived."""
+        total = 0.0
+        for process in self._all:
+            try:
+                total += sum(process.cpu_times()[:4])  # user, system, and those of ended children
+            except psutil.Error:
+                continue
+        return total
 
 
-def _snapshot() -> tuple[float, float, float, float, int]:
-    all_cpus = psutil.cpu_times()
-    busy = sum(getattr(all_cpus, field, 0.0) for field in ("user", "nice", "system", "irq", "softirq"))
+def _snapshot(own: OwnProcesses) -> tuple[float, float, float, float, int]:
+    own.look()
     switches = psutil.Process().num_ctx_switches().involuntary
-    return time.perf_counter(), busy, _own_seconds(), getattr(all_cpus, "steal", 0.0), switches
+    busy, stolen = busy_seconds()
+    return time.perf_counter(), busy, own.seconds(), stolen, switches
 
 
 class LoadWatch:
     """Watch the machine from ``__enter__`` on; ``reading()`` tells what others used since then (10 ms resolution)."""
 
     def __enter__(self) -> "LoadWatch":
-        self._start = _snapshot()
+        self._own = OwnProcesses()
+        self._start = _snapshot(self._own)
         return self
 
     def __exit__(self, *_) -> None:
@@ -65,7 +89,7 @@ class LoadWatch:
 
     def reading(self) -> Load:
         """Return the load since the watch began."""
-        seconds, busy, own, stolen, switches = (now - then for now, then in zip(_snapshot(), self._start, strict=True))
+        seconds, busy, own, stolen, switches = (now - then for now, then in zip(_snapshot(self._own), self._start, strict=True))
         seconds = max(seconds, 1e-6)
         return Load(seconds, own / seconds, max(0.0, busy - own) / seconds, stolen / seconds, switches / seconds)
 

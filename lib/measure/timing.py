@@ -85,20 +85,22 @@ def _sample_ms(call: Callable[[], object], calls: int, device: torch.device) -> 
 
 
 def measure(call: Callable[[], object], device: torch.device, budget_s: float = 0.3, sample_ms: float = 1.0,
-            least: int = 5) -> Timing:
+            least: int = 5, most_s: float = np.inf) -> Timing:
     """Time ``call`` on ``device`` for about ``budget_s``.
 
     Warms up for a fifth of the budget (one call at least), then takes samples of as many calls as fill ``sample_ms``,
-    so that neither the clock's step nor its own cost shows; at least ``least`` samples, whatever they cost.
+    so that neither the clock's step nor its own cost shows; at least ``least`` samples, unless they would take more than
+    ``most_s``: then one is enough, and where the first call took as much already, it is the sample.
     """
-    _sample_ms(call, 1, device)
+    begin = time.monotonic()
     once_ms = _sample_ms(call, 1, device)
-    end = time.monotonic() + budget_s / 5
-    while time.monotonic() < end:
+    if time.monotonic() >= begin + most_s:
+        return Timing(np.array([once_ms]))
+    while time.monotonic() < begin + min(budget_s / 5, most_s):
         once_ms = min(once_ms, _sample_ms(call, 1, device))
     calls = max(1, int(np.ceil(sample_ms / max(once_ms, 1e-4))))
     samples, end = [], time.monotonic() + 0.8 * budget_s
-    while len(samples) < least or time.monotonic() < end:
+    while not samples or time.monotonic() < (end if len(samples) >= least else begin + most_s):
         samples.append(_sample_ms(call, calls, device))
     return Timing(np.array(samples), calls)
 

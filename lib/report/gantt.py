@@ -5,11 +5,13 @@ from collections.abc import Mapping
 import numpy as np
 import pandas as pd
 from lib.report.style import SERIES
+from lib.missing import MissingError, needs
 
 
 _WRONG = {"retried": "#b22222", "failed": "#b22222", "moved": "#c9a227", "lost": "#7a7a7a"}
 _MOST_DEVICES, _MOST_KINDS = 24, 12
 _KINDS = (*SERIES, "#319795", "#744210", "#4a5568", "#97266d", "#276749", "#2c5282")
+@needs("attempts")
 def gantt(schedules: Mapping[str, pd.DataFrame], kinds: Mapping[str, str] | None = None, bound_s: float | None = None):
     """Return what ran where and when, a panel a named schedule (table ``schedule``) on one time axis.
 
@@ -19,6 +21,8 @@ def gantt(schedules: Mapping[str, pd.DataFrame], kinds: Mapping[str, str] | None
     from matplotlib.patches import Patch
 
     every = pd.concat(list(schedules.values()))
+    if every.empty:
+        raise MissingError("attempts")
     devices = sorted(set(every["device"]), key=_natural)[:_MOST_DEVICES]
     kinds = kinds or {}
     names = list(dict.fromkeys(kinds[job] for job in every["job_id"] if job in kinds))

@@ -9,7 +9,9 @@ from lib.config import notebooks
 from lib import progress
 from lib.report import style
 from lib.errors import InputError
+from lib.missing import Missing
 
+_UNKNOWN = "not measured"
 KEYS_MIME = "application/vnd.lib.keys+json"
 
 
@@ -64,25 +66,36 @@ class Notebook:
         """Return ``items`` with a progress bar where somebody watches (a terminal or JupyterLab), plain elsewhere."""
         return progress.track(items, what)
 
-    def figure(self, figure, name: str, caption: str) -> None:
-        """Save a figure as SVG and PNG under ``figures/<notebook>/`` and show it with its caption."""
+    def figure(self, figure, name: str, caption: str, hint: str = "") -> None:
+        """Save a figure as SVG and PNG under ``figures/<notebook>/`` and show it with its caption.
+
+        Where its rows are missing (a Missing stands in its place), one line says so, and by ``hint`` what would fill it.
+        """
         from IPython.display import HTML, display
 
+        if isinstance(figure, Missing):
+            self.say(f"*{caption}* {figure} {hint}")
+            return
         path = style.save(figure, self.name, name)
         display(HTML(style.as_html(path, caption)))
 
-    def table(self, frame, caption: str, digits: int = 2) -> None:
-        """Show a DataFrame with its caption."""
+    def table(self, frame, caption: str, digits: int = 2, hint: str = "") -> None:
+        """Show a DataFrame with its caption; where it has no rows, one line says so, and by ``hint`` what would fill it."""
         from IPython.display import HTML, display
 
+        if not len(frame):
+            self.say(f"*{caption}* Nothing to show: no rows. {hint}")
+            return
         display(HTML(style.table_html(frame, caption, digits)))
 
     def record(self, name: str, value: float | str, unit: str = "", tolerance: float | None = None) -> None:
         """Record a key number of this notebook.
 
         ``tolerance`` (relative) says that a replay must find it again within that; None marks a timing of this machine,
-        which is reported and never compared.
+        which is reported and never compared. NaN is a number that could not be measured, and is recorded as such.
         """
+        if not isinstance(value, str) and math.isnan(value):
+            value, unit, tolerance = _UNKNOWN, "", None
         self._keys[name] = {"value": value if isinstance(value, str) else float(value), "unit": unit, "tolerance": tolerance}
 
     def record_all(self, numbers: Mapping[str, tuple[float, str, float | None]]) -> None:

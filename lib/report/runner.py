@@ -1,5 +1,6 @@
 """Run notebooks for the report: strict parameters, a process each, every outcome kept in a manifest."""
 
+import json
 import os
 import shlex
 import subprocess
@@ -15,8 +16,6 @@ from lib.config import base, definitions, notebooks
 from lib import paths, store
 from lib.report.notebook import KEYS_MIME
 from lib.errors import InputError, choices
-
-_KERNEL_DIED = 138
 
 
 @dataclass(frozen=True)
@@ -98,34 +97,27 @@ def _jobs(section: definitions.Section, full: bool, workloads: list[str], device
 
 
 def execute(job: Job, folder: Path, output: Path | None = None) -> Outcome:
-    """Run one job in processes of its own and keep the executed notebook in ``folder``, also when it fails.
+    """Run one job in a process of its own and keep the executed notebook in ``folder``, also when it fails.
 
     ``output`` moves what the notebook writes (see LIB_OUTPUT).
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    executed = folder / f"{job.stem}.ipynb"
-    executed.unlink(missing_ok=True)
     environment = {**os.environ, "LIB_BATCH": "1", **({"LIB_OUTPUT": str(output)} if output else {})}
-    words = [sys.executable, "-m", "papermill", str(paths.NOTEBOOKS / f"{job.notebook}.ipynb"), str(executed),
-             "--no-progress-bar", "--no-request-save-on-cell-execute", "--autosave-cell-every", "0", *job.arguments]
+    words = [sys.executable, "-m", "lib.execution", str(paths.NOTEBOOKS / f"{job.notebook}.ipynb"),
+             str(folder.resolve() / f"{job.stem}.ipynb"), json.dumps(job.values)]
     begin = time.monotonic()
     done = subprocess.run(words, env=environment, cwd=paths.ROOT, capture_output=True, text=True, errors="replace",
                           check=False)
-    error = "" if done.returncode == 0 else _error(executed, done)
-    return Outcome(job.notebook, job.stem, job.command, job.values, "failed" if error else "ok", error,
+    return Outcome(job.notebook, job.stem, job.command, job.values, "failed" if done.returncode else "ok", _error(done),
                    round(time.monotonic() - begin, 1), store.utc_now())
 
 
-def _error(executed: Path, done: subprocess.CompletedProcess) -> str:
-    """Return in one line why a run failed."""
-    if done.returncode == _KERNEL_DIED or "DeadKernelError" in done.stderr:
-        return "the kernel died: out of memory?"
+def _error(done: subprocess.CompletedProcess) -> str:
+    """Return in one line why a run failed; empty when it did not."""
     if done.returncode < 0:
         return f"stopped by signal {-done.returncode}"
-    for output in outputs(executed) if executed.is_file() else ():
-        if output["output_type"] == "error":
-            return f"{output['ename']}: {' '.join(output['evalue'].split())}"
-    return (done.stderr.strip().splitlines() or [f"papermill ended with {done.returncode}"])[-1]
+    if not done.returncode:
+        return ""
+    return (done.stderr.strip().splitlines() or [f"the notebook's process ended with {done.returncode}"])[-1]
 
 
 def outputs(executed: Path) -> Iterator[dict]:

@@ -196,7 +196,3 @@ def all_sweeps() -> list[Path]:
 def pace(visits: pd.DataFrame) -> float:
     """Return configurations a second, all their rounds and their set-up included, on one device."""
     return float(visits["config"].nunique() / visits["visit_s"].sum())
-
-
-
-

@@ -1,6 +1,5 @@
 """Networks and their operators timed alone: the forward pass of a model, and each distinct operator in it."""
 
-import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from lib import paths, store
 from lib.errors import InputError
 from lib.measure import load, machine
 from lib.measure.archive import Progress, folders
+from lib.measure.budget import Budget
 from lib.measure.timing import Timing, measure, worst
 from lib.work import networks
 from lib.work.graph import capture, counts, families, rebuild
@@ -24,7 +24,6 @@ ROUNDS = 3
 OPERATORS = 20
 DTYPES = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 _NETWORKS_SHARE = 0.4  # of the budget
-_PATIENCE = 1.3  # times the budget
 _BALANCE = 10.0  # FLOPs that cost as much as a byte, about: only to choose which operators are worth timing
 
 
@@ -122,29 +121,30 @@ def operator_items(net: networks.Network, graph: capture.Graph, precision: str, 
     return items
 
 
-def _timed(items: list[Item], device: torch.device, budget_s: float, progress: Progress) -> tuple[list[np.ndarray], list[str]]:
+def _timed(items: list[Item], device: torch.device, budget: Budget, progress: Progress) -> tuple[list[np.ndarray], list[str]]:
     """Time every item in ROUNDS rounds, each in a random order; return the samples of each, in ms, and what could not run.
 
-    On a crowded machine later rounds are dropped once the time is well over the budget; the first always runs. An operator that
-    the device does not have stays without samples; a network that it cannot run raises InputError.
+    On a crowded machine later rounds are dropped once the budget is spent; the first always runs. An operator that the device
+    does not have stays without samples; a network that it cannot run raises InputError.
     """
-    several = sum(item.row["kind"] == "network" for item in items)
-    shares = {"network": budget_s * _NETWORKS_SHARE / max(1, several),
-              "operator": budget_s * (1 - _NETWORKS_SHARE) / max(1, len(items) - several)}
+    several, total_s = sum(item.row["kind"] == "network" for item in items), budget.left_s
+    shares = {"network": total_s * _NETWORKS_SHARE / max(1, several),
+              "operator": total_s * (1 - _NETWORKS_SHARE) / max(1, len(items) - several)}
     samples: list[list[np.ndarray]] = [[] for _ in items]
     kept: dict[int, Callable] = {}
     failed: dict[int, str] = {}
-    draw, end = np.random.default_rng(0), time.monotonic() + _PATIENCE * budget_s
+    draw = np.random.default_rng(0)
     for index in progress([n for _ in range(ROUNDS) for n in draw.permutation(len(items))], "timing"):
         item, kind = items[index], items[index].row["kind"]
-        if index in failed or (samples[index] and time.monotonic() > end):
+        if index in failed or (samples[index] and budget.spent):
             continue
         try:
             call = kept.get(index) or item.build()
             if kind == "network":
                 kept[index] = call  # its weights are dear to make
             with torch.inference_mode():
-                samples[index].append(measure(call, device, shares[kind] / ROUNDS, least=3).samples_ms)
+                share_s = min(shares[kind] / ROUNDS, budget.left_s)
+                samples[index].append(measure(call, device, share_s, least=3, most_s=2 * share_s).samples_ms)
         except RuntimeError as error:
             failed[index] = f"{item.row['label']} does not run on {device}: {str(error).splitlines()[0]}"
             if kind == "network":
@@ -159,16 +159,16 @@ def measure_work(models: list[str], batch_size: int, precision: str, device_id: 
     Returns a row each (columns WORK of lib.predict.analytic.roofline) and the provenance. Raises InputError for an unknown
     model, or a dtype that the device does not take.
     """
-    device = machine.device(device_id)
+    device, budget = machine.device(device_id), Budget(budget_s)
     machine.use(device)
     nets = [networks.network(name, batch_size) for name in models]
     found = [network_item(net, precision, device) for net in nets]
     items = [item for item, _ in found] + operator_items(nets[0], found[0][1], precision, device)
     threads = torch.get_num_threads()
     with load.device_lock(str(device)):
-        quiet = load.wait_for_quiet(threads)
+        quiet = load.wait_for_quiet(threads, patience_s=budget.patience_s)
         with load.LoadWatch() as watch:
-            samples, failed = _timed(items, device, budget_s, progress)
+            samples, failed = _timed(items, device, budget, progress)
             seen = watch.reading()
     crowding = seen.crowding(threads)
     crowded = "stable" if crowding < load.QUIET_CORES else "noisy" if crowding < load.LOUD_CORES else "unusable"

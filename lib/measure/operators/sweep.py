@@ -21,6 +21,7 @@ from lib.config.notebooks import SweepParams
 from lib.errors import InputError, choices
 from lib.measure import machine
 from lib.measure.archive import Progress
+from lib.measure.budget import Budget
 from lib.measure.networks import allocator
 from lib.measure.operators import aggregate, visit
 from lib.tables import columns
@@ -49,8 +50,9 @@ class _Worker:
     def _start(self) -> None:
         context = multiprocessing.get_context("spawn")
         self._pipe, other = context.Pipe()
+        patience_s = min(self._p.patience_s, Budget(self._p.budget_s).patience_s)
         self._process = context.Process(target=visit.serve, daemon=True,
-                                        args=(other, self._device, self._p.threads, self._p.visit_ms, self._p.patience_s))
+                                        args=(other, self._device, self._p.threads, self._p.visit_ms, patience_s))
         with allocator.kept_by_children():  # or large outputs would be fetched anew from the system at each call
             self._process.start()
         other.close()
@@ -115,7 +117,7 @@ class _Book:
         self.skipped = set(known.loc[known["status"] == "skipped", "config"])
         self.visits = set(zip(done["config"], done["round"], strict=True))
         self.failed = set(done.loc[done["status"] != "ok", "config"])
-        self.spent_s = float(done["visit_s"].sum())
+        self.spent_s = float(done["visit_s"].sum())  # by earlier calls
         for row in known[known["status"] == "ok"].to_dict("records"):
             config = Config(row["op"], tuple(json.loads(row["parameters"]).items()), row["dtype"], row["pass"],
                             row["latency_type"], row["cache"])
@@ -136,7 +138,6 @@ class _Book:
         row = {"config": key, "round": number, **result}
         self._repeats.append([row[name] for name in columns("repeats")])
         self.visits.add((key, number))
-        self.spent_s += result["visit_s"]
         if result["status"] != "ok":
             self.failed.add(key)
 
@@ -167,6 +168,7 @@ class _Drive:
         except BaseException:
             self.worker.close()
             raise
+        self._begin, self._before_s = time.monotonic(), self.book.spent_s
         self.invalid, self.last_invalid = 0, ""
         self._given_up: dict[str, str] = {}
         self._row_of_failures: dict[str, Counter] = {}
@@ -200,9 +202,10 @@ class _Drive:
         return self.identity
 
     def _over(self, budget_s: float) -> bool:
+        """Return whether so much time was spent: the visits of earlier calls, and all that this one has taken."""
         if self._stop.is_set():
             raise _StopError
-        return bool(self.p.budget_s) and self.book.spent_s >= budget_s
+        return bool(self.p.budget_s) and self._before_s + time.monotonic() - self._begin >= budget_s
 
     def _first_round(self) -> None:
         """Visit new configurations until there are ``count`` or a round's share of the budget is spent."""

@@ -8,7 +8,6 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import psutil
 import torch
 
 from lib.errors import InputError
@@ -27,24 +26,18 @@ _WARM_MS = 3.0
 _MOST_CALLS = 1000
 
 
-def _busy() -> tuple[float, float]:
-    """Return CPU seconds of everybody on this machine so far, and those that the host took."""
-    seconds = psutil.cpu_times()
-    busy = sum(getattr(seconds, field, 0.0) for field in ("user", "nice", "system", "irq", "softirq"))
-    return busy, getattr(seconds, "steal", 0.0)
-
-
 class _Meter:
     """Looks at the machine during one visit (ticks of 10 ms: only a run of visits tells much)."""
 
-    def __init__(self):
-        self.begin, self.own, (self.busy, self.stolen) = time.perf_counter(), time.process_time(), _busy()
+    def __init__(self, processes: load.OwnProcesses):
+        self._processes = processes
+        self.begin, self.own, (self.busy, self.stolen) = time.perf_counter(), processes.seconds(), load.busy_seconds()
 
     def reading(self) -> dict[str, float]:
         """Return the length of the visit and the cores that others and the host used."""
         seconds = time.perf_counter() - self.begin
-        busy, stolen = _busy()
-        own = time.process_time() - self.own
+        busy, stolen = load.busy_seconds()
+        own = self._processes.seconds() - self.own
         return {"visit_s": seconds, "other_cores": max(0.0, busy - self.busy - own) / seconds,
                 "stolen_cores": max(0.0, stolen - self.stolen) / seconds}
 
@@ -71,7 +64,7 @@ class Tools:
     """What the worker of a device keeps from visit to visit, made when first needed."""
 
     def __init__(self, device: torch.device):
-        self._device = device
+        self._device, self.processes = device, load.OwnProcesses()
 
     @cached_property
     def flusher(self) -> Flusher:
@@ -178,7 +171,7 @@ def _cold_samples(ops: tuple[Op, ...], device: torch.device, visit_ms: float, ri
 def visit(config: Config, ops: tuple[Op, ...], device: torch.device, visit_ms: float,
           tools: Tools) -> dict[str, Any]:
     """Build, check and time one configuration; return what ``repeats`` needs. A failure is a result with its reason."""
-    meter, row = _Meter(), {"latency_ms": np.nan, "n": 0, "calls": 0, "spread_ms": np.nan}
+    meter, row = _Meter(tools.processes), {"latency_ms": np.nan, "n": 0, "calls": 0, "spread_ms": np.nan}
     try:
         kernel = config.latency_type == "kernel"
         cold = config.cache == "cold"

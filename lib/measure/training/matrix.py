@@ -1,6 +1,7 @@
 """The run matrix: models x batch sizes x precisions, each cell trained several times, and the throughput of such runs."""
 
 import re
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -18,6 +19,7 @@ from lib.config.notebooks import ProfileParams
 from lib.errors import InputError, choices
 from lib.measure import machine
 from lib.measure.archive import runs
+from lib.measure.budget import Budget
 from lib.measure.training.summary import CONFIGURATION
 
 KEYS = ["env", "arch", "backend", "batch_size", "precision"]
@@ -133,19 +135,21 @@ def run_matrix(found: list[Cell], repeats: int, budget_s: float = 0.0, measure: 
     """Measure every cell until it has ``repeats`` usable runs; return what became of each attempt (table ``cells``).
 
     Cells that have them are skipped, so that a second call resumes. A cell that fails is not tried again in this call; the rest
-    goes on. No run starts after ``budget_s`` (0: no limit). Rows are kept in ``data/matrix/cells.csv`` and given to ``tell``.
+    goes on. No run starts after ``budget_s`` (0: no limit), nor one that would end later than half of that again if it took as
+    long as the longest so far. Rows are kept in ``data/matrix/cells.csv`` and given to ``tell``.
     """
-    import time
-
+    budget, longest_s = Budget(budget_s), 0.0
     appender = store.Appender(paths.MATRIX / "cells.csv", "cells", resume=True)
-    rows, end, failed = [], time.monotonic() + budget_s, set()
+    rows, failed = [], set()
     try:
         for cell, repeat in _left(found, repeats):
             if cell.label in failed:
                 continue
-            if budget_s and time.monotonic() > end:
+            if budget.spent or longest_s > budget.left_s + budget_s / 2:
                 break
+            begin = time.monotonic()
             rows.append(_outcome(cell, repeat, measure))
+            longest_s = max(longest_s, time.monotonic() - begin) if budget_s else 0.0
             appender.append(list(rows[-1].values()))
             failed |= {cell.label} if rows[-1]["status"] == "failed" else set()
             tell(rows[-1])

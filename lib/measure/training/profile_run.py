@@ -1,5 +1,6 @@
 """One profiled run of a workload, carried out on a device."""
 
+import math
 import socket
 import time
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from lib.config.notebooks import ProfileParams
 from lib.errors import InputError
 from lib.measure import load, machine
 from lib.measure.archive import PASSES, Profiled, Progress, replay, runs
+from lib.measure.budget import Budget
 from lib.measure.timing import Timing, synchronize
 from lib.measure.training import summary
 from lib.measure.training.profiler import profiler
@@ -27,8 +29,10 @@ from lib.work.training import Batch, Observer, Options, Trainer, Unobserved, see
 
 _SWITCHES = ("resolution", "channels_last", "grad_accum_steps", "num_workers", "pin_memory", "prefetch_factor", "augment",
              "deterministic", "cudnn_benchmark", "seed")
-_LEAST_ITERS = 5
+_LEAST_WARM = 2  # batches of warm-up, whatever they cost: one starts the loader, one is clocked
 _STEADY = 0.03
+_WARM_SHARE = 0.2  # of the budget, for warm-up
+_OVERRUN = 1.2  # times its share of the budget that a pass may take before it ends early
 _EVAL_SHARE = 0.4  # what an evaluation batch takes of a training step, about
 
 
@@ -72,17 +76,20 @@ def _loader(p: ProfileParams, dataset, batch_size: int, shuffle: bool) -> torch.
 
 
 class _Limited:
-    """A loader that stops after ``batches``; its length says so."""
+    """A loader that stops after ``batches``; its length says so. After ``most_s`` seconds it stops too, ``least`` given."""
 
-    def __init__(self, loader: torch.utils.data.DataLoader, batches: int):
-        self._loader, self._batches = loader, min(batches, len(loader))
+    def __init__(self, loader: torch.utils.data.DataLoader, batches: int, most_s: float, least: int):
+        self._loader, self._batches, self._most_s, self._least = loader, min(batches, len(loader)), most_s, least
 
     def __len__(self) -> int:
         return self._batches
 
     def __iter__(self) -> Iterator:
-        iterator = iter(self._loader)
-        return (next(iterator) for _ in range(self._batches))
+        iterator, end = iter(self._loader), time.monotonic() + self._most_s
+        for number in range(self._batches):
+            if number >= self._least and time.monotonic() > end:
+                return
+            yield next(iterator)
 
 
 @dataclass
@@ -101,6 +108,11 @@ class _Run:
         subset = datasets.bounded(self.opened.splits[PASSES[kind]], iters, self.task.workload.batch_size, self.p.seed)
         return _loader(self.p, subset, self.task.workload.batch_size, shuffle=kind == "train")
 
+    def bounded(self, kind: str, iters: int, most_s: float) -> _Limited:
+        """Return the loader of a pass that ends early, after one batch at least, when ``most_s`` seconds are over."""
+        loader = self.loader(kind, iters)
+        return _Limited(loader, len(loader), most_s, 1)
+
     def constants(self, kind: str) -> dict[str, Any]:
         """Return the columns of ``profile`` that do not change within a pass."""
         workload = self.task.workload
@@ -117,16 +129,29 @@ class _Run:
 
 
 class _Stopwatch(Unobserved):
-    """An observer that reads the clock twice: after the first batch, which starts the loader, and after the last full one."""
+    """An observer that takes the time from the end of the first batch, which starts the loader, to that of batch ``last``.
 
-    def __init__(self, device: torch.device, last: int):
-        self._device, self._last, self.seconds = device, last, 0.0
+    ``every`` reads the clock after each batch in between as well, for a pass that may end early.
+    """
+
+    def __init__(self, device: torch.device, last: int, every: bool = False):
+        self._device, self._last, self._every, self._begin = device, last, every, 0.0
+        self.seconds, self.batches = 0.0, 0
 
     def end(self, batch: Batch) -> None:
-        """Read the clock at either end of the counted batches."""
-        if batch.index in (0, self._last):
-            synchronize(self._device)
-            self.seconds = time.perf_counter() - self.seconds
+        """Read the clock."""
+        if batch.index not in (0, self._last) and not (self._every and batch.index < self._last):
+            return
+        synchronize(self._device)
+        now = time.perf_counter()
+        if batch.index == 0:
+            self._begin = now
+        self.seconds, self.batches = now - self._begin, batch.index
+
+    @property
+    def step_s(self) -> float:
+        """Return the mean step, in seconds."""
+        return self.seconds / max(1, self.batches)
 
 
 @dataclass(frozen=True)
@@ -147,15 +172,14 @@ class _Outcome:
     metrics: dict[str, dict[str, float]]
 
 
-def _pipelined(run: _Run, iters: int) -> _Pipelined:
+def _pipelined(run: _Run, iters: int, most_s: float) -> _Pipelined:
     """Train without a profiler and without synchronising inside; only full batches after the first are counted."""
-    size = run.task.workload.batch_size
+    size, on_cpu = run.task.workload.batch_size, run.device.type == "cpu"  # elsewhere the clock cannot be read in between
     loader = run.loader("train", iters + 1 if iters else 0)
     odd = len(loader.dataset) % size > 0
-    counted = len(loader) - odd - 1
-    clock = _Stopwatch(run.device, counted)
-    run.trainer.train(loader, clock)
-    return _Pipelined(counted, counted * size, clock.seconds)
+    clock = _Stopwatch(run.device, len(loader) - odd - 1, every=on_cpu)
+    run.trainer.train(_Limited(loader, len(loader), most_s if on_cpu else math.inf, 2), clock)
+    return _Pipelined(clock.batches, clock.batches * size, clock.seconds)
 
 
 def _check_size(task: workloads.Task, opened: datasets.Opened) -> None:
@@ -166,32 +190,43 @@ def _check_size(task: workloads.Task, opened: datasets.Opened) -> None:
                          f"{size}; choose a smaller batch_size")
 
 
-def _affordable(p: ProfileParams, step_s: float, spent_s: float = 0.0) -> int:
-    """Return how many batches a pass may have in what ``spent_s`` left of ``budget_s``, given a look at a training step."""
-    if not p.budget_s:
-        return p.iters
-    passes = (1 + p.epochs + 2 * _EVAL_SHARE) if p.profile else 1
-    fit = max(_LEAST_ITERS, int((p.budget_s - spent_s) / step_s / passes))
-    return min(p.iters, fit) if p.iters else fit
+class _Passes:
+    """What each pass may take, by what is left of the budget and the newest look at a training step."""
+
+    def __init__(self, p: ProfileParams, budget: Budget, step_s: float):
+        self._p, self._budget, self.step_s = p, budget, step_s
+        self._weight = (1 + p.epochs + 2 * _EVAL_SHARE) if p.profile else 1.0  # of what is to come, in training passes
+
+    def next(self, weight: float = 1.0) -> tuple[int, float]:
+        """Return the full batches of the next pass, 0 for all, and its seconds; ``weight`` is its share of a training pass."""
+        iters, most_s = self._p.iters, self._budget.left_s * weight / self._weight
+        if self._budget.seconds:
+            fit = max(1, int(most_s / weight / self.step_s) - 1)  # one for the odd last batch
+            iters = min(iters or fit, fit)
+        self._weight -= weight
+        return iters, _OVERRUN * most_s
 
 
-def _warm_up(run: _Run, observer: Observer | None) -> float:
+def _warm_up(run: _Run, observer: Observer | None, budget: Budget) -> float:
     """Train warm-up batches, then as many again until two looks agree or ``warmup_s`` is over; return the last, in seconds."""
-    step_s, end = _warm_pass(run, observer), time.monotonic() + run.p.warmup_s
+    most_s = budget.left_s * _WARM_SHARE
+    end = time.monotonic() + most_s
+    step_s = _warm_pass(run, observer, most_s)
+    end = min(end, time.monotonic() + run.p.warmup_s)
     while time.monotonic() < end:
-        before, step_s = step_s, _warm_pass(run, observer)
+        before, step_s = step_s, _warm_pass(run, observer, end - time.monotonic())
         if abs(step_s / before - 1) < _STEADY:
             break
     return step_s
 
 
-def _warm_pass(run: _Run, observer: Observer | None) -> float:
+def _warm_pass(run: _Run, observer: Observer | None, most_s: float) -> float:
     """Train the warm-up batches once, two at least; return the mean step after the first, in seconds."""
-    batches = max(2, run.p.warmup_iters)
-    loader = _Limited(run.loader("train", batches), batches)
-    clock = _Both(observer or Unobserved(), _Stopwatch(run.device, len(loader) - 1))
+    batches = max(_LEAST_WARM, run.p.warmup_iters)
+    loader = _Limited(run.loader("train", batches), batches, most_s, _LEAST_WARM)
+    clock = _Both(observer or Unobserved(), _Stopwatch(run.device, len(loader) - 1, every=True))
     run.trainer.train(loader, clock)
-    return clock.second.seconds / max(1, len(loader) - 1)
+    return clock.second.step_s
 
 
 class _Both:
@@ -214,30 +249,32 @@ class _Both:
         self.second.end(batch)
 
 
-def _measure_passes(run: _Run, progress: Progress) -> _Outcome:
+def _measure_passes(run: _Run, budget: Budget, progress: Progress) -> _Outcome:
     """Run warm-up, the unsynchronised pass, the profiled epochs, evaluation and test."""
-    p, metrics, begin = run.p, {}, time.monotonic()
+    p, metrics = run.p, {}
     with load.LoadWatch() as watch:
         if not p.profile:
-            iters = _affordable(p, _warm_up(run, None), time.monotonic() - begin)
-            pipelined = _pipelined(run, iters)
+            pipelined = _pipelined(run, *_Passes(p, budget, _warm_up(run, None, budget)).next())
             return _Outcome(pipelined, watch.reading(), metrics)
         with profiler(run.path("train"), run.constants("train"), run.device, p.nvtx) as observer:
             observer.warmup = True
-            iters = _affordable(p, _warm_up(run, observer), time.monotonic() - begin)
+            passes = _Passes(p, budget, _warm_up(run, observer, budget))
             observer.warmup = False
-            pipelined = _pipelined(run, iters)
-            observer.pipelined_ms = pipelined.seconds / pipelined.batches * 1000
+            pipelined = _pipelined(run, *passes.next())
+            passes.step_s = pipelined.seconds / pipelined.batches
+            observer.pipelined_ms = passes.step_s * 1000
             for epoch in progress(range(p.epochs), "train"):
                 observer.epoch = epoch
-                metrics["train"] = {"loss": run.trainer.train(run.loader("train", iters), observer)}
+                metrics["train"] = {"loss": run.trainer.train(run.bounded("train", *passes.next()), observer)}
         seen = watch.reading()
     for kind in progress(("eval", "test"), "evaluate"):
         with profiler(run.path(kind), run.constants(kind), run.device, p.nvtx) as observer:
-            observer.warmup = True
-            run.trainer.evaluate(_Limited(run.loader(kind, p.warmup_iters), max(1, p.warmup_iters)), observer)
-            observer.warmup = False
-            metrics[kind] = run.trainer.evaluate(run.loader(kind, iters), observer)
+            if not budget.spent:
+                observer.warmup = True
+                warm = _Limited(run.loader(kind, p.warmup_iters), max(1, p.warmup_iters), budget.left_s * _WARM_SHARE, 1)
+                run.trainer.evaluate(warm, observer)
+                observer.warmup = False
+            metrics[kind] = run.trainer.evaluate(run.bounded(kind, *passes.next(_EVAL_SHARE)), observer)
     return _Outcome(pipelined, seen, metrics)
 
 
@@ -277,7 +314,7 @@ def measure(p: ProfileParams, progress: Progress = lambda items, _: items, workl
     ``runs``. ``progress(items, what)`` wraps the long loops. ``workload`` stands in for the one that ``p`` names. Raises
     InputError for whatever cannot be run; rows already measured stay.
     """
-    device = machine.device(p.device)
+    device, budget = machine.device(p.device), Budget(p.budget_s)
     _check(p, device)
     task = workloads.prepare(workload or definitions.workload(p.workload), p.batch_size)
     with ExitStack() as stack:
@@ -288,7 +325,7 @@ def measure(p: ProfileParams, progress: Progress = lambda items, _: items, workl
         options = Options(device, p.precision, p.lr, p.channels_last, p.grad_accum_steps, p.pin_memory)
         trainer = Trainer(task, options)
         stack.enter_context(load.device_lock(str(device)))
-        before = load.wait_for_quiet(torch.get_num_threads())
+        before = load.wait_for_quiet(torch.get_num_threads(), patience_s=budget.patience_s)
         stem = f"run_{task.workload.id}_{task.workload.dataset}_{task.workload.model}_{device.type}"
         run_id = store.fresh_name(stem, _taken)
         run = _Run(p, task, opened, device, trainer, run_id)
@@ -298,7 +335,7 @@ def measure(p: ProfileParams, progress: Progress = lambda items, _: items, workl
         files = [run.path(kind) for kind in PASSES] if p.profile else []
         for path in files:
             store.write_meta(path, "profile", **facts)
-        outcome = _measure_passes(run, progress)
+        outcome = _measure_passes(run, budget, progress)
         rows = store.read_all(files, "profile")
         line = pd.DataFrame([_summary(run, outcome, rows, started)], columns=columns("runs"))
         files.append(store.write(line, paths.RUNS / f"{run_id}.csv", "runs"))

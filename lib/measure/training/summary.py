@@ -7,6 +7,7 @@ from lib.measure import load
 from lib.measure.timing import VERDICTS, Timing, worst
 
 DRIFT = 0.03  # thirds of a run whose medians differ by more than this are not one population
+LEAST_STEPS = 5  # fewer say little of their spread
 TWINS = 0.05  # a mean against a median of the same steps, a few seconds apart
 REPEAT = 0.03  # two runs of the same configuration
 CONFIGURATION = ("workload_id", "dataset", "arch", "backend", "batch_size", "precision", "data_source", "resolution",
@@ -41,6 +42,8 @@ def judge(step_ms: np.ndarray, seen: load.Load, threads: int, twin_ms: float | N
     else ran meanwhile. The same machine may run a whole minute slower and look quiet: only the last two show that.
     """
     findings = []
+    if 0 < len(step_ms) < LEAST_STEPS:
+        findings.append(("noisy", f"only {len(step_ms)} steps"))
     if len(step_ms) >= 3:
         timing = Timing(step_ms)
         thirds = [float(np.median(part)) for part in np.array_split(step_ms, 3)]
@@ -67,15 +70,15 @@ def phase_table(rows: pd.DataFrame) -> pd.DataFrame:
 
     Columns: task_type, n, step_ms, iqr_pct, one a phase (ms), unaccounted_pct (median of |step - sum| / step).
     """
-    part = steady(rows)
-    table = []
+    part, table = steady(rows), []
+    names = ["task_type", "n", "step_ms", "iqr_pct", *PHASES_MS.values(), "unaccounted_pct"]
     for kind, group in part.groupby("task_type", sort=False):
         timing = Timing(group["step_time_ms"].to_numpy())
         table.append({"task_type": kind, "n": timing.n, "step_ms": timing.median_ms,
                       "iqr_pct": timing.iqr_ms / timing.median_ms * 100,
                       **{label: group[name].median() for name, label in PHASES_MS.items()},
                       "unaccounted_pct": unaccounted(group) * 100})
-    return pd.DataFrame(table)
+    return pd.DataFrame(table, columns=names)
 
 
 def unaccounted(rows: pd.DataFrame) -> float:
@@ -97,8 +100,8 @@ def across(table: pd.DataFrame, rows: pd.DataFrame) -> dict[str, float]:
     """Return what the runs of ``side_by_side`` have in common: the ratios that the report's hypotheses ask for."""
     return {"backward over forward": float((table["backward"] / table["forward"]).median()),
             "largest loader share": float((table["loader wait"] / table["step_median_ms"]).max() * 100),
-            "largest unexplained share": max(unaccounted(part) * 100 for _, part in
-                                             steady(rows).groupby(["run_id", "task_type"])),
+            "largest unexplained share": max((unaccounted(part) * 100 for _, part in
+                                              steady(rows).groupby(["run_id", "task_type"])), default=np.nan),
             "stable runs": float((table["verdict"] == "stable").sum())}
 
 
@@ -139,3 +142,28 @@ _WHY = {True: "; on a CPU, where nothing runs ahead, the two differ only by what
         False: "; the difference is what waiting for the device after each step costs"}
 
 
+
+
+# --------------------------------------------------------------------------------------- key numbers
+
+def key_numbers(run: pd.Series, rows: pd.DataFrame, exact: bool) -> dict[str, tuple[float | str, str, float | None]]:
+    """Return the key numbers of one run, name to value, unit and tolerance; ``exact`` for a replay, which must reproduce.
+
+    ``run`` is its row of ``runs``, ``rows`` are its rows of ``profile``, none where only the pipelined pass was run.
+    """
+    name = f"{run['workload_id']}_{run['backend']}_{run['precision']}"
+    numbers = {"rows": (len(rows), "rows", 0.0), "warm-up rows": (int(rows["warmup"].sum()), "rows", 0.0),
+               "smallest batch": (rows["batch_size"].min() if len(rows) else 0, "samples", 0.0)}
+    if len(rows):
+        numbers["unexplained share of the step"] = (phase_table(rows)["unaccounted_pct"].max(), "%", 0.001 if exact else None)
+    numbers |= {"throughput": (run["images_per_sec"], "images/s", None), "step": (run["step_median_ms"], "ms", None),
+                "verdict": (run["verdict"], "", None)}
+    return {f"{name} {what}": number for what, number in numbers.items()}
+
+
+def shared_numbers(table: pd.DataFrame, rows: pd.DataFrame, exact: bool) -> dict[str, tuple[float | str, str, float | None]]:
+    """Return the key numbers of the runs of ``side_by_side``; ``rows`` are their rows of ``profile``."""
+    shared, tolerance = across(table, rows), 0.001 if exact else None
+    units = {"backward over forward": "", "largest loader share": "%", "largest unexplained share": "%"}
+    return {name: (shared[name], unit, tolerance) for name, unit in units.items()} | {
+        "stable runs": (f"{shared['stable runs']:.0f} of {len(table)}", "", None)}

@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from lib.errors import InputError
+from lib.missing import needs
 from lib.predict.analytic import complexity
 from lib.predict.analytic.complexity import Analysis, Progress
 from lib.work import networks
@@ -175,6 +176,7 @@ def confront_all(names: Iterable[str], input_shape: str = "", measured: bool = T
                       for name in progress(list(names), "second sources")], ignore_index=True)
 
 
+@needs("comparisons")
 def explained_words(rows: pd.DataFrame) -> str:
     """Say how many comparisons are equal, how many differ by what a rule explains, and how many do not."""
     told = rows[rows["theirs"].notna()]

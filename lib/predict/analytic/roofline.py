@@ -13,6 +13,7 @@ import pandas as pd
 
 from lib.config.definitions import VendorDevice
 from lib.errors import InputError, choices
+from lib.measure.ceilings import counted
 from lib.tables import columns
 
 LAUNCHES = 10  # work of fewer launch overheads than this an operator is bound by launching it
@@ -104,10 +105,9 @@ def roofs(ceilings: pd.DataFrame, overheads: pd.DataFrame | None = None) -> list
 
 def _best(rows: pd.DataFrame, key: str, column: str) -> tuple[dict[str, float], list[str]]:
     """Return the largest ``column`` of each ``key``, of its usable rows if it has any, and the keys that have none."""
-    usable = rows[rows["verdict"] != "unusable"]
-    doubted = [name for name in dict.fromkeys(rows[key]) if name not in set(usable[key])]
-    counted = pd.concat([usable, rows[rows[key].isin(doubted)]])
-    best = counted.groupby(key)[column].max()
+    used = counted(rows)
+    doubted = sorted(set(used.loc[used["verdict"] == "unusable", key]), key=list(rows[key]).index)
+    best = used.groupby(key)[column].max()
     return {name: float(best[name]) for name in dict.fromkeys(rows[key])}, doubted
 
 
@@ -125,7 +125,13 @@ def roof_table(found: Iterable[Roof]) -> pd.DataFrame:
     """Return roofs as a table, a row an element type and level: device, source, dtype, level, peaks and knee (FLOP/byte)."""
     return pd.DataFrame([{"device": roof.device, "source": roof.source, "dtype": roof.dtype, "level": level,
                           "peak_gflops": roof.peak_gflops, "peak_gbps": rate, "knee": roof.knee(level)}
-                         for roof in found for level, rate in roof.peak_gbps.items()])
+                         for roof in found for level, rate in roof.peak_gbps.items()],
+                        columns=["device", "source", "dtype", "level", "peak_gflops", "peak_gbps", "knee"])
+
+
+def judging(table: pd.DataFrame, frame: pd.DataFrame) -> pd.DataFrame:
+    """Return those rows of ``roof_table`` whose element type judges a point of ``frame``."""
+    return table[table["dtype"].isin(frame["roof_dtype"])]
 
 
 def _chosen(found: Sequence[Roof], row) -> Roof | None:

@@ -1,6 +1,5 @@
 """What jobs do: train a workload for a number of steps, run a notebook. Each is given the worker's job first."""
 
-import os
 import time
 from collections.abc import Iterator
 from functools import cache
@@ -9,7 +8,7 @@ from statistics import median
 from typing import Any
 
 from lib import paths
-from lib.errors import InputError
+from lib.execution import execute_notebook
 from lib.schedule.runtime.worker_process import Job
 
 _WARM_STEPS = 2
@@ -126,15 +125,8 @@ def paced(job: Job, workload_id: str, seconds: float, at_s: float = 0.0) -> dict
 
 
 def notebook(job: Job, path: str, parameters: dict[str, Any], out: str) -> dict[str, str]:
-    """Run a notebook with papermill on the job's device; return where the executed one lies."""
-    import papermill
-
-    source = Path(path) if Path(path).is_absolute() else paths.ROOT / path
-    if not source.is_file():
-        raise InputError(f"{source} is missing")
-    target = Path(out)
+    """Execute a notebook on the job's device, in the folder of ``out``, and keep it there; return where."""
+    target = Path(out).resolve()
     target.parent.mkdir(parents=True, exist_ok=True)
-    os.environ["OMP_NUM_THREADS"] = str(job.threads)
-    papermill.execute_notebook(str(source), str(target), parameters=parameters, progress_bar=False, log_output=False,
-                               cwd=str(target.parent))
+    execute_notebook(paths.ROOT / path, target, parameters, target.parent)
     return {"notebook": str(target)}

@@ -3,6 +3,7 @@
 import numpy as np
 import pandas as pd
 
+from lib.missing import needs
 from lib.report.style import SERIES
 
 KINDS = {"convolution": SERIES[0], "matrix product": SERIES[3], "attention": SERIES[5], "normalisation": SERIES[2],
@@ -16,6 +17,7 @@ def _bars(count: int, columns: int = 1):
     return plt.subplots(1, columns, figsize=(9, 1.5 + 0.3 * count), sharey=True, squeeze=False)
 
 
+@needs("networks")
 def work_by_network(totals: pd.DataFrame):
     """Return the GFLOPs a sample of each network, a dot for the forward and one for the backward pass, logarithmic.
 
@@ -23,12 +25,13 @@ def work_by_network(totals: pd.DataFrame):
     """
     figure, ((axis,),) = _bars(len(totals))
     forward, backward = (totals[column] / totals["batch_size"] / 1e9 for column in ("flops_forward", "flops_backward"))
-    axis.hlines(totals["network"], forward, backward, color="#c9d7ea", linewidth=3, zorder=1)
+    axis.set(yticks=range(len(totals)), yticklabels=totals["network"])
+    axis.hlines(range(len(totals)), forward, backward, color="#c9d7ea", linewidth=3, zorder=1)
     for values, colour, label in ((forward, SERIES[0], "forward"), (backward, SERIES[1], "backward")):
-        axis.scatter(values, totals["network"], s=46, color=colour, label=label, zorder=2)
-    for name, end, ratio in zip(totals["network"], backward, totals["backward_over_forward"], strict=True):
+        axis.scatter(values, range(len(totals)), s=46, color=colour, label=label, zorder=2)
+    for row, (end, ratio) in enumerate(zip(backward, totals["backward_over_forward"], strict=True)):
         if np.isfinite(end):
-            axis.annotate(f"× {ratio:.3f}", (end, name), (10, 0), textcoords="offset points", va="center", fontsize=9,
+            axis.annotate(f"× {ratio:.3f}", (end, row), (10, 0), textcoords="offset points", va="center", fontsize=9,
                           bbox={"facecolor": "white", "edgecolor": "none", "pad": 1})
     axis.set(xscale="log", xlabel="GFLOP a sample (2 a multiply-add, element-wise work included)")
     axis.set_xlim(right=backward.max() * 3 if np.isfinite(backward.max()) else None)
@@ -37,6 +40,7 @@ def work_by_network(totals: pd.DataFrame):
     return figure
 
 
+@needs("counted work")
 def shares_by_kind(groups: pd.DataFrame):
     """Return two panels, the share of each kind of work in a training step's FLOPs and in its compulsory bytes.
 
@@ -60,6 +64,7 @@ def shares_by_kind(groups: pd.DataFrame):
     return figure
 
 
+@needs("layers")
 def intensity_by_layer(rows: pd.DataFrame):
     """Return FLOPs a compulsory byte of every forward operator in the network's order, coloured by kind of work.
 
@@ -82,6 +87,7 @@ def intensity_by_layer(rows: pd.DataFrame):
     return figure
 
 
+@needs("networks")
 def memory(totals: pd.DataFrame):
     """Return what fills the memory: a square for the weights' states, a dot for the kept activations of each batch size.
 

@@ -3,10 +3,13 @@
 
 import pandas as pd
 
+from lib.missing import needs
+
 _UNKNOWN = "FLOPs are not known for every operator here, so no ratio can be given."
 _PRODUCTS = ("convolution", "matrix product", "attention")
 
 
+@needs("networks")
 def ratio_words(sums: pd.DataFrame) -> str:
     """Say how many forward passes a backward pass is worth; ``sums`` are ``totals``, one row a network."""
     ratio = sums.set_index("network")["backward_over_forward"].dropna()
@@ -24,6 +27,7 @@ def product_shares(groups: pd.DataFrame) -> pd.DataFrame:
     return products.reindex(whole.index, fill_value=0.0) / whole * 100
 
 
+@needs("counted work")
 def share_words(groups: pd.DataFrame) -> str:
     """Say which share of FLOPs and of bytes belongs to products."""
     share = product_shares(groups).dropna()
@@ -39,6 +43,7 @@ def intensity_by_batch(sums: pd.DataFrame) -> pd.DataFrame:
     return wide.rename(columns="batch {}".format).rename_axis(columns=None).reset_index()
 
 
+@needs("networks")
 def growth_words(batches: pd.DataFrame) -> str:
     """Say how FLOPs a byte grow from the first to the last batch size of ``intensity_by_batch``."""
     first, last = batches.columns[1], batches.columns[-1]
@@ -49,6 +54,7 @@ def growth_words(batches: pd.DataFrame) -> str:
             f"{grown.max():.1f} ({grown.idxmax()}): what gains is a network with many weights for its work.")
 
 
+@needs("comparisons")
 def farthest_words(checks: pd.DataFrame) -> str:
     """Say which second source is farthest from our counts, relative to them."""
     told = checks[checks["theirs"].notna() & (checks["ours"] > 0)]
@@ -69,6 +75,7 @@ def overview(sums: pd.DataFrame) -> pd.DataFrame:
                          "step, FLOP/byte": sums["flops_per_byte"], "kept, MB": sums["activation_mb"]})
 
 
+@needs("networks")
 def uncounted_words(sums: pd.DataFrame) -> str:
     """Say which operators have unknown FLOPs, and in which networks."""
     unknown = sums[sums["uncounted"] != ""].drop_duplicates("network")

@@ -3,6 +3,7 @@
 import numpy as np
 import pandas as pd
 
+from lib.missing import needs
 from lib.report.style import SERIES
 
 _WITHIN = 0.10
@@ -16,6 +17,7 @@ def _band(axis, low: float, high: float) -> None:
     axis.set(xscale="log", yscale="log")
 
 
+@needs("predictions")
 def parity(predictions: pd.DataFrame, most: int = 6):
     """Return predicted over measured time, a panel a family; the band is 10 %."""
     import matplotlib.pyplot as plt
@@ -37,6 +39,7 @@ def parity(predictions: pd.DataFrame, most: int = 6):
     return figure
 
 
+@needs("scores")
 def learners(scores: pd.DataFrame):
     """Return the MAPE of every learner by family, one colour a learner, on a logarithmic axis."""
     import matplotlib.pyplot as plt
@@ -55,6 +58,7 @@ def learners(scores: pd.DataFrame):
     return figure
 
 
+@needs("predictions")
 def by_size(table: pd.DataFrame, most: int = 6):
     """Return the median error against the measured time, a line a family."""
     import matplotlib.pyplot as plt
@@ -69,6 +73,7 @@ def by_size(table: pd.DataFrame, most: int = 6):
     return figure
 
 
+@needs("points of the learning curve")
 def learning_curve(curve: pd.DataFrame):
     """Return MAPE and median error against the number of measured points."""
     import matplotlib.pyplot as plt
@@ -82,6 +87,7 @@ def learning_curve(curve: pd.DataFrame):
     return figure
 
 
+@needs("features")
 def effects(table: pd.DataFrame, most: int = 14):
     """Return how much each feature's shuffling adds to the error."""
     import matplotlib.pyplot as plt
@@ -94,8 +100,9 @@ def effects(table: pd.DataFrame, most: int = 14):
     return figure
 
 
+@needs("predicted networks")
 def networks(table: pd.DataFrame):
-    """Return predicted over measured time of whole networks, filled where they judge, hollow where they were learned from."""
+    """Return predicted over measured time of whole networks, a panel a case; test networks are filled, tuning ones hollow."""
     import matplotlib.pyplot as plt
 
     cases = table.groupby(["mode", "batch_size"], sort=True)
@@ -104,11 +111,12 @@ def networks(table: pd.DataFrame):
         values = part[["latency_ms", "predicted_ms"]].to_numpy()
         _band(axis, values.min() * 0.9, values.max() * 1.1)
         for tuning, face in ((True, "none"), (False, SERIES[0])):
-            mine = part[part["tuning"] == tuning]
-            error = np.array([mine["predicted_ms"] - mine["low_ms"], mine["high_ms"] - mine["predicted_ms"]])
-            axis.errorbar(mine["latency_ms"], mine["predicted_ms"], yerr=error, fmt="none", ecolor="#b8c7dd", elinewidth=0.8)
-            axis.scatter(mine["latency_ms"], mine["predicted_ms"], s=22, facecolors=face, edgecolors=SERIES[0], zorder=3,
-                         label="learned from" if tuning else "unseen")
+            chosen = part[part["tuning"] == tuning]
+            error = np.array([chosen["predicted_ms"] - chosen["low_ms"], chosen["high_ms"] - chosen["predicted_ms"]])
+            axis.errorbar(chosen["latency_ms"], chosen["predicted_ms"], yerr=error, fmt="none", ecolor="#b8c7dd",
+                          elinewidth=0.8)
+            axis.scatter(chosen["latency_ms"], chosen["predicted_ms"], s=22, facecolors=face, edgecolors=SERIES[0], zorder=3,
+                         label="tuning" if tuning else "test")
         axis.set_title(f"{mode}, batch {batch}", fontsize=10)
     axes.flat[0].legend(fontsize=8)
     figure.supxlabel("measured, ms", fontsize=10)
@@ -116,8 +124,9 @@ def networks(table: pd.DataFrame):
     return figure
 
 
+@needs("predicted networks")
 def memory(table: pd.DataFrame):
-    """Return the predicted peak of tensors over what the allocator was seen to hold, by mode."""
+    """Return the predicted peak of memory in tensors over the measured one, by mode."""
     import matplotlib.pyplot as plt
 
     figure, axis = plt.subplots(figsize=(5, 3.4))
@@ -125,13 +134,14 @@ def memory(table: pd.DataFrame):
     _band(axis, max(values.min(), 0.1) * 0.8, values.max() * 1.2)
     for colour, (mode, part) in zip(SERIES, table.groupby("mode"), strict=False):
         axis.scatter(part["tensors_mb"], part["peak_mb"], s=18, color=colour, label=mode, alpha=0.8)
-    axis.set(xlabel="held at once, measured, MB", ylabel="from the captured graph, MB")
+    axis.set(xlabel="peak of tensors, measured, MB", ylabel="from the captured graph, MB")
     axis.legend(fontsize=9)
     return figure
 
 
+@needs("devices")
 def devices(table: pd.DataFrame):
-    """Return the predicted time of each device with its interval; hollow where the model was asked outside of its range."""
+    """Return the predicted time of each device with its interval; hollow where it lies outside of the training ranges."""
     import matplotlib.pyplot as plt
 
     shown = table.sort_values("predicted_ms", ascending=False)

@@ -2,9 +2,11 @@
 
 import pandas as pd
 
+from lib.missing import needs
 from lib.report.style import SERIES, axes
 
 
+@needs("measured ceilings")
 def ceilings(best: pd.DataFrame, table: pd.DataFrame):
     """Return two panels: the best product rate of each dtype, and triad bandwidth over the working set."""
     figure, ((left, right),) = axes(2, 9, 3.4)
@@ -12,11 +14,12 @@ def ceilings(best: pd.DataFrame, table: pd.DataFrame):
     bars = left.barh(compute["dtype"], compute["peak_gflops"], color=SERIES[0])
     left.bar_label(bars, fmt="{:,.0f}", padding=3, fontsize=9)
     left.set(xscale="log", xlabel="GFLOP/s", title="Compute, by element type")
-    left.set_xlim(right=compute["peak_gflops"].max() * 4)
+    left.set_xlim(right=compute["peak_gflops"].max() * 4 if len(compute) else None)
     left.grid(axis="y", visible=False)
     triad = table[table["peak_gbps"].notna()].sort_values("working_set_mb")
     for colour, (level, part) in zip(SERIES, triad.groupby("level", sort=False), strict=False):
         right.plot(part["working_set_mb"], part["peak_gbps"], "o-", color=colour, label=level)
     right.set(xscale="log", ylim=(0, None), xlabel="working set, MB", ylabel="GB/s", title="Bandwidth, by working set")
-    right.legend()
+    if len(triad):
+        right.legend()
     return figure

@@ -3,9 +3,11 @@
 import numpy as np
 import pandas as pd
 
+from lib.missing import needs
 from lib.report.style import COLOURS, SERIES, WARM_UP, axes
 
 
+@needs("profiled training steps")
 def phases_over_time(rows: pd.DataFrame, phases: dict[str, str]):
     """Return the training steps one after another, stacked by phase, warm-up shaded. ``phases``: column to label."""
     figure, ((axis,),) = axes()
@@ -29,6 +31,7 @@ def phases_over_time(rows: pd.DataFrame, phases: dict[str, str]):
     return figure
 
 
+@needs("profiled steps")
 def phase_stack(table: pd.DataFrame, labels: str, phases: dict[str, str], logarithmic: bool = False):
     """Return one horizontal bar a row of ``table``, stacked by phase; ``labels`` names the column that labels the bars.
 
@@ -51,6 +54,7 @@ def phase_stack(table: pd.DataFrame, labels: str, phases: dict[str, str], logari
     return figure
 
 
+@needs("profiled steps")
 def throughput_and_memory(rows: pd.DataFrame, memory: str, memory_label: str):
     """Return throughput and memory over the steps of every pass, warm-up steps faint."""
     figure, ((left, right),) = axes(2, 9, 3.2)
@@ -65,6 +69,7 @@ def throughput_and_memory(rows: pd.DataFrame, memory: str, memory_label: str):
     return figure
 
 
+@needs("usable runs")
 def throughput_by_workload(table: pd.DataFrame):
     """Return images per second of each workload, a bar a backend and precision, on a logarithmic axis."""
     figure, ((axis,),) = axes(height=3.2)

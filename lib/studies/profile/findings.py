@@ -1,15 +1,21 @@
 """What a profiled run says, in sentences and tables: phases, warm-up, metrics, runs side by side."""
 
 
+import numpy as np
 import pandas as pd
 
 from lib.measure.archive import Profiled
 from lib.measure.training.summary import _WHY, PHASES_MS, warm_up
+from lib.missing import MissingError, needs
 
 
+@needs("profiled steps")
 def phase_words(table: pd.DataFrame) -> str:
     """Say in words what ``phase_table`` shows for the training step."""
-    train = table[table["task_type"] == "train"].iloc[0]
+    steps = table[table["task_type"] == "train"]
+    if steps.empty:
+        raise MissingError("profiled training steps")
+    train = steps.iloc[0]
     shares = (train[list(PHASES_MS.values())].astype(float) / train["step_ms"]).sort_values(ascending=False)
     first, second = shares.index[:2]
     evaluation = table.loc[table["task_type"] == "eval", "step_ms"]
@@ -20,9 +26,14 @@ def phase_words(table: pd.DataFrame) -> str:
     return text + f"The phases leave at most {table['unaccounted_pct'].max():.2f} % of a step unexplained."
 
 
+@needs("profiled training steps")
 def warm_up_words(rows: pd.DataFrame) -> str:
     """Say in words how the training pass settles."""
+    if not (rows["task_type"] == "train").any():
+        raise MissingError("profiled training steps")
     warm = warm_up(rows)
+    if np.isnan(warm["steady_ms"]):
+        raise MissingError("training steps after the warm-up")
     return (f"The first step took **{warm['first_ms']:.1f} ms**, {warm['ratio']:.1f} times the steady "
             f"{warm['steady_ms']:.1f} ms; the warm-up took {warm['warmup_s']:.2f} s in all.")
 
@@ -37,6 +48,7 @@ def profiled_words(run: pd.Series, pipelined_ms: float) -> str:
             f"pipelined step{_WHY[run['backend'] == 'cpu']}.")
 
 
+@needs("usable runs")
 def comparison_words(table: pd.DataFrame) -> str:
     """Say in words what the workloads side by side show."""
     slow, fast = table.loc[table["step_median_ms"].idxmax()], table.loc[table["step_median_ms"].idxmin()]

@@ -3,6 +3,7 @@
 import numpy as np
 import pandas as pd
 
+from lib.missing import needs
 from lib.report.style import SERIES
 
 LEVELS = {"L1": ":", "L2": "-.", "L3": "--", "RAM": "-", "device": "-"}
@@ -40,6 +41,7 @@ def _lines(axis, table: pd.DataFrame) -> None:
                       color=colour, fontsize=9)
 
 
+@needs("roofs")
 def roofs(table: pd.DataFrame):
     """Return the roofs of a device, a colour an element type, a line style a memory level.
 
@@ -59,6 +61,7 @@ def _source(table: pd.DataFrame) -> str:
     return "as the vendor states it" if table["source"].iloc[0] == "vendor" else "measured here"
 
 
+@needs("usable points")
 def roofline(table: pd.DataFrame, points: pd.DataFrame, by: str = "family", labels: int = 30):
     """Return points below their roofs: one colour and marker a value of ``by``, names beside the ``labels`` longest-running.
 
@@ -124,6 +127,7 @@ def _free(x: float, y: float, width: float, height: float, taken: list[tuple], f
     return None, None
 
 
+@needs("usable points")
 def shares(points: pd.DataFrame):
     """Return how much of its roof each point attains, %, a bar a point coloured by what bounds it."""
     table = points.assign(share=100 / points["below_roof"]).sort_values("share")
@@ -144,6 +148,7 @@ def shares(points: pd.DataFrame):
     return figure
 
 
+@needs("usable runs")
 def throughput(table: pd.DataFrame):
     """Return mean images/s of each configuration with its standard deviation and n, a colour a machine and precision.
 

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 import pandas as pd
 
+from lib.missing import needs
 from lib.predict.analytic import roofline
 from lib.predict.analytic.roofline import Roof
 from lib.studies.roofline.study import Study
@@ -41,10 +42,9 @@ def bound_words(frame: pd.DataFrame, what: str) -> str:
                    "bytes came from nearer than assumed, or fewer FLOPs were done than counted, or the ceiling is too low.")
 
 
+@needs("steps or networks to compare")
 def ideal_words(table: pd.DataFrame) -> str:
     """Say in words what ``roofstudy.against_operators`` shows."""
-    if table.empty:
-        return "There is nothing to compare yet."
     most, least = table.loc[table["memory_bound_pct"].idxmax()], table.loc[table["memory_bound_pct"].idxmin()]
     gap = (table["operators_roof_ms"] / table["roof_ms"]).sort_values()
     low, high = table["times_above"].min(), table["times_above"].max()
@@ -54,10 +54,9 @@ def ideal_words(table: pd.DataFrame) -> str:
             f"to {high:.1f} times that sum{'; under 1, caches served what was taken to come from memory' if low < 1 else ''}.")
 
 
+@needs("timed operators", "networks")
 def operator_words(operators: pd.DataFrame, networks: pd.DataFrame) -> str:
     """Say in words how much of a network its operators explain, and which family takes the time."""
-    if operators.empty:
-        return "No operator was timed."
     seconds = operators["elapsed_sec"] * operators["occurrences"]
     family = seconds.groupby(operators["family"]).sum().sort_values(ascending=False)
     text = (f"Repeated as often as the network holds them, these operators take {seconds.sum() * 1e3:.1f} ms; "

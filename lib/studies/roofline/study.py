@@ -51,6 +51,11 @@ class Study:
         return found[0]
 
     @property
+    def counting(self) -> list[Roof]:
+        """Return the roofs that judge what Nsight Compute counted: those of a CUDA device, else the vendor's."""
+        return self.roofs if self.roofs[0].backend == "cuda" else self.vendor
+
+    @property
     def whole(self) -> pd.DataFrame:
         """Return steps and networks together."""
         return pd.concat([part for part in (self.steps, self.networks) if len(part)] or [self.steps], ignore_index=True)
@@ -203,7 +208,7 @@ def study(p: RooflineParams, progress: Progress = lambda items, _: items) -> Stu
     nets = measured[measured["kind"] == "network"]
     parts |= {row.label: network_work(row.arch, row.batch_size, row.precision) for row in nets.itertuples()}
     return Study(found, vendor, steps, nets, measured[measured["kind"] == "operator"], _counted(p, found, vendor), runs,
-                 parts, f"{limits.note} {note}",
+                 parts, " ".join(filter(None, (limits.note, limits.warning, note))),
                  (*(f"{count} {reason}" for reason, count in left.items() if count), *skipped,
                   *measured.attrs.get("failed", ())))
 

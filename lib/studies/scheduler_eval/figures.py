@@ -4,6 +4,7 @@
 import numpy as np
 import pandas as pd
 
+from lib.missing import MissingError, needs
 from lib.report.gantt import _KINDS
 from lib.report.style import SERIES
 
@@ -16,6 +17,7 @@ _OURS = SERIES[1]
 
 
 
+@needs("schedules")
 def against_bound(table: pd.DataFrame, most: float = 2.5):
     """Return makespan over bound by policy, a panel a mix; columns ``mix, policy, ratio``. Bars beyond ``most`` are cut."""
     import matplotlib.pyplot as plt
@@ -39,6 +41,7 @@ def against_bound(table: pd.DataFrame, most: float = 2.5):
     return figure
 
 
+@needs("results")
 def lines(table: pd.DataFrame, x: str, y: str, xlabel: str, ylabel: str, by: str = "policy", log: str = ""):
     """Return ``y`` against ``x``, a line for each ``by``, its mean over seeds with the range; ``log`` names log axes."""
     import matplotlib.pyplot as plt
@@ -67,6 +70,7 @@ def _logarithmic(axis, which: str) -> None:
     one.set_minor_formatter(NullFormatter())
 
 
+@needs("schedules")
 def pareto(table: pd.DataFrame):
     """Return energy against makespan: ``hybrid`` for weights between them, filled on the front, and baselines beside."""
     import matplotlib.pyplot as plt
@@ -86,11 +90,14 @@ def pareto(table: pd.DataFrame):
     return figure
 
 
+@needs("measured pairs")
 def contention(table: pd.DataFrame):
     """Return the slowdown of each workload (rows) beside each other (columns), a panel a pair of device types."""
     import matplotlib.pyplot as plt
 
     pairs = table[table["beside"] != "nothing"]
+    if pairs.empty:
+        raise MissingError("measured pairs")
     groups = list(pairs.groupby(["device_type", "beside_type"], sort=False))
     names = sorted(set(pairs["workload_id"]))
     size = (1.6 + (1.0 + 0.55 * len(names)) * len(groups), 1.2 + 0.42 * len(names))
@@ -109,6 +116,7 @@ def contention(table: pd.DataFrame):
     return figure
 
 
+@needs("finished jobs")
 def parity(table: pd.DataFrame):
     """Return actual over predicted seconds of jobs of a real run; columns ``kind, predicted_s, actual_s``."""
     import matplotlib.pyplot as plt

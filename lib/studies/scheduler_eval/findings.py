@@ -5,15 +5,19 @@ from collections.abc import Sequence
 import pandas as pd
 
 from lib.config.definitions import Scenario
+from lib.missing import MissingError, needs
 from lib.schedule.runtime.run_record import Record
 
 _LITTLE = 0.05  # of the best single-device makespan: less than that is little to win
 _SAME = 1e-6  # relative tolerance: schedules are the same on any machine
 
 
+@needs("schedules")
 def bound_words(found: pd.DataFrame) -> str:
     """Say how far from the bound hybrid is, what could be won, and where that is little."""
     ours = found[found["policy"] == "hybrid"].groupby("mix", sort=False).mean(numeric_only=True)
+    if ours.empty:
+        raise MissingError("schedules of hybrid")
     parts = []
     for mix, row in ours.iterrows():
         text = f"**{mix}**: {row['room']:.1%} could be saved over the best policy that gives each job to one type of device"
@@ -23,6 +27,7 @@ def bound_words(found: pd.DataFrame) -> str:
     return "- " + "\n- ".join(parts)
 
 
+@needs("schedules")
 def completion_words(found: pd.DataFrame) -> str:
     """Say how near each order comes to the least mean completion time."""
     mean = found.groupby("policy", sort=False)["ratio"].mean()
@@ -30,16 +35,20 @@ def completion_words(found: pd.DataFrame) -> str:
             + ", ".join(f"{name} {value:.3f}" for name, value in mean.items()) + ".")
 
 
+@needs("schedules")
 def load_words(found: pd.DataFrame) -> str:
     """Say what the order of jobs is worth at the highest load."""
     load = found["load"].max()
     mean = found[found["load"] == load].groupby("policy", sort=False)[["mean_jct_s", "p99_jct_s"]].mean()
+    if "first-come" not in mean.index:
+        raise MissingError("schedules of first-come")
     first = mean.loc["first-come"]
     parts = [f"{name}: mean {row['mean_jct_s'] / first['mean_jct_s']:.2f}, p99 {row['p99_jct_s'] / first['p99_jct_s']:.2f}"
              for name, row in mean.iterrows() if name != "first-come"]
     return f"At load {load:g}, completion times over those of first-come: " + "; ".join(parts) + "."
 
 
+@needs("schedules")
 def noise_words(noise: pd.DataFrame, stale: pd.DataFrame, uncertain: pd.DataFrame) -> str:
     """Say what wrong predictions cost, by the way in which they are wrong."""
     sigma = noise.loc[(noise["sigma"] - 0.3).abs().idxmin(), "sigma"]
@@ -54,18 +63,24 @@ def noise_words(noise: pd.DataFrame, stale: pd.DataFrame, uncertain: pd.DataFram
             f"intervals allow: {said(uncertain)}.")
 
 
+@needs("schedules")
 def adversarial_words(found: pd.DataFrame) -> str:
     """Say how predictions that were swapped between two types for half of the jobs are borne."""
     mean = found.groupby("policy", sort=False)["over_blind"].mean()
     names = [name for name in mean.index if "blind" not in name and "perfect" not in name]
+    if "hybrid, blind" not in mean.index:
+        raise MissingError("schedules of hybrid without predictions")
     return ("Predictions swapped between two types for half of the jobs, makespan over that of the best policy that uses no "
             "predictions: " + ", ".join(f"{name} {mean[name]:.2f}" for name in names)
             + f"; `hybrid` told nothing at all: {mean['hybrid, blind']:.2f}.")
 
 
+@needs("schedules")
 def pareto_words(found: pd.DataFrame) -> str:
     """Say what energy costs in time."""
     ours = found[(found["policy"] == "hybrid") & found["front"]].sort_values("makespan_s")
+    if ours.empty:
+        raise MissingError("schedules of hybrid on the front")
     fast, spare = ours.iloc[0], ours.iloc[-1]
     if len(ours) < 2:
         return "Nothing to trade: the shortest schedule is also the one that takes the least energy."
@@ -74,9 +89,12 @@ def pareto_words(found: pd.DataFrame) -> str:
             "time. All of it rests on the watts assumed in params/scenarios.yaml.")
 
 
+@needs("measured pairs")
 def contention_words(table: pd.DataFrame, cost: pd.DataFrame, held: pd.DataFrame) -> str:
     """Say how much jobs slow each other down, and what ignoring it costs."""
     pairs = table[table["beside"] != "nothing"]
+    if pairs.empty:
+        raise MissingError("measured pairs")
     worst = pairs.loc[pairs["slowdown"].idxmax()]
     ours = cost[cost["policy"] == "hybrid"].set_index("told")
     off, span = (ours.groupby("told")[name].mean() for name in ("error", "makespan_s"))
@@ -95,9 +113,12 @@ def scenario_words(scenarios: Sequence[Scenario]) -> str:
     return "The scenarios: " + "; ".join(f"**{one.id}**, {one.note}" for one in scenarios) + "."
 
 
+@needs("finished jobs")
 def real_words(record: Record) -> str:
     """Say how the real run went against what was foreseen."""
     jobs = record.jobs()
+    if jobs.empty:
+        raise MissingError("finished jobs")
     off = (jobs["actual_s"] / jobs["predicted_s"] - 1).abs()
     wrong = record.schedule[~record.schedule["status"].isin(("done", "failed"))]
     beside = ("Contention was measured before and is foreseen." if record.facts["contention"] else

@@ -128,6 +128,8 @@ def speed(found: Offer, scale: int, progress: Progress = lambda items, _: items)
 
 def wide(table: pd.DataFrame, rows: str, columns: str, values: str) -> pd.DataFrame:
     """Return means over seeds, a row a value of one column and a column a value of another."""
+    if table.empty:
+        return pd.DataFrame(columns=[rows])
     found = table.pivot_table(index=rows, columns=columns, values=values, sort=False).reset_index()
     found.columns = [str(name) for name in found.columns]
     return found

@@ -3,6 +3,7 @@
 import numpy as np
 import pandas as pd
 
+from lib.missing import MissingError, needs
 from lib.report.style import SERIES
 
 _VERDICTS = {"stable": SERIES[2], "noisy": SERIES[4], "unusable": SERIES[1]}
@@ -20,30 +21,32 @@ def _groups(table: pd.DataFrame, most: int = 6) -> pd.Series:
     return table["op"].where(table["op"].isin(common), "others")
 
 
+@needs("usable configurations")
 def latency_over_work(table: pd.DataFrame):
     """Return two panels: latency over FLOPs (operators that compute) and over compulsory bytes, both logarithmic."""
     import matplotlib.pyplot as plt
-    import seaborn as sns
 
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 4), sharey=True)
-    named = table.assign(group=_groups(table))
-    order = sorted(named["group"].unique())
-    for axis, column, label in ((left, "flops", "FLOPs of one call"), (right, "bytes", "compulsory bytes of one call")):
-        sns.scatterplot(named[named[column] > 0], x=column, y="latency_ms", hue="group", hue_order=order,
-                        palette=SERIES[:len(order)], s=16, linewidth=0, alpha=0.7, ax=axis, legend=axis is left)
-        axis.set(xscale="log", yscale="log", xlabel=label, ylabel="latency, ms")
-    handles, labels = left.get_legend_handles_labels()
-    left.get_legend().remove()
+    for colour, (group, part) in zip(SERIES, table.groupby(_groups(table)), strict=False):
+        for axis, column in ((left, "flops"), (right, "bytes")):
+            some = part[part[column] > 0]
+            axis.scatter(some[column], some["latency_ms"], s=16, color=colour, linewidths=0, alpha=0.7, label=group)
+    left.set(xscale="log", yscale="log", xlabel="FLOPs of one call", ylabel="latency, ms")
+    right.set(xscale="log", xlabel="compulsory bytes of one call")
+    handles, labels = right.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=min(6, len(labels)), fontsize=9, markerscale=1.6)
     return figure
 
 
+@needs("usable configurations")
 def rates(table: pd.DataFrame, compute_gflops: float | None = None):
     """Return the achieved GFLOP/s of each group as boxes with its points; a dashed line marks the measured ceiling."""
     import matplotlib.pyplot as plt
     import seaborn as sns
 
     named = table[table["gflops"] > 0].assign(group=_groups(table, most=20) if len(set(table["op"])) > 1 else _groups(table))
+    if named.empty:
+        raise MissingError("configurations that compute")
     order = named.groupby("group")["gflops"].median().sort_values(ascending=False).index
     figure, axis = plt.subplots(figsize=(8, 1.2 + 0.36 * len(order)))
     sns.boxplot(named, x="gflops", y="group", order=order, color="#dbe6f4", fliersize=0, linewidth=1, ax=axis, log_scale=True)
@@ -57,6 +60,7 @@ def rates(table: pd.DataFrame, compute_gflops: float | None = None):
     return figure
 
 
+@needs("measured configurations")
 def agreement(table: pd.DataFrame):
     """Return the spread of the rounds (IQR in % of the median) over latency, coloured by verdict, and its distribution."""
     import matplotlib.pyplot as plt

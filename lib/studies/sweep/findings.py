@@ -4,11 +4,13 @@ import pandas as pd
 
 from lib.measure.operators.aggregate import Sweep, pace
 from lib.measure.timing import VERDICTS
+from lib.missing import needs
 
 
 def by_family(table: pd.DataFrame) -> pd.DataFrame:
     """Return one row a family and pass: configurations, verdicts, latency, spread and rates."""
-    rows = []
+    rows, names = [], ["op", "pass", "configurations", *VERDICTS, "not ok", "median ms", "IQR %", "median GFLOP/s",
+                       "best GFLOP/s", "median GB/s"]
     for (op, passes), part in table.groupby(["op", "pass"], sort=False):
         good = part[part["status"] == "ok"]
         counts = good["verdict"].value_counts()
@@ -18,7 +20,7 @@ def by_family(table: pd.DataFrame) -> pd.DataFrame:
                      "IQR %": float((good["latency_iqr_ms"] / good["latency_ms"]).median() * 100),
                      "median GFLOP/s": good["gflops"].median(), "best GFLOP/s": good["gflops"].max(),
                      "median GB/s": good["gbps"].median()})
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows, columns=names)
 
 
 def sweep_words(found: Sweep) -> str:
@@ -30,18 +32,60 @@ def sweep_words(found: Sweep) -> str:
             f"{counts.get('unusable', 0)} unusable (kept in the file, left out of the figures).")
     for status, part in table[table["status"] != "ok"].groupby("status"):
         text += f" {len(part)} {status}, the first because: {part['reason'].iloc[0]}."
-    if len(found.visits):
+    if len(found.visits) and len(good):
         rate = pace(found.visits)
         text += (f" With {int(good['n'].median())} rounds each, that is **{rate:.1f} configurations a second**; the "
                  f"convolution study of 2023 took 15 to 20 s a point, {15 * rate:.0f} to {20 * rate:.0f} times as long.")
     return text
 
 
+@needs("usable configurations")
 def work_words(table: pd.DataFrame) -> str:
     """Say how much the achieved rates differ, and what the small operators cost."""
     computing = table[table["gflops"] > 0]
     small = table.nsmallest(max(1, len(table) // 10), "bytes")
+    text = (f"The tenth with the fewest bytes takes {small['latency_ms'].median() * 1000:.1f} µs at the median: there the call "
+            "itself is what costs.")
+    if computing.empty:
+        return f"None of these operators computes. {text}"
     low, high = computing["gflops"].min(), computing["gflops"].max()
     return (f"Achieved rates run from {low:.2g} to {high:,.0f} GFLOP/s, a factor of {high / low:,.0f}: FLOPs alone say little "
-            f"about time. The tenth with the fewest bytes takes {small['latency_ms'].median() * 1000:.1f} µs at the median: "
-            "there the call itself is what costs.")
+            f"about time. {text}")
+
+
+def spread(table: pd.DataFrame) -> pd.Series:
+    """Return the IQR over the rounds of each measured configuration, % of its median."""
+    return table["latency_iqr_ms"] / table["latency_ms"] * 100
+
+
+@needs("measured configurations")
+def spread_words(table: pd.DataFrame) -> str:
+    """Say how well the rounds of the measured configurations agree."""
+    percent = spread(table)
+    return (f"Half of the points repeat within **{percent.median():.1f} %**, nine tenths within "
+            f"**{percent.quantile(0.9):.1f} %**.")
+
+
+@needs("measured configurations", "usable")
+def learned_words(measured: pd.DataFrame, usable: pd.DataFrame) -> str:
+    """Say what to keep of a sweep: how many points are usable, the fastest, and the kind that repeats worst."""
+    lines, worst_kind = [], by_family(measured).sort_values("IQR %").iloc[-1]
+    computing = usable[usable["gflops"] > 0]
+    if len(computing):
+        best = computing.loc[computing["gflops"].idxmax()]
+        lines.append(f"The fastest point reaches **{best['gflops']:,.0f} GFLOP/s** ({best['op']}, {best['pass']}).")
+    lines += [f"{len(usable)} of {len(measured)} measured points are usable, {(measured['verdict'] == VERDICTS[0]).mean():.0%} "
+              "are stable; the others are marked, not hidden.",
+              f"The kind that repeats worst is {worst_kind['op']} {worst_kind['pass']}: its rounds spread by "
+              f"{worst_kind['IQR %']:.1f} % at the median."]
+    return "\n".join(f"- {line}" for line in lines)
+
+
+def key_numbers(found: Sweep, label: str, exact: bool) -> dict[str, tuple[float, str, float | None]]:
+    """Return the key numbers of a sweep, name to value, unit and tolerance; ``exact`` for a replay, which must reproduce."""
+    counted, rated = (0.0, 0.001) if exact else (None, None)
+    measured = found.table[found.table["status"] == "ok"]
+    return {f"{label} configurations": (len(found.table), "", counted),
+            f"{label} usable configurations": (len(found.usable), "", counted),
+            f"{label} median spread of the rounds": (spread(measured).median(), "%", rated),
+            f"{label} best rate": (found.usable["gflops"].max(), "GFLOP/s", rated)}

@@ -10,8 +10,7 @@ from lib import __main__ as cli
 from lib import paths, store
 from lib.config import definitions, notebooks
 from lib.errors import InputError
-from lib.report import page as report
-from lib.report import runner
+from lib.report import page, runner
 
 KERNEL = {"name": "python3", "display_name": "Python 3", "language": "python"}
 
@@ -63,8 +62,8 @@ def failing(home, monkeypatch):
         notebook.metadata["kernelspec"] = KERNEL
         nbformat.write(notebook, folder / f"{name}.ipynb")
     monkeypatch.setattr(paths, "NOTEBOOKS", folder)
-    whole = definitions.load_report_plan()
-    two = whole.model_copy(update={"sections": whole.sections[:2]})
+    plan = definitions.load_report_plan()
+    two = plan.model_copy(update={"sections": plan.sections[:2]})
     monkeypatch.setattr(definitions, "load_report_plan", lambda: two)
     return runner.run([runner.Job("01_machine", "01_machine"), runner.Job("02_profile", "02_profile")], paths.EXECUTED)
 
@@ -72,8 +71,8 @@ def failing(home, monkeypatch):
 def test_a_failing_notebook_fails_the_run_and_is_red_in_the_report(failing):
     assert [outcome.status for outcome in failing] == ["ok", "failed"]
     assert failing[1].error == "ValueError: it broke <here>"
-    page, problems = report.build(paths.EXECUTED, paths.REPORT / "index.html")
-    text = page.read_text()
+    built, problems = page.build(paths.EXECUTED, paths.REPORT / "index.html")
+    text = built.read_text()
     assert problems == ["02_profile: ValueError: it broke <here>"]
     assert '<p class="failed">02_profile: ValueError: it broke &lt;here&gt;</p>' in text
     assert "before" in text, "what ran before the failure is shown"
@@ -84,19 +83,19 @@ def test_a_failing_notebook_fails_the_run_and_is_red_in_the_report(failing):
 def test_a_notebook_that_never_ran_is_red_too(failing):
     path = paths.EXECUTED / "manifest.json"
     store.write_json([entry for entry in store.read_json(path) if entry["notebook"] == "01_machine"], path)
-    page, problems = report.build(paths.EXECUTED, paths.REPORT / "index.html")
+    built, problems = page.build(paths.EXECUTED, paths.REPORT / "index.html")
     assert problems == ["02_profile: has not been run"]
-    assert "This notebook has not been run" in page.read_text()
+    assert "This notebook has not been run" in built.read_text()
 
 
 def test_a_second_run_replaces_its_entry_alone(failing):
     (paths.NOTEBOOKS / "02_profile.ipynb").write_text((paths.NOTEBOOKS / "01_machine.ipynb").read_text())
     runner.run([runner.Job("02_profile", "02_profile")], paths.EXECUTED)
-    kept = [(entry.stem, entry.status) for entry in runner.manifest(paths.EXECUTED)]
-    assert kept == [("01_machine", "ok"), ("02_profile", "ok")]
+    entries = [(entry.stem, entry.status) for entry in runner.manifest(paths.EXECUTED)]
+    assert entries == [("01_machine", "ok"), ("02_profile", "ok")]
 
 
-def test_a_dead_kernel_is_told_in_words(home, monkeypatch):
+def test_a_dead_kernel_is_named(home, monkeypatch):
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("import os; os.kill(os.getpid(), 9)")])
     (home / "notebooks").mkdir()
     notebook.metadata["kernelspec"] = KERNEL
@@ -139,7 +138,7 @@ def test_numbers_that_move_are_named(home, monkeypatch):
     (["bundle"], "nothing to pack"),
     (["report"], "nothing has been run yet"),
 ])
-def test_the_command_line_tells_wrong_input_in_one_line(home, capsys, arguments, words):
+def test_the_command_line_refuses_wrong_input_in_one_line(home, capsys, arguments, words):
     assert cli.main(arguments) == 2
     shown = capsys.readouterr().err.strip()
     assert shown.startswith("error: ")

@@ -1,0 +1,29 @@
+"""The time that a measurement may take, whatever the machine does meanwhile."""
+
+import math
+import time
+
+_PATIENCE_SHARE, _PATIENCE_S = 0.15, 10.0
+
+
+class Budget:
+    """``seconds`` of wall time from the moment of construction, waiting and setting up included; 0: no limit."""
+
+    def __init__(self, seconds: float):
+        self.seconds = seconds
+        self._end = time.monotonic() + seconds if seconds else math.inf
+
+    @property
+    def left_s(self) -> float:
+        """Return what is left, in seconds; 0 when it is spent, inf without a limit."""
+        return max(0.0, self._end - time.monotonic())
+
+    @property
+    def spent(self) -> bool:
+        """Return whether nothing is left."""
+        return not self.left_s
+
+    @property
+    def patience_s(self) -> float:
+        """Return how long to wait for a quiet machine, in seconds: a part of the budget, ten seconds at most."""
+        return min(_PATIENCE_S, _PATIENCE_SHARE * self.seconds) if self.seconds else _PATIENCE_S

@@ -1,0 +1,168 @@
+"""Budgets hold within half of themselves, however slow the machine is, and whatever comes meanwhile."""
+
+import queue
+import threading
+import time
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from lib import store
+from lib.config.notebooks import MachineParams, ProfileParams, SweepParams
+from lib.measure import ceilings, load
+from lib.measure.budget import Budget
+from lib.measure.operators import isolated, sweep
+from lib.measure.training import matrix, profile_run
+from lib.tables import columns
+from lib.work.training import Trainer
+
+BUSY = load.Load(1.0, 1.0, 2.0, 0.0, 0.0)
+
+
+class Clock:
+    """A clock that only moves when told; work takes ``factor`` times as long from ``slow_from`` on."""
+
+    def __init__(self, slow_from=np.inf, factor=1.0):
+        self.now, self._slow_from, self._factor = 1000.0, slow_from, factor
+
+    def work(self, seconds):
+        self.now += seconds * (self._factor if self.now - 1000 > self._slow_from else 1.0)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Put a clock in the place of the machine's own, on a machine where others hold all cores."""
+    store.git_state()  # waits for a process, by the real clock
+    made = Clock()
+    monkeypatch.setattr(time, "monotonic", lambda: made.now)
+    monkeypatch.setattr(time, "perf_counter", lambda: made.now)
+    monkeypatch.setattr(time, "perf_counter_ns", lambda: int(made.now * 1e9))
+    monkeypatch.setattr(time, "sleep", made.work)
+    monkeypatch.setattr(load.LoadWatch, "reading", lambda self: BUSY)
+    return made
+
+
+def spent_s(clock):
+    return clock.now - 1000
+
+
+def test_a_budget_counts_from_its_start_and_waits_for_a_part_of_itself(clock):
+    budget = Budget(20)
+    clock.now += 5
+    assert (budget.left_s, budget.spent, budget.patience_s) == (15, False, 3.0)
+    clock.now += 16
+    assert (budget.left_s, budget.spent) == (0, True)
+    assert (Budget(0).left_s, Budget(0).spent, Budget(0).patience_s) == (np.inf, False, 10.0)
+    load.wait_for_quiet(2, patience_s=3.0)
+    assert spent_s(clock) <= 21 + 3.5
+
+
+@pytest.mark.parametrize("call_s", [1e-4, 0.02, 0.25])
+def test_ceilings(clock, home, monkeypatch, call_s):
+    def probe(number):
+        row = {"dtype": "fp32", "level": "compute" if number % 2 else "RAM", "method": str(number)}
+        return ceilings.Probe(row, 1e9 * (number % 2), 1e6, lambda: clock.work(0.1) or (lambda: clock.work(call_s)))
+
+    monkeypatch.setattr(ceilings, "_compute_probes", lambda p, device: [probe(number) for number in range(40)])
+    monkeypatch.setattr(ceilings, "_triad_probes", lambda p, device, threads: [])
+    monkeypatch.setattr(ceilings, "overheads", lambda device, budget_s: clock.work(budget_s) or pd.DataFrame(
+        [dict.fromkeys(columns("overheads"), 1.0) | {"device": "cpu", "what": "launch", "n": 9, "method": "none"}],
+        columns=columns("overheads")))
+    found = ceilings.measure_ceilings(MachineParams(budget_s=15, device="cpu"))
+    assert spent_s(clock) <= 1.5 * 15
+    assert len(found.table) == 40
+    assert (found.table["n"] >= 1).all()
+    assert set(found.table["verdict"]) == {"unusable"}, "two cores were taken"
+    assert set(found.best["level"]) == {"compute", "RAM"}, "and still there is a best"
+    assert "UNUSABLE" in found.warning
+
+
+@pytest.mark.parametrize(("step_s", "slow_from"), [(0.05, np.inf), (0.5, np.inf), (3.0, np.inf), (0.2, 8)])
+def test_a_profiled_run(clock, home, monkeypatch, step_s, slow_from):
+    place = Trainer._place
+    clock._slow_from, clock._factor = slow_from, 4.0
+
+    def slow(self, inputs):
+        clock.work(step_s * (1.0 if self.model.training else 0.4))
+        return place(self, inputs)
+
+    monkeypatch.setattr(Trainer, "_place", slow)
+    run = profile_run.measure(
+        ProfileParams(workload="W6", device="cpu", data_source="synthetic", budget_s=24, iters=0, threads=1))
+    assert spent_s(clock) <= 1.5 * 24
+    counts = run.rows[~run.rows["warmup"]]["task_type"].value_counts()
+    assert set(counts.index) == {"train", "eval", "test"}
+    assert run.run["verdict"] == "unusable"
+    assert "others took 2.0 cores" in run.run["reason"]
+    if step_s < 0.1:
+        assert counts["train"] > 50, "and what it has is used"
+
+
+class Even:
+    """A worker whose visits take a quarter of a second each."""
+
+    def __init__(self, device, p):
+        self._device = device
+
+    def ready(self):
+        return {"device": self._device}
+
+    def ask(self, config, ops):
+        time.sleep(0.25)
+        return {"latency_ms": 1.0, "spread_ms": 0.01, "yardstick_ms": 1.0, "n": 5, "calls": 5, "at_s": 0.0, "visit_s": 0.25,
+                "other_cores": 0.0, "stolen_cores": 0.0, "status": "ok", "reason": ""}
+
+    def close(self):
+        pass
+
+
+def drive(p, folder):
+    sweep._Drive("cpu", p, folder, queue.Queue(), threading.Event()).run()
+    return store.read(folder / "cpu" / "repeats.csv", "repeats")
+
+
+def test_a_sweep_spreads_it_over_all_rounds_and_an_earlier_call_counts(clock, home, monkeypatch, tmp_path):
+    monkeypatch.setattr(sweep, "_Worker", Even)
+    p = SweepParams(op="activation", device="cpu", budget_s=20.0, rounds=4)
+    visits = drive(p, tmp_path)
+    assert spent_s(clock) == 20.0
+    assert list(visits.groupby("round")["config"].nunique()) == [20, 20, 20, 20]
+    orders = [list(part["config"]) for _, part in visits.groupby("round")]
+    assert len({tuple(order) for order in orders}) == 4, "each round has its own order"
+    assert len({tuple(sorted(order)) for order in orders}) == 1
+    assert len(drive(p, tmp_path)) == len(visits), "all of it was spent before"
+    assert spent_s(clock) == 20.0
+
+
+def test_a_sweep_on_a_machine_that_becomes_slower(clock, home, monkeypatch, tmp_path):
+    monkeypatch.setattr(sweep, "_Worker", Even)
+    clock._slow_from, clock._factor = 6, 8.0
+    p = SweepParams(op="activation", device="cpu", budget_s=20.0, rounds=4)
+    visits = drive(p, tmp_path)
+    assert spent_s(clock) <= 1.5 * 20
+    assert visits["round"].max() >= 1
+
+
+def test_networks_and_operators_one_by_one(clock, monkeypatch):
+    def item(kind, seconds):
+        return isolated.Item({"kind": kind, "label": "x"}, lambda: lambda: clock.work(seconds))
+
+    items = [item("network", 1.0), item("network", 0.5), *[item("operator", 0.1)] * 20]
+    samples, failed = isolated._timed(items, isolated.machine.device("cpu"), Budget(20), lambda items, _: items)
+    assert spent_s(clock) <= 1.5 * 20
+    assert all(len(part) for part in samples)
+    assert not failed
+
+
+def test_a_matrix_starts_no_run_that_would_end_too_late(clock, home, monkeypatch):
+    cells = [matrix.Cell(f"box/net{number}/b1/fp32", matrix.workload_of("pathmnist-28", "resnet18", 1),
+                         ProfileParams(device="cpu")) for number in range(9)]
+
+    def measure(p, workload):
+        clock.work(7.0)
+        return pd.Series({"verdict": "stable", "run_id": "r", "images_per_sec": 1.0})
+
+    rows = matrix.run_matrix(cells, 1, budget_s=20, measure=measure)
+    assert len(rows) == 3
+    assert spent_s(clock) <= 1.5 * 20

@@ -1,0 +1,77 @@
+"""Another machine, emulated: an older processor's instructions, one thread, empty folders; measuring beside busy neighbours."""
+
+import os
+import re
+import subprocess
+import sys
+import time
+
+import pytest
+
+from lib import paths, store
+from lib.report import runner
+from tests.conftest import busy_neighbours
+
+pytestmark = pytest.mark.elsewhere
+# No AVX-512 in oneDNN, ATen, NumPy and compiled code; one thread everywhere.
+OLDER = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2", "NUMBA_CPU_NAME": "haswell",
+         "NPY_DISABLE_CPU_FEATURES": "X86_V4 AVX512_ICL AVX512_SPR", "PYTHONHASHSEED": "7", "OMP_NUM_THREADS": "1",
+         "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
+NOTEBOOK_S = 90  # a notebook takes a minute by default, and noise may add half of that
+
+
+def emulated(folder):
+    """Return the environment of the other machine, whose output and temporary files lie in ``folder``."""
+    (folder / "tmp").mkdir()
+    return {**os.environ, **OLDER, "LIB_BATCH": "1", "LIB_OUTPUT": str(folder), "NUMBA_CACHE_DIR": str(folder / "numba"),
+            "TMPDIR": str(folder / "tmp")}
+
+
+def test_the_key_numbers_reproduce_on_another_processor(tmp_path):
+    done = subprocess.run([sys.executable, "-m", "lib", "run", "04", "05", "06", "07", "--check"], cwd=paths.ROOT,
+                          env=emulated(tmp_path), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"reproduced: the key numbers of \d+ replayed notebooks did not move", done.stdout)
+
+
+def measured(notebook, folder, values):
+    """Run a notebook that measures beside neighbours on every core; return its texts. It must end in time, without an error."""
+    begin = time.monotonic()
+    with busy_neighbours(os.cpu_count()):
+        words = [sys.executable, "-m", "papermill", str(paths.NOTEBOOKS / f"{notebook}.ipynb"), str(folder / "out.ipynb"),
+                 "--no-progress-bar", *(word for name, value in values.items() for word in ("-p", name, value))]
+        done = subprocess.run(words, cwd=paths.ROOT, env=emulated(folder), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert time.monotonic() - begin < NOTEBOOK_S
+    outputs = list(runner.outputs(folder / "out.ipynb"))
+    assert not [output for output in outputs if output["output_type"] == "error" or output.get("name") == "stderr"]
+    return outputs
+
+
+def crowded(verdicts):
+    """Assert that rows which were measured beside neighbours are marked, none of them called stable."""
+    assert len(verdicts)
+    assert set(verdicts) <= {"noisy", "unusable"}, verdicts.value_counts().to_dict()
+
+
+def test_01_measures_beside_busy_neighbours(tmp_path):
+    measured("01_machine", tmp_path, {})
+    table = store.read_all((tmp_path / "data" / "ceilings").glob("ceilings_*.csv"), "ceilings")
+    crowded(table["verdict"])
+    assert table["peak_gflops"].max() > 0
+    assert table["peak_gbps"].max() > 0
+
+
+def test_02_profiles_w1_beside_busy_neighbours(tmp_path):
+    measured("02_profile", tmp_path, {"workload": "W1"})
+    run = store.read_all((tmp_path / "data" / "runs").glob("*.csv"), "runs")
+    crowded(run["verdict"])
+    assert (run["other_cpu_cores"] > 0.5).all()
+    assert (run["images_per_sec"] > 0).all()
+
+
+def test_03_sweeps_beside_busy_neighbours(tmp_path):
+    measured("03_sweep", tmp_path, {"op": "conv2d", "budget_s": "30"})
+    (path,) = (tmp_path / "data" / "sweeps").glob("*/sweep.parquet")
+    table = store.read(path, "sweep")
+    crowded(table.loc[table["status"] == "ok", "verdict"])
