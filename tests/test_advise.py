@@ -47,8 +47,8 @@ def test_every_device_with_a_model_answers(answer):
     assert answer.recommended == table[table["fits"]]["device"].iloc[0]
     assert answer.recommended in answer.reason
     assert table["images_per_sec"].to_numpy() == pytest.approx(4e3 / table["predicted_ms"].to_numpy())
-    zero = table[table["source"] == "zero-shot"]
-    assert zero["out_of_range"].all(), "what was never measured there is said to be outside"
+    zero = table[table["source"].str.startswith("zero-shot")]
+    assert len(zero) and zero["out_of_range"].all(), "what was never measured there is said to be outside"
     assert "ms" in advise_text.text(answer)
 
 
@@ -124,7 +124,7 @@ def test_shipped_models_say_where_they_come_from():
 
 def test_a_gpu_without_a_model_is_answered_by_its_ceilings_alone():
     found = registry.for_devices(["rtx-4090"], "fp32")[0]
-    assert found.zero_shot
+    assert all(part.origin for part in found.model.parts.values())
     assert found.model.chip == Chip.of(load_devices()["rtx-4090"], "fp32")
     with pytest.raises(InputError, match="states no bf16 rate or no multiprocessors of t4"):
         Chip.of(load_devices()["t4"], "bf16")

@@ -98,7 +98,9 @@ def test_a_saved_model_says_the_same(model, products, tmp_path):
 
 @pytest.mark.parametrize(("content", "words"), [
     (b"PK not a model", "is no cost model, or is damaged"), (gzip.compress(b"{", mtime=0), "is no cost model, or is damaged"),
-    (gzip.compress(json.dumps({"schema": 99}).encode(), mtime=0), "is of version 99, this program reads up to 2: update it")])
+    (gzip.compress(json.dumps({"schema": 99}).encode(), mtime=0), "model.json.gz is a cost model of schema 99, .* update the"),
+    (gzip.compress(json.dumps({"schema": 1, "parts": {}}).encode(), mtime=0),
+     "model.json.gz is a cost model of schema 1, this program reads schema 3: train it again with: python -m lib models")])
 def test_files_that_are_no_model(tmp_path, content, words):
     (tmp_path / "model.json.gz").write_bytes(content)
     with pytest.raises(InputError, match=words):

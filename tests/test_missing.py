@@ -176,9 +176,10 @@ def batches(rows):
 
 
 def evaluated_of(rows):
-    from lib.predict.evaluation.results import Evaluated
+    from lib.studies.cost_model.study import Evaluation
 
-    return Evaluated(paths.ROOT, score_rows().assign(kind="network").head(len(rows)), rows, rows.assign(tuning=False), "")
+    scores = score_rows().assign(kind="network", family=["kept memory", "default memory"] * 2)
+    return Evaluation(paths.ROOT, scores.head(len(rows)), rows, rows.assign(tuning=False), "")
 
 
 def record_of(rows):
@@ -242,8 +243,11 @@ CALLS = {
     "cost_model.family_words": (lambda rows: (rows,), score_rows),
     "cost_model.step_words": (lambda rows: (rows,), lambda: score_rows().assign(kind="step")),
     "cost_model.curve_words": (lambda rows: (rows, "f"), lambda: pd.DataFrame({"points": [10, 20], "mape": [9.0, 5.0]})),
+    "cost_model.weak_words": (lambda rows: (rows,), prediction_rows),
+    "cost_model.shipped_words": (lambda rows: (rows,), lambda: pd.DataFrame({
+        "network": ["a", "b"], "published_ms": 1.0, "shipped_ms": [1.0, 1.2], "same": [True, False]})),
     **{f"cost_model.{name}": (lambda rows: (evaluated_of(rows),), prediction_rows)
-       for name in ("weak_words", "network_words", "memory_words")},
+       for name in ("network_words", "composition_words", "memory_words")},
     **{f"scheduler_eval.{name}": (lambda rows: (rows,), result_rows)
        for name in ("bound_words", "completion_words", "load_words", "adversarial_words", "pareto_words", "published_words")},
     "scheduler_eval.noise_words": (lambda rows: (rows, rows, rows), result_rows),

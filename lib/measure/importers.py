@@ -88,6 +88,15 @@ def _products(m: np.ndarray, k: np.ndarray, n: np.ndarray, latency_ms: np.ndarra
     return _table(values, len(m), device, software, how, 2.0 * m * k * n, moved, np.asarray(latency_ms, float), dtype, "linear")
 
 
+def _batched(batch: np.ndarray, m: np.ndarray, k: np.ndarray, n: np.ndarray, latency_ms: np.ndarray, device: str, software: str,
+             how: Mapping[str, str]) -> pd.DataFrame:
+    batch, m, k, n = (np.asarray(values, np.int64) for values in (batch, m, k, n))
+    moved = _BYTES["fp32"] * batch * (m * k + k * n + m * n).astype(float)
+    values = {"batch": batch, "gemm_m": m, "gemm_k": k, "gemm_n": n, "layout": "nn"}
+    return _table(values, len(m), device, software, how, 2.0 * batch * m * k * n, moved, np.asarray(latency_ms, float), "fp32",
+                  "bmm")
+
+
 def _rowwise(op: str, frame: pd.DataFrame, device: str, software: str, how: Mapping[str, str]) -> pd.DataFrame:
     """Turn NeuSight's operators on a matrix of B rows and H columns into our families."""
     rows, width = frame["B"].to_numpy(np.int64), frame["H"].to_numpy(np.int64)
@@ -128,8 +137,8 @@ _NEUSIGHT_CONV = {"batch": "B", "in_channels": "Input_Channel", "out_channels": 
 def neusight(folder: Path) -> dict[str, pd.DataFrame]:
     """Read ``<folder>/<op>/<GPU>.csv`` of NeuSight (Lee et al., ASPLOS 2025; MIT): fp32, eager launches, ms.
 
-    Operators: conv, linear, softmax, ln, add, relu. In its products N is the contraction. Returns a ``sweep`` table a device.
-    Raises InputError naming what is not there.
+    Operators: conv, linear, bmm, softmax, ln, add, relu. In its products N is the contraction. Returns a ``sweep`` table a
+    device. Raises InputError naming what is not there.
     """
     readers: dict[str, tuple[set[str], Callable]] = {
         "conv": ({*_NEUSIGHT_CONV.values(), "Latency"},
@@ -137,6 +146,8 @@ def neusight(folder: Path) -> dict[str, pd.DataFrame]:
         "linear": ({"B", "M", "N", "K", "Latency"},
                    lambda frame, *rest: _products(frame["B"] * frame["M"], frame["N"], frame["K"], frame["Latency"], *rest,
                                                   "fp32")),
+        "bmm": ({"B", "M", "N", "K", "Latency"},
+                lambda frame, *rest: _batched(frame["B"], frame["M"], frame["N"], frame["K"], frame["Latency"], *rest)),
         **{op: ({"B", "H", "Latency"}, lambda frame, *rest, op=op: _rowwise(op, frame, *rest))
            for op in ("softmax", "ln", "add", "relu")}}
     how = {"latency_type": "end_to_end", "cache": "warm"}

@@ -13,7 +13,7 @@ from lib.measure import archive, machine
 from lib.measure.networks import allocator
 from lib.predict import registry
 from lib.predict.networks import composition
-from lib.predict.networks.composition import Work
+from lib.predict.networks.composition import Estimate, Work
 from lib.work import networks
 from lib.work.graph import capture
 
@@ -22,6 +22,7 @@ COLUMNS = ("device", "source", "predicted_ms", "low_ms", "high_ms", "images_per_
 BATCHES = (1, 4, 16, 64, 256)
 _RIVALS = 3  # devices that are compared over batch sizes: this machine's CPU and the fastest
 _TORCH = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+_MOST = 0.5  # of the time borrowed from other devices, and an answer is zero-shot
 _SHARE = 0.05  # of the time outside of what was learned, and the whole counts as outside
 
 
@@ -123,13 +124,24 @@ def _row(one: registry.Shelved, item: Work, question: Question) -> dict[str, Any
     said = one.estimate(item)
     rate = item.batch_size / said.predicted_ms * 1e3
     bound, below = one.bound(item, said)
-    outside = said.outside > _SHARE or one.zero_shot
+    outside = said.outside > _SHARE or bool(one.origin)
     measured = _measured(one, question, item.batch_size)
-    return {"device": one.device, "source": "zero-shot" if one.zero_shot else "predicted", "predicted_ms": said.predicted_ms,
+    return {"device": one.device, "source": source_of(one, said), "predicted_ms": said.predicted_ms,
             "low_ms": said.low_ms, "high_ms": said.high_ms, "images_per_sec": rate, "memory_mb": item.memory_mb, "bound": bound,
             "below_roof": below, "out_of_range": bool(outside), "fits": bool(item.memory_mb < one.memory_mb),
             "measured_ms": measured, "dtype": question.dtype,
             "price_per_million": one.price_per_hour / rate * 1e6 / 3600 if one.price_per_hour else math.nan}
+
+
+def source_of(one: registry.Shelved, said: Estimate) -> str:
+    """Say on what an answer rests: zero-shot where most of its time was predicted from kernels of other devices."""
+    if one.origin:
+        return f"zero-shot from {one.origin}"
+    borrowed = sum(said.origins.values())
+    if borrowed <= _SHARE:
+        return "predicted"
+    most = max(said.origins, key=said.origins.get)
+    return f"zero-shot from {most}" if borrowed > _MOST else f"predicted, {borrowed:.0%} from {most}"
 
 
 def _measured(one: registry.Shelved, question: Question, batch_size: int) -> float:
@@ -239,8 +251,8 @@ def _half(asked: Asked, one: registry.Shelved, base_ms: float) -> Change:
     except InputError:
         return Change("bf16 (autocast)", math.nan, f"not predicted: no bf16 model of {one.device}", {"dtype": "bf16"})
     half = Asked(replace(asked.question, dtype="bf16", batch_size=asked.batch_size))
-    gain = base_ms / other.estimate(half.work()).predicted_ms
-    return Change("bf16 (autocast)", gain, "predicted by the bf16 model, zero-shot" if other.zero_shot else "by the bf16 model",
+    said = other.estimate(half.work())
+    return Change("bf16 (autocast)", base_ms / said.predicted_ms, f"by the bf16 model, {source_of(other, said)}",
                   {"dtype": "bf16"})
 
 

@@ -1,5 +1,6 @@
 """The models at hand: those that ship with the reference, and those that were calibrated on this machine."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -15,9 +16,10 @@ from lib.errors import InputError, choices
 from lib.measure import machine
 from lib.predict.networks import composition as estimate
 from lib.predict.networks.composition import Composition, Estimate, Work
+from lib.predict.operators import transfer
 from lib.predict.operators.cost_model import CostModel
+from lib.predict.operators.transfer import ANY_GPU
 
-ANY_GPU = "any-gpu"
 SHIPPED = paths.REFERENCE / "models"
 _SUFFIX = ".json.gz"
 _LAUNCH_SHARE = 0.5
@@ -45,14 +47,14 @@ class Shelved:
     device: str
     dtype: str
     model: CostModel
-    zero_shot: bool
+    origin: str  # of whom the model was learned, where it was another machine: then every answer is zero-shot
     memory_mb: float
     price_per_hour: float | None = None
 
     @cached_property
     def networks(self) -> pd.DataFrame | None:
         """Give the networks that were measured whole on this device, or None."""
-        if self.device != "cpu" and self.zero_shot:
+        if self.model.facts.get("hardware_id", "vendor:").startswith("vendor:"):
             return None
         files = sorted(paths.REFERENCE.glob("*/networks/*.parquet"))
         tables = [pd.read_parquet(path) for path in files]  # committed, so checked by the tests; here that takes a second
@@ -62,7 +64,7 @@ class Shelved:
     @cached_property
     def stable(self) -> pd.DataFrame:
         """Give the operators that were measured on this device in the state that its model answers for, and repeated well."""
-        names = [] if self.zero_shot else self.model.facts.get("sweeps", [])
+        names = [] if self.origin else self.model.facts.get("sweeps", [])
         files = [path for name in names if (path := paths.REFERENCE / name / "sweep.parquet").is_file()]
         tables = [table[(table["status"] == "ok") & (table["verdict"] == "stable")] for table in map(pd.read_parquet, files)]
         return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=["flops", "bytes", "latency_ms"])
@@ -75,23 +77,33 @@ class Shelved:
         return estimate.lookup(table)
 
     def composition(self, mode: str, memory: str = "default") -> Composition:
-        """Return what a whole adds to its operators; where no network was measured whole, nothing, with a wide interval."""
+        """Return what a whole adds to its operators; where no network was measured whole, nothing, with their interval."""
         learned = self.model.compositions.get(f"{mode} {memory}")
         if learned:
             return Composition(**learned)
-        return Composition({"sum_ms": 1.0, "moved_ms": 1.0, "modules": 0.0, "fresh_mb": 0.0}, self.model.typical_half(), 0)
+        return Composition({"sum_ms": 1.0, "moved_ms": 1.0, "modules": 0.0, "fresh_mb": 0.0}, math.nan, 0)
 
     def estimate(self, item: Work, memory: str = "default") -> Estimate:
         """Predict a pass or step on this device; on a CPU ``memory`` says whether the process keeps what it frees."""
         return estimate.estimate(item, self.model, self.composition(item.mode, memory), self.known(item))
 
+    def _ideal_ms(self, item: Work) -> tuple[np.ndarray, np.ndarray]:
+        """Return how long each operator computes and moves at the ceilings."""
+        return ((item.table["flops"] / self.model.facts["peak_gflops"] / 1e6).to_numpy(),
+                (item.table["bytes"] / self.model.facts["peak_gbps"] / 1e6).to_numpy())
+
+    def roof_ms(self, item: Work) -> float:
+        """Return how long the operators take at their roofs, one after another."""
+        return float((np.maximum(*self._ideal_ms(item)) * item.table["calls"].to_numpy()).sum())
+
+    def launches_ms(self, item: Work) -> float:
+        """Return how long launching every operator takes."""
+        return float(item.table["calls"].sum() * self.model.facts["launch_ms"])
+
     def bound(self, item: Work, said: Estimate) -> tuple[str, float]:
         """Return what bounds most of the time (compute, memory or launch), and how many times the roof is faster."""
-        gflops, gbps = self.model.facts["peak_gflops"], self.model.facts["peak_gbps"]
-        compute = (item.table["flops"] / gflops / 1e6).to_numpy()
-        moving = (item.table["bytes"] / gbps / 1e6).to_numpy()
-        calls = item.table["calls"].to_numpy()
-        roof_ms = float((np.maximum(compute, moving) * calls).sum())
+        compute, moving = self._ideal_ms(item)
+        roof_ms = self.roof_ms(item)
         cost = (said.operators["predicted_ms"] * said.operators["calls"]).to_numpy()
         launched = cost[(np.maximum(compute, moving) < 0.1 * said.operators["predicted_ms"].to_numpy())
                         & (said.operators["predicted_ms"].to_numpy() < 10 * self.model.facts.get("launch_ms", 0.0))].sum()
@@ -124,28 +136,18 @@ def _own_cpu(dtype: str, held: Mapping[tuple[str, str], Path]) -> Shelved | None
     memory_mb = psutil.virtual_memory().total / 1e6
     here = held.get((f"cpu-{machine.name()}", dtype))
     if here:
-        return Shelved("cpu", dtype, CostModel.load(here), False, memory_mb)
+        return Shelved("cpu", dtype, CostModel.load(here), "", memory_mb)
     others = [path for (device, kind), path in held.items() if device.startswith("cpu-") and kind == dtype]
-    return Shelved("cpu", dtype, CostModel.load(others[0]), True, memory_mb) if others else None
+    return Shelved("cpu", dtype, model := CostModel.load(others[0]), model.device, memory_mb) if others else None
 
 
 def _gpu(vendor: VendorDevice, dtype: str, held: Mapping[tuple[str, str], Path],
          load: Callable[[Path], CostModel]) -> Shelved | None:
-    """Return a GPU's own model, completed by that of any GPU; or the latter alone; or None for a type without a stated rate."""
-    device = vendor.id
+    """Return a GPU with its model, completed from others; None for an element type without a rate, or without a donor."""
     if dtype not in vendor.peak_gflops or not vendor.multiprocessors:
         return None
-    own = held.get((device, dtype))
-    general = [load(held[ANY_GPU, kind]) for kind in dict.fromkeys((dtype, "fp32")) if (ANY_GPU, kind) in held]
-    if own:
-        model = CostModel.load(own)
-    elif general:
-        model = general[0].on(vendor, dtype)
-    else:
-        return None
-    for other in general:
-        model.complete(other)
-    return Shelved(device, dtype, model, not own, vendor.memory_mb, vendor.price_per_hour)
+    model = transfer.gpu_model(vendor, dtype, held, load)
+    return Shelved(vendor.id, dtype, model, "", vendor.memory_mb, vendor.price_per_hour) if model else None
 
 
 def for_devices(wanted: Sequence[str], dtype: str) -> list[Shelved]:
@@ -153,7 +155,7 @@ def for_devices(wanted: Sequence[str], dtype: str) -> list[Shelved]:
 
     Raises InputError for a device that has none, listing those that do and how to calibrate.
     """
-    held, vendors, load = shelved(), load_devices(), cache(CostModel.load)  # the model of any GPU serves several
+    held, vendors, load = shelved(), load_devices(), cache(CostModel.load)  # a donor serves several
     usual = ["cpu", *sorted({device for device, _ in held if device in vendors})]
     found = []
     for device in wanted or usual:

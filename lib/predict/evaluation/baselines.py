@@ -11,7 +11,7 @@ from lib.predict.operators import cost_model, features
 
 FAMILIES: dict[str, tuple[tuple[str, ...], str]] = {
     "conv2d forward": (("conv2d",), "forward"), "conv2d backward": (("conv2d",), "backward"),
-    "matmul and linear": (("linear", "matmul"), "forward"), "batched products": (("bmm",), "forward"),
+    "matmul and linear": (("linear", "matmul"), "forward"), "batched GEMM": (("bmm",), "forward"),
     "attention forward": (("attention",), "forward"), "attention backward": (("attention",), "backward"),
     "pooling forward": (("pool2d", "pool3d"), "forward"), "pooling backward": (("pool2d", "pool3d"), "backward"),
     "memory-bound forward": (features.GROUPS["memory"], "forward"),

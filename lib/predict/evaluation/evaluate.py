@@ -1,5 +1,6 @@
 """The full evaluation of a reference machine's models, written beside its data: what the notebook and the report show."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +10,14 @@ import pandas as pd
 from lib import store
 from lib.measure import archive
 from lib.predict import registry, training
-from lib.predict.evaluation import baselines, training_steps
+from lib.predict.evaluation import baselines, gpu_networks, training_steps
+from lib.predict.networks import composition
 from lib.predict.operators import cost_model
 from lib.predict.operators.cost_model import CostModel
 from lib.tables import columns
 
 _SPLIT_SHAPES = "unseen shapes, 5 folds"
-_SPLIT_NETWORKS = "networks never swept nor tuned on"
+_SPLIT_NETWORKS = "networks never swept nor tuned on, composition learned from other families"
 
 
 def operators(folder: Path, model: CostModel) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -56,8 +58,14 @@ def evaluate(folder: Path | None = None, quick: bool = False,
     scores, predictions = operators(folder, model)
     networks = training.with_networks(model, folder, progress)
     path = model.save(registry.path_of(model.device, "fp32", registry.SHIPPED))
+    items = training.works(networks[networks["network"].str.fullmatch(r"W\d+")], progress)
+    found_steps, joined = _write(folder, model, path, scores, predictions, networks, items, quick)
+    return {"scores": joined, "networks": networks, "steps": found_steps, "model": path, "predictions": predictions}
+
+
+def _write(folder: Path, model: CostModel, path: Path, scores: pd.DataFrame, predictions: pd.DataFrame, networks: pd.DataFrame,
+           items: Mapping, quick: bool) -> tuple[pd.DataFrame, pd.DataFrame]:
     workloads = networks[networks["network"].str.fullmatch(r"W\d+")]
-    items = training.works(workloads, progress)
     found_steps = training_steps.leave_one_out(workloads, items, model) if len(workloads) else pd.DataFrame()
     all_scores = [scores.assign(kind="operator"), network_scores(networks)]
     if len(found_steps):
@@ -71,12 +79,13 @@ def evaluate(folder: Path | None = None, quick: bool = False,
         written = store.write(table, target / f"{name}.parquet", schema, derived=True)
         store.write_meta(written, schema, **facts)
     _networks(networks).to_csv(target / "networks.csv", index=False)
-    return {"scores": joined, "networks": networks, "steps": found_steps, "model": path, "predictions": predictions}
+    return found_steps, joined
 
 
 def _networks(table: pd.DataFrame) -> pd.DataFrame:
-    return table[["network", "mode", "batch_size", "memory", "tuning", "latency_ms", "latency_iqr_ms", "verdict", "status",
-                  "predicted_ms", "low_ms", "high_ms", "outside", "looked_up", "rss_mb", "tensors_mb", "peak_mb", "memory_mb"]]
+    return table[["network", "family", "mode", "batch_size", "memory", "tuning", "latency_ms", "latency_iqr_ms",
+                  "verdict", "status", "predicted_ms", "low_ms", "high_ms", "shipped_ms", *composition.TERMS, "outside",
+                  "looked_up", "rss_mb", "tensors_mb", "peak_mb", "memory_mb"]]
 
 
 def _predictions(operator_rows: pd.DataFrame, networks: pd.DataFrame, found_steps: pd.DataFrame) -> pd.DataFrame:
@@ -98,7 +107,7 @@ def _predictions(operator_rows: pd.DataFrame, networks: pd.DataFrame, found_step
 
 def published(kind: str, dtype: str, quick: bool = False,
               progress: archive.Progress = lambda items, _: items) -> list[tuple[str, CostModel]]:
-    """Train and ship the models of every device of an imported kind, and that of any GPU; return them."""
+    """Train and ship the models of every device of an imported kind, and that of any GPU, with what all GPUs then predict."""
     tables, found = training.published_tables(kind), []
     for device, table in progress(list(tables.items()), kind):
         model = training.gpu_model(device, table, kind, dtype, quick)
@@ -106,4 +115,5 @@ def published(kind: str, dtype: str, quick: bool = False,
         found.append((device, model))
     model = training.any_gpu(tables, kind, dtype, quick)
     model.save(registry.path_of(registry.ANY_GPU, dtype, registry.SHIPPED))
+    gpu_networks.table(progress=progress).to_csv(gpu_networks.path(), index=False)
     return [*found, (registry.ANY_GPU, model)]

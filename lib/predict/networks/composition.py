@@ -151,27 +151,32 @@ class Estimate:
     high_ms: float
     outside: float  # the share of the time that lies outside of what was learned
     looked_up: float  # the share of the time that was measured before
+    origins: Mapping[str, float]  # the share of the time that each other device's kernels, or the roofline, answered for
     operators: pd.DataFrame
 
 
 def parts(item: Work, model: cost_model.CostModel, known: Mapping[tuple, float] | None = None) -> pd.DataFrame:
-    """Return the operators of ``item`` with ``predicted_ms``, ``out_of_range`` and ``looked_up``.
+    """Return the operators of ``item`` with ``predicted_ms``, ``out_of_range``, ``looked_up``, ``half``, ``origin``.
+
+    ``half`` is half of a GPU's interval in log time, ``origin`` of whom the prediction was learned where not of the device.
 
     ``known`` maps ``Asked.key`` to a measured time in ms.
     """
     if model.chip is None:
         judged = [model.judge_one(asked.op, asked.parameters, asked.flops, asked.bytes, asked.passes) for asked in item.asked]
         predicted, outside = (np.array(column) for column in zip(*judged, strict=True))
+        half, origin = np.full(len(predicted), np.nan), ""
     else:
         told = model.predict(item.table)
         predicted, outside = told["predicted_ms"].to_numpy(), told["out_of_range"].to_numpy(bool)
+        half, origin = np.log(told["high_ms"] / told["predicted_ms"]).to_numpy(), told["origin"].to_numpy()
     outside = outside.astype(bool) | ~item.table["covered"].to_numpy(bool)
     found = np.zeros(len(predicted), bool)
     if known:
         measured = np.array([known.get(asked.key, np.nan) for asked in item.asked])
         found = np.isfinite(measured)
         predicted = np.where(found, measured, predicted)
-    return item.table.assign(predicted_ms=predicted, looked_up=found, out_of_range=outside & ~found)
+    return item.table.assign(predicted_ms=predicted, looked_up=found, out_of_range=outside & ~found, half=half, origin=origin)
 
 
 def lookup(table: pd.DataFrame) -> dict[tuple, float]:
@@ -219,14 +224,27 @@ def _rates(frame: pd.DataFrame, measured: np.ndarray, base: Composition | None) 
     return np.append(held, max(0.0, float(left @ fresh / max(fresh @ fresh, 1e-30))))
 
 
+def interval(terms: Mapping[str, float], composition: Composition, outside: float,
+             half: float = 0.0) -> tuple[float, float, float]:
+    """Return predicted, low and high ms from TERMS; ``half`` is used where no network was measured whole."""
+    total = sum(composition.rates[name] * terms[name] for name in TERMS)
+    half = (composition.half if composition.networks else half) * (1 + outside)
+    return total, total * math.exp(-half), total * math.exp(half)
+
+
+def time_shares(table: pd.DataFrame) -> dict[str, float]:
+    """Return which shares of the operators' time (``parts``) lie outside of what was learned, and were looked up."""
+    cost = (table["predicted_ms"] * table["calls"]).to_numpy()
+    return {name: float(cost[table[column].to_numpy(bool)].sum() / cost.sum())
+            for name, column in (("outside", "out_of_range"), ("looked_up", "looked_up"))}
+
+
 def estimate(item: Work, model: cost_model.CostModel, composition: Composition,
              known: Mapping[tuple, float] | None = None) -> Estimate:
     """Predict a pass or step from its operators; the interval is that of networks unlike those it was learned from."""
     table = parts(item, model, known)
-    found = terms(item, table)
-    total = sum(composition.rates[name] * found[name] for name in TERMS)
-    cost = (table["predicted_ms"] * table["calls"]).to_numpy()
-    outside = float(cost[table["out_of_range"].to_numpy(bool)].sum() / cost.sum())
-    half = composition.half * (1 + outside)
-    return Estimate(total, total * np.exp(-half), total * np.exp(half), outside,
-                    float(cost[table["looked_up"].to_numpy(bool)].sum() / cost.sum()), table)
+    cost, shares = table["predicted_ms"] * table["calls"], time_shares(table)
+    origins = (cost / cost.sum()).groupby(table["origin"]).sum().drop("", errors="ignore").to_dict()
+    half = float(cost @ table["half"] / cost.sum())
+    return Estimate(*interval(terms(item, table), composition, shares["outside"], half), **shares, origins=origins,
+                    operators=table)

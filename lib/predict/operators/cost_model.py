@@ -24,16 +24,18 @@ from lib.predict.operators import features, features_gpu
 from lib.predict.operators.augmentation import between
 from lib.predict.operators.correction import Correction
 from lib.predict.operators.features_gpu import Chip
-from lib.predict.operators.regressors import LEAST_MS, Learned, Teacher, of_plain, rates, weights
+from lib.predict.operators.regressors import LEAST_MS, Boosted, Ensemble, Regressor, Student, of_plain, rates, weights
 from lib.predict.operators.validation import conformal, score, shapes_of, usable
 
 __all__ = ["LEAST_MS", "CostModel", "Part", "conformal", "fit", "rates", "score", "shapes_of", "usable"]
-SCHEMA = 2
+SCHEMA = 3
+_RETRAIN = ("train it again with: python -m lib models --train cpu, neusight or aiconfigurator; a calibrated one with: "
+            "python -m lib calibrate")
 LEAST_ROWS = 40
 FOLDS = 5
 _QUICK_FOLDS = 3
 _KIND = ("op", "kind", "layout")
-_CORRECTED = ("log_flops", "log_bytes", "log_compute", "log_move", "over_knee", "m", "n", "k", "window", "ins", "outs",
+_CORRECTED = ("log_flops", "log_bytes", "log_compute", "log_move", "over_ridge", "m", "n", "k", "window", "ins", "outs",
               "groups")  # the features over which a correction is smooth
 
 
@@ -44,7 +46,8 @@ Giver = Callable[[pd.DataFrame], tuple[pd.DataFrame, pd.DataFrame]]  # rows of o
 class Part:
     """What was learned of one group of families and one pass, where it holds, and how wrong it was on unseen shapes."""
 
-    learned: Teacher | Learned
+    learned: Regressor
+    features: list[str]  # all that an operator has; the regressor uses those that varied in training
     ranges: dict[str, tuple[float, float]]
     kinds: list[list[str]]
     edges_ms: list[float]
@@ -52,7 +55,7 @@ class Part:
     rows: int
     scores: dict[str, float] = field(default_factory=dict)
     correction: Correction | None = None
-    borrowed: bool = False  # from other devices: then every answer lies outside of what was learned of this one
+    origin: str = ""  # of whom this was learned, where it was another device: then every answer is out of range
     unseen: pd.DataFrame | None = None  # predicted_ms, low_ms, high_ms of each row by a fold that had not seen it; not saved
 
     @cached_property
@@ -64,11 +67,25 @@ class Part:
     @cached_property
     def limits(self) -> tuple[np.ndarray, np.ndarray]:
         """Give the least and largest value of each feature that was seen."""
-        return _limits(self.ranges, self.learned.names)
+        return _limits(self.ranges, self.features)
+
+    @cached_property
+    def places(self) -> list[int]:
+        """Give where the regressor's features lie among all features."""
+        return [self.features.index(name) for name in self.learned.names]
+
+    def outside(self, x: pd.DataFrame) -> np.ndarray:
+        """Return whether each row of features lies beyond the least or largest value that was seen."""
+        return _beyond(self.limits, x[self.features].to_numpy(float))
+
+    def middle(self, terms: pd.DataFrame, x: pd.DataFrame, outside: np.ndarray) -> np.ndarray:
+        """Return the predicted ms for terms, features and whether each row is out of range."""
+        middle = self.learned.predict(terms.to_numpy(float), x[list(self.learned.names)].to_numpy(float), outside)
+        return middle * np.exp(self.correction(x[self.correction.names].to_numpy(float))) if self.correction else middle
 
     def plain(self) -> dict[str, Any]:
         """Return everything as what JSON can hold."""
-        names = ("ranges", "kinds", "edges_ms", "halves", "rows", "scores", "borrowed")
+        names = ("features", "ranges", "kinds", "edges_ms", "halves", "rows", "scores", "origin")
         return {**{name: getattr(self, name) for name in names},
                 "learned": self.learned.plain(), "correction": asdict(self.correction) if self.correction else None}
 
@@ -104,21 +121,25 @@ class CostModel:
         """
         parts = []
         for name, rows in by_part(table, self.chip is not None):
-            part = self._part(name)
-            terms, x = given(rows, self.chip)
-            values = x.to_numpy(float)
-            middle = part.learned.predict(terms.to_numpy(float), values)
-            if part.correction:
-                places = [list(x).index(column) for column in part.correction.names]
-                middle = middle * np.exp(part.correction(values[:, places]))
+            part, answering = self._part(name), self._part_of(name)
+            terms, x = given(rows, self.chip, answering)
+            outside = part.outside(x)
+            middle = part.middle(terms, x, outside)
             half = np.array(part.halves)[np.searchsorted(part.edges_ms, middle)]
-            outside = _beyond(part.limits, values) | part.borrowed | (self._part_of(name) != name)
+            outside |= bool(part.origin) or answering != name
             outside |= ~np.isin(codes_of(rows), list(part.codes))
             parts.append(pd.DataFrame({"predicted_ms": middle, "low_ms": middle * np.exp(-half),
                                        "high_ms": middle * np.exp(half),
                                        "predicted_gbps": rows["bytes"].to_numpy(float) / middle / 1e6,
-                                       "out_of_range": outside}, index=rows.index))
+                                       "out_of_range": outside, "origin": self._origin(name)}, index=rows.index))
         return pd.concat(parts).reindex(table.index)
+
+    def _origin(self, name: str) -> str:
+        """Return of whom the answer for a part was learned: empty for kernels of this device."""
+        answering = self._part_of(name)
+        if self.parts[answering].origin or answering == name:
+            return self.parts[answering].origin
+        return f"its {answering}"
 
     def predict_one(self, op: str, parameters: Mapping[str, Any], flops: float, moved: float,
                     passes: str = "forward") -> tuple[float, float, float]:
@@ -135,7 +156,7 @@ class CostModel:
         """Return the predicted ms of one operator, and whether it lies outside of what was learned; raises as predict_one."""
         part, middle, x = self._middle(op, parameters, flops, moved, passes)
         code = _code(*(float(features.code(name, parameters.get(name, "") if name != "op" else op)) for name in _KIND))
-        return middle, part.borrowed or code not in part.codes or bool(_beyond(part.limits, np.array(x)))
+        return middle, bool(part.origin) or code not in part.codes or bool(_beyond(part.limits, np.array(x)))
 
     def _middle(self, op: str, parameters: Mapping[str, Any], flops: float, moved: float,
                 passes: str) -> tuple[Part, float, list[float]]:
@@ -143,38 +164,39 @@ class CostModel:
             raise InputError("a GPU's model answers tables; use predict")
         part = self._part(part_name(op, passes))
         terms, x = features.vector(op, parameters, flops, moved)
-        middle = part.learned.one(terms, x)
+        middle = part.learned.one(terms, [x[place] for place in part.places])
         if part.correction:
-            places = [part.learned.names.index(column) for column in part.correction.names]
-            middle *= float(np.exp(part.correction(np.array([[x[place] for place in places]])))[0])
+            chosen = [x[part.features.index(column)] for column in part.correction.names]
+            middle *= float(np.exp(part.correction(np.array([chosen])))[0])
         return part, middle, x
 
     def _part_of(self, name: str) -> str:
-        """Return the part that answers for ``name``: on a GPU without backward kernels the forward ones, by FLOPs and bytes."""
-        return name.replace("backward", "forward") if self.chip and name not in self.parts else name
+        """Return the part that answers for ``name``.
+
+        On a GPU without backward kernels the forward ones do, by FLOPs and bytes; without convolutions the GEMMs do, as which a
+        library computes them.
+        """
+        if self.chip is None or name in self.parts:
+            return name
+        group = name.partition(" ")[0]
+        others = [f"{group} forward", *(["product forward"] if group == "convolution" else [])]
+        return next((other for other in others if other in self.parts), name)
 
     def _part(self, name: str) -> Part:
-        known = self._part_of(name)
-        if known not in self.parts:
+        answering = self._part_of(name)
+        if answering not in self.parts:
             raise InputError(f"the model of {self.device} has not learned {name}; it knows: {choices(self.parts)}")
-        return self.parts[known]
-
-    def typical_half(self) -> float:
-        """Return the widest typical half interval of the parts, in log time."""
-        return max(float(np.mean(part.halves)) for part in self.parts.values())
+        return self.parts[answering]
 
     # ------------------------------------------------------------------------------------------ other devices
 
     def on(self, vendor: VendorDevice, dtype: str) -> "CostModel":
         """Return this model of GPUs asked about another one, of which only the vendor's ceilings are known."""
-        facts = {**self.facts, "peak_gflops": vendor.peak_gflops[dtype], "peak_gbps": vendor.peak_gbps, "zero_shot": True}
-        parts = {name: replace(part, borrowed=True) for name, part in self.parts.items()}
+        facts = {**self.facts, "hardware_id": f"vendor:{vendor.id}", "dtype": dtype,
+                 "peak_gflops": vendor.peak_gflops[dtype], "peak_gbps": vendor.peak_gbps}
+        origin = self.device if self.facts.get("dtype", dtype) == dtype else f"{self.device} {self.facts['dtype']}"
+        parts = {name: replace(part, origin=origin) for name, part in self.parts.items()}
         return CostModel(vendor.id, facts, parts, Chip.of(vendor, dtype))
-
-    def complete(self, other: "CostModel") -> None:
-        """Take over the parts that this model lacks; their answers count as outside of what was learned."""
-        for name, part in other.parts.items():
-            self.parts.setdefault(name, replace(part, borrowed=True))
 
     def corrected(self, table: pd.DataFrame) -> "CostModel":
         """Return this model taught by a few measured rows of another device: factors, intervals and ranges from them.
@@ -190,7 +212,7 @@ class CostModel:
             factors.append(found[name].correction.mean)
         for name, part in self.parts.items():
             shift = float(np.median(factors)) if factors else 0.0
-            parts[name] = found.get(name) or replace(part, correction=_shift(part, shift), borrowed=True)
+            parts[name] = found.get(name) or replace(part, correction=_shift(shift), origin=part.origin or self.device)
         return replace(self, parts=parts)
 
     # ------------------------------------------------------------------------------------------ files
@@ -208,11 +230,12 @@ class CostModel:
 
     @classmethod
     def load(cls, path: Path) -> "CostModel":
-        """Read a model back; InputError says what is wrong with a damaged file or one of a later version. Runs no code."""
+        """Read a model back; InputError says what is wrong with a damaged file or one of another schema. Runs no code."""
         try:
             content = json.loads(gzip.decompress(path.read_bytes()))
-            if content["schema"] > SCHEMA:
-                raise InputError(f"{path} is of version {content['schema']}, this program reads up to {SCHEMA}: update it")
+            if content["schema"] != SCHEMA:
+                raise InputError(f"{path} is a cost model of schema {content['schema']}, this program reads schema {SCHEMA}: "
+                                 + (_RETRAIN if content["schema"] < SCHEMA else "update the program"))
             parts = {name: Part.of_plain(part) for name, part in content["parts"].items()}
             return cls(content["device"], content["facts"], parts, Chip(**content["chip"]) if content["chip"] else None,
                        content["compositions"])
@@ -222,21 +245,19 @@ class CostModel:
             raise InputError(f"{path} is no cost model, or is damaged ({type(error).__name__}: {error})") from None
 
 
-def given(rows: pd.DataFrame, chip: Chip | None) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return terms and features of rows of one part."""
+def given(rows: pd.DataFrame, chip: Chip | None, part: str = "") -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return terms and features of rows of one part; on a GPU as ``part`` sees them, empty for their own part."""
     if chip is not None:
-        return features_gpu.terms(rows, chip), features_gpu.matrix(rows, chip)
+        group = part.partition(" ")[0] or features_gpu.groups_of(rows).iloc[0]
+        return features_gpu.terms(rows, chip, group), features_gpu.matrix(rows, chip, group)
     group = features.group_of(rows["op"].iloc[0])
     return features.terms(rows, group), features.matrix(rows, group)
 
 
 def by_part(table: pd.DataFrame, gpu: bool) -> Iterator[tuple[str, pd.DataFrame]]:
     """Yield the rows of each part with its name; InputError for families without features."""
-    unknown = set(table["op"]) - set(features.GROUP_OF)
-    if unknown:
-        raise InputError(f"no features for {choices(sorted(unknown))}; there are: {choices(features.GROUP_OF)}")
-    groups = {op: features_gpu.group_of(op) for op in features.GROUP_OF} if gpu else features.GROUP_OF
-    yield from table.groupby(table["op"].map(groups) + " " + table["pass"], sort=False)
+    groups = features_gpu.groups_of(table) if gpu else features.groups_of(table)
+    yield from table.groupby(groups + " " + table["pass"], sort=False)
 
 
 def kinds_of(rows: pd.DataFrame) -> set[tuple[str, ...]]:
@@ -276,16 +297,19 @@ def fit(table: pd.DataFrame, facts: Mapping[str, Any] | None = None, chip: Chip 
     return model
 
 
-def learn(rows: pd.DataFrame, give: Giver, quick: bool = False, small: bool = True) -> Teacher | Learned:
-    """Learn from rows of one part, without judging what was learned; ``small``: as one small network."""
+def learn(rows: pd.DataFrame, give: Giver, quick: bool = False, small: bool = True) -> Boosted | Student:
+    """Learn from rows of one part, without judging what was learned; ``small``: as one small network, else as trees."""
     terms, x = give(rows)
-    teacher = Teacher.of(terms, x, rows["latency_ms"].to_numpy(), weights(rows), quick)
+    measured = rows["latency_ms"].to_numpy(), weights(rows)
+    if not small:
+        return Boosted.of(terms, x, *measured)
+    teacher = Ensemble.of(terms, x, *measured, quick)
 
     def more(count: int) -> tuple[np.ndarray, np.ndarray]:
         terms, x = give(between(rows, count))
         return terms.to_numpy(float), x.to_numpy(float)
 
-    return Learned.of(teacher, terms, x, quick, None if quick else more) if small else teacher
+    return Student.of(teacher, terms, x, quick, None if quick else more)
 
 
 def fit_part(rows: pd.DataFrame, give: Giver, quick: bool = False, groups: pd.Series | None = None,
@@ -301,15 +325,15 @@ def fit_part(rows: pd.DataFrame, give: Giver, quick: bool = False, groups: pd.Se
     folds = min(_QUICK_FOLDS if quick else FOLDS, groups.nunique())
     cut = GroupKFold(folds, shuffle=True, random_state=0).split(x, measured_ms, groups)
     for number, (train, test) in enumerate(cut):
-        learned = learn(rows.iloc[train], give, quick, small)
-        said[test], fold[test] = learned.predict(terms.iloc[test].to_numpy(float), x.iloc[test].to_numpy(float)), number
-        limits = _limits(_ranges(x.iloc[train]), list(x))
-        outside[test] = _beyond(limits, x.iloc[test].to_numpy(float)) | ~np.isin(kinds[test], kinds[train])
+        learned, limits = learn(rows.iloc[train], give, quick, small), _limits(_ranges(x.iloc[train]), list(x))
+        beyond = _beyond(limits, x.iloc[test].to_numpy(float))
+        said[test] = learned.predict(terms.iloc[test].to_numpy(float), x.iloc[test][learned.names].to_numpy(float), beyond)
+        fold[test], outside[test] = number, beyond | ~np.isin(kinds[test], kinds[train])
     error = np.log(measured_ms / said)
     edges, halves = conformal(error, said)
     kinds_seen = [list(kind) for kind in sorted(kinds_of(rows))]
-    return Part(learn(rows, give, quick, small), _ranges(x), kinds_seen, edges, halves, len(rows), score(measured_ms, said),
-                unseen=_unseen(rows, said, error, fold).assign(out_of_range=outside))
+    return Part(learn(rows, give, quick, small), list(x), _ranges(x), kinds_seen, edges, halves, len(rows),
+                score(measured_ms, said), unseen=_unseen(rows, said, error, fold).assign(out_of_range=outside))
 
 
 def _unseen(rows: pd.DataFrame, said: np.ndarray, error: np.ndarray, fold: np.ndarray) -> pd.DataFrame:
@@ -324,7 +348,7 @@ def _unseen(rows: pd.DataFrame, said: np.ndarray, error: np.ndarray, fold: np.nd
 
 
 def _limits(ranges: Mapping[str, tuple[float, float]], names: list[str]) -> tuple[np.ndarray, np.ndarray]:
-    low, high = np.array([ranges.get(name, (-np.inf, np.inf)) for name in names]).T
+    low, high = np.array([ranges.get(name, (-np.inf, np.inf)) for name in names]).reshape(-1, 2).T
     return low, high
 
 
@@ -337,23 +361,24 @@ def _ranges(x: pd.DataFrame) -> dict[str, tuple[float, float]]:
     return {column: (float(x[column].min()), float(x[column].max())) for column in x if column not in features.TEXTS}
 
 
-def _shift(part: Part, factor: float) -> Correction:
-    return Correction(part.learned.names[:1], [0.0], [1.0], [[0.0]], [0.0], factor, 0.0, 1.0)
+def _shift(factor: float) -> Correction:
+    """Return a correction by the same log factor everywhere."""
+    return Correction([], [], [], [[]], [0.0], factor, 0.0, 1.0)
 
 
 def _correct(model: CostModel, name: str, rows: pd.DataFrame) -> Part:
     """Return a part corrected by measured rows; its interval comes from rows that a fold of the correction had not seen."""
     from sklearn.model_selection import GroupKFold
 
-    part = model._part(name)
-    terms, x = given(rows, model.chip)
-    base = part.learned.predict(terms.to_numpy(float), x.to_numpy(float))
+    part = replace(model._part(name), correction=None)
+    terms, x = given(rows, model.chip, model._part_of(name))
+    base = part.middle(terms, x, part.outside(x))
     ratio = np.log(rows["latency_ms"].to_numpy() / base)
-    names = [column for column in _CORRECTED if column in x]
+    names = [column for column in _CORRECTED if column in part.features]
     chosen, said, groups = x[names].to_numpy(float), np.full(len(rows), np.nan), shapes_of(rows)
     for train, test in GroupKFold(min(FOLDS, groups.nunique()), shuffle=True, random_state=0).split(chosen, ratio, groups):
         said[test] = Correction.of(names, chosen[train], ratio[train])(chosen[test])
     predicted = base * np.exp(said)
     edges, halves = conformal(ratio - said, predicted, bins=2)
     return replace(part, correction=Correction.of(names, chosen, ratio), edges_ms=edges, halves=halves, rows=len(rows),
-                   scores=score(rows["latency_ms"].to_numpy(), predicted), borrowed=False)
+                   scores=score(rows["latency_ms"].to_numpy(), predicted), origin="")

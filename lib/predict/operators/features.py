@@ -217,6 +217,14 @@ def group_of(op: str) -> str:
     return GROUP_OF[op]
 
 
+def groups_of(table: pd.DataFrame) -> pd.Series:
+    """Return the group of every row of a ``sweep`` table; InputError for families without features."""
+    unknown = set(table["op"]) - set(GROUP_OF)
+    if unknown:
+        raise InputError(f"no features for {choices(sorted(unknown))}; there are: {choices(GROUP_OF)}")
+    return table["op"].map(GROUP_OF)
+
+
 def code(column: str, value: Any) -> Any:
     """Turn a text (or a column of texts) into its place in TEXTS; -1 for one that is not there, or for none."""
     known = _PLACES[column]

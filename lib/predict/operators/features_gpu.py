@@ -12,25 +12,41 @@ import pandas as pd
 
 from lib.config.definitions import VendorDevice
 from lib.errors import InputError, choices
-from lib.predict.operators.features import GROUP_OF, TEXTS
+from lib.predict.operators import features
+from lib.predict.operators.features import TEXTS
 
 TILES = ((32, 32), (64, 64), (64, 128), (128, 64), (128, 128), (64, 256), (256, 64), (128, 256), (256, 128), (192, 128))
-_GROUPS = {"convolution": ("conv2d", "conv3d"), "product": ("linear", "matmul", "bmm", "attention")}  # all others: memory
-_GROUP_OF = {op: next((name for name, ops in _GROUPS.items() if op in ops), "memory") for op in GROUP_OF}
+GROUPS = ("convolution", "product", "window", "memory")
+_CONVOLUTIONS, _POOLS = ("conv2d", "conv3d"), ("pool2d", "pool3d")
+_PRODUCTS = ("linear", "matmul", "bmm", "attention")
+_NARROW = 16  # channels a group below which a grouped convolution fills no tile: no library computes it as a GEMM
+_LOADS = 4  # multiply-adds (128 a clock) a multiprocessor does while it reads one value (32 a clock) from its first cache
 
 
-def group_of(op: str) -> str:
-    """Return the group of a family on a GPU: what moves memory alone is one group; InputError lists the families."""
-    if op not in _GROUP_OF:
-        raise InputError(f"no features for the family {op!r}; there are: {choices(_GROUP_OF)}")
-    return _GROUP_OF[op]
+def groups_of(table: pd.DataFrame) -> pd.Series:
+    """Return the group that answers for each row on a GPU; InputError lists the families.
+
+    A convolution of 1x1 is a GEMM. A depthwise convolution, or one of narrow groups, and pooling slide a window over memory.
+    """
+    features.groups_of(table)  # refuses families without features
+    ops, groups = table["op"].to_numpy(), _column(table, "groups")
+    size = np.prod([_column(table, f"kernel_{axis}") for axis in "dhw"], axis=0)
+    channels = np.minimum(_column(table, "in_channels"), _column(table, "out_channels")) / groups
+    convolves = np.isin(ops, _CONVOLUTIONS)
+    cases = [np.isin(ops, _POOLS) | (convolves & (groups > 1) & (channels < _NARROW)),
+             np.isin(ops, _PRODUCTS) | (convolves & (size == 1)), convolves]
+    return pd.Series(np.select(cases, ["window", "product", "convolution"], "memory"), index=table.index)
 
 
 @dataclass(frozen=True)
 class Chip:
-    """What the model needs to know of a device: rates in FLOP/ms and bytes/ms, multiprocessors, bytes of the last cache."""
+    """What the model needs to know of a device: rates in FLOP/ms and bytes/ms, multiprocessors, bytes of the last cache.
+
+    ``vector_flops_per_ms`` is the rate of fp32 outside of tensor cores; ``item`` the bytes of an element.
+    """
 
     flops_per_ms: float
+    vector_flops_per_ms: float
     bytes_per_ms: float
     multiprocessors: int
     cache_bytes: float
@@ -42,8 +58,9 @@ class Chip:
         if dtype not in device.peak_gflops or not device.multiprocessors:
             raise InputError(f"params/devices.yaml states no {dtype} rate or no multiprocessors of {device.id}; it states: "
                              f"{choices(device.peak_gflops)}")
-        return cls(device.peak_gflops[dtype] * 1e6, device.peak_gbps * 1e6, device.multiprocessors, device.cache_mb * 1e6,
-                   {"fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2}[dtype])
+        peak = device.peak_gflops[dtype]
+        return cls(peak * 1e6, device.peak_gflops.get("fp32", peak) * 1e6, device.peak_gbps * 1e6, device.multiprocessors,
+                   device.cache_mb * 1e6, {"fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2}[dtype])
 
 
 def _column(table: pd.DataFrame, name: str, absent: float = 1.0) -> np.ndarray:
@@ -70,7 +87,7 @@ def _gemm(table: pd.DataFrame) -> tuple[np.ndarray, ...]:
     filters = (groups, pixels, _column(table, "out_channels") / groups, _column(table, "in_channels") / groups * window)
     heads = (_column(table, "batch") * _column(table, "heads"), _column(table, "q_len"), _column(table, "kv_len"),
              2 * _column(table, "head_dim"))
-    convolves, attends = np.isin(ops, _GROUPS["convolution"]), ops == "attention"
+    convolves, attends = np.isin(ops, _CONVOLUTIONS), ops == "attention"
     return tuple(np.where(convolves, c, np.where(attends, a, p)) for c, a, p in zip(filters, heads, plain, strict=True))
 
 
@@ -82,52 +99,65 @@ def _waves(batch: np.ndarray, m: np.ndarray, n: np.ndarray, tile: tuple[int, int
     return batch * np.ceil(m / tile[0]) * np.ceil(n / tile[1]) / chip.multiprocessors
 
 
-def terms(table: pd.DataFrame, chip: Chip) -> pd.DataFrame:
-    """Return ideal times in ms: computing, moving, and computing in whole tiles and waves; and the call itself."""
+def _tiled(table: pd.DataFrame, gemm: tuple[np.ndarray, ...], tile: tuple[int, int], chip: Chip) -> np.ndarray:
+    """Return the ms of computing in whole tiles and waves; a backward pass takes more by its FLOPs over those of the GEMM."""
+    batch, m, n, k = gemm
+    whole = np.ceil(_waves(batch, m, n, tile, chip)) * chip.multiprocessors * tile[0] * tile[1]
+    return whole / (batch * m * n) * table["flops"].to_numpy(float) / chip.flops_per_ms
+
+
+def terms(table: pd.DataFrame, chip: Chip, group: str) -> pd.DataFrame:
+    """Return ideal times in ms of rows that ``group`` answers for, and the call itself.
+
+    Memory: computing, moving, and the longer of both. Products and convolutions: also computing in whole tiles and waves.
+    Windows: moving, and reading the values that a window covers again and again from the first cache.
+    """
     compute, move = _ideal(table, chip)
-    found = {"compute_ms": compute, "move_ms": move, "longer_ms": np.maximum(compute, move)}
-    if group_of(table["op"].iloc[0]) in _GROUPS:
-        batch, m, n, k = _gemm(table)
-        for tile in ((64, 64), (128, 128)):
-            whole = np.ceil(_waves(batch, m, n, tile, chip)) * chip.multiprocessors * tile[0] * tile[1] * k * 2
-            found[f"waves_{tile[0]}_ms"] = whole / chip.flops_per_ms
-        found["steps"] = k / 1e4
-    return pd.DataFrame({**found, "call": 1.0}, index=table.index)
+    if group == "window":
+        columns = {"move_ms": move, "read_ms": _LOADS * table["flops"].to_numpy(float) / chip.vector_flops_per_ms}
+        return pd.DataFrame({**columns, "call": 1.0}, index=table.index)
+    columns = {"compute_ms": compute, "move_ms": move, "longer_ms": np.maximum(compute, move)}
+    if group != "memory":
+        gemm = _gemm(table)
+        columns |= {f"waves_{tile[0]}_ms": _tiled(table, gemm, tile, chip) for tile in ((64, 64), (128, 128))}
+        columns["steps"] = gemm[3] / 1e4
+    return pd.DataFrame({**columns, "call": 1.0}, index=table.index)
 
 
-def matrix(table: pd.DataFrame, chip: Chip) -> pd.DataFrame:
-    """Return the features of rows of one group: ideal times, intensity against the knee, tiles, waves, alignment."""
+def matrix(table: pd.DataFrame, chip: Chip, group: str) -> pd.DataFrame:
+    """Return the features of rows of one group: ideal times, intensity against the ridge point, tiles, waves, alignment."""
+    if group == "window":
+        return pd.DataFrame(index=table.index)
     compute, move = _ideal(table, chip)
     moved = table["bytes"].to_numpy(float)
-    found = {"log_compute": np.log2(compute * 1e3 + 1e-6), "log_move": np.log2(move * 1e3 + 1e-6),
-             "over_knee": np.log2((compute + 1e-9) / move), "cached": np.log2(moved / chip.cache_bytes)}
-    if group_of(table["op"].iloc[0]) in _GROUPS:
-        found |= _product(table, chip, np.maximum(compute, move))
-    else:
+    columns = {"log_compute": np.log2(compute * 1e3 + 1e-6), "log_move": np.log2(move * 1e3 + 1e-6),
+               "over_ridge": np.log2((compute + 1e-9) / move), "cached": np.log2(moved / chip.cache_bytes)}
+    if group == "memory":
         places = {text: place for place, text in enumerate(TEXTS["op"])}
         rows, width = _column(table, "rows"), _column(table, "columns")
-        found |= {"op": table["op"].map(places).to_numpy(float), "rows": np.log2(rows), "columns": np.log2(width),
-                  "columns_rest": width % 32, "row_waves": np.log2(rows / chip.multiprocessors)}
-    return pd.DataFrame(found, index=table.index)
+        columns |= {"op": table["op"].map(places).to_numpy(float), "rows": np.log2(rows), "columns": np.log2(width),
+                    "columns_rest": width % 32, "row_waves": np.log2(rows / chip.multiprocessors)}
+    else:
+        columns |= _product(table, chip, np.maximum(compute, move), group)
+    return pd.DataFrame(columns, index=table.index)
 
 
-def _product(table: pd.DataFrame, chip: Chip, roof: np.ndarray) -> dict[str, np.ndarray]:
-    batch, m, n, k = _gemm(table)
-    found = {"m": np.log2(m), "n": np.log2(n), "k": np.log2(k), "mn": np.log2(m * n), "batch": np.log2(batch),
-             "left": np.log2(batch * m * k * chip.item / chip.cache_bytes),
-             "right": np.log2(batch * k * n * chip.item / chip.cache_bytes),
-             "made": np.log2(batch * m * n * chip.item / chip.cache_bytes), "m_rest": m % 64, "n_rest": n % 256,
-             "n_half": n % 128, "n_lane": n % 8, "k_rest": k % 128, "k_lane": k % 8}
-    if group_of(table["op"].iloc[0]) == "convolution":
-        found |= {name: _column(table, name) for name in ("kernel_h", "stride_h", "height", "in_channels", "out_channels")}
+def _product(table: pd.DataFrame, chip: Chip, roof: np.ndarray, group: str) -> dict[str, np.ndarray]:
+    gemm = batch, m, n, k = _gemm(table)
+    columns = {"m": np.log2(m), "n": np.log2(n), "k": np.log2(k), "mn": np.log2(m * n), "batch": np.log2(batch),
+               "left": np.log2(batch * m * k * chip.item / chip.cache_bytes),
+               "right": np.log2(batch * k * n * chip.item / chip.cache_bytes),
+               "made": np.log2(batch * m * n * chip.item / chip.cache_bytes), "m_rest": m % 64, "n_rest": n % 256,
+               "n_half": n % 128, "n_lane": n % 8, "k_rest": k % 128, "k_lane": k % 8}
+    if group == "convolution":
+        columns |= {name: _column(table, name) for name in ("kernel_h", "stride_h", "height", "in_channels", "out_channels")}
         images = _column(table, "batch")
-        found |= {"positions": np.log2(m / images), "reads": np.log2(
+        columns |= {"positions": np.log2(m / images), "reads": np.log2(
             images * _column(table, "in_channels") * _column(table, "height") ** 2 * chip.item / chip.cache_bytes)}
     for tile in TILES:
         name, waves = f"{tile[0]}x{tile[1]}", _waves(batch, m, n, tile, chip)
-        found[f"waves_{name}"] = np.log2(waves)
-        found[f"unfilled_{name}"] = np.ceil(waves) / waves
-        found[f"padded_{name}"] = np.log2(waves * chip.multiprocessors * tile[0] * tile[1] / (batch * m * n))
-        whole = np.ceil(waves) * chip.multiprocessors * tile[0] * tile[1] * k * 2
-        found[f"tail_{name}"] = np.log2(whole / chip.flops_per_ms / roof)
-    return found
+        columns[f"waves_{name}"] = np.log2(waves)
+        columns[f"unfilled_{name}"] = np.ceil(waves) / waves
+        columns[f"padded_{name}"] = np.log2(waves * chip.multiprocessors * tile[0] * tile[1] / (batch * m * n))
+        columns[f"tail_{name}"] = np.log2(_tiled(table, gemm, tile, chip) / roof)
+    return columns

@@ -1,0 +1,86 @@
+"""The model of a GPU, completed for what was never measured on it: by its siblings, else any GPU, else the roofline.
+
+Parts carry over because GPU features are relative to a chip's ceilings. Each says of whom it was learned. Kernel times and
+eager times (with their launches) are never mixed: over that border only a rate carries over, how near to its bandwidth a
+memory-bound kernel comes, and the launch is the model's own.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from lib.config.definitions import VendorDevice, load_devices
+from lib.predict.operators.cost_model import CostModel, Part
+from lib.predict.operators.regressors import Rates
+
+ANY_GPU = "any-gpu"
+ANALYTIC = "the roofline"  # the origin of what no published data hold of any GPU
+_ALIKE = {"bf16": ("bf16", "fp16", "fp32"), "fp16": ("fp16", "bf16", "fp32")}  # element types whose models stand in, in order
+_UNMEASURED = math.log(3)  # half interval of windows: depthwise kernels reach a third to all of what their terms say
+_MEMORY, _WINDOW = "memory forward", "window forward"
+Files = Mapping[tuple[str, str], Path]
+
+
+def gpu_model(vendor: VendorDevice, dtype: str, files: Files, load: Callable[[Path], CostModel]) -> CostModel | None:
+    """Return the model of a GPU and element type, completed from ``files`` (device, element type); None without a donor."""
+    donors = [load(files[key]) for key in _donors(vendor, dtype, files)]
+    if not donors:
+        return None
+    first = donors[0]
+    model = replace(first, parts=dict(first.parts))
+    if (first.device, first.facts["dtype"]) != (vendor.id, dtype):
+        model = first.on(vendor, dtype)
+    for donor in donors:
+        if donor.facts["latency_type"] == model.facts["latency_type"]:
+            for name, part in donor.on(vendor, dtype).parts.items():
+                model.parts.setdefault(name, part)
+    rated = next((donor for donor in donors if _MEMORY in donor.parts), None)
+    if _MEMORY not in model.parts and rated:
+        model.parts[_MEMORY] = _rates(rated, vendor, dtype, model.facts["launch_ms"])
+    if _MEMORY in model.parts:
+        model.parts[_WINDOW] = _window(model.parts[_MEMORY])
+    return model
+
+
+def _donors(vendor: VendorDevice, dtype: str, files: Files) -> Iterator[tuple[str, str]]:
+    """Yield who has a model to learn from, the nearest first: the device, its siblings, any GPU, for each like element type."""
+    for alike in _ALIKE.get(dtype, (dtype,)):
+        for device in (vendor.id, *siblings(vendor), ANY_GPU):
+            if (device, alike) in files:
+                yield device, alike
+
+
+def siblings(vendor: VendorDevice) -> list[str]:
+    """Return the ids of other chips of the same architecture, the nearest in bandwidth and multiprocessors first."""
+    def distance(other: VendorDevice) -> float:
+        return abs(math.log(other.peak_gbps / vendor.peak_gbps)) + abs(math.log(other.multiprocessors / vendor.multiprocessors))
+
+    same = [other for other in load_devices().values() if other.architecture == vendor.architecture != ""
+            and other.id != vendor.id and other.multiprocessors]
+    return [other.id for other in sorted(same, key=distance)]
+
+
+def _rates(donor: CostModel, vendor: VendorDevice, dtype: str, launch_ms: float) -> Part:
+    """Return the rates of another way of timing, with the launch of this one; nothing else of it carries over.
+
+    A byte takes no less than at the full bandwidth: a kernel that was timed alone found some of its bytes in a cache.
+    """
+    part = donor.on(vendor, dtype).parts[_MEMORY]
+    cost = dict(zip(part.learned.terms, part.learned.costs, strict=True))
+    costs = cost | {"call": launch_ms, "move_ms": max(cost["move_ms"], 1.0 - cost["longer_ms"])}
+    return replace(part, learned=Rates(list(costs), np.array(list(costs.values()))), features=[], ranges={}, edges_ms=[],
+                   halves=[max(part.halves)])
+
+
+def _window(memory: Part) -> Part:
+    """Return the part of depthwise and narrow grouped convolutions and of pooling, which nobody published for a GPU.
+
+    They reach of the bandwidth what other memory-bound kernels do, and read what a window covers from the first cache.
+    """
+    cost = dict(zip(memory.learned.terms, memory.learned.costs, strict=True))
+    moving = max(1.0, cost["move_ms"] + cost["longer_ms"])
+    rates = Rates(["move_ms", "read_ms", "call"], np.array([moving, 1.0, cost["call"]]))
+    return Part(rates, [], {}, [], [], [max(_UNMEASURED, *memory.halves)], 0, origin=ANALYTIC)

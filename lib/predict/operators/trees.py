@@ -1,0 +1,81 @@
+"""Boosted trees as plain arrays: trained by LightGBM, evaluated by NumPy, so that a model file holds numbers and no program."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+_ROWS = 2048  # rows that are evaluated at once: rows x trees indices have to fit into memory
+_LEAF = -1
+
+
+@dataclass(frozen=True)
+class Trees:
+    """The mean of several boosted ensembles. All nodes lie one after another in pre-order: a left child follows its parent.
+
+    ``feature`` (nodes) is the column that a node splits on, -1 for a leaf; ``value`` (nodes) its threshold (not greater goes
+    left) or the leaf's output, in 16 bits; ``right`` (nodes) how far on the right child lies; ``roots`` (trees) where each tree
+    begins. Features are compared in 32 bits, so boosters have to be trained on such.
+    """
+
+    feature: np.ndarray
+    value: np.ndarray
+    right: np.ndarray
+    roots: np.ndarray
+    ensembles: int
+
+    @classmethod
+    def of(cls, boosters: Sequence[Any]) -> "Trees":
+        """Take the trees of LightGBM boosters with numerical features and no missing values."""
+        nodes: list[tuple[int, float, int]] = []
+        roots = []
+        for booster in boosters:
+            for number in range(booster.num_trees()):
+                roots.append(len(nodes))
+                tree = booster.dump_model(start_iteration=number, num_iteration=1)["tree_info"][0]["tree_structure"]
+                nodes.extend(_flat(tree))
+        feature, value, right = zip(*nodes, strict=True)
+        return cls(np.array(feature, np.int16), np.array(value, np.float32), np.array(right, np.uint16),
+                   np.array(roots, np.int32), len(boosters))
+
+    def __call__(self, x: np.ndarray) -> np.ndarray:
+        """Return the mean output (n) of the ensembles for features (n, features)."""
+        x = x.astype(np.float32)
+        parts = [self._sums(x[begin:begin + _ROWS]) for begin in range(0, len(x), _ROWS)]
+        return np.concatenate(parts) / self.ensembles if parts else np.zeros(0)
+
+    def _sums(self, x: np.ndarray) -> np.ndarray:
+        rows, node = np.arange(len(x))[:, None], np.tile(self.roots, (len(x), 1))
+        while True:
+            feature = self.feature[node]
+            inner = feature != _LEAF
+            if not inner.any():
+                return self.value[node].sum(axis=1, dtype=float)
+            goes_right = x[rows, feature] > self.value[node]
+            node = np.where(inner, node + np.where(goes_right, self.right[node], 1), node)
+
+
+def _flat(tree: dict[str, Any]) -> Iterator[tuple[int, float, int]]:
+    """Yield feature, value and right child of every node of one tree in pre-order."""
+    stack, made = [tree], []
+    waiting: list[int] = []  # splits whose right child has not come yet, the innermost last
+    while stack:
+        node = stack.pop()
+        if node == "right":
+            split = waiting.pop()
+            made[split][2] = len(made) - split
+            continue
+        if "leaf_value" in node:
+            made.append([_LEAF, float(np.float16(node["leaf_value"])), 0])
+            continue
+        waiting.append(len(made))
+        made.append([node["split_feature"], _not_above(node["threshold"]), 0])
+        stack += [node["right_child"], "right", node["left_child"]]
+    yield from map(tuple, made)
+
+
+def _not_above(threshold: float) -> float:
+    """Return the largest number of 32 bits that is not above ``threshold``: what it separates in 32 bits stays separated."""
+    near = np.float32(threshold)
+    return float(near if near <= threshold else np.nextafter(near, np.float32(-np.inf)))
