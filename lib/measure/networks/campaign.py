@@ -43,8 +43,8 @@ def measure(wanted: Sequence[tuple[Case, str]], device_id: str = "cpu", rounds: 
     """Measure networks in rounds of random order, a process a network; return the table ``networks`` and the identity.
 
     A case has ``case_s`` seconds a round, and five passes at least; no process starts after ``budget_s`` (0: no limit).
-    ``raw``, a file of JSON lines, keeps every visit as it ends, and a second call resumes after them. Passes while the processor
-    was slower than usual do not count where five others exist. Raises InputError when nothing could be measured.
+    ``raw``, a file of JSON lines, keeps every visit as it ends, and a second call resumes after them. Passes while the
+    processor was slower than usual do not count where five others exist.
     """
     groups: dict[tuple[str, str], list[Case]] = {}
     for case, memory in wanted:
