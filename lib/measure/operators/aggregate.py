@@ -36,7 +36,7 @@ def crowding(visits: pd.DataFrame) -> pd.Series:
 
 
 def disturbed(visits: pd.DataFrame) -> pd.Series:
-    """Return which visits saw a processor slower than usual, by the yardstick before and after them."""
+    """Return which visits saw a processor slower than usual, by the reference kernel before and after them."""
     usual = visits["yardstick_ms"].quantile(USUAL / 100)
     return visits["yardstick_ms"] > SLOW * usual
 
@@ -55,16 +55,16 @@ def summarise(visits: pd.DataFrame) -> pd.DataFrame:
         used = quiet if len(quiet) >= LEAST_ROUNDS else part
         low, median, high = np.percentile(used["latency_ms"], (25, 50, 75))
         spread = (high - low) / median if median else np.inf
-        found = [(spread_verdict(spread), f"IQR over the rounds is {spread:.0%} of the median"),
+        findings = [(spread_verdict(spread), f"IQR over the rounds is {spread:.0%} of the median"),
                  _crowd_verdict(float(used["crowd"].median()))]
         if used["slow"].any():
-            found.append((VERDICTS[1], f"the processor was slow in {int(used['slow'].sum())} of {len(used)} rounds"))
+            findings.append((VERDICTS[1], f"the processor was slow in {int(used['slow'].sum())} of {len(used)} rounds"))
         if len(used) < LEAST_ROUNDS:
-            found.append((VERDICTS[1], f"only {len(used)} of {LEAST_ROUNDS} rounds"))
+            findings.append((VERDICTS[1], f"only {len(used)} of {LEAST_ROUNDS} rounds"))
         rows.append({"config": key, "latency_ms": median, "latency_iqr_ms": high - low, "n": len(used),
                      "low_ms": used["latency_ms"].min(), "high_ms": used["latency_ms"].max(),
-                     "other_cores": used["crowd"].median(), "verdict": worst(*(verdict for verdict, _ in found)),
-                     "why": "; ".join(why for verdict, why in found if verdict != VERDICTS[0])})
+                     "other_cores": used["crowd"].median(), "verdict": worst(*(verdict for verdict, _ in findings)),
+                     "why": "; ".join(why for verdict, why in findings if verdict != VERDICTS[0])})
     return pd.DataFrame(rows, columns=["config", "latency_ms", "latency_iqr_ms", "n", "low_ms", "high_ms", "other_cores",
                                        "verdict", "why"])
 
@@ -165,22 +165,22 @@ def read(folder: Path, note: str = "") -> Sweep:
 
 
 def replay(p: SweepParams) -> Sweep:
-    """Read the newest reference sweep that holds the asked families, cut down to them; InputError lists what there is."""
-    held = set()
+    """Read the newest reference sweep that holds the wanted families, cut down to them; InputError lists what there is."""
+    available = set()
     for folder in folders("replay", p.reference):
         for path in sorted((folder / "sweeps").glob("*/sweep.parquet"), reverse=True):
-            found = read(path.parent, "")
+            sweep = read(path.parent, "")
             device = "cpu" if p.device == "auto" else {"cuda": "cuda:0"}.get(p.device, p.device)
-            asked = {name: BOTH[name] if getattr(p, name) == "both" else (getattr(p, name),) for name in BOTH}
-            fits = np.logical_and.reduce([found.table[name].isin(values) for name, values in asked.items()])
-            mine = found.table[found.table["op"].isin(p.ops) & (found.table["device"] == device) & fits]
-            held |= set(found.table["op"])
-            if set(p.ops) <= set(mine["op"]):
+            wanted = {name: BOTH[name] if getattr(p, name) == "both" else (getattr(p, name),) for name in BOTH}
+            fits = np.logical_and.reduce([sweep.table[name].isin(values) for name, values in wanted.items()])
+            chosen = sweep.table[sweep.table["op"].isin(p.ops) & (sweep.table["device"] == device) & fits]
+            available |= set(sweep.table["op"])
+            if set(p.ops) <= set(chosen["op"]):
                 facts = store.read_json(path.with_name("sweep.meta.json"))
                 note = f"REPLAY of {path.parent.name}, measured {facts['started_utc']} on {folder.name}."
-                return Sweep(mine.reset_index(drop=True), found.visits, path.parent, note)
+                return Sweep(chosen.reset_index(drop=True), sweep.visits, path.parent, note)
     raise InputError(f"the reference has no {p.cache} {p.latency_type} sweep of {choices(p.ops)} on {p.device}; it has: "
-                     f"{choices(sorted(held)) or 'none'}")
+                     f"{choices(sorted(available)) or 'none'}")
 
 
 def all_sweeps() -> list[Path]:
