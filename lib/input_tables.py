@@ -10,8 +10,8 @@ from lib.tables import DTYPES, Column
 def read(path: Path, columns: tuple[Column, ...], others: bool = False):
     """Read a CSV with typed columns, the first of them its key; what is empty gets its default.
 
-    More columns are allowed, and left out, only with ``others``. Raises InputError in one line: the file, the column, the row by
-    its key, what is there, and what would be right.
+    More columns are allowed, and left out, only with ``others``. Raises InputError in one line: the file, the column, the row
+    by its key, what is there, and what would be right.
     """
     import pandas as pd
 
