@@ -14,6 +14,7 @@ from lib.config import definitions
 from lib.config.notebooks import MachineParams, RooflineParams
 from lib.errors import InputError
 from lib.measure import archive, ceilings
+from lib.measure.budget import Budget
 from lib.measure.operators import isolated
 from lib.measure.training import matrix
 from lib.predict.analytic import roofline
@@ -264,8 +265,9 @@ def test_an_operator_that_the_device_lacks_is_told_and_a_network_is_refused():
         return isolated.Item({"kind": kind, "label": f"my {kind}"}, build)
 
     fine = item("operator", lambda: lambda: None)
-    samples, failed = isolated._timed([fine, item("operator", broken)], torch.device("cpu"), 0.01, lambda items, _: items)
+    items = [fine, item("operator", broken)]
+    samples, failed = isolated._timed(items, torch.device("cpu"), Budget(0.01), lambda items, _: items)
     assert [len(part) > 0 for part in samples] == [True, False]
     assert failed == ["my operator does not run on cpu: not implemented for this backend"]
     with pytest.raises(InputError, match="my network does not run on cpu"):
-        isolated._timed([item("network", broken)], torch.device("cpu"), 0.01, lambda items, _: items)
+        isolated._timed([item("network", broken)], torch.device("cpu"), Budget(0.01), lambda items, _: items)

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -76,19 +75,50 @@ def works(cases: pd.DataFrame, progress: archive.Progress = lambda items, _: ite
     return found
 
 
-def composed(model: CostModel, cases: pd.DataFrame, items: Mapping[tuple[str, str, int], Work],
-             known: Mapping[tuple, float] | None = None) -> dict[str, dict[str, Any]]:
-    """Learn a composition for each mode and way with memory from networks that were measured whole (a table ``networks``)."""
-    good = cases[(cases["status"] == "ok") & (cases["verdict"] != "unusable")]
+def network_terms(model: CostModel, table: pd.DataFrame, items: Mapping[tuple[str, str, int], Work]) -> pd.DataFrame:
+    """Return networks that were measured whole (a table ``networks``) with what the model says of their operators.
+
+    Columns beside those of ``networks``: ``family, tuning``, estimate.TERMS, ``outside, looked_up, memory_mb, peak_mb``.
+    """
+    known, terms = registry.Shelved(model.device, "fp32", model, "", np.inf).known(), {}
+    for key, item in items.items():
+        operators = estimate.parts(item, model, known)
+        terms[key] = {**estimate.terms(item, operators), **estimate.time_shares(operators), "memory_mb": item.memory_mb,
+                      "peak_mb": item.peak_bytes / 1e6}
+    keys = zip(table["network"], table["mode"], table["batch_size"].astype(int), strict=True)
+    found = pd.DataFrame([terms[key] for key in keys], index=table.index)
+    return table.assign(family=table["network"].map(networks.family), tuning=table["network"].isin(TUNING), **found)
+
+
+def compositions(table: pd.DataFrame, without: str = "") -> dict[str, estimate.Composition]:
+    """Learn a composition for each mode and way with memory from the tuning networks of a table of ``network_terms``.
+
+    ``without`` names a family of networks that is left out.
+    """
+    good = table[table["tuning"] & (table["status"] == "ok") & (table["verdict"] != "unusable") & (table["family"] != without)]
     found: dict[str, estimate.Composition] = {}
     for memory in ("kept", "default"):
         for mode, rows in good[good["memory"] == memory].groupby("mode"):
-            given = []
-            for row in rows.itertuples():
-                item = items[row.network, row.mode, int(row.batch_size)]
-                given.append((row.network, estimate.terms(item, estimate.parts(item, model, known)), row.latency_ms))
+            given = [(row["network"], {name: row[name] for name in estimate.TERMS}, row["latency_ms"])
+                     for row in rows.to_dict("records")]
             found[f"{mode} {memory}"] = estimate.compose(given, found.get(f"{mode} kept"))
-    return {name: asdict(composition) for name, composition in found.items()}
+    return found
+
+
+def composed(table: pd.DataFrame) -> pd.DataFrame:
+    """Return a table of ``network_terms`` with ``predicted_ms, low_ms, high_ms`` and ``shipped_ms``.
+
+    What judges is predicted by compositions learned without its family; ``shipped_ms`` is what the shipped ones predict.
+    """
+    everything, rows = compositions(table), []
+    apart = {family: compositions(table, family) for family in set(table["family"][table["tuning"]])}
+    for row in table.to_dict("records"):
+        case = f"{row['mode']} {row['memory']}"
+        shipped = estimate.interval(row, everything[case], row["outside"])
+        unseen = estimate.interval(row, apart.get(row["family"], everything)[case], row["outside"])
+        predicted_ms, low_ms, high_ms = shipped if row["tuning"] else unseen
+        rows.append({**row, "predicted_ms": predicted_ms, "low_ms": low_ms, "high_ms": high_ms, "shipped_ms": shipped[0]})
+    return pd.DataFrame(rows)
 
 
 def cpu_model(folder: Path | None = None, quick: bool = False, tell: Callable[[str], None] = lambda name: None) -> CostModel:
@@ -108,32 +138,11 @@ def cpu_model(folder: Path | None = None, quick: bool = False, tell: Callable[[s
 
 def with_networks(model: CostModel, folder: Path | None = None,
                   progress: archive.Progress = lambda items, _: items) -> pd.DataFrame:
-    """Learn the model's compositions from the tuning networks; return all measured networks with what is predicted for them.
-
-    Columns beside those of ``networks``: ``tuning, predicted_ms, low_ms, high_ms, outside, looked_up, memory_mb, peak_mb``.
-    """
-    table = networks_of(folder or reference_machine())
-    items = works(table, progress)
-    model.compositions = composed(model, table[table["network"].isin(TUNING)], items, _known(model))
-    return predicted_networks(model, table, items)
-
-
-def _known(model: CostModel) -> Mapping[tuple, float]:
-    """Return the times of operators that were measured on the model's own machine."""
-    return registry.Shelved(model.device, "fp32", model, "", np.inf).known()
-
-
-def predicted_networks(model: CostModel, table: pd.DataFrame, items: Mapping[tuple[str, str, int], Work]) -> pd.DataFrame:
-    """Return networks that were measured whole (a table ``networks``) with what the model predicts for them."""
-    known, rows = _known(model), []
-    for row in table.to_dict("records"):
-        item = items[row["network"], row["mode"], int(row["batch_size"])]
-        composition = estimate.Composition(**model.compositions[f"{row['mode']} {row['memory']}"])
-        said = estimate.estimate(item, model, composition, known)
-        rows.append({**row, "tuning": row["network"] in TUNING, "predicted_ms": said.predicted_ms, "low_ms": said.low_ms,
-                     "high_ms": said.high_ms, "outside": said.outside, "looked_up": said.looked_up,
-                     "memory_mb": item.memory_mb, "peak_mb": item.peak_bytes / 1e6})
-    return pd.DataFrame(rows)
+    """Learn the model's compositions from the tuning networks; return all measured networks as ``composed`` does."""
+    measured = networks_of(folder or reference_machine())
+    table = network_terms(model, measured, works(measured, progress))
+    model.compositions = {case: asdict(composition) for case, composition in compositions(table).items()}
+    return composed(table)
 
 
 def networks_of(folder: Path) -> pd.DataFrame:

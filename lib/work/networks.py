@@ -72,6 +72,14 @@ def network(name: str, batch_size: int = 0, input_shape: str = "") -> Network:
     return Network(name, lambda: models.build(name, shape[0], 1000, len(shape) - 1, shape[1]), (batch_size or 1, *shape))
 
 
+def family(name: str) -> str:
+    """Return the family of a network: the module of torchvision that defines it; of others their own name."""
+    import torchvision
+
+    known = name in torchvision.models.list_models()
+    return torchvision.models.get_model_builder(name).__module__.rpartition(".")[2] if known else name
+
+
 def _shape(text: str) -> tuple[int, ...]:
     try:
         shape = tuple(int(part) for part in text.lower().split("x"))

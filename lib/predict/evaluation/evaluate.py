@@ -11,12 +11,13 @@ from lib import store
 from lib.measure import archive
 from lib.predict import registry, training
 from lib.predict.evaluation import baselines, gpu_networks, training_steps
+from lib.predict.networks import composition
 from lib.predict.operators import cost_model
 from lib.predict.operators.cost_model import CostModel
 from lib.tables import columns
 
 _SPLIT_SHAPES = "unseen shapes, 5 folds"
-_SPLIT_NETWORKS = "networks never swept nor tuned on"
+_SPLIT_NETWORKS = "networks never swept nor tuned on, composition learned from other families"
 
 
 def operators(folder: Path, model: CostModel) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -82,8 +83,9 @@ def _write(folder: Path, model: CostModel, path: Path, scores: pd.DataFrame, pre
 
 
 def _networks(table: pd.DataFrame) -> pd.DataFrame:
-    return table[["network", "mode", "batch_size", "memory", "tuning", "latency_ms", "latency_iqr_ms", "verdict", "status",
-                  "predicted_ms", "low_ms", "high_ms", "outside", "looked_up", "rss_mb", "tensors_mb", "peak_mb", "memory_mb"]]
+    return table[["network", "family", "mode", "batch_size", "memory", "tuning", "latency_ms", "latency_iqr_ms",
+                  "verdict", "status", "predicted_ms", "low_ms", "high_ms", "shipped_ms", *composition.TERMS, "outside",
+                  "looked_up", "rss_mb", "tensors_mb", "peak_mb", "memory_mb"]]
 
 
 def _predictions(operator_rows: pd.DataFrame, networks: pd.DataFrame, found_steps: pd.DataFrame) -> pd.DataFrame:

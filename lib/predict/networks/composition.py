@@ -224,16 +224,27 @@ def _rates(frame: pd.DataFrame, measured: np.ndarray, base: Composition | None) 
     return np.append(held, max(0.0, float(left @ fresh / max(fresh @ fresh, 1e-30))))
 
 
+def interval(terms: Mapping[str, float], composition: Composition, outside: float,
+             half: float = 0.0) -> tuple[float, float, float]:
+    """Return predicted, low and high ms from TERMS; ``half`` is used where no network was measured whole."""
+    total = sum(composition.rates[name] * terms[name] for name in TERMS)
+    half = (composition.half if composition.networks else half) * (1 + outside)
+    return total, total * math.exp(-half), total * math.exp(half)
+
+
+def time_shares(table: pd.DataFrame) -> dict[str, float]:
+    """Return which shares of the operators' time (``parts``) lie outside of what was learned, and were looked up."""
+    cost = (table["predicted_ms"] * table["calls"]).to_numpy()
+    return {name: float(cost[table[column].to_numpy(bool)].sum() / cost.sum())
+            for name, column in (("outside", "out_of_range"), ("looked_up", "looked_up"))}
+
+
 def estimate(item: Work, model: cost_model.CostModel, composition: Composition,
              known: Mapping[tuple, float] | None = None) -> Estimate:
     """Predict a pass or step from its operators; the interval is that of networks unlike those it was learned from."""
     table = parts(item, model, known)
-    found = terms(item, table)
-    total = sum(composition.rates[name] * found[name] for name in TERMS)
-    cost = (table["predicted_ms"] * table["calls"]).to_numpy()
-    outside = float(cost[table["out_of_range"].to_numpy(bool)].sum() / cost.sum())
-    half = (composition.half if composition.networks else float(cost @ table["half"].to_numpy() / cost.sum())) * (1 + outside)
-    borrowed = table[table["origin"] != ""]
-    origins = (borrowed["predicted_ms"] * borrowed["calls"] / cost.sum()).groupby(borrowed["origin"]).sum().to_dict()
-    return Estimate(total, total * np.exp(-half), total * np.exp(half), outside,
-                    float(cost[table["looked_up"].to_numpy(bool)].sum() / cost.sum()), origins, table)
+    cost, shares = table["predicted_ms"] * table["calls"], time_shares(table)
+    origins = (cost / cost.sum()).groupby(table["origin"]).sum().drop("", errors="ignore").to_dict()
+    half = float(cost @ table["half"] / cost.sum())
+    return Estimate(*interval(terms(item, table), composition, shares["outside"], half), **shares, origins=origins,
+                    operators=table)

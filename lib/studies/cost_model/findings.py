@@ -29,8 +29,8 @@ def family_words(scores: pd.DataFrame) -> str:
     if own["cover"].notna().any():
         inside = own["cover"].between(*_COVERAGE)
         text += (f" The empirical coverage of nominal 90 % intervals is {own['cover'].min():.0f} to "
-                 f"{own['cover'].max():.0f} %, within {_COVERAGE[0]} to {_COVERAGE[1]} % "
-                 f"in {int(inside.sum())} of {len(own)} families.")
+                 f"{own['cover'].max():.0f} %, within {_COVERAGE[0]} to {_COVERAGE[1]} % in "
+                 f"{int(inside.sum())} of {len(own)} families.")
     return text
 
 

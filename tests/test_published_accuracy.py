@@ -1,0 +1,87 @@
+"""The accuracy published of the reference machine's model is that of the shipped model, on networks that it never saw."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from lib import store
+from lib.predict import registry, training
+from lib.predict.evaluation import evaluate, results
+from lib.predict.networks import composition
+from lib.work import networks
+
+
+@pytest.fixture(scope="module")
+def published():
+    """Give networks with their terms and predictions as published."""
+    return pd.read_csv(training.reference_machine() / "predictions" / "networks.csv")
+
+
+@pytest.fixture(scope="module")
+def model():
+    return registry.shipped_cpu("fp32")
+
+
+def test_shipped_compositions_come_from_the_published_tuning_networks(published, model):
+    again = training.compositions(published)
+    assert set(again) == set(model.compositions)
+    for case, one in again.items():
+        assert one.rates == pytest.approx(model.compositions[case]["rates"], rel=1e-6)
+        assert one.half == pytest.approx(model.compositions[case]["half"], rel=1e-6)
+
+
+def test_published_predictions_and_scores_come_from_the_published_terms(published):
+    again = training.composed(published.drop(columns=["predicted_ms", "low_ms", "high_ms", "shipped_ms"]))
+    for column in ("predicted_ms", "low_ms", "high_ms", "shipped_ms"):
+        assert again[column].to_numpy() == pytest.approx(published[column].to_numpy(), rel=1e-6)
+    scores = store.read(training.reference_machine() / "predictions" / "scores.parquet", "scores")
+    mine = scores[scores["kind"].isin(("network", "memory"))].reset_index(drop=True)
+    fresh = evaluate.network_scores(published)
+    assert fresh["mape"].to_numpy() == pytest.approx(mine["mape"].to_numpy(), rel=1e-6)
+    assert fresh["n"].tolist() == mine["n"].tolist()
+
+
+def test_no_network_is_judged_by_what_its_family_taught(published):
+    """Times of a family are falsified: predictions of its judging networks stay, those of other families move."""
+    for family in ("resnet", "swin_transformer"):
+        own = published["family"] == family
+        false = published.assign(latency_ms=np.where(own, published["latency_ms"] * 3, published["latency_ms"]))
+        again = training.composed(false)
+        judged = ~published["tuning"]
+        assert (own & judged).any() and (own & published["tuning"]).any()
+        same = np.isclose(again["predicted_ms"], published["predicted_ms"], rtol=1e-6)
+        assert same[own & judged].all()
+        assert not same[~own & judged].all()
+
+
+def test_judging_networks_are_not_tuning_networks(published):
+    assert set(published["network"][published["tuning"]]) == set(training.TUNING)
+    assert not set(published["network"][~published["tuning"]]) & set(training.TUNING)
+    assert networks.family("resnext50_32x4d") == networks.family("resnet18") == "resnet"
+    assert networks.family("W1") == "W1"
+    judged = results.read().judged
+    assert len(judged) and not judged["tuning"].any()
+
+
+@pytest.mark.parametrize(("name", "mode", "batch"), [("squeezenet1_0", "infer", 1), ("W1", "train", 16),
+                                                     ("resnet34", "infer", 8)])
+def test_the_shipped_model_predicts_what_was_published(published, model, name, mode, batch):
+    """From the network itself: captured, predicted operator by operator, composed; with freed memory retained."""
+    row = published[(published["network"] == name) & (published["mode"] == mode) & (published["batch_size"] == batch)
+                    & (published["memory"] == "kept")].iloc[0]
+    one = registry.Shelved(model.device, "fp32", model, "", np.inf)
+    item = composition.work(composition.captured(networks.network(name, batch), mode), mode, batch)
+    answer = one.estimate(item, "kept")
+    assert answer.predicted_ms == pytest.approx(row["shipped_ms"], rel=1e-4)
+    assert answer.outside == pytest.approx(row["outside"], abs=1e-4)
+
+
+def test_published_predictions_of_operators_are_of_held_out_shapes(model):
+    """Every usable row of a family that is scored has one prediction, by the fold that left it out."""
+    table, names = training.reference_sweeps(training.reference_machine())
+    predictions = store.read(training.reference_machine() / "predictions" / "predictions.parquet", "predictions")
+    rows = predictions[predictions["kind"] == "operator"]
+    assert names == model.facts["sweeps"]
+    assert not rows["what"].duplicated().any()
+    assert set(rows["what"]) <= set(table["config"])
+    assert len(rows) >= 0.97 * sum(part.rows for part in model.parts.values())
