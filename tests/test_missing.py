@@ -64,7 +64,7 @@ def ceiling_rows():
 
 def roof_rows():
     return pd.DataFrame({"device": "cpu", "source": "measured", "dtype": ["fp32", "bf16"], "level": "RAM",
-                         "peak_gflops": [100.0, 200.0], "peak_gbps": 10.0, "knee": [10.0, 20.0]})
+                         "peak_gflops": [100.0, 200.0], "peak_gbps": 10.0, "ridge_point": [10.0, 20.0]})
 
 
 def point_rows():
@@ -122,7 +122,7 @@ def job_rows():
 
 def compared_rows():
     return pd.DataFrame({"label": ["a", "b"], "measured_ms": 9.0, "roof_ms": 3.0, "operators_roof_ms": 4.0,
-                         "memory_bound_pct": [10.0, 20.0], "times_above": 2.0})
+                         "memory_bound_pct": [10.0, 20.0], "over_operators": 2.0})
 
 
 def check_rows():
@@ -167,6 +167,13 @@ def roof_of(rows):
     from lib.predict.analytic import roofline
 
     return roofline.roofs(ceiling_rows().assign(verdict="stable" if len(rows) else "unusable"))[0]
+
+
+def roofline_of(rows):
+    from lib.studies.roofline import study
+
+    nothing, roof = rows.iloc[:0], roof_of(ceiling_rows())
+    return study.Study([roof], [], rows, nothing, rows, nothing, runs(), {}, "", ())
 
 
 def batches(rows):
@@ -233,6 +240,7 @@ CALLS = {
     "roofline.roof_words": (lambda rows: (roof_of(rows),), ceiling_rows),
     "roofline.bound_words": (lambda rows: (rows, "points"), point_rows),
     "roofline.ideal_words": (lambda rows: (rows,), compared_rows),
+    "roofline.learned_words": (lambda rows: (roofline_of(rows), compared_rows().head(len(rows)), "fp64"), point_rows),
     "roofline.operator_words": (lambda rows: (rows, rows), point_rows),
     "complexity.ratio_words": (lambda rows: (rows,), total_rows),
     "complexity.share_words": (lambda rows: (rows,), group_rows),
