@@ -15,7 +15,7 @@ from lib.predict import registry
 from lib.predict.networks import composition
 from lib.predict.networks.composition import Estimate, Work
 from lib.work import networks
-from lib.work.graph import capture
+from lib.work.graph import ops
 
 COLUMNS = ("device", "source", "predicted_ms", "low_ms", "high_ms", "images_per_sec", "memory_mb", "bound", "below_roof",
            "out_of_range", "fits", "measured_ms", "price_per_million", "dtype")
@@ -66,8 +66,8 @@ class Asked:
     def __init__(self, question: Question):
         if question.dtype not in _TORCH:
             raise InputError(f"no element type {question.dtype!r}; there are: {choices(_TORCH)}")
-        if question.mode not in capture.MODES:
-            raise InputError(f"no mode {question.mode!r}; there are: {choices(capture.MODES)}")
+        if question.mode not in ops.MODES:
+            raise InputError(f"no mode {question.mode!r}; there are: {choices(ops.MODES)}")
         self.question, self._works = question, {}
         self.batch_size = question.network().shape[0]
 

@@ -4,7 +4,7 @@
 import numpy as np
 import pandas as pd
 
-from lib.measure.archive import Profiled
+from lib.measure.training.profiled import Profiled
 from lib.measure.training.summary import _WHY, PHASES_MS, warm_up
 from lib.missing import MissingError, needs
 
