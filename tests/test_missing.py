@@ -177,9 +177,9 @@ def roofline_of(rows):
 
 
 def batches(rows):
-    from lib.studies.complexity import findings
+    from lib.studies.complexity import tables
 
-    return findings.intensity_by_batch(rows)
+    return tables.intensity_by_batch(rows)
 
 
 def evaluated_of(rows):
@@ -247,7 +247,8 @@ CALLS = {
     "complexity.growth_words": (lambda rows: (batches(rows),), total_rows),
     "complexity.farthest_words": (lambda rows: (rows,), check_rows),
     "complexity.uncounted_words": (lambda rows: (rows,), total_rows),
-    "cross_check.explained_words": (lambda rows: (rows,), check_rows),
+    "complexity.trust_words": (lambda rows: (rows,), check_rows),
+    "complexity.explained_words": (lambda rows: (rows,), check_rows),
     "cost_model.family_words": (lambda rows: (rows,), score_rows),
     "cost_model.step_words": (lambda rows: (rows,), lambda: score_rows().assign(kind="step")),
     "cost_model.curve_words": (lambda rows: (rows, "f"), lambda: pd.DataFrame({"points": [10, 20], "mape": [9.0, 5.0]})),
