@@ -265,9 +265,8 @@ def test_an_operator_that_the_device_lacks_is_told_and_a_network_is_refused():
         return isolated.Item({"kind": kind, "label": f"my {kind}"}, build)
 
     fine = item("operator", lambda: lambda: None)
-    items = [fine, item("operator", broken)]
-    samples, failed = isolated._timed(items, torch.device("cpu"), Budget(0.01), lambda items, _: items)
+    samples, failed = isolated._timed([fine, item("operator", broken)], torch.device("cpu"), Budget(0.01))
     assert [len(part) > 0 for part in samples] == [True, False]
     assert failed == ["my operator does not run on cpu: not implemented for this backend"]
     with pytest.raises(InputError, match="my network does not run on cpu"):
-        isolated._timed([item("network", broken)], torch.device("cpu"), Budget(0.01), lambda items, _: items)
+        isolated._timed([item("network", broken)], torch.device("cpu"), Budget(0.01))

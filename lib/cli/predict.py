@@ -25,12 +25,9 @@ def _advise(options: argparse.Namespace) -> int:
 
 
 def _calibrate(options: argparse.Namespace) -> int:
-    from tqdm import tqdm
-
     from lib.predict import calibrate
 
-    print(calibrate.words(calibrate.calibrate(options.device, options.dtype, options.budget_s, lambda items, what: tqdm(
-        items, desc=what, mininterval=1))))
+    print(calibrate.words(calibrate.calibrate(options.device, options.dtype, options.budget_s)))
     return 0
 
 

@@ -263,12 +263,13 @@ def verified(advice: Advice, several: Iterable[Change], device: str = "cpu", bud
     A gain is in images a second. What cannot be measured says so in ``why``.
     """
     from lib.measure.networks import end_to_end
+    from lib.measure.networks.case import Case
 
     if device not in [one.device for one in advice.shelves]:
         raise InputError(f"what is measured here is {device}, and the question was about "
                          f"{choices(one.device for one in advice.shelves)}: ask about {device} too")
     question = advice.question
-    base_case = end_to_end.Case(question.model, question.mode, advice.batch_size, question.input_shape, question.dtype)
+    base_case = Case(question.model, question.mode, advice.batch_size, question.input_shape, question.dtype)
     base_ms = _median_ms(end_to_end.in_a_process([base_case], device, budget_s)[0][0])
     if isinstance(base_ms, str):
         raise InputError(f"{question.model} cannot be measured on {device}: {base_ms}")

@@ -10,7 +10,6 @@ from lib import paths, store
 from lib.config.notebooks import SweepParams
 from lib.errors import InputError
 from lib.measure import machine
-from lib.measure.archive import Progress
 from lib.measure.operators import aggregate, sweep
 from lib.predict import registry
 from lib.predict.operators.correction import teaching_points
@@ -57,8 +56,7 @@ def choose(model: CostModel, rows: pd.DataFrame, count: int, seed: int = 0) -> t
     return [int(place) for place in teach], [int(place) for place in judge]
 
 
-def calibrate(device: str = "cpu", dtype: str = "fp32", budget_s: float = 120.0,
-              progress: Progress = lambda items, _: items) -> Calibrated:
+def calibrate(device: str = "cpu", dtype: str = "fp32", budget_s: float = 120.0) -> Calibrated:
     """Measure chosen points on ``device``, correct the nearest model by them, and save it for this machine.
 
     Raises InputError for a device that is not here, and where no model of its kind can be corrected.
@@ -73,7 +71,7 @@ def calibrate(device: str = "cpu", dtype: str = "fp32", budget_s: float = 120.0,
     name = f"calibration_{machine.name()}_{dtype}_{store.utc_now()[:19].replace(':', '')}"
     p = SweepParams(op="all", device=str(where), budget_s=budget_s, rounds=_ROUNDS, visit_ms=16, name=name, dtype=dtype,
                     cache=base.facts.get("cache", "warm"), latency_type=base.facts.get("latency_type", "kernel"))
-    table = aggregate.read(sweep.measure_sweep(p, progress, chosen)).table
+    table = aggregate.read(sweep.measure_sweep(p, chosen)).table
     usable = table[(table["status"] == "ok") & (table["verdict"] != "unusable")]
     unseen = usable[usable["config"].isin({_as(configs[place], base).key for place in judge})]
     taught = usable.drop(index=unseen.index)

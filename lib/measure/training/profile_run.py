@@ -18,11 +18,13 @@ from lib.config.definitions import Workload
 from lib.config.notebooks import ProfileParams
 from lib.errors import InputError
 from lib.measure import load, machine
-from lib.measure.archive import PASSES, Profiled, Progress, replay, runs
+from lib.measure.archive import PASSES, Profiled, replay, runs
 from lib.measure.budget import Budget
-from lib.measure.timing import Timing, synchronize
+from lib.measure.statistics import Timing
+from lib.measure.timing import synchronize
 from lib.measure.training import summary
 from lib.measure.training.profiler import profiler
+from lib.progress import track
 from lib.tables import columns
 from lib.work import datasets, workloads
 from lib.work.training import Batch, Observer, Options, Trainer, Unobserved, seed_everything
@@ -249,7 +251,7 @@ class _Both:
         self.second.end(batch)
 
 
-def _measure_passes(run: _Run, budget: Budget, progress: Progress) -> _Outcome:
+def _measure_passes(run: _Run, budget: Budget) -> _Outcome:
     """Run warm-up, the unsynchronised pass, the profiled epochs, evaluation and test."""
     p, metrics = run.p, {}
     with load.LoadWatch() as watch:
@@ -263,11 +265,11 @@ def _measure_passes(run: _Run, budget: Budget, progress: Progress) -> _Outcome:
             pipelined = _pipelined(run, *passes.next())
             passes.step_s = pipelined.seconds / pipelined.batches
             observer.pipelined_ms = passes.step_s * 1000
-            for epoch in progress(range(p.epochs), "train"):
+            for epoch in track(range(p.epochs), "train"):
                 observer.epoch = epoch
                 metrics["train"] = {"loss": run.trainer.train(run.bounded("train", *passes.next()), observer)}
         seen = watch.reading()
-    for kind in progress(("eval", "test"), "evaluate"):
+    for kind in track(("eval", "test"), "evaluate"):
         with profiler(run.path(kind), run.constants(kind), run.device, p.nvtx) as observer:
             if not budget.spent:
                 observer.warmup = True
@@ -307,11 +309,11 @@ def _taken(run_id: str) -> bool:
     return any(path.exists() for path in names)
 
 
-def measure(p: ProfileParams, progress: Progress = lambda items, _: items, workload: Workload | None = None) -> Profiled:
+def measure(p: ProfileParams, workload: Workload | None = None) -> Profiled:
     """Carry out one profiled run: train, evaluation and test pass of a workload on one device.
 
     Writes ``data/profiles/<run_id>_<train|eval|test>.csv`` row by row, each with its provenance, and one row of
-    ``runs``. ``progress(items, what)`` wraps the long loops. ``workload`` stands in for the one that ``p`` names. Raises
+    ``runs``. ``workload`` stands in for the one that ``p`` names. Raises
     InputError for whatever cannot be run; rows already measured stay.
     """
     device, budget = machine.device(p.device), Budget(p.budget_s)
@@ -335,7 +337,7 @@ def measure(p: ProfileParams, progress: Progress = lambda items, _: items, workl
         files = [run.path(kind) for kind in PASSES] if p.profile else []
         for path in files:
             store.write_meta(path, "profile", **facts)
-        outcome = _measure_passes(run, budget, progress)
+        outcome = _measure_passes(run, budget)
         rows = store.read_all(files, "profile")
         line = pd.DataFrame([_summary(run, outcome, rows, started)], columns=columns("runs"))
         files.append(store.write(line, paths.RUNS / f"{run_id}.csv", "runs"))
@@ -345,6 +347,6 @@ def measure(p: ProfileParams, progress: Progress = lambda items, _: items, workl
     return Profiled(rows, store.read(files[-1], "runs").iloc[0], opened.note, tuple(files), outcome.metrics)
 
 
-def profile(p: ProfileParams, progress: Progress = lambda items, _: items) -> Profiled:
+def profile(p: ProfileParams) -> Profiled:
     """Measure a run, or replay one from the reference data, as ``source`` says."""
-    return measure(p, progress) if p.source == "measure" else replay(p.workload, p.device, p.reference)
+    return measure(p) if p.source == "measure" else replay(p.workload, p.device, p.reference)

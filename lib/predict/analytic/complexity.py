@@ -6,7 +6,7 @@ include element-wise work; ``macs`` are the multiply-adds of convolutions, matri
 
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -26,7 +26,6 @@ from lib.work.graph.capture import Graph, Op
 LOSS, UNUSED = "loss", "unused"
 _ROOT = "network"
 _SUMS = ["calls", "params", "activation_bytes", "flops_forward", "flops_backward", "bytes_forward", "bytes_backward"]
-Progress = Callable[[Iterable, str], Iterable]
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lib.errors import InputError
 from lib.predict.analytic import complexity
-from lib.predict.analytic.complexity import Analysis, Progress
+from lib.predict.analytic.complexity import Analysis
+from lib.progress import track
 from lib.work import networks
 from lib.work.graph import capture, counts
 
@@ -168,8 +169,7 @@ def compare(name: str, batch_size: int = 1, input_shape: str = "", measured: boo
     return pd.DataFrame([{"network": name, "batch_size": found.shape[0], **row} for row in rows]).reindex(columns=COLUMNS)
 
 
-def compare_all(names: Iterable[str], input_shape: str = "", measured: bool = True,
-                 progress: Progress = lambda items, _: items) -> pd.DataFrame:
+def compare_all(names: Iterable[str], input_shape: str = "", measured: bool = True) -> pd.DataFrame:
     """Return ``compare`` of several networks at batch size 1; ``input_shape`` is for those that are no workloads."""
     return pd.concat([compare(name, 1, complexity.shape_for(name, input_shape), measured)
-                      for name in progress(list(names), "second sources")], ignore_index=True)
+                      for name in track(list(names), "second sources")], ignore_index=True)

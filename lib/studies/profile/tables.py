@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 
-from lib.measure.timing import VERDICTS, Timing
+from lib.measure.statistics import VERDICTS, Timing
 from lib.measure.training.summary import PHASES_MS, steady, unaccounted
 
 SHOWN = ["workload_id", "arch", "backend", "precision", "batch_size", "data_source", "step_median_ms", "step_low_ms",
