@@ -64,7 +64,7 @@ def ceiling_rows():
 
 def roof_rows():
     return pd.DataFrame({"device": "cpu", "source": "measured", "dtype": ["fp32", "bf16"], "level": "RAM",
-                         "peak_gflops": [100.0, 200.0], "peak_gbps": 10.0, "knee": [10.0, 20.0]})
+                         "peak_gflops": [100.0, 200.0], "peak_gbps": 10.0, "ridge_point": [10.0, 20.0]})
 
 
 def point_rows():
@@ -122,7 +122,7 @@ def job_rows():
 
 def compared_rows():
     return pd.DataFrame({"label": ["a", "b"], "measured_ms": 9.0, "roof_ms": 3.0, "operators_roof_ms": 4.0,
-                         "memory_bound_pct": [10.0, 20.0], "times_above": 2.0})
+                         "memory_bound_pct": [10.0, 20.0], "over_operators": 2.0})
 
 
 def check_rows():
@@ -136,15 +136,15 @@ def throughput_rows():
 
 
 def steps_table(rows):
-    from lib.measure.training import summary
+    from lib.studies.profile import tables
 
-    return summary.phase_table(rows)
+    return tables.phase_table(rows)
 
 
 def side_by_side(rows):
-    from lib.measure.training import summary
+    from lib.studies.profile import tables
 
-    return summary.side_by_side(runs()[lambda table: table["run_id"].isin(rows["run_id"])], rows)
+    return tables.side_by_side(runs()[lambda table: table["run_id"].isin(rows["run_id"])], rows)
 
 
 def one_run(rows):
@@ -169,10 +169,17 @@ def roof_of(rows):
     return roofline.roofs(ceiling_rows().assign(verdict="stable" if len(rows) else "unusable"))[0]
 
 
-def batches(rows):
-    from lib.studies.complexity import findings
+def roofline_of(rows):
+    from lib.studies.roofline import study
 
-    return findings.intensity_by_batch(rows)
+    nothing, roof = rows.iloc[:0], roof_of(ceiling_rows())
+    return study.Study([roof], [], rows, nothing, rows, nothing, runs(), {}, "", ())
+
+
+def batches(rows):
+    from lib.studies.complexity import tables
+
+    return tables.intensity_by_batch(rows)
 
 
 def evaluated_of(rows):
@@ -189,13 +196,12 @@ def record_of(rows):
                            facts={"contention": None, "notes": []}, ends=rows)
 
 
-PHASES = importlib.import_module("lib.measure.training.summary").PHASES_MS
 # How each figure and sentence is called: a function that makes its arguments from its rows, and what makes the rows.
 CALLS = {
     "machine.ceilings": (lambda rows: (rows, rows), ceiling_rows),
-    "profile.phases_over_time": (lambda rows: (rows, PHASES), profile_rows),
-    "profile.phase_stack": (lambda rows: (steps_table(rows), "task_type", PHASES), profile_rows),
-    "profile.throughput_and_memory": (lambda rows: (rows, "peak_rss_mb", "memory"), profile_rows),
+    "profile.phases_over_time": (lambda rows: (rows,), profile_rows),
+    "profile.phase_stack": (lambda rows: (steps_table(rows), "task_type"), profile_rows),
+    "profile.throughput_and_memory": (lambda rows: (rows,), profile_rows),
     "profile.throughput_by_workload": (lambda rows: (rows,), runs),
     "sweep.latency_over_work": (lambda rows: (rows,), sweep_rows),
     "sweep.rates": (lambda rows: (rows,), sweep_rows),
@@ -222,6 +228,8 @@ CALLS = {
     "scheduler_eval.parity": (lambda rows: (rows,), job_rows),
     "profile.phase_words": (lambda rows: (steps_table(rows),), profile_rows),
     "profile.warm_up_words": (lambda rows: (rows,), profile_rows),
+    "profile.run_words": (lambda rows: (one_run(rows),), runs),
+    "profile.learned_words": (lambda rows: (runs().iloc[0], steps_table(rows)), profile_rows),
     "profile.profiled_words": (lambda rows: (one_run(rows), 10.0), runs),
     "profile.comparison_words": (lambda rows: (side_by_side(rows),), profile_rows),
     "sweep.sweep_words": (lambda rows: (sweep_of(rows),), sweep_rows),
@@ -233,13 +241,15 @@ CALLS = {
     "roofline.roof_words": (lambda rows: (roof_of(rows),), ceiling_rows),
     "roofline.bound_words": (lambda rows: (rows, "points"), point_rows),
     "roofline.ideal_words": (lambda rows: (rows,), compared_rows),
+    "roofline.learned_words": (lambda rows: (roofline_of(rows), compared_rows().head(len(rows)), "fp64"), point_rows),
     "roofline.operator_words": (lambda rows: (rows, rows), point_rows),
     "complexity.ratio_words": (lambda rows: (rows,), total_rows),
     "complexity.share_words": (lambda rows: (rows,), group_rows),
     "complexity.growth_words": (lambda rows: (batches(rows),), total_rows),
     "complexity.farthest_words": (lambda rows: (rows,), check_rows),
     "complexity.uncounted_words": (lambda rows: (rows,), total_rows),
-    "cross_check.explained_words": (lambda rows: (rows,), check_rows),
+    "complexity.trust_words": (lambda rows: (rows,), check_rows),
+    "complexity.explained_words": (lambda rows: (rows,), check_rows),
     "cost_model.family_words": (lambda rows: (rows,), score_rows),
     "cost_model.step_words": (lambda rows: (rows,), lambda: score_rows().assign(kind="step")),
     "cost_model.curve_words": (lambda rows: (rows, "f"), lambda: pd.DataFrame({"points": [10, 20], "mape": [9.0, 5.0]})),

@@ -18,7 +18,7 @@ from lib.config.notebooks import ProfileParams
 from lib.errors import InputError
 from lib.measure import archive, budget, machine
 from lib.measure.training import limits, passes, profile_run, summary
-from lib.studies.profile import findings
+from lib.studies.profile import findings, tables
 from tests.conftest import busy_neighbours
 
 
@@ -86,9 +86,9 @@ def test_a_second_run_gets_its_own_name(home, quiet):
     meta = store.read_json(paths.PROFILES / f"{first.run['run_id']}_train.meta.json")
     assert meta["parameters"]["workload"] == "W6"
     assert {"commit", "dirty", "hardware", "software", "load_at_start", "load_at_end", "started_utc"} <= set(meta)
-    newest = summary.latest(table.assign(verdict="stable"), machine.ids()["hardware_id"])
+    newest = tables.latest(table.assign(verdict="stable"), machine.ids()["hardware_id"])
     assert newest["run_id"].tolist() == [second.run["run_id"]]
-    assert len(summary.latest(table.assign(verdict="unusable"), machine.ids()["hardware_id"])) == 0
+    assert len(tables.latest(table.assign(verdict="unusable"), machine.ids()["hardware_id"])) == 0
 
 
 def test_the_seed_decides_the_losses(home, quiet):
@@ -202,11 +202,11 @@ def test_replay_reads_what_was_measured(home, quiet, monkeypatch):
 
 def test_tables_and_words_of_a_run(home, quiet):
     run = profile_run.measure(short())
-    table = summary.phase_table(run.rows)
+    table = tables.phase_table(run.rows)
     assert table["task_type"].tolist() == ["train", "eval", "test"]
     assert (table["n"] == 6).all()
-    side = summary.side_by_side(archive.runs("measure"), run.rows)
-    ratio = summary.across(side, run.rows)
+    side = tables.side_by_side(archive.runs("measure"), run.rows)
+    ratio = tables.across(side, run.rows)
     assert ratio["backward over forward"] == pytest.approx(table["backward"][0] / table["forward"][0])
     text = " ".join([findings.phase_words(table), findings.warm_up_words(run.rows), findings.comparison_words(side),
                      findings.profiled_words(run.run, 10.0)])

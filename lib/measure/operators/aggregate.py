@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lib import paths, store
+from lib import store
 from lib.config.notebooks import SweepParams
 from lib.errors import InputError, choices
 from lib.measure import load
@@ -181,11 +181,6 @@ def replay(p: SweepParams) -> Sweep:
                 return Sweep(chosen.reset_index(drop=True), sweep.visits, path.parent, note)
     raise InputError(f"the reference has no {p.cache} {p.latency_type} sweep of {choices(p.ops)} on {p.device}; it has: "
                      f"{choices(sorted(available)) or 'none'}")
-
-
-def all_sweeps() -> list[Path]:
-    """Return the folders of the finished sweeps of this machine, oldest first."""
-    return [path.parent for path in sorted(paths.SWEEPS.glob("*/sweep.parquet"), key=lambda path: path.stat().st_mtime)]
 
 
 

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 
 from lib import paths, store
@@ -138,13 +137,11 @@ def reproduced(study: Evaluation) -> pd.DataFrame:
     rows = study.unseen[study.unseen["memory"] == "kept"]
     rows = rows[rows["network"].isin(rows.nsmallest(_EXAMPLES, "latency_ms")["network"])]
     model = CostModel.load(registry.SHIPPED / store.read_json(study.folder / "scores.meta.json")["model"])
-    known = registry.Shelved(model.device, "fp32", model, False, np.inf).known()
-    items, shipped = training.works(rows), []
-    for row in rows.itertuples():
-        learned = composition.Composition(**model.compositions[f"{row.mode} {row.memory}"])
-        item = items[row.network, row.mode, int(row.batch_size)]
-        shipped.append(composition.estimate(item, model, learned, known).predicted_ms)
-    table = rows[_CASE].assign(published_ms=rows["predicted_ms"], shipped_ms=shipped)
+    shipped = []
+    for row in training.network_terms(model, rows, training.works(rows)).to_dict("records"):
+        learned = composition.Composition(**model.compositions[f"{row['mode']} {row['memory']}"])
+        shipped.append(composition.interval(row, learned, row["outside"])[0])
+    table = rows[_CASE].assign(published_ms=rows["shipped_ms"], shipped_ms=shipped)
     return table.assign(same=(table["shipped_ms"] / table["published_ms"] - 1).abs() < _SAME)
 
 

@@ -23,7 +23,7 @@ from lib.work.graph import capture, counts, ops
 from lib.work.workloads import Task, prepare
 
 CEILINGS_S = 12.0
-COMPARED = ["label", "measured_ms", "roof_ms", "operators_roof_ms", "memory_bound_pct", "times_above"]
+COMPARED = ["label", "measured_ms", "roof_ms", "operators_roof_ms", "memory_bound_pct", "over_operators"]
 
 
 @dataclass(frozen=True)
@@ -215,7 +215,7 @@ def study(p: RooflineParams) -> Study:
 def against_operators(found: Study) -> pd.DataFrame:
     """Return each step and network beside what its roof, and the sum of its operators' own roofs, would take, in ms.
 
-    An operator below the knee waits for memory while the next one computes, so that the sum is the tighter of the two.
+    An operator left of the ridge point waits for memory while the next one computes, so that the sum is the tighter of the two.
     """
     rows = []
     for row in found.whole.itertuples():
@@ -224,5 +224,5 @@ def against_operators(found: Study) -> pd.DataFrame:
         memory = roofline.memory_share(found.parts[row.label], roof)
         rows.append({"label": row.label, "measured_ms": row.elapsed_sec * 1e3,
                      "roof_ms": row.flops / row.attainable_gflops / 1e6, "operators_roof_ms": seconds * 1e3,
-                     "memory_bound_pct": memory * 100, "times_above": row.elapsed_sec / seconds})
+                     "memory_bound_pct": memory * 100, "over_operators": row.elapsed_sec / seconds})
     return pd.DataFrame(rows, columns=COMPARED)
