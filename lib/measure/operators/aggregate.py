@@ -80,9 +80,9 @@ def unsettled(folder: Path) -> set[str]:
 
 
 def _device_table(folder: Path, device: str, identity: dict[str, Any]) -> pd.DataFrame:
-    """Return the ``sweep`` rows of one device."""
+    """Return the ``sweep`` rows of one device; a configuration that failed in one of its visits is a failed one."""
     configs = store.read(folder / "configs.csv", "configs").drop_duplicates("config", keep="last")
-    visits = store.read(folder / "repeats.csv", "repeats")
+    visits = _checked(store.read(folder / "repeats.csv", "repeats"), configs)
     failed = visits[visits["status"] != "ok"].drop_duplicates("config").set_index("config")["reason"]
     frame = configs.merge(summarise(visits), on="config", how="left")
     values = pd.DataFrame([json.loads(text) for text in frame["parameters"]], index=frame.index)
@@ -101,6 +101,14 @@ def _device_table(folder: Path, device: str, identity: dict[str, Any]) -> pd.Dat
     named = {name: identity[name] for name in ("hardware_id", "software_id", "threads")}
     return frame.assign(device=device, gflops=frame["flops"] / seconds / 1e9, gbps=frame["bytes"] / seconds / 1e9,
                         energy_j=np.nan, **named)[columns("sweep")]
+
+
+def _checked(visits: pd.DataFrame, configs: pd.DataFrame) -> pd.DataFrame:
+    """Return the visits; those that repeat the result before them have failed."""
+    work = (configs["flops"] + configs["bytes"]).set_axis(configs["config"])
+    repeated = stale(visits["latency_ms"], visits["config"].map(work))
+    return visits.assign(status=visits["status"].mask(repeated, "failed"),
+                         reason=visits["reason"].mask(repeated, "it repeats the result before it to the last digit"))
 
 
 def derive(folder: Path, facts: dict[str, Any]) -> pd.DataFrame:
@@ -181,8 +189,6 @@ def replay(p: SweepParams) -> Sweep:
                 return Sweep(chosen.reset_index(drop=True), sweep.visits, path.parent, note)
     raise InputError(f"the reference has no {p.cache} {p.latency_type} sweep of {choices(p.ops)} on {p.device}; it has: "
                      f"{choices(sorted(available)) or 'none'}")
-
-
 
 
 def pace(visits: pd.DataFrame) -> float:
