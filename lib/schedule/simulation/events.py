@@ -40,7 +40,6 @@ class Outcome:
     schedule: pd.DataFrame
     decide_s: np.ndarray
     problem: Problem
-    waits: tuple[tuple[float, str], ...] = ()
     refine_s: np.ndarray = field(default_factory=lambda: np.zeros(0))
 
     @property
@@ -59,12 +58,11 @@ class _Log:
     rows: list[tuple[int, int, float, float, int, str]] = field(default_factory=list)
     decide_s: list[float] = field(default_factory=list)
     refine_s: list[float] = field(default_factory=list)
-    waits: list[tuple[float, str]] = field(default_factory=list)
 
     def outcome(self, problem: Problem) -> Outcome:
         """Return the log as tables."""
         columns = map(list, zip(*self.rows, strict=True)) if self.rows else ([],) * 6
-        return Outcome(table(problem, *columns), np.array(self.decide_s), problem, tuple(self.waits), np.array(self.refine_s))
+        return Outcome(table(problem, *columns), np.array(self.decide_s), problem, np.array(self.refine_s))
 
 
 def table(problem: Problem, job: Sequence[int], device: Sequence[int], start_s: Sequence[float], end_s: Sequence[float],
@@ -130,8 +128,6 @@ class _Engine:
     def _apply(self, actions: list) -> None:
         for action in actions:
             if isinstance(action, Wait):
-                if not self.log.waits or self.log.waits[-1][1] != action.reason:
-                    self.log.waits.append((self.state.now_s, action.reason))
                 if action.until_s < np.inf:
                     if action.until_s <= self.state.now_s:
                         raise PolicyError(f"a policy wants to wait until {action.until_s} s, which is past")
