@@ -2,7 +2,9 @@
 
 import heapq
 import json
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -10,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import lib.schedule
 from lib import paths, store
 from lib.errors import InputError
 from lib.schedule import bounds, gavel, problem_files
@@ -394,6 +397,22 @@ def test_published_throughputs_become_problems(tmp_path, monkeypatch):
         source.write_text(text)
         with pytest.raises(InputError, match="no throughput file"):
             gavel.bring_in(source)
+
+
+def test_files_import_only_from_the_lines_above_them():
+    """The order in the package's docstring is the one that holds."""
+    lines = [re.findall(r"[a-z_]+", line[4:].partition("  ")[0].replace("/", "")) for line in lib.schedule.__doc__.splitlines()
+             if re.match(r"    [a-z]", line)]
+    rank = {name: number for number, names in enumerate(lines) for name in names}
+    folder = Path(lib.schedule.__file__).parent
+    assert set(rank) == {path.stem for path in folder.iterdir() if path.stem not in ("__init__", "__pycache__")}
+    for path in folder.rglob("*.py"):
+        own = path.relative_to(folder).parts[0].removesuffix(".py")
+        text = path.read_text()
+        imported = set(re.findall(r"from lib\.schedule\.([a-z_]+)", text))
+        imported |= {name for names in re.findall(r"from lib\.schedule import ([a-z_, ]+)", text) for name in names.split(", ")}
+        for name in imported if own != "__init__" else ():
+            assert rank[name] <= rank[own], f"{path.relative_to(folder)} imports {name}"
 
 
 def test_only_hybrid_takes_an_objective():

@@ -90,7 +90,7 @@ class _Engine:
         order = np.argsort(problem.jobs.arrival_s, kind="stable")
         self._events = [(float(problem.jobs.arrival_s[job]), number, _ARRIVE, int(job), 0) for number, job in enumerate(order)]
         self._number = len(self._events)
-        self._version = [0] * len(problem.fleet)  # of what runs on a device: an end that was foreseen may be off
+        self._version = [0] * len(problem.fleet)  # of what runs on a device: ends pushed for an earlier version no longer hold
         self._fails = [False] * len(problem.fleet)
         self._left: dict[int, float] = {}
         self._since = 0.0
@@ -119,7 +119,7 @@ class _Engine:
             state.clear_news()
             self._apply(actions)
             if self.contention:
-                self._foresee()
+                self._reschedule()
         if state.waiting:
             names = ", ".join(self.problem.jobs.ids[job] for job in list(state.waiting)[:3])
             raise PolicyError(f"the policy left {len(state.waiting)} jobs waiting for ever, such as {names}")
@@ -209,8 +209,8 @@ class _Engine:
                 self._left[device] = max(0.0, self._left[device] - passed * rates[device])
         self._since = self.state.now_s = now
 
-    def _foresee(self) -> None:
-        """Foresee anew when each running attempt ends, at the rates that hold from now on."""
+    def _reschedule(self) -> None:
+        """Push anew when each running attempt ends, at the rates that hold from now on."""
         rates = self._rates()
         for device, left in self._left.items():
             self._version[device] += 1

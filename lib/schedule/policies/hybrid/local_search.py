@@ -15,6 +15,9 @@ from lib.schedule import bounds, portable
 _POWER = 5  # squarings: the norm over the devices' loads is the 2^5 = 32nd, which is nearly their maximum
 _LARGE, _LEAST = 1e30, 1e-300
 _LOST = 1e-6  # of the largest that a running sum was: below, it is summed anew
+_MARGIN = 2.0  # standard deviations of a device's load
+_HOT, _COLD = 3e-3, 1e-6  # of the makespan, the temperatures between which is annealed
+_HOTTEST, _FEW = 0.03, 10.0  # where jobs are few, each is a large part of the makespan, and so is each step up
 _MOST_ROUNDED = 20_000  # jobs: beyond, list scheduling is near enough to start from, and the linear programme takes seconds
 
 
@@ -238,8 +241,3 @@ def plan(times: np.ndarray, type_of: np.ndarray, ready_s: np.ndarray, steps: int
     squares = np.zeros(len(type_of)) if running_s is None else running_s.astype(float) ** 2
     return _anneal(_bounded(times), costs, type_of, ready_s.astype(float), squares, _MARGIN * sigma, start.astype(np.int64),
                    scale, weight, steps, hot, cooling, seed)
-
-
-_MARGIN = 2.0  # standard deviations of a device's load
-_HOT, _COLD = 3e-3, 1e-6  # of the makespan, the temperatures between which is annealed
-_HOTTEST, _FEW = 0.03, 10.0  # where jobs are few, each is a large part of the makespan, and so is each step up
