@@ -1,4 +1,4 @@
-"""Parameters, kept activations, FLOPs and compulsory bytes of a training step, by layer and by network, from shapes alone.
+"""Parameters, saved activations, FLOPs and compulsory bytes of a training step, by layer and by network, from shapes alone.
 
 Nothing is run: the operators come from ``capture`` and their work from ``counts``. FLOPs count a multiply-add as 2 and
 include element-wise work; ``macs`` are the multiply-adds of convolutions, matrix products and attention alone.
@@ -6,9 +6,9 @@ include element-wise work; ``macs`` are the multiply-adds of convolutions, matri
 
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +20,12 @@ from lib import paths, store
 from lib.config.definitions import workloads
 from lib.tables import columns
 from lib.work import networks
-from lib.work.graph import capture, counts, families
-from lib.work.graph.capture import Graph, Op
+from lib.work.graph import capture, counts
+from lib.work.graph.ops import Graph, Op
 
 LOSS, UNUSED = "loss", "unused"
-GROUPS = {"conv2d": "convolution", "conv3d": "convolution", "linear": "matrix product", "matmul": "matrix product",
-          "bmm": "matrix product", "attention": "attention", "batch_norm": "normalisation", "layer_norm": "normalisation",
-          "activation": "activation function", "pool2d": "pooling", "pool3d": "pooling"}
-OTHER = "copies, additions, other"
 _ROOT = "network"
 _SUMS = ["calls", "params", "activation_bytes", "flops_forward", "flops_backward", "bytes_forward", "bytes_backward"]
-Progress = Callable[[Iterable, str], Iterable]
 
 
 @dataclass(frozen=True)
@@ -88,7 +83,7 @@ def _sizes(analysis: Analysis) -> dict[int, tuple[int, int]]:
     return found
 
 
-def _kept(analysis: Analysis) -> set[int]:
+def _saved(analysis: Analysis) -> set[int]:
     """Return the storages that a backward operator reads; one that fills takes only a shape."""
     return {spec.storage for op, _, phase in analysis.steps if phase == "backward" and op.short not in counts.FILLS
             for spec in op.tensors}
@@ -96,9 +91,9 @@ def _kept(analysis: Analysis) -> set[int]:
 
 def input_bytes(analysis: Analysis) -> int:
     """Return the bytes of the input batch where the backward pass reads it again, else 0."""
-    sizes, kept = _sizes(analysis), _kept(analysis)
+    sizes, saved = _sizes(analysis), _saved(analysis)
     inputs = {spec.storage for op in analysis.graph.ops for spec in op.tensors if spec.kind == "input"}
-    return sum(sizes[storage][0] for storage in inputs & kept)
+    return sum(sizes[storage][0] for storage in inputs & saved)
 
 
 def table(name: str, batch_size: int = 0, input_shape: str = "") -> pd.DataFrame:
@@ -113,7 +108,7 @@ def table(name: str, batch_size: int = 0, input_shape: str = "") -> pd.DataFrame
 
 def rows_of(analysis: Analysis) -> pd.DataFrame:
     """Return the ``complexity`` table of a captured step, see ``table``."""
-    sizes, kept, used, made = _sizes(analysis), _kept(analysis), set(), set()
+    sizes, saved, used, made = _sizes(analysis), _saved(analysis), set(), set()
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     for op, layer, phase in analysis.steps:
         if op.short in counts.VIEWS:
@@ -127,7 +122,7 @@ def rows_of(analysis: Analysis) -> pd.DataFrame:
             outputs = {spec.storage for spec in op.outputs if spec.kind == "activation"} - made
             used, made = used | parameters, made | outputs
             row["params"] += sum(sizes[storage][1] for storage in parameters)
-            row["activation_bytes"] += sum(sizes[storage][0] for storage in outputs & kept)
+            row["activation_bytes"] += sum(sizes[storage][0] for storage in outputs & saved)
     unused = analysis.graph.parameters - sum(row["params"] for row in rows.values())
     if unused:
         rows["", UNUSED] = dict.fromkeys(_SUMS, 0) | {"params": unused}
@@ -163,44 +158,10 @@ def sums_of(analysis: Analysis, rows: pd.DataFrame) -> dict[str, Any]:
             "activation_mb": sums["activation_bytes"] / 1e6, "uncounted": ", ".join(analysis.uncounted)}
 
 
-@cache
-def _group_of() -> dict[str, str]:
-    known = [family for family in families.families().values() if family.name in GROUPS]
-    return {op: GROUPS[family.name] for family in known for op in family.covers}
-
-
-def grouped(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return a ``complexity`` table with a column ``group``: what kind of work each row is."""
-    return rows.assign(group=rows["op"].map(_group_of()).fillna(OTHER))
-
-
-def by_group(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return FLOPs and bytes of a training step by network, batch size and kind of work."""
-    work = grouped(rows).assign(flops=rows["flops_forward"] + rows["flops_backward"],
-                                bytes=rows["bytes_forward"] + rows["bytes_backward"])
-    found = work.groupby(["network", "batch_size", "group"], sort=False)[["flops", "bytes"]]
-    return found.agg(lambda values: values.sum(skipna=False)).reset_index()
-
-
 def by_layer(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the ``complexity`` table of one network and batch size summed over the operators of each layer."""
     found = rows.groupby("layer", sort=False)[_SUMS].agg(lambda values: values.sum(skipna=False)).reset_index()
     return found.assign(flops_per_byte=found["flops_forward"] / found["bytes_forward"].where(found["bytes_forward"] > 0))
-
-
-def heaviest(rows: pd.DataFrame, most: int = 10) -> pd.DataFrame:
-    """Return the layers of one network with the most FLOPs in a training step, in millions and MB, with their share."""
-    layers = by_layer(rows)
-    step = layers["flops_forward"] + layers["flops_backward"]
-    shown = pd.DataFrame({"layer": layers["layer"].replace("", "(the network itself)"), "parameters, k": layers["params"] / 1e3,
-                          "forward, MFLOP": layers["flops_forward"] / 1e6, "backward, MFLOP": layers["flops_backward"] / 1e6,
-                          "% of the step": step / step.sum() * 100, "forward, MB": layers["bytes_forward"] / 1e6,
-                          "forward, FLOP/byte": layers["flops_per_byte"], "kept, MB": layers["activation_bytes"] / 1e6})
-    return shown.loc[step.sort_values(ascending=False, kind="stable").index[:most]]
-
-
-
-
 
 
 def original_summary(sums: pd.DataFrame) -> dict[str, dict[str, dict[str, float | None]]]:
@@ -236,7 +197,7 @@ def text_summary(rows: pd.DataFrame, sums: Any) -> str:
             f"FLOPs, forward            {sums.flops_forward:,.0f}\n"
             f"FLOPs, backward           {sums.flops_backward:,.0f} ({sums.backward_over_forward:.3f} of the forward's)\n"
             f"FLOPs, training step      {step:,.0f} ({sums.flops_per_byte:.2f} a compulsory byte)\n"
-            f"kept activations          {sums.activation_mb:,.2f} MB\n"
+            f"saved activations         {sums.activation_mb:,.2f} MB\n"
             f"FLOPs not known           {sums.uncounted or 'none'}\n")
 
 

@@ -1,6 +1,6 @@
 """Each estimate of complexity beside a second source, with the difference and the part of it that a rule explains.
 
-The sources are torchinfo, torch's FlopCounterMode, and the tensors that a real forward pass keeps for its backward pass.
+The sources are torchinfo, torch's FlopCounterMode, and the tensors that a real forward pass saves for its backward pass.
 A rule states what a source counts otherwise; ``rest`` is what no rule explains.
 """
 
@@ -16,9 +16,9 @@ from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from lib.errors import InputError
-from lib.missing import needs
 from lib.predict.analytic import complexity
-from lib.predict.analytic.complexity import Analysis, Progress
+from lib.predict.analytic.complexity import Analysis
+from lib.progress import track
 from lib.work import networks
 from lib.work.graph import capture, counts
 
@@ -30,7 +30,7 @@ _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 @contextmanager
 def _leaf_calls(model: nn.Module, note: Callable[[str, nn.Module, torch.Tensor], None]):
-    """Tell ``note`` of every call of a module without children: its name, itself and its output."""
+    """Call ``note`` for every call of a module without children: its name, itself and its output."""
     with ExitStack() as stack:
         for name, module in model.named_modules():
             if not any(module.children()):
@@ -72,7 +72,7 @@ def _torchinfo_rule(model: nn.Module, analysis: Analysis) -> Parts:
 
 
 def _torchinfo(model: nn.Module, analysis: Analysis) -> list[dict[str, Any]]:
-    """Confront parameters and multiply-adds with torchinfo, run on the meta device; leaves ``model`` there."""
+    """Compare parameters and multiply-adds with torchinfo, run on the meta device; leaves ``model`` there."""
     import torchinfo
 
     model = model.to("meta").eval()
@@ -92,7 +92,7 @@ def _grouped_rule(analysis: Analysis) -> Parts:
 
 
 def _flop_counter(model: nn.Module, analysis: Analysis) -> list[dict[str, Any]]:
-    """Confront the FLOPs of both passes, and with attention of inference too, with FlopCounterMode over fake CPU tensors."""
+    """Compare the FLOPs of both passes, and with attention of inference too, with FlopCounterMode over fake CPU tensors."""
     fake = FakeTensorMode()
     with FakeCopyMode(fake):
         model = copy.deepcopy(model)
@@ -115,10 +115,10 @@ def _flop_counter(model: nn.Module, analysis: Analysis) -> list[dict[str, Any]]:
     return rows
 
 
-def _kept_tensors(build: Callable[[], nn.Module], analysis: Analysis) -> list[dict[str, Any]]:
-    """Run one real forward pass on the CPU and confront the kept activations with the storages that autograd saves."""
+def _saved_tensors(build: Callable[[], nn.Module], analysis: Analysis) -> list[dict[str, Any]]:
+    """Run one real forward pass on the CPU and compare the saved activations with the storages that autograd saves."""
     model, images = build().train(), torch.randn(analysis.shape)
-    held = {tensor.untyped_storage()._cdata for tensor in (*model.parameters(), *model.buffers())}
+    own = {tensor.untyped_storage()._cdata for tensor in (*model.parameters(), *model.buffers())}
     saved: dict[int, torch.UntypedStorage] = {}
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
@@ -128,10 +128,10 @@ def _kept_tensors(build: Callable[[], nn.Module], analysis: Analysis) -> list[di
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         loss = capture.default_loss(capture.first_tensor(model(images)))
-    measured = sum(storage.nbytes() for key, storage in saved.items() if key not in held)
+    measured = sum(storage.nbytes() for key, storage in saved.items() if key not in own)
     del loss
     ours = int(complexity.rows_of(analysis)["activation_bytes"].sum())
-    return [_row("bytes kept for the backward pass", ours, "tensors that autograd saved, a real run", measured,
+    return [_row("bytes saved for the backward pass", ours, "tensors that autograd saved, a real run", measured,
                  {"the input batch itself": complexity.input_bytes(analysis)})]
 
 
@@ -154,7 +154,7 @@ def _or_reason(source: str, look: Callable[[], list[dict[str, Any]]]) -> list[di
         return [{"quantity": "all", "source": source, "explanation": f"gives no number: {reason}"}]
 
 
-def confront(name: str, batch_size: int = 1, input_shape: str = "", measured: bool = True) -> pd.DataFrame:
+def compare(name: str, batch_size: int = 1, input_shape: str = "", measured: bool = True) -> pd.DataFrame:
     """Return each estimate of a network beside its second source: ours, theirs, the difference, and what explains it.
 
     ``measured`` also runs one real forward pass on the CPU. Counts are exact, bytes are bytes. Raises InputError for a
@@ -165,30 +165,11 @@ def confront(name: str, batch_size: int = 1, input_shape: str = "", measured: bo
     model = capture.build_unfilled(found.build)
     rows = _or_reason(_COUNTER, lambda: _flop_counter(model, analysis))
     rows += _or_reason("torchinfo", lambda: _torchinfo(model, analysis))
-    rows += _or_reason("autograd", lambda: _kept_tensors(found.build, analysis)) if measured else []
+    rows += _or_reason("autograd", lambda: _saved_tensors(found.build, analysis)) if measured else []
     return pd.DataFrame([{"network": name, "batch_size": found.shape[0], **row} for row in rows]).reindex(columns=COLUMNS)
 
 
-def confront_all(names: Iterable[str], input_shape: str = "", measured: bool = True,
-                 progress: Progress = lambda items, _: items) -> pd.DataFrame:
-    """Return ``confront`` of several networks at batch size 1; ``input_shape`` is for those that are no workloads."""
-    return pd.concat([confront(name, 1, complexity.shape_for(name, input_shape), measured)
-                      for name in progress(list(names), "second sources")], ignore_index=True)
-
-
-@needs("comparisons")
-def explained_words(rows: pd.DataFrame) -> str:
-    """Say how many comparisons are equal, how many differ by what a rule explains, and how many do not."""
-    told = rows[rows["theirs"].notna()]
-    equal, left = told["difference"] == 0, told["rest"] != 0
-    silent = f"; {len(rows) - len(told)} sources gave no number" if len(told) < len(rows) else ""
-    return (f"Of **{len(told)}** comparisons **{equal.sum()}** are equal to the last digit, **{(~equal & ~left).sum()}** "
-            f"differ by exactly what a rule explains, **{left.sum()}** by more{silent}.")
-
-
-def differing(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the comparisons that differ, and the sources that gave no number, as people read them."""
-    shown = rows[rows["difference"] != 0].drop(columns=["batch_size", "explained"])
-    numbers = {column: shown[column].map(lambda value: "–" if pd.isna(value) else f"{value:,.0f}")
-               for column in ("ours", "theirs", "difference", "rest")}
-    return shown.assign(**numbers)
+def compare_all(names: Iterable[str], input_shape: str = "", measured: bool = True) -> pd.DataFrame:
+    """Return ``compare`` of several networks at batch size 1; ``input_shape`` is for those that are no workloads."""
+    return pd.concat([compare(name, 1, complexity.shape_for(name, input_shape), measured)
+                      for name in track(list(names), "second sources")], ignore_index=True)

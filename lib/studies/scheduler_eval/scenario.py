@@ -65,11 +65,11 @@ def step_times(devices: Iterable[str], classes: Iterable[JobClass] | None = None
     The CPU is the reference machine's. Raises InputError for a device without a model.
     """
     devices = list(devices)
-    models, steps = registry.for_devices(devices, "fp32"), measured_steps("replay", reference)
+    predictors, steps = registry.for_devices(devices, "fp32"), measured_steps("replay", reference)
     rows = []
     for job_class in track(list(classes or definitions.load_scenarios()[0].values()), "job classes"):
-        question = advise.Question(job_class.model, job_class.batch_size, mode=job_class.mode)
-        answer = advise.answers(advise.Asked(question), models)
+        query = advise.CapturedQuery(advise.Query(job_class.model, job_class.batch_size, mode=job_class.mode))
+        answer = advise.predictions(query, predictors)
         rows += [_row(job_class, one, steps) for one in answer.to_dict("records")]
     table = pd.DataFrame(rows)
     for name in ("step_ms", "low_ms", "high_ms"):
