@@ -1,22 +1,26 @@
-"""The evaluation of a reference machine read back, and a part of it done again: what 06 shows."""
+"""The evaluation of a reference machine read back, and a part of it trained again: what 06 shows."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 from lib import paths, store
 from lib.errors import InputError, choices
-from lib.predict import registry, training
-from lib.predict.evaluation import baselines
-from lib.predict.operators import cost_model
+from lib.predict import network_training, registry, training
+from lib.predict.evaluation import baselines, learning
+from lib.predict.evaluation.evaluate import network_scores
+from lib.predict.network_training import WORKLOADS
+from lib.predict.operators import fitting
 from lib.predict.operators.cost_model import CostModel
+from lib.predict.operators.validation import score
 
 _SHOWN = {"mape": "MAPE %", "mape_low": "from", "mape_high": "to", "median": "median %", "p90": "p90 %",
           "within_10": "within 10 %", "cover": "cover %", "n": "n"}
 _CURVE = (60, 120, 250, 500, 1000, 2000, 4000)
-_QUICK_ROWS = 1500
-_JUDGED_PASSES = ("network", "mode", "batch_size", "memory", "latency_ms", "predicted_ms", "low_ms", "high_ms", "outside")
+_QUICK_ROWS, _EFFECT_ROWS = 1500, 400
+_NETWORK_COLUMNS = ("network", "mode", "batch_size", "memory", "latency_ms", "predicted_ms", "low_ms", "high_ms", "outside")
 
 
 @dataclass(frozen=True)
@@ -35,20 +39,20 @@ class Evaluated:
         return self.scores[self.scores["kind"] == "operator"]
 
     @property
-    def judged(self) -> pd.DataFrame:
-        """Return the networks that judge: measured, and never learned from."""
-        table = pd.concat([self.whole(memory) for memory in ("kept", "default")])
+    def validating(self) -> pd.DataFrame:
+        """Return the networks that validate: measured, and none that a composition was fitted to."""
+        table = pd.concat([self.end_to_end(memory) for memory in ("kept", "default")])
         return table[~table["tuning"]]
 
-    def whole(self, memory: str) -> pd.DataFrame:
-        """Return torchvision's networks, those learned from included, measured with one way of the allocator."""
-        table = self.networks[~self.networks["network"].str.fullmatch(r"W\d+")]
+    def end_to_end(self, memory: str) -> pd.DataFrame:
+        """Return torchvision's networks, tuning ones included, measured with one way of the allocator (kept, default)."""
+        table = self.networks[~self.networks["network"].str.fullmatch(WORKLOADS)]
         return table[(table["memory"] == memory) & (table["status"] == "ok") & (table["verdict"] != "unusable")]
 
 
 @dataclass(frozen=True)
-class Again:
-    """Some families learned again: scores, predictions, errors by size, a learning curve and the effect of features."""
+class Retrained:
+    """Some families trained again: scores, predictions, errors by size, a learning curve and the effect of features."""
 
     scores: pd.DataFrame
     predictions: pd.DataFrame
@@ -61,11 +65,11 @@ class Again:
 
 def read(reference: str = "") -> Evaluated:
     """Read the evaluation of a reference machine (empty: the first that has one); InputError lists those that have one."""
-    known = {path.parent.parent.name: path.parent for path in sorted(paths.REFERENCE.glob("*/predictions/scores.parquet"))}
-    if not known or (reference and reference not in known):
-        raise InputError(f"no evaluation of {reference or 'any machine'} in {paths.REFERENCE}; there are: {choices(known)}; "
+    folders = {path.parent.parent.name: path.parent for path in sorted(paths.REFERENCE.glob("*/predictions/scores.parquet"))}
+    if not folders or (reference and reference not in folders):
+        raise InputError(f"no evaluation of {reference or 'any machine'} in {paths.REFERENCE}; there are: {choices(folders)}; "
                          "run: python -m lib models --train cpu")
-    folder = known[reference] if reference else next(iter(known.values()))
+    folder = folders[reference] if reference else next(iter(folders.values()))
     meta = store.read_json(folder / "scores.meta.json")
     note = (f"REPLAY of the models of {folder.parent.name}, trained {meta['written_utc'][:10]} from "
             f"{', '.join(name.rpartition('/')[2] for name in meta['sweeps'])}.")
@@ -73,38 +77,52 @@ def read(reference: str = "") -> Evaluated:
                      store.read(folder / "predictions.parquet", "predictions"), pd.read_csv(folder / "networks.csv"), note)
 
 
-def ours(scores: pd.DataFrame) -> pd.DataFrame:
+def recomputed(evaluated: Evaluated) -> pd.DataFrame:
+    """Return this model's scores (``kind, family``, what ``score`` gives) from the published predictions and measured times.
+
+    Networks are composed again from their published terms, see ``network_training``.
+    """
+    rows = evaluated.predictions
+    own = rows[(rows["model"] == "this model") & (rows["kind"] == "operator")]
+    operators = [{"kind": "operator", "family": family,
+                  **score(part["measured_ms"].to_numpy(), part["predicted_ms"].to_numpy())}
+                 for family, part in own.groupby("family", sort=False)]
+    networks = network_scores(network_training.composed(evaluated.networks))
+    return pd.concat([pd.DataFrame(operators), networks], ignore_index=True)
+
+
+def own_scores(scores: pd.DataFrame) -> pd.DataFrame:
     """Return this model's scores as people read them, with the best other learner beside."""
-    mine = scores[scores["learner"] == "this model"]
+    own = scores[scores["learner"] == "this model"]
     others = scores[scores["learner"] != "this model"].sort_values("mape").drop_duplicates("family").set_index("family")
-    table = mine[["family", *_SHOWN]].rename(columns=_SHOWN).reset_index(drop=True)
+    table = own[["family", *_SHOWN]].rename(columns=_SHOWN).reset_index(drop=True)
     if len(others):
         best = others.reindex(table["family"])
         table["next best"] = [f"{name} {value:.1f}" for name, value in zip(best["learner"], best["mape"], strict=True)]
     return table
 
 
-def again(held: Evaluated, families: list[str], quick: bool) -> Again:
-    """Learn some families again from the machine's sweeps; InputError lists the families."""
+def retrained(evaluated: Evaluated, families: list[str], quick: bool) -> Retrained:
+    """Train some families again on the machine's sweeps; InputError lists the families."""
     unknown = [name for name in families if name not in baselines.FAMILIES]
     if unknown or not families:
         raise InputError(f"no family {choices(unknown) or '(none named)'}; there are: {choices(baselines.FAMILIES)}")
-    table, _ = training.reference_sweeps(held.folder.parent)
-    roof = training.roof_of(held.folder.parent)
-    wanted = {name: baselines.FAMILIES[name] for name in families}
-    asked = pd.concat([_some(table[table["op"].isin(ops) & (table["pass"] == passes)], quick)
-                       for ops, passes in wanted.values()])
-    model = cost_model.fit(asked, quick=quick)
-    scores, predictions = baselines.compare(asked, roof.peak_gflops, roof.gbps(), model, families=wanted, baselines=not quick)
-    ops, passes = wanted[families[0]]
-    rows = asked[asked["op"].isin(ops) & (asked["pass"] == passes)].reset_index(drop=True)
-    curve = baselines.learning_curve(rows, _CURVE[1::2] if quick else _CURVE, quick=quick)
-    return Again(scores, predictions, baselines.by_size(predictions), curve, families[0],
-                 baselines.effects(model, rows.sample(min(len(rows), 400), random_state=0)), families[0])
+    machine = evaluated.folder.parent
+    table, _ = training.reference_sweeps(machine)
+    chosen = {name: baselines.FAMILIES[name] for name in families}
+    rows = {name: _some(table[table["op"].isin(ops) & (table["pass"] == passes)], quick)
+            for name, (ops, passes) in chosen.items()}
+    joined = pd.concat(rows.values())
+    model = fitting.fit(joined, quick=quick)
+    scores, predictions = baselines.compare(joined, training.roof_of(machine), model, chosen, baselines=not quick)
+    first = rows[families[0]].reset_index(drop=True)
+    curve = learning.learning_curve(first, _CURVE[1::2] if quick else _CURVE, quick)
+    effects = learning.effects(model, first.sample(min(len(first), _EFFECT_ROWS), random_state=0))
+    return Retrained(scores, predictions, learning.by_size(predictions), curve, families[0], effects, families[0])
 
 
 def _some(rows: pd.DataFrame, quick: bool) -> pd.DataFrame:
-    """Return the rows, or no more of them than are learned from in a moment."""
+    """Return the rows, or no more of them than train a model in a moment."""
     return rows.sample(min(len(rows), _QUICK_ROWS), random_state=0) if quick else rows
 
 
@@ -114,9 +132,9 @@ def network_table(scores: pd.DataFrame) -> pd.DataFrame:
 
 
 def worst_networks(networks: pd.DataFrame, most: int = 10) -> pd.DataFrame:
-    """Return the predictions of judging networks that are farthest off."""
-    judged = networks[~networks["tuning"] & (networks["memory"] == "kept") & (networks["status"] == "ok")]
-    table = judged[list(_JUDGED_PASSES)].assign(error_pct=(judged["predicted_ms"] / judged["latency_ms"] - 1) * 100)
+    """Return the predictions of validating networks that are farthest off."""
+    rows = networks[~networks["tuning"] & (networks["memory"] == "kept") & (networks["status"] == "ok")]
+    table = rows[list(_NETWORK_COLUMNS)].assign(error_pct=(rows["predicted_ms"] / rows["latency_ms"] - 1) * 100)
     return table.sort_values("error_pct", key=abs, ascending=False).head(most)
 
 
@@ -126,6 +144,14 @@ def step_table(scores: pd.DataFrame) -> pd.DataFrame:
     return scores[scores["kind"] == "step"][["learner", *names]].rename(columns=names)
 
 
-def shelf_table() -> pd.DataFrame:
-    """Return every model at hand, part by part, with its scores."""
-    return training.summary([(device, dtype, CostModel.load(path)) for (device, dtype), path in registry.shelved().items()])
+def model_table() -> pd.DataFrame:
+    """Return a row a part of every model at hand: device, dtype, part, rows, scores on held-out groups, source, licence."""
+    rows = []
+    for (device, dtype), path in registry.model_files().items():
+        model = CostModel.load(path)
+        for name, part in model.parts.items():
+            rows.append({"device": device, "dtype": dtype, "part": name, "rows": part.rows, "MAPE %": part.scores.get("mape"),
+                         "median %": part.scores.get("median"), "within 10 %": part.scores.get("within_10"),
+                         "interval ±%": (np.exp(np.mean(part.halves)) - 1) * 100, "source": model.facts.get("source", ""),
+                         "licence": model.facts.get("licence", "")})
+    return pd.DataFrame(rows)
