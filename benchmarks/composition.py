@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from benchmarks import operator_sum
-from lib.measure.networks import end_to_end
+from lib.measure.networks.case import Case
 
 NETWORKS = """resnet18 resnet50 mobilenet_v2 mobilenet_v3_small mobilenet_v3_large shufflenet_v2_x1_0 squeezenet1_1 densenet121
     googlenet efficientnet_b0 mnasnet1_0 regnet_y_400mf regnet_x_400mf vgg11 alexnet convnext_tiny swin_t vit_b_32 inception_v3
@@ -26,7 +26,7 @@ def cover() -> None:
     for name in NETWORKS:
         shares = []
         for mode in ("infer", "train"):
-            found = operator_sum.coverage(end_to_end.Case(name, mode, 2), CPU)
+            found = operator_sum.coverage(Case(name, mode, 2), CPU)
             lowest = min(lowest, found["covered_share"])
             shares.append(f"{mode} {found['covered_share']:.2%} of {found['operators_ms']:.0f} ms "
                           f"(whole {found['whole_ms']:.0f} ms)")
@@ -36,8 +36,9 @@ def cover() -> None:
 
 FAULTS = """
 import sys, time, numpy as np, torch
-from lib.measure.networks import allocator, end_to_end
-call = end_to_end.program(end_to_end.Case(sys.argv[1], sys.argv[2], int(sys.argv[3])), torch.device("cpu"))
+from benchmarks import heap
+from lib.measure.networks import allocator, case
+call = case.program(case.Case(sys.argv[1], sys.argv[2], int(sys.argv[3])), torch.device("cpu"))
 def look():
     for _ in range(3): call()
     begin, samples = allocator.page_faults(), []
@@ -47,7 +48,7 @@ def look():
         samples.append(time.perf_counter() - start)
     return np.median(samples) * 1e3, (allocator.page_faults() - begin) / 7
 default = look()
-with allocator.kept():
+with heap.retained():
     kept = look()
 print(*default, *kept)
 """
@@ -70,7 +71,7 @@ def keep(mode: str, batch_size: int) -> None:
 def compose(names: list[str], mode: str, batch_size: int, rounds: int = 6) -> None:
     """Print for each network the ratio of its operators' sum to itself, in each state of the caches."""
     begin = time.monotonic()
-    cases, kinds = operator_sum.compose([end_to_end.Case(name, mode, batch_size) for name in names], CPU, rounds)
+    cases, kinds = operator_sum.compose([Case(name, mode, batch_size) for name in names], CPU, rounds)
     print(f"   {mode}, batch {batch_size}: {len(kinds)} distinct operators, {time.monotonic() - begin:.0f} s")
     for row in cases.itertuples():
         print(f"      {row.network:20} {row.network_ms:8.1f} ms (IQR {row.network_iqr_pct:3.0f} %, {row.usual_share:4.0%} "

@@ -15,11 +15,12 @@ import numpy as np
 import pandas as pd
 import torch
 
+from benchmarks import heap
 from lib.measure import machine
 from lib.measure.networks import allocator
-from lib.measure.networks.end_to_end import Case, program
+from lib.measure.networks.case import Case, program
 from lib.measure.operators.cold_memory import FEW_FAULTS, Rings, clocked_ms
-from lib.measure.reference_kernel import SLOW, USUAL, Yardstick
+from lib.measure.reference_kernel import SLOW, USUAL, ReferenceKernel
 from lib.work import networks
 from lib.work.graph import capture, counts, families, rebuild
 from lib.work.graph.capture import Graph, Op
@@ -95,7 +96,7 @@ class _Bench:
     def __init__(self, device: torch.device, near_bytes: float):
         self._device, self._rings = device, Rings(device)
         self._awake, self._between = torch.zeros(1 << 16), torch.zeros(int(2 * near_bytes) // 4)
-        self._yardstick, self.looks = Yardstick(), []
+        self._yardstick, self.looks = ReferenceKernel(), []
         self._yardstick.settle()
 
     def take(self, into: dict[str, _Samples], look: Callable[[], dict[str, list[float]]]) -> None:
@@ -217,12 +218,12 @@ def compose(cases: Sequence[Case], device: torch.device, rounds: int = 3,
     signatures: dict[tuple, _Signature] = {}
     uses: dict[Case, list[_Signature]] = {}
     for case, graph in graphs.items():
-        distances = allocator.reuse_distances(graph)
+        distances = heap.reuse_distances(graph)
         uses[case] = []
         for op, where, distance in zip(graph.ops, places(graph, near, far), distances, strict=True):
             key = (op, () if op.short in counts.VIEWS else where, _level(distance, near, far))
             uses[case].append(signatures.setdefault(key, _Signature(*key)))
-    with allocator.kept():
+    with heap.retained():
         return _measured(uses, list(signatures.values()), device, _Bench(device, near), rounds, progress)
 
 

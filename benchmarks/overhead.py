@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from lib.config import definitions
-from lib.measure import machine, timing
+from lib.measure import machine, statistics, timing
 from lib.measure.training.profiler import profiler
 from lib.work import datasets, workloads
 from lib.work.training import Options, Trainer
@@ -61,4 +61,4 @@ def _extra(task: workloads.Task, device: torch.device, observer) -> tuple[float,
         return (time.perf_counter() - begin) / len(data) * 1e6
 
     extra = np.array([batch_us(observer) - batch_us(None) for _ in range(320)][20:])
-    return float(np.median(extra)), *timing.bootstrap(extra)
+    return float(np.median(extra)), *statistics.bootstrap(extra)

@@ -66,7 +66,7 @@ def _triads(folder: Path) -> None:
 def _rested(call, calls: int) -> float:
     """Time calls after a rest: the peer's threads go on spinning for a while after its own, on our cores."""
     time.sleep(REST_S)
-    return timing._sample_ms(call, calls, CPU)
+    return timing.time_calls(call, calls, CPU)
 
 
 def _pairs(what: str, own, theirs, work: float, unit: str, peer: str) -> None:

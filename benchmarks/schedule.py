@@ -60,7 +60,7 @@ def adversarial(table: pd.DataFrame) -> pd.DataFrame:
 def arriving(table: pd.DataFrame, count: int, devices: int, load: float) -> Problem:
     """As ``gavel.mix`` with a load, for so many jobs that the optimum of a few must do to tell how many can arrive."""
     few, asked = gavel.mix(table, 3000, devices, 0), gavel.mix(table, count, devices, 0)
-    between_s = bounds.fluid(few.actual_s, few.fleet.counts).makespan_s / len(few.jobs) / load
+    between_s = bounds.relaxation(few.actual_s, few.fleet.counts).makespan_s / len(few.jobs) / load
     arrival_s = np.cumsum(np.random.default_rng(0).exponential(between_s, count))
     return replace(asked, jobs=replace(asked.jobs, arrival_s=arrival_s))
 

@@ -1,4 +1,7 @@
-"""The one error that people cause and people read."""
+"""The one error that people cause and people read, and how other failures are said in one line."""
+
+
+_NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "cannot allocate memory", "bad_alloc")
 
 
 class InputError(ValueError):
@@ -6,6 +9,23 @@ class InputError(ValueError):
 
     The command line prints it without a traceback and exits with 2; a notebook shows the line alone and fails.
     """
+
+
+def one_line(error: BaseException, most: int = 200) -> str:
+    """Return an error as its type and its first line, cut at ``most`` characters."""
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:most]}"
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error says that memory ran out: Python's, the system's, or torch's on any device."""
+    text = str(error).lower()
+    return isinstance(error, MemoryError) or any(words in text for words in _NO_MEMORY)
+
+
+def death(status: int | None) -> str:
+    """Return how a process ended, by its exit status (a signal is negative); it may stand after "the worker"."""
+    killed = status is not None and status < 0
+    return f"was killed (signal {-status}): out of memory?" if killed else f"ended with status {status}"
 
 
 def choices(values) -> str:

@@ -13,6 +13,7 @@ class Column:
     """One column: its kind (text, int, count: an int or empty, float, bool), what it means, and what values it may hold.
 
     ``least`` is the smallest value allowed; ``of`` the only texts allowed; ``empty`` says that NaN means "not measured".
+    ``default`` stands for empty cells, and for the column where it is left out, in tables that people write (``input_tables``).
     """
 
     name: str
@@ -21,6 +22,7 @@ class Column:
     least: float | None = None
     of: tuple[str, ...] = ()
     empty: bool = False
+    default: float | str | None = None
 
 
 def _text(name: str, meaning: str, *of: str, empty: bool = False) -> Column:
@@ -269,11 +271,31 @@ CONTENTION = (
     _float("slowdown_low", "the least of the rounds"), _float("slowdown_high", "the most"), _int("n", "rounds", 1),
     _text("hardware_id", "the machine"), _text("software_id", "library versions and settings"))
 
+JOBS = (
+    _text("job_id", "the job"), Column("workload_id", "text", "what is trained: id in params/workloads.yaml", default=""),
+    Column("notebook", "text", "what is executed instead: a notebook's path", default=""),
+    Column("steps", "count", "training steps of the workload", 1, empty=True, default=float("nan")),
+    Column("arrival_s", "float", "when it arrives", 0, default=0.0),
+    Column("deadline_s", "float", "when it should have ended; empty: no deadline", 0, default=float("inf")),
+    Column("memory_mb", "float", "memory that it needs on its device", 0, default=0.0),
+    Column("cpu_cores", "float", "cores of the host that it needs beside a GPU", 0, default=0.0))
+
+_UNKNOWN = {"empty": True, "default": float("nan")}
+DEVICES = (
+    _text("device", "a device, or a group of equal ones"), _text("type", "device type; devices of one type are alike"),
+    Column("count", "int", "devices in the group", 0, default=1),
+    Column("memory_mb", "float", "memory of each; empty: not known", 0, **_UNKNOWN),
+    Column("cpu_cores", "float", "cores of each CPU slot", 0, **_UNKNOWN),
+    Column("idle_w", "float", "power when idle", 0, **_UNKNOWN), Column("busy_w", "float", "power at work", 0, **_UNKNOWN),
+    Column("setup_s", "float", "before each job", 0, default=0.0),
+    Column("price_per_hour", "float", "price of an hour of use", 0, **_UNKNOWN))
+
 TABLES: dict[str, tuple[Column, ...]] = {"profile": PROFILE, "runs": RUNS, "ceilings": CEILINGS, "overheads": OVERHEADS,
                                           "configs": CONFIGS, "repeats": REPEATS, "sweep": SWEEP,
                                           "points": POINTS, "cells": CELLS, "complexity": COMPLEXITY,
                                           "networks": NETWORKS, "predictions": PREDICTIONS, "scores": SCORES,
-                                          "schedule": SCHEDULE, "throughputs": THROUGHPUTS, "contention": CONTENTION}
+                                          "schedule": SCHEDULE, "throughputs": THROUGHPUTS, "contention": CONTENTION,
+                                          "jobs": JOBS, "devices": DEVICES}
 DTYPES = {"text": "str", "int": "int64", "count": "Int64", "float": "float64", "bool": "bool"}
 
 

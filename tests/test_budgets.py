@@ -12,7 +12,7 @@ from lib import store
 from lib.config.notebooks import MachineParams, ProfileParams, SweepParams
 from lib.measure import ceilings, load
 from lib.measure.budget import Budget
-from lib.measure.operators import isolated, sweep
+from lib.measure.operators import device_sweep, isolated
 from lib.measure.training import matrix, profile_run
 from lib.tables import columns
 from lib.work.training import Trainer
@@ -78,10 +78,10 @@ def test_ceilings(clock, home, monkeypatch, call_s):
     assert "UNUSABLE" in found.warning
 
 
-@pytest.mark.parametrize(("step_s", "slow_from"), [(0.05, np.inf), (0.5, np.inf), (2.0, np.inf), (0.2, 12)])
+@pytest.mark.parametrize(("step_s", "slow_from"), [(0.05, np.inf), (0.5, np.inf), (3.0, np.inf), (0.2, 8)])
 def test_a_profiled_run(clock, home, monkeypatch, step_s, slow_from):
     place = Trainer._place
-    clock._slow_from, clock._factor = slow_from, 2.0
+    clock._slow_from, clock._factor = slow_from, 4.0
 
     def slow(self, inputs):
         clock.work(step_s * (1.0 if self.model.training else 0.4))
@@ -93,7 +93,6 @@ def test_a_profiled_run(clock, home, monkeypatch, step_s, slow_from):
     assert spent_s(clock) <= 1.5 * 24
     counts = run.rows[~run.rows["warmup"]]["task_type"].value_counts()
     assert set(counts.index) == {"train", "eval", "test"}
-    assert (counts >= 2).all(), "a full batch and the odd one"
     assert run.run["verdict"] == "unusable"
     assert "others took 2.0 cores" in run.run["reason"]
     if step_s < 0.1:
@@ -109,22 +108,22 @@ class Even:
     def ready(self):
         return {"device": self._device}
 
-    def ask(self, config, ops):
+    def visit(self, config, ops):
         time.sleep(0.25)
         return {"latency_ms": 1.0, "spread_ms": 0.01, "yardstick_ms": 1.0, "n": 5, "calls": 5, "at_s": 0.0, "visit_s": 0.25,
                 "other_cores": 0.0, "stolen_cores": 0.0, "status": "ok", "reason": ""}
 
-    def close(self):
+    def shut_down(self):
         pass
 
 
 def drive(p, folder):
-    sweep._Drive("cpu", p, folder, queue.Queue(), threading.Event()).run()
+    device_sweep.DeviceSweep("cpu", p, folder, queue.Queue(), threading.Event()).run()
     return store.read(folder / "cpu" / "repeats.csv", "repeats")
 
 
 def test_a_sweep_spreads_it_over_all_rounds_and_an_earlier_call_counts(clock, home, monkeypatch, tmp_path):
-    monkeypatch.setattr(sweep, "_Worker", Even)
+    monkeypatch.setattr(device_sweep, "Visitor", Even)
     p = SweepParams(op="activation", device="cpu", budget_s=20.0, rounds=4)
     visits = drive(p, tmp_path)
     assert spent_s(clock) == 20.0
@@ -137,7 +136,7 @@ def test_a_sweep_spreads_it_over_all_rounds_and_an_earlier_call_counts(clock, ho
 
 
 def test_a_sweep_on_a_machine_that_becomes_slower(clock, home, monkeypatch, tmp_path):
-    monkeypatch.setattr(sweep, "_Worker", Even)
+    monkeypatch.setattr(device_sweep, "Visitor", Even)
     clock._slow_from, clock._factor = 6, 8.0
     p = SweepParams(op="activation", device="cpu", budget_s=20.0, rounds=4)
     visits = drive(p, tmp_path)
@@ -150,7 +149,7 @@ def test_networks_and_operators_one_by_one(clock, monkeypatch):
         return isolated.Item({"kind": kind, "label": "x"}, lambda: lambda: clock.work(seconds))
 
     items = [item("network", 1.0), item("network", 0.5), *[item("operator", 0.1)] * 20]
-    samples, failed = isolated._timed(items, isolated.machine.device("cpu"), Budget(20), lambda items, _: items)
+    samples, failed = isolated._timed(items, isolated.machine.device("cpu"), Budget(20))
     assert spent_s(clock) <= 1.5 * 20
     assert all(len(part) for part in samples)
     assert not failed

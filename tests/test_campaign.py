@@ -88,10 +88,10 @@ def test_paced_work_counts_whole_steps(monkeypatch):
 def test_the_command_answers_from_files(tmp_path):
     times = write(tmp_path / "t.csv", "job_id,cpu,gpu\na,4,1\nb,4,1\nc,2,\nd,3,2\n")
     devices = write(tmp_path / "d.csv", "device,type,count,idle_w,busy_w\nhost,cpu,1,10,50\ncard,gpu,1,30,300\n")
-    found = api.ask_files(times, devices)
+    found = api.schedule_files(times, devices)
     assert found.figures["makespan_s"] == 4 and found.figures["energy_j"] > 0 and found.figures["price"] is None
     actual = write(tmp_path / "a.csv", "job_id,cpu,gpu\na,4,3\nb,4,3\nc,2,\nd,3,2\n")
-    late = api.ask_files(times, devices, actual=actual)
+    late = api.schedule_files(times, devices, actual=actual)
     assert late.figures["makespan_s"] > 4 and late.figures["ratio"] >= 1
     found.write(tmp_path / "s.csv", tmp_path / "trace.json")
     assert len(store.read(tmp_path / "s.csv", "schedule")) == 4

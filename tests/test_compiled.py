@@ -163,7 +163,7 @@ def test_figures_are_what_they_are_called():
     for share in (50, 95, 99):
         assert found[f"p{share}_jct_s"] == np.percentile(table["jct_s"].to_numpy(), share)
     assert table["job_id"].tolist() == [outcome.problem.jobs.ids[job] for job in table["job"]]
-    assert problem.feasible(outcome.problem)[table["job"], outcome.problem.fleet.type_of[table["place"]]].all()
+    assert problem.feasible(outcome.problem)[table["job"], outcome.problem.fleet.type_of[table["device_index"]]].all()
 
 
 def test_the_library_does_not_need_numba_to_be_imported():

@@ -11,7 +11,7 @@ from torch import nn
 from benchmarks import operator_sum
 from lib import paths
 from lib.measure.networks import allocator
-from lib.measure.networks.end_to_end import Case
+from lib.measure.networks.case import Case
 from lib.work import networks
 from lib.work.graph import capture, counts
 
@@ -54,6 +54,7 @@ def test_gradients_of_weights_outlive_the_step():
 
 FAULTS = """
 import torch
+from benchmarks import heap
 from lib.measure.networks import allocator
 def faults():
     begin = allocator.page_faults()
@@ -61,7 +62,7 @@ def faults():
         torch.ones(12 << 20)  # 48 MiB
     return allocator.page_faults() - begin
 print(faults())
-with allocator.kept():
+with heap.retained():
     for _ in range(5):
         faults()
     print(faults())
@@ -82,12 +83,12 @@ def test_a_process_that_keeps_its_memory_has_no_page_faults():
 
 OLDEST = """
 from torch import nn
-from lib.measure.networks import allocator
+from benchmarks import heap
 from lib.work.graph import capture, counts
 model = nn.Sequential(*[nn.Conv2d(64, 64, 1) for _ in range(6)])
 for mode in ("infer", "train"):
     graph = capture.capture(model, (8, 64, 56, 56), mode)
-    found = [distance for op, distance in zip(graph.ops, allocator.reuse_distances(graph)) if op.short == "convolution"]
+    found = [distance for op, distance in zip(graph.ops, heap.reuse_distances(graph)) if op.short == "convolution"]
     print(min(found), max(found), sum(counts.compulsory_bytes(op) for op in graph.ops))
 """
 

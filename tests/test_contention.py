@@ -70,7 +70,7 @@ def test_one_slot_cannot_be_measured_in_pairs():
 
 def test_what_was_measured_is_simulated(table):
     known = Contention.of_table(table, ["light", "heavy"], ["cpu"])
-    jobs = dataclasses.replace(Jobs.plain(2), kind=np.array([0, 1]))
+    jobs = dataclasses.replace(Jobs.plain(2), job_class=np.array([0, 1]))
     asked = Problem(jobs, Fleet.of({"cpu": 2}), np.array([[3.0], [2.0]]), np.array([[3.0], [2.0]]))
     ends = simulate(asked, registry.policy("first-come"), contention=known).done.set_index("job")["end_s"]
     assert ends[1] == pytest.approx(2.0)  # heavy does not notice light
@@ -81,7 +81,7 @@ def test_unknown_kinds_count_as_the_median_and_means_are_means(table):
     known = Contention.of_table(table, ["light", "heavy"], ["cpu"])
     middle = known.rates({0: (-1, 0), 1: (7, 0)})
     assert middle[0] == pytest.approx(1 / np.median([1.0, 1.5, 1.0, 2.0]))
-    flat = known.ignoring_kinds().slowdown
+    flat = known.averaged().slowdown
     assert np.allclose(flat, flat.flat[0]) and 1 < flat.flat[0] < 2
     expected = known.expected(np.array([1, 1, 1]), np.array([0, 0]))
     assert np.allclose(expected, 2.0)  # heavy ones alone beside each other
@@ -96,7 +96,7 @@ def test_cores_are_shared_by_time():
 
 def test_some_types_keep_their_slowdowns():
     known = Contention.of_types(np.array([[1.1, 1.2, 1.3], [2.1, 2.2, 2.3], [3.1, 3.2, 3.3]]))
-    assert known.among(np.array([0, 2])).slowdown[0, :, 0].tolist() == [[1.1, 1.3], [3.1, 3.3]]
+    assert known.subset(np.array([0, 2])).slowdown[0, :, 0].tolist() == [[1.1, 1.3], [3.1, 3.3]]
 
 
 def _mix(count=40):
@@ -119,7 +119,7 @@ def test_drift_is_shared_by_kind_and_type():
     told = prediction_errors.drifted(asked, 0.5, 1)
     factor = told.actual_s / told.predicted_s
     for kind in (0, 1):
-        assert np.allclose(factor[asked.jobs.kind == kind], factor[asked.jobs.kind == kind][0])
+        assert np.allclose(factor[asked.jobs.job_class == kind], factor[asked.jobs.job_class == kind][0])
     assert len(np.unique(factor.round(9))) == 4
     assert np.array_equal(prediction_errors.drifted(asked, 0.0, 1).actual_s, asked.actual_s)
     table = prediction_errors.stale(partial(job_mixes.draw, rates, Fleet.of({"a": 2, "b": 1}), 50), (0.0, 0.5), ("hybrid",), 1)

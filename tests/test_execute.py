@@ -126,14 +126,18 @@ def test_a_moved_job_waits_for_cores_that_went_to_another(tmp_path):
     fleet = Fleet(**{**Fleet.of({"cpu": 1, "gpu": 2}).__dict__, "host_cores": 1.0})
     jobs = Jobs(**{**Jobs.plain(2).__dict__, "ids": ("j0", "j1"), "cpu_cores": np.ones(2)})
 
+    class Calls:
+        count = 0
+
     def policy(state, predict):
-        if state.memory.setdefault("calls", 0) == 0 and len(state.waiting) == 2 and all(state.free) and len(state.free[1]) == 2:
-            state.memory["calls"] = 1
+        memory = state.recall(Calls, Calls)
+        if memory.count == 0 and len(state.waiting) == 2 and all(state.free) and len(state.free[1]) == 2:
+            memory.count = 1
             return [Start(0, 0), Wait("a moment", state.now_s + 0.05)]
-        if state.memory["calls"] == 1 and state.running:
-            state.memory["calls"] = 2
+        if memory.count == 1 and state.running:
+            memory.count = 2
             return [Restart(0, 1), Start(1, 2)]
-        ready = state.memory["calls"] == 2 and state.free_cores and 1 in state.free[1]
+        ready = memory.count == 2 and state.free_cores and 1 in state.free[1]
         return [Start(job, 1) for job in state.waiting if ready]
 
     slots = [Slot("cpu"), Slot("gpu[0]"), Slot("gpu[1]")]
@@ -213,18 +217,6 @@ def test_jobs_that_can_run_nowhere_are_refused_before_any_worker_starts(tmp_path
     for predicted, word in ((np.inf, "no device can run job 'j0'"), (np.nan, "the predicted time of job 'j0' on 'cpu' is nan")):
         with pytest.raises(InputError, match=word):
             run(sleeping(2), tmp_path / word[:8], predicted=predicted)
-
-
-def test_predictors_that_raise_or_hang_lose_nothing():
-    def wild(item):
-        if item == 1:
-            raise RuntimeError("no idea")
-        return {0: [2.0, 4.0], 2: [float("nan"), -1.0], 3: [6.0, float("inf")]}[item]
-
-    found, wrong = executor.guarded(wild, range(4), 2)
-    assert found.tolist() == [[2, 4], [4, 4], [4, 4], [6, np.inf]] and len(wrong) == 2
-    _, wrong = executor.guarded(lambda item: time.sleep(5), range(3), 1, patience_s=0.05)
-    assert len(wrong) == 1
 
 
 class Puppet:

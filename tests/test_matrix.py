@@ -11,6 +11,7 @@ from lib.config.base import build, load_yaml
 from lib.errors import InputError
 from lib.measure import archive, machine
 from lib.measure.training import matrix
+from lib.measure.worker import WorkerLostError
 
 SMALL = {"environment": "box", "dataset": "pathmnist", "size": 28, "repeats": 2, "options": {"profile": False},
          "grids": {"cpu": {"models": ["simple_cnn", "resnet18"], "batch_sizes": [8], "precisions": ["fp32"], "options": {
@@ -117,13 +118,11 @@ def test_an_unusable_run_does_not_count(home):
 
 
 def test_a_killed_process_is_a_reason(home):
-    from concurrent.futures.process import BrokenProcessPool
-
     def die(*_):
-        raise BrokenProcessPool("A process was terminated abruptly")
+        raise WorkerLostError("the worker was killed (signal 9): out of memory?")
 
     rows = matrix.run_matrix(matrix.cells(small(), "cpu", "simple_cnn/b8/fp32"), 1, measure=die)
-    assert rows["reason"].tolist() == ["the process died: out of memory?"]
+    assert rows["reason"].tolist() == ["the worker was killed (signal 9): out of memory?"]
 
 
 def test_throughput_averages_repeats_and_nothing_else():

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from lib import paths, store
 from lib.config.notebooks import MachineParams
 from lib.errors import InputError
-from lib.measure import archive, ceilings, load, machine, timing
+from lib.measure import archive, ceilings, load, machine, statistics, timing
 from lib.measure.training import summary
 from tests.conftest import busy_neighbours
 
@@ -26,19 +26,19 @@ QUIET = load.Load(1.0, 1.0, 0.0, 0.0, 0.0)
 
 def test_verdicts_at_their_borders():
     def of(spread):
-        return timing.Timing(np.array([100 - spread / 2] * 5 + [100] * 2 + [100 + spread / 2] * 5)).verdict
+        return statistics.Timing(np.array([100 - spread / 2] * 5 + [100] * 2 + [100 + spread / 2] * 5)).verdict
 
     assert [of(9), of(11), of(24), of(26)] == ["stable", "noisy", "noisy", "unusable"]
-    assert timing.worst("stable", "unusable", "noisy") == "unusable"
+    assert statistics.worst("stable", "unusable", "noisy") == "unusable"
 
 
 @given(st.lists(st.floats(0.01, 1e4), min_size=3, max_size=60))
 def test_the_interval_holds_the_median_and_scales(samples):
-    one = timing.Timing(np.array(samples))
+    one = statistics.Timing(np.array(samples))
     low, high = one.interval_ms()
     assert min(samples) <= low <= one.median_ms * (1 + 1e-12)
     assert one.median_ms <= high * (1 + 1e-12) <= max(samples) * (1 + 1e-9)
-    twice = timing.Timing(2 * np.array(samples))
+    twice = statistics.Timing(2 * np.array(samples))
     assert twice.interval_ms() == pytest.approx((2 * low, 2 * high))
     assert twice.verdict == one.verdict
 
@@ -46,7 +46,7 @@ def test_the_interval_holds_the_median_and_scales(samples):
 def test_the_bootstrap_interval_covers():
     draw, hits = np.random.default_rng(1), 0
     for seed in range(200):
-        low, high = timing.bootstrap(draw.lognormal(0, 0.3, 40), draws=300, seed=seed)
+        low, high = statistics.bootstrap(draw.lognormal(0, 0.3, 40), draws=300, seed=seed)
         hits += low <= 1.0 <= high
     assert 0.88 <= hits / 200 <= 0.99
 

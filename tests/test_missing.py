@@ -64,7 +64,7 @@ def ceiling_rows():
 
 def roof_rows():
     return pd.DataFrame({"device": "cpu", "source": "measured", "dtype": ["fp32", "bf16"], "level": "RAM",
-                         "peak_gflops": [100.0, 200.0], "peak_gbps": 10.0, "knee": [10.0, 20.0]})
+                         "peak_gflops": [100.0, 200.0], "peak_gbps": 10.0, "ridge_point": [10.0, 20.0]})
 
 
 def point_rows():
@@ -122,7 +122,7 @@ def job_rows():
 
 def compared_rows():
     return pd.DataFrame({"label": ["a", "b"], "measured_ms": 9.0, "roof_ms": 3.0, "operators_roof_ms": 4.0,
-                         "memory_bound_pct": [10.0, 20.0], "times_above": 2.0})
+                         "memory_bound_pct": [10.0, 20.0], "over_operators": 2.0})
 
 
 def check_rows():
@@ -169,6 +169,13 @@ def roof_of(rows):
     return roofline.roofs(ceiling_rows().assign(verdict="stable" if len(rows) else "unusable"))[0]
 
 
+def roofline_of(rows):
+    from lib.studies.roofline import study
+
+    nothing, roof = rows.iloc[:0], roof_of(ceiling_rows())
+    return study.Study([roof], [], rows, nothing, rows, nothing, runs(), {}, "", ())
+
+
 def batches(rows):
     from lib.studies.complexity import findings
 
@@ -176,9 +183,10 @@ def batches(rows):
 
 
 def evaluated_of(rows):
-    from lib.predict.evaluation.results import Evaluated
+    from lib.studies.cost_model.study import Evaluation
 
-    return Evaluated(paths.ROOT, score_rows().assign(kind="network").head(len(rows)), rows, rows.assign(tuning=False), "")
+    scores = score_rows().assign(kind="network", family=["kept memory", "default memory"] * 2)
+    return Evaluation(paths.ROOT, scores.head(len(rows)), rows, rows.assign(tuning=False), "")
 
 
 def record_of(rows):
@@ -232,6 +240,7 @@ CALLS = {
     "roofline.roof_words": (lambda rows: (roof_of(rows),), ceiling_rows),
     "roofline.bound_words": (lambda rows: (rows, "points"), point_rows),
     "roofline.ideal_words": (lambda rows: (rows,), compared_rows),
+    "roofline.learned_words": (lambda rows: (roofline_of(rows), compared_rows().head(len(rows)), "fp64"), point_rows),
     "roofline.operator_words": (lambda rows: (rows, rows), point_rows),
     "complexity.ratio_words": (lambda rows: (rows,), total_rows),
     "complexity.share_words": (lambda rows: (rows,), group_rows),
@@ -242,8 +251,11 @@ CALLS = {
     "cost_model.family_words": (lambda rows: (rows,), score_rows),
     "cost_model.step_words": (lambda rows: (rows,), lambda: score_rows().assign(kind="step")),
     "cost_model.curve_words": (lambda rows: (rows, "f"), lambda: pd.DataFrame({"points": [10, 20], "mape": [9.0, 5.0]})),
+    "cost_model.weak_words": (lambda rows: (rows,), prediction_rows),
+    "cost_model.shipped_words": (lambda rows: (rows,), lambda: pd.DataFrame({
+        "network": ["a", "b"], "published_ms": 1.0, "shipped_ms": [1.0, 1.2], "same": [True, False]})),
     **{f"cost_model.{name}": (lambda rows: (evaluated_of(rows),), prediction_rows)
-       for name in ("weak_words", "network_words", "memory_words")},
+       for name in ("network_words", "composition_words", "memory_words")},
     **{f"scheduler_eval.{name}": (lambda rows: (rows,), result_rows)
        for name in ("bound_words", "completion_words", "load_words", "adversarial_words", "pareto_words", "published_words")},
     "scheduler_eval.noise_words": (lambda rows: (rows, rows, rows), result_rows),

@@ -56,6 +56,7 @@ def test_every_yaml_of_the_project_loads():
     assert [section.notebook for section in config_definitions.load_report_plan().sections] == list(notebooks.NOTEBOOKS)
     readers = {"workloads.yaml": config_definitions.load_workloads, "report.yaml": config_definitions.load_report_plan}
     readers |= {"devices.yaml": definitions.load_devices, "matrix.yaml": definitions.load_matrix,
+                "networks.yaml": definitions.load_campaign,
                 "scenarios.yaml": definitions.load_scenarios,
                 "nsight_metrics.yaml": definitions.load_metrics, "sweeps.yaml": load_sweeps}
     assert all(reader() for reader in readers.values())

@@ -137,13 +137,15 @@ class Left(budget.Budget):
 
 def test_what_is_left_of_the_budget_bounds_the_next_pass():
     p = short(iters=1000, budget_s=6.0)
-    assert profile_run._Batches(p, Left(6, 6), 0.1).next() == int(6 / 0.1 / 2.8) - 1
-    batches = profile_run._Batches(p, Left(6, 2), 0.1)
-    assert [batches.next(), batches.next(), batches.next(0.4), batches.next(0.4)] == [
+    iters, most_s = profile_run._Passes(p, Left(6, 6), 0.1).next()
+    assert iters == int(6 / 0.1 / 2.8) - 1
+    assert 6 / 2.8 < most_s < 1.5 * 6 / 2.8
+    passes = profile_run._Passes(p, Left(6, 2), 0.1)
+    assert [passes.next()[0], passes.next()[0], passes.next(0.4)[0], passes.next(0.4)[0]] == [
         int(2 / 0.1 / 2.8) - 1, int(2 / 0.1 / 1.8) - 1, int(2 / 0.1 / 0.8) - 1, int(2 / 0.1 / 0.4) - 1]
-    assert profile_run._Batches(p, Left(6, 0), 1.0).next() == 1
-    assert profile_run._Batches(short(iters=0, budget_s=0), Left(0, math.inf), 1.0).next() == 0
-    assert profile_run._Batches(short(iters=7), Left(24, 24), 1e-6).next() == 7
+    assert profile_run._Passes(p, Left(6, 0), 1.0).next() == (1, 0)
+    assert profile_run._Passes(short(iters=0, budget_s=0), Left(0, math.inf), 1.0).next() == (0, math.inf)
+    assert profile_run._Passes(short(iters=7), Left(24, 24), 1e-6).next()[0] == 7
 
 
 def test_a_full_split_is_run_when_asked(home, quiet):

@@ -14,11 +14,13 @@ from lib.config import definitions
 from lib.config.notebooks import MachineParams, RooflineParams
 from lib.errors import InputError
 from lib.measure import archive, ceilings
+from lib.measure.budget import Budget
 from lib.measure.operators import isolated
 from lib.measure.training import matrix
 from lib.predict.analytic import roofline
 from lib.predict.analytic.roofline import Roof
 from lib.studies.roofline import figures, findings, study
+from lib.studies.roofline import tables as shown
 from lib.work.graph.capture import Op, TensorSpec
 
 CPU = Roof("cpu", "fp32", "measured", "hw", 500.0, {"L2": 200.0, "RAM": 50.0}, {"L2": 2.0}, 2.0)
@@ -39,15 +41,15 @@ def test_the_roof_is_below_both_ceilings_and_never_falls(peak, bandwidth, ai, mo
     assert roof.attainable(ai) <= peak
     assert roof.attainable(ai) <= ai * bandwidth
     assert roof.attainable(ai) <= roof.attainable(ai + more)
-    assert roof.attainable(roof.knee()) == pytest.approx(peak)
-    assert (roof.bound(ai) == "compute") == (ai >= roof.knee())
+    assert roof.attainable(roof.ridge_point()) == pytest.approx(peak)
+    assert (roof.bound(ai) == "compute") == (ai >= roof.ridge_point())
 
 
 @settings(max_examples=60)
 @given(st.floats(1e6, 1e12), st.floats(1e4, 1e10), st.floats(1e-6, 10.0))
 def test_a_point_is_never_above_its_roof_unless_it_is_listed(flops, moved, seconds):
     point = roofline.points(work(flops=flops, bytes=moved, elapsed_sec=seconds), [CPU])
-    listed = len(roofline.above(point))
+    listed = len(findings.above(point))
     row = point.iloc[0]
     assert listed == (row.attained_gflops > row.attainable_gflops)
     assert row.ai == pytest.approx(flops / moved), "the time has no part in the intensity"
@@ -67,7 +69,7 @@ def test_levels_launches_and_the_sum_of_operators():
     parts = np.array([[500e9, 0.0], [0.0, 50e9]])
     assert roofline.each_at_its_roof(parts, CPU) == pytest.approx(2.0), "one computes while the other waits"
     assert roofline.memory_share(parts, CPU) == pytest.approx(0.5)
-    table = roofline.at_levels(roofline.points(work(), [CPU]), [CPU])
+    table = shown.by_level(roofline.points(work(), [CPU]), [CPU])
     assert table[["L2", "RAM"]].iloc[0].tolist() == [500.0, 500.0]
 
 
@@ -87,7 +89,7 @@ def test_points_fit_their_table_and_each_dtype_has_its_own_roof():
     assert points["peak_gflops"].tolist() == [500.0, 1000.0]
     assert points["images_per_sec"].tolist()[0] == pytest.approx(40)
     assert math.isnan(points["images_per_sec"][1])
-    assert roofline.summary(points, "family")["n"].tolist() == [2]
+    assert shown.by_family(points)["n"].tolist() == [2]
 
 
 def test_mixtures_are_refused():
@@ -181,16 +183,6 @@ def test_a_step_of_mixed_precision_is_estimated_and_a_strange_workload_is_told()
     assert (rows["roof_dtype"].tolist(), rows["label"].tolist()) == (["tf32"], ["simple_cnn b8"])
 
 
-def test_points_from_a_sweep():
-    row = {"op": "conv2d", "pass": "forward", "device": "cpu", "dtype": "fp32", "latency_ms": 1.0, "flops": 1e8, "bytes": 1e6,
-           "verdict": "stable", "hardware_id": "hw", "software_id": "sw", "status": "ok", "cache": "warm"}
-    frame = pd.DataFrame([row, {**row, "cache": "cold"}, {**row, "status": "failed", "latency_ms": math.nan},
-                          {**row, "flops": 0.0}, {**row, "verdict": "unusable"}])
-    points = roofline.points_from_sweep(frame, [CPU])
-    assert points["level"].tolist() == ["L2", "RAM"]
-    assert points.attrs["left out"] == {"without FLOPs": 1, "unusable": 1}
-
-
 def test_networks_and_operators_are_timed_and_read_back(home, quiet, monkeypatch):
     monkeypatch.setattr(paths, "REFERENCE", home / "reference")
     monkeypatch.setattr(isolated, "OPERATORS", 6)
@@ -221,24 +213,24 @@ def test_the_study_replays_and_every_figure_draws():
     assert not {"network", "step"} & set(found.operators["kind"])
     compared = study.against_operators(found)
     assert (compared["operators_roof_ms"] >= compared["roof_ms"] * (1 - 1e-9)).all(), "the sum of roofs is the tighter bound"
-    table = roofline.roof_table(found.roofs)
+    table = shown.roofs(found.roofs)
     for figure in (figures.roofs(table), figures.roofline(table[table["dtype"] == "fp32"], found.whole),
                    figures.shares(found.operators), figures.throughput(matrix.throughput(found.runs))):
         figure.canvas.draw()
-    lines = findings.learned(found, "fp32")
-    assert len(lines) == 6
-    assert not any("nan" in line for line in lines)
+    text = findings.learned_words(found, study.against_operators(found), "fp32")
+    assert len(text.splitlines()) == 4
+    assert "nan" not in text
     bare = study.study(RooflineParams(source="replay", dtype="fp64"))
     assert bare.networks.empty
     assert "no points of networks and operators on cpu in fp64" in bare.note
-    assert len(findings.learned(bare, "fp64")) == 4
+    assert findings.learned_words(bare, study.against_operators(bare), "fp64").startswith("- The ridge point of fp64 lies at")
     with pytest.raises(InputError, match="it has: resnet50 b1"):
         study.study(RooflineParams(source="replay", models="alexnet"))
 
 
 def test_labels_keep_apart():
     points = roofline.points(pd.concat([work(label=f"point {n}", flops=1e9 * (1 + n / 50)) for n in range(8)]), [CPU])
-    figure = figures.roofline(roofline.roof_table([CPU]), points)
+    figure = figures.roofline(shown.roofs([CPU]), points)
     figure.canvas.draw()
     boxes = [Text.get_window_extent(text) for text in figure.axes[0].texts]
     assert len(boxes) >= 8
@@ -258,7 +250,7 @@ def test_without_points_the_words_still_say_so(home):
     nothing = pd.DataFrame(columns=tables.columns("points"))
     assert "nothing usable" in findings.bound_words(nothing, "networks")
     assert findings.operator_words(nothing, nothing) == "Nothing to show: no timed operators."
-    assert roofline.at_levels(nothing, [CPU]).empty
+    assert shown.by_level(nothing, [CPU]).empty
     store.write(roofline.points(work(), [CPU]), home / "points.csv", "points")
     assert len(store.read(home / "points.csv", "points")) == 1
 
@@ -273,8 +265,8 @@ def test_an_operator_that_the_device_lacks_is_told_and_a_network_is_refused():
         return isolated.Item({"kind": kind, "label": f"my {kind}"}, build)
 
     fine = item("operator", lambda: lambda: None)
-    samples, failed = isolated._timed([fine, item("operator", broken)], torch.device("cpu"), 0.01, lambda items, _: items)
+    samples, failed = isolated._timed([fine, item("operator", broken)], torch.device("cpu"), Budget(0.01))
     assert [len(part) > 0 for part in samples] == [True, False]
     assert failed == ["my operator does not run on cpu: not implemented for this backend"]
     with pytest.raises(InputError, match="my network does not run on cpu"):
-        isolated._timed([item("network", broken)], torch.device("cpu"), 0.01, lambda items, _: items)
+        isolated._timed([item("network", broken)], torch.device("cpu"), Budget(0.01))

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from lib import paths, store
 from lib.errors import InputError
-from lib.schedule import bounds, gavel, problem
+from lib.schedule import bounds, gavel, problem, problem_files
 from lib.schedule.contention import Contention
 from lib.schedule.policies import baselines, registry
 from lib.schedule.policies.hybrid import local_search
+from lib.schedule.policies.hybrid.policy import HybridMemory
 from lib.schedule.problem import Fleet, Jobs, Problem
 from lib.schedule.simulation import metrics, trace
 from lib.schedule.simulation.events import Faults, PolicyError, simulate
@@ -48,10 +49,10 @@ def check_schedule(outcome, failures=False):
     ended = table[table["status"].isin(["done", "failed"])]
     assert sorted(ended["job"]) == list(range(len(asked.jobs)))  # every job ends exactly once
     assert failures or len(done) == len(asked.jobs)
-    for _, rows in table.sort_values("start_s").groupby("place"):
+    for _, rows in table.sort_values("start_s").groupby("device_index"):
         assert (rows["start_s"].to_numpy()[1:] >= rows["end_s"].to_numpy()[:-1] - 1e-9).all()  # one at a time
     able = problem.feasible(asked)
-    assert able[table["job"], asked.fleet.type_of[table["place"]]].all()
+    assert able[table["job"], asked.fleet.type_of[table["device_index"]]].all()
     assert (table["start_s"].to_numpy() >= asked.jobs.arrival_s[table["job"]] - 1e-9).all()
 
 
@@ -82,7 +83,7 @@ def test_no_device_is_idle_while_a_job_could_run_there(name):
     table, asked = outcome.done, outcome.problem
     able, waited = problem.feasible(asked), 0
     for device, place in enumerate(asked.fleet.type_of):
-        mine = table[table["place"] == device].sort_values("start_s")
+        mine = table[table["device_index"] == device].sort_values("start_s")
         gaps = list(zip([0.0, *mine["end_s"]], [*mine["start_s"], np.inf], strict=True))
         for row in table[able[table["job"], place]].itertuples():
             waited += row.start_s > asked.jobs.arrival_s[row.job] + 1e-9
@@ -97,7 +98,7 @@ def test_known_answers():
     asked = Problem(Jobs.plain(3), fleet, times, times)
     found = {name: metrics.metrics(simulate(asked, a_policy(name)))["makespan_s"] for name in NAMES}
     assert found["fastest"] == 6 and found["first-come"] == 4 and found["hybrid"] == 4 and found["longest-first"] == 4
-    assert bounds.fluid(times, fleet.counts).makespan_s == pytest.approx(4.0)
+    assert bounds.relaxation(times, fleet.counts).makespan_s == pytest.approx(4.0)
     total, _, _ = bounds.matching(times, fleet.counts)
     assert total == pytest.approx(2 + 4 + 4)
     assert metrics.metrics(simulate(asked, a_policy("matching")))["mean_jct_s"] == pytest.approx(total / 3)
@@ -145,11 +146,16 @@ def test_restarts_at_once_share_the_cores_that_are_free():
 
 def test_a_move_is_no_failure():
     """A job that is moved once and fails always is tried as often as one that is not moved."""
+    class Moved:
+        pass
+
     def mover(state, predict):
         if state.waiting:
             return [Start(0, 0), Wait("a moment", state.now_s + 1e-6)]
-        return [Restart(0, 1)] if 0 in state.running and "moved" not in state.memory and state.memory.setdefault(
-            "moved", True) else []
+        if 0 not in state.running or Moved in state.memory:
+            return []
+        state.recall(Moved, Moved)
+        return [Restart(0, 1)]
 
     asked = Problem(Jobs.plain(1), Fleet.of({"cpu": 2}), np.array([[100.0]]), np.array([[100.0]]))
     table = simulate(asked, mover, Faults(1.0, attempts=3)).schedule
@@ -160,8 +166,8 @@ def test_a_move_is_no_failure():
 @pytest.mark.parametrize("unit_s", [1e-9, 1e-3, 1e6])
 def test_bounds_hold_in_any_unit(unit_s):
     asked = a_problem(3)
-    bound = bounds.fluid(asked.actual_s, asked.fleet.counts).makespan_s
-    assert bounds.fluid(asked.actual_s * unit_s, asked.fleet.counts).makespan_s == pytest.approx(bound * unit_s, rel=1e-6)
+    bound = bounds.relaxation(asked.actual_s, asked.fleet.counts).makespan_s
+    assert bounds.relaxation(asked.actual_s * unit_s, asked.fleet.counts).makespan_s == pytest.approx(bound * unit_s, rel=1e-6)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -268,7 +274,7 @@ def test_sifting_finds_the_optimum_of_the_whole_programme(case):
         times[7] = 1e6
     elif case == "idle type":
         times[:, 2] = 1e5
-    found = bounds.fluid(times, counts, busy_s)
+    found = bounds.relaxation(times, counts, busy_s)
     whole = bounds._solved(times, counts, busy_s, float(times.min(axis=1).max()))
     assert found.makespan_s == pytest.approx(whole.makespan_s, rel=1e-8)
     assert found.share.sum(axis=1) == pytest.approx(np.ones(6000))
@@ -293,7 +299,8 @@ def test_set_up_is_no_error_of_the_predictions():
         return a_policy("hybrid")(seen, predict)
 
     check_schedule(simulate(slow, watched))
-    assert state[0].memory["belief"].sigma == 0 and "rough" not in state[0].memory
+    memory = state[0].memory[HybridMemory]
+    assert memory.estimator.sigma == 0 and not memory.rough
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -314,7 +321,7 @@ def test_what_a_job_may_not_use_is_not_told():
     jobs = Jobs(**{**Jobs.plain(4).__dict__, "cpu_cores": np.array([0.0, 3.0, 1.0, 0.0])})
     predicted = np.array([[9.0, 1.0]] * 4)
     asked = Problem(jobs, fleet, predicted, np.where(np.arange(4)[:, None] == [[9, 3]], np.inf, predicted))
-    assert asked.told_s.tolist() == [[9, 1], [9, np.inf], [9, 1], [9, np.inf]]
+    assert asked.feasible_s.tolist() == [[9, 1], [9, np.inf], [9, 1], [9, np.inf]]
     for name in NAMES:
         check_schedule(simulate(asked, a_policy(name)))
     wide = Fleet(**{**fleet.__dict__, "cpu_cores": np.array([4.0, np.nan])})
@@ -323,7 +330,7 @@ def test_what_a_job_may_not_use_is_not_told():
 
 
 @pytest.mark.parametrize("text, word", [
-    ("job_id,cpu,gpu\na,1,-2\n", "gpu"), ("job_id,cpu,gpu\na,1,inf\n", "infinite"), ("job_id,cpu,gpu\na,,\n", "no device"),
+    ("job_id,cpu,gpu\na,1,-2\n", "gpu"), ("job_id,cpu,gpu\na,1,inf\n", "finite"), ("job_id,cpu,gpu\na,,\n", "no device"),
     ("job_id,cpu,gpu\na,1,1\na,1,1\n", "twice"), ("job_id,cpu\na,1\n", "missing"), ("job_id,cpu,gpu\na,x,1\n", "x"),
     ("job_id,cpu,gpu\na,0,1\n", "positive"), ("", "readable"), ("job_id,cpu,gpu\n", "no row")])
 def test_bad_times_are_refused(tmp_path, text, word):
@@ -331,12 +338,12 @@ def test_bad_times_are_refused(tmp_path, text, word):
     times.write_text(text)
     devices.write_text("device,type,count\nhost,cpu,1\ncard,gpu,2\n")
     with pytest.raises(InputError, match=word):
-        problem.read(times, devices)
+        problem_files.read(times, devices)
 
 
 def test_columns_that_are_not_aligned_are_refused():
     asked = a_problem(count=5)
-    for wrong in ({"arrival_s": np.zeros(6)}, {"kind": np.zeros(4, int)}):
+    for wrong in ({"arrival_s": np.zeros(6)}, {"job_class": np.zeros(4, int)}):
         with pytest.raises(InputError, match=f"{next(iter(wrong))} holds [46] values, there are 5 jobs"):
             replace(asked, jobs=replace(asked.jobs, **wrong))
     for places in (np.full(6, 3), np.zeros(5, int), np.full(6, -1)):
@@ -353,7 +360,7 @@ def test_bad_devices_are_refused(tmp_path, text, word):
     times.write_text("job_id,cpu,gpu\na,1,1\n")
     devices.write_text(text)
     with pytest.raises(InputError, match=word):
-        problem.read(times, devices)
+        problem_files.read(times, devices)
 
 
 def test_trace_is_what_perfetto_reads(tmp_path):
@@ -379,7 +386,7 @@ def test_published_throughputs_become_problems(tmp_path, monkeypatch):
     table = gavel.single(store.read(path, "throughputs"))
     assert table.loc["A"].tolist() == [4, 2, 1] and table.loc["B"].tolist() == [2, 0, 1]
     asked = gavel.mix(table, 40, 2, seed=1)
-    own = asked.actual_s[asked.jobs.kind == 1]
+    own = asked.actual_s[asked.jobs.job_class == 1]
     assert np.isinf(own[:, 1]).all() and own[:, 2] == pytest.approx(2 * own[:, 0])  # what does not fit cannot run there
     assert (asked.actual_s.min(axis=1) >= 60 * 10 ** 1.5).all() and (asked.actual_s.min(axis=1) <= 60 * 10 ** 4).all()
     for text in ("[]", "{", json.dumps({"v100": {"__import__('os')": {"null": 1}}}), json.dumps({"v100": {"('A', 1)": {}}})):

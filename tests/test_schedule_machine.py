@@ -57,7 +57,7 @@ class World:
         self.case, self.policy, self.asked = case, a_policy(case), a_world(seed)
         self.asked.jobs.arrival_s[:] = LATER_S
         self.state = State.at_start(self.asked.jobs, self.asked.fleet)
-        self.predict, self.known = Predict(self.asked.told_s, self.asked.sigma), known
+        self.predict, self.known = Predict(self.asked.feasible_s, self.asked.sigma), known
         self.coming = list(range(len(self.asked.jobs)))
         self.state.expected = len(self.coming) if known else 0
         self.end_s, self.away, self.wake_s = {}, set(), np.inf
@@ -75,7 +75,7 @@ class World:
 
     def decide(self):
         actions = self.policy(self.state, self.predict)
-        self.state.forget_news()
+        self.state.clear_news()
         self.wake_s = np.inf
         for action in actions:
             if isinstance(action, Wait):
@@ -132,13 +132,13 @@ class World:
     def kill(self, device):
         if device in self.state.running:
             self.fail(device)
-        self.state.away(device)
+        self.state.disable(device)
         self.away.add(device)
         self.decide()
 
     def recover(self, device):
         self.away.remove(device)
-        self.state.back(device)
+        self.state.enable(device)
         self.decide()
 
     def advance(self, until_s):

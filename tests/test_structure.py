@@ -1,7 +1,9 @@
 """The shape of the house: arrows one way, thin files, one docstring a thing, a README that does not rot."""
 
 import ast
+import contextlib
 import graphlib
+import importlib
 import re
 import subprocess
 
@@ -65,6 +67,23 @@ def test_no_circles_between_packages_and_files(depth):
     for name in MODULES:
         graph.setdefault(group(name), set()).update(group(other) for other in imports(name) if group(other) != group(name))
     graphlib.TopologicalSorter(graph).prepare()  # raises CycleError, which names a circle
+
+
+@pytest.mark.parametrize("path", [*sorted((paths.ROOT / "benchmarks").glob("*.py")), *NOTEBOOKS], ids=lambda path: path.stem)
+def test_what_tests_do_not_run_uses_what_there_is(path):
+    """Benchmarks and what a notebook runs only where it measures: every name that they take from lib is there."""
+    text = path.read_text() if path.suffix == ".py" else "\n".join(
+        cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code")
+    tree, modules = ast.parse(text), {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in ("lib", "benchmarks"):
+            for alias in node.names:
+                with contextlib.suppress(ModuleNotFoundError):
+                    modules[alias.asname or alias.name] = importlib.import_module(f"{node.module}.{alias.name}")
+                assert (alias.asname or alias.name) in modules or hasattr(importlib.import_module(node.module), alias.name)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in modules:
+            assert hasattr(modules[node.value.id], node.attr), f"{node.value.id}.{node.attr}"
 
 
 def test_folders_are_small():

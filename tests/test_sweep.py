@@ -13,9 +13,9 @@ import pytest
 from lib import __main__, paths, store
 from lib.config.notebooks import SweepParams
 from lib.errors import InputError
-from lib.measure import compare, timing
+from lib.measure import compare, statistics
 from lib.measure.networks import allocator
-from lib.measure.operators import aggregate, sweep
+from lib.measure.operators import aggregate, device_sweep, sweep, visitor
 from lib.work.graph import spaces
 from tests.interrupted import cut_again_and_again
 
@@ -56,14 +56,14 @@ def test_a_sweep_gives_a_valid_table_and_goes_on_or_starts_anew(home, small_spac
         assert latencies.min() <= row.low_ms <= row.latency_ms <= row.high_ms <= latencies.max()
         spread = row.latency_iqr_ms / row.latency_ms
         least = "stable" if spread <= 0.10 and row.n >= 3 else "noisy" if spread <= 0.25 else "unusable"
-        assert timing.worst(row.verdict, least) == row.verdict, "never better than its rounds allow"
+        assert statistics.worst(row.verdict, least) == row.verdict, "never better than its rounds allow"
         assert bool(row.reason) == (row.verdict != "stable"), "and what is not stable says why"
     assert set(found.table["latency_type"]) == {"kernel", "end_to_end"}
     assert set(found.table["cache"]) == {"warm", "cold"}
     assert found.table["config"].is_unique
     worker = store.read_json(folder / "sweep.meta.json")["devices"]["cpu"]["software"]
-    assert worker["environment"].items() >= allocator.ENVIRONMENT.items(), "the worker keeps what it frees, and says so"
-    assert not os.environ.keys() & allocator.ENVIRONMENT.keys()
+    assert worker["environment"].items() >= allocator.RETAINED.items(), "the worker keeps what it frees, and says so"
+    assert not os.environ.keys() & allocator.RETAINED.keys()
     for row in found.table.itertuples():
         config = spaces.config(row.op, {name: getattr(row, name) for name in spaces.families.family(row.op).parameters
                                         if not pd.isna(getattr(row, name))}, row.dtype, found.table.loc[row.Index, "pass"])
@@ -85,7 +85,7 @@ def test_killed_again_and_again_it_ends_with_every_row_once(tmp_path):
 
 
 def test_a_killed_worker_is_replaced_and_told(home, small_space, monkeypatch):
-    monkeypatch.setattr(sweep, "_DEATHS", 1)
+    monkeypatch.setattr(visitor, "_DEATHS", 1)
 
     def kill_once():
         end = time.monotonic() + 60
@@ -106,8 +106,8 @@ def test_a_killed_worker_is_replaced_and_told(home, small_space, monkeypatch):
 
 
 def test_a_hung_visit_is_given_up_and_a_family_that_always_fails_stops(home, small_space, monkeypatch):
-    monkeypatch.setattr(sweep, "SAME_FAILURES", 2)
-    monkeypatch.setattr(sweep, "_DEATHS", 1)
+    monkeypatch.setattr(device_sweep, "SAME_FAILURES", 2)
+    monkeypatch.setattr(visitor, "_DEATHS", 1)
     with pytest.raises(InputError, match="cpu: stopped after 2 identical failures; activation: no answer within 0.001 s"):
         sweep.measure_sweep(SweepParams(**{**SMALL, "op": "activation", "visit_ms": 100}, timeout_s=0.001))
     (raw,) = paths.SWEEPS.glob("*/cpu/repeats.csv")

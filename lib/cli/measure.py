@@ -1,4 +1,4 @@
-"""The verbs that measure and compare: ``machine``, ``matrix``, ``compare``. Imports nothing heavy."""
+"""The verbs that measure and compare: ``machine``, ``networks``, ``matrix``, ``compare``. Imports nothing heavy."""
 
 import argparse
 from pathlib import Path
@@ -47,6 +47,32 @@ def _matrix(options: argparse.Namespace) -> int:
     return int("failed" in set(rows.get("status", ())))
 
 
+def _networks(options: argparse.Namespace) -> int:
+    """Measure whole networks; the exit status is 1 when one of them failed."""
+    from lib import paths, store
+    from lib.config import definitions
+    from lib.measure.networks import campaign
+
+    plan = definitions.load_campaign(options.plan) if options.plan else definitions.load_campaign()
+    wanted, rounds = campaign.cases(plan, options.networks), options.rounds or plan.rounds
+    if options.dry_run:
+        print("\n".join(f"{case.network} {case.mode} b{case.batch_size} {case.dtype}, memory {memory}"
+                        for case, memory in wanted))
+        return 0
+    folder = paths.NETWORKS / options.name
+    table, facts = campaign.measure(wanted, options.device, rounds, options.case_s or plan.case_s, options.budget_s,
+                                    folder / "visits.jsonl")
+    path = campaign.write(table, folder / "networks.parquet", **facts, rounds=rounds, cases=len(wanted))
+    print(f"{path}: {len(table)} of {len(wanted)} cases; " + ", ".join(
+        f"{count} {verdict}" for verdict, count in table["verdict"].value_counts().items()))
+    failed = table[table["status"] != "ok"]
+    for row in failed.itertuples():
+        print(f"failed: {row.network} {row.mode} b{row.batch_size}: {row.reason}")
+    if store.git_state()["dirty"]:
+        print("the checkout has uncommitted changes: as a reference it should be measured from a clean commit")
+    return int(len(failed) > 0)
+
+
 def _compare(options: argparse.Namespace) -> int:
     """Compare two measurements; the exit status is 1 when B is slower, for CI."""
     from lib.measure import compare
@@ -69,6 +95,18 @@ def add(verbs) -> None:
     verb.add_argument("--threshold", type=float, default=0.03, help="differences up to this are the same (default 0.03)")
     verb.add_argument("--out", type=Path, help="write every pair to this CSV")
     verb.set_defaults(call=_compare)
+
+    verb = verbs.add_parser("networks", help="measure whole networks, a process each, as params/networks.yaml says; a second "
+                            "call resumes")
+    verb.add_argument("--device", default="cpu", help="device id (default cpu)")
+    verb.add_argument("--networks", default="", metavar="resnet50,W1,...", help="some of its networks (default: all)")
+    verb.add_argument("--plan", type=Path, help="another file than params/networks.yaml")
+    verb.add_argument("--rounds", type=int, default=0, help="visits a case (default: as in the file)")
+    verb.add_argument("--case-s", type=float, default=0.0, help="seconds a case and round (default: as in the file)")
+    verb.add_argument("--budget-s", type=float, default=0.0, help="start no process after so many seconds (default: no limit)")
+    verb.add_argument("--name", default="networks", help="folder in data/networks/ that keeps the visits and the table")
+    verb.add_argument("--dry-run", action="store_true", help="print the cases")
+    verb.set_defaults(call=_networks)
 
     verb = verbs.add_parser("matrix", help="measure the run matrix of params/matrix.yaml; a second call resumes")
     verb.add_argument("--device", default="auto", help="device id, or auto (default)")

@@ -54,7 +54,7 @@ def _run(options: argparse.Namespace) -> int:
 def _report(options: argparse.Namespace) -> int:
     from lib.report import page
 
-    path, problems = page.build(options.executed or paths.EXECUTED, options.out or paths.REPORT / "index.html")
+    path, problems = page.build(options.executed or paths.EXECUTED, options.out or paths.REPORT / "index.html", options.figure)
     for line in problems:
         print(f"failed: {line}", file=sys.stderr)
     print(path)
@@ -78,6 +78,7 @@ def add(verbs) -> None:
     verb.set_defaults(call=_run)
 
     verb = verbs.add_parser("report", help="assemble report/index.html from the executed notebooks")
-    verb.add_argument("--executed", type=Path, help="folder of executed notebooks")
-    verb.add_argument("--out", type=Path, help="the page to write")
+    verb.add_argument("--executed", type=Path, help="folder of executed notebooks (default: report/executed)")
+    verb.add_argument("--out", type=Path, help="the page to write (default: report/index.html)")
+    verb.add_argument("--figure", type=Path, help="the summary figure to write, SVG (default: summary.svg beside the page)")
     verb.set_defaults(call=_report)

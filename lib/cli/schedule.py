@@ -12,9 +12,9 @@ def _schedule(options: argparse.Namespace) -> int:
 
     from lib.schedule import api
 
-    found = api.ask_files(options.times, options.devices, options.jobs, options.actual, options.policy, options.objective)
-    found.write(options.out, options.trace)
-    print(json.dumps(found.figures, indent=1) if options.json else api.words(found))
+    answer = api.schedule_files(options.times, options.devices, options.jobs, options.actual, options.policy, options.objective)
+    answer.write(options.out, options.trace)
+    print(json.dumps(answer.figures, indent=1) if options.json else api.text(answer))
     return 0
 
 

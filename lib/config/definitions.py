@@ -180,6 +180,24 @@ class Workload(Strict):
     folder: str = ""
 
 
+class NetworkSet(Strict):
+    """One entry of ``sets`` in ``params/networks.yaml``: every combination of its lists is a case."""
+
+    networks: Annotated[tuple[str, ...], Field(min_length=1)]
+    modes: Annotated[tuple[Literal["infer", "train"], ...], Field(min_length=1)]
+    batch_sizes: Annotated[tuple[Positive, ...], Field(min_length=1)]
+    dtypes: tuple[Literal["fp32", "bf16", "fp16"], ...] = ("fp32",)
+    memory: tuple[Literal["default", "kept"], ...] = ("default", "kept")
+
+
+class Campaign(Strict):
+    """``params/networks.yaml``: the networks that are measured end to end, rounds, and seconds a case in each of them."""
+
+    rounds: Positive
+    case_s: Annotated[float, Field(gt=0)]
+    sets: Annotated[tuple[NetworkSet, ...], Field(min_length=1)]
+
+
 class Section(Strict):
     """One notebook of ``params/report.yaml``: what it runs over and its parameter sets."""
 
@@ -195,6 +213,11 @@ class ReportPlan(Strict):
     title: str
     subtitle: str
     sections: tuple[Section, ...]
+
+
+def load_campaign(path: Path = paths.PARAMS / "networks.yaml") -> Campaign:
+    """Read which networks are measured end to end; InputError names the file and the wrong entry."""
+    return build(Campaign, load_yaml(path) or {}, str(path))
 
 
 def load_workloads(path: Path = paths.PARAMS / "workloads.yaml") -> dict[str, Workload]:

@@ -14,16 +14,19 @@ from lib import paths, store
 from lib.config.notebooks import MachineParams
 from lib.errors import InputError, choices
 from lib.measure import load, machine
-from lib.measure.archive import Progress, folders
+from lib.measure.archive import folders
 from lib.measure.budget import Budget
-from lib.measure.timing import VERDICTS, Timing, measure, synchronize, worst
+from lib.measure.statistics import VERDICTS, Timing, worst
+from lib.measure.timing import measure, synchronize
+from lib.progress import track
 from lib.tables import columns
+from lib.work.dtypes import torch_dtype
 
 ROUNDS = 3
 _LEAST, _OVERRUN = 3, 2.0  # samples of a visit, unless they take more than so many times its share of the budget
 _CHANNELS, _SIDE = 256, 32
 _VECTOR_RATE = 2e10  # FLOP/s below which a dtype has no kernels of its own, and a convolution would take seconds
-DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES = ("fp64", "fp32", "tf32", "bf16", "fp16")
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,7 @@ class Probe:
 
 
 def _product(dtype: str, n: int, device: torch.device) -> Callable[[], object]:
-    left, right = (torch.randn(n, n, device=device, dtype=torch.float32).to(DTYPES[dtype]) for _ in range(2))
+    left, right = (torch.randn(n, n, device=device, dtype=torch.float32).to(torch_dtype(dtype)) for _ in range(2))
     out = torch.empty_like(left)
 
     def call() -> None:
@@ -49,8 +52,8 @@ def _product(dtype: str, n: int, device: torch.device) -> Callable[[], object]:
 def _convolution(dtype: str, batch: int, device: torch.device) -> Callable[[], object]:
     """Build a 3x3 convolution of 256 channels at 32x32: another library than the product's, often the faster one."""
     layer = torch.nn.Conv2d(_CHANNELS, _CHANNELS, 3, padding=1, bias=False).requires_grad_(False)
-    layer = layer.to(device, DTYPES[dtype], memory_format=torch.channels_last)
-    images = torch.randn(batch, _CHANNELS, _SIDE, _SIDE).to(device, DTYPES[dtype], memory_format=torch.channels_last)
+    layer = layer.to(device, torch_dtype(dtype), memory_format=torch.channels_last)
+    images = torch.randn(batch, _CHANNELS, _SIDE, _SIDE).to(device, torch_dtype(dtype), memory_format=torch.channels_last)
 
     def call() -> None:
         torch.backends.cudnn.allow_tf32 = dtype == "tf32"
@@ -73,15 +76,15 @@ def _compute_probes(p: MachineParams, device: torch.device) -> list[Probe]:
     largest = p.gemm_max or (2048 if device.type == "cpu" else 8192)
     sizes = [size for size in (256, 512, 1024, 2048, 4096, 8192, 16384) if size < largest] + [largest]
     most_s, probes = p.budget_s / 100, []
-    for dtype, element in DTYPES.items():
+    for dtype in DTYPES:
         rate = _first_rate(dtype, device)
         fit = [n for n in sizes if rate and 2.0 * n**3 / rate < most_s][-3:]
         probes += [Probe({"dtype": dtype, "level": "compute", "method": f"torch.mm {n}x{n}x{n}"}, 2.0 * n**3,
-                         3.0 * n * n * element.itemsize, lambda dtype=dtype, n=n: _product(dtype, n, device))
+                         3.0 * n * n * torch_dtype(dtype).itemsize, lambda dtype=dtype, n=n: _product(dtype, n, device))
                    for n in fit]
         if rate > _VECTOR_RATE:
             batch = 8 if device.type == "cpu" else 256
-            images = 2.0 * batch * _CHANNELS * _SIDE**2 * element.itemsize
+            images = 2.0 * batch * _CHANNELS * _SIDE**2 * torch_dtype(dtype).itemsize
             method = f"conv2d 3x3, {_CHANNELS} channels, batch {batch}"
             probes.append(Probe({"dtype": dtype, "level": "compute", "method": method},
                                 2.0 * 9 * _CHANNELS**2 * _SIDE**2 * batch, images,
@@ -124,7 +127,7 @@ def _triad_probes(p: MachineParams, device: torch.device, threads: int) -> list[
     return probes
 
 
-def _rounds(probes: list[Probe], device: torch.device, budget: Budget, progress: Progress) -> list[np.ndarray]:
+def _rounds(probes: list[Probe], device: torch.device, budget: Budget) -> list[np.ndarray]:
     """Time every probe in ROUNDS rounds, each in a random order; return the samples of each, in ms.
 
     A visit has an equal share of what is left of the budget; on a crowded machine later rounds are dropped when it is spent.
@@ -132,7 +135,7 @@ def _rounds(probes: list[Probe], device: torch.device, budget: Budget, progress:
     samples: list[list[np.ndarray]] = [[] for _ in probes]
     order = np.random.default_rng(0)
     visits = [index for _ in range(ROUNDS) for index in order.permutation(len(probes))]
-    for number, index in enumerate(progress(visits, "ceilings")):
+    for number, index in enumerate(track(visits, "ceilings")):
         if samples[index] and budget.spent:
             continue
         begin, share_s = time.monotonic(), budget.left_s / (len(visits) - number)
@@ -215,7 +218,7 @@ class Ceilings:
         return "RAM" if "RAM" in set(self.table["level"]) else "device"
 
 
-def measure_ceilings(p: MachineParams, progress: Progress = lambda items, _: items) -> Ceilings:
+def measure_ceilings(p: MachineParams) -> Ceilings:
     """Measure the ceilings of one device within about ``budget_s`` and write them to ``data/ceilings/``.
 
     Raises InputError for a device that is not here.
@@ -233,12 +236,10 @@ def measure_ceilings(p: MachineParams, progress: Progress = lambda items, _: ite
             probes = _compute_probes(p, device) + _triad_probes(p, device, threads)
             with load.LoadWatch() as watch:
                 small = overheads(device, min(0.5, p.budget_s / 20)).assign(**own)
-                samples = _rounds(probes, device, budget, progress)
+                samples = _rounds(probes, device, budget)
                 seen = watch.reading()
-        crowding = seen.crowding(threads)
-        crowded = "stable" if crowding < load.QUIET_CORES else "noisy" if crowding < load.LOUD_CORES else "unusable"
         constants = {"device": str(device), "threads": threads, **own}
-        table = pd.DataFrame([_row(*pair, constants, crowded) for pair in zip(probes, samples, strict=True)],
+        table = pd.DataFrame([_row(*pair, constants, seen.verdict(threads)) for pair in zip(probes, samples, strict=True)],
                              columns=columns("ceilings"))
         return _save(table, small, p, {"load_at_start": vars(quiet), "load_at_end": vars(seen), **identity})
     finally:
@@ -275,9 +276,9 @@ def replay_ceilings(p: MachineParams) -> Ceilings:
     raise InputError(f"the reference has no ceilings of {wanted}; measure them with source=measure")
 
 
-def ceilings(p: MachineParams, progress: Progress = lambda items, _: items) -> Ceilings:
+def ceilings(p: MachineParams) -> Ceilings:
     """Measure the ceilings of a device, or replay them from the reference data, as ``source`` says."""
-    return measure_ceilings(p, progress) if p.source == "measure" else replay_ceilings(p)
+    return measure_ceilings(p) if p.source == "measure" else replay_ceilings(p)
 
 
 def inventory(facts: dict) -> pd.DataFrame:

@@ -8,7 +8,8 @@ import pandas as pd
 
 from lib import paths, store
 from lib.errors import InputError
-from lib.measure.timing import VERDICTS
+from lib.measure import statistics
+from lib.measure.statistics import VERDICTS
 from lib.measure.training import summary
 
 WORDS = ("faster", "same", "slower")
@@ -43,8 +44,7 @@ def _word(low: float, high: float, threshold: float) -> str:
 def _overall(ratios: np.ndarray) -> tuple[float, float, float]:
     """Return the geometric mean of ratios (n,) and its bootstrap interval over the pairs."""
     logs = np.log(ratios)
-    picks = np.random.default_rng(0).integers(0, len(logs), (_DRAWS, len(logs)))
-    low, high = np.quantile(logs[picks].mean(axis=1), (0.025, 0.975))
+    low, high = statistics.bootstrap(logs, np.mean, draws=_DRAWS)
     return float(np.exp(logs.mean())), float(np.exp(low)), float(np.exp(high))
 
 
@@ -96,8 +96,8 @@ def _runs(a: pd.DataFrame, b: pd.DataFrame, threshold: float) -> tuple[pd.DataFr
         one, two = (summary.steady(frame[frame["task_type"] == kind])["step_time_ms"].to_numpy() for frame in (a, b))
         if len(one) < _LEAST_PAIRS or len(two) < _LEAST_PAIRS:
             continue
-        drawn = [np.median(part[random.integers(0, len(part), (_DRAWS, len(part)))], axis=1) for part in (one, two)]
-        low, high = np.quantile(drawn[1] / drawn[0], (0.025, 0.975))
+        drawn = [statistics.resampled(part, np.median, _DRAWS, random) for part in (one, two)]
+        low, high = statistics.interval(drawn[1] / drawn[0])
         rows.append({"what": f"{a['workload_id'].iloc[0]} {kind} step", "a_ms": np.median(one), "b_ms": np.median(two),
                      "ratio": np.median(two) / np.median(one), "low": low, "high": high, "word": _word(low, high, threshold)})
     return pd.DataFrame(rows, columns=["what", "a_ms", "b_ms", "ratio", "low", "high", "word"]), 0

@@ -12,9 +12,15 @@ from pathlib import Path
 import psutil
 
 from lib.errors import InputError
+from lib.measure.statistics import VERDICTS
 
 QUIET_CORES = 0.10  # what other processes may use without harm
-LOUD_CORES = 0.50
+LOUD_CORES = 0.50  # more, and what was measured meanwhile is unusable
+
+
+def crowd_verdict(cores: float) -> str:
+    """Return the verdict on what was measured while others used so many cores that it needs."""
+    return VERDICTS[0] if cores < QUIET_CORES else VERDICTS[1] if cores < LOUD_CORES else VERDICTS[2]
 
 
 @dataclass(frozen=True)
@@ -26,6 +32,10 @@ class Load:
     other_cores: float
     stolen_cores: float
     involuntary_per_s: float
+
+    def verdict(self, threads: int) -> str:
+        """Return the verdict on what ``threads`` threads of ours measured meanwhile."""
+        return crowd_verdict(self.crowding(threads))
 
     def crowding(self, threads: int) -> float:
         """Return how many cores' worth of others stood in our way: half of the cores that we leave idle are free to them."""

@@ -7,11 +7,11 @@ import numpy as np
 import torch
 
 SLOW = 1.06  # of the usual, and the processor counts as disturbed
-USUAL = 20  # percentile of the looks at the yardstick
+USUAL = 20  # percentile of the looks at the reference kernel
 _MEMORY, _SETTLE_S, _WAIT_S = 600, 0.5, 0.12
 
 
-class Yardstick:
+class ReferenceKernel:
     """A fixed piece of work that tells whether the processor is as fast as usual just now.
 
     A neighbour on the same host shows in no counter of ours; it comes and goes within seconds, and slows this by as much

@@ -14,14 +14,14 @@ from lib.predict.networks import work
 from lib.predict.networks.composition import Estimate
 from lib.predict.networks.work import Work
 from lib.predict.registry import Predictor
-from lib.work import networks
+from lib.work import dtypes, networks
 from lib.work.graph import capture
 
 COLUMNS = ("device", "source", "predicted_ms", "low_ms", "high_ms", "images_per_sec", "memory_mb", "bound", "below_roof",
            "out_of_range", "fits", "measured_ms", "price_per_million", "dtype")
 BATCHES = (1, 4, 16, 64, 256)
 _RIVALS = 3  # devices that are compared over batch sizes: this machine's CPU and the fastest
-_TORCH = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+_DTYPES = ("fp32", *dtypes.AUTOCAST)
 _MOST = 0.5  # of the time borrowed from other devices, and an answer is zero-shot
 _SHARE = 0.05  # of the time out of the training range, and the network counts as out of range
 
@@ -62,8 +62,8 @@ class CapturedQuery:
     """One query, captured once (and once more at another batch size when several are compared)."""
 
     def __init__(self, query: Query):
-        if query.dtype not in _TORCH:
-            raise InputError(f"no element type {query.dtype!r}; there are: {choices(_TORCH)}")
+        if query.dtype not in _DTYPES:
+            raise InputError(f"no element type {query.dtype!r}; there are: {choices(_DTYPES)}")
         if query.mode not in capture.MODES:
             raise InputError(f"no mode {query.mode!r}; there are: {choices(capture.MODES)}")
         self.query, self._works = query, {}
@@ -74,7 +74,7 @@ class CapturedQuery:
         key = (batch_size or self.batch_size, channels_last)
         if key not in self._works:
             network = self.query.network(key[0])
-            self._works[key] = work.captured(network, self.query.mode, _TORCH[self.query.dtype], channels_last)
+            self._works[key] = work.captured(network, self.query.mode, dtypes.torch_name(self.query.dtype), channels_last)
         return self._works[key]
 
     def scaled(self, batch_size: int) -> Work:

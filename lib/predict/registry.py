@@ -179,3 +179,15 @@ def for_devices(devices: Sequence[str], dtype: str) -> list[Predictor]:
     if not predictors:
         raise InputError(f"no {dtype} models in {SHIPPED} or {paths.MODELS}; run: python -m lib calibrate")
     return predictors
+
+
+def summary() -> pd.DataFrame:
+    """Return a row a part of every model at hand: device, dtype, part, rows, scores on held-out groups, source, licence."""
+    rows = []
+    for (device, dtype), path in model_files().items():
+        model = CostModel.load(path)
+        rows += [{"device": device, "dtype": dtype, "part": name, "rows": part.rows, "MAPE %": part.scores.get("mape"),
+                  "median %": part.scores.get("median"), "within 10 %": part.scores.get("within_10"),
+                  "interval ±%": (np.exp(np.mean(part.halves)) - 1) * 100, "source": model.facts.get("source", ""),
+                  "licence": model.facts.get("licence", "")} for name, part in model.parts.items()]
+    return pd.DataFrame(rows)

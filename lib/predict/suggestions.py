@@ -92,13 +92,13 @@ def verified(advice: Advice, several: Iterable[Change], device: str = "cpu",
     A gain is in images a second. What cannot be measured says so in ``why``. Raises InputError where the query itself cannot be
     measured, or was not about ``device``.
     """
-    from lib.measure.networks import end_to_end
+    from lib.measure.networks.case import Case
 
     devices = [predictor.device for predictor in advice.predictors]
     if device not in devices:
         raise InputError(f"what is measured here is {device}, and the query was about {choices(devices)}: add {device}")
     query = advice.captured.query
-    base = end_to_end.Case(query.model, query.mode, advice.captured.batch_size, query.input_shape, query.dtype)
+    base = Case(query.model, query.mode, advice.captured.batch_size, query.input_shape, query.dtype)
     base_ms = _median_ms(base, device, budget_s)
     if isinstance(base_ms, str):
         raise InputError(f"{query.model} cannot be measured on {device}: {base_ms}")

@@ -6,22 +6,20 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from lib.config import definitions, notebooks
 from lib import paths, store
-from lib.report import runner
+from lib.config import definitions, notebooks
 from lib.errors import InputError
+from lib.report import runner, style, summary
 
 _HEADING = re.compile(r"^h[1-6]$")
 
 
-def build(folder: Path, target: Path) -> tuple[Path, list[str]]:
-    """Assemble the report from the executed notebooks of ``folder``.
+def build(folder: Path, target: Path, figure: Path | None = None) -> tuple[Path, list[str]]:
+    """Assemble the report from the executed notebooks of ``folder``; its summary figure is also written to ``figure``.
 
     Returns the page and a line for each section that failed, is missing, or wrote to stderr; such sections stay in the
     page, marked. Raises InputError when nothing has been run.
     """
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
     outcomes = runner.manifest(folder)
     if not outcomes:
         raise InputError(f"nothing has been run yet: no manifest in {folder}; start with: python -m lib run")
@@ -30,21 +28,35 @@ def build(folder: Path, target: Path) -> tuple[Path, list[str]]:
                 for number, section in enumerate(plan.sections, 1)]
     numbers = {outcome.stem: runner.keys(folder / f"{outcome.stem}.ipynb") for outcome in outcomes
                if (folder / f"{outcome.stem}.ipynb").is_file()}
-    environment = Environment(loader=FileSystemLoader(paths.TEMPLATE), undefined=StrictUndefined, autoescape=False,
-                              trim_blocks=True, lstrip_blocks=True)
-    environment.filters["markdown"] = _markdown
     problems = [line for section in sections for line in section["problems"]]
-    facts = {"plan": plan, "problems": problems,
-             "sections": sections, "outcomes": outcomes, "key": _lookup(numbers), "git": store.git_state(),
-             "series": _series(numbers), "built_utc": store.utc_now(), "synthetic": _mentions(folder, outcomes, "SYNTHETIC"),
-             "replayed": _mentions(folder, outcomes, "REPLAY"), "escape": html.escape}
-    style = (paths.TEMPLATE / "style.css").read_text(encoding="utf-8")
-    page = environment.get_template("report.html.j2").render(**facts, style=style)
+    facts = {"plan": plan, "problems": problems, "sections": sections, "outcomes": outcomes, "key": _lookup(numbers),
+             "series": lambda suffix: list(summary.series(numbers, suffix)), "git": store.git_state(),
+             "built_utc": store.utc_now(), "synthetic": _mentions(folder, outcomes, "SYNTHETIC"),
+             "replayed": _mentions(folder, outcomes, "REPLAY"), "escape": html.escape,
+             "summary": _summary(numbers, figure or target.with_name("summary.svg"))}
+    page = _environment().get_template("report.html.j2").render(**facts, style=(paths.TEMPLATE / "style.css").read_text("utf-8"))
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_suffix(".partial")
     temporary.write_text(page, encoding="utf-8")
     temporary.replace(target)
     return target, problems
+
+
+def _environment():
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(loader=FileSystemLoader(paths.TEMPLATE), undefined=StrictUndefined, autoescape=False,
+                              trim_blocks=True, lstrip_blocks=True)
+    environment.filters["markdown"] = _markdown
+    return environment
+
+
+def _summary(numbers: summary.Numbers, path: Path) -> str:
+    """Draw the summary figure into ``path`` (SVG) and return it as HTML."""
+    style.use_style()
+    text = summary.description(numbers)
+    style.write(summary.draw(numbers), path, text)
+    return style.as_html(path, "The report in one figure, from the key numbers that the notebooks below recorded.", text)
 
 
 def _markdown(text: str) -> str:
@@ -62,14 +74,6 @@ def _lookup(numbers: dict[str, dict[str, Any]]):
                     value = item["value"]
                     return f"{value:,.{digits}g} {item['unit']}".strip() if not isinstance(value, str) else value
         return None
-    return find
-
-
-def _series(numbers: dict[str, dict[str, Any]]):
-    """Return a function that lists (name without the suffix, value) of all key numbers that end in a suffix."""
-    def find(suffix: str) -> list[tuple[str, float]]:
-        return [(name.removesuffix(suffix).strip(), item["value"]) for recorded in numbers.values()
-                for name, item in recorded.items() if name.endswith(suffix)]
     return find
 
 

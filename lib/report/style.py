@@ -1,4 +1,4 @@
-"""One plot style, how figures and tables are saved and shown, and the figures of the notebooks."""
+"""One plot style, and how figures and tables are written and shown."""
 
 import base64
 import html
@@ -32,25 +32,31 @@ def use_style() -> None:
 
 
 def save(figure, notebook: str, name: str) -> Path:
-    """Write ``figures/<notebook>/<name>.svg`` and ``.png`` in one step each, close the figure, return the SVG's path."""
+    """Write ``figures/<notebook>/<name>.svg`` and ``.png``, close the figure, return the SVG's path."""
+    target = paths.FIGURES / notebook / f"{name}.svg"
+    write(figure, target.with_suffix(".png"), close=False)
+    return write(figure, target)
+
+
+def write(figure, path: Path, description: str = "", close: bool = True) -> Path:
+    """Write a figure in one step as what the suffix says; an SVG carries ``description`` and no date."""
     import matplotlib.pyplot as plt
 
-    folder = paths.FIGURES / notebook
-    folder.mkdir(parents=True, exist_ok=True)
-    for kind, options in (("png", {"dpi": 200}), ("svg", {"metadata": {"Date": None}})):
-        temporary = folder / f".{name}.{os.getpid()}.{kind}"
-        figure.savefig(temporary, format=kind, **options)
-        temporary.replace(folder / f"{name}.{kind}")
-    plt.close(figure)
-    return folder / f"{name}.svg"
+    options = {"metadata": {"Date": None, "Description": description}} if path.suffix == ".svg" else {"dpi": 200}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
+    figure.savefig(temporary, **options)
+    temporary.replace(path)
+    if close:
+        plt.close(figure)
+    return path
 
 
-def as_html(path: Path, caption: str) -> str:
-    """Return an SVG file as a self-contained HTML figure with its caption."""
+def as_html(path: Path, caption: str, description: str = "") -> str:
+    """Return an SVG file as a self-contained HTML figure with its caption; ``description`` for those who do not see it."""
     data = base64.b64encode(path.read_bytes()).decode()
-    text = html.escape(caption)
-    return (f'<figure><img src="data:image/svg+xml;base64,{data}" alt="{text}" style="max-width:100%">'
-            f"<figcaption>{text}</figcaption></figure>")
+    return (f'<figure><img src="data:image/svg+xml;base64,{data}" alt="{html.escape(description or caption)}" '
+            f'style="max-width:100%"><figcaption>{html.escape(caption)}</figcaption></figure>')
 
 
 def table_html(frame: pd.DataFrame, caption: str, digits: int = 2) -> str:

@@ -1,4 +1,4 @@
-"""One question to the scheduler: jobs and devices from files, a policy, an objective; and the answer as people read it."""
+"""Scheduling from Python or the command line: a problem, a policy and an objective; a schedule and its figures."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -8,15 +8,15 @@ from typing import Any
 import pandas as pd
 
 from lib import store
-from lib.schedule import bounds, problem
+from lib.schedule import bounds, problem_files
 from lib.schedule.policies import registry
 from lib.schedule.problem import Problem
 from lib.schedule.simulation import metrics, trace
 from lib.schedule.simulation.events import Outcome, simulate
 from lib.tables import columns
 
-ANSWER = ("policy", "objective", "makespan_s", "mean_jct_s", "p99_jct_s", "energy_j", "price", "lower_bound_s", "ratio",
-          "decide_s", "jobs", "devices", "moved")
+FIGURES = ("policy", "objective", "makespan_s", "mean_jct_s", "p99_jct_s", "energy_j", "price", "lower_bound_s", "ratio",
+           "decide_s", "jobs", "devices", "moved")
 
 
 @dataclass(frozen=True)
@@ -29,11 +29,11 @@ class Answer:
 
     @cached_property
     def figures(self) -> dict[str, Any]:
-        """Give the figures of ANSWER; what cannot be known is None."""
-        asked = self.outcome.problem
-        found = metrics.metrics(self.outcome, bounds.makespan_bound(asked))
-        named = {"policy": self.policy, "objective": self.objective, "jobs": len(asked.jobs), "devices": len(asked.fleet)}
-        return {name: {**found, **named}[name] for name in ANSWER}
+        """Give FIGURES; what cannot be known is None."""
+        problem = self.outcome.problem
+        measured = metrics.metrics(self.outcome, bounds.makespan_bound(problem))
+        facts = {"policy": self.policy, "objective": self.objective, "jobs": len(problem.jobs), "devices": len(problem.fleet)}
+        return {name: {**measured, **facts}[name] for name in FIGURES}
 
     @property
     def schedule(self) -> pd.DataFrame:
@@ -48,33 +48,32 @@ class Answer:
             trace.write(self.outcome.schedule, trace_path, self.policy)
 
 
-def ask(asked: Problem, name: str = "hybrid", objective: str = "makespan") -> Answer:
-    """Schedule a problem by a policy that pursues an objective (``policies.aimed``)."""
-    return Answer(name, objective, simulate(asked, registry.aimed(name, objective)))
+def schedule(problem: Problem, policy: str = "hybrid", objective: str = "makespan") -> Answer:
+    """Schedule a problem by a policy that pursues an objective (``registry.aimed``)."""
+    return Answer(policy, objective, simulate(problem, registry.aimed(policy, objective)))
 
 
-def ask_files(times: Path, devices: Path, jobs: Path | None = None, actual: Path | None = None, name: str = "hybrid",
-              objective: str = "makespan") -> Answer:
-    """Schedule what files describe (``problem.read``)."""
-    return ask(problem.read(times, devices, jobs, actual), name, objective)
+def schedule_files(times: Path, devices: Path, jobs: Path | None = None, actual: Path | None = None, policy: str = "hybrid",
+                   objective: str = "makespan") -> Answer:
+    """Schedule what files describe (``problem_files.read``)."""
+    return schedule(problem_files.read(times, devices, jobs, actual), policy, objective)
 
 
-def words(answer: Answer) -> str:
-    """Say how the schedule is, in a few lines."""
-    found, asked = answer.figures, answer.outcome.problem
-    lines = [f"{answer.policy}, for {answer.objective}: {found['jobs']} jobs on {found['devices']} devices",
-             f"  makespan              {found['makespan_s']:,.6g} s, {found['ratio']:.4f} of the lower bound "
-             f"({found['lower_bound_s']:,.6g} s)",
-             f"  completion time       mean {found['mean_jct_s']:,.6g} s, p99 {found['p99_jct_s']:,.6g} s",
-             f"  decided in            {found['decide_s'] * 1e3:,.1f} ms"]
-    if found["energy_j"] is not None:
-        lines.append(f"  energy                {found['energy_j']:,.6g} J")
-    if found["price"] is not None:
-        lines.append(f"  price                 {found['price']:,.6g}")
+def text(answer: Answer) -> str:
+    """Return the schedule's figures in a few lines."""
+    figures, fleet, done = answer.figures, answer.outcome.problem.fleet, answer.outcome.done
+    lines = [f"{answer.policy}, for {answer.objective}: {figures['jobs']} jobs on {figures['devices']} devices",
+             f"  makespan              {figures['makespan_s']:,.6g} s, {figures['ratio']:.4f} of the lower bound "
+             f"({figures['lower_bound_s']:,.6g} s)",
+             f"  completion time       mean {figures['mean_jct_s']:,.6g} s, p99 {figures['p99_jct_s']:,.6g} s",
+             f"  decided in            {figures['decide_s'] * 1e3:,.1f} ms"]
+    if figures["energy_j"] is not None:
+        lines.append(f"  energy                {figures['energy_j']:,.6g} J")
+    if figures["price"] is not None:
+        lines.append(f"  price                 {figures['price']:,.6g}")
     busy = metrics.busy_s(answer.outcome)
-    for kind, label in enumerate(asked.fleet.types):
-        rows = answer.outcome.done
-        count = int((asked.fleet.type_of[rows["place"]] == kind).sum())
-        share = busy[kind] / max(1e-12, asked.fleet.counts[kind] * found["makespan_s"])
+    for device_type, label in enumerate(fleet.types):
+        count = int((fleet.type_of[done["device_index"]] == device_type).sum())
+        share = busy[device_type] / max(1e-12, fleet.counts[device_type] * figures["makespan_s"])
         lines.append(f"  {label:<20}  {count} jobs, in use {share:.0%} of the time")
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""What no schedule can beat: for the makespan a linear programme, for the mean completion time a matching."""
+"""Lower bounds of any schedule: of the makespan by an LP relaxation, of the mean completion time by a matching."""
 
 from dataclasses import dataclass
 
@@ -20,14 +20,14 @@ def able_times(problem: Problem, predicted: bool = False) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Host:
-    """Cores that all devices share: how many a job holds on each type while it runs (jobs, types), and how many there are."""
+    """Cores that all devices share: how many a job takes on each type while it runs (jobs, types), and how many there are."""
 
-    held: np.ndarray
+    taken: np.ndarray
     cores: float
 
-    def some(self, jobs: np.ndarray) -> "Host":
+    def subset(self, jobs: np.ndarray) -> "Host":
         """Return the same for some of the jobs."""
-        return Host(self.held[jobs], self.cores)
+        return Host(self.taken[jobs], self.cores)
 
 
 def host_of(jobs: Jobs, fleet: Fleet) -> Host | None:
@@ -35,13 +35,13 @@ def host_of(jobs: Jobs, fleet: Fleet) -> Host | None:
     if not np.isfinite(fleet.host_cores):
         return None
     own = np.nan_to_num(fleet.cpu_cores)
-    cpu = np.array([fleet.is_cpu(place) for place in range(len(fleet.types))])
+    cpu = np.array([fleet.is_cpu(device_type) for device_type in range(len(fleet.types))])
     return Host(np.where(cpu[None], own[None], jobs.cpu_cores[:, None]), fleet.host_cores)
 
 
 @dataclass(frozen=True)
-class Fluid:
-    """The optimum when jobs may be cut: the makespan in s, and which share of each job runs on each type (jobs, types).
+class Relaxation:
+    """The optimum of the LP relaxation, in which jobs may be cut: the makespan in s, and each job's shares (jobs, types).
 
     ``price`` (types) is by how much the makespan grows with a second of work on a type.
     """
@@ -51,11 +51,11 @@ class Fluid:
     price: np.ndarray
 
 
-def fluid(times: np.ndarray, counts: np.ndarray, busy_s: np.ndarray | None = None, host: Host | None = None) -> Fluid:
+def relaxation(times: np.ndarray, counts: np.ndarray, busy_s: np.ndarray | None = None, host: Host | None = None) -> Relaxation:
     """Return the least makespan of jobs that may be cut into pieces over equal devices of each type (HiGHS).
 
     ``busy_s`` (types) is the time for which the devices of a type are taken already, in all; with ``host`` no more of its
-    cores are held, on average, than there are. No schedule is shorter, nor shorter than the longest job on its fastest type.
+    cores are taken, on average, than there are. No schedule is shorter, nor shorter than the longest job on its fastest type.
     Of many jobs most have a type that is clearly the cheapest at prices near the optimum's: only the others enter the
     programme, until at its prices no job would rather be elsewhere, which proves the optimum (sifting; Bixby and others,
     1992). Raises InputError where a job has no device.
@@ -67,21 +67,21 @@ def fluid(times: np.ndarray, counts: np.ndarray, busy_s: np.ndarray | None = Non
     if len(times) <= WHOLE or host is not None:
         return _solved(times, counts, busy_s, longest_s, host)
     cost = _cost(times, _prices(times, counts, busy_s))
-    kind, jobs = cost.argmin(axis=1), np.arange(len(times))
-    least = cost[jobs, kind]
-    cost[jobs, kind] = np.inf
+    cheapest, jobs = cost.argmin(axis=1), np.arange(len(times))
+    least = cost[jobs, cheapest]
+    cost[jobs, cheapest] = np.inf
     unclear = ~(cost.min(axis=1) > least * (1 + _UNCLEAR))
     while True:
         clear = ~unclear
-        held_s = np.bincount(kind[clear], times[jobs[clear], kind[clear]], minlength=times.shape[1])
-        found = _solved(times[unclear], counts, busy_s + held_s, longest_s)
-        cost = _cost(times, found.price)
-        wrong = clear & (cost[jobs, kind] > cost.min(axis=1) * (1 + _EXACT))
+        clear_s = np.bincount(cheapest[clear], times[jobs[clear], cheapest[clear]], minlength=times.shape[1])
+        solved = _solved(times[unclear], counts, busy_s + clear_s, longest_s)
+        cost = _cost(times, solved.price)
+        wrong = clear & (cost[jobs, cheapest] > cost.min(axis=1) * (1 + _EXACT))
         if not wrong.any():
             share = np.zeros(times.shape)
-            share[jobs[clear], kind[clear]] = 1.0
-            share[unclear] = found.share
-            return Fluid(found.makespan_s, share, found.price)
+            share[jobs[clear], cheapest[clear]] = 1.0
+            share[unclear] = solved.share
+            return Relaxation(solved.makespan_s, share, solved.price)
         unclear |= wrong
 
 
@@ -97,18 +97,18 @@ def _prices(times: np.ndarray, counts: np.ndarray, busy_s: np.ndarray) -> np.nda
     price = np.where(known, 1.0, 0.0) / counts.sum()
     best, most, cuts = price, -np.inf, []
     for _ in range(_CUTS):
-        kind = (times * np.maximum(price, 1e-9 * price.max())[None]).argmin(axis=1)
-        cuts.append(np.bincount(kind, times[rows, kind], minlength=width) + busy_s)
+        cheapest = (times * np.maximum(price, 1e-9 * price.max())[None]).argmin(axis=1)
+        cuts.append(np.bincount(cheapest, times[rows, cheapest], minlength=width) + busy_s)
         bound = float((cuts[-1] * price).sum())
         if bound > most:
             best, most = price, bound
         scale = max(float(np.max(cuts)), 1e-300)
-        found = linprog(np.append(np.zeros(width), -1.0), A_ub=np.column_stack([-np.array(cuts) / scale, np.ones(len(cuts))]),
+        solved = linprog(np.append(np.zeros(width), -1.0), A_ub=np.column_stack([-np.array(cuts) / scale, np.ones(len(cuts))]),
                         b_ub=np.zeros(len(cuts)), A_eq=np.append(counts.astype(float), 0.0)[None], b_eq=[1.0],
                         bounds=[(0, None)] * width + [(None, None)], method="highs")
-        if found.status != 0 or -found.fun * scale <= most * (1 + _NEAR):
+        if solved.status != 0 or -solved.fun * scale <= most * (1 + _NEAR):
             break
-        price = (best + found.x[:-1]) / 2  # half way: full steps swing
+        price = (best + solved.x[:-1]) / 2  # half way: full steps swing
     return best
 
 
@@ -116,8 +116,9 @@ def _cost(times: np.ndarray, price: np.ndarray) -> np.ndarray:
     return np.multiply(times, price[None], out=np.full(times.shape, np.inf), where=np.isfinite(times))
 
 
-def _solved(times: np.ndarray, counts: np.ndarray, busy_s: np.ndarray, longest_s: float, host: Host | None = None) -> Fluid:
-    """Return the fluid optimum of a few jobs, or none; the makespan is at least ``longest_s``."""
+def _solved(times: np.ndarray, counts: np.ndarray, busy_s: np.ndarray, longest_s: float,
+            host: Host | None = None) -> Relaxation:
+    """Return the relaxation of a few jobs, or none; the makespan is at least ``longest_s``."""
     from scipy.optimize import linprog
     from scipy.sparse import csr_matrix, vstack
 
@@ -130,15 +131,15 @@ def _solved(times: np.ndarray, counts: np.ndarray, busy_s: np.ndarray, longest_s
                        (np.append(types, np.arange(width)), np.append(cells, np.full(width, len(jobs))))),
                       shape=(width, len(jobs) + 1))
     if host is not None:
-        load = vstack([load, csr_matrix(np.append(host.held[jobs, types] * own, -host.cores)[None])])
+        load = vstack([load, csr_matrix(np.append(host.taken[jobs, types] * own, -host.cores)[None])])
         busy = np.append(busy, 0.0)
-    found = linprog(np.append(np.zeros(len(jobs)), 1.0), A_ub=load, b_ub=-busy, A_eq=whole, b_eq=np.ones(count),
+    solved = linprog(np.append(np.zeros(len(jobs)), 1.0), A_ub=load, b_ub=-busy, A_eq=whole, b_eq=np.ones(count),
                     bounds=[(0, None)] * len(jobs) + [(1.0, None)], method="highs")
-    if found.status != 0:
-        raise InputError(f"no bound was found: {found.message}")
+    if solved.status != 0:
+        raise InputError(f"no bound was found: {solved.message}")
     share = np.zeros(times.shape)
-    share[jobs, types] = found.x[:-1]
-    return Fluid(float(found.x[-1]) * longest_s, share, np.maximum(-found.ineqlin.marginals[:width], 0.0))
+    share[jobs, types] = solved.x[:-1]
+    return Relaxation(float(solved.x[-1]) * longest_s, share, np.maximum(-solved.ineqlin.marginals[:width], 0.0))
 
 
 def makespan_bound(problem: Problem) -> float:
@@ -148,8 +149,8 @@ def makespan_bound(problem: Problem) -> float:
     starts = np.unique(arrival)
     for start in starts[:: max(1, len(starts) // 8)]:  # any start gives a bound; a few give a good one
         later = arrival >= start
-        part = None if host is None else host.some(later)
-        bound = max(bound, float(start) + fluid(times[later], problem.fleet.counts, host=part).makespan_s)
+        part = None if host is None else host.subset(later)
+        bound = max(bound, float(start) + relaxation(times[later], problem.fleet.counts, host=part).makespan_s)
     return bound
 
 
@@ -166,8 +167,8 @@ def matching(times: np.ndarray, counts: np.ndarray) -> tuple[float, np.ndarray, 
         raise InputError(f"a matching of {count} jobs is too large; at most {_MOST_MATCHED}")
     places = np.concatenate([np.repeat(np.arange(1, -(-count // devices) + 1), devices)[:count] if devices else np.zeros(0, int)
                              for devices in counts])
-    types = np.concatenate([np.full(min(count, devices * -(-count // devices)) if devices else 0, kind)
-                            for kind, devices in enumerate(counts)])
+    types = np.concatenate([np.full(min(count, devices * -(-count // devices)) if devices else 0, device_type)
+                            for device_type, devices in enumerate(counts)])
     far = np.where(np.isfinite(times), times, 1e6 * times[np.isfinite(times)].max())
     cost = far[:, types] * places[None]
     rows, columns = linear_sum_assignment(cost)

@@ -10,10 +10,11 @@ import numpy as np
 import torch
 
 from lib.errors import InputError, choices
+from lib.work import dtypes
 from lib.work.workloads import Task
 
 PHASES = ("loader_wait", "h2d", "forward", "backward", "optimizer")
-AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+PRECISIONS = ("fp32", *dtypes.AUTOCAST)
 
 
 class Observer(Protocol):
@@ -90,8 +91,8 @@ class Trainer:
                              f"{self.task.shape}: {reason}") from None
 
     def _autocast(self):
-        dtype = AUTOCAST[self.options.precision]
-        return torch.autocast(self.options.device.type, dtype) if dtype else nullcontext()
+        precision = self.options.precision
+        return nullcontext() if precision == "fp32" else torch.autocast(self.options.device.type, dtypes.torch_dtype(precision))
 
     def _place(self, inputs: torch.Tensor) -> torch.Tensor:
         return inputs.to(self.options.device, memory_format=self.format, non_blocking=self.options.pin_memory)
@@ -175,15 +176,15 @@ def _memory_format(task: Task, channels_last: bool) -> torch.memory_format:
 
 def check_precision(device: torch.device, precision: str) -> None:
     """Raise InputError when ``device`` cannot run a convolution forward and backward in ``precision``."""
-    if precision not in AUTOCAST:
-        raise InputError(f"no precision {precision!r}; there are: {choices(AUTOCAST)}")
+    if precision not in PRECISIONS:
+        raise InputError(f"no precision {precision!r}; there are: {choices(PRECISIONS)}")
     if precision == "fp32":
         return
     try:
         layer = torch.nn.Conv2d(1, 1, 1, device=device)
-        with torch.autocast(device.type, AUTOCAST[precision]):
+        with torch.autocast(device.type, dtypes.torch_dtype(precision)):
             output = layer(torch.ones(1, 1, 2, 2, device=device))
-        if output.dtype != AUTOCAST[precision]:
+        if output.dtype != dtypes.torch_dtype(precision):
             raise RuntimeError(f"autocast computes in {output.dtype}")
         output.sum().backward()
     except (RuntimeError, ValueError) as error:

@@ -1,7 +1,7 @@
-"""Where the outputs of a network's operators find their memory: just used, used long ago, or fresh from the system.
+"""First-touch page faults of a network's passes: what its tensors take from the system, and heaps that retain what is freed.
 
-A fresh page costs the kernel a fault, one to several microseconds on a virtual machine: for large activations more than
-the operator's work. A process that keeps what it freed has no faults, and times that repeat. Written for glibc's allocator.
+The first touch of a page costs the kernel a fault, one to several microseconds on a virtual machine: for large activations
+more than the operator's work. A retained heap has no such faults, and times that repeat. Written for glibc's allocator.
 """
 
 import ctypes
@@ -11,25 +11,14 @@ import platform
 import resource
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 
-import numpy as np
-import torch
-
-from lib.work.graph import counts
 from lib.work.graph.capture import Graph, Op, TensorSpec
 
-_PAGE = 1 << 16
-_TRIM, _MMAP_MAX = -1, -4  # M_TRIM_THRESHOLD, M_MMAP_MAX of malloc.h
-_TRIM_BYTES, _MMAPS = 64 * 2**20, 65536  # where glibc's moving threshold ends once large blocks were freed; its default
-_PASSES = 3
-# the same for a process that is yet to start
-ENVIRONMENT = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1)}
-_starting = threading.Lock()
+# what a process is started with so that its heap retains what it frees, and by the names of the column ``memory``
+RETAINED = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1)}
+HEAPS = {"default": {}, "kept": RETAINED}
 
 
 def _libc():
@@ -41,36 +30,7 @@ def known() -> bool:
     return _libc() is not None
 
 
-@contextmanager
-def kept() -> Iterator[None]:
-    """Keep freed memory in the process, so that no block is a fresh one once as much was in use before; then give it back."""
-    libc = _libc()
-    if libc:
-        libc.mallopt(_MMAP_MAX, 0)
-        libc.mallopt(_TRIM, 2**31 - 1)
-    try:
-        yield
-    finally:
-        if libc:
-            libc.mallopt(_MMAP_MAX, _MMAPS)
-            libc.mallopt(_TRIM, _TRIM_BYTES)
-            libc.malloc_trim(0)
-
-
-@contextmanager
-def kept_by_children() -> Iterator[None]:
-    """Have the processes that are started meanwhile keep what they free; machine.software() of such a process says so."""
-    with _starting:
-        before = {name: os.environ.get(name) for name in ENVIRONMENT}
-        os.environ.update(ENVIRONMENT)
-        try:
-            yield
-        finally:
-            for name, value in before.items():
-                os.environ.pop(name) if value is None else os.environ.__setitem__(name, value)
-
-
-def give_back() -> None:
+def trim() -> None:
     """Give the memory that this process freed back to the system."""
     libc = _libc()
     if libc:
@@ -80,33 +40,6 @@ def give_back() -> None:
 def page_faults() -> int:
     """Return the page faults of this process so far that needed no disk: each is a page that the system handed out."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-
-
-def reuse_distances(graph: Graph) -> list[float]:
-    """Return for each operator how many bytes the graph touched since the memory of its outputs was last touched.
-
-    By repeating the graph's allocations, without its work, in memory that is kept. 0 for what makes no storage, and where
-    the allocator is not known.
-    """
-    distances = [0.0] * len(graph.ops)
-    if not known():
-        return distances
-    clock, touched = 0.0, {}
-    with kept():
-        for _ in range(_PASSES):
-            held: dict[int, torch.Tensor] = {}
-            for number, (op, new, dead) in enumerate(zip(graph.ops, graph.made, graph.freed, strict=True)):
-                held |= {storage: torch.empty(size, dtype=torch.uint8) for storage, size in new.items()}
-                pages = {storage: _pages(held[storage]) for storage in new}
-                seen = [clock - touched.get(page, -np.inf) for found in pages.values() for page in found]
-                distances[number] = float(np.median(seen)) if seen else 0.0
-                if op.short not in counts.VIEWS:
-                    used = {spec.storage: spec.bytes for spec in (*op.tensors, *op.outputs)}
-                    clock += sum(used.values())
-                    touched |= {page: clock for storage in used if storage in held for page in _pages(held[storage])}
-                for storage in dead:
-                    held.pop(storage, None)
-    return distances
 
 
 def temporaries(op: Op) -> tuple[list[int], list[int]]:
@@ -228,9 +161,3 @@ def fresh_bytes(plan: Plan) -> float:
 def _weights(graph: Graph) -> list[TensorSpec]:
     held = ("parameter", "buffer")
     return list({spec.storage: spec for op in graph.ops for spec in op.tensors if spec.kind in held}.values())
-
-
-def _pages(tensor: torch.Tensor) -> range:
-    """Return the numbers of the pages (larger than the system's: only a median is wanted) that a tensor lies in."""
-    begin = tensor.data_ptr()
-    return range(begin // _PAGE, (begin + tensor.numel()) // _PAGE + 1)

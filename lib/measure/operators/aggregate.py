@@ -14,13 +14,12 @@ from lib.errors import InputError, choices
 from lib.measure import load
 from lib.measure.archive import folders
 from lib.measure.reference_kernel import SLOW, USUAL
-from lib.measure.timing import VERDICTS, worst
+from lib.measure.statistics import VERDICTS, spread_verdict, worst
 from lib.tables import PARAMETERS, columns
 
 BOTH = {"latency_type": ("kernel", "end_to_end"), "cache": ("warm", "cold")}
 NEIGHBOURS = 15  # visits over which the load of the machine is smoothed: its clock ticks every 10 ms
 LEAST_ROUNDS = 3
-STABLE, NOISY = 0.10, 0.25
 ORIGINAL = ("Batch size", "In Channels", "Out Channels", "Kernel Size", "Stride", "Width", "Height", "Flops", "Latency",
             "Latency Type")
 _EXPORTED = ("batch", "in_channels", "out_channels", "kernel_h", "stride_h", "width", "height", "flops", "latency_ms")
@@ -56,8 +55,7 @@ def summarise(visits: pd.DataFrame) -> pd.DataFrame:
         used = quiet if len(quiet) >= LEAST_ROUNDS else part
         low, median, high = np.percentile(used["latency_ms"], (25, 50, 75))
         spread = (high - low) / median if median else np.inf
-        found = [(VERDICTS[0] if spread <= STABLE else VERDICTS[1] if spread <= NOISY else VERDICTS[2],
-                  f"IQR over the rounds is {spread:.0%} of the median"),
+        found = [(spread_verdict(spread), f"IQR over the rounds is {spread:.0%} of the median"),
                  _crowd_verdict(float(used["crowd"].median()))]
         if used["slow"].any():
             found.append((VERDICTS[1], f"the processor was slow in {int(used['slow'].sum())} of {len(used)} rounds"))
@@ -72,8 +70,7 @@ def summarise(visits: pd.DataFrame) -> pd.DataFrame:
 
 
 def _crowd_verdict(cores: float) -> tuple[str, str]:
-    verdict = VERDICTS[0] if cores < load.QUIET_CORES else VERDICTS[1] if cores < load.LOUD_CORES else VERDICTS[2]
-    return verdict, f"others used {cores:.1f} cores meanwhile"
+    return load.crowd_verdict(cores), f"others used {cores:.1f} cores meanwhile"
 
 
 def unsettled(folder: Path) -> set[str]:

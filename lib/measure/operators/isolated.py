@@ -14,15 +14,16 @@ import torch
 from lib import paths, store
 from lib.errors import InputError
 from lib.measure import load, machine
-from lib.measure.archive import Progress, folders
+from lib.measure.archive import folders
 from lib.measure.budget import Budget
-from lib.measure.timing import Timing, measure, worst
-from lib.work import networks
+from lib.measure.statistics import Timing, worst
+from lib.measure.timing import measure
+from lib.progress import track
+from lib.work import dtypes, networks
 from lib.work.graph import capture, counts, families, rebuild
 
 ROUNDS = 3
 OPERATORS = 20
-DTYPES = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 _NETWORKS_SHARE = 0.4  # of the budget
 _BALANCE = 10.0  # FLOPs that cost as much as a byte, about: only to choose which operators are worth timing
 
@@ -42,7 +43,7 @@ def roof_dtype(precision: str, device: torch.device, products: bool = False) -> 
 
 
 def _forward(net: networks.Network, precision: str, device: torch.device) -> Callable[[], object]:
-    dtype = getattr(torch, DTYPES[precision])
+    dtype = dtypes.torch_dtype(precision)
     model = net.build().eval().to(device, dtype)
     images = torch.randn(net.shape).to(device, dtype)
 
@@ -59,7 +60,7 @@ def _shared(precision: str, device: torch.device) -> dict[str, Any]:
 
 def network_item(net: networks.Network, precision: str, device: torch.device) -> tuple[Item, capture.Graph]:
     """Return the forward pass of a network as something to time, and its operators."""
-    graph = capture.capture(capture.build_unfilled(net.build), net.shape, dtype=DTYPES[precision])
+    graph = capture.capture(capture.build_unfilled(net.build), net.shape, dtype=dtypes.torch_name(precision))
     row = {**_shared(precision, device), "label": f"{net.name} b{net.shape[0]}", "arch": net.name, "kind": "network",
            "family": net.name, "batch_size": net.shape[0], "calls": sum(op.short not in counts.VIEWS for op in graph.ops),
            "occurrences": 1, "flops": sum(counts.flops(op) for op in graph.ops),
@@ -121,7 +122,7 @@ def operator_items(net: networks.Network, graph: capture.Graph, precision: str, 
     return items
 
 
-def _timed(items: list[Item], device: torch.device, budget: Budget, progress: Progress) -> tuple[list[np.ndarray], list[str]]:
+def _timed(items: list[Item], device: torch.device, budget: Budget) -> tuple[list[np.ndarray], list[str]]:
     """Time every item in ROUNDS rounds, each in a random order; return the samples of each, in ms, and what could not run.
 
     On a crowded machine later rounds are dropped once the budget is spent; the first always runs. An operator that the device
@@ -134,7 +135,7 @@ def _timed(items: list[Item], device: torch.device, budget: Budget, progress: Pr
     kept: dict[int, Callable] = {}
     failed: dict[int, str] = {}
     draw = np.random.default_rng(0)
-    for index in progress([n for _ in range(ROUNDS) for n in draw.permutation(len(items))], "timing"):
+    for index in track([n for _ in range(ROUNDS) for n in draw.permutation(len(items))], "timing"):
         item, kind = items[index], items[index].row["kind"]
         if index in failed or (samples[index] and budget.spent):
             continue
@@ -152,8 +153,8 @@ def _timed(items: list[Item], device: torch.device, budget: Budget, progress: Pr
     return [np.concatenate([*parts, []]) for parts in samples], list(failed.values())
 
 
-def measure_work(models: list[str], batch_size: int, precision: str, device_id: str, budget_s: float,
-                 progress: Progress = lambda items, _: items) -> tuple[pd.DataFrame, dict[str, Any]]:
+def measure_work(models: list[str], batch_size: int, precision: str, device_id: str,
+                 budget_s: float) -> tuple[pd.DataFrame, dict[str, Any]]:
     """Time the forward pass of each of ``models`` and the costliest operators of the first, in about ``budget_s``.
 
     Returns a row each (columns WORK of lib.predict.analytic.roofline) and the provenance. Raises InputError for an unknown
@@ -168,10 +169,9 @@ def measure_work(models: list[str], batch_size: int, precision: str, device_id: 
     with load.device_lock(str(device)):
         quiet = load.wait_for_quiet(threads, patience_s=budget.patience_s)
         with load.LoadWatch() as watch:
-            samples, failed = _timed(items, device, budget, progress)
+            samples, failed = _timed(items, device, budget)
             seen = watch.reading()
-    crowding = seen.crowding(threads)
-    crowded = "stable" if crowding < load.QUIET_CORES else "noisy" if crowding < load.LOUD_CORES else "unusable"
+    crowded = seen.verdict(threads)
     timed = [(item.row, Timing(part)) for item, part in zip(items, samples, strict=True) if len(part)]
     frame = pd.DataFrame([{**row, "elapsed_sec": timing.median_ms / 1e3, "verdict": worst(timing.verdict, crowded)}
                           for row, timing in timed])

@@ -1,7 +1,5 @@
 """One visit of a sweep: build a configuration, check it, time it for a moment. Runs in a worker process of its own."""
 
-import gc
-import os
 import time
 from collections.abc import Callable
 from functools import cached_property
@@ -10,14 +8,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from lib.errors import InputError
+from lib.errors import InputError, is_out_of_memory, one_line
 from lib.measure import load, machine
 from lib.measure.operators.cold_memory import ColdCalls, Rings
-from lib.measure.reference_kernel import Yardstick
-from lib.measure.timing import _sample_ms, synchronize
+from lib.measure.timing import synchronize, time_calls
+from lib.work.dtypes import torch_name
 from lib.work.graph import families, rebuild
 from lib.work.graph.capture import Op
-from lib.work.graph.spaces import DTYPES, Config
+from lib.work.graph.spaces import Config
 
 SAMPLE_MS = 1.0
 _LEAST = 3
@@ -40,8 +38,6 @@ class _Meter:
         own = self._processes.seconds() - self.own
         return {"visit_s": seconds, "other_cores": max(0.0, busy - self.busy - own) / seconds,
                 "stolen_cores": max(0.0, stolen - self.stolen) / seconds}
-
-
 
 
 class Flusher:
@@ -79,7 +75,7 @@ class Tools:
 
 def _program(config: Config, device: torch.device) -> Callable[[], object]:
     """Return the call as a program makes it: the public function, or autograd's backward pass through it."""
-    function, inputs = families.family(config.op).build(dict(config.parameters), DTYPES[config.dtype])
+    function, inputs = families.family(config.op).build(dict(config.parameters), torch_name(config.dtype))
     backward = config.passes == "backward"
     tensors = [rebuild.make(spec, device).requires_grad_(wants and backward) for spec, wants in inputs]
     if not backward:
@@ -119,7 +115,7 @@ def _kernel_samples(call: Callable[[], object], device: torch.device, visit_ms: 
     """Time calls back to back, as many in a sample as fill SAMPLE_MS; on CUDA a graph's replay where it can be recorded."""
     begin, once = time.perf_counter(), np.inf
     while once == np.inf or (time.perf_counter() - begin) * 1e3 < _WARM_MS:
-        once = min(once, _sample_ms(call, 1, device))
+        once = min(once, time_calls(call, 1, device))
     calls = int(np.clip(np.ceil(SAMPLE_MS / max(once, 1e-4)), 1, _MOST_CALLS))
     repeat, width = call, calls
     if device.type == "cuda":
@@ -131,7 +127,7 @@ def _kernel_samples(call: Callable[[], object], device: torch.device, visit_ms: 
             repeat, width = call, calls
     samples, end = [], time.perf_counter() + visit_ms / 1e3
     while len(samples) < _LEAST or time.perf_counter() < end:
-        samples.append(_sample_ms(repeat, width, device) * width / calls)
+        samples.append(time_calls(repeat, width, device) * width / calls)
     return samples, calls
 
 
@@ -142,7 +138,7 @@ def _lone_samples(call: Callable[[], object], device: torch.device, visit_ms: fl
         if flush:
             flush()
         if not host:
-            return _sample_ms(call, 1, device)
+            return time_calls(call, 1, device)
         synchronize(device)
         begin = time.perf_counter_ns()
         call()
@@ -190,55 +186,8 @@ def visit(config: Config, ops: tuple[Op, ...], device: torch.device, visit_ms: f
         low, median, high = np.percentile(samples, (25, 50, 75))
         row |= {"latency_ms": float(median), "n": len(samples), "calls": calls, "spread_ms": float(high - low)}
         status, reason = "ok", ""
-    except (RuntimeError, TypeError, ValueError, IndexError) as error:
-        status, reason = "failed", f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200] if str(error) else ''}"
-        if "out of memory" in reason.lower() and device.type == "cuda":
+    except (RuntimeError, TypeError, ValueError, IndexError, MemoryError) as error:
+        status, reason = "failed", one_line(error)
+        if is_out_of_memory(error) and device.type == "cuda":
             torch.cuda.empty_cache()
     return {**row, **meter.reading(), "status": status, "reason": reason}
-
-
-def serve(connection, device_id: str, threads: int, visit_ms: float, patience_s: float) -> None:
-    """Answer visits until the other side goes away: the main function of a worker process.
-
-    Sends its identity first, or the reason why it cannot work; then for each (configuration, operators) a result.
-    """
-    try:
-        device = machine.device(device_id)
-        machine.use(device)
-        if threads:
-            torch.set_num_threads(threads)
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-        identity = machine.identity()
-        with load.device_lock(device_id):
-            yardstick = Yardstick() if device.type == "cpu" else None
-            if yardstick:
-                yardstick.settle()
-            load.wait_for_quiet(torch.get_num_threads(), patience_s, window_s=0.25)
-            connection.send({**identity, "threads": torch.get_num_threads(), "pid": os.getpid()})
-            _loop(connection, device, visit_ms, yardstick)
-    except InputError as error:
-        connection.send(error)
-    except (EOFError, BrokenPipeError, KeyboardInterrupt):
-        pass
-
-
-def _loop(connection, device: torch.device, visit_ms: float, yardstick: Yardstick | None) -> None:
-    tools, begin = Tools(device), time.perf_counter()
-    torch.set_grad_enabled(True)
-    gc.disable()
-    while True:
-        config, ops = connection.recv()
-        at = time.perf_counter() - begin
-        result = _undisturbed(config, ops, device, visit_ms, tools, yardstick)
-        connection.send({**result, "at_s": at, "visit_s": time.perf_counter() - begin - at})
-        gc.collect(0)
-
-
-def _undisturbed(config: Config, ops: tuple[Op, ...], device: torch.device, visit_ms: float, tools: Tools,
-                 yardstick: Yardstick | None) -> dict[str, Any]:
-    """Wait a moment for the processor to be as fast as usual, then visit; the yardstick tells whether it stayed so."""
-    if yardstick is None:
-        return {**visit(config, ops, device, visit_ms, tools), "yardstick_ms": np.nan}
-    before = yardstick.wait()
-    result = visit(config, ops, device, visit_ms, tools)
-    return {**result, "yardstick_ms": max(before, yardstick.after())}

@@ -3,10 +3,7 @@
 import re
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from multiprocessing import get_context
 from typing import Any
 
 import numpy as np
@@ -16,11 +13,12 @@ from lib import paths, store
 from lib.config.base import build
 from lib.config.definitions import Matrix, Workload, workloads
 from lib.config.notebooks import ProfileParams
-from lib.errors import InputError, choices
+from lib.errors import InputError, choices, one_line
 from lib.measure import machine
 from lib.measure.archive import runs
 from lib.measure.budget import Budget
 from lib.measure.training.summary import CONFIGURATION
+from lib.measure.worker import WorkerLostError, call
 
 KEYS = ["env", "arch", "backend", "batch_size", "precision"]
 _STATISTICS = ["n", "mean", "std", "median"]
@@ -96,15 +94,7 @@ def _measure(p: ProfileParams, workload: Workload) -> pd.Series:
 
 def in_a_process(p: ProfileParams, workload: Workload) -> pd.Series:
     """Measure one run in a process of its own, whose peak memory is the run's and whose death is not ours."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        return pool.submit(_measure, p, workload).result()
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, BrokenProcessPool):
-        return "the process died: out of memory?"
-    first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    return first if isinstance(error, InputError) else f"{type(error).__name__}: {first}"
+    return call(_measure, p, workload)
 
 
 def _outcome(cell: Cell, repeat: int, measure: Measure) -> dict[str, Any]:
@@ -117,7 +107,8 @@ def _outcome(cell: Cell, repeat: int, measure: Measure) -> dict[str, Any]:
         why = f"unusable, so it does not count: {run['reason']}" if run["verdict"] == "unusable" else ""
         row |= {"run_id": run["run_id"], "images_per_sec": run["images_per_sec"], "reason": why}
     except (InputError, RuntimeError, OSError, MemoryError) as error:
-        row |= {"status": "failed", "reason": _reason(error)}
+        plain = isinstance(error, InputError | WorkerLostError)
+        row |= {"status": "failed", "reason": str(error) if plain else one_line(error)}
     return {**row, "at_utc": store.utc_now()}
 
 

@@ -1,5 +1,6 @@
 """One profiled run of a workload, carried out on a device."""
 
+import math
 import socket
 import time
 from collections.abc import Iterator
@@ -17,11 +18,13 @@ from lib.config.definitions import Workload
 from lib.config.notebooks import ProfileParams
 from lib.errors import InputError
 from lib.measure import load, machine
-from lib.measure.archive import PASSES, Profiled, Progress, replay, runs
+from lib.measure.archive import PASSES, Profiled, replay, runs
 from lib.measure.budget import Budget
-from lib.measure.timing import Timing, synchronize
+from lib.measure.statistics import Timing
+from lib.measure.timing import synchronize
 from lib.measure.training import summary
 from lib.measure.training.profiler import profiler
+from lib.progress import track
 from lib.tables import columns
 from lib.work import datasets, workloads
 from lib.work.training import Batch, Observer, Options, Trainer, Unobserved, seed_everything
@@ -31,6 +34,7 @@ _SWITCHES = ("resolution", "channels_last", "grad_accum_steps", "num_workers", "
 _LEAST_WARM = 2  # batches of warm-up, whatever they cost: one starts the loader, one is clocked
 _STEADY = 0.03
 _WARM_SHARE = 0.2  # of the budget, for warm-up
+_OVERRUN = 1.2  # times its share of the budget that a pass may take before it ends early
 _EVAL_SHARE = 0.4  # what an evaluation batch takes of a training step, about
 
 
@@ -106,6 +110,11 @@ class _Run:
         subset = datasets.bounded(self.opened.splits[PASSES[kind]], iters, self.task.workload.batch_size, self.p.seed)
         return _loader(self.p, subset, self.task.workload.batch_size, shuffle=kind == "train")
 
+    def bounded(self, kind: str, iters: int, most_s: float) -> _Limited:
+        """Return the loader of a pass that ends early, after one batch at least, when ``most_s`` seconds are over."""
+        loader = self.loader(kind, iters)
+        return _Limited(loader, len(loader), most_s, 1)
+
     def constants(self, kind: str) -> dict[str, Any]:
         """Return the columns of ``profile`` that do not change within a pass."""
         workload = self.task.workload
@@ -165,15 +174,14 @@ class _Outcome:
     metrics: dict[str, dict[str, float]]
 
 
-def _pipelined(run: _Run, iters: int) -> _Pipelined:
+def _pipelined(run: _Run, iters: int, most_s: float) -> _Pipelined:
     """Train without a profiler and without synchronising inside; only full batches after the first are counted."""
-    size = run.task.workload.batch_size
+    size, on_cpu = run.task.workload.batch_size, run.device.type == "cpu"  # elsewhere the clock cannot be read in between
     loader = run.loader("train", iters + 1 if iters else 0)
     odd = len(loader.dataset) % size > 0
-    counted = len(loader) - odd - 1
-    clock = _Stopwatch(run.device, counted)
-    run.trainer.train(loader, clock)
-    return _Pipelined(counted, counted * size, clock.seconds)
+    clock = _Stopwatch(run.device, len(loader) - odd - 1, every=on_cpu)
+    run.trainer.train(_Limited(loader, len(loader), most_s if on_cpu else math.inf, 2), clock)
+    return _Pipelined(clock.batches, clock.batches * size, clock.seconds)
 
 
 def _check_size(task: workloads.Task, opened: datasets.Opened) -> None:
@@ -184,21 +192,21 @@ def _check_size(task: workloads.Task, opened: datasets.Opened) -> None:
                          f"{size}; choose a smaller batch_size")
 
 
-class _Batches:
-    """How many full batches each pass may have, by what is left of the budget and the newest look at a training step."""
+class _Passes:
+    """What each pass may take, by what is left of the budget and the newest look at a training step."""
 
     def __init__(self, p: ProfileParams, budget: Budget, step_s: float):
         self._p, self._budget, self.step_s = p, budget, step_s
-        self._passes = (1 + p.epochs + 2 * _EVAL_SHARE) if p.profile else 1.0  # still to come, in training passes
+        self._weight = (1 + p.epochs + 2 * _EVAL_SHARE) if p.profile else 1.0  # of what is to come, in training passes
 
-    def next(self, weight: float = 1.0) -> int:
-        """Return the batches of the next pass, 0 for all; ``weight`` is what one of them takes of a training step."""
-        iters = self._p.iters
+    def next(self, weight: float = 1.0) -> tuple[int, float]:
+        """Return the full batches of the next pass, 0 for all, and its seconds; ``weight`` is its share of a training pass."""
+        iters, most_s = self._p.iters, self._budget.left_s * weight / self._weight
         if self._budget.seconds:
-            fit = max(1, int(self._budget.left_s / self.step_s / self._passes) - 1)  # one for the odd last batch
+            fit = max(1, int(most_s / weight / self.step_s) - 1)  # one for the odd last batch
             iters = min(iters or fit, fit)
-        self._passes -= weight
-        return iters
+        self._weight -= weight
+        return iters, _OVERRUN * most_s
 
 
 def _warm_up(run: _Run, observer: Observer | None, budget: Budget) -> float:
@@ -243,40 +251,33 @@ class _Both:
         self.second.end(batch)
 
 
-def _measure_passes(run: _Run, budget: Budget, progress: Progress) -> _Outcome:
+def _measure_passes(run: _Run, budget: Budget) -> _Outcome:
     """Run warm-up, the unsynchronised pass, the profiled epochs, evaluation and test."""
     p, metrics = run.p, {}
     with load.LoadWatch() as watch:
         if not p.profile:
-            pipelined = _pipelined(run, _Batches(p, budget, _warm_up(run, None, budget)).next())
+            pipelined = _pipelined(run, *_Passes(p, budget, _warm_up(run, None, budget)).next())
             return _Outcome(pipelined, watch.reading(), metrics)
         with profiler(run.path("train"), run.constants("train"), run.device, p.nvtx) as observer:
             observer.warmup = True
-            batches = _Batches(p, budget, _warm_up(run, observer, budget))
+            passes = _Passes(p, budget, _warm_up(run, observer, budget))
             observer.warmup = False
-            pipelined = _pipelined(run, batches.next())
-            batches.step_s = pipelined.seconds / pipelined.batches
-            observer.pipelined_ms = batches.step_s * 1000
-            for epoch in progress(range(p.epochs), "train"):
+            pipelined = _pipelined(run, *passes.next())
+            passes.step_s = pipelined.seconds / pipelined.batches
+            observer.pipelined_ms = passes.step_s * 1000
+            for epoch in track(range(p.epochs), "train"):
                 observer.epoch = epoch
-                metrics["train"] = {"loss": _timed_pass(run, observer, batches)}
+                metrics["train"] = {"loss": run.trainer.train(run.bounded("train", *passes.next()), observer)}
         seen = watch.reading()
-    for kind in progress(("eval", "test"), "evaluate"):
+    for kind in track(("eval", "test"), "evaluate"):
         with profiler(run.path(kind), run.constants(kind), run.device, p.nvtx) as observer:
-            observer.warmup = True
-            warm = _Limited(run.loader(kind, p.warmup_iters), max(1, p.warmup_iters), budget.left_s * _WARM_SHARE, 1)
-            run.trainer.evaluate(warm, observer)
-            observer.warmup = False
-            metrics[kind] = run.trainer.evaluate(run.loader(kind, batches.next(_EVAL_SHARE)), observer)
+            if not budget.spent:
+                observer.warmup = True
+                warm = _Limited(run.loader(kind, p.warmup_iters), max(1, p.warmup_iters), budget.left_s * _WARM_SHARE, 1)
+                run.trainer.evaluate(warm, observer)
+                observer.warmup = False
+            metrics[kind] = run.trainer.evaluate(run.bounded(kind, *passes.next(_EVAL_SHARE)), observer)
     return _Outcome(pipelined, seen, metrics)
-
-
-def _timed_pass(run: _Run, observer: Observer, batches: _Batches) -> float:
-    """Train one profiled epoch, tell ``batches`` how long its step took, and return the loss."""
-    loader, begin = run.loader("train", batches.next()), time.monotonic()
-    loss = run.trainer.train(loader, observer)
-    batches.step_s = (time.monotonic() - begin) / len(loader)
-    return loss
 
 
 def _summary(run: _Run, outcome: _Outcome, rows: pd.DataFrame, started: str) -> dict:
@@ -308,11 +309,11 @@ def _taken(run_id: str) -> bool:
     return any(path.exists() for path in names)
 
 
-def measure(p: ProfileParams, progress: Progress = lambda items, _: items, workload: Workload | None = None) -> Profiled:
+def measure(p: ProfileParams, workload: Workload | None = None) -> Profiled:
     """Carry out one profiled run: train, evaluation and test pass of a workload on one device.
 
     Writes ``data/profiles/<run_id>_<train|eval|test>.csv`` row by row, each with its provenance, and one row of
-    ``runs``. ``progress(items, what)`` wraps the long loops. ``workload`` stands in for the one that ``p`` names. Raises
+    ``runs``. ``workload`` stands in for the one that ``p`` names. Raises
     InputError for whatever cannot be run; rows already measured stay.
     """
     device, budget = machine.device(p.device), Budget(p.budget_s)
@@ -336,7 +337,7 @@ def measure(p: ProfileParams, progress: Progress = lambda items, _: items, workl
         files = [run.path(kind) for kind in PASSES] if p.profile else []
         for path in files:
             store.write_meta(path, "profile", **facts)
-        outcome = _measure_passes(run, budget, progress)
+        outcome = _measure_passes(run, budget)
         rows = store.read_all(files, "profile")
         line = pd.DataFrame([_summary(run, outcome, rows, started)], columns=columns("runs"))
         files.append(store.write(line, paths.RUNS / f"{run_id}.csv", "runs"))
@@ -346,6 +347,6 @@ def measure(p: ProfileParams, progress: Progress = lambda items, _: items, workl
     return Profiled(rows, store.read(files[-1], "runs").iloc[0], opened.note, tuple(files), outcome.metrics)
 
 
-def profile(p: ProfileParams, progress: Progress = lambda items, _: items) -> Profiled:
+def profile(p: ProfileParams) -> Profiled:
     """Measure a run, or replay one from the reference data, as ``source`` says."""
-    return measure(p, progress) if p.source == "measure" else replay(p.workload, p.device, p.reference)
+    return measure(p) if p.source == "measure" else replay(p.workload, p.device, p.reference)

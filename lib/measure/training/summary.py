@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 
 from lib.measure import load
-from lib.measure.timing import VERDICTS, Timing, worst
+from lib.measure.statistics import VERDICTS, Timing, worst
 
 DRIFT = 0.03  # thirds of a run whose medians differ by more than this are not one population
 LEAST_STEPS = 5  # fewer say little of their spread
@@ -54,9 +54,7 @@ def judge(step_ms: np.ndarray, seen: load.Load, threads: int, twin_ms: float | N
         if earlier_ms:
             usual = float(np.median(earlier_ms))
             findings.append(_apart(timing.median_ms, usual, REPEAT, "earlier stable runs of the same took"))
-    crowding = seen.crowding(threads)
-    crowded = "stable" if crowding < load.QUIET_CORES else "noisy" if crowding < load.LOUD_CORES else "unusable"
-    findings.append((crowded, f"others took {seen.other_cores:.1f} cores and the host {seen.stolen_cores:.1f}"))
+    findings.append((seen.verdict(threads), f"others took {seen.other_cores:.1f} cores and the host {seen.stolen_cores:.1f}"))
     return worst(*(verdict for verdict, _ in findings)), "; ".join(why for verdict, why in findings if verdict != "stable")
 
 

@@ -5,7 +5,7 @@ roof by construction. Work without bytes is therefore counted and left out, and 
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -60,7 +60,7 @@ class Roof:
         """Return the GFLOP/s that the roof allows at ``ai`` FLOPs a byte."""
         return min(self.peak_gflops, ai * self.gbps(level))
 
-    def knee(self, level: str = "") -> float:
+    def ridge_point(self, level: str = "") -> float:
         """Return the FLOPs a byte at which compute takes over from a level."""
         return self.peak_gflops / self.gbps(level)
 
@@ -68,7 +68,7 @@ class Roof:
         """Return launch when ``calls`` operators take less than LAUNCHES overheads each, else which roof is the lower one."""
         if elapsed_s / calls < LAUNCHES * self.launch_us / 1e6:
             return "launch"
-        return "compute" if ai >= self.knee(level) else level or self.last
+        return "compute" if ai >= self.ridge_point(level) else level or self.last
 
     def level_of(self, working_set: float) -> str:
         """Return the nearest level that holds ``working_set`` bytes; work that is repeated is served from there."""
@@ -121,20 +121,7 @@ def vendor_ceilings(device: VendorDevice) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=columns("ceilings"))
 
 
-def roof_table(found: Iterable[Roof]) -> pd.DataFrame:
-    """Return roofs as a table, a row an element type and level: device, source, dtype, level, peaks and knee (FLOP/byte)."""
-    return pd.DataFrame([{"device": roof.device, "source": roof.source, "dtype": roof.dtype, "level": level,
-                          "peak_gflops": roof.peak_gflops, "peak_gbps": rate, "knee": roof.knee(level)}
-                         for roof in found for level, rate in roof.peak_gbps.items()],
-                        columns=["device", "source", "dtype", "level", "peak_gflops", "peak_gbps", "knee"])
-
-
-def judging(table: pd.DataFrame, frame: pd.DataFrame) -> pd.DataFrame:
-    """Return those rows of ``roof_table`` whose element type judges a point of ``frame``."""
-    return table[table["dtype"].isin(frame["roof_dtype"])]
-
-
-def _chosen(found: Sequence[Roof], row) -> Roof | None:
+def judge_of(found: Sequence[Roof], row) -> Roof | None:
     """Return the roof that judges a row: its backend, its element type and, when measured, its machine."""
     for roof in found:
         same = roof.source == "vendor" or roof.hardware_id == row.hardware_id
@@ -168,7 +155,7 @@ def points(work: pd.DataFrame, found: Sequence[Roof], axis: str = "") -> pd.Data
     _refuse_mixtures(work, found, axis)
     left, rows = dict.fromkeys(LEFT_OUT, 0), []
     for row in work[WORK].itertuples(index=False):
-        roof = _chosen(found, row)
+        roof = judge_of(found, row)
         reasons = (row.verdict == "unusable", not row.bytes > 0, not row.flops > 0, not row.elapsed_sec > 0, roof is None)
         if any(reasons):
             left[LEFT_OUT[reasons.index(True)]] += 1
@@ -191,21 +178,6 @@ def _point(row: dict, roof: Roof) -> dict:
             "bound": roof.bound(ai, level, row["elapsed_sec"], row["calls"])}
 
 
-def above(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the points that lie above their roof: their bytes were moved less often, or nearer, than was assumed."""
-    return frame[frame["below_roof"] < 1]
-
-
-def at_levels(frame: pd.DataFrame, found: Sequence[Roof]) -> pd.DataFrame:
-    """Return the points with their time in µs and, a column each, the GFLOP/s that every memory level would allow."""
-    levels = list(dict.fromkeys(name for roof in found for name in roof.peak_gbps))
-    judges = [_chosen(found, row) for row in frame.itertuples(index=False)]
-    allowed = [[roof.attainable(ai, name) for name in levels] for roof, ai in zip(judges, frame["ai"], strict=True)]
-    shown = ["label", "family", "occurrences", "elapsed_us", "ai", "level", "attained_gflops"]
-    own = frame.assign(elapsed_us=frame["elapsed_sec"] * 1e6).reset_index(drop=True)
-    return pd.concat([own[shown], pd.DataFrame(allowed, columns=levels), own[["below_roof", "bound", "verdict"]]], axis=1)
-
-
 def each_at_its_roof(parts: np.ndarray, roof: Roof) -> float:
     """Return the seconds of operators (n, 2: FLOPs, bytes) that each run at their own roof, one after another."""
     return float(seconds(parts, roof).sum())
@@ -224,28 +196,3 @@ def memory_share(parts: np.ndarray, roof: Roof) -> float:
 
 def _compute_and_move(parts: np.ndarray, roof: Roof) -> np.ndarray:
     return np.asarray(parts) / np.array([roof.peak_gflops * 1e9, roof.gbps() * 1e9])
-
-
-def points_from_sweep(sweep: pd.DataFrame, found: Sequence[Roof], axis: str = "") -> pd.DataFrame:
-    """Return the points of a table ``sweep``, a row a configuration; warm ones are judged by the level that holds them."""
-    done = sweep[sweep["status"] == "ok"]
-    backend = done["device"].str.partition(":")[0]
-    ours = [roof for roof in found if roof.backend in set(backend)] or list(found)
-    level = [ours[0].level_of(size) if cache == "warm" and size > 0 else ""
-             for size, cache in zip(done["bytes"], done["cache"], strict=True)]
-    work = pd.DataFrame({
-        "label": done["op"] + " " + done["pass"], "env": done["hardware_id"], "arch": done["op"], "backend": backend,
-        "batch_size": 0, "precision": done["dtype"], "elapsed_sec": done["latency_ms"] / 1e3, "bytes_source": "compulsory",
-        "kind": "operator", "family": done["op"], "calls": 1, "occurrences": 1, "flops": done["flops"], "bytes": done["bytes"],
-        "level": level, "roof_dtype": done["dtype"], "verdict": done["verdict"], "hardware_id": done["hardware_id"],
-        "software_id": done["software_id"]})
-    return points(work, found, axis)
-
-
-def summary(frame: pd.DataFrame, by: str) -> pd.DataFrame:
-    """Return, for each value of column ``by``: n, median ai and times below the roof, and how many each bound holds."""
-    groups = frame.groupby(by, sort=False)
-    table = groups.agg(n=("label", "size"), ai=("ai", "median"), below_roof=("below_roof", "median"),
-                       elapsed_ms=("elapsed_sec", lambda seconds: seconds.sum() * 1e3)).reset_index()
-    bounds = pd.crosstab(frame[by], frame["bound"]).reindex(table[by]).reset_index(drop=True)
-    return pd.concat([table, bounds], axis=1)

@@ -13,6 +13,7 @@ import numpy as np
 from lib.config.definitions import VendorDevice
 from lib.errors import InputError, choices
 from lib.predict.operators.features import Row, code
+from lib.work import dtypes
 
 TILES = ((32, 32), (64, 64), (64, 128), (128, 64), (128, 128), (64, 256), (256, 64), (128, 256), (256, 128), (192, 128))
 _CONVOLUTIONS, _POOLS = ("conv2d", "conv3d"), ("pool2d", "pool3d")
@@ -56,7 +57,7 @@ class Chip:
                              f"{choices(device.peak_gflops)}")
         peak = device.peak_gflops[dtype]
         return cls(peak * 1e6, device.peak_gflops.get("fp32", peak) * 1e6, device.peak_gbps * 1e6, device.multiprocessors,
-                   device.cache_mb * 1e6, {"fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2}[dtype])
+                   device.cache_mb * 1e6, dtypes.torch_dtype(dtype).itemsize)
 
 
 def _gemm(row: Row) -> tuple[Any, ...]:

@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 
 from lib.errors import InputError, choices
+from lib.measure.statistics import bootstrap
 from lib.predict.operators import features
 
 COVER = 0.9
@@ -51,7 +52,6 @@ def conformal(error: np.ndarray, size: np.ndarray, bins: int = _BINS) -> tuple[l
 def score(measured: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
     """Return MAPE with a bootstrap interval, median and p90 of the absolute error in %, the share within 10 %, and n."""
     error = np.abs(predicted / measured - 1) * 100
-    drawn = np.random.default_rng(0).choice(error, (1000, len(error))).mean(axis=1)
-    low, high = np.percentile(drawn, (2.5, 97.5))
+    low, high = bootstrap(error, np.mean)
     return {"mape": float(error.mean()), "mape_low": float(low), "mape_high": float(high), "median": float(np.median(error)),
             "p90": float(np.percentile(error, 90)), "within_10": float((error <= 10).mean() * 100), "n": len(error)}

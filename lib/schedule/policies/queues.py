@@ -10,26 +10,26 @@ from lib.schedule.state import State
 class Queues:
     """A queue for each device; ``end_s`` says when it is expected to be done, ``load_s`` how long its queue takes.
 
-    The first of a type is found in a heap; entries that no longer hold are dropped when they are met.
+    The device of a type that is done first is found in a heap; entries that no longer hold are dropped when they are met.
     """
 
     def __init__(self, state: State):
         self.of: list[deque[int]] = [deque() for _ in state.type_of]
         self.end_s, self.load_s = [state.now_s] * len(state.type_of), [0.0] * len(state.type_of)
         self._type_of = state.type_of
-        self.settle()
+        self.rebuild()
 
-    def settle(self) -> None:
+    def rebuild(self) -> None:
         """Make the heaps from ``end_s`` as it is."""
         self._first: list[list[tuple[float, int]]] = [[] for _ in range(max(self._type_of) + 1)]
-        for device, place in enumerate(self._type_of):
-            self._first[place].append((self.end_s[device], device))
+        for device, device_type in enumerate(self._type_of):
+            self._first[device_type].append((self.end_s[device], device))
         for heap in self._first:
             heapq.heapify(heap)
 
-    def first(self, place: int) -> tuple[float, int] | None:
+    def first(self, device_type: int) -> tuple[float, int] | None:
         """Return when the first device of a type is expected to be done, and which it is; None where there is none."""
-        heap = self._first[place] if place < len(self._first) else []
+        heap = self._first[device_type] if device_type < len(self._first) else []
         while heap and heap[0][0] != self.end_s[heap[0][1]]:
             heapq.heappop(heap)
         return heap[0] if heap else None
@@ -54,10 +54,10 @@ class Queues:
 
     def best(self, state: State, seconds: list[float]) -> tuple[float, int, int]:
         """Return when a job that takes ``seconds`` on each type (inf: cannot run) would end first, on which type and device."""
-        found = inf, -1, -1
-        for place, time in enumerate(seconds):
-            if time < inf and (first := self.first(place)):
+        best = inf, -1, -1
+        for device_type, time in enumerate(seconds):
+            if time < inf and (first := self.first(device_type)):
                 end = max(first[0], state.now_s) + time
-                if end < found[0]:
-                    found = end, place, first[1]
-        return found
+                if end < best[0]:
+                    best = end, device_type, first[1]
+        return best

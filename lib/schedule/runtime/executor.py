@@ -1,8 +1,7 @@
 """Runs a schedule for real: a worker process a device or CPU slot, and a record from which a killed run goes on."""
 
-import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -14,7 +13,6 @@ from filelock import FileLock, Timeout
 
 from lib.errors import InputError, choices
 from lib.schedule.contention import Contention
-from lib.schedule.policies.baselines import fits
 from lib.schedule.problem import Fleet, Jobs, Problem
 from lib.schedule.runtime.journal import Ledger, Spec
 from lib.schedule.runtime.workers import Hand, Hire, Limits, Process, Slot, SlotLost
@@ -67,7 +65,7 @@ class _Leader:
         try:
             for device, slot in enumerate(self.slots if self.left else ()):
                 self.places.append(self._hired(slot))
-                self.state.away(device)
+                self.state.disable(device)
             self._give_up()
             while self.left:
                 if self.left == len(self.stranded):
@@ -110,7 +108,7 @@ class _Leader:
         place.seen_s, kind = self.now(), message[0]
         if kind == "ready":
             place.ready = True
-            self.state.back(device)
+            self.state.enable(device)
             return True
         if kind == "gone":
             self._lose(device, message[1])
@@ -195,7 +193,7 @@ class _Leader:
                 self._stopped(device, job)
             else:
                 self._fail(device, job, reason)
-        self.state.away(device)
+        self.state.disable(device)
         self.notes.append(f"{self.slots[device].name}: {reason}")
         self.places[device] = self._hired(self.slots[device], 0 if place.ready else place.vain + 1, reason)
 
@@ -220,10 +218,10 @@ class _Leader:
         self.slots, self.places = [self.slots[device] for device in kept], [self.places[device] for device in kept]
         for place in self.places:
             place.moving = number.get(place.moving)
-        self.state, types = self.state.among(kept)
+        self.state, types = self.state.subset(kept)
         table = self.predict.table[:, types]
         for job in [*self.state.waiting, *self.coming]:
-            if not any(fits(self.state, job, kind, seconds) for kind, seconds in enumerate(table[job])):
+            if np.isinf(table[job]).all():
                 self.stranded.append(job)
         nowhere = np.isinf(table).all(axis=1, keepdims=True)  # stranded or ended: asked for no more, and no nan in a mean
         self.predict = Predict(np.where(nowhere, 1.0, table), self.predict.sigma)
@@ -238,7 +236,7 @@ class _Leader:
     def _decide(self) -> None:
         self.wake_s = np.inf
         actions = self.policy(self.state, self.predict)
-        self.state.forget_news()
+        self.state.clear_news()
         for action in actions:
             if isinstance(action, Wait):
                 self.wake_s = min(self.wake_s, action.until_s)
@@ -254,7 +252,7 @@ class _Leader:
     def _can(self, job: int, device: int) -> bool:
         kind = int(self.state.fleet.type_of[device])
         return job in self.state.waiting and device in self.state.free[kind] and \
-            fits(self.state, job, kind, self.predict(job, kind)) and \
+            self.predict(job, kind) < np.inf and \
             self.state.cores(job, kind) <= self.state.free_cores + 1e-9
 
     def _start(self, job: int, device: int) -> None:
@@ -284,7 +282,7 @@ def execute(specs: Sequence[Spec], jobs: Jobs, fleet: Fleet, slots: Sequence[Slo
     or failed with a reason. The policy is told of ``contention``. Raises InputError when another process is at it, the record
     is of other jobs, or a job can run nowhere.
     """
-    told_s = Problem(jobs, fleet, predicted_s, predicted_s).told_s
+    feasible_s = Problem(jobs, fleet, predicted_s, predicted_s).feasible_s
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / "run.lock")
     try:
@@ -293,7 +291,7 @@ def execute(specs: Sequence[Spec], jobs: Jobs, fleet: Fleet, slots: Sequence[Slo
         raise InputError(f"another process is running the jobs of {folder}") from None
     try:
         ledger = Ledger(folder / "run.sqlite", specs)
-        leader = _Leader(specs, jobs, fleet, slots, Predict(told_s), policy, ledger, limits or Limits(), hire)
+        leader = _Leader(specs, jobs, fleet, slots, Predict(feasible_s), policy, ledger, limits or Limits(), hire)
         leader.state.contention = contention
         try:
             leader.run(progress)
@@ -303,41 +301,3 @@ def execute(specs: Sequence[Spec], jobs: Jobs, fleet: Fleet, slots: Sequence[Slo
         return attempts, ends, leader.notes
     finally:
         lock.release()
-
-
-def guarded(predictor: Callable[[Any], Sequence[float]], items: Iterable[Any], width: int,
-            patience_s: float = 10.0) -> tuple[np.ndarray, list[str]]:
-    """Return predicted seconds (items, width), and what was wrong; a predictor that raises or hangs loses nothing.
-
-    What it cannot say, or says wrongly (NaN, negative), is the median of what it did say for that type; inf stays: cannot run.
-    A predictor that did not answer within ``patience_s`` is not asked again.
-    """
-    items = list(items)
-    found, wrong, hung = np.full((len(items), width), np.nan), [], False
-    for number, item in enumerate(items):
-        if hung:
-            break
-        box: list[Any] = []
-
-        def ask(item: Any = item, box: list[Any] = box) -> None:
-            try:
-                box.append(np.asarray(predictor(item), float))
-            except Exception as error:  # anything: it is not ours
-                box.append(error)
-
-        thread = threading.Thread(target=ask, daemon=True)
-        thread.start()
-        thread.join(patience_s)
-        if not box:
-            hung = True
-            wrong.append(f"{item}: no prediction within {patience_s:g} s")
-        elif isinstance(box[0], Exception) or box[0].shape != (width,):
-            wrong.append(f"{item}: no prediction ({box[0]})")
-        else:
-            found[number] = np.where(box[0] > 0, box[0], np.nan)
-            if np.isnan(found[number]).any():
-                wrong.append(f"{item}: predicted {box[0].tolist()} s")
-    for column in found.T:
-        said = column[np.isfinite(column)]
-        column[np.isnan(column)] = np.median(said) if len(said) else 1.0
-    return found, wrong

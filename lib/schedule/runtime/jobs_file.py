@@ -10,10 +10,10 @@ import pandas as pd
 from lib import paths, store
 from lib.config.definitions import workload
 from lib.errors import InputError
-from lib.schedule import bounds, problem
+from lib.schedule import bounds, problem_files
 from lib.schedule.contention import Contention
 from lib.schedule.policies import registry
-from lib.schedule.problem import Fleet, Jobs
+from lib.schedule.problem import Fleet, Jobs, Problem
 from lib.schedule.runtime import executor, interference, probe, run_record
 from lib.schedule.runtime.journal import Spec
 from lib.schedule.runtime.run_record import Record
@@ -40,9 +40,9 @@ class Campaign:
     contention: Contention | None = None
 
     @property
-    def asked(self) -> problem.Problem:
+    def asked(self) -> Problem:
         """Return it as a problem whose predictions are exact."""
-        return problem.Problem(self.jobs, self.fleet, self.predicted_s, self.predicted_s)
+        return Problem(self.jobs, self.fleet, self.predicted_s, self.predicted_s)
 
 
 def read(path: Path, out: Path) -> tuple[tuple[Spec, ...], Jobs]:
@@ -50,22 +50,21 @@ def read(path: Path, out: Path) -> tuple[tuple[Spec, ...], Jobs]:
 
     Raises InputError naming the row that is wrong.
     """
-    table = problem.job_table(path)
+    table = problem_files.read_jobs(path)
     specs = []
-    for row in table.to_dict("records"):
-        name, work, notebook = (row.get(column) for column in ("job_id", "workload_id", "notebook"))
-        has_work, has_notebook = (isinstance(value, str) and bool(value.strip()) for value in (work, notebook))
-        if has_work == has_notebook:
-            raise InputError(f"{path}: job {name!r} must have a workload_id or a notebook, one of them")
-        if has_notebook:
-            specs.append(Spec(name, "lib.schedule.runtime.tasks:notebook", {"path": notebook, "parameters": {},
-                                                                   "out": str(out / "notebooks" / f"{name}.ipynb")}))
+    for row in table.itertuples():
+        if bool(row.workload_id) == bool(row.notebook):
+            raise InputError(f"{path}: job {row.job_id!r} must have a workload_id or a notebook, one of them")
+        if row.notebook:
+            target = out / "notebooks" / f"{row.job_id}.ipynb"
+            specs.append(Spec(row.job_id, "lib.schedule.runtime.tasks:notebook",
+                              {"path": row.notebook, "parameters": {}, "out": str(target)}))
             continue
-        steps = row.get("steps")
-        if pd.isna(steps) or steps != int(steps) or steps < 1:
-            raise InputError(f"{path}: steps of {name!r} is {steps!r}: it is a whole number, 1 or more")
-        specs.append(Spec(name, "lib.schedule.runtime.tasks:workload", {"workload_id": workload(work).id, "steps": int(steps)}))
-    return tuple(specs), problem.jobs_of(table, path)
+        if pd.isna(row.steps):
+            raise InputError(f"{path}: steps of {row.job_id!r} is empty: a workload needs a whole number, 1 or more")
+        specs.append(Spec(row.job_id, "lib.schedule.runtime.tasks:workload",
+                          {"workload_id": workload(row.workload_id).id, "steps": int(row.steps)}))
+    return tuple(specs), problem_files.jobs_of(table)
 
 
 def slots_here(count: int = 0) -> tuple[Slot, ...]:
@@ -162,7 +161,7 @@ def run(campaign: Campaign, out: Path, limits: Limits | None = None,
     from lib.measure import machine
 
     asked, known = campaign.asked, campaign.contention
-    foreseen = simulate(asked, campaign.policy, contention=known, told=known).schedule
+    foreseen = simulate(asked, campaign.policy, contention=known, known=known).schedule
     attempts, ends, notes = executor.execute(
         campaign.specs, campaign.jobs, campaign.fleet, campaign.slots, campaign.predicted_s, campaign.policy, out, limits,
         campaign.hire, progress, known)

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from lib.errors import InputError, choices
-from lib.schedule.policies.baselines import IDLE
+from lib.schedule.policies.greedy import NOTHING_STARTS
 from lib.schedule.problem import Problem
 from lib.schedule.simulation import compiled_loop
 from lib.schedule.simulation.events import Faults, Outcome, table
@@ -40,7 +40,7 @@ def simulate(problem: Problem, name: str, faults: Faults | None = None) -> Outco
     now = _at_start(given)
     log = _play(given, now, faults)
     *columns, status = (column[:now.count[compiled_loop.ENDED]] for column in log[:6])
-    waits = () if np.isnan(now.idle_s[0]) else ((float(now.idle_s[0]), IDLE),)
+    waits = () if np.isnan(now.idle_s[0]) else ((float(now.idle_s[0]), NOTHING_STARTS[0].reason),)
     schedule = table(problem, *columns, pd.array(compiled_loop.STATUS, dtype="str").take(status))
     return Outcome(schedule, np.zeros(0), problem, waits)
 
@@ -49,7 +49,7 @@ def _play(given: compiled_loop.Given, now: compiled_loop.Now, faults: Faults) ->
     """Play until all has happened; return the log, of which the first ENDED rows are written."""
     jobs, devices = len(given.order), len(given.type_of)
     draw, room = np.random.default_rng(faults.seed), jobs + devices
-    log = compiled_loop.Log(*(np.empty(room, kind) for kind in (np.int64, np.int64, float, float, np.int64, np.int8)),
+    log = compiled_loop.Log(*(np.empty(room, dtype) for dtype in (np.int64, np.int64, float, float, np.int64, np.int8)),
                    line=np.empty(jobs + room, np.int64))  # a row may bring a job back into the line
     while not compiled_loop.play(given, now, log, float(faults.chance), int(faults.attempts), draw):
         log = compiled_loop.Log(*(np.concatenate([column, np.empty_like(column)]) for column in log))
@@ -58,63 +58,63 @@ def _play(given: compiled_loop.Given, now: compiled_loop.Now, faults: Faults) ->
 
 def _given(problem: Problem, name: str) -> compiled_loop.Given:
     """Return what the loop needs of a problem for a policy: copies of one layout and type, for which it is compiled once."""
-    told, arrival = np.array(problem.told_s, float, order="C"), np.array(problem.jobs.arrival_s, float)
-    way, said = compiled_loop.IN_LINE, told
+    predicted, arrival = np.array(problem.feasible_s, float, order="C"), np.array(problem.jobs.arrival_s, float)
+    way, seconds = compiled_loop.IN_LINE, predicted
     key, turn, rank, ranked = np.zeros((0, 0)), np.zeros(0), *np.zeros((2, 0, 0), np.int32)
     if name in _BY_KEY:
-        way, key = compiled_loop.BY_KEY, _keys(name, told)
-        rank, ranked = _ranks(key, told)
+        way, key = compiled_loop.BY_KEY, _keys(name, predicted)
+        rank, ranked = _ranks(key, predicted)
     elif name in _BOUND:
-        way, said = compiled_loop.BOUND, told + problem.fleet.setup_s
-        turn = -_means(told) if name == "longest-first" else turn
+        way, seconds = compiled_loop.BOUND, predicted + problem.fleet.setup_s
+        turn = -_means(predicted) if name == "longest-first" else turn
     else:
-        said = np.where(_wanted(problem, name, told), told, np.inf)
+        seconds = np.where(_wanted(problem, name, predicted), predicted, np.inf)
     order = np.lexsort((turn, arrival)) if len(turn) else np.argsort(arrival, kind="stable")
     work = np.ascontiguousarray(problem.fleet.setup_s + problem.actual_s)
-    return compiled_loop.Given(way, order, arrival[order], np.array(problem.fleet.type_of, np.int64), work, said, key, rank,
+    return compiled_loop.Given(way, order, arrival[order], np.array(problem.fleet.type_of, np.int64), work, seconds, key, rank,
                                ranked, turn)
 
 
-def _wanted(problem: Problem, name: str, told: np.ndarray) -> np.ndarray:
+def _wanted(problem: Problem, name: str, predicted: np.ndarray) -> np.ndarray:
     """Return (jobs, types) or (types): to which types a policy that starts jobs as they come restricts itself."""
-    types = np.arange(told.shape[1])
+    types = np.arange(predicted.shape[1])
     if name == "first-come":
         return types >= 0
     if name == "fastest":
-        return told.argmin(axis=1)[:, None] == types
-    mine = np.array([problem.fleet.is_cpu(place) for place in types]) == (name == "cpu-only")
-    return mine | ~((told < np.inf) & mine).any(axis=1)[:, None]
+        return predicted.argmin(axis=1)[:, None] == types
+    own_types = np.array([problem.fleet.is_cpu(device_type) for device_type in types]) == (name == "cpu-only")
+    return own_types | ~((predicted < np.inf) & own_types).any(axis=1)[:, None]
 
 
-def _keys(name: str, told: np.ndarray) -> np.ndarray:
+def _keys(name: str, predicted: np.ndarray) -> np.ndarray:
     """Return (jobs, types) what the policy starts the smallest of first, as ``policies`` computes it."""
-    least = told.min(axis=1)[:, None]
+    least = predicted.min(axis=1)[:, None]
     with np.errstate(over="ignore", under="ignore"):
-        return np.repeat(least, told.shape[1], axis=1) if name == "shortest-first" else told * told / least
+        return np.repeat(least, predicted.shape[1], axis=1) if name == "shortest-first" else predicted * predicted / least
 
 
-def _ranks(key: np.ndarray, told: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _ranks(key: np.ndarray, predicted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return (types, jobs) the rank of each job by (key, time, number), and the job of each rank."""
     rank, ranked = np.zeros((2, *key.T.shape), np.int32)
-    for place in range(key.shape[1]):
-        jobs = np.flatnonzero(told[:, place] < np.inf)
-        own = key[jobs, place]
-        order = np.argsort(own)  # where two are equal their order is the processor's: then they are told apart
+    for device_type in range(key.shape[1]):
+        jobs = np.flatnonzero(predicted[:, device_type] < np.inf)
+        own = key[jobs, device_type]
+        order = np.argsort(own)  # where two are equal their order is the processor's: then they are ordered by rule
         if (own[order][1:] == own[order][:-1]).any():
-            order = np.lexsort((told[jobs, place], own))
-        ranked[place, :len(jobs)] = jobs[order]
-        rank[place, jobs[order]] = np.arange(len(jobs))
+            order = np.lexsort((predicted[jobs, device_type], own))
+        ranked[device_type, :len(jobs)] = jobs[order]
+        rank[device_type, jobs[order]] = np.arange(len(jobs))
     return rank, ranked
 
 
-def _means(told: np.ndarray) -> np.ndarray:
+def _means(predicted: np.ndarray) -> np.ndarray:
     """Return the mean of each job's finite times as ``statistics.fmean`` does: of the exact sum, rounded once.
 
-    The error of each addition is known exactly (Knuth's two-sum); where the errors' own sum is not exact, ``fsum`` is asked.
+    The error of each addition is known exactly (Knuth's two-sum); where the errors' own sum is not exact, ``fsum`` sums them.
     """
-    finite = np.isfinite(told)
-    times = np.where(finite, told, 0.0)
-    total, error, inexact = times[:, 0], np.zeros(len(told)), np.zeros(len(told), bool)
+    finite = np.isfinite(predicted)
+    times = np.where(finite, predicted, 0.0)
+    total, error, inexact = times[:, 0], np.zeros(len(predicted)), np.zeros(len(predicted), bool)
     for column in times.T[1:]:
         total, lost = _two_sum(total, column)
         error, lost = _two_sum(error, lost)
@@ -135,10 +135,10 @@ def _at_start(given: compiled_loop.Given) -> compiled_loop.Now:
     """Return the state before anything arrived, with room for what the policy's way to choose keeps."""
     jobs, types, devices = len(given.order), given.work_s.shape[1], len(given.type_of)
     counts = np.bincount(given.type_of, minlength=types)
-    mine = [np.flatnonzero(given.type_of == place) for place in range(types)]
+    by_type = [np.flatnonzero(given.type_of == device_type) for device_type in range(types)]
     free, leaf, most = np.zeros((types, counts.max()), np.int64), np.zeros(devices + 1, np.int64), _leaves(counts.max())
-    for place, own in enumerate(mine):
-        free[place, :len(own)] = own[::-1]
+    for device_type, own in enumerate(by_type):
+        free[device_type, :len(own)] = own[::-1]
         leaf[own] = most + np.arange(len(own))
     bound_jobs, bound = (jobs, devices) if given.way == compiled_loop.BOUND else (0, 0)
     return compiled_loop.Now(
@@ -150,9 +150,9 @@ def _at_start(given: compiled_loop.Given) -> compiled_loop.Now:
         free=free, idle=counts, head=np.zeros(types, np.int64),
         ready=np.stack([_empty(jobs if given.way == compiled_loop.BY_KEY else 1)] * types),
         news=np.zeros(bound_jobs, np.int64), queue=np.full((bound, 2), -1), after=np.zeros(bound_jobs, np.int64),
-        load_s=np.zeros(bound), asked=_empty(devices),
+        load_s=np.zeros(bound), pending=_empty(devices),
         end_s=np.append(np.full(devices, given.arrival_s[0]), np.inf), leaf=leaf,
-        soonest=np.stack([_tree(own, devices, most) for own in mine]))
+        soonest=np.stack([_tree(own, devices, most) for own in by_type]))
 
 
 def _empty(most: int) -> np.ndarray:

@@ -30,7 +30,7 @@ class Given(NamedTuple):
     arrival_s: np.ndarray  # of those
     type_of: np.ndarray  # (devices)
     work_s: np.ndarray  # what an attempt takes with set-up
-    said_s: np.ndarray  # predicted, bound: with set-up; inf where the policy puts no job
+    predicted_s: np.ndarray  # predicted, bound: with set-up; inf where the policy puts no job
     key: np.ndarray  # by key: what is started first
     rank: np.ndarray  # by key (types, jobs): of a job by (key, time, number)
     ranked: np.ndarray  # by key (types, jobs): the job of a rank
@@ -62,9 +62,9 @@ class Now(NamedTuple):
     queue: np.ndarray  # (devices, 2) bound: first and last job, -1: none
     after: np.ndarray  # (jobs) bound: the next of its queue, -1: none
     load_s: np.ndarray  # (devices) bound: how long its queue is expected to take
-    asked: np.ndarray  # (set) bound: free devices to which jobs are bound
+    pending: np.ndarray  # (set) bound: free devices to which jobs are bound
     end_s: np.ndarray  # (devices + 1) bound: when it is expected to be done; the last is none
-    leaf: np.ndarray  # (devices + 1) bound: its place in the tree of its type; the last is none
+    leaf: np.ndarray  # (devices + 1) bound: its position in the tree of its type; the last is none
     soonest: np.ndarray  # (types, tree) bound: which device is expected to be done first
 
 
@@ -137,9 +137,9 @@ def _wait(given, now, log, job):
     if given.way == IN_LINE:
         log.line[now.count[CAME]] = job
     elif given.way == BY_KEY:
-        for place in range(len(now.idle)):
-            if given.said_s[job, place] < np.inf:
-                _put(now.ready[place], given.rank[place, job])
+        for device_type in range(len(now.idle)):
+            if given.predicted_s[job, device_type] < np.inf:
+                _put(now.ready[device_type], given.rank[device_type, job])
     else:
         now.news[now.count[NEW]] = job
     now.count[NEW] += 1
@@ -181,11 +181,11 @@ def _end(given, now, log, attempts, at_s, device):
     if given.way == BOUND:
         _expect(given, now, device, at_s + now.load_s[device])
         if now.queue[device, 0] >= 0:
-            _put(now.asked, device)
+            _put(now.pending, device)
     else:
-        place = given.type_of[device]
-        now.free[place, now.idle[place]] = device
-        now.idle[place] += 1
+        device_type = given.type_of[device]
+        now.free[device_type, now.idle[device_type]] = device
+        now.idle[device_type] += 1
     if status == _RETRIED:
         _wait(given, now, log, job)
 
@@ -194,21 +194,21 @@ def _end(given, now, log, attempts, at_s, device):
 
 
 @_inner
-def _first(given, now, log, place):
+def _first(given, now, log, device_type):
     """Return the first waiting job for a type, -1: none; those before it, which do not wait, are forgotten for good.
 
-    A job that is tried again waits under its former place too, where that was not come to meanwhile: as in ``policies``.
+    A job that is tried again waits under its former position too, where that was not come to meanwhile: as in ``policies``.
     """
     if given.way == IN_LINE:
-        head, came = now.head[place], now.count[CAME]
-        while head < came and not (now.waits[log.line[head]] and given.said_s[log.line[head], place] < np.inf):
+        head, came = now.head[device_type], now.count[CAME]
+        while head < came and not (now.waits[log.line[head]] and given.predicted_s[log.line[head], device_type] < np.inf):
             head += 1
-        now.head[place] = head
+        now.head[device_type] = head
         return log.line[head] if head < came else -1
-    ranks = now.ready[place]
+    ranks = now.ready[device_type]
     while ranks[0]:
         rank = _least(ranks)
-        job = given.ranked[place, rank]
+        job = given.ranked[device_type, rank]
         if now.waits[job]:
             return job
         _drop(ranks, rank)
@@ -220,13 +220,13 @@ def _greedy(given, now, log, chance, draw, at_s):
     """Start waiting jobs on free devices, always the pair with the smallest (key, time, job, type)."""
     while True:
         best, chosen = (np.inf, np.inf, 0), -1
-        for place in range(len(now.idle)):
-            job = _first(given, now, log, place) if now.idle[place] else -1
+        for device_type in range(len(now.idle)):
+            job = _first(given, now, log, device_type) if now.idle[device_type] else -1
             if job >= 0:
-                key = float(now.head[place]) if given.way == IN_LINE else given.key[job, place]
-                found = (key, given.said_s[job, place], job)
-                if chosen < 0 or found < best:
-                    best, chosen = found, place
+                key = float(now.head[device_type]) if given.way == IN_LINE else given.key[job, device_type]
+                candidate = (key, given.predicted_s[job, device_type], job)
+                if chosen < 0 or candidate < best:
+                    best, chosen = candidate, device_type
         if chosen < 0:
             return
         now.idle[chosen] -= 1
@@ -246,10 +246,10 @@ def _expect(given, now, device, end_s):
 def _bind(given, now, at_s, job):
     """Give a job to the device on which it ends first, of equal ones to that of the first type, and there to the first."""
     best, chosen = np.inf, np.int64(-1)
-    for place in range(len(now.idle)):
-        if given.said_s[job, place] < np.inf:
-            device = now.soonest[place, 1]
-            end_s = max(now.end_s[device], at_s) + given.said_s[job, place]
+    for device_type in range(len(now.idle)):
+        if given.predicted_s[job, device_type] < np.inf:
+            device = now.soonest[device_type, 1]
+            end_s = max(now.end_s[device], at_s) + given.predicted_s[job, device_type]
             if chosen < 0 or end_s < best:
                 best, chosen = end_s, device
     if now.queue[chosen, 0] < 0:
@@ -257,21 +257,21 @@ def _bind(given, now, at_s, job):
     else:
         now.after[now.queue[chosen, 1]] = job
     now.queue[chosen, 1], now.after[job] = job, -1
-    now.load_s[chosen] += given.said_s[job, given.type_of[chosen]]
+    now.load_s[chosen] += given.predicted_s[job, given.type_of[chosen]]
     _expect(given, now, chosen, best)
     if now.due_s[chosen] == np.inf:
-        _put(now.asked, chosen)
+        _put(now.pending, chosen)
 
 
 @_inner
 def _sort(jobs, turn, arrived):
     """Insert those tried again into those that arrived, which are in order; of equal ones the former go last."""
     for last in range(arrived, len(jobs)):
-        job, place = jobs[last], last
-        while place and turn[jobs[place - 1]] > turn[job]:
-            jobs[place] = jobs[place - 1]
-            place -= 1
-        jobs[place] = job
+        job, position = jobs[last], last
+        while position and turn[jobs[position - 1]] > turn[job]:
+            jobs[position] = jobs[position - 1]
+            position -= 1
+        jobs[position] = job
 
 
 @_inner
@@ -285,12 +285,12 @@ def _bound(given, now, chance, draw, at_s, arrived):
         _sort(new, given.turn, arrived)
     for job in new:
         _bind(given, now, at_s, job)
-    while now.asked[0]:
-        device = _least(now.asked)
-        _drop(now.asked, device)
+    while now.pending[0]:
+        device = _least(now.pending)
+        _drop(now.pending, device)
         job = now.queue[device, 0]
         after = now.queue[device, 0] = now.after[job]
-        now.load_s[device] = now.load_s[device] - given.said_s[job, given.type_of[device]] if after >= 0 else 0.0
+        now.load_s[device] = now.load_s[device] - given.predicted_s[job, given.type_of[device]] if after >= 0 else 0.0
         _start(given, now, chance, draw, at_s, job, device)
 
 

@@ -18,7 +18,7 @@ ATTEMPTS = 3
 
 
 class PolicyError(InputError):
-    """A policy asked for what cannot be done, or left jobs for ever."""
+    """A policy wants what cannot be done, or left jobs for ever."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Faults:
 class Outcome:
     """What happened: the ``schedule`` (a row an attempt), seconds of each decision (empty: not timed), and the problem.
 
-    ``refine_s`` is the part of each decision in which the policy planned anew (``state.refining``); none noted: empty.
+    ``refine_s`` is the part of each decision in which the policy planned anew (``state.refining``).
     """
 
     schedule: pd.DataFrame
@@ -72,19 +72,19 @@ def table(problem: Problem, job: Sequence[int], device: Sequence[int], start_s: 
     """Return attempts as the schedule of an Outcome, jobs and devices by number and by name."""
     ids, names = (pd.array(list(texts), dtype="str") for texts in (problem.jobs.ids, problem.fleet.names))
     return pd.DataFrame({"job_id": ids.take(job), "device": names.take(device), "start_s": start_s, "end_s": end_s,
-                         "attempt": attempt, "status": status, "job": job, "place": device})
+                         "attempt": attempt, "status": status, "job": job, "device_index": device})
 
 
-class _Clockwork:
+class _Engine:
     """The events of one run; without contention an attempt's end is known when it starts."""
 
     def __init__(self, problem: Problem, policy: Policy, faults: Faults, contention: Contention | None,
-                 told: Contention | None):
+                 known: Contention | None):
         self.problem, self.policy, self.faults, self.contention = problem, policy, faults, contention
         self.state = State.at_start(problem.jobs, problem.fleet)
         self.state.expected = len(problem.jobs)
-        self.state.contention = told
-        self.predict = Predict(problem.told_s, problem.sigma)
+        self.state.contention = known
+        self.predict = Predict(problem.feasible_s, problem.sigma)
         self.log, self.attempts, self.failures = _Log(), [0] * len(problem.jobs), [0] * len(problem.jobs)
         self._able, self._actual = feasible(problem), problem.actual_s.tolist()
         self._setup, self._type_of = problem.fleet.setup_s.tolist(), problem.fleet.type_of.tolist()
@@ -104,20 +104,21 @@ class _Clockwork:
             now = events[0][0]
             self._advance(now)
             while events and events[0][0] == now:
-                _, _, kind, what, version = heapq.heappop(events)
-                if kind == _ARRIVE:
+                _, _, event, what, version = heapq.heappop(events)
+                if event == _ARRIVE:
                     state.waiting[what] = None
                     state.arrived.append(what)
                     state.expected -= 1
-                elif kind == _END and version == self._version[what]:
+                elif event == _END and version == self._version[what]:
                     self._end(what)
             if not state.waiting and not state.running and not events:
                 break
             begin = time.perf_counter()
             actions = self.policy(state, self.predict)
             self.log.decide_s.append(time.perf_counter() - begin)
-            self.log.refine_s.append(state.memory.pop("refined_s", 0.0))
-            state.forget_news()
+            self.log.refine_s.append(state.refined_s)
+            state.refined_s = 0.0
+            state.clear_news()
             self._apply(actions)
             if self.contention:
                 self._foresee()
@@ -140,25 +141,25 @@ class _Clockwork:
             else:
                 self._start(action)
 
-    def _push(self, at_s: float, kind: int, what: int, version: int) -> None:
-        heapq.heappush(self._events, (at_s, self._number, kind, what, version))
+    def _push(self, at_s: float, event: int, what: int, version: int) -> None:
+        heapq.heappush(self._events, (at_s, self._number, event, what, version))
         self._number += 1
 
     def _start(self, action: Start) -> None:
         job, device = action
-        state, place = self.state, self._type_of[device]
-        if job not in state.waiting or device not in state.free[place] or not self._able[job, place]:
-            why = ("it is not waiting" if job not in state.waiting else "it cannot run there" if not self._able[job, place]
-                   else "the device is not free")
+        state, device_type = self.state, self._type_of[device]
+        if job not in state.waiting or device not in state.free[device_type] or not self._able[job, device_type]:
+            why = ("it is not waiting" if job not in state.waiting else
+                   "it cannot run there" if not self._able[job, device_type] else "the device is not free")
             raise PolicyError(f"the policy started job {self.problem.jobs.ids[job]} on {self.problem.fleet.names[device]}: "
                               f"{why}")
-        if state.cores(job, place) > state.free_cores + 1e-9:
+        if state.cores(job, device_type) > state.free_cores + 1e-9:
             raise PolicyError(f"job {self.problem.jobs.ids[job]} on {self.problem.fleet.names[device]} needs "
-                              f"{state.cores(job, place):g} cores of the host, {state.free_cores:g} are free")
+                              f"{state.cores(job, device_type):g} cores of the host, {state.free_cores:g} are free")
         self.attempts[job] += 1
         state.start(job, device, self.attempts[job])
         self._version[device] += 1
-        work = self._setup[place] + self._actual[job][place]
+        work = self._setup[device_type] + self._actual[job][device_type]
         fails = self.faults.chance > 0 and self._draw.random() < self.faults.chance
         self._fails[device] = fails
         work *= self._draw.random() if fails else 1.0
@@ -180,11 +181,11 @@ class _Clockwork:
         self._start(Start(job, target))
 
     def _end(self, device: int) -> None:
-        state, place = self.state, self._type_of[device]
+        state, device_type = self.state, self._type_of[device]
         ran = state.stop(device)
         self._left.pop(device, None)
         if not self._fails[device]:
-            state.finished.append(Finished(ran.job, place, state.now_s - ran.start_s))
+            state.finished.append(Finished(ran.job, device_type, state.now_s - ran.start_s))
             state.done += 1
             self.log.rows.append((ran.job, device, ran.start_s, state.now_s, ran.attempt, "done"))
             return
@@ -200,10 +201,10 @@ class _Clockwork:
     def _rates(self) -> dict[int, float]:
         """Return the speed of each running device."""
         running = self.state.running
-        kind = self.problem.jobs.kind
-        classes = {device: (int(kind[running[device].job]), self._type_of[device]) for device in self._left}
-        wanted = sum(self.state.cores(running[device].job, place) for device, (_, place) in classes.items())
-        return self.contention.rates(classes, wanted)
+        job_class = self.problem.jobs.job_class
+        occupants = {device: (int(job_class[running[device].job]), self._type_of[device]) for device in self._left}
+        wanted = sum(self.state.cores(running[device].job, device_type) for device, (_, device_type) in occupants.items())
+        return self.contention.rates(occupants, wanted)
 
     def _advance(self, now: float) -> None:
         if self.contention and self._left:
@@ -221,10 +222,10 @@ class _Clockwork:
 
 
 def simulate(problem: Problem, policy: Policy, faults: Faults | None = None, contention: Contention | None = None,
-             told: Contention | None = None) -> Outcome:
+             known: Contention | None = None) -> Outcome:
     """Run a policy on a problem in simulated time: it sees the predictions, the jobs take their actual times.
 
-    Under ``contention`` the times are those of a job alone; ``told`` is what the policy knows of it.
-    Raises PolicyError, an InputError, when the policy asks for what cannot be done or leaves jobs for ever.
+    Under ``contention`` the times are those of a job alone; ``known`` is what the policy knows of it.
+    Raises PolicyError, an InputError, when the policy wants what cannot be done or leaves jobs for ever.
     """
-    return _Clockwork(problem, policy, faults or Faults(), contention, told).run()
+    return _Engine(problem, policy, faults or Faults(), contention, known).run()

@@ -29,7 +29,7 @@ def busy_s(outcome: Outcome) -> np.ndarray:
     """Return the seconds for which the devices of each type were in use, lost attempts included."""
     rows = outcome.schedule
     seconds = (rows["end_s"] - rows["start_s"]).to_numpy(float)
-    return np.bincount(outcome.problem.fleet.type_of[rows["place"].to_numpy(int)], seconds,
+    return np.bincount(outcome.problem.fleet.type_of[rows["device_index"].to_numpy(int)], seconds,
                        minlength=len(outcome.problem.fleet.types))
 
 
@@ -68,8 +68,8 @@ def metrics(outcome: Outcome, lower_bound_s: float | None = None) -> dict[str, A
             "late": int(table["late"].sum()), "failed": int((outcome.schedule["status"] == "failed").sum()),
             "moved": int((outcome.schedule["status"] == "moved").sum()),
             "energy_j": energy_j(problem, used, span), "price": price(problem, used),
-            **{f"used_{name}": float(used[kind] / (fleet.counts[kind] * span)) if fleet.counts[kind] else 0.0
-               for kind, name in enumerate(fleet.types)},
+            **{f"used_{name}": float(seconds / (count * span)) if count else 0.0
+               for name, seconds, count in zip(fleet.types, used, fleet.counts, strict=True)},
             "lower_bound_s": lower_bound_s, "ratio": makespan / lower_bound_s if lower_bound_s else None,
             **_decisions(outcome)}
 

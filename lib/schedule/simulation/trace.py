@@ -19,17 +19,17 @@ def events(schedule: pd.DataFrame, name: str = "schedule") -> list[dict[str, Any
     """
     devices = list(dict.fromkeys(sorted(schedule["device"])))
     track = {device: number for number, device in enumerate(devices, _FIRST)}
-    found: list[dict[str, Any]] = [{"ph": "M", "name": "process_name", "pid": _PROCESS, "tid": _PROCESS,
+    trace: list[dict[str, Any]] = [{"ph": "M", "name": "process_name", "pid": _PROCESS, "tid": _PROCESS,
                                     "args": {"name": name}}]
-    found += [{"ph": "M", "name": "thread_name", "pid": _PROCESS, "tid": number, "args": {"name": device}}
+    trace += [{"ph": "M", "name": "thread_name", "pid": _PROCESS, "tid": number, "args": {"name": device}}
               for device, number in track.items()]
-    found += [{"ph": "M", "name": "thread_sort_index", "pid": _PROCESS, "tid": number, "args": {"sort_index": number}}
+    trace += [{"ph": "M", "name": "thread_sort_index", "pid": _PROCESS, "tid": number, "args": {"sort_index": number}}
               for number in track.values()]
-    found += [{"ph": "X", "name": str(row.job_id), "cat": row.status, "pid": _PROCESS, "tid": track[row.device],
+    trace += [{"ph": "X", "name": str(row.job_id), "cat": row.status, "pid": _PROCESS, "tid": track[row.device],
                "ts": round(row.start_s * _US), "dur": round(row.end_s * _US) - round(row.start_s * _US),
                "cname": _COLOURS[row.status], "args": {"attempt": int(row.attempt), "status": row.status}}
               for row in schedule.sort_values(["device", "start_s", "end_s"]).itertuples()]
-    return found
+    return trace
 
 
 def write(schedule: pd.DataFrame, path: Path, name: str = "schedule") -> Path:

@@ -102,7 +102,7 @@ def effects(table: pd.DataFrame, most: int = 14):
 
 @needs("predicted networks")
 def networks(table: pd.DataFrame):
-    """Return predicted over measured time of whole networks, filled where they judge, hollow where they were learned from."""
+    """Return predicted over measured time of whole networks, a panel a case; test networks are filled, tuning ones hollow."""
     import matplotlib.pyplot as plt
 
     cases = table.groupby(["mode", "batch_size"], sort=True)
@@ -111,11 +111,12 @@ def networks(table: pd.DataFrame):
         values = part[["latency_ms", "predicted_ms"]].to_numpy()
         _band(axis, values.min() * 0.9, values.max() * 1.1)
         for tuning, face in ((True, "none"), (False, SERIES[0])):
-            mine = part[part["tuning"] == tuning]
-            error = np.array([mine["predicted_ms"] - mine["low_ms"], mine["high_ms"] - mine["predicted_ms"]])
-            axis.errorbar(mine["latency_ms"], mine["predicted_ms"], yerr=error, fmt="none", ecolor="#b8c7dd", elinewidth=0.8)
-            axis.scatter(mine["latency_ms"], mine["predicted_ms"], s=22, facecolors=face, edgecolors=SERIES[0], zorder=3,
-                         label="learned from" if tuning else "unseen")
+            chosen = part[part["tuning"] == tuning]
+            error = np.array([chosen["predicted_ms"] - chosen["low_ms"], chosen["high_ms"] - chosen["predicted_ms"]])
+            axis.errorbar(chosen["latency_ms"], chosen["predicted_ms"], yerr=error, fmt="none", ecolor="#b8c7dd",
+                          elinewidth=0.8)
+            axis.scatter(chosen["latency_ms"], chosen["predicted_ms"], s=22, facecolors=face, edgecolors=SERIES[0], zorder=3,
+                         label="tuning" if tuning else "test")
         axis.set_title(f"{mode}, batch {batch}", fontsize=10)
     axes.flat[0].legend(fontsize=8)
     figure.supxlabel("measured, ms", fontsize=10)
@@ -125,7 +126,7 @@ def networks(table: pd.DataFrame):
 
 @needs("predicted networks")
 def memory(table: pd.DataFrame):
-    """Return the predicted peak of tensors over what the allocator was seen to hold, by mode."""
+    """Return the predicted peak of memory in tensors over the measured one, by mode."""
     import matplotlib.pyplot as plt
 
     figure, axis = plt.subplots(figsize=(5, 3.4))
@@ -133,14 +134,14 @@ def memory(table: pd.DataFrame):
     _band(axis, max(values.min(), 0.1) * 0.8, values.max() * 1.2)
     for colour, (mode, part) in zip(SERIES, table.groupby("mode"), strict=False):
         axis.scatter(part["tensors_mb"], part["peak_mb"], s=18, color=colour, label=mode, alpha=0.8)
-    axis.set(xlabel="held at once, measured, MB", ylabel="from the captured graph, MB")
+    axis.set(xlabel="peak of tensors, measured, MB", ylabel="from the captured graph, MB")
     axis.legend(fontsize=9)
     return figure
 
 
 @needs("devices")
 def devices(table: pd.DataFrame):
-    """Return the predicted time of each device with its interval; hollow where the model was asked outside of its range."""
+    """Return the predicted time of each device with its interval; hollow where it lies outside of the training ranges."""
     import matplotlib.pyplot as plt
 
     shown = table.sort_values("predicted_ms", ascending=False)

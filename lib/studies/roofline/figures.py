@@ -3,8 +3,9 @@
 import numpy as np
 import pandas as pd
 
-from lib.missing import needs
+from lib.missing import MissingError, needs
 from lib.report.style import SERIES
+from lib.studies.roofline.tables import percent
 
 LEVELS = {"L1": ":", "L2": "-.", "L3": "--", "RAM": "-", "device": "-"}
 MARKERS = "osD^vPX*<>"
@@ -27,16 +28,16 @@ def _scales(axis, low: float, high: float, bottom: float, top: float) -> None:
 
 
 def _lines(axis, table: pd.DataFrame) -> None:
-    """Draw roofs: a slope a memory level, shared by all element types, and each type's compute roof from its first knee on."""
+    """Draw a slope a memory level, shared by all element types, and each type's compute roof from its first ridge point on."""
     low, high = axis.get_xlim()
-    for row in table.loc[table.groupby("level", sort=False)["knee"].idxmax()].itertuples():
-        ends = np.array([low, row.knee])
+    for row in table.loc[table.groupby("level", sort=False)["ridge_point"].idxmax()].itertuples():
+        ends = np.array([low, row.ridge_point])
         axis.plot(ends, ends * row.peak_gbps, LEVELS[row.level], color=INK, linewidth=1.3, zorder=1,
                   label=f"{row.level} {row.peak_gbps:,.0f} GB/s")
     several = len(set(table["dtype"])) > 1
     for number, (dtype, part) in enumerate(table.groupby("dtype", sort=False)):
         peak, colour = part["peak_gflops"].iloc[0], SERIES[number % len(SERIES)] if several else INK
-        axis.plot([part["knee"].min(), high], [peak, peak], color=colour, linewidth=1.6, zorder=2)
+        axis.plot([part["ridge_point"].min(), high], [peak, peak], color=colour, linewidth=1.6, zorder=2)
         axis.annotate(f"{dtype}  {peak:,.0f} GFLOP/s", (high, peak), xytext=(-4, 3), textcoords="offset points", ha="right",
                       color=colour, fontsize=9)
 
@@ -45,10 +46,10 @@ def _lines(axis, table: pd.DataFrame) -> None:
 def roofs(table: pd.DataFrame):
     """Return the roofs of a device, a colour an element type, a line style a memory level.
 
-    ``table``: device, source, dtype, level, peak_gflops, peak_gbps, knee.
+    ``table``: device, source, dtype, level, peak_gflops, peak_gbps, ridge_point.
     """
     figure, axis = _axis(height=4.2)
-    low, high = table["knee"].min() / 8, table["knee"].max() * 12
+    low, high = table["ridge_point"].min() / 8, table["ridge_point"].max() * 12
     bottom = max(low * table["peak_gbps"].min(), table["peak_gflops"].min() / 8)
     _scales(axis, low, high, bottom, table["peak_gflops"].max() * 2.2)
     _lines(axis, table)
@@ -65,10 +66,15 @@ def _source(table: pd.DataFrame) -> str:
 def roofline(table: pd.DataFrame, points: pd.DataFrame, by: str = "family", labels: int = 30):
     """Return points below their roofs: one colour and marker a value of ``by``, names beside the ``labels`` longest-running.
 
-    ``table`` as for ``roofs``; every element type in it is drawn. A point above its roof has a ring around it.
+    ``table`` as for ``roofs``, of which the element types that judge a point are drawn. A point above its roof has a ring
+    around it.
     """
+    table = table[table["dtype"].isin(points["roof_dtype"])]
+    if table.empty:
+        raise MissingError("roofs of these element types")
     figure, axis = _axis()
-    low, high = min(points["ai"].min(), table["knee"].min()) / 2.5, max(points["ai"].max(), table["knee"].max()) * 3
+    low = min(points["ai"].min(), table["ridge_point"].min()) / 2.5
+    high = max(points["ai"].max(), table["ridge_point"].max()) * 3
     bottom = min(points["attained_gflops"].min() / 2.5, table["peak_gflops"].min() / 60)
     _scales(axis, low, high, bottom, max(table["peak_gflops"].max(), points["attained_gflops"].max()) * 2)
     _lines(axis, table)
@@ -129,8 +135,8 @@ def _free(x: float, y: float, width: float, height: float, taken: list[tuple], f
 
 @needs("usable points")
 def shares(points: pd.DataFrame):
-    """Return how much of its roof each point attains, %, a bar a point coloured by what bounds it."""
-    table = points.assign(share=100 / points["below_roof"]).sort_values("share")
+    """Return the share of attainable performance of each point, a bar a point coloured by what bounds it."""
+    table = points.assign(share=percent(points)).sort_values("share")
     figure, axis = _axis(height=1.4 + 0.27 * len(table))
     bounds = sorted(set(table["bound"]))
     for colour, bound in zip(SERIES, bounds, strict=False):
@@ -140,7 +146,7 @@ def shares(points: pd.DataFrame):
         clear = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
         axis.bar_label(bars, fmt="{:,.0f} %", padding=3, fontsize=8, bbox=clear)
     axis.axvline(100, color=INK, linewidth=1, zorder=1)
-    axis.set(xlabel="% of the roof", yticks=np.arange(len(table)), yticklabels=table["label"],
+    axis.set(xlabel="% of attainable performance", yticks=np.arange(len(table)), yticklabels=table["label"],
              xlim=(0, max(110, table["share"].max() * 1.12)), ylim=(-0.6, len(table) - 0.4))
     axis.tick_params(axis="y", labelsize=8)
     axis.grid(axis="y", visible=False)

@@ -13,18 +13,17 @@ from lib.config.definitions import workloads
 from lib.config.notebooks import MachineParams, RooflineParams
 from lib.errors import InputError, choices
 from lib.measure import archive, ceilings, machine
-from lib.measure.archive import Progress
 from lib.measure.operators import isolated
 from lib.measure.training import matrix
 from lib.predict.analytic import nsight, roofline
 from lib.predict.analytic.roofline import Roof
 from lib.work import networks
+from lib.work.dtypes import torch_name
 from lib.work.graph import capture, counts
 from lib.work.workloads import Task, prepare
 
 CEILINGS_S = 12.0
-COMPARED = ["label", "measured_ms", "roof_ms", "operators_roof_ms", "memory_bound_pct", "times_above"]
-_CAPTURED = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+COMPARED = ["label", "measured_ms", "roof_ms", "operators_roof_ms", "memory_bound_pct", "over_operators"]
 
 
 @dataclass(frozen=True)
@@ -80,7 +79,7 @@ def step_work(task: Task, precision: str, channels_last: bool = False, accumulat
     are not known.
     """
     shape = (task.workload.batch_size, *task.shape)
-    graph = capture.capture(capture.build_unfilled(task.model), shape, "train", "adam", _CAPTURED[precision], channels_last)
+    graph = capture.capture(capture.build_unfilled(task.model), shape, "train", "adam", torch_name(precision), channels_last)
     unknown = sorted({op.short for op in graph.ops if not counts.is_counted(op)})
     if unknown:
         raise InputError(f"{task.workload.id}: the FLOPs of {choices(unknown)} are not known")
@@ -95,7 +94,7 @@ def _parts(graph: capture.Graph) -> np.ndarray:
 def network_work(name: str, batch_size: int, dtype: str) -> np.ndarray:
     """Return FLOPs and compulsory bytes (n, 2) of the operators of a forward pass."""
     net = networks.network(name, batch_size)
-    return _parts(capture.capture(capture.build_unfilled(net.build), net.shape, dtype=isolated.DTYPES[dtype]))
+    return _parts(capture.capture(capture.build_unfilled(net.build), net.shape, dtype=torch_name(dtype)))
 
 
 def step_rows(runs: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, np.ndarray], list[str]]:
@@ -133,7 +132,7 @@ def _step_name(run: Any) -> str:
 
 # ------------------------------------------------------------------------------------------------- gathering
 
-def _ceilings(p: RooflineParams, device: str, progress: Progress) -> ceilings.Ceilings:
+def _ceilings(p: RooflineParams, device: str) -> ceilings.Ceilings:
     """Return the newest ceilings of this hardware and software that 01_machine measured; measured now where there are none."""
     asked = MachineParams(source=p.source, reference=p.reference, device=device, budget_s=CEILINGS_S)
     if p.source == "replay":
@@ -144,7 +143,7 @@ def _ceilings(p: RooflineParams, device: str, progress: Progress) -> ceilings.Ce
         if all(facts[name] == ids[name] for name in ids):
             found.append((facts["started_utc"], path, facts))
     if not found:
-        return ceilings.measure_ceilings(asked, progress)
+        return ceilings.measure_ceilings(asked)
     _, path, facts = max(found, key=lambda item: item[0])
     table = path.with_name(path.name.replace(".meta.json", ".csv"))
     other = table.with_name(table.name.replace("ceilings", "overheads", 1))
@@ -158,7 +157,7 @@ def _levelled(work: pd.DataFrame, found: list[Roof]) -> pd.DataFrame:
     return work.assign(level=level)
 
 
-def _alone(p: RooflineParams, device: str, found: list[Roof], progress: Progress) -> tuple[pd.DataFrame, str]:
+def _isolated(p: RooflineParams, device: str, found: list[Roof]) -> tuple[pd.DataFrame, str]:
     """Return points of networks and operators, measured now and stored, or read back and judged anew; and a note."""
     models = p.models.split(",")
     if p.source == "replay":
@@ -169,7 +168,7 @@ def _alone(p: RooflineParams, device: str, found: list[Roof], progress: Progress
             kept = stored.loc[stored["kind"] == "network", "label"]
             raise InputError(f"the reference has no {p.models} with a batch of {p.batch_size}; it has: {choices(kept)}")
         return roofline.points(chosen, found), note
-    work, facts = isolated.measure_work(models, p.batch_size, p.dtype, device, p.budget_s, progress)
+    work, facts = isolated.measure_work(models, p.batch_size, p.dtype, device, p.budget_s)
     frame = roofline.points(_levelled(work, found), found)
     frame.attrs["failed"] = facts["failed"]
     if frame.empty:
@@ -187,7 +186,7 @@ def _counted(p: RooflineParams, found: list[Roof], vendor: list[Roof]) -> pd.Dat
     return roofline.points(nsight.read(Path(p.nsight)).work(judges[0].hardware_id), judges)
 
 
-def study(p: RooflineParams, progress: Progress = lambda items, _: items) -> Study:
+def study(p: RooflineParams) -> Study:
     """Gather roofs and points of one device, measured now or replayed from the reference, as ``source`` says.
 
     Raises InputError for a device, model, vendor's device or file that is not there.
@@ -195,13 +194,13 @@ def study(p: RooflineParams, progress: Progress = lambda items, _: items) -> Stu
     device = str(machine.device(p.device)) if p.source == "measure" else \
         {"auto": "cpu", "cuda": "cuda:0"}.get(p.device, p.device)
     vendor = roofline.roofs(roofline.vendor_ceilings(definitions.vendor_device(p.vendor))) if p.vendor else []
-    limits = _ceilings(p, device, progress)
+    limits = _ceilings(p, device)
     found = roofline.roofs(limits.table, limits.overheads)
     runs = archive.runs(p.source, p.reference)
     chosen, left = newest(runs, found[0], limits.table["software_id"][0])
     work, parts, skipped = step_rows(chosen)
     steps = roofline.points(work, found) if len(work) else pd.DataFrame(columns=store.columns("points"))
-    measured, note = _alone(p, device, found, progress)
+    measured, note = _isolated(p, device, found)
     for part in (steps, measured):
         left |= {f"points {reason}": left.get(f"points {reason}", 0) + count
                  for reason, count in part.attrs.get("left out", {}).items()}
@@ -216,7 +215,7 @@ def study(p: RooflineParams, progress: Progress = lambda items, _: items) -> Stu
 def against_operators(found: Study) -> pd.DataFrame:
     """Return each step and network beside what its roof, and the sum of its operators' own roofs, would take, in ms.
 
-    An operator below the knee waits for memory while the next one computes, so that the sum is the tighter of the two.
+    An operator left of the ridge point waits for memory while the next one computes, so that the sum is the tighter of the two.
     """
     rows = []
     for row in found.whole.itertuples():
@@ -225,5 +224,5 @@ def against_operators(found: Study) -> pd.DataFrame:
         memory = roofline.memory_share(found.parts[row.label], roof)
         rows.append({"label": row.label, "measured_ms": row.elapsed_sec * 1e3,
                      "roof_ms": row.flops / row.attainable_gflops / 1e6, "operators_roof_ms": seconds * 1e3,
-                     "memory_bound_pct": memory * 100, "times_above": row.elapsed_sec / seconds})
+                     "memory_bound_pct": memory * 100, "over_operators": row.elapsed_sec / seconds})
     return pd.DataFrame(rows, columns=COMPARED)

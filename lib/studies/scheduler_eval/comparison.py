@@ -97,7 +97,7 @@ def with_noise(draw: Mix, sigmas: Sequence[float] = NOISE,
         bound_s = bounds.makespan_bound(asked)
         perfect = {name: run(asked, name)["makespan_s"] for name in names}
         for sigma in sigmas:
-            told = asked.said(asked.actual_s * portable.exp(sigma * wrong), sigma)
+            told = asked.with_predictions(asked.actual_s * portable.exp(sigma * wrong), sigma)
             spans = {name: run(told, name)["makespan_s"] for name in names}
             rows += [{"sigma": sigma, "seed": seed, "policy": name, "over_perfect": span / perfect[name],
                       "ratio": span / bound_s} for name, span in spans.items()]
@@ -109,12 +109,12 @@ def swapped(asked: Problem, seed: int, one: int = 0, two: int = -1) -> Problem:
     half = np.random.default_rng([seed, 2]).random(len(asked.jobs)) < 0.5
     told = asked.predicted_s.copy()
     told[half, one], told[half, two] = asked.predicted_s[half, two], asked.predicted_s[half, one]
-    return asked.said(np.where(np.isfinite(told) & np.isfinite(asked.actual_s), told, asked.actual_s))
+    return asked.with_predictions(np.where(np.isfinite(told) & np.isfinite(asked.actual_s), told, asked.actual_s))
 
 
 def blind(asked: Problem) -> Problem:
     """Return a problem of which nothing is predicted but where a job can run at all."""
-    return asked.said(np.where(np.isfinite(asked.actual_s), 1.0, np.inf))
+    return asked.with_predictions(np.where(np.isfinite(asked.actual_s), 1.0, np.inf))
 
 
 def adversarial(draw: Mix, seeds: int = 5, progress: Progress = lambda items, _: items) -> pd.DataFrame:

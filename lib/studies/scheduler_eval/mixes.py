@@ -110,7 +110,7 @@ def few(found: Offer, count: int = 40, names: Sequence[str] = ("fastest", "earli
     for name in names:
         schedule = simulate(asked, registry.policy(name)).schedule
         shown[f"{name}: {float(schedule['end_s'].max()) / bound_s:.2f} times the bound"] = schedule
-    return shown, {job: kinds[kind] for job, kind in zip(asked.jobs.ids, asked.jobs.kind, strict=True)}, bound_s
+    return shown, {job: kinds[kind] for job, kind in zip(asked.jobs.ids, asked.jobs.job_class, strict=True)}, bound_s
 
 
 def speed(found: Offer, scale: int, progress: Progress = lambda items, _: items) -> pd.DataFrame:

@@ -18,10 +18,10 @@ def drifted(asked: Problem, spread: float | np.ndarray, seed: int, said: float =
 
     ``spread`` is in log time, one number or (kinds, types). ``said`` is what the policy is told of it; 0: nothing.
     """
-    kinds = int(asked.jobs.kind.max()) + 1
+    kinds = int(asked.jobs.job_class.max()) + 1
     drawn = np.random.default_rng([seed, 3]).normal(0, 1, (kinds, asked.predicted_s.shape[1]))
     factor = portable.exp(drawn * spread)
-    return Problem(asked.jobs, asked.fleet, asked.predicted_s, asked.predicted_s * factor[asked.jobs.kind], said)
+    return Problem(asked.jobs, asked.fleet, asked.predicted_s, asked.predicted_s * factor[asked.jobs.job_class], said)
 
 
 def stale(draw: comparison.Mix, drifts: Sequence[float] = DRIFTS,
@@ -47,7 +47,7 @@ def uncertain(draw: comparison.Mix, spread: np.ndarray, names: Sequence[str] = (
 
 
 def _over(told: Problem, names: Sequence[str]) -> list[dict[str, float | str]]:
-    truth, bound_s = told.said(told.actual_s), bounds.makespan_bound(told)
+    truth, bound_s = told.with_predictions(told.actual_s), bounds.makespan_bound(told)
     spans = {name: comparison.run(told, name)["makespan_s"] for name in names}
     return [{"policy": name, "over_perfect": span / comparison.run(truth, name)["makespan_s"], "ratio": span / bound_s}
             for name, span in spans.items()]

@@ -53,7 +53,7 @@ def ignoring(draw: comparison.Mix, contention: Contention, names: Sequence[str] 
     for seed in progress(range(seeds), "contention"):
         asked = draw(seed)
         for name in names:
-            for told, known in (("nothing", None), ("the mean", contention.ignoring_kinds()), ("every pair", contention)):
+            for told, known in (("nothing", None), ("the mean", contention.averaged()), ("every pair", contention)):
                 foreseen = _makespan(asked, name, known, known)
                 real = _makespan(asked, name, contention, known)
                 rows.append({"seed": seed, "policy": name, "told": told, "foreseen_s": foreseen, "makespan_s": real,
@@ -62,7 +62,7 @@ def ignoring(draw: comparison.Mix, contention: Contention, names: Sequence[str] 
 
 
 def _makespan(asked: Problem, name: str, contention: Contention | None, told: Contention | None) -> float:
-    return float(simulate(asked, registry.policy(name), contention=contention, told=told).schedule["end_s"].max())
+    return float(simulate(asked, registry.policy(name), contention=contention, known=told).schedule["end_s"].max())
 
 
 def holding(draw: Callable[[float, int], Problem], contention: Contention, holds: Sequence[float] = HOLDS, seeds: int = 3,

@@ -3,7 +3,7 @@
 import pandas as pd
 
 from lib.measure.operators.aggregate import Sweep, pace
-from lib.measure.timing import VERDICTS
+from lib.measure.statistics import VERDICTS
 from lib.missing import needs
 
 

@@ -15,10 +15,10 @@ from pydantic import Field, model_validator
 from lib import paths
 from lib.config.base import Strict, build, load_yaml
 from lib.errors import InputError, choices
+from lib.work import dtypes
 from lib.work.graph import counts, families
 from lib.work.graph.capture import Op
 
-DTYPES = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "complex64": "complex64"}
 _BLOCK = 128  # points of one Latin hypercube
 _TRIES = 4000  # points drawn in vain before a space counts as empty
 _MOST_ORDERED = 300_000
@@ -118,9 +118,9 @@ class Config:
 
     def ops(self) -> tuple[Op, ...]:
         """Return the operators that torch runs for it; InputError for an impossible configuration or element type."""
-        if self.dtype not in DTYPES:
-            raise InputError(f"no element type {self.dtype!r}; there are: {choices(DTYPES)}")
-        return families.make(self.op, dict(self.parameters), DTYPES[self.dtype], self.passes)
+        if self.dtype not in dtypes.NAMES:
+            raise InputError(f"no element type {self.dtype!r}; there are: {choices(dtypes.NAMES)}")
+        return families.make(self.op, dict(self.parameters), dtypes.NAMES[self.dtype], self.passes)
 
 
 def config(op: str, parameters: dict[str, int | str], dtype: str = "fp32", passes: str = "forward") -> Config:

@@ -26,29 +26,29 @@ def _lpt(times, order, type_of, ready, types):
     heaps = np.empty((types, len(load)), np.int64)
     sizes = np.zeros(types, np.int64)
     for device in np.argsort(load):
-        kind = type_of[device]
-        heaps[kind, sizes[kind]] = device
-        sizes[kind] += 1
+        device_type = type_of[device]
+        heaps[device_type, sizes[device_type]] = device
+        sizes[device_type] += 1
     for job in order:
         best, end = -1, np.inf
-        for kind in range(types):
-            if sizes[kind] and load[heaps[kind, 0]] + times[job, kind] < end:
-                best, end = kind, load[heaps[kind, 0]] + times[job, kind]
+        for device_type in range(types):
+            if sizes[device_type] and load[heaps[device_type, 0]] + times[job, device_type] < end:
+                best, end = device_type, load[heaps[device_type, 0]] + times[job, device_type]
         device = heaps[best, 0]
         assign[job] = device
         load[device] = end
-        place, size = 0, sizes[best]
+        node, size = 0, sizes[best]
         while True:  # sift down
-            child = 2 * place + 1
+            child = 2 * node + 1
             if child >= size:
                 break
             if child + 1 < size and load[heaps[best, child + 1]] < load[heaps[best, child]]:
                 child += 1
             if load[heaps[best, child]] >= load[device]:
                 break
-            heaps[best, place] = heaps[best, child]
-            place = child
-        heaps[best, place] = device
+            heaps[best, node] = heaps[best, child]
+            node = child
+        heaps[best, node] = device
     return assign, load
 
 
@@ -93,18 +93,18 @@ def _proposed(times, extra, type_of, assign, load, square, job, other, two):
     That is if ``job`` goes to ``two`` and ``other`` (or none: -1) comes instead.
     """
     one = assign[job]
-    kind_one, kind_two = type_of[one], type_of[two]
-    leaves, comes = times[job, kind_one], times[job, kind_two]
+    type_one, type_two = type_of[one], type_of[two]
+    leaves, comes = times[job, type_one], times[job, type_two]
     load_one, load_two = load[one] - leaves, load[two] + comes
     square_one, square_two = square[one] - leaves * leaves, square[two] + comes * comes
-    change = extra[job, kind_two] - extra[job, kind_one]
+    change = extra[job, type_two] - extra[job, type_one]
     if other >= 0:
-        comes, leaves = times[other, kind_one], times[other, kind_two]
+        comes, leaves = times[other, type_one], times[other, type_two]
         load_one += comes
         load_two -= leaves
         square_one += comes * comes
         square_two -= leaves * leaves
-        change += extra[other, kind_one] - extra[other, kind_two]
+        change += extra[other, type_one] - extra[other, type_two]
     return load_one, load_two, max(0.0, square_one), max(0.0, square_two), change
 
 
@@ -118,7 +118,7 @@ def _loads(times, type_of, ready, assign):
 
 @njit(cache=True)
 def _anneal(times, extra, type_of, ready, squares, risk, assign, scale, weight, steps, hot, cooling, seed):
-    """Anneal moves and swaps of ``weight`` x (norm of the loads / scale) + ``extra`` (jobs, types); return the best found.
+    """Anneal moves and swaps of ``weight`` x (norm of the loads / scale) + ``extra`` (jobs, types); return the best of all.
 
     A load counts with ``risk`` times the root of the sum of its squared times: how far it may be off.
     """
@@ -188,12 +188,12 @@ def _bounded(times: np.ndarray) -> np.ndarray:
 
 
 def _rounded(times: np.ndarray, type_of: np.ndarray, ready_s: np.ndarray, share: np.ndarray) -> np.ndarray:
-    """Give each job to the type that has most of it in the fluid optimum, and there to devices, the longest first."""
-    kind = share.argmax(axis=1)
-    held = np.full(times.shape, 1e3 * _LARGE)
-    held[np.arange(len(times)), kind] = times[np.arange(len(times)), kind]
-    order = np.argsort(-times[np.arange(len(times)), kind], kind="stable")
-    return _lpt(held, order, type_of, ready_s.astype(float), times.shape[1])[0]
+    """Give each job to the type that has most of it in the LP relaxation, and there to devices, the longest first."""
+    chosen = share.argmax(axis=1)
+    only = np.full(times.shape, 1e3 * _LARGE)
+    only[np.arange(len(times)), chosen] = times[np.arange(len(times)), chosen]
+    order = np.argsort(-times[np.arange(len(times)), chosen], kind="stable")
+    return _lpt(only, order, type_of, ready_s.astype(float), times.shape[1])[0]
 
 
 def loads(times: np.ndarray, type_of: np.ndarray, ready_s: np.ndarray, assign: np.ndarray) -> np.ndarray:
@@ -217,7 +217,7 @@ def plan(times: np.ndarray, type_of: np.ndarray, ready_s: np.ndarray, steps: int
     if start is None:
         starts = [list_plan(times, type_of, ready_s)]
         if len(times) <= _MOST_ROUNDED:
-            solved = bounds.fluid(times, counts, np.bincount(type_of, ready_s, minlength=times.shape[1]))
+            solved = bounds.relaxation(times, counts, np.bincount(type_of, ready_s, minlength=times.shape[1]))
             starts.append(_rounded(times, type_of, ready_s, solved.share))
         start = min(starts, key=lambda one: loads(times, type_of, ready_s, one).max())
     scale = float(loads(times, type_of, ready_s, start).max())

@@ -5,19 +5,18 @@ from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 from math import inf
 
-from lib.schedule.policies.baselines import fits
-from lib.schedule.policies.hybrid.estimator import Belief
+from lib.schedule.policies.hybrid.estimator import Estimator
 from lib.schedule.state import Action, Restart, Running, Start, State, Wait, refining
 
 _PAYS = 0.8  # of what is left of a running job, that a restart elsewhere may take
 _LOOK = 4  # running jobs that are looked at
-_DRIFT = 0.01  # sum of the changes of belief, in log time, below which nothing is looked at again
+_DRIFT = 0.01  # sum of the changes of estimates, in log time, below which nothing is looked at again
 _STALE = 0.05  # share of the running jobs that are news since the order was made, and it is made anew
 
 _Entry = tuple[float, int, float]  # (key, device, start): the smallest first
 
 
-class _First:
+class _Front:
     """The few smallest of entries that come and go: ``front`` is in order, the rest lies in a heap."""
 
     def __init__(self, entries: list[_Entry]):
@@ -36,7 +35,7 @@ class _First:
         if entry is not None:
             heappush(self._heap, entry)
 
-    def settle(self, valid: Callable[[_Entry], bool]) -> list[_Entry]:
+    def first(self, valid: Callable[[_Entry], bool]) -> list[_Entry]:
         """Return the first few that are valid; others that are met are dropped."""
         if not all(map(valid, self.front)):
             self.front = list(filter(valid, self.front))
@@ -48,51 +47,52 @@ class _First:
 
 
 class Stragglers:
-    """Running jobs in two orders: what is left of one is what was believed less what passed, or a share of what passed.
+    """Running jobs in two orders: what is left of one is what was estimated less what passed, or a share of what passed.
 
     Both orders stay as time passes, so that whatever has most left is at the front of one of them. They are those of the
-    beliefs at the time when a job was seen; once these have changed, and so many jobs ended, they are made anew.
+    estimates at the time when a job started; once these have changed, and so many jobs ended, they are made anew.
     """
 
-    def __init__(self, state: State, belief: Belief):
+    def __init__(self, state: State, estimator: Estimator):
         self._last: tuple | None = None
-        self.look_s = 0.0
-        self._make(state, belief)
+        self._look_s = 0.0
+        self._left_types: dict[int, set[int]] = {}  # where a job was stopped, it does not go back
+        self._order(state, estimator)
 
-    def _make(self, state: State, belief: Belief) -> None:
+    def _order(self, state: State, estimator: Estimator) -> None:
         devices = list(state.running)
-        self._ends = _First([self._by_end(state, belief, device) for device in devices])
-        self._starts = _First([self._by_start(state, device) for device in devices])
-        self._drift, self._news = belief.drift, 0
+        self._ends = _Front([self._by_end(state, estimator, device) for device in devices])
+        self._starts = _Front([self._by_start(state, device) for device in devices])
+        self._drift, self._news = estimator.drift, 0
 
-    def _by_end(self, state: State, belief: Belief, device: int) -> _Entry:
-        ran, place = state.running[device], state.type_of[device]
-        return -(ran.start_s + state.setup_s[place] + belief.seconds(ran.job, place)), device, ran.start_s
+    def _by_end(self, state: State, estimator: Estimator, device: int) -> _Entry:
+        ran, device_type = state.running[device], state.type_of[device]
+        return -(ran.start_s + state.setup_s[device_type] + estimator.seconds(ran.job, device_type)), device, ran.start_s
 
     def _by_start(self, state: State, device: int) -> _Entry:
         start = state.running[device].start_s
         return start + state.setup_s[state.type_of[device]], device, start
 
-    def see(self, state: State, belief: Belief) -> None:
+    def update(self, state: State, estimator: Estimator) -> None:
         """Take in what started since the last call."""
         running = state.running
         for device in state.started:
             if device in running:
-                self._ends.push(self._by_end(state, belief, device))
+                self._ends.push(self._by_end(state, estimator, device))
                 self._starts.push(self._by_start(state, device))
         self._news += len(state.finished)
         count = len(running)
-        drifted = belief.drift - self._drift > _DRIFT and self._news > _STALE * count
+        drifted = estimator.drift - self._drift > _DRIFT and self._news > _STALE * count
         if drifted or len(self._ends) + len(self._starts) > 8 * count + 256:
             with refining(state):
-                self._make(state, belief)
+                self._order(state, estimator)
 
-    def moves(self, state: State, belief: Belief) -> list[Action]:
+    def restarts(self, state: State, estimator: Estimator) -> list[Action]:
         """Restart running jobs on free devices where they would end much earlier than where they are.
 
-        Nothing is looked at again while what is first, the free types and the beliefs are the same and nothing is overdue.
+        Nothing is looked at again while what is first, the free types and the estimates are the same and nothing is overdue.
         """
-        idle = [place for place, free in enumerate(state.free) if free]
+        idle = [device_type for device_type, free in enumerate(state.free) if free]
         if not idle or not state.running:
             return []
         running = state.running
@@ -101,59 +101,59 @@ class Stragglers:
             ran = running.get(entry[1])
             return ran is not None and ran.start_s == entry[2]
 
-        ends = self._ends.settle(valid)
-        starts = self._starts.settle(valid) if belief.sigma > 0 else []
+        ends = self._ends.first(valid)
+        starts = self._starts.first(valid) if estimator.sigma > 0 else []
         devices = {entry[1] for entry in ends} | {entry[1] for entry in starts}
         last = self._last
-        if last and last[0] == devices and last[1] == idle and belief.drift - last[2] <= _DRIFT and state.now_s < last[3]:
+        if last and last[0] == devices and last[1] == idle and estimator.drift - last[2] <= _DRIFT and state.now_s < last[3]:
             return last[4]
-        late = sorted(((self._left_s(state, belief, running[device]), running[device]) for device in devices),
+        late = sorted(((_left_s(state, estimator, running[device]), running[device]) for device in devices),
                       key=lambda one: -one[0])
-        actions, until_s = _restarts(state, belief, late[:_LOOK], idle)
+        actions, until_s = self._chosen(state, estimator, late[:_LOOK], idle)
         moved = bool(actions)
         if until_s < inf:
-            self.look_s = until_s
+            self._look_s = until_s
             actions.append(Wait("a running job may become a straggler", until_s))
-        self._last = None if moved or state.free_cores < inf else (devices, idle, belief.drift, until_s, actions)
+        self._last = None if moved or state.free_cores < inf else (devices, idle, estimator.drift, until_s, actions)
         return actions
 
-    def look(self, state: State, belief: Belief, actions: list[Action]) -> list[Action]:
-        """Ask to look again when the first job should have ended, if all jobs run and devices are left to move one to."""
+    def _chosen(self, state: State, estimator: Estimator, late: list[tuple[float, Running]],
+                idle: list[int]) -> tuple[list[Action], float]:
+        """Return what to restart on another type, and when to look again (inf: at the next event)."""
+        actions, taken, look_s, cores = [], set(), inf, state.free_cores
+        for left_s, ran in late:
+            here = state.type_of[ran.device]
+            for there_s, there in sorted((estimator.seconds(ran.job, one) + state.setup_s[one], one) for one in idle):
+                device = next((device for device in state.idle(there) if device not in taken), None)
+                if device is None or there == here or there in self._left_types.get(ran.job, ()) or there_s == inf or \
+                        state.cores(ran.job, there) > cores:
+                    continue
+                if there_s < _PAYS * left_s:
+                    taken.add(device)
+                    cores -= state.cores(ran.job, there)
+                    self._left_types.setdefault(ran.job, set()).add(here)
+                    actions.append(Restart(ran.job, device))
+                    again_s = there_s
+                else:  # when it will be so overdue that moving it pays
+                    passed_s = state.now_s - ran.start_s - state.setup_s[here]
+                    again_s = max(there_s / (_PAYS * max(estimator.sigma, 1e-9)) - passed_s, 0.01 * there_s)
+                look_s = min(look_s, again_s)
+                break
+        return actions, state.now_s + look_s if estimator.sigma > 0 else inf
+
+    def look_again(self, state: State, estimator: Estimator, actions: list[Action]) -> list[Action]:
+        """Wait until the first job should have ended, if all jobs run and devices are left to move one to."""
         starts = [action for action in actions if isinstance(action, Start)]
-        if belief.sigma <= 0 or len(starts) < len(state.waiting) or len(starts) >= sum(map(len, state.free)):
+        if estimator.sigma <= 0 or len(starts) < len(state.waiting) or len(starts) >= sum(map(len, state.free)):
             return []
-        if self.look_s <= state.now_s:  # the last look is over: of all that runs
-            left_s = (self._left_s(state, belief, ran) for ran in state.running.values())
-            self.look_s = state.now_s + min(left_s, default=inf)
-        first_s = min(belief.seconds(job, state.type_of[device]) for job, device in starts)
-        self.look_s = min(self.look_s, state.now_s + first_s)
-        return [Wait("a job that was started may become a straggler", self.look_s)]
-
-    def _left_s(self, state: State, belief: Belief, ran: Running) -> float:
-        place = state.type_of[ran.device]
-        return belief.left_s(ran.job, place, state.now_s - ran.start_s - state.setup_s[place])
+        if self._look_s <= state.now_s:  # the last look is over: of all that runs
+            left_s = (_left_s(state, estimator, ran) for ran in state.running.values())
+            self._look_s = state.now_s + min(left_s, default=inf)
+        first_s = min(estimator.seconds(job, state.type_of[device]) for job, device in starts)
+        self._look_s = min(self._look_s, state.now_s + first_s)
+        return [Wait("a job that was started may become a straggler", self._look_s)]
 
 
-def _restarts(state: State, belief: Belief, late: list[tuple[float, Running]], idle: list[int]) -> tuple[list[Action], float]:
-    """Return what to restart on another type, and when to look again (inf: at the next event)."""
-    actions, taken, look_s, cores = [], set(), inf, state.free_cores
-    left_types: dict[int, set[int]] = state.memory.setdefault("left", {})  # where a job was stopped, it does not go back
-    for left_s, ran in late:
-        kind = state.type_of[ran.device]
-        for there_s, place in sorted((belief.seconds(ran.job, place) + state.setup_s[place], place) for place in idle):
-            device = next((device for device in state.idle(place) if device not in taken), None)
-            if device is None or place == kind or place in left_types.get(ran.job, ()) or \
-                    not fits(state, ran.job, place, there_s) or state.cores(ran.job, place) > cores:
-                continue
-            if there_s < _PAYS * left_s:
-                taken.add(device)
-                cores -= state.cores(ran.job, place)
-                left_types.setdefault(ran.job, set()).add(kind)
-                actions.append(Restart(ran.job, device))
-                again_s = there_s
-            else:  # when it will be so overdue that moving it pays
-                passed_s = state.now_s - ran.start_s - state.setup_s[kind]
-                again_s = max(there_s / (_PAYS * max(belief.sigma, 1e-9)) - passed_s, 0.01 * there_s)
-            look_s = min(look_s, again_s)
-            break
-    return actions, state.now_s + look_s if belief.sigma > 0 else inf
+def _left_s(state: State, estimator: Estimator, ran: Running) -> float:
+    device_type = state.type_of[ran.device]
+    return estimator.left_s(ran.job, device_type, state.now_s - ran.start_s - state.setup_s[device_type])

@@ -1,0 +1,90 @@
+"""Tables that people write: lenient on what may be left out, strict on the rest, and exact about which cell is wrong."""
+
+from functools import cache
+from pathlib import Path
+
+from lib.errors import InputError, choices
+from lib.tables import DTYPES, Column
+
+
+def read(path: Path, columns: tuple[Column, ...], others: bool = False):
+    """Read a CSV with typed columns, the first of them its key; what is empty gets its default.
+
+    More columns are allowed, and left out, only with ``others``. Raises InputError in one line: the file, the column, the row
+    by its key, what is there, and what would be right.
+    """
+    import pandas as pd
+
+    try:
+        cells = pd.read_csv(path, dtype=str, keep_default_na=False, skipinitialspace=True)
+    except FileNotFoundError:
+        raise InputError(f"{path} is missing") from None
+    except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError, OSError) as error:
+        raise InputError(f"{path} is not a readable CSV: {error}") from None
+    cells = cells.rename(columns=str.strip)
+    names = [column.name for column in columns]
+    missing = [column.name for column in columns if column.name not in cells and column.default is None]
+    unknown = [name for name in cells if name not in names and not others]
+    if missing or unknown:
+        raise InputError(f"{path}: missing columns [{choices(missing)}], unknown [{choices(unknown)}]; "
+                         f"it takes: {choices(names)}")
+    if not len(cells):
+        raise InputError(f"{path} has no row")
+    cells = cells.reindex(columns=names, fill_value="").apply(lambda texts: texts.str.strip())
+    frame = pd.DataFrame({column.name: _parsed(cells, column, path) for column in columns})
+    frame = _checked(frame, cells, columns, path)
+    defaults = {column.name: column.default for column in columns if column.kind != "text" and column.default is not None}
+    return frame.fillna(defaults).astype({column.name: DTYPES[column.kind] for column in columns})
+
+
+def _parsed(cells, column: Column, path: Path):
+    """Return a column's texts, or its numbers with NaN where a cell is empty; InputError for what is no such number."""
+    import pandas as pd
+
+    texts = cells[column.name]
+    if column.kind == "text":
+        return texts
+    numbers = pd.to_numeric(texts.where(texts != ""), errors="coerce").astype(float)
+    unreadable = numbers.isna() & (texts != "")
+    if column.kind != "float":
+        unreadable |= numbers.notna() & (numbers % 1 != 0)
+    if unreadable.any():
+        raise _wrong(cells, column, unreadable.idxmax(), path)
+    return numbers
+
+
+def _checked(frame, cells, columns: tuple[Column, ...], path: Path):
+    import pandera.errors
+
+    try:
+        return _schema(columns).validate(frame, lazy=True)
+    except pandera.errors.SchemaErrors as error:
+        first = error.failure_cases.iloc[0]
+        column = next(column for column in columns if column.name == first["column"])
+        raise _wrong(cells, column, first["index"], path) from None
+
+
+@cache
+def _schema(columns: tuple[Column, ...]):
+    """Return the pandera schema of a table before its defaults are filled in."""
+    import pandera.pandas as pa
+
+    def one(column: Column):
+        if column.kind == "text":
+            checks = [] if column.default is not None else [pa.Check.ne("")]
+            return pa.Column("str", checks, unique=column is columns[0])
+        least = -float("inf") if column.least is None else column.least
+        return pa.Column("float64", pa.Check.in_range(least, float("inf"), include_max=False),
+                         nullable=column.empty or column.default is not None)
+
+    return pa.DataFrameSchema({column.name: one(column) for column in columns}, strict=True)
+
+
+def _wrong(cells, column: Column, row: int, path: Path) -> InputError:
+    cell = cells.loc[row, column.name]
+    if column.kind == "text":
+        return InputError(f"{path}: {column.name} {cell!r} is there twice" if cell else f"{path}: a row has no {column.name}")
+    kind = "finite" if column.kind == "float" else "whole"
+    least = "" if column.least is None else f", {column.least:g} or more"
+    empty = ", or empty" if column.empty or column.default is not None else ""
+    return InputError(f"{path}: {column.name} of {cells.iloc[:, 0][row]!r} is {cell!r}: it is a {kind} number{least}{empty}")

@@ -1,0 +1,125 @@
+"""Many networks measured in interleaved rounds, resumable, and the table ``networks`` that they give."""
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from lib import store
+from lib.config.definitions import Campaign
+from lib.errors import InputError, choices
+from lib.measure import machine, statistics
+from lib.measure.budget import Budget
+from lib.measure.networks.case import Case
+from lib.measure.networks.end_to_end import LEAST, in_a_process
+from lib.measure.reference_kernel import SLOW, USUAL
+from lib.progress import track
+from lib.tables import columns
+
+Results = list[dict[str, Any]]
+Visits = dict[tuple[int, str, str], Results]  # by round, network and memory
+
+
+def cases(plan: Campaign, some: str = "") -> list[tuple[Case, str]]:
+    """Return the cases of a campaign, each with its memory (of the process: default, or kept); ``some`` names networks.
+
+    Raises InputError for a network that is not in it.
+    """
+    names = [name for name in some.split(",") if name]
+    held = list(dict.fromkeys(network for part in plan.sets for network in part.networks))
+    if unknown := set(names) - set(held):
+        raise InputError(f"no network {choices(sorted(unknown))} in the plan; there are: {choices(held)}")
+    several = [(Case(network, mode, batch, dtype=dtype), memory) for part in plan.sets for memory in part.memory
+               for network in part.networks for mode in part.modes for batch in part.batch_sizes for dtype in part.dtypes]
+    return [pair for pair in dict.fromkeys(several) if not names or pair[0].network in names]
+
+
+def measure(wanted: Sequence[tuple[Case, str]], device_id: str = "cpu", rounds: int = 2, case_s: float = 1.0,
+            budget_s: float = 0.0, raw: Path | None = None) -> tuple[pd.DataFrame, dict[str, Any]]:
+    """Measure networks in rounds of random order, a process a network; return the table ``networks`` and the identity.
+
+    A case has ``case_s`` seconds a round, and five passes at least; no process starts after ``budget_s`` (0: no limit).
+    ``raw``, a file of JSON lines, keeps every visit as it ends, and a second call resumes after them. Passes while the
+    processor was slower than usual do not count where five others exist.
+    """
+    groups: dict[tuple[str, str], list[Case]] = {}
+    for case, memory in wanted:
+        groups.setdefault((case.network, memory), []).append(case)
+    visits, identity = _read(raw, groups)
+    draw, keys, budget = np.random.default_rng(0), list(groups), Budget(budget_s)
+    order = [(number, *keys[index]) for number in range(rounds) for index in draw.permutation(len(keys))]
+    for key in track([key for key in order if key not in visits], "networks"):
+        if budget.spent:
+            break
+        results, ids = in_a_process(groups[key[1:]], device_id, case_s, key[2])
+        visits[key], identity = results, ids or identity
+        if raw:
+            _append(raw, key, results, identity)
+    return summarise(visits, identity or {**machine.identity(), "threads": 0}, device_id), identity
+
+
+def _append(raw: Path, key: tuple[int, str, str], results: Results, identity: dict[str, Any]) -> None:
+    plain = [{**row, "case": vars(row["case"])} for row in results]
+    raw.parent.mkdir(parents=True, exist_ok=True)
+    with raw.open("a", encoding="utf-8") as file:
+        file.write(json.dumps({"round": key[0], "network": key[1], "memory": key[2], "results": plain, "identity": identity})
+                   + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _read(raw: Path | None, groups: dict[tuple[str, str], list[Case]]) -> tuple[Visits, dict[str, Any]]:
+    """Read back the visits of an earlier call that are still wanted; a torn last line is dropped."""
+    visits, identity = {}, {}
+    lines = raw.read_text(encoding="utf-8").split("\n")[:-1] if raw and raw.is_file() else []
+    for line in lines:
+        visit = json.loads(line)
+        results = [{**row, "case": Case(**row["case"])} for row in visit["results"]]
+        if groups.get((visit["network"], visit["memory"])) == [row["case"] for row in results]:
+            identity = visit["identity"] or identity
+            visits[visit["round"], visit["network"], visit["memory"]] = results
+    return visits, identity
+
+
+def _usual_ms(visits: Iterable[Results]) -> float:
+    """Return what the reference kernel takes at most on a processor as fast as usual, by all visits."""
+    taken = [ms for results in visits for row in results for ms in row.get("yardstick_ms", ())]
+    return SLOW * float(np.percentile(taken, USUAL)) if taken and np.isfinite(taken).all() else np.inf
+
+
+def summarise(visits: Visits, identity: dict[str, Any], device_id: str) -> pd.DataFrame:
+    """Return the table ``networks`` from the visits of all rounds."""
+    usual_ms, by_case = _usual_ms(visits.values()), {}
+    for (_, _, memory), results in visits.items():
+        for row in results:
+            by_case.setdefault((row["case"], memory), []).append(row)
+    shared = {"device": device_id, **{name: identity[name] for name in ("threads", "hardware_id", "software_id")}}
+    rows = [{**vars(case), "memory": memory, **shared, **_row(results, usual_ms)}
+            for (case, memory), results in by_case.items()]
+    return pd.DataFrame(rows, columns=columns("networks"))
+
+
+def _row(results: Results, usual_ms: float) -> dict[str, Any]:
+    """Return latency, spread, memory, status and verdict of one case from its visits."""
+    good = [row for row in results if not row["reason"]]
+    if not good:
+        return {"status": "failed", "reason": results[0]["reason"], "n": 0, "verdict": statistics.VERDICTS[-1]}
+    samples_ms, kernel_ms = (np.concatenate([row[name] for row in good]) for name in ("samples_ms", "yardstick_ms"))
+    usual = kernel_ms <= usual_ms if np.isfinite(usual_ms) else np.ones(len(samples_ms), bool)
+    enough = usual.sum() >= LEAST
+    timing = statistics.Timing(samples_ms[usual] if enough else samples_ms)
+    return {"latency_ms": timing.median_ms, "latency_iqr_ms": timing.iqr_ms, "n": timing.n, "usual_share": float(usual.mean()),
+            "rss_mb": max(row["rss_mb"] for row in good), "tensors_mb": max(row["tensors_mb"] for row in good), "status": "ok",
+            "reason": "" if enough else "fewer than five passes on a processor as fast as usual",
+            "verdict": timing.verdict if enough else statistics.worst(timing.verdict, statistics.VERDICTS[1])}
+
+
+def write(table: pd.DataFrame, path: Path, **facts: Any) -> Path:
+    """Write a table ``networks`` with its provenance."""
+    store.write(table, path, "networks", derived=True)
+    store.write_meta(path, "networks", **facts)
+    return path

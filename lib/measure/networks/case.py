@@ -1,0 +1,60 @@
+"""One network to run: its name, mode and batch, and the program that runs it."""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import torch
+
+from lib.errors import InputError
+from lib.work import dtypes, networks
+from lib.work.graph import capture
+
+
+@dataclass(frozen=True)
+class Case:
+    """One network in one mode at one batch size; ``input_shape`` empty is its usual one."""
+
+    network: str
+    mode: str
+    batch_size: int
+    input_shape: str = ""
+    dtype: str = "fp32"
+    channels_last: bool = False
+    compiled: bool = False
+
+    def resolved(self) -> networks.Network:
+        """Return the network with the shape of its batch; InputError for a name or shape that is none."""
+        return networks.network(self.network, self.batch_size, self.input_shape)
+
+
+def program(case: Case, device: torch.device) -> Callable[[], object]:
+    """Return one pass (infer), or one forward, loss and backward (train), of a network with random weights.
+
+    Raises InputError for a mode that is none.
+    """
+    if case.mode not in capture.MODES:
+        raise InputError(f"no mode {case.mode!r}; there are: {', '.join(capture.MODES)}")
+    net = case.resolved()
+    layout = torch.channels_last if case.channels_last else torch.contiguous_format
+    model = net.build().to(device)
+    inputs = torch.randn(net.shape, device=device)
+    if len(net.shape) == 4:
+        model, inputs = model.to(memory_format=layout), inputs.to(memory_format=layout)
+    model = torch.compile(model) if case.compiled else model
+    amp = torch.autocast(device.type, dtypes.torch_dtype(case.dtype)) if case.dtype != "fp32" else nullcontext()
+    if case.mode == "infer":
+        model.eval()
+
+        def forward() -> object:
+            with torch.no_grad(), amp:
+                return model(inputs)
+        return forward
+    model.train()
+
+    def step() -> None:
+        with amp:
+            loss = capture.default_loss(capture.first_tensor(model(inputs)))
+        loss.backward()
+        model.zero_grad(set_to_none=True)
+    return step

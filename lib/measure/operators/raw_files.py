@@ -1,0 +1,66 @@
+"""The raw files of a sweep on one device: configurations as they are entered, visits as they end."""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lib import store
+from lib.errors import InputError, choices
+from lib.tables import columns
+from lib.work.graph import spaces
+from lib.work.graph.capture import Op
+from lib.work.graph.spaces import Config
+
+
+@dataclass
+class RawFiles:
+    """What one device has measured so far, on disk (``configs.csv``, ``repeats.csv``) and in memory."""
+
+    folder: Path
+    configs: dict[str, tuple[Config, tuple[Op, ...]]] = field(default_factory=dict)
+    visits: set[tuple[str, int]] = field(default_factory=set)
+    failed: set[str] = field(default_factory=set)
+    skipped: set[str] = field(default_factory=set)
+    spent_s: float = 0.0
+
+    def __post_init__(self):
+        self._configs = store.Appender(self.folder / "configs.csv", "configs", resume=True)
+        self._repeats = store.Appender(self.folder / "repeats.csv", "repeats", resume=True)
+        entered = store.read(self.folder / "configs.csv", "configs")
+        done = store.read(self.folder / "repeats.csv", "repeats")
+        foreign = set(done["config"]) - set(entered["config"])
+        if foreign:
+            raise InputError(f"{self.folder}/repeats.csv holds configurations that configs.csv does not: "
+                             f"{choices(sorted(foreign)[:3])}; the folder is no sweep of this project")
+        self.skipped = set(entered.loc[entered["status"] == "skipped", "config"])
+        self.visits = set(zip(done["config"], done["round"], strict=True))
+        self.failed = set(done.loc[done["status"] != "ok", "config"])
+        self.spent_s = float(done["visit_s"].sum())  # by earlier calls
+        for row in entered[entered["status"] == "ok"].to_dict("records"):
+            config = Config(row["op"], tuple(json.loads(row["parameters"]).items()), row["dtype"], row["pass"],
+                            row["latency_type"], row["cache"])
+            self.configs[row["config"]] = (config, config.ops())
+
+    def enter(self, config: Config, ops: tuple[Op, ...], status: str = "ok", reason: str = "") -> None:
+        """Write down a configuration before it is measured, or why it is not."""
+        flops, moved = spaces.work(ops) if ops else (float("nan"), float("nan"))
+        self._configs.append([config.key, config.op, json.dumps(dict(config.parameters)), config.dtype, config.passes,
+                              config.latency_type, config.cache, flops, moved, spaces.footprint(ops) / 1e6, status, reason])
+        if status == "ok":
+            self.configs[config.key] = (config, ops)
+        else:
+            self.skipped.add(config.key)
+
+    def add(self, key: str, number: int, result: dict[str, Any]) -> None:
+        """Write down one visit."""
+        row = {"config": key, "round": number, **result}
+        self._repeats.append([row[name] for name in columns("repeats")])
+        self.visits.add((key, number))
+        if result["status"] != "ok":
+            self.failed.add(key)
+
+    def close(self) -> None:
+        """Close both files."""
+        self._configs.close()
+        self._repeats.close()

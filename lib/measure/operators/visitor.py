@@ -1,0 +1,101 @@
+"""The worker of a sweep: a process that visits configurations on one device, and its replacement when it dies or hangs."""
+
+import gc
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+from lib.config.notebooks import SweepParams
+from lib.measure import load, machine
+from lib.measure.budget import Budget
+from lib.measure.networks import allocator
+from lib.measure.operators import visit
+from lib.measure.reference_kernel import ReferenceKernel
+from lib.measure.worker import Service, WorkerLostError
+from lib.work.graph.capture import Op
+from lib.work.graph.spaces import Config
+
+_DEATHS = 2  # of the worker at one configuration, before that is given up
+
+
+@contextmanager
+def _visits(device_id: str, threads: int, visit_ms: float, patience_s: float) -> Iterator[tuple[dict[str, Any], Callable]]:
+    """Set this process up for visits to a device; give its identity, and the function of (configuration, operators).
+
+    Raises InputError for a device that is not here or is taken.
+    """
+    device = machine.device(device_id)
+    machine.use(device)
+    if threads:
+        torch.set_num_threads(threads)
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    torch.set_grad_enabled(True)
+    identity = machine.identity()
+    with load.device_lock(device_id):
+        kernel = ReferenceKernel() if device.type == "cpu" else None
+        if kernel:
+            kernel.settle()
+        load.wait_for_quiet(torch.get_num_threads(), patience_s, window_s=0.25)
+        tools, begin = visit.Tools(device), time.perf_counter()
+        gc.disable()
+
+        def respond(request: tuple[Config, tuple[Op, ...]]) -> dict[str, Any]:
+            gc.collect(0)
+            at_s = time.perf_counter() - begin
+            result = _undisturbed(*request, device, visit_ms, tools, kernel)
+            return {**result, "at_s": at_s, "visit_s": time.perf_counter() - begin - at_s}
+
+        yield {**identity, "threads": torch.get_num_threads(), "pid": os.getpid()}, respond
+
+
+def _undisturbed(config: Config, ops: tuple[Op, ...], device: torch.device, visit_ms: float, tools: visit.Tools,
+                 kernel: ReferenceKernel | None) -> dict[str, Any]:
+    """Wait a moment for the processor to be as fast as usual, then visit; the reference kernel tells whether it stayed so."""
+    if kernel is None:
+        return {**visit.visit(config, ops, device, visit_ms, tools), "yardstick_ms": np.nan}
+    before_ms = kernel.wait()
+    result = visit.visit(config, ops, device, visit_ms, tools)
+    return {**result, "yardstick_ms": max(before_ms, kernel.after())}
+
+
+class Visitor:
+    """Has configurations visited in a worker process, which is started again after it died or hung."""
+
+    def __init__(self, device: str, p: SweepParams):
+        self._device, self._p = device, p
+        self._start()
+
+    def _start(self) -> None:
+        patience_s = min(self._p.patience_s, Budget(self._p.budget_s).patience_s)
+        # with a retained heap: else the outputs of large operators would fault their pages in at each call
+        self._service = Service(_visits, self._device, self._p.threads, self._p.visit_ms, patience_s,
+                                environment=allocator.RETAINED)
+
+    def ready(self) -> dict[str, Any]:
+        """Wait until the process is set up and the machine quiet; return its identity, or raise what stopped it."""
+        return self._service.ready()
+
+    def visit(self, config: Config, ops: tuple[Op, ...]) -> dict[str, Any]:
+        """Have one configuration measured; where the worker hangs, or dies twice, the result says so with status failed."""
+        begin, reason = time.monotonic(), ""
+        for _ in range(_DEATHS):
+            try:
+                return self._service.ask((config, ops), self._p.timeout_s)
+            except WorkerLostError as error:
+                reason, hung = str(error), error.hung
+            self._start()
+            self._service.ready()
+            if hung:
+                break
+        nothing = dict.fromkeys(("latency_ms", "spread_ms", "yardstick_ms"), float("nan"))
+        return {**nothing, "n": 0, "calls": 0, "at_s": 0.0, "visit_s": time.monotonic() - begin, "other_cores": 0.0,
+                "stolen_cores": 0.0, "status": "failed", "reason": reason}
+
+    def shut_down(self) -> None:
+        """End the process."""
+        self._service.shut_down()

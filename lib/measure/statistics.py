@@ -1,0 +1,76 @@
+"""What samples say: median, spread, bootstrap interval, and the verdict on them. The one place of these definitions."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+STABLE_IQR = 0.10  # of the median, as torch.utils.benchmark warns
+NOISY_IQR = 0.25
+VERDICTS = ("stable", "noisy", "unusable")
+
+
+def spread_verdict(iqr_over_median: float) -> str:
+    """Return the verdict on a relative spread: stable up to 10 %, noisy up to 25 %, else (NaN too) unusable."""
+    return VERDICTS[0] if iqr_over_median <= STABLE_IQR else VERDICTS[1] if iqr_over_median <= NOISY_IQR else VERDICTS[2]
+
+
+def worst(*verdicts: str) -> str:
+    """Return the worst of several verdicts."""
+    return VERDICTS[max(VERDICTS.index(verdict) for verdict in verdicts)]
+
+
+def resampled(samples: np.ndarray, statistic: Callable[..., np.ndarray], draws: int, random: np.random.Generator) -> np.ndarray:
+    """Return ``statistic`` (taken with ``axis=1``) of bootstrap resamples of ``samples`` (n,): an array (draws,)."""
+    samples = np.asarray(samples)
+    return statistic(samples[random.integers(0, len(samples), (draws, len(samples)))], axis=1)
+
+
+def interval(drawn: np.ndarray, level: float = 0.95) -> tuple[float, float]:
+    """Return the central interval that holds a share ``level`` of ``drawn`` (draws,)."""
+    low, high = np.quantile(drawn, ((1 - level) / 2, (1 + level) / 2))
+    return float(low), float(high)
+
+
+def bootstrap(samples: np.ndarray, statistic: Callable[..., np.ndarray] = np.median, level: float = 0.95, draws: int = 1000,
+              seed: int = 0) -> tuple[float, float]:
+    """Return the percentile bootstrap interval of a statistic of ``samples`` (n,)."""
+    return interval(resampled(samples, statistic, draws, np.random.default_rng(seed)), level)
+
+
+@dataclass(frozen=True)
+class Timing:
+    """The samples of one measurement (n,), in ms a call; what they say is computed from them."""
+
+    samples_ms: np.ndarray
+    calls: int = 1
+
+    @property
+    def n(self) -> int:
+        """Return the number of samples."""
+        return len(self.samples_ms)
+
+    @property
+    def median_ms(self) -> float:
+        """Return the median, in ms."""
+        return float(np.median(self.samples_ms))
+
+    @property
+    def iqr_ms(self) -> float:
+        """Return the interquartile range, in ms."""
+        low, high = np.percentile(self.samples_ms, (25, 75))
+        return float(high - low)
+
+    @property
+    def spread(self) -> float:
+        """Return the interquartile range over the median; inf for a median of 0."""
+        return self.iqr_ms / self.median_ms if self.median_ms > 0 else np.inf
+
+    def interval_ms(self, level: float = 0.95, draws: int = 1000, seed: int = 0) -> tuple[float, float]:
+        """Return the bootstrap interval of the median, in ms."""
+        return bootstrap(self.samples_ms, level=level, draws=draws, seed=seed)
+
+    @property
+    def verdict(self) -> str:
+        """Return the verdict on the spread."""
+        return spread_verdict(self.spread)

@@ -1,0 +1,150 @@
+"""A process of its own for work that may die, hang, or need an environment: how it is started, asked, watched and shut down.
+
+``Worker`` is the process and a pipe to it, for any protocol: the scheduler's jobs speak while they run. ``Service`` adds
+requests that are answered one at a time, for sweeps; ``call`` runs one function in a process that ends with it, for networks
+and the matrix. Imports nothing heavy, so that a worker is there soon.
+"""
+
+import multiprocessing
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from multiprocessing.connection import Connection
+from typing import Any
+
+from lib.errors import death
+
+_JOIN_S = 5.0
+_environment = threading.Lock()
+
+
+class WorkerLostError(RuntimeError):
+    """A worker died, or did not answer in time (``hung``); the message says which, and the worker is shut down."""
+
+    def __init__(self, reason: str, hung: bool = False):
+        super().__init__(reason)
+        self.hung = hung
+
+
+@contextmanager
+def _environ(values: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables for the processes that are started meanwhile, and put back what was there."""
+    with _environment:
+        before = {name: os.environ.get(name) for name in values}
+        os.environ.update(values)
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                os.environ.pop(name) if value is None else os.environ.__setitem__(name, value)
+
+
+class Worker:
+    """A spawned process that runs ``target(pipe, *arguments)``, its end of ``pipe``, and the reason of its death.
+
+    ``environment`` are variables that it is started with. The process ends with this one.
+    """
+
+    def __init__(self, target: Callable[..., None], *arguments: Any, environment: Mapping[str, str] | None = None,
+                 name: str | None = None):
+        context = multiprocessing.get_context("spawn")
+        self.pipe, theirs = context.Pipe()
+        self._process = context.Process(target=target, args=(theirs, *arguments), name=name, daemon=True)
+        with _environ(environment or {}):
+            self._process.start()
+        theirs.close()
+
+    def send(self, message: Any) -> None:
+        """Send a message; one that is dead says so when it is next listened to."""
+        try:
+            self.pipe.send(message)
+        except (OSError, ValueError):
+            return
+
+    def receive(self, timeout_s: float | None = None) -> Any:
+        """Wait for the next message; WorkerLostError when it died, or is silent for ``timeout_s`` (None: no limit)."""
+        try:
+            if self.pipe.poll(timeout_s):
+                return self.pipe.recv()
+        except (EOFError, OSError):
+            reason, hung = self.death(), False
+        else:
+            reason, hung = f"no answer within {timeout_s:g} s", True
+        self.shut_down()
+        raise WorkerLostError(reason, hung)
+
+    def messages(self) -> tuple[list[Any], str]:
+        """Return what it has sent since the last time, and why it died; empty while it lives."""
+        received = []
+        try:
+            while self.pipe.poll():
+                received.append(self.pipe.recv())
+        except (EOFError, OSError):
+            return received, self.death()
+        return received, ""
+
+    def death(self) -> str:
+        """Return how the process ended."""
+        self._process.join(_JOIN_S)
+        return f"the worker {death(self._process.exitcode)}"
+
+    def shut_down(self) -> None:
+        """End the process at once."""
+        self._process.kill()
+        self._process.join()
+        self.pipe.close()
+
+
+ServiceFactory = Callable[..., AbstractContextManager[tuple[Any, Callable[[Any], Any]]]]
+
+
+def _serve(pipe: Connection, service: ServiceFactory, arguments: tuple[Any, ...]) -> None:
+    """Send what ``service`` is ready with, then answer requests until whoever asks is gone; an error that it raises is sent."""
+    try:
+        with service(*arguments) as (ready, respond):
+            pipe.send((ready, None))
+            while True:
+                pipe.send((respond(pipe.recv()), None))
+    except (EOFError, BrokenPipeError, ConnectionError, KeyboardInterrupt):
+        return
+    except Exception as error:  # whatever it is, it is raised where the request was made
+        pipe.send((None, error))
+
+
+class Service(Worker):
+    """A worker that answers requests one at a time.
+
+    ``service(*arguments)``, called in the process, is a context manager; it gives what it is ``ready`` with, and the function
+    that responds to a request. An error that it raises ends it, and is raised here.
+    """
+
+    def __init__(self, service: ServiceFactory, *arguments: Any, environment: Mapping[str, str] | None = None):
+        super().__init__(_serve, service, arguments, environment=environment)
+
+    def ready(self, timeout_s: float | None = None) -> Any:
+        """Wait until it is set up; return what it is ready with. Raises what stopped it, or WorkerLostError."""
+        result, error = self.receive(timeout_s)
+        if error is not None:
+            self.shut_down()
+            raise error
+        return result
+
+    def ask(self, request: Any, timeout_s: float | None = None) -> Any:
+        """Return the response to ``request``. Raises what the service raised, or WorkerLostError."""
+        self.send(request)
+        return self.ready(timeout_s)
+
+
+@contextmanager
+def _one_call(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Iterator[tuple[Any, Callable[[Any], Any]]]:
+    yield function(*arguments), lambda request: None
+
+
+def call(function: Callable[..., Any], *arguments: Any, environment: Mapping[str, str] | None = None) -> Any:
+    """Return ``function(*arguments)``, run in a process of its own. Raises what it raised, or WorkerLostError."""
+    service = Service(_one_call, function, arguments, environment=environment)
+    try:
+        return service.ready()
+    finally:
+        service.shut_down()

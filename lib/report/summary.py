@@ -1,0 +1,89 @@
+"""The figure that sums a report up, drawn from nothing but the key numbers that its notebooks recorded."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lib.report.style import SERIES
+
+Numbers = Mapping[str, Mapping[str, Mapping[str, Any]]]  # executed notebook -> name -> value, unit, tolerance
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One question's answer: bars by label, in ``unit``; ``limit`` is the value that bounds them all, if there is one."""
+
+    title: str
+    unit: str
+    bars: dict[str, float]
+    digits: str
+    limit: float | None = None
+    logarithmic: bool = False
+
+    @property
+    def text(self) -> str:
+        """Return the panel in words, for those who do not see it."""
+        shown = ", ".join(f"{label} {value:{self.digits}}" for label, value in self.bars.items())
+        return f"{self.title} ({self.unit}): {shown or 'not run'}."
+
+
+def series(numbers: Numbers, suffix: str) -> Iterator[tuple[str, float]]:
+    """Yield (name without the suffix, value) of every key number whose name ends in ``suffix`` and that was measured."""
+    for recorded in numbers.values():
+        for name, item in recorded.items():
+            if name.endswith(suffix) and not isinstance(item["value"], str):
+                yield name.removesuffix(suffix).strip(), item["value"]
+
+
+def _short(case: str) -> str:
+    """Return a case of whole networks without the words that all share."""
+    return case.removeprefix("network, ").replace("batch ", "b").replace(" allocator", "").replace(" heap", "")
+
+
+def panels(numbers: Numbers) -> tuple[Panel, ...]:
+    """Return the four answers: measured, explained, predicted, placed."""
+    rates = {name.replace("_cpu_fp32", "").replace("_", " "): value for name, value in series(numbers, " throughput")}
+    shares = {name.rstrip(":"): value for name, value in series(numbers, " share of attainable performance")}
+    errors = {_short(name.rstrip(",")): value for name, value in series(numbers, " MAPE") if name.startswith("network, ")}
+    hybrid = dict(series(numbers, ": hybrid / bound"))
+    placed: dict[str, float] = {}
+    for mix, saved in series(numbers, ": could be saved"):
+        placed |= {f"{mix}, best single device": 1 / (1 - saved / 100), f"{mix}, hybrid": hybrid[mix]}
+    return (Panel("Measured: training throughput", "images/s", rates, ",.4g", logarithmic=True),
+            Panel("Explained: share of attainable performance", "% of the roofline", shares, ".0f", 100.0),
+            Panel("Predicted: mean error on unseen networks", "MAPE, %", errors, ".1f"),
+            Panel("Placed: makespan over its lower bound", "1 = nothing can be faster", placed, ".2f", 1.0))
+
+
+def description(numbers: Numbers) -> str:
+    """Return the whole figure in words."""
+    return " ".join(panel.text for panel in panels(numbers))
+
+
+def draw(numbers: Numbers):
+    """Return the figure: a panel of bars a question; one whose notebook has not been run says so."""
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(2, 2, figsize=(10, 6))
+    for axis, panel, colour in zip(axes.flat, panels(numbers), SERIES, strict=False):
+        _bars(axis, panel, colour)
+    return figure
+
+
+def _bars(axis, panel: Panel, colour: str) -> None:
+    axis.set_title(panel.title, fontsize=11)
+    axis.set_xlabel(panel.unit, fontsize=9)
+    axis.grid(axis="y", visible=False)
+    if not panel.bars:
+        axis.set(xticks=(), yticks=())
+        axis.text(0.5, 0.5, "not run", ha="center", transform=axis.transAxes, color="#777777")
+        return
+    places, values = range(len(panel.bars)), list(panel.bars.values())
+    drawn = axis.barh(places, values, color=colour, height=0.7)
+    axis.bar_label(drawn, [f"{value:{panel.digits}}" for value in values], padding=3, fontsize=9)
+    axis.set(yticks=places, ylim=(len(places) - 0.4, -0.6), xscale="log" if panel.logarithmic else "linear")
+    axis.set_yticklabels(panel.bars, fontsize=9)
+    top = max([*values, panel.limit or 0.0])
+    axis.set_xlim(min(values) / 3 if panel.logarithmic else 0, top * (4 if panel.logarithmic else 1.15))
+    if panel.limit is not None:
+        axis.axvline(panel.limit, color="#444444", linewidth=1, linestyle="--")

@@ -1,0 +1,82 @@
+"""A scheduling problem read from CSV files: times, devices, and if there are any, jobs and actual times."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from lib import input_tables
+from lib.errors import InputError, choices
+from lib.schedule.problem import PER_TYPE, Fleet, Jobs, Problem
+from lib.tables import TABLES, Column
+
+MOST_DEVICES = 1_000_000
+
+
+def read(times: Path, devices: Path, jobs: Path | None = None, actual: Path | None = None) -> Problem:
+    """Read a problem: ``times.csv`` (``job_id``, a column a device type), ``devices.csv``, if given jobs and actual times.
+
+    Raises InputError, in one line that names the file, for what is wrong in it.
+    """
+    fleet = read_fleet(devices)
+    ids, predicted_s = _read_times(times, fleet)
+    actual_s = predicted_s
+    if actual is not None:
+        known, table = _read_times(actual, fleet)
+        lacking = [name for name in ids if name not in set(known)]
+        if lacking:
+            raise InputError(f"{actual} lacks jobs of {times}: {choices(lacking[:5])}")
+        row = {name: number for number, name in enumerate(known)}
+        actual_s = table[[row[name] for name in ids]]
+    if jobs is None:
+        return Problem(replace(Jobs.plain(len(ids)), ids=tuple(ids)), fleet, predicted_s, actual_s)
+    table = read_jobs(jobs)
+    lacking = sorted(set(ids) ^ set(table["job_id"]))
+    if lacking:
+        raise InputError(f"{jobs} and {times} do not name the same jobs: {choices(lacking[:5])}")
+    return Problem(jobs_of(table.set_index("job_id", drop=False).loc[ids]), fleet, predicted_s, actual_s)
+
+
+def read_jobs(path: Path) -> pd.DataFrame:
+    """Read ``jobs.csv`` (table ``jobs``); InputError names the row that is wrong."""
+    return input_tables.read(path, TABLES["jobs"])
+
+
+def jobs_of(table: pd.DataFrame) -> Jobs:
+    """Return the jobs of a table ``jobs``: alike are those of one workload, or of one notebook."""
+    columns = {name: table[name].to_numpy(float) for name in ("arrival_s", "deadline_s", "memory_mb", "cpu_cores")}
+    alike = table["workload_id"].where(table["workload_id"] != "", table["notebook"])
+    return Jobs(tuple(table["job_id"]), **columns, job_class=pd.factorize(alike.where(alike != ""))[0])
+
+
+def read_fleet(path: Path) -> Fleet:
+    """Read ``devices.csv`` (table ``devices``). A row is a group of equal devices; groups of one type must agree.
+
+    CPU types (``cpu...``) give the host's cores: count x cpu_cores. Raises InputError.
+    """
+    table = input_tables.read(path, TABLES["devices"])
+    if table["count"].sum() > MOST_DEVICES:
+        raise InputError(f"{path}: count is at most {MOST_DEVICES:,} in all")
+    groups = table.groupby("type", sort=False)
+    for name in PER_TYPE:
+        differing = groups[name].nunique(dropna=False) - 1
+        if differing.any():
+            raise InputError(f"{path}: devices of type {differing.idxmax()!r} differ in {name}; what differs is another type")
+    types, counts = tuple(dict.fromkeys(table["type"])), groups["count"].sum().to_numpy()
+    names = [name for device, count in zip(table["device"], table["count"], strict=True)
+             for name in ([f"{device}[{number}]" for number in range(count)] if count > 1 else [device] * count)]
+    type_of = np.repeat([types.index(device_type) for device_type in table["type"]], table["count"])
+    columns = {name: groups[name].first().to_numpy(float) for name in PER_TYPE}
+    cpu = [number for number, device_type in enumerate(types) if device_type.startswith("cpu")]
+    own = counts[cpu] * columns["cpu_cores"][cpu]
+    host_cores = float(own.sum()) if len(own) and np.isfinite(own).all() else np.inf
+    return Fleet(tuple(names), type_of, types, **columns, host_cores=host_cores)
+
+
+def _read_times(path: Path, fleet: Fleet) -> tuple[list[str], np.ndarray]:
+    """Return the ids of a file of times, and the times (jobs, types), inf where there is none."""
+    seconds = tuple(Column(name, "float", "seconds on this device type; empty: cannot run", 0.0, empty=True)
+                    for name in fleet.types)
+    table = input_tables.read(path, (TABLES["jobs"][0], *seconds), others=True)
+    return table["job_id"].tolist(), table[list(fleet.types)].fillna(np.inf).to_numpy(float)

@@ -1,0 +1,169 @@
+"""What ``06_cost_model`` gathers: a machine's published evaluation, scored anew, and a part of it repeated."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from lib import paths, store
+from lib.errors import InputError, choices
+from lib.predict import network_training, registry, training
+from lib.predict.evaluation import baselines, evaluate, learning, training_steps
+from lib.predict.networks.composition import Composition
+from lib.predict.operators import fitting
+from lib.predict.operators.cost_model import CostModel
+from lib.predict.operators.validation import score
+
+OURS = "this model"
+ALLOCATORS = {"kept": "retained heap", "default": "default allocator"}  # column ``memory``, and what it is called
+_FAMILIES = {"batched products": "batched GEMM"}  # as older tables have it
+_CURVE = (60, 120, 250, 500, 1000, 2000, 4000)
+_QUICK_ROWS = 1500
+_CASE = ["network", "mode", "batch_size", "memory"]
+_EXAMPLES = 4  # quickest networks, of which the shipped model is asked again
+_SAME = 1e-3  # relative; the model file holds single precision
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A machine's models, evaluated in full: scores recomputed from predictions and labels, and both of these.
+
+    ``scores`` is the table of that name, ``operators`` the predicted operators with ``latency_ms`` as measured, ``networks``
+    the predicted networks with what was measured of them.
+    """
+
+    folder: Path
+    scores: pd.DataFrame
+    operators: pd.DataFrame
+    networks: pd.DataFrame
+    note: str
+
+    @property
+    def learners(self) -> pd.DataFrame:
+        """Return the scores of operators, every learner."""
+        return self.scores[self.scores["kind"] == "operator"]
+
+    @property
+    def unseen(self) -> pd.DataFrame:
+        """Return the usable networks that the model never learned from, with either allocator."""
+        table = pd.concat([self.with_allocator(memory) for memory in ALLOCATORS])
+        return table[~table["tuning"]]
+
+    def with_allocator(self, memory: str) -> pd.DataFrame:
+        """Return the usable networks of torchvision, tuning ones too, with one allocator (``kept``, ``default``)."""
+        usable = (self.networks["status"] == "ok") & (self.networks["verdict"] != "unusable")
+        own = self.networks["network"].str.fullmatch(r"W\d+")
+        return self.networks[usable & ~own & (self.networks["memory"] == memory)]
+
+
+@dataclass(frozen=True)
+class Relearned:
+    """Some families learned again: scores, predictions, errors by size, a learning curve and the effect of features."""
+
+    scores: pd.DataFrame
+    predictions: pd.DataFrame
+    sizes: pd.DataFrame
+    curve: pd.DataFrame
+    effects: pd.DataFrame
+    family: str  # that the curve and the effects are of
+
+
+def evaluation(reference: str = "") -> Evaluation:
+    """Read the evaluation of a reference machine (empty: the first that has one) and score it against the measured tables.
+
+    Raises InputError, which lists the machines, for one that has none.
+    """
+    known = {path.parent.parent.name: path.parent for path in sorted(paths.REFERENCE.glob("*/predictions/scores.parquet"))}
+    if not known or (reference and reference not in known):
+        raise InputError(f"no evaluation of {reference or 'any machine'} in {paths.REFERENCE}; there are: {choices(known)}; "
+                         "run: python -m lib models --train cpu")
+    folder = known[reference] if reference else next(iter(known.values()))
+    machine, meta = folder.parent, store.read_json(folder / "scores.meta.json")
+    predictions = store.read(folder / "predictions.parquet", "predictions").replace({"family": _FAMILIES})
+    operators = _operators(predictions, machine)
+    networks = _networks(pd.read_csv(folder / "networks.csv"), machine)
+    published = store.read(folder / "scores.parquet", "scores").replace({"family": _FAMILIES})
+    scores = pd.concat([published[(published["kind"] == "operator") & (published["learner"] != OURS)], _scores(operators),
+                        evaluate.network_scores(networks), _steps(predictions, networks)], ignore_index=True)
+    note = (f"REPLAY of the models of {machine.name}, trained {meta['written_utc'][:10]} from "
+            f"{', '.join(name.rpartition('/')[2] for name in meta['sweeps'])}; their errors are computed anew from the "
+            "published predictions and the measured times.")
+    return Evaluation(folder, scores, operators, networks, note)
+
+
+def _operators(predictions: pd.DataFrame, machine: Path) -> pd.DataFrame:
+    """Return the published predictions of operators beside what the machine's sweeps measured of the same configurations."""
+    rows = predictions[predictions["kind"] == "operator"].drop(columns=["measured_ms", "relative_error"])
+    labels = training.reference_sweeps(machine)[0].set_index("config")["latency_ms"]
+    rows = rows.assign(latency_ms=labels.reindex(rows["what"]).to_numpy())
+    if rows["latency_ms"].isna().any():
+        raise InputError(f"{machine}: {int(rows['latency_ms'].isna().sum())} predicted operators were not measured; "
+                         "run: python -m lib models --train cpu")
+    return rows.assign(relative_error=rows["predicted_ms"] / rows["latency_ms"] - 1)
+
+
+def _networks(predicted: pd.DataFrame, machine: Path) -> pd.DataFrame:
+    """Return the published predictions of networks beside what was measured of the same cases."""
+    labels = ["latency_ms", "latency_iqr_ms", "verdict", "status", "rss_mb", "tensors_mb"]
+    measured = network_training.measured_networks(machine)[[*_CASE, "input_shape", *labels]]
+    return predicted.drop(columns=labels).merge(measured, on=_CASE, how="left", validate="one_to_one")
+
+
+def _scores(operators: pd.DataFrame) -> pd.DataFrame:
+    """Return the model's own scores by family."""
+    rows = []
+    for family, part in operators.groupby("family", sort=False):
+        inside = part["latency_ms"].between(part["low_ms"], part["high_ms"]).mean()
+        rows.append({"kind": "operator", "family": family, "learner": OURS, "cover": float(inside * 100),
+                     **score(part["latency_ms"].to_numpy(), part["predicted_ms"].to_numpy())})
+    return pd.DataFrame(rows)
+
+
+def _steps(predictions: pd.DataFrame, networks: pd.DataFrame) -> pd.DataFrame:
+    """Return the scores of workload steps by learner."""
+    measured = networks[(networks["mode"] == "train") & (networks["memory"] == "kept")]
+    case = "train " + measured["batch_size"].astype(str)
+    labels = pd.Series(measured["latency_ms"].to_numpy(), pd.MultiIndex.from_arrays([measured["network"], case]))
+    rows = predictions[predictions["kind"] == "step"]
+    rows = rows.assign(learner=rows["model"], measured_ms=labels.reindex(
+        pd.MultiIndex.from_frame(rows[["family", "what"]])).to_numpy())
+    return training_steps.scores(rows).assign(kind="step", family="W1-W7, leave one workload out") if len(rows) else rows[[]]
+
+
+def reproduced(study: Evaluation) -> pd.DataFrame:
+    """Ask the shipped model again about some unseen networks: their cases, ``published_ms, shipped_ms, same``.
+
+    Only processes that retain their heap: elsewhere a prediction also rests on how this system's allocator behaves.
+    """
+    rows = study.unseen[study.unseen["memory"] == "kept"]
+    rows = rows[rows["network"].isin(rows.nsmallest(_EXAMPLES, "latency_ms")["network"])]
+    model = CostModel.load(registry.SHIPPED / store.read_json(study.folder / "scores.meta.json")["model"])
+    shipped = []
+    for row in network_training.terms(model, rows, network_training.works(rows)).to_dict("records"):
+        fitted = Composition(**model.compositions[f"{row['mode']} {row['memory']}"])
+        shipped.append(fitted.predict(row)[0])
+    table = rows[_CASE].assign(published_ms=rows["shipped_ms"], shipped_ms=shipped)
+    return table.assign(same=(table["shipped_ms"] / table["published_ms"] - 1).abs() < _SAME)
+
+
+def relearned(study: Evaluation, families: list[str], quick: bool) -> Relearned:
+    """Learn some families again from the machine's sweeps; InputError lists the families."""
+    unknown = [name for name in families if name not in baselines.FAMILIES]
+    if unknown or not families:
+        raise InputError(f"no family {choices(unknown) or '(none named)'}; there are: {choices(baselines.FAMILIES)}")
+    table, _ = training.reference_sweeps(study.folder.parent)
+    wanted = {name: baselines.FAMILIES[name] for name in families}
+    rows = pd.concat([_some(table[table["op"].isin(ops) & (table["pass"] == passes)], quick)
+                      for ops, passes in wanted.values()])
+    model = fitting.fit(rows, quick=quick)
+    scores, predictions = baselines.compare(rows, training.roof_of(study.folder.parent), model, wanted, baselines=not quick)
+    ops, passes = wanted[families[0]]
+    first = rows[rows["op"].isin(ops) & (rows["pass"] == passes)].reset_index(drop=True)
+    curve = learning.learning_curve(first, _CURVE[1::2] if quick else _CURVE, quick)
+    effects = learning.effects(model, first.sample(min(len(first), 400), random_state=0))
+    return Relearned(scores, predictions, learning.by_size(predictions), curve, effects, families[0])
+
+
+def _some(rows: pd.DataFrame, quick: bool) -> pd.DataFrame:
+    """Return the rows, or no more of them than are learned from in a moment."""
+    return rows.sample(min(len(rows), _QUICK_ROWS), random_state=0) if quick else rows

@@ -1,0 +1,53 @@
+"""The tables of the cost model's study, as people read them."""
+
+import pandas as pd
+
+from lib.predict import registry
+from lib.studies.cost_model.study import ALLOCATORS, OURS
+
+_SHOWN = {"mape": "MAPE %", "mape_low": "from", "mape_high": "to", "median": "median %", "p90": "p90 %",
+          "within_10": "within 10 %", "cover": "coverage %", "n": "n"}
+_CASE = ["network", "mode", "batch_size", "memory"]
+
+
+def ours(scores: pd.DataFrame) -> pd.DataFrame:
+    """Return this model's scores, with the best other learner beside."""
+    own = scores[scores["learner"] == OURS]
+    others = scores[scores["learner"] != OURS].sort_values("mape").drop_duplicates("family").set_index("family")
+    table = own[["family", *_SHOWN]].rename(columns=_SHOWN).reset_index(drop=True)
+    if len(others):
+        best = others.reindex(table["family"])
+        table["next best"] = [f"{name} {value:.1f}" for name, value in zip(best["learner"], best["mape"], strict=True)]
+    return table
+
+
+def by_case(scores: pd.DataFrame) -> pd.DataFrame:
+    """Return the scores of whole networks by mode, batch size and allocator."""
+    table = scores[scores["kind"] == "network"][["family", *_SHOWN]].rename(columns={**_SHOWN, "family": "case"})
+    return table.assign(case=table["case"].map(case_name))
+
+
+def case_name(family: str) -> str:
+    """Return the name of a case of whole networks in the field's words: ``kept memory`` is a retained heap."""
+    for memory, name in ALLOCATORS.items():
+        family = family.replace(f"{memory} memory", name)
+    return family
+
+
+def worst(networks: pd.DataFrame, most: int = 10) -> pd.DataFrame:
+    """Return the predictions of unseen networks with retained heap that are farthest off."""
+    table = networks[networks["memory"] == "kept"]
+    table = table[[*_CASE[:-1], "latency_ms", "predicted_ms", "low_ms", "high_ms", "outside"]].assign(
+        error_pct=(table["predicted_ms"] / table["latency_ms"] - 1) * 100)
+    return table.sort_values("error_pct", key=abs, ascending=False).head(most)
+
+
+def steps(scores: pd.DataFrame) -> pd.DataFrame:
+    """Return the scores of workload steps by learner."""
+    names = {name: shown for name, shown in _SHOWN.items() if name != "cover"}
+    return scores[scores["kind"] == "step"][["learner", *names]].rename(columns=names)
+
+
+def models() -> pd.DataFrame:
+    """Return every registered model, part by part, with its scores."""
+    return registry.summary()

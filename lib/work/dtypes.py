@@ -1,0 +1,22 @@
+"""Element types: the short names of tables and parameters, and torch's."""
+
+import torch
+
+from lib.errors import InputError, choices
+
+NAMES = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "complex64": "complex64"}
+FLOATS = ("fp64", "fp32", "bf16", "fp16")
+AUTOCAST = ("bf16", "fp16")  # what automatic mixed precision may compute in
+
+
+def torch_name(name: str) -> str:
+    """Return torch's name of an element type: float32 for fp32, and for tf32, a way to multiply it. InputError lists them."""
+    known = {**NAMES, "tf32": "float32"}
+    if name not in known:
+        raise InputError(f"no element type {name!r}; there are: {choices(known)}")
+    return known[name]
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """Return torch's element type of a short name; InputError lists them."""
+    return getattr(torch, torch_name(name))

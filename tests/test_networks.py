@@ -1,0 +1,99 @@
+"""Whole networks measured in processes of their own: rounds, resuming, failures as rows, the verb."""
+
+import os
+import signal
+
+import pytest
+import torch
+
+from lib import paths, store
+from lib.cli.main import main
+from lib.config import definitions
+from lib.errors import InputError
+from lib.measure.networks import campaign, case, end_to_end
+from lib.measure.networks.case import Case
+from lib.predict.networks import work
+from lib.work import networks
+
+PAIR = [(Case("simple_cnn", mode, 4, "3x28x28"), "default") for mode in ("infer", "train")]
+
+
+def test_networks_are_measured_in_a_process_of_their_own_and_resumed(tmp_path):
+    raw = tmp_path / "visits.jsonl"
+    table, identity = campaign.measure(PAIR, rounds=1, case_s=0.05, raw=raw)
+    assert list(table["status"]) == ["ok", "ok"]
+    assert (table["n"] >= 5).all()
+    assert (table["latency_ms"] > 0).all()
+    assert table["tensors_mb"][1] > table["tensors_mb"][0] > 0
+    captured = work.captured(networks.network("simple_cnn", 4, "3x28x28"), "infer")
+    assert captured.peak_bytes / 1e6 == pytest.approx(table["tensors_mb"][0], rel=0.1)
+    before = raw.read_text()
+    raw.write_text(before + before[:40])  # a torn line: the visit counts as not made
+    again, _ = campaign.measure(PAIR, rounds=1, case_s=0.05, raw=raw)
+    assert list(again["latency_ms"]) == list(table["latency_ms"])
+    other, _ = campaign.measure(PAIR[:1], rounds=1, case_s=0.05, raw=raw)
+    assert len(other) == 1, "a visit of other cases is not taken for these"
+    campaign.write(table, tmp_path / "networks.parquet", **identity)
+    assert store.read_json(tmp_path / "networks.meta.json")["hardware_id"] == table["hardware_id"][0]
+
+
+def test_a_network_that_cannot_run_and_a_process_that_dies_are_rows_with_their_reasons(monkeypatch):
+    table, _ = campaign.measure([(Case("alexnet", "infer", 1, "3x8x8"), "default")], rounds=1, case_s=0.05)
+    assert table["status"].tolist() == ["failed"]
+    assert "RuntimeError" in table["reason"][0]
+    monkeypatch.setattr(end_to_end, "_measure", die)
+    table, _ = campaign.measure(PAIR, rounds=1, case_s=0.05)
+    assert table["status"].tolist() == ["failed", "failed"]
+    assert set(table["reason"]) == {"the worker was killed (signal 9): out of memory?"}
+
+
+def die(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_slow_passes_do_not_count_where_five_others_exist():
+    good, slow = [1.0] * 5, [9.0] * 3
+    row = {"case": PAIR[0][0], "samples_ms": good + slow, "yardstick_ms": [1.0] * 5 + [2.0] * 3, "rss_mb": 1.0,
+           "tensors_mb": 2.0, "reason": ""}
+    ids = {"threads": 1, "hardware_id": "h", "software_id": "s"}
+    table = campaign.summarise({(0, "simple_cnn", "default"): [row]}, ids, "cpu")
+    assert table[["latency_ms", "n", "verdict", "reason"]].iloc[0].tolist() == [1.0, 5, "stable", ""]
+    few = {**row, "samples_ms": [1.0] * 4 + [9.0] * 4, "yardstick_ms": [1.0] * 4 + [2.0] * 4}
+    table = campaign.summarise({(0, "simple_cnn", "default"): [few]}, ids, "cpu")
+    assert table[["n", "verdict"]].iloc[0].tolist() == [8, "unusable"]
+    assert "fewer than five" in table["reason"][0]
+
+
+def test_no_process_starts_after_the_budget(monkeypatch):
+    monkeypatch.setattr(campaign, "in_a_process", lambda *_: pytest.fail("nothing may be started"))
+    table, _ = campaign.measure(PAIR, rounds=1, budget_s=1e-9)
+    assert table.empty
+
+
+def test_programs_and_heaps_that_are_none():
+    with pytest.raises(InputError, match="no mode 'fit'; there are: infer, train"):
+        case.program(Case("simple_cnn", "fit", 1, "3x28x28"), torch.device("cpu"))
+    with pytest.raises(InputError, match="no memory 'much'; there are: default, kept"):
+        end_to_end.in_a_process([PAIR[0][0]], memory="much")
+
+
+def test_the_default_campaign_is_that_of_the_reference():
+    wanted = {(one.network, one.mode, one.batch_size, one.dtype, memory)
+              for one, memory in campaign.cases(definitions.load_campaign())}
+    for path in paths.REFERENCE.glob("*/networks/networks.parquet"):
+        table = store.read(path, "networks")
+        assert set(table[["network", "mode", "batch_size", "dtype", "memory"]].itertuples(index=False, name=None)) == wanted
+
+
+def test_the_verb(home, capsys, monkeypatch):
+    plan = home / "plan.yaml"
+    plan.write_text("{rounds: 1, case_s: 0.05, sets: [{networks: [W6, W7], modes: [infer], batch_sizes: [1], memory: [kept]}]}")
+    command = ["networks", "--plan", str(plan), "--networks", "W6", "--name", "mine"]
+    assert main([*command, "--dry-run"]) == 0
+    assert capsys.readouterr().out == "W6 infer b1 fp32, memory kept\n"
+    assert main(command) == 0
+    table = store.read(paths.NETWORKS / "mine" / "networks.parquet", "networks")
+    assert table[["network", "memory", "status"]].to_numpy().tolist() == [["W6", "kept", "ok"]]
+    assert "1 of 1 cases" in capsys.readouterr().out
+    assert main(["networks", "--plan", str(plan), "--networks", "W9"]) == 2
+    assert "no network W9 in the plan; there are: W6, W7" in capsys.readouterr().err
