@@ -65,10 +65,10 @@ def menu(devices: Iterable[str], kinds: Iterable[Kind] | None = None, reference:
     The CPU is the reference machine's. Raises InputError for a device without a model.
     """
     devices = list(devices)
-    shelves, steps = registry.for_devices(devices, "fp32"), measured_steps("replay", reference)
+    predictors, steps = registry.for_devices(devices, "fp32"), measured_steps("replay", reference)
     rows = []
     for kind in progress(list(kinds or definitions.load_scenarios()[0].values()), "kinds"):
-        answer = advise.answers(advise.Asked(advise.Question(kind.model, kind.batch_size, mode=kind.mode)), shelves)
+        answer = advise.predictions(advise.CapturedQuery(advise.Query(kind.model, kind.batch_size, mode=kind.mode)), predictors)
         rows += [_row(kind, one, steps) for one in answer.to_dict("records")]
     table = pd.DataFrame(rows)
     for name in ("step_ms", "low_ms", "high_ms"):
