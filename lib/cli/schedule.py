@@ -77,7 +77,7 @@ def add(verbs) -> None:
     verb.add_argument("--devices", type=Path, required=True,
                       help="CSV: device, type, count; memory, cores, watts, price")
     verb.add_argument("--jobs", type=Path, help="CSV: job_id and arrival_s, deadline_s, memory_mb, cpu_cores, workload_id")
-    verb.add_argument("--actual", type=Path, help="CSV like --times: what the jobs really take; planned is on --times")
+    verb.add_argument("--actual", type=Path, help="CSV like --times with the true times: planned on --times, executed on these")
     verb.add_argument("--policy", default="hybrid", help="hybrid (default), or a baseline; an unknown name lists all")
     verb.add_argument("--objective", default="makespan",
                       help="for hybrid: makespan, mean_jct, p99_jct, deadline, energy, price")
@@ -86,7 +86,7 @@ def add(verbs) -> None:
     verb.add_argument("--json", action="store_true", help="print the figures as one object")
     verb.set_defaults(call=_schedule)
 
-    verb = verbs.add_parser("run-jobs", help="run jobs for real on the CPU slots and GPUs here or on a cluster; again: go on")
+    verb = verbs.add_parser("run-jobs", help="run jobs on this machine's slots and GPUs or on a cluster; a second call resumes")
     verb.add_argument("jobs", type=Path, help="CSV: job_id, and workload_id with steps or notebook; arrival_s, memory_mb, ...")
     verb.add_argument("--policy", default="hybrid", help="as in schedule")
     verb.add_argument("--objective", default="makespan", help="as in schedule")
@@ -95,10 +95,10 @@ def add(verbs) -> None:
                       help="worker processes on this machine (default), or a Ray cluster of one or many nodes")
     verb.add_argument("--address", default="", metavar="HOST:PORT",
                       help="the Ray cluster's head, or auto (default: Ray is started here, and ended with the run)")
-    verb.add_argument("--out", type=Path, help="folder of the record (default: data/schedule/<name of the file>)")
+    verb.add_argument("--out", type=Path, help="folder of the run record (default: data/schedule/<name of the file>)")
     verb.set_defaults(call=_run_jobs)
 
-    verb = verbs.add_parser("contention", help="measure how workloads slow each other down on these slots, for run-jobs")
+    verb = verbs.add_parser("contention", help="measure how workloads slow each other down on these slots (run-jobs uses it)")
     verb.add_argument("--workloads", default="W1,W3,W6", metavar="W1,W3,...", help="which, or all (default W1,W3,W6)")
     verb.add_argument("--slots", type=int, default=0, help="CPU slots of equal size (default: one a core)")
     verb.add_argument("--rounds", type=int, default=3, help="visits of every pair, in random order (default 3)")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lib import paths, store
-from lib.config import definitions, notebooks
+from lib.config import definitions
 from lib.errors import InputError
 from lib.report import runner, style, summary
 
@@ -107,9 +107,6 @@ def _run(anchor: str, outcome: runner.Outcome, folder: Path, first: bool, last: 
     if not path.is_file():
         problems.append(f"{outcome.stem}: the executed notebook is missing")
         return part
-    undeclared = set(outcome.values) - set(notebooks.notebook_model(outcome.notebook).model_fields)
-    if undeclared:
-        problems.append(f"{outcome.stem}: run with undeclared parameters {sorted(undeclared)}")
     body, warnings = _body(path, first, last)
     problems += [f"{outcome.stem}: wrote to stderr: {line}" for line in warnings]
     part["title"], part["body"], part["headings"] = _anchored(body, anchor)

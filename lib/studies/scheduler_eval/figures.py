@@ -11,12 +11,6 @@ from lib.report.style import SERIES
 _OURS = SERIES[1]
 
 
-
-
-
-
-
-
 @needs("schedules")
 def against_bound(table: pd.DataFrame, most: float = 2.5):
     """Return makespan over bound by policy, a panel a mix; columns ``mix, policy, ratio``. Bars beyond ``most`` are cut."""
@@ -28,12 +22,13 @@ def against_bound(table: pd.DataFrame, most: float = 2.5):
     for axis, mix in zip(axes.flat, mixes, strict=True):
         part = table[table["mix"] == mix].groupby("policy", sort=False)["ratio"].agg(["mean", "min", "max"]).reindex(names)
         places = np.arange(len(names))
-        axis.barh(places, part["mean"] - 1, left=1, color=[_OURS if name == "hybrid" else SERIES[0] for name in names])
+        colours = [_OURS if name == "hybrid" else SERIES[0] for name in names]
+        axis.barh(places, part["mean"].clip(upper=most) - 1, left=1, color=colours)
         axis.hlines(places, part["min"], part["max"].clip(upper=most), color="#333333", linewidth=1)
-        for place, value in zip(places, part["mean"], strict=True):
-            axis.annotate(f"{value:.3f}" if value < 9.995 else f"{value:.1f}", (min(value, most), place), xytext=(3, 0),
+        for place, value, end in zip(places, part["mean"], part["max"].clip(upper=most), strict=True):
+            axis.annotate(f"{value:.3f}" if value < 9.995 else f"{value:.1f}", (end, place), xytext=(3, 0),
                           textcoords="offset points", va="center", fontsize=8)
-        axis.set(yticks=places, yticklabels=names, xlim=(1, most * 1.2))
+        axis.set(yticks=places, yticklabels=names, xlim=(1, most * 1.25))
         axis.set_title(mix, fontsize=10)
         axis.grid(axis="y", visible=False)
     axes.flat[0].invert_yaxis()
