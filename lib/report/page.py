@@ -66,15 +66,19 @@ def _markdown(text: str) -> str:
 
 
 def _lookup(numbers: dict[str, dict[str, Any]]):
-    """Return a function that finds a key number by the end of its name, as text with its unit, or None."""
-    def find(suffix: str, digits: int = 3) -> str | None:
+    """Return a function that gives a key number as text with its unit, or None; a name that starts with a space or colon is
+    the end of one."""
+    def find(wanted: str) -> str | None:
         for recorded in reversed(numbers.values()):
             for name, item in recorded.items():
-                if name.endswith(suffix):
-                    value = item["value"]
-                    return f"{value:,.{digits}g} {item['unit']}".strip() if not isinstance(value, str) else value
+                if name == wanted or (wanted[0] in " :" and name.endswith(wanted)):
+                    return item["value"] if isinstance(item["value"], str) else f"{_number(item['value'])} {item['unit']}".strip()
         return None
     return find
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value == int(value) else f"{value:,.3g}"
 
 
 def _mentions(folder: Path, outcomes: Iterable[runner.Outcome], word: str) -> int:
