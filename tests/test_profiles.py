@@ -17,7 +17,7 @@ from lib.config import definitions
 from lib.config.notebooks import ProfileParams
 from lib.errors import InputError
 from lib.measure import archive, budget, machine
-from lib.measure.training import profile_run, summary
+from lib.measure.training import limits, passes, profile_run, summary
 from lib.studies.profile import findings, tables
 from tests.conftest import busy_neighbours
 
@@ -64,16 +64,16 @@ def test_the_rows_add_up(home, quiet):
 
 def test_warm_up_goes_on_until_steady_and_no_longer(home, quiet, monkeypatch):
     looks = iter([1.0, 2.0, 2.5, 2.51, 9.9, 8.0])
-    monkeypatch.setattr(profile_run, "_warm_pass", lambda run, observer, most_s: next(looks))
+    monkeypatch.setattr(passes, "_warm_pass", lambda run, observer, most_s: next(looks))
 
     class Run:
         p = short(warmup_s=60)
 
-    assert profile_run._warm_up(Run, None, budget.Budget(0)) == 2.51
+    assert passes._warm_up(Run, None, budget.Budget(0)) == 2.51
     Run.p = short(warmup_s=0)
-    assert profile_run._warm_up(Run, None, budget.Budget(0)) == 9.9, "no more than the first look"
+    assert passes._warm_up(Run, None, budget.Budget(0)) == 9.9, "no more than the first look"
     Run.p = short(warmup_s=60)
-    assert profile_run._warm_up(Run, None, Left(24, 0)) == 8.0, "no more than the budget allows"
+    assert passes._warm_up(Run, None, Left(24, 0)) == 8.0, "no more than the budget allows"
 
 
 def test_a_second_run_gets_its_own_name(home, quiet):
@@ -137,15 +137,15 @@ class Left(budget.Budget):
 
 def test_what_is_left_of_the_budget_bounds_the_next_pass():
     p = short(iters=1000, budget_s=6.0)
-    iters, most_s = profile_run._Passes(p, Left(6, 6), 0.1).next()
+    iters, most_s = limits.PassLimits(p, Left(6, 6), 0.1).next()
     assert iters == int(6 / 0.1 / 2.8) - 1
     assert 6 / 2.8 < most_s < 1.5 * 6 / 2.8
-    passes = profile_run._Passes(p, Left(6, 2), 0.1)
-    assert [passes.next()[0], passes.next()[0], passes.next(0.4)[0], passes.next(0.4)[0]] == [
+    several = limits.PassLimits(p, Left(6, 2), 0.1)
+    assert [several.next()[0], several.next()[0], several.next(0.4)[0], several.next(0.4)[0]] == [
         int(2 / 0.1 / 2.8) - 1, int(2 / 0.1 / 1.8) - 1, int(2 / 0.1 / 0.8) - 1, int(2 / 0.1 / 0.4) - 1]
-    assert profile_run._Passes(p, Left(6, 0), 1.0).next() == (1, 0)
-    assert profile_run._Passes(short(iters=0, budget_s=0), Left(0, math.inf), 1.0).next() == (0, math.inf)
-    assert profile_run._Passes(short(iters=7), Left(24, 24), 1e-6).next()[0] == 7
+    assert limits.PassLimits(p, Left(6, 0), 1.0).next() == (1, 0)
+    assert limits.PassLimits(short(iters=0, budget_s=0), Left(0, math.inf), 1.0).next() == (0, math.inf)
+    assert limits.PassLimits(short(iters=7), Left(24, 24), 1e-6).next()[0] == 7
 
 
 def test_a_full_split_is_run_when_asked(home, quiet):

@@ -21,7 +21,7 @@ from lib.config.definitions import workloads
 from lib.tables import columns
 from lib.work import networks
 from lib.work.graph import capture, counts
-from lib.work.graph.capture import Graph, Op
+from lib.work.graph.ops import Graph, Op
 
 LOSS, UNUSED = "loss", "unused"
 _ROOT = "network"

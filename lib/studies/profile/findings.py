@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 
-from lib.measure.archive import Profiled
+from lib.measure.training.profiled import Profiled
 from lib.measure.training.summary import PHASES_MS
 from lib.missing import MissingError, needs
 from lib.studies.profile.tables import across, phase_table, warm_up
