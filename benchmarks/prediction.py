@@ -10,7 +10,7 @@ import pandas as pd
 
 from lib import paths
 from lib.predict import registry, training
-from lib.predict.networks import composition
+from lib.predict.networks import work
 from lib.work import networks
 from lib.work.graph import families
 
@@ -40,8 +40,7 @@ def main() -> None:
         batched = _median_us(lambda many=many: one.model.predict(many), 3) / len(many)
         print(f"   {family:12} one prediction {single:.0f} µs; a row of 20,000: {batched:.2f} µs")
     for name, batch in (("resnet50", 16), ("efficientnet_b0", 8), ("vit_b_16", 1)):
-        graph = composition.captured(networks.network(name, batch), "infer")
-        item = composition.work(graph, "infer", batch)
+        item = work.captured(networks.network(name, batch), "infer")
         print(f"   {name:16} after capture: {_median_us(lambda item=item: one.estimate(item), 20) / 1e3:.2f} ms")
     taken = []
     for _ in range(3):

@@ -11,9 +11,11 @@ from lib.config.definitions import load_devices
 from lib.errors import InputError
 from lib.measure import importers
 from lib.predict import training
-from lib.predict.operators import correction, cost_model
+from lib.predict.operators import fitting, inputs
 from lib.predict.operators.cost_model import CostModel
 from lib.predict.operators.features_gpu import Chip
+from lib.predict.operators.fine_tuning import farthest_first, fine_tuned
+from lib.predict.operators.validation import score, shapes_of, usable
 
 SHARED = paths.ROOT.parent / "shared" / "data"
 _POINTS = 200
@@ -26,21 +28,22 @@ def _words(found: dict[str, float]) -> str:
 
 def unseen(rows: pd.DataFrame, chip: Chip, groups: pd.Series) -> np.ndarray:
     """Return what five folds say of groups that they had not seen."""
-    give = partial(cost_model.given, chip=chip)
-    terms, x = give(rows)
+    frames = partial(inputs.frames, chip=chip)
+    terms, x = frames(rows)
     said = np.full(len(rows), np.nan)
     for train, test in GroupKFold(5, shuffle=True, random_state=0).split(x, groups=groups):
-        learned = cost_model.learn(rows.iloc[train], give, small=False)
-        said[test] = learned.predict(terms.iloc[test].to_numpy(float), x.iloc[test].to_numpy(float))
+        regressor = fitting.fit_regressor(rows.iloc[train], frames, distilled=False)
+        said[test] = regressor.predict(terms.iloc[test].to_numpy(), x.iloc[test][regressor.names].to_numpy(),
+                                       np.zeros(len(test), bool))
     return said
 
 
 def products(tables: dict[str, pd.DataFrame]) -> None:
     """Print the error on unseen (N, K) on the H200."""
-    rows = cost_model.usable(tables["h200-sxm"].query("dtype == 'bf16'")).reset_index(drop=True)
+    rows = usable(tables["h200-sxm"].query("dtype == 'bf16'")).reset_index(drop=True)
     groups = rows["gemm_n"].astype(str) + " " + rows["gemm_k"].astype(str)
     said = unseen(rows, Chip.of(load_devices()["h200-sxm"], "bf16"), groups)
-    found = cost_model.score(rows["latency_ms"].to_numpy(), said)
+    found = score(rows["latency_ms"].to_numpy(), said)
     print("   bf16 products on the H200, unseen (N, K):", _words(found), flush=True)
 
 
@@ -50,12 +53,12 @@ def left_out(tables: dict[str, pd.DataFrame]) -> None:
     for device, table in tables.items():
         others = {name: held for name, held in tables.items() if name != device}
         model = training.any_gpu(others, "aiconfigurator", "bf16", quick=True).on(load_devices()[device], "bf16")
-        rows = cost_model.usable(table.query("dtype == 'bf16'")).reset_index(drop=True)
-        before = cost_model.score(rows["latency_ms"].to_numpy(), model.predict(rows)["predicted_ms"].to_numpy())
+        rows = usable(table.query("dtype == 'bf16'")).reset_index(drop=True)
+        before = score(rows["latency_ms"].to_numpy(), model.predict(rows)["predicted_ms"].to_numpy())
         chosen = teaching(model, rows)
         rest = rows.drop(index=chosen)
-        corrected = model.corrected(rows.loc[chosen])
-        after = cost_model.score(rest["latency_ms"].to_numpy(), corrected.predict(rest)["predicted_ms"].to_numpy())
+        corrected = fine_tuned(model, rows.loc[chosen])
+        after = score(rest["latency_ms"].to_numpy(), corrected.predict(rest)["predicted_ms"].to_numpy())
         zero.append(before["mape"])
         taught.append(after["mape"])
         print(f"   {device:14} zero-shot {_words(before)}\n   {'':14} + {_POINTS} points {_words(after)}", flush=True)
@@ -64,20 +67,20 @@ def left_out(tables: dict[str, pd.DataFrame]) -> None:
 
 def teaching(model: CostModel, rows: pd.DataFrame) -> np.ndarray:
     """Return which rows teach most."""
-    return correction.teaching_points(cost_model.given(rows, model.chip)[1].to_numpy(float), _POINTS)
+    return farthest_first(inputs.frames(rows, model.chip)[1].to_numpy(), _POINTS)
 
 
 def convolutions(tables: dict[str, pd.DataFrame]) -> None:
     """Print the error on unseen shapes of fp32 convolutions."""
     found = []
     for device, table in tables.items():
-        rows = cost_model.usable(table[table["op"] == "conv2d"]).reset_index(drop=True)
-        if len(rows) < cost_model.LEAST_ROWS:
+        rows = usable(table[table["op"] == "conv2d"]).reset_index(drop=True)
+        if len(rows) < fitting.LEAST_ROWS:
             continue
-        said = unseen(rows, Chip.of(load_devices()[device], "fp32"), cost_model.shapes_of(rows))
-        score = cost_model.score(rows["latency_ms"].to_numpy(), said)
-        found.append(score["mape"])
-        print(f"   fp32 convolutions, {device:16} unseen shapes: {_words(score)}", flush=True)
+        said = unseen(rows, Chip.of(load_devices()[device], "fp32"), shapes_of(rows))
+        own = score(rows["latency_ms"].to_numpy(), said)
+        found.append(own["mape"])
+        print(f"   fp32 convolutions, {device:16} unseen shapes: {_words(own)}", flush=True)
     print(f"   mean of {len(found)}: {np.mean(found):.1f} %")
 
 

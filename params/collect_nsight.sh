@@ -22,7 +22,7 @@ known=$(ncu --query-metrics 2>&1) || {
     exit 2
 }
 wanted=$(cd "$root" && "$python" -c '
-from lib.definitions import load_metrics
+from lib.config.definitions import load_metrics
 for metric in load_metrics().values():
     print(metric.name, "optional" if metric.optional else "needed")')
 metrics=""

@@ -12,8 +12,8 @@ import pytest
 from lib import __main__, paths
 from lib.config.definitions import load_devices
 from lib.errors import InputError
-from lib.predict import advise, advise_text, calibrate, registry
-from lib.predict.advise import Question
+from lib.predict import advise, advise_text, calibrate, registry, suggestions
+from lib.predict.advise import Query
 from lib.predict.operators.cost_model import CostModel
 from lib.predict.operators.features_gpu import Chip
 
@@ -34,7 +34,7 @@ class Needs(Net):
 
 @pytest.fixture(scope="module")
 def answer():
-    return advise.advise(Question("resnet18", 4))
+    return advise.advise(Query("resnet18", 4))
 
 
 def test_every_device_with_a_model_answers(answer):
@@ -53,8 +53,8 @@ def test_every_device_with_a_model_answers(answer):
 
 
 def test_larger_batches_take_longer_and_scale_like_captured_ones(answer):
-    asked = answer.asked
-    one = next(one for one in answer.shelves if one.device == "cpu")
+    asked = answer.captured
+    one = next(one for one in answer.predictors if one.device == "cpu")
     line, real = asked.scaled(16), asked.work(16)
     assert line.flops == pytest.approx(real.flops)
     assert line.peak_bytes == pytest.approx(real.peak_bytes, rel=0.01)
@@ -63,7 +63,7 @@ def test_larger_batches_take_longer_and_scale_like_captured_ones(answer):
 
 
 def test_what_to_change_comes_with_a_gain_or_the_reason_why_not(answer):
-    several = advise.suggestions(answer)
+    several = suggestions.suggestions(answer)
     assert {"channels_last", "torch.compile"} <= {change.what for change in several}
     for change in several:
         assert change.why
@@ -104,13 +104,13 @@ def test_questions_without_an_answer_are_one_line(arguments, words, tmp_path, mo
 
 def test_questions_that_cannot_be_asked():
     with pytest.raises(InputError, match="no element type 'int8'"):
-        advise.advise(Question("resnet18", 1, dtype="int8"))
+        advise.advise(Query("resnet18", 1, dtype="int8"))
     with pytest.raises(InputError, match="no mode 'fit'"):
-        advise.advise(Question("resnet18", 1, mode="fit"))
+        advise.advise(Query("resnet18", 1, mode="fit"))
 
 
 def test_shipped_models_say_where_they_come_from():
-    held = registry.shelved()
+    held = registry.model_files()
     assert len(held) >= 9
     for (device, dtype), path in held.items():
         model = CostModel.load(path)
@@ -145,15 +145,15 @@ def test_points_that_teach_are_spread_over_the_parts():
 
 
 def test_gains_of_one_device_are_not_measured_on_another():
-    found = advise.advise(Question("simple_cnn", 2, "3x28x28"), ["t4"], crossovers=False)
-    with pytest.raises(InputError, match="what is measured here is cpu, and the question was about t4: ask about cpu too"):
-        advise.verified(found, [])
+    found = advise.advise(Query("simple_cnn", 2, "3x28x28"), ["t4"], crossovers=False)
+    with pytest.raises(InputError, match="what is measured here is cpu, and the query was about t4: add cpu"):
+        suggestions.verified(found, [])
 
 
 def test_a_prediction_is_verified_on_this_machine():
-    found = advise.advise(Question("simple_cnn", 2, "3x28x28"), ["cpu"], crossovers=False)
-    larger = [change for change in advise.suggestions(found) if "batch" in change.what]
-    measured_ms, several = advise.verified(found, larger[:1], budget_s=0.05)
+    found = advise.advise(Query("simple_cnn", 2, "3x28x28"), ["cpu"], crossovers=False)
+    larger = [change for change in suggestions.suggestions(found) if "batch" in change.what]
+    measured_ms, several = suggestions.verified(found, larger[:1], budget_s=0.05)
     assert measured_ms > 0
     assert several[0].measured_gain > 0
     assert "the interval" in advise_text.verdict(found, measured_ms)

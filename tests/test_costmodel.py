@@ -9,9 +9,15 @@ import pytest
 
 from lib import paths, store
 from lib.errors import InputError
-from lib.predict.evaluation import baselines
-from lib.predict.operators import augmentation, correction, cost_model, features
+from lib.predict.analytic.roofline import Roof
+from lib.predict.evaluation import baselines, learning
+from lib.predict.operators import augmentation, cost_model, features, fitting, inputs
+from lib.predict.operators.fine_tuning import farthest_first, fine_tuned
+from lib.predict.operators.regressors import nonnegative_rates
+from lib.predict.operators.validation import conformal, score, shapes_of, usable
 from lib.work.graph import spaces
+
+ROOF = Roof("cpu", "fp32", "measured", "here", 400.0, {"RAM": 60.0})
 
 
 @pytest.fixture(scope="module")
@@ -27,19 +33,19 @@ def products(swept):
 
 @pytest.fixture(scope="module")
 def model(products):
-    return cost_model.fit(products.iloc[::2], {"source": "test"}, quick=True)
+    return fitting.fit(products.iloc[::2], {"source": "test"}, quick=True)
 
 
 @pytest.mark.parametrize("op", spaces.load_sweeps().spaces)
 def test_one_operator_and_a_column_of_them_have_the_same_features(op, swept):
     rows = swept[swept["op"] == op].head(20)
-    group = features.group_of(op)
-    many, terms = features.matrix(rows, group), features.terms(rows, group)
+    terms, many = inputs.frames(rows, None)
     for place, row in enumerate(rows.to_dict("records")):
         given = {name: row[name] for name in spaces.families.family(op).parameters if not pd.isna(row[name])}
-        one_terms, one = features.vector(op, given, row["flops"], row["bytes"])
-        assert one == pytest.approx(many.iloc[place].tolist())
-        assert one_terms == pytest.approx(terms.iloc[place].tolist())
+        alone = features.one(op, given, row["flops"], row["bytes"])
+        one_terms, one = inputs.arrays(alone, inputs.groups(alone, None), None)
+        assert one[0] == pytest.approx(many.iloc[place].tolist())
+        assert one_terms[0] == pytest.approx(terms.iloc[place].tolist())
     assert np.isfinite(many.to_numpy()).all()
     assert (terms.to_numpy() >= 0).all()
 
@@ -48,8 +54,8 @@ def test_rates_are_found_again_and_never_negative():
     draw = np.random.default_rng(0)
     terms = pd.DataFrame({"products": draw.uniform(1, 1e9, 200), "bytes": draw.uniform(1, 1e7, 200), "call": 1.0})
     known = np.array([2e-9, 5e-8, 3e-3])
-    assert cost_model.rates(terms, terms.to_numpy() @ known) == pytest.approx(known, rel=1e-6)
-    falling = cost_model.rates(terms, 1.0 / terms["products"].to_numpy())
+    assert nonnegative_rates(terms, terms.to_numpy() @ known) == pytest.approx(known, rel=1e-6)
+    falling = nonnegative_rates(terms, 1.0 / terms["products"].to_numpy())
     assert (falling >= 0).all()
 
 
@@ -57,7 +63,7 @@ def test_intervals_cover_what_they_say():
     draw = np.random.default_rng(1)
     size = draw.uniform(0, 1, 4000)
     error = draw.normal(0, 0.05 + 0.3 * size)
-    edges, halves = cost_model.conformal(error[::2], size[::2])
+    edges, halves = conformal(error[::2], size[::2])
     inside = np.abs(error[1::2]) <= np.array(halves)[np.searchsorted(edges, size[1::2])]
     assert 0.87 < inside.mean() < 0.93
     assert halves == sorted(halves), "wider where the errors are larger"
@@ -71,20 +77,20 @@ def test_predictions_are_positive_ordered_and_better_than_the_mean(model, produc
     assert ((said["low_ms"] <= said["predicted_ms"]) & (said["predicted_ms"] <= said["high_ms"])).all()
     measured = good["latency_ms"].to_numpy()
     typical = np.full(len(measured), np.exp(np.log(measured).mean()))
-    assert cost_model.score(measured, said["predicted_ms"].to_numpy())["median"] < \
-        0.2 * cost_model.score(measured, typical)["median"]
+    assert score(measured, said["predicted_ms"].to_numpy())["median"] < \
+        0.2 * score(measured, typical)["median"]
     assert said["predicted_gbps"].to_numpy() == pytest.approx(good["bytes"].to_numpy() / said["predicted_ms"].to_numpy() / 1e6)
 
 
 def test_a_question_outside_of_what_was_learned_is_said_to_be_so(model, products):
-    learned = cost_model.usable(products.iloc[::2])
+    learned = usable(products.iloc[::2])
     known = learned.iloc[[0]]
     assert not model.predict(learned)["out_of_range"].any()
     huge = known.assign(gemm_m=10**6, flops=known["flops"] * 1e4, bytes=known["bytes"] * 1e3)
     assert model.predict(huge)["out_of_range"].all()
     assert np.isfinite(model.predict(huge)["predicted_ms"]).all()
     assert model.predict(known.assign(layout="tt"))["out_of_range"].all()
-    with pytest.raises(InputError, match="has not learned convolution forward; it knows: product forward"):
+    with pytest.raises(InputError, match="was not trained on convolution forward; it has: gemm forward"):
         model.predict(known.assign(op="conv2d"))
 
 
@@ -100,7 +106,7 @@ def test_a_saved_model_says_the_same(model, products, tmp_path):
     (b"PK not a model", "is no cost model, or is damaged"), (gzip.compress(b"{", mtime=0), "is no cost model, or is damaged"),
     (gzip.compress(json.dumps({"schema": 99}).encode(), mtime=0), "model.json.gz is a cost model of schema 99, .* update the"),
     (gzip.compress(json.dumps({"schema": 1, "parts": {}}).encode(), mtime=0),
-     "model.json.gz is a cost model of schema 1, this program reads schema 3: train it again with: python -m lib models")])
+     "model.json.gz is a cost model of schema 1, this program reads schema 4: train it again with: python -m lib models")])
 def test_files_that_are_no_model(tmp_path, content, words):
     (tmp_path / "model.json.gz").write_bytes(content)
     with pytest.raises(InputError, match=words):
@@ -110,63 +116,53 @@ def test_files_that_are_no_model(tmp_path, content, words):
 def test_tables_that_one_model_cannot_learn_from(products):
     ok = products[products["status"] == "ok"].head(60).assign(verdict="stable")
     with pytest.raises(InputError, match="rows have no positive time, the first is"):
-        cost_model.fit(ok.assign(latency_ms=np.where(np.arange(60) == 3, 0.0, ok["latency_ms"])))
+        fitting.fit(ok.assign(latency_ms=np.where(np.arange(60) == 3, 0.0, ok["latency_ms"])))
     with pytest.raises(InputError, match="one model answers for one hardware_id"):
-        cost_model.fit(ok.assign(hardware_id=["a", "b"] * 30))
-    with pytest.raises(InputError, match="too few rows: a part needs 40, there are {'product forward': 30}"):
-        cost_model.fit(ok.head(30))
+        fitting.fit(ok.assign(hardware_id=["a", "b"] * 30))
+    with pytest.raises(InputError, match="too few rows: a part needs 40, there are {'gemm forward': 30}"):
+        fitting.fit(ok.head(30))
 
 
 def test_questions_between_measured_ones_are_possible_and_unlike_them(swept):
     rows = swept[(swept["op"] == "conv2d") & (swept["pass"] == "forward")].head(80)
-    made = augmentation.between(rows, 60)
+    made = augmentation.crossed(rows, 60)
     assert 40 <= len(made) <= 70 and set(made["op"]) == {"conv2d"}
     assert (made["flops"] > 0).all() and (made["in_channels"] % made["groups"] == 0).all()
-    assert not set(cost_model.shapes_of(made)) <= set(cost_model.shapes_of(rows))
+    assert not set(shapes_of(made)) <= set(shapes_of(rows))
     for name in ("height", "kernel_h", "out_channels"):
         assert made[name].between(1, 2 * rows[name].max()).all()
 
 
-def test_a_judgement_of_one_is_that_of_a_table(model, products):
-    rows = cost_model.usable(products).head(30)
-    odd = pd.concat([rows, rows.head(1).assign(gemm_m=10**6), rows.head(1).assign(layout="tt")])
-    said = model.predict(odd)
-    for row, expected in zip(odd.to_dict("records"), said.itertuples(), strict=True):
-        given = {name: row[name] for name in spaces.families.family(row["op"]).parameters if not pd.isna(row[name])}
-        ms, outside = model.judge_one(row["op"], given, row["flops"], row["bytes"])
-        assert ms == pytest.approx(expected.predicted_ms, rel=1e-4) and outside == expected.out_of_range
-
-
 def test_a_prediction_of_one_is_that_of_a_table(model, products):
-    rows = cost_model.usable(products).head(20)
+    rows = usable(products).head(20)
     said = model.predict(rows)
     for row, expected in zip(rows.to_dict("records"), said.itertuples(), strict=True):
         given = {name: row[name] for name in spaces.families.family(row["op"]).parameters if not pd.isna(row[name])}
         assert model.predict_one(row["op"], given, row["flops"], row["bytes"]) == pytest.approx(
             (expected.predicted_ms, expected.low_ms, expected.high_ms), rel=1e-5)
-    with pytest.raises(InputError, match="has not learned convolution forward"):
+    with pytest.raises(InputError, match="was not trained on convolution forward"):
         model.predict_one("conv2d", {}, 1.0, 1.0)
 
 
 def test_a_few_points_teach_another_device(model, products):
     """A device 2.5 times as slow, more so for large products, is learned from 60 points far from one another."""
-    rows = cost_model.usable(products).reset_index(drop=True)
+    rows = usable(products).reset_index(drop=True)
     other = rows.assign(latency_ms=rows["latency_ms"] * 2.5 * (rows["flops"] / 1e6) ** 0.03, hardware_id="other")
-    _, x = cost_model.given(rows, None)
-    chosen = correction.teaching_points(x.to_numpy(float), 60)
+    _, x = inputs.frames(rows, None)
+    chosen = farthest_first(x.to_numpy(), 60)
     assert len(set(chosen)) == 60
-    taught = model.corrected(other.iloc[chosen])
+    taught = fine_tuned(model, other.iloc[chosen])
     unseen = other.drop(index=chosen)
-    before = cost_model.score(unseen["latency_ms"].to_numpy(), model.predict(unseen)["predicted_ms"].to_numpy())
-    after = cost_model.score(unseen["latency_ms"].to_numpy(), taught.predict(unseen)["predicted_ms"].to_numpy())
+    before = score(unseen["latency_ms"].to_numpy(), model.predict(unseen)["predicted_ms"].to_numpy())
+    after = score(unseen["latency_ms"].to_numpy(), taught.predict(unseen)["predicted_ms"].to_numpy())
     assert before["median"] > 50
     assert after["median"] < 20
-    assert taught.parts["product forward"].rows == 60
+    assert taught.parts["gemm forward"].rows == 60
 
 
 def test_every_learner_of_the_study_is_asked_about_unseen_shapes(products):
-    rows = cost_model.usable(products)
-    scores, predictions = baselines.compare(rows, 400.0, 60.0, cost_model.fit(rows, quick=True), folds=3,
+    rows = usable(products)
+    scores, predictions = baselines.compare(rows, ROOF, fitting.fit(rows, quick=True), folds=3,
                                         families={"matmul and linear": (("linear", "matmul"), "forward")})
     mape = scores.set_index("learner")["mape"]
     assert set(mape.index) == {*baselines.BASELINES, "this model"}
@@ -176,4 +172,4 @@ def test_every_learner_of_the_study_is_asked_about_unseen_shapes(products):
     assert (predictions["low_ms"] < predictions["high_ms"]).all()
     cover = scores.set_index("learner")["cover"]["this model"]
     assert 80 < cover < 99
-    assert set(baselines.by_size(predictions)["family"]) == {"matmul and linear"}
+    assert set(learning.by_size(predictions)["family"]) == {"matmul and linear"}

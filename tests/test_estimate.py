@@ -1,15 +1,16 @@
 """Whole networks: what is captured of them, their memory, their composition; and networks measured whole."""
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import nn
 
 from lib.errors import InputError
 from lib.measure.networks import allocator, end_to_end
-from lib.predict.networks import composition as estimate
-from lib.predict.networks import memory
-from lib.predict.operators import cost_model
+from lib.predict.networks import composition, memory
+from lib.predict.networks.work import Work
+from lib.predict.operators.validation import score
 from lib.work.graph import capture, ops
 
 
@@ -65,7 +66,7 @@ def test_fresh_bytes_are_those_that_the_allocator_gives_back():
 def test_a_network_is_described_operator_by_operator():
     layers = [nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8), nn.ReLU()]
     graph = chain(*layers, mode="train")
-    item = estimate.work(graph, "train", 2)
+    item = Work.of(graph, "train", 2)
     families = set(item.table["op"] + " " + item.table["pass"])
     assert {"conv2d forward", "conv2d backward", "batch_norm forward", "batch_norm backward", "activation forward",
             "activation backward"} <= families
@@ -79,57 +80,56 @@ def test_what_no_family_covers_is_a_flagged_copy_and_never_nothing():
         def forward(self, x):
             return torch.linalg.matrix_exp(x) + torch.fft.rfft(x).real.sum()
 
-    item = estimate.work(capture.capture(Strange(), (2, 3, 64, 64)), "infer", 2)
+    item = Work.of(capture.capture(Strange(), (2, 3, 64, 64)), "infer", 2)
     strange = item.table[~item.table["covered"]]
     assert len(strange)
     assert (strange["bytes"] > 0).all()
-    assert estimate.parts(item, _Flat())["out_of_range"].tolist() == (~item.table["covered"]).tolist()
+    assert composition.predicted_operators(item, _Flat())["out_of_range"].tolist() == (~item.table["covered"]).tolist()
 
 
-def test_a_composition_is_found_again_and_judges_itself_by_networks_left_out():
+def test_a_composition_is_fitted_and_validated_by_networks_left_out():
     draw = np.random.default_rng(0)
     rows = []
     for number in range(12):
         terms = {"sum_ms": draw.uniform(10, 100), "moved_ms": draw.uniform(1, 30), "modules": float(draw.integers(20, 300)),
                  "fresh_mb": draw.uniform(0, 500)}
         rows.append((f"net{number % 6}", terms, 1.1 * terms["sum_ms"] + 0.9 * terms["moved_ms"] + 0.01 * terms["modules"]))
-    kept = estimate.compose(rows)
+    kept = composition.fit(rows)
     assert kept.rates == pytest.approx({"sum_ms": 1.1, "moved_ms": 0.9, "modules": 0.01, "fresh_mb": 0.0}, rel=1e-3)
     fresh = [(name, terms, taken + 0.2 * terms["fresh_mb"]) for name, terms, taken in rows]
-    found = estimate.compose(fresh, kept)
+    found = composition.fit(fresh, kept)
     assert found.rates == pytest.approx({**kept.rates, "fresh_mb": 0.2}, rel=1e-3)
     assert found.half < 0.01
     assert found.networks == 6
-    with pytest.raises(InputError, match="four networks or more, not from 3"):
-        estimate.compose(rows[:3])
+    with pytest.raises(InputError, match="four networks or more, not to 3"):
+        composition.fit(rows[:3])
 
 
 class _Flat:
-    """A model that says 1 ms of everything."""
+    """A model that predicts 1 ms of everything."""
 
-    chip = None
-
-    def judge_one(self, *asked) -> tuple[float, bool]:
-        return 1.0, False
+    def predict(self, table):
+        return pd.DataFrame({"predicted_ms": 1.0, "low_ms": 0.9, "high_ms": 1.1, "out_of_range": False, "origin": ""},
+                            index=table.index)
 
 
 def test_what_was_measured_before_is_looked_up():
     graph = chain(nn.Conv2d(3, 8, 3), nn.ReLU())
-    item = estimate.work(graph, "infer", 2)
+    item = Work.of(graph, "infer", 2)
     first = item.table.iloc[[0]].assign(latency_ms=7.0)
-    known = estimate.lookup(first)
-    table = estimate.parts(item, _Flat(), known)
+    known = composition.lookup(first)
+    table = composition.predicted_operators(item, _Flat(), known)
     assert list(table["predicted_ms"]) == [7.0, 1.0]
     assert list(table["looked_up"]) == [True, False]
-    composition = estimate.Composition({"sum_ms": 1.0, "moved_ms": 1.0, "modules": 0.0, "fresh_mb": 0.0}, 0.1, 5)
-    said = estimate.estimate(item, _Flat(), composition, known)
+    fitted = composition.Composition({"sum_ms": 1.0, "moved_ms": 1.0, "modules": 0.0, "fresh_mb": 0.0}, 0.1, 5)
+    said = composition.estimate(item, _Flat(), fitted, known)
     assert said.predicted_ms == pytest.approx(8.0)
     assert said.looked_up == pytest.approx(7 / 8)
     assert said.low_ms < said.predicted_ms < said.high_ms
 
 
 def test_scores_are_percentages():
-    found = cost_model.score(np.array([1.0, 2.0, 4.0]), np.array([1.1, 2.0, 2.0]))
+    found = score(np.array([1.0, 2.0, 4.0]), np.array([1.1, 2.0, 2.0]))
     assert found["mape"] == pytest.approx(20.0)
     assert found["median"] == pytest.approx(10.0)
     assert found["n"] == 3

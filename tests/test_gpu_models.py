@@ -1,20 +1,24 @@
 """The models of GPUs: bounded wherever they are asked, ordered as the cards are, honest about whom they were learned of."""
 
+from dataclasses import replace
+from functools import partial
+
 import numpy as np
 import pandas as pd
 import pytest
 
 from lib.config.definitions import load_devices
 from lib.errors import InputError
-from lib.predict import registry
+from lib.predict import registry, transfer
 from lib.predict.evaluation import gpu_networks
-from lib.predict.operators import cost_model, features, features_gpu, transfer
+from lib.predict.operators import features, features_gpu, fitting, inputs
 from lib.predict.operators.cost_model import CostModel
 from lib.predict.operators.features_gpu import Chip
 from lib.predict.operators.regressors import Boosted, Rates
 from lib.predict.operators.trees import Trees
+from lib.predict.operators.validation import shapes_of
 
-GPU_FILES = {key: path for key, path in registry.shelved().items()
+GPU_FILES = {key: path for key, path in registry.model_files().items()
              if not key[0].startswith("cpu-") and path.parent == registry.SHIPPED}
 
 
@@ -39,7 +43,7 @@ def gemms():
 
 @pytest.fixture(scope="module")
 def model(gemms):
-    return cost_model.fit(gemms, {"dtype": "fp32", "latency_type": "kernel", "launch_ms": 0.01},
+    return fitting.fit(gemms, {"dtype": "fp32", "latency_type": "kernel", "launch_ms": 0.01},
                          Chip.of(load_devices()["t4"], "fp32"), quick=True)
 
 
@@ -90,10 +94,10 @@ def test_every_shipped_model_predicts_what_was_published(answers):
 
 
 def test_features_that_never_varied_are_in_no_model():
-    for path in registry.shelved().values():
+    for path in registry.model_files().values():
         for name, part in CostModel.load(path).parts.items():
-            assert set(part.learned.names) <= set(part.features)
-            for feature in part.learned.names:
+            assert set(part.regressor.names) <= set(part.features)
+            for feature in part.regressor.names:
                 if feature not in features.TEXTS:
                     low, high = part.ranges[feature]
                     assert low < high, (path.name, name, feature)
@@ -103,7 +107,7 @@ def test_features_that_never_varied_are_in_no_model():
 def test_what_is_far_out_of_range_stays_in_proportion(key):
     """A GEMM of 4 million rows, and one of 1 element, take no more than 8 times their roof and a launch."""
     model = CostModel.load(GPU_FILES[key])
-    if "product forward" not in model.parts:
+    if "gemm forward" not in model.parts:
         pytest.skip("no GEMM was published for it")
     chip = model.chip or Chip.of(load_devices()["h100-sxm"], key[1])
     model = model if model.chip else model.on(load_devices()["h100-sxm"], key[1])
@@ -142,58 +146,59 @@ def test_depthwise_convolutions_are_windows_over_memory():
         {"op": "conv2d", "in_channels": 3, "out_channels": 64, "groups": 1, "kernel_h": 7, "kernel_w": 7},
         {"op": "pool2d", "in_channels": 64, "groups": np.nan, "kernel_h": 3, "kernel_w": 3}, {"op": "attention"},
         {"op": "copy"}])
-    assert list(features_gpu.groups_of(rows)) == ["window", "window", "convolution", "product", "convolution", "window",
-                                                 "product", "memory"]
+    rows = rows.assign(flops=1.0, bytes=1.0)
+    assert list(features_gpu.groups(features.columns(rows))) == ["window", "window", "convolution", "gemm", "convolution",
+                                                                   "window", "gemm", "memory"]
     with pytest.raises(InputError, match="no features for fft"):
-        features_gpu.groups_of(pd.DataFrame({"op": ["fft"]}))
+        features.columns(pd.DataFrame({"op": ["fft"]}))
 
 
 def test_out_of_range_the_factor_stays_within_what_was_trained(model, gemms):
-    part = model.parts["product forward"]
-    assert isinstance(part.learned, Boosted)
-    assert "batch" not in part.learned.names and "batch" in part.features, "it never varied"
+    part = model.parts["gemm forward"]
+    assert isinstance(part.regressor, Boosted)
+    assert "batch" not in part.regressor.names and "batch" in part.features, "it never varied"
     huge = gemms.head(5).assign(gemm_m=1e7, flops=gemms["flops"].head(5) * 1e4, bytes=gemms["bytes"].head(5) * 1e4)
-    terms, _ = cost_model.given(huge, model.chip)
-    factor = np.log(model.predict(huge)["predicted_ms"] / (terms.to_numpy() @ part.learned.costs))
-    low, high = part.learned.quantiles
+    terms, _ = inputs.frames(huge, model.chip)
+    factor = np.log(model.predict(huge)["predicted_ms"] / (terms.to_numpy() @ part.regressor.costs))
+    low, high = part.regressor.quantiles
     assert ((factor >= low - 1e-9) & (factor <= high + 1e-9)).all()
 
 
 def test_a_gpu_is_completed_by_siblings_before_any_gpu(model, tmp_path):
     vendors, files = load_devices(), {}
     for device, scale in (("h200-sxm", 1.0), (transfer.ANY_GPU, 2.0)):
-        part = model.parts["product forward"]
-        costs = part.learned.costs * scale
-        own = {"product forward": cost_model.replace(part, learned=cost_model.replace(part.learned, costs=costs))}
+        part = model.parts["gemm forward"]
+        costs = part.regressor.costs * scale
+        own = {"gemm forward": replace(part, regressor=replace(part.regressor, costs=costs))}
         facts = {**model.facts, "dtype": "bf16"}
         files[device, "bf16"] = CostModel(device, facts, own, Chip.of(vendors["h200-sxm"], "bf16")).save(tmp_path / device)
     rates = Rates(["compute_ms", "move_ms", "longer_ms", "call"], np.array([0.0, 1.25, 0.0, 0.05]))
-    memory = {"memory forward": cost_model.replace(part, learned=rates, features=[], ranges={})}
+    memory = {"memory forward": replace(part, regressor=rates, features=[], ranges={})}
     facts = {**model.facts, "dtype": "fp32", "latency_type": "end_to_end", "launch_ms": 0.05}
     files[transfer.ANY_GPU, "fp32"] = CostModel(transfer.ANY_GPU, facts, memory).save(tmp_path / "fp32")
     assert transfer.siblings(vendors["h100-pcie"])[0] in ("h100-sxm", "h200-sxm")
     found = transfer.gpu_model(vendors["h100-pcie"], "bf16", files, CostModel.load)
-    assert found.parts["product forward"].origin == "h200-sxm"
+    assert found.parts["gemm forward"].origin == "h200-sxm"
     assert found.parts["memory forward"].origin == "any-gpu fp32"
     assert found.parts["window forward"].origin == transfer.ANALYTIC
-    cost = dict(zip(found.parts["memory forward"].learned.terms, found.parts["memory forward"].learned.costs, strict=True))
+    cost = dict(zip(found.parts["memory forward"].regressor.terms, found.parts["memory forward"].regressor.costs, strict=True))
     assert (cost["move_ms"], cost["call"]) == (1.25, 0.01), "a rate carries over to kernel times, an eager launch does not"
     assert transfer.gpu_model(vendors["mi300x"], "bf16", {}, CostModel.load) is None
 
 
 def test_folds_share_no_shape_and_score_every_row_once(gemms, monkeypatch):
     trained, chip = [], Chip.of(load_devices()["t4"], "fp32")
-    learn = cost_model.learn
+    fit_regressor = fitting.fit_regressor
 
     def noted(rows, *rest):
-        trained.append(set(cost_model.shapes_of(rows)))
-        return learn(rows, *rest)
+        trained.append(set(shapes_of(rows)))
+        return fit_regressor(rows, *rest)
 
-    monkeypatch.setattr(cost_model, "learn", noted)
+    monkeypatch.setattr(fitting, "fit_regressor", noted)
     rows = pd.concat([gemms, gemms.assign(latency_ms=gemms["latency_ms"] * 1.1)], ignore_index=True)  # every shape twice
-    part = cost_model.fit_part(rows, cost_model.partial(cost_model.given, chip=chip), small=False)
+    part = fitting.fit_part(rows, partial(inputs.frames, chip=chip), distilled=False)
     *folds, everything = trained
-    assert everything == set(cost_model.shapes_of(rows))
+    assert everything == set(shapes_of(rows))
     held_out = [everything - fold for fold in folds]
     assert set.union(*held_out) == everything and sum(map(len, held_out)) == len(everything)
-    assert part.unseen["predicted_ms"].notna().all() and len(part.unseen) == len(rows)
+    assert part.held_out["predicted_ms"].notna().all() and len(part.held_out) == len(rows)

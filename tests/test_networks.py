@@ -12,7 +12,7 @@ from lib.config import definitions
 from lib.errors import InputError
 from lib.measure.networks import campaign, case, end_to_end
 from lib.measure.networks.case import Case
-from lib.predict.networks import composition
+from lib.predict.networks import work
 from lib.work import networks
 
 PAIR = [(Case("simple_cnn", mode, 4, "3x28x28"), "default") for mode in ("infer", "train")]
@@ -25,8 +25,8 @@ def test_networks_are_measured_in_a_process_of_their_own_and_resumed(tmp_path):
     assert (table["n"] >= 5).all()
     assert (table["latency_ms"] > 0).all()
     assert table["tensors_mb"][1] > table["tensors_mb"][0] > 0
-    captured = composition.captured(networks.network("simple_cnn", 4, "3x28x28"), "infer")
-    assert composition.work(captured, "infer", 4).peak_bytes / 1e6 == pytest.approx(table["tensors_mb"][0], rel=0.1)
+    captured = work.captured(networks.network("simple_cnn", 4, "3x28x28"), "infer")
+    assert captured.peak_bytes / 1e6 == pytest.approx(table["tensors_mb"][0], rel=0.1)
     before = raw.read_text()
     raw.write_text(before + before[:40])  # a torn line: the visit counts as not made
     again, _ = campaign.measure(PAIR, rounds=1, case_s=0.05, raw=raw)

@@ -5,9 +5,9 @@ import pandas as pd
 import pytest
 
 from lib import store
-from lib.predict import registry, training
-from lib.predict.evaluation import evaluate, results
-from lib.predict.networks import composition
+from lib.predict import network_training, registry, training
+from lib.predict.evaluation import evaluate
+from lib.predict.networks import work
 from lib.work import networks
 
 
@@ -23,7 +23,7 @@ def model():
 
 
 def test_shipped_compositions_come_from_the_published_tuning_networks(published, model):
-    again = training.compositions(published)
+    again = network_training.compositions(published)
     assert set(again) == set(model.compositions)
     for case, one in again.items():
         assert one.rates == pytest.approx(model.compositions[case]["rates"], rel=1e-6)
@@ -31,7 +31,7 @@ def test_shipped_compositions_come_from_the_published_tuning_networks(published,
 
 
 def test_published_predictions_and_scores_come_from_the_published_terms(published):
-    again = training.composed(published.drop(columns=["predicted_ms", "low_ms", "high_ms", "shipped_ms"]))
+    again = network_training.composed(published.drop(columns=["predicted_ms", "low_ms", "high_ms", "shipped_ms"]))
     for column in ("predicted_ms", "low_ms", "high_ms", "shipped_ms"):
         assert again[column].to_numpy() == pytest.approx(published[column].to_numpy(), rel=1e-6)
     scores = store.read(training.reference_machine() / "predictions" / "scores.parquet", "scores")
@@ -41,26 +41,24 @@ def test_published_predictions_and_scores_come_from_the_published_terms(publishe
     assert fresh["n"].tolist() == mine["n"].tolist()
 
 
-def test_no_network_is_judged_by_what_its_family_taught(published):
-    """Times of a family are falsified: predictions of its judging networks stay, those of other families move."""
+def test_no_network_is_predicted_by_a_composition_fitted_to_its_family(published):
+    """Times of a family are falsified: predictions of its validating networks stay, those of other families move."""
     for family in ("resnet", "swin_transformer"):
         own = published["family"] == family
         false = published.assign(latency_ms=np.where(own, published["latency_ms"] * 3, published["latency_ms"]))
-        again = training.composed(false)
-        judged = ~published["tuning"]
-        assert (own & judged).any() and (own & published["tuning"]).any()
+        again = network_training.composed(false)
+        validating = ~published["tuning"]
+        assert (own & validating).any() and (own & published["tuning"]).any()
         same = np.isclose(again["predicted_ms"], published["predicted_ms"], rtol=1e-6)
-        assert same[own & judged].all()
-        assert not same[~own & judged].all()
+        assert same[own & validating].all()
+        assert not same[~own & validating].all()
 
 
-def test_judging_networks_are_not_tuning_networks(published):
-    assert set(published["network"][published["tuning"]]) == set(training.TUNING)
-    assert not set(published["network"][~published["tuning"]]) & set(training.TUNING)
+def test_validating_networks_are_not_tuning_networks(published):
+    assert set(published["network"][published["tuning"]]) == set(network_training.TUNING)
+    assert not set(published["network"][~published["tuning"]]) & set(network_training.TUNING)
     assert networks.family("resnext50_32x4d") == networks.family("resnet18") == "resnet"
     assert networks.family("W1") == "W1"
-    judged = results.read().judged
-    assert len(judged) and not judged["tuning"].any()
 
 
 @pytest.mark.parametrize(("name", "mode", "batch"), [("squeezenet1_0", "infer", 1), ("W1", "train", 16),
@@ -69,8 +67,8 @@ def test_the_shipped_model_predicts_what_was_published(published, model, name, m
     """From the network itself: captured, predicted operator by operator, composed; with freed memory retained."""
     row = published[(published["network"] == name) & (published["mode"] == mode) & (published["batch_size"] == batch)
                     & (published["memory"] == "kept")].iloc[0]
-    one = registry.Shelved(model.device, "fp32", model, "", np.inf)
-    item = composition.work(composition.captured(networks.network(name, batch), mode), mode, batch)
+    one = registry.Predictor(model.device, "fp32", model)
+    item = work.captured(networks.network(name, batch), mode)
     answer = one.estimate(item, "kept")
     assert answer.predicted_ms == pytest.approx(row["shipped_ms"], rel=1e-4)
     assert answer.outside == pytest.approx(row["outside"], abs=1e-4)

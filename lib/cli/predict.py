@@ -6,49 +6,39 @@ import argparse
 def _advise(options: argparse.Namespace) -> int:
     import json
 
-    from lib.predict import advise, advise_text
+    from lib.predict import advise, advise_text, suggestions
 
-    question = advise.Question(options.model, options.batch_size, options.input, options.mode, options.dtype)
-    found = advise.advise(question, options.device, crossovers=not options.json)
+    query = advise.Query(options.model, options.batch_size, options.input, options.mode, options.dtype)
+    advice = advise.advise(query, options.device, crossovers=not options.json)
     if options.json:
-        print(json.dumps(found.records(), indent=1))
+        print(json.dumps(advice.records(), indent=1))
         return 0
-    print(advise_text.text(found))
-    suggested = advise.suggestions(found)
+    print(advise_text.text(advice))
+    changes = suggestions.suggestions(advice)
     if options.verify:
-        from tqdm import tqdm
-
-        measured_ms, suggested = advise.verified(found, suggested, progress=lambda items, what: tqdm(items, desc=what))
-        print(advise_text.verdict(found, measured_ms))
-    print(advise_text.changes(suggested))
+        measured_ms, changes = suggestions.verified(advice, changes)
+        print(advise_text.verdict(advice, measured_ms))
+    print(advise_text.changes(changes))
     return 0
 
 
 def _calibrate(options: argparse.Namespace) -> int:
     from lib.predict import calibrate
 
-    print(calibrate.words(calibrate.calibrate(options.device, options.dtype, options.budget_s)))
+    print(calibrate.summary(calibrate.calibrate(options.device, options.dtype, options.budget_s)))
     return 0
 
 
 def _models(options: argparse.Namespace) -> int:
     """List the models at hand, or train those that ship from the reference and the imported data."""
-    from tqdm import tqdm
-
-    from lib.predict import registry, training
+    from lib.predict import registry
     from lib.predict.evaluation import evaluate
-    from lib.predict.operators.cost_model import CostModel
-
-    def progress(items, what):
-        return tqdm(items, desc=what, mininterval=1)
 
     if options.train == "cpu":
-        print(evaluate.evaluate(quick=options.quick, progress=progress)["scores"].to_string(index=False))
+        print(evaluate.evaluate(quick=options.quick)["scores"].to_string(index=False))
     elif options.train:
-        dtype = "bf16" if options.train == "aiconfigurator" else "fp32"
-        evaluate.published(options.train, dtype, options.quick, progress)
-    held = [(device, dtype, CostModel.load(path)) for (device, dtype), path in registry.shelved().items()]
-    print(training.summary(held).to_string(index=False, float_format=lambda value: f"{value:.1f}"))
+        evaluate.published(options.train, "bf16" if options.train == "aiconfigurator" else "fp32", options.quick)
+    print(registry.summary().to_string(index=False, float_format=lambda value: f"{value:.1f}"))
     return 0
 
 
@@ -65,13 +55,13 @@ def add(verbs) -> None:
     verb.add_argument("--json", action="store_true", help="print a list of objects, one a device")
     verb.set_defaults(call=_advise)
 
-    verb = verbs.add_parser("models", help="the operator models at hand with their scores; or train those that ship")
+    verb = verbs.add_parser("models", help="the registry: every cost model with its scores; or train those that ship")
     verb.add_argument("--train", choices=("cpu", "neusight", "aiconfigurator"),
                       help="train from the reference machine's data, or from imported published data")
-    verb.add_argument("--quick", action="store_true", help="learn less, in a fraction of the time")
+    verb.add_argument("--quick", action="store_true", help="train less, in a fraction of the time")
     verb.set_defaults(call=_models)
 
-    verb = verbs.add_parser("calibrate", help="teach the nearest model this machine's device with a few measured points")
+    verb = verbs.add_parser("calibrate", help="fine-tune the nearest model to this machine's device by a few measured points")
     verb.add_argument("--device", default="cpu", help="cpu (default) or cuda:0")
     verb.add_argument("--budget-s", type=float, default=120.0, help="time for measuring (default 120)")
     verb.add_argument("--dtype", default="fp32", choices=("fp32", "bf16", "fp16"))

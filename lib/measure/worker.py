@@ -55,11 +55,6 @@ class Worker:
             self._process.start()
         theirs.close()
 
-    @property
-    def alive(self) -> bool:
-        """Return whether the process is there."""
-        return self._process.is_alive()
-
     def send(self, message: Any) -> None:
         """Send a message; one that is dead says so when it is next listened to."""
         try:
@@ -94,14 +89,10 @@ class Worker:
         self._process.join(_JOIN_S)
         return f"the worker {death(self._process.exitcode)}"
 
-    def kill(self) -> None:
-        """End the process at once; what it sent before can still be received, and its death."""
+    def shut_down(self) -> None:
+        """End the process at once."""
         self._process.kill()
         self._process.join()
-
-    def shut_down(self) -> None:
-        """End the process at once, and close the pipe to it."""
-        self.kill()
         self.pipe.close()
 
 

@@ -2,52 +2,54 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import pandas as pd
 
-from lib.predict.advise import Advice, Change, Question, advise
+from lib.predict.advise import Advice, Query, advise
+from lib.predict.suggestions import Change
 
 _SHOWN = {"device": "device", "source": "source", "predicted_ms": "ms", "low_ms": "low", "high_ms": "high",
           "images_per_sec": "images/s", "memory_mb": "MB", "bound": "bound", "below_roof": "x below roof", "fits": "fits",
           "out_of_range": "outside", "measured_ms": "measured ms", "price_per_million": "price / 10^6 images"}
 
 
-def table(found: Advice) -> pd.DataFrame:
+def table(advice: Advice) -> pd.DataFrame:
     """Return the devices as people read them; columns that say nothing are left out."""
-    shown = found.table[list(_SHOWN)].rename(columns=_SHOWN)
+    shown = advice.table[list(_SHOWN)].rename(columns=_SHOWN)
     return shown.dropna(axis=1, how="all")
 
 
-def heading(found: Advice) -> str:
-    """Say what was asked."""
-    asked = found.question
-    what = "a training step (forward, loss, backward)" if asked.mode == "train" else "a forward pass"
-    return f"{asked.model}, {what} of {found.batch_size} samples, {asked.dtype}"
+def heading(advice: Advice) -> str:
+    """Say what was predicted."""
+    query = advice.captured.query
+    what = "a training step (forward, loss, backward)" if query.mode == "train" else "a forward pass"
+    return f"{query.model}, {what} of {advice.captured.batch_size} samples, {query.dtype}"
 
 
-def text(found: Advice) -> str:
+def text(advice: Advice) -> str:
     """Return the whole answer for a terminal."""
-    body = table(found).to_string(index=False, float_format=lambda value: f"{value:,.4g}")
-    lines = [heading(found), "", body, "", f"recommended: {found.reason}"]
-    if len(found.crossovers) > 1:
-        lines.append("by batch size: " + "; ".join(found.crossovers))
-    if found.table["out_of_range"].any():
-        lines.append("outside: more than a twentieth of the time lies outside of what the device's model learned; "
-                     "its interval is widened, not proven")
+    body = table(advice).to_string(index=False, float_format=lambda value: f"{value:,.4g}")
+    lines = [heading(advice), "", body, "", f"recommended: {advice.reason}"]
+    if len(advice.crossovers) > 1:
+        lines.append("by batch size: " + "; ".join(advice.crossovers))
+    if advice.table["out_of_range"].any():
+        lines.append("outside: more than a twentieth of the time lies out of the training range of the device's model; its "
+                     "interval is widened, not proven")
     return "\n".join(lines)
 
 
-def answer(**question) -> tuple[pd.DataFrame, str]:
-    """Return the table and the recommendation for the fields of a Question."""
-    found = advise(Question(**question), crossovers=False)
-    return table(found), f"{heading(found)}. {found.reason}."
+def answer(**query) -> tuple[pd.DataFrame, str]:
+    """Return the table and the recommendation for the fields of a Query."""
+    advice = advise(Query(**query), crossovers=False)
+    return table(advice), f"{heading(advice)}. {advice.reason}."
 
 
 def changes(several: Sequence[Change]) -> str:
     """Return what to change as lines for a terminal; gains are factors of images a second."""
     lines = ["", "what to change (factor of images a second):"]
     for change in several:
-        gain = f"{change.predicted_gain:.2f}" if change.predicted_gain == change.predicted_gain else "  ? "  # noqa: PLR0124 - NaN
-        measured = f", measured {change.measured_gain:.2f}" if change.measured_gain == change.measured_gain else ""  # noqa: PLR0124
+        gain = "  ? " if np.isnan(change.predicted_gain) else f"{change.predicted_gain:.2f}"
+        measured = "" if np.isnan(change.measured_gain) else f", measured {change.measured_gain:.2f}"
         lines.append(f"  {gain}{measured}  {change.what}: {change.why}")
     return "\n".join(lines)
 
@@ -58,12 +60,12 @@ def changes_table(several: Sequence[Change]) -> pd.DataFrame:
                           "why": change.why} for change in several])
 
 
-def verdict(found: Advice, measured_ms: float) -> str:
-    """Say whether the interval of this machine's CPU held what was measured."""
-    mine = found.table[found.table["device"] == "cpu"]
-    if not len(mine):
+def verdict(advice: Advice, measured_ms: float) -> str:
+    """Say whether the interval of this machine's CPU covers what was measured."""
+    rows = advice.table[advice.table["device"] == "cpu"]
+    if not len(rows):
         return f"\nmeasured on this machine's CPU: {measured_ms:,.4g} ms"
-    row = mine.iloc[0]
-    held = "inside" if row["low_ms"] <= measured_ms <= row["high_ms"] else "OUTSIDE"
-    return (f"\nmeasured on this machine's CPU: {measured_ms:,.4g} ms, {held} the interval {row['low_ms']:,.4g} to "
+    row = rows.iloc[0]
+    covered = "inside" if row["low_ms"] <= measured_ms <= row["high_ms"] else "OUTSIDE"
+    return (f"\nmeasured on this machine's CPU: {measured_ms:,.4g} ms, {covered} the interval {row['low_ms']:,.4g} to "
             f"{row['high_ms']:,.4g}; the prediction was off by {row['predicted_ms'] / measured_ms - 1:+.1%}")

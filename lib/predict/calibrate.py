@@ -1,4 +1,4 @@
-"""A device without a model of its own: a few points, chosen to teach most, correct the nearest model in about two minutes."""
+"""A device without a model of its own: the nearest model is fine-tuned by a few measured points in about two minutes."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,18 +12,20 @@ from lib.errors import InputError
 from lib.measure import machine
 from lib.measure.operators import aggregate, sweep
 from lib.predict import registry
-from lib.predict.operators.correction import teaching_points
-from lib.predict.operators.cost_model import CostModel, by_part, given, score
+from lib.predict.operators import inputs
+from lib.predict.operators.cost_model import CostModel
+from lib.predict.operators.fine_tuning import farthest_first, fine_tuned
+from lib.predict.operators.validation import score
 from lib.work.graph import spaces
 from lib.work.graph.spaces import Config
 
 _POOL, _POINTS_A_SECOND, _ROUNDS, _LEAST = 900, 2.5, 3, 20
-_SHARE = 0.8  # of the points, chosen to teach; the rest are drawn at random and judge
+_SHARE = 0.8  # of the points, chosen to fine-tune; the rest are drawn at random and validate
 
 
 @dataclass(frozen=True)
 class Calibrated:
-    """A calibrated model, where it was saved, and how wrong it was on random points that it had not seen."""
+    """A calibrated model, where it was saved, and how wrong it was on random held-out points."""
 
     path: Path
     model: CostModel
@@ -34,58 +36,58 @@ class Calibrated:
 
 def _pool(dtype: str, seed: int = 0) -> tuple[list[Config], pd.DataFrame]:
     """Draw configurations from the spaces of ``params/sweeps.yaml``; return them and their rows."""
-    sweeps, found, rows = spaces.load_sweeps(), [], []
+    sweeps, configs, rows = spaces.load_sweeps(), [], []
     for config, ops in spaces.several(list(sweeps.spaces), sweeps, seed, dtype):
-        if len(found) == _POOL:
+        if len(configs) == _POOL:
             break
         flops, moved = spaces.work(ops)
-        found.append(config)
+        configs.append(config)
         rows.append({"op": config.op, **dict(config.parameters), "pass": config.passes, "flops": flops, "bytes": moved})
-    return found, pd.DataFrame(rows)
+    return configs, pd.DataFrame(rows)
 
 
 def choose(model: CostModel, rows: pd.DataFrame, count: int, seed: int = 0) -> tuple[list[int], list[int]]:
-    """Return which rows to measure: those that teach most, a share a part, and random ones that judge."""
-    draw, teach = np.random.default_rng(seed), []
-    judge = list(draw.permutation(len(rows))[:int(count * (1 - _SHARE))])
-    rest = rows.drop(index=judge)
-    for _, part in by_part(rest, model.chip is not None):
-        _, x = given(part, model.chip)
+    """Return which rows to measure: those far from one another, a share a part, to fine-tune, and random ones to validate."""
+    draw, tuning = np.random.default_rng(seed), []
+    validating = list(draw.permutation(len(rows))[:int(count * (1 - _SHARE))])
+    rest = rows.drop(index=validating)
+    for _, part in inputs.by_part(rest, model.chip):
+        _, x = inputs.frames(part, model.chip)
         share = max(4, round(count * _SHARE * len(part) / len(rest)))
-        teach += list(part.index[teaching_points(x.to_numpy(float), share)])
-    return [int(place) for place in teach], [int(place) for place in judge]
+        tuning += list(part.index[farthest_first(x.to_numpy(), share)])
+    return [int(row) for row in tuning], [int(row) for row in validating]
 
 
 def calibrate(device: str = "cpu", dtype: str = "fp32", budget_s: float = 120.0) -> Calibrated:
-    """Measure chosen points on ``device``, correct the nearest model by them, and save it for this machine.
+    """Measure chosen points on ``device``, fine-tune the nearest model by them, and save it for this machine.
 
-    Raises InputError for a device that is not here, and where no model of its kind can be corrected.
+    Raises InputError for a device that is not here, and where no model of its kind can be fine-tuned.
     """
     where = machine.device(device)
     if budget_s < 10:
         raise InputError(f"budget_s {budget_s:g} is too short to measure anything; give 10 s or more (120 is usual)")
     base = _nearest(str(where), dtype)
     configs, rows = _pool(dtype)
-    teach, judge = choose(base, rows, int(budget_s * _POINTS_A_SECOND))
-    chosen = [_as(configs[place], base) for place in (*teach, *judge)]
+    tuning, validating = choose(base, rows, int(budget_s * _POINTS_A_SECOND))
+    chosen = [_as(configs[row], base) for row in (*tuning, *validating)]
     name = f"calibration_{machine.name()}_{dtype}_{store.utc_now()[:19].replace(':', '')}"
     p = SweepParams(op="all", device=str(where), budget_s=budget_s, rounds=_ROUNDS, visit_ms=16, name=name, dtype=dtype,
                     cache=base.facts.get("cache", "warm"), latency_type=base.facts.get("latency_type", "kernel"))
-    table = aggregate.read(sweep.measure_sweep(p, chosen)).table
+    table = aggregate.read(sweep.measure_sweep(p, chosen=chosen)).table
     usable = table[(table["status"] == "ok") & (table["verdict"] != "unusable")]
-    unseen = usable[usable["config"].isin({_as(configs[place], base).key for place in judge})]
-    taught = usable.drop(index=unseen.index)
-    if len(taught) < _LEAST or len(unseen) < 2:
+    held_out = usable[usable["config"].isin({_as(configs[row], base).key for row in validating})]
+    training = usable.drop(index=held_out.index)
+    if len(training) < _LEAST or len(held_out) < 2:
         raise InputError(f"only {len(usable)} of {len(table)} measured points are usable, {_LEAST} or more are needed to "
-                         f"teach: the machine is busy, or budget_s too short; the points are kept in {paths.SWEEPS / name}")
-    model = base.corrected(taught)
-    measured = unseen["latency_ms"].to_numpy()
-    scores = [score(measured, one.predict(unseen)["predicted_ms"].to_numpy()) for one in (base, model)]
+                         f"fine-tune: the machine is busy, or budget_s too short; the points are in {paths.SWEEPS / name}")
+    model = fine_tuned(base, training)
+    measured = held_out["latency_ms"].to_numpy()
+    scores = [score(measured, one.predict(held_out)["predicted_ms"].to_numpy()) for one in (base, model)]
     model.device = f"cpu-{machine.name()}" if where.type == "cpu" else base.device
     model.facts = {**base.facts, **machine.ids(), "calibrated_from": base.device, "calibrated_utc": store.utc_now(),
-                   "points": len(taught), "unseen": scores[1], "sweeps": []}
+                   "points": len(training), "held_out": scores[1], "sweeps": []}
     path = model.save(registry.path_of(model.device, dtype))
-    return Calibrated(path, model, len(taught), *scores)
+    return Calibrated(path, model, len(training), *scores)
 
 
 def _as(config: Config, base: CostModel) -> Config:
@@ -101,9 +103,9 @@ def _nearest(device: str, dtype: str) -> CostModel:
     return registry.for_devices([vendor], dtype)[0].model
 
 
-def words(done: Calibrated) -> str:
+def summary(result: Calibrated) -> str:
     """Say what the calibration gave."""
-    source = done.model.facts["calibrated_from"]
-    return (f"{done.path}: {source} corrected by {done.points} points; on {done.after['n']} random "
-            f"points that it had not seen, MAPE {done.before['mape']:.1f} % before, {done.after['mape']:.1f} % after "
-            f"(median {done.before['median']:.1f} -> {done.after['median']:.1f} %)")
+    source = result.model.facts["calibrated_from"]
+    return (f"{result.path}: {source} fine-tuned by {result.points} points; on {result.after['n']} random held-out points MAPE "
+            f"{result.before['mape']:.1f} % before, {result.after['mape']:.1f} % after "
+            f"(median {result.before['median']:.1f} -> {result.after['median']:.1f} %)")

@@ -1,4 +1,4 @@
-"""The models at hand: those that ship with the reference, and those that were calibrated on this machine."""
+"""The models at hand, those that ship with the reference and those calibrated on this machine, and what they predict with."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -14,15 +14,18 @@ from lib import paths
 from lib.config.definitions import VendorDevice, load_devices
 from lib.errors import InputError, choices
 from lib.measure import machine
-from lib.predict.networks import composition as estimate
-from lib.predict.networks.composition import Composition, Estimate, Work
-from lib.predict.operators import transfer
+from lib.predict import transfer
+from lib.predict.analytic import roofline
+from lib.predict.analytic.roofline import Roof
+from lib.predict.networks import composition
+from lib.predict.networks.composition import Composition, Estimate
+from lib.predict.networks.work import Work
 from lib.predict.operators.cost_model import CostModel
-from lib.predict.operators.transfer import ANY_GPU
+from lib.predict.transfer import ANY_GPU
 
 SHIPPED = paths.REFERENCE / "models"
 _SUFFIX = ".json.gz"
-_LAUNCH_SHARE = 0.5
+_MOST = 0.5  # of the predicted time, and it bounds the network
 
 
 def path_of(device: str, dtype: str, folder: Path | None = None) -> Path:
@@ -30,143 +33,161 @@ def path_of(device: str, dtype: str, folder: Path | None = None) -> Path:
     return (folder or paths.MODELS) / f"{device}_{dtype}{_SUFFIX}"
 
 
-def shelved() -> dict[tuple[str, str], Path]:
+def model_files() -> dict[tuple[str, str], Path]:
     """Return every model file by (device, element type); one that was calibrated here stands before a shipped one."""
-    found = {}
+    files = {}
     for folder in (SHIPPED, paths.MODELS):
         for path in sorted(folder.glob(f"*_*{_SUFFIX}")):
             device, _, dtype = path.name.removesuffix(_SUFFIX).rpartition("_")
-            found[device, dtype] = path
-    return found
+            files[device, dtype] = path
+    return files
 
 
 @dataclass(frozen=True)
-class Shelved:
-    """A device that can be predicted: its model, and what is known of it besides."""
+class Predictor:
+    """A device that can be predicted: its model, and what is known of it besides.
+
+    ``origin`` names the machine that the model was trained on where that is another one: then every answer is zero-shot.
+    """
 
     device: str
     dtype: str
     model: CostModel
-    origin: str  # of whom the model was learned, where it was another machine: then every answer is zero-shot
-    memory_mb: float
+    origin: str = ""
+    memory_mb: float = math.inf
     price_per_hour: float | None = None
 
     @cached_property
-    def networks(self) -> pd.DataFrame | None:
-        """Give the networks that were measured whole on this device, or None."""
+    def measured_networks(self) -> pd.DataFrame | None:
+        """Give the networks that were measured end to end on this device, or None."""
         if self.model.facts.get("hardware_id", "vendor:").startswith("vendor:"):
             return None
         files = sorted(paths.REFERENCE.glob("*/networks/*.parquet"))
         tables = [pd.read_parquet(path) for path in files]  # committed, so checked by the tests; here that takes a second
-        mine = [table[table["hardware_id"] == self.model.facts.get("hardware_id")] for table in tables]
-        return pd.concat(mine, ignore_index=True) if mine else None
+        own = [table[table["hardware_id"] == self.model.facts.get("hardware_id")] for table in tables]
+        return pd.concat(own, ignore_index=True) if own else None
 
     @cached_property
-    def stable(self) -> pd.DataFrame:
+    def measured_operators(self) -> pd.DataFrame:
         """Give the operators that were measured on this device in the state that its model answers for, and repeated well."""
         names = [] if self.origin else self.model.facts.get("sweeps", [])
         files = [path for name in names if (path := paths.REFERENCE / name / "sweep.parquet").is_file()]
         tables = [table[(table["status"] == "ok") & (table["verdict"] == "stable")] for table in map(pd.read_parquet, files)]
         return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=["flops", "bytes", "latency_ms"])
 
-    def known(self, item: Work | None = None) -> Mapping[tuple, float]:
-        """Return the measured times by ``Asked.key``; with ``item`` of those alone that may be among its operators."""
-        table = self.stable
-        if item is not None:
-            table = table[table["flops"].isin(item.table["flops"]) & table["bytes"].isin(item.table["bytes"])]
-        return estimate.lookup(table)
+    def measured_times(self, work: Work | None = None) -> Mapping[tuple, float]:
+        """Return measured times by operator key; with ``work`` of those alone that may be among its operators."""
+        table = self.measured_operators
+        if work is not None:
+            table = table[table["flops"].isin(work.table["flops"]) & table["bytes"].isin(work.table["bytes"])]
+        return composition.lookup(table)
 
     def composition(self, mode: str, memory: str = "default") -> Composition:
-        """Return what a whole adds to its operators; where no network was measured whole, nothing, with their interval."""
-        learned = self.model.compositions.get(f"{mode} {memory}")
-        if learned:
-            return Composition(**learned)
-        return Composition({"sum_ms": 1.0, "moved_ms": 1.0, "modules": 0.0, "fresh_mb": 0.0}, math.nan, 0)
+        """Return what a network adds to its operators; where none was measured end to end, nothing, with their interval."""
+        fitted = self.model.compositions.get(f"{mode} {memory}")
+        return Composition(**fitted) if fitted else composition.SUM
 
-    def estimate(self, item: Work, memory: str = "default") -> Estimate:
-        """Predict a pass or step on this device; on a CPU ``memory`` says whether the process keeps what it frees."""
-        return estimate.estimate(item, self.model, self.composition(item.mode, memory), self.known(item))
+    def estimate(self, work: Work, memory: str = "default") -> Estimate:
+        """Predict a pass or step on this device; on a CPU ``memory`` says whether the process retains what it frees (kept)."""
+        return composition.estimate(work, self.model, self.composition(work.mode, memory), self.measured_times(work))
 
-    def _ideal_ms(self, item: Work) -> tuple[np.ndarray, np.ndarray]:
-        """Return how long each operator computes and moves at the ceilings."""
-        return ((item.table["flops"] / self.model.facts["peak_gflops"] / 1e6).to_numpy(),
-                (item.table["bytes"] / self.model.facts["peak_gbps"] / 1e6).to_numpy())
+    @property
+    def roof(self) -> Roof:
+        """Return the roof that the model knows of its device."""
+        facts = self.model.facts
+        return Roof(self.device, self.dtype, "vendor" if self.model.chip else "measured", facts.get("hardware_id", ""),
+                    facts["peak_gflops"], {"device" if self.model.chip else "RAM": facts["peak_gbps"]},
+                    launch_us=facts["launch_ms"] * 1e3)
 
-    def roof_ms(self, item: Work) -> float:
+    def roof_ms(self, work: Work) -> float:
         """Return how long the operators take at their roofs, one after another."""
-        return float((np.maximum(*self._ideal_ms(item)) * item.table["calls"].to_numpy()).sum())
+        return roofline.each_at_its_roof(_parts(work), self.roof) * 1e3
 
-    def launches_ms(self, item: Work) -> float:
+    def launches_ms(self, work: Work) -> float:
         """Return how long launching every operator takes."""
-        return float(item.table["calls"].sum() * self.model.facts["launch_ms"])
+        return work.calls * self.roof.launch_us / 1e3
 
-    def bound(self, item: Work, said: Estimate) -> tuple[str, float]:
-        """Return what bounds most of the time (compute, memory or launch), and how many times the roof is faster."""
-        compute, moving = self._ideal_ms(item)
-        roof_ms = self.roof_ms(item)
-        cost = (said.operators["predicted_ms"] * said.operators["calls"]).to_numpy()
-        launched = cost[(np.maximum(compute, moving) < 0.1 * said.operators["predicted_ms"].to_numpy())
-                        & (said.operators["predicted_ms"].to_numpy() < 10 * self.model.facts.get("launch_ms", 0.0))].sum()
-        if launched > _LAUNCH_SHARE * cost.sum():
-            return "launch", said.predicted_ms / roof_ms
-        return ("compute" if cost[compute >= moving].sum() >= cost[compute < moving].sum() else "memory"), \
-            said.predicted_ms / roof_ms
+    def bound(self, work: Work, predicted_ms: float) -> str:
+        """Return what most of the time goes to: launch, or at the roofs compute or memory."""
+        if self.launches_ms(work) > _MOST * predicted_ms:
+            return "launch"
+        return "memory" if roofline.memory_share(_parts(work), self.roof) > _MOST else "compute"
+
+
+def _parts(work: Work) -> np.ndarray:
+    """Return FLOPs and bytes of each distinct operator, all its calls together (n, 2)."""
+    return work.table[["flops", "bytes"]].to_numpy(float) * work.table[["calls"]].to_numpy(float)
 
 
 def shipped_cpu(dtype: str) -> CostModel:
     """Return the CPU model that ships with the reference; InputError where there is none of that element type."""
-    found = [path for (device, kind), path in shelved().items() if device.startswith("cpu-") and kind == dtype
-             and path.parent == SHIPPED]
-    if not found:
-        raise InputError(f"no {dtype} model of a CPU ships in {SHIPPED}; there are: {choices(sorted(shelved()))}")
-    return CostModel.load(found[0])
+    files = model_files()
+    own = [path for (device, kind), path in files.items() if device.startswith("cpu-") and kind == dtype
+           and path.parent == SHIPPED]
+    if not own:
+        raise InputError(f"no {dtype} model of a CPU ships in {SHIPPED}; there are: {choices(sorted(files))}")
+    return CostModel.load(own[0])
 
 
 def vendor_of(name: str) -> str:
     """Return the id in params/devices.yaml of a device by the name that its driver gives; InputError lists the names."""
     known = {device.name: device.id for device in load_devices().values()}
-    found = next((id_ for stated, id_ in known.items() if stated in name or name in stated), None)
-    if not found:
+    vendor = next((id_ for stated, id_ in known.items() if stated in name or name in stated), None)
+    if not vendor:
         raise InputError(f"params/devices.yaml has no device named {name!r}, add it there; it has: {choices(known)}")
-    return found
+    return vendor
 
 
-def _own_cpu(dtype: str, held: Mapping[tuple[str, str], Path]) -> Shelved | None:
-    """Return the model of this machine's CPU: its own, or else the nearest reference one, which is then zero-shot."""
+def _cpu(dtype: str, files: transfer.Files) -> Predictor | None:
+    """Return this machine's CPU with its own model, or else a reference one, whose answers are then zero-shot."""
     memory_mb = psutil.virtual_memory().total / 1e6
-    here = held.get((f"cpu-{machine.name()}", dtype))
-    if here:
-        return Shelved("cpu", dtype, CostModel.load(here), "", memory_mb)
-    others = [path for (device, kind), path in held.items() if device.startswith("cpu-") and kind == dtype]
-    return Shelved("cpu", dtype, model := CostModel.load(others[0]), model.device, memory_mb) if others else None
+    own = files.get((f"cpu-{machine.name()}", dtype))
+    if own:
+        return Predictor("cpu", dtype, CostModel.load(own), memory_mb=memory_mb)
+    others = [path for (device, kind), path in files.items() if device.startswith("cpu-") and kind == dtype]
+    if not others:
+        return None
+    model = CostModel.load(others[0])
+    return Predictor("cpu", dtype, model, model.device, memory_mb)
 
 
-def _gpu(vendor: VendorDevice, dtype: str, held: Mapping[tuple[str, str], Path],
-         load: Callable[[Path], CostModel]) -> Shelved | None:
+def _gpu(vendor: VendorDevice, dtype: str, files: transfer.Files, load: Callable[[Path], CostModel]) -> Predictor | None:
     """Return a GPU with its model, completed from others; None for an element type without a rate, or without a donor."""
     if dtype not in vendor.peak_gflops or not vendor.multiprocessors:
         return None
-    model = transfer.gpu_model(vendor, dtype, held, load)
-    return Shelved(vendor.id, dtype, model, "", vendor.memory_mb, vendor.price_per_hour) if model else None
+    model = transfer.gpu_model(vendor, dtype, files, load)
+    return Predictor(vendor.id, dtype, model, "", vendor.memory_mb, vendor.price_per_hour) if model else None
 
 
-def for_devices(wanted: Sequence[str], dtype: str) -> list[Shelved]:
+def for_devices(devices: Sequence[str], dtype: str) -> list[Predictor]:
     """Return the devices that can be predicted for an element type: those named, or all that have a model of any type.
 
     Raises InputError for a device that has none, listing those that do and how to calibrate.
     """
-    held, vendors, load = shelved(), load_devices(), cache(CostModel.load)  # a donor serves several
-    usual = ["cpu", *sorted({device for device, _ in held if device in vendors})]
-    found = []
-    for device in wanted or usual:
+    files, vendors, load = model_files(), load_devices(), cache(CostModel.load)  # a donor serves several
+    usual = ["cpu", *sorted({device for device, _ in files if device in vendors})]
+    predictors = []
+    for device in devices or usual:
         gpu = vendors.get(device)
-        one = _own_cpu(dtype, held) if device == "cpu" else _gpu(gpu, dtype, held, load) if gpu else None
-        if one:
-            found.append(one)
-        elif wanted:
+        predictor = _cpu(dtype, files) if device == "cpu" else _gpu(gpu, dtype, files, load) if gpu else None
+        if predictor:
+            predictors.append(predictor)
+        elif devices:
             raise InputError(f"no {dtype} model of a device {device!r}; there are models of: {choices(usual)}; any GPU of "
                              f"params/devices.yaml is predicted zero-shot where {ANY_GPU} has its element type; for a machine "
                              "of your own, run there: python -m lib calibrate")
-    if not found:
+    if not predictors:
         raise InputError(f"no {dtype} models in {SHIPPED} or {paths.MODELS}; run: python -m lib calibrate")
-    return found
+    return predictors
+
+
+def summary() -> pd.DataFrame:
+    """Return a row a part of every model at hand: device, dtype, part, rows, scores on held-out groups, source, licence."""
+    rows = []
+    for (device, dtype), path in model_files().items():
+        model = CostModel.load(path)
+        rows += [{"device": device, "dtype": dtype, "part": name, "rows": part.rows, "MAPE %": part.scores.get("mape"),
+                  "median %": part.scores.get("median"), "within 10 %": part.scores.get("within_10"),
+                  "interval ±%": (np.exp(np.mean(part.halves)) - 1) * 100, "source": model.facts.get("source", ""),
+                  "licence": model.facts.get("licence", "")} for name, part in model.parts.items()]
+    return pd.DataFrame(rows)

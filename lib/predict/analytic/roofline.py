@@ -180,14 +180,19 @@ def _point(row: dict, roof: Roof) -> dict:
 
 def each_at_its_roof(parts: np.ndarray, roof: Roof) -> float:
     """Return the seconds of operators (n, 2: FLOPs, bytes) that each run at their own roof, one after another."""
-    return float(_roof_seconds(parts, roof).max(axis=1).sum())
+    return float(seconds(parts, roof).sum())
+
+
+def seconds(parts: np.ndarray, roof: Roof) -> np.ndarray:
+    """Return the seconds (n) of operators (n, 2: FLOPs, bytes) that each run at their own roof."""
+    return _compute_and_move(parts, roof).max(axis=1)
 
 
 def memory_share(parts: np.ndarray, roof: Roof) -> float:
     """Return the share of ``each_at_its_roof`` that operators take which memory bounds."""
-    seconds = _roof_seconds(parts, roof)
-    return float(seconds[seconds[:, 1] > seconds[:, 0], 1].sum() / seconds.max(axis=1).sum())
+    times = _compute_and_move(parts, roof)
+    return float(times[times[:, 1] > times[:, 0], 1].sum() / times.max(axis=1).sum())
 
 
-def _roof_seconds(parts: np.ndarray, roof: Roof) -> np.ndarray:
+def _compute_and_move(parts: np.ndarray, roof: Roof) -> np.ndarray:
     return np.asarray(parts) / np.array([roof.peak_gflops * 1e9, roof.gbps() * 1e9])

@@ -1,12 +1,15 @@
 """What the shipped models of GPUs predict of some networks, beside each roof: written with the models, recomputed by tests."""
 
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
-from lib.measure import archive
 from lib.predict import registry
-from lib.predict.advise import Asked, Question, source_of
+from lib.predict.advise import CapturedQuery, Query, source_of
+from lib.predict.networks.work import Work
+from lib.predict.registry import Predictor
+from lib.progress import track
 
 NETWORKS = ("vit_b_16", "resnet50", "efficientnet_b0", "swin_t", "mobilenet_v2")
 BATCHES, DTYPES = (1, 64), ("fp32", "bf16")
@@ -19,21 +22,20 @@ def path() -> Path:
     return registry.SHIPPED / "networks.csv"
 
 
-def table(networks: tuple[str, ...] = NETWORKS, dtypes: tuple[str, ...] = DTYPES,
-          progress: archive.Progress = lambda items, _: items) -> pd.DataFrame:
+def table() -> pd.DataFrame:
     """Return a row (COLUMNS) a network, batch size, element type and GPU that has a model of any element type."""
     rows = []
-    for dtype in dtypes:
-        gpus = [one for one in registry.for_devices([], dtype) if one.device != "cpu"]
-        for network in progress(list(networks), dtype):
+    for dtype in DTYPES:
+        gpus = [predictor for predictor in registry.for_devices([], dtype) if predictor.device != "cpu"]
+        for network in track(NETWORKS, dtype):
             for batch in BATCHES:
-                item = Asked(Question(network, batch, dtype=dtype)).work()
-                rows += [{"network": network, "batch_size": batch, "dtype": dtype, **_row(one, item)} for one in gpus]
+                work = CapturedQuery(Query(network, batch, dtype=dtype)).work()
+                rows += [{"network": network, "batch_size": batch, "dtype": dtype, **_row(gpu, work)} for gpu in gpus]
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
-def _row(one: registry.Shelved, item) -> dict:
-    said = one.estimate(item)
-    return {"device": one.device, "source": source_of(one, said), "bound": one.bound(item, said)[0],
-            "predicted_ms": said.predicted_ms, "low_ms": said.low_ms, "high_ms": said.high_ms, "roof_ms": one.roof_ms(item),
-            "launches_ms": one.launches_ms(item)}
+def _row(gpu: Predictor, work: Work) -> dict[str, Any]:
+    estimate = gpu.estimate(work)
+    return {"device": gpu.device, "source": source_of(gpu, estimate), "bound": gpu.bound(work, estimate.predicted_ms),
+            "predicted_ms": estimate.predicted_ms, "low_ms": estimate.low_ms, "high_ms": estimate.high_ms,
+            "roof_ms": gpu.roof_ms(work), "launches_ms": gpu.launches_ms(work)}

@@ -1,4 +1,4 @@
-"""Questions that lie between measured ones: what a model may be asked, for teaching a small network what a large one says."""
+"""Data augmentation: operators that lie between measured ones, on which a small network is distilled from a large one."""
 
 from collections.abc import Iterator
 
@@ -19,18 +19,18 @@ def _block(name: str) -> str:
     return _TOGETHER.get(stem, stem)
 
 
-def between(rows: pd.DataFrame, count: int, seed: int = 0) -> pd.DataFrame:
+def crossed(rows: pd.DataFrame, count: int, seed: int = 0) -> pd.DataFrame:
     """Return up to ``count`` operators whose parameters come from two measured ones of the same family and kind.
 
     Columns: op, pass, hardware_id, the parameters, flops, bytes. What cannot be (a kernel larger than its input) is left out.
     """
-    draw, found = np.random.default_rng(seed), []
+    draw, several = np.random.default_rng(seed), []
     texts = [rows[name].fillna("") for name in _ALIKE if name in rows]
     groups = [part.to_dict("records") for _, part in rows.groupby([text.to_numpy() for text in texts], sort=False)]
     share = np.array([len(group) for group in groups]) / len(rows)
     for number, group in enumerate(groups):
-        found += _crossed(group, int(round(share[number] * count)), draw)
-    return pd.DataFrame(found)
+        several += _crossed(group, int(round(share[number] * count)), draw)
+    return pd.DataFrame(several)
 
 
 def _crossed(group: list[dict], count: int, draw: np.random.Generator) -> Iterator[dict]:

@@ -1,7 +1,7 @@
-"""What a few measured points teach a model of another device: by what factor it errs, smoothly over the features.
+"""The correction of a model by a few measured points of another device: by what factor it errs, smoothly over the features.
 
 A Gaussian process (scikit-learn's, Matérn 3/2, one length for all standardised features, with noise) on the log ratio of
-measured and predicted time; kept as its points and weights, so that a saved one runs no code.
+measured and predicted time; saved as its points and weights, so that loading one runs no code.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ class Correction:
 
     @classmethod
     def of(cls, names: Sequence[str], x: np.ndarray, log_ratio: np.ndarray) -> "Correction":
-        """Learn from features (n, len(names)) and the log of measured over predicted."""
+        """Fit features (n, len(names)) and the log of measured over predicted."""
         from sklearn.gaussian_process import GaussianProcessRegressor
         from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 
@@ -42,23 +42,14 @@ class Correction:
                    [float(value) for value in fitted.alpha_], mean, float(product.k1.constant_value),
                    float(product.k2.length_scale))
 
+    @classmethod
+    def constant(cls, factor: float) -> "Correction":
+        """Return a correction by the same log factor everywhere."""
+        return cls([], [], [], [[]], [0.0], factor, 0.0, 1.0)
+
     def __call__(self, x: np.ndarray) -> np.ndarray:
         """Return the log factor for features (n, len(names))."""
         z, points = (x - np.array(self.centre)) / np.array(self.scale), np.array(self.points)
         distance = np.sqrt(np.maximum(0, (z ** 2).sum(1)[:, None] + (points ** 2).sum(1) - 2 * z @ points.T))
         near = np.sqrt(3) * distance / self.length
         return self.mean + self.signal * ((1 + near) * np.exp(-near)) @ np.array(self.weights)
-
-
-def teaching_points(x: np.ndarray, count: int) -> np.ndarray:
-    """Return which ``count`` rows of ``x`` (n, features) lie farthest from one another: greedy, from the middle outwards.
-
-    What is far from all that is known teaches a smooth function most (Gonzalez' farthest-first traversal, 1985).
-    """
-    z = (x - x.mean(axis=0)) / (x.std(axis=0) + 1e-9)
-    chosen = [int(np.argmin((z ** 2).sum(axis=1)))]
-    distance = ((z - z[chosen[0]]) ** 2).sum(axis=1)
-    while len(chosen) < min(count, len(z)):
-        chosen.append(int(np.argmax(distance)))
-        distance = np.minimum(distance, ((z - z[chosen[-1]]) ** 2).sum(axis=1))
-    return np.array(chosen)

@@ -1,4 +1,4 @@
-"""What a model is told of an operator: its sizes, what it computes and moves, and how it falls on the library's blocks.
+"""Features of an operator on a CPU: its sizes, what it computes and moves, and how it falls on the library's blocks.
 
 Each function works on one operator (plain numbers) and on columns (arrays) alike, so that what is learned is what is asked.
 """
@@ -15,7 +15,7 @@ from lib.errors import InputError, choices
 LANES = 16  # fp32 values of the widest vector; libraries block channels by it
 GROUPS: dict[str, tuple[str, ...]] = {
     "convolution": ("conv2d", "conv3d"),
-    "product": ("linear", "matmul", "bmm"),
+    "gemm": ("linear", "matmul", "bmm"),
     "attention": ("attention",),
     "window": ("pool2d", "pool3d"),
     "memory": ("batch_norm", "layer_norm", "softmax", "activation", "elementwise", "reduction", "cat", "copy", "fill", "random",
@@ -66,8 +66,8 @@ def _sizes(p: Row) -> dict[str, Any]:
 def _convolved(p: Row) -> dict[str, Any]:
     """Return what the shapes of a convolution mean: its output, channels a group, and the way that torch and oneDNN take.
 
-    The ways, as 1 or 0, as oneDNN's verbose mode told on an AVX-512 processor: torch's own loop for one small sample; im2col
-    and a product where channels a group do not divide by 4; depthwise; 1x1; the first layer, whose input stays as it is;
+    The ways, as 1 or 0, as oneDNN's verbose mode shows on an AVX-512 processor: torch's own loop for one small sample; im2col
+    and a GEMM where channels a group do not divide by 4; depthwise; 1x1; the first layer, whose input stays as it is;
     blocked otherwise. Channels that do not fill blocks of 16 are rearranged by a slower loop.
     """
     depth, height, width = (_extent(p[axis], p[f"kernel_{axis[0]}"], p[f"stride_{axis[0]}"], p[f"padding_{axis[0]}"],
@@ -122,7 +122,7 @@ def _convolution(p: Row) -> dict[str, Any]:
             "reads_an_input": _log(window * outs / (p["stride_d"] * p["stride_h"] * p["stride_w"]))}
 
 
-def _product(p: Row) -> dict[str, Any]:
+def _gemm(p: Row) -> dict[str, Any]:
     m, k, n = p["gemm_m"], p["gemm_k"], p["gemm_n"]
     return {"op": p["op"], "layout": p["layout"], "batch": _log(p["batch"]), "m": _log(m), "k": _log(k), "n": _log(n),
             "mn": _log(m * n), "mk": _log(m * k), "kn": _log(k * n), "m_over_n": _log(m / n), "m_is_one": (m == 1) * 1,
@@ -164,10 +164,10 @@ def _convolution_terms(p: Row) -> dict[str, Any]:
     blocked = pixels * p["groups"] * window * _up(ins, block) * _up(outs, block)
     narrow = (block < LANES) * 1
     ragged_in = p["batch"] * _up(p["in_channels"], LANES) * p["depth"] * p["height"] * p["width"]
-    return {"direct_products": way["direct"] * (1 - narrow) * blocked, "narrow_products": way["direct"] * narrow * blocked,
-            "point_products": way["point"] * blocked, "depthwise_products": way["depthwise"] * plain,
-            "first_products": way["first"] * pixels * window * ins * _up(outs, LANES),
-            "im2col_products": way["im2col"] * plain, "native_products": way["native"] * plain,
+    return {"direct_macs": way["direct"] * (1 - narrow) * blocked, "narrow_macs": way["direct"] * narrow * blocked,
+            "point_macs": way["point"] * blocked, "depthwise_macs": way["depthwise"] * plain,
+            "first_macs": way["first"] * pixels * window * ins * _up(outs, LANES),
+            "im2col_macs": way["im2col"] * plain, "native_macs": way["native"] * plain,
             "gathered": way["im2col"] * pixels * p["groups"] * ins * window, "groups": way["im2col"] * p["batch"] * p["groups"],
             "rows": (1 - way["im2col"]) * pixels / width * p["groups"] * -(-outs // block) * -(-ins // block),
             "inputs": inputs, "outputs": outputs, "weights": p["out_channels"] * ins * window,
@@ -175,10 +175,10 @@ def _convolution_terms(p: Row) -> dict[str, Any]:
             "ragged_outputs": way["out_ragged"] * pixels * _up(p["out_channels"], LANES)}
 
 
-def _product_terms(p: Row) -> dict[str, Any]:
+def _gemm_terms(p: Row) -> dict[str, Any]:
     m, k, n = p["gemm_m"], p["gemm_k"], p["gemm_n"]
     batch = p["batch"]
-    return {"products": batch * m * k * n, "blocked_products": batch * _up(m, 8) * k * _up(n, 3 * LANES), "left": batch * m * k,
+    return {"macs": batch * m * k * n, "blocked_macs": batch * _up(m, 8) * k * _up(n, 3 * LANES), "left": batch * m * k,
             "right": batch * k * n, "outputs": batch * m * n, "matrices": batch}
 
 
@@ -188,7 +188,7 @@ def _attention_terms(p: Row) -> dict[str, Any]:
     width = p["heads"] * p["head_dim"]
     return {"projections": whole * p["batch"] * (2 * p["q_len"] + 2 * p["kv_len"]) * width * width,
             "weights": whole * 4 * width * width, "layer": whole,
-            "products": heads * p["q_len"] * p["kv_len"] * p["head_dim"], "scores": heads * p["q_len"] * p["kv_len"],
+            "macs": heads * p["q_len"] * p["kv_len"] * p["head_dim"], "scores": heads * p["q_len"] * p["kv_len"],
             "queries": heads * p["q_len"] * p["head_dim"], "keys": heads * p["kv_len"] * p["head_dim"], "heads": heads}
 
 
@@ -197,11 +197,11 @@ def _moved_terms(p: Row) -> dict[str, Any]:
 
 
 _TERMS: dict[str, Callable[[Row], dict[str, Any]]] = {
-    "convolution": _convolution_terms, "product": _product_terms, "attention": _attention_terms, "window": _moved_terms,
+    "convolution": _convolution_terms, "gemm": _gemm_terms, "attention": _attention_terms, "window": _moved_terms,
     "memory": _moved_terms}
 _BUILDERS: dict[str, Callable[[Row], dict[str, Any]]] = {
-    "convolution": _convolution, "product": _product, "attention": _attention, "window": _window, "memory": _memory}
-_PLACES = {column: {text: place for place, text in enumerate(known)} for column, known in TEXTS.items()}
+    "convolution": _convolution, "gemm": _gemm, "attention": _attention, "window": _window, "memory": _memory}
+_INDEX = {column: {text: index for index, text in enumerate(known)} for column, known in TEXTS.items()}
 NUMBERS = ("batch", "in_channels", "out_channels", "depth", "height", "width",
            *(f"{what}_{axis}" for what in ("kernel", "stride", "dilation") for axis in "dhw"), "groups", "gemm_m", "gemm_k",
            "gemm_n", "heads", "q_len", "kv_len", "head_dim", "rows", "columns", "elements", "pieces", "outer", "inner")
@@ -210,59 +210,50 @@ ZEROS = (*(f"padding_{axis}" for axis in "dhw"), *(f"out_{axis}" for axis in ("d
 _ABSENT: dict[str, Any] = {**dict.fromkeys(NUMBERS, 1), **dict.fromkeys(ZEROS, 0)}
 
 
-def group_of(op: str) -> str:
-    """Return the group of a family; InputError lists the families."""
-    if op not in GROUP_OF:
-        raise InputError(f"no features for the family {op!r}; there are: {choices(GROUP_OF)}")
-    return GROUP_OF[op]
-
-
-def groups_of(table: pd.DataFrame) -> pd.Series:
-    """Return the group of every row of a ``sweep`` table; InputError for families without features."""
+def columns(table: pd.DataFrame) -> Row:
+    """Return the columns of a ``sweep`` table as what features are made of; InputError lists the families that have any."""
     unknown = set(table["op"]) - set(GROUP_OF)
     if unknown:
         raise InputError(f"no features for {choices(sorted(unknown))}; there are: {choices(GROUP_OF)}")
-    return table["op"].map(GROUP_OF)
-
-
-def code(column: str, value: Any) -> Any:
-    """Turn a text (or a column of texts) into its place in TEXTS; -1 for one that is not there, or for none."""
-    known = _PLACES[column]
-    return known.get(value, -1) if isinstance(value, str | float) else value.map(known).fillna(-1).to_numpy(float)
-
-
-def _row(table: pd.DataFrame, group: str) -> dict[str, Any]:
     numbers = {name: table[name].fillna(absent).to_numpy(float) if name in table else np.full(len(table), float(absent))
                for name, absent in _ABSENT.items()}
     texts = {name: table[name] if name in table else pd.Series("", index=table.index) for name in TEXTS}
-    return _derived(group, {**numbers, **texts, **{name: table[name].to_numpy(float) for name in ("flops", "bytes")}})
+    return {**numbers, **texts, **{name: table[name].to_numpy(float) for name in ("flops", "bytes")}}
 
 
-def _derived(group: str, row: dict[str, Any]) -> dict[str, Any]:
-    """Add to a row what both its terms and its features are made of."""
-    return row | _convolved(row) if group == "convolution" else row
+def one(op: str, parameters: Row, flops: float, moved: float) -> Row:
+    """Return one operator as what features are made of; ``parameters`` are those of its family.
+
+    ``moved`` are its compulsory bytes. Raises InputError for a family without features.
+    """
+    if op not in GROUP_OF:
+        raise InputError(f"no features for {op}; there are: {choices(GROUP_OF)}")
+    return {**_ABSENT, **dict.fromkeys(TEXTS, ""), **parameters, "op": op, "flops": flops, "bytes": moved}
 
 
-def _all(row: Row, group: str) -> dict[str, Any]:
+def code(column: str, value: Any) -> Any:
+    """Turn a text (or a column of texts) into its index in TEXTS; -1 for one that is not there, or for none."""
+    known = _INDEX[column]
+    return known.get(value, -1) if isinstance(value, str | float) else value.map(known).fillna(-1).to_numpy(float)
+
+
+def groups(row: Row) -> Any:
+    """Return the group of one operator, or of each row."""
+    return GROUP_OF[row["op"]] if isinstance(row["op"], str) else row["op"].map(GROUP_OF).to_numpy()
+
+
+def terms(row: Row, group: str) -> Row:
+    """Return what costs time in proportion: multiply-adds, elements read and written, and the call itself."""
+    return {**_TERMS[group](_derived(row, group)), "call": 1.0}
+
+
+def features(row: Row, group: str) -> Row:
+    """Return the features of operators of one group."""
+    row = _derived(row, group)
     values = {**_sizes(row), **_BUILDERS[group](row)}
     return {name: code(name, row.get(name, "")) if name in TEXTS else value for name, value in values.items()}
 
 
-def vector(op: str, parameters: Row, flops: float, moved: float) -> tuple[list[float], list[float]]:
-    """Return the terms and the features of one operator, in the order of ``terms`` and ``matrix``.
-
-    ``parameters`` are those of its family; ``moved`` its compulsory bytes. Raises InputError for a family without features.
-    """
-    group = group_of(op)
-    row = _derived(group, {**_ABSENT, **dict.fromkeys(TEXTS, ""), **parameters, "op": op, "flops": flops, "bytes": moved})
-    return [*map(float, _TERMS[group](row).values()), 1.0], [*map(float, _all(row, group).values())]
-
-
-def matrix(table: pd.DataFrame, group: str) -> pd.DataFrame:
-    """Return the features of every row of a ``sweep`` table whose families are of one group, aligned with it."""
-    return pd.DataFrame(_all(_row(table, group), group), index=table.index).astype(float)
-
-
-def terms(table: pd.DataFrame, group: str) -> pd.DataFrame:
-    """Return what costs time in proportion, for every row: products, elements read and written, and the call itself."""
-    return pd.DataFrame({**_TERMS[group](_row(table, group)), "call": 1.0}, index=table.index).astype(float)
+def _derived(row: Row, group: str) -> Row:
+    """Add to a row what both its terms and its features are made of."""
+    return {**row, **_convolved(row)} if group == "convolution" else row

@@ -1,41 +1,38 @@
-"""What a model is told of an operator on a GPU: how it falls on tiles, and tiles on multiprocessors, in waves.
+"""Features of an operator on a GPU: how it falls on tiles, and tiles on multiprocessors, in waves.
 
-Everything is relative to what the vendor states of the device (peak rates, multiprocessors, last cache), so that what one
-device taught holds for another. Ideal times are in ms. Tile and wave quantisation: Li et al., MICRO 2023; Lee et al.
+Everything is relative to what the vendor states of the device (peak rates, multiprocessors, last cache), so that what was
+trained on one device holds for another. Ideal times are in ms. Tile and wave quantisation: Li et al., MICRO 2023; Lee et al.
 (NeuSight), ASPLOS 2025.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from lib.config.definitions import VendorDevice
 from lib.errors import InputError, choices
-from lib.predict.operators import features
-from lib.predict.operators.features import TEXTS
+from lib.predict.operators.features import Row, code
+from lib.work import dtypes
 
 TILES = ((32, 32), (64, 64), (64, 128), (128, 64), (128, 128), (64, 256), (256, 64), (128, 256), (256, 128), (192, 128))
-GROUPS = ("convolution", "product", "window", "memory")
 _CONVOLUTIONS, _POOLS = ("conv2d", "conv3d"), ("pool2d", "pool3d")
-_PRODUCTS = ("linear", "matmul", "bmm", "attention")
+_GEMMS = ("linear", "matmul", "bmm", "attention")
 _NARROW = 16  # channels a group below which a grouped convolution fills no tile: no library computes it as a GEMM
 _LOADS = 4  # multiply-adds (128 a clock) a multiprocessor does while it reads one value (32 a clock) from its first cache
 
 
-def groups_of(table: pd.DataFrame) -> pd.Series:
-    """Return the group that answers for each row on a GPU; InputError lists the families.
+def groups(row: Row) -> np.ndarray:
+    """Return the group of one operator, or of each row.
 
     A convolution of 1x1 is a GEMM. A depthwise convolution, or one of narrow groups, and pooling slide a window over memory.
     """
-    features.groups_of(table)  # refuses families without features
-    ops, groups = table["op"].to_numpy(), _column(table, "groups")
-    size = np.prod([_column(table, f"kernel_{axis}") for axis in "dhw"], axis=0)
-    channels = np.minimum(_column(table, "in_channels"), _column(table, "out_channels")) / groups
-    convolves = np.isin(ops, _CONVOLUTIONS)
-    cases = [np.isin(ops, _POOLS) | (convolves & (groups > 1) & (channels < _NARROW)),
-             np.isin(ops, _PRODUCTS) | (convolves & (size == 1)), convolves]
-    return pd.Series(np.select(cases, ["window", "product", "convolution"], "memory"), index=table.index)
+    size = row["kernel_d"] * row["kernel_h"] * row["kernel_w"]
+    channels = np.minimum(row["in_channels"], row["out_channels"]) / row["groups"]
+    convolves = np.isin(row["op"], _CONVOLUTIONS)
+    cases = [np.isin(row["op"], _POOLS) | (convolves & (row["groups"] > 1) & (channels < _NARROW)),
+             np.isin(row["op"], _GEMMS) | (convolves & (size == 1)), convolves]
+    return np.select(cases, ["window", "gemm", "convolution"], "memory")
 
 
 @dataclass(frozen=True)
@@ -60,104 +57,86 @@ class Chip:
                              f"{choices(device.peak_gflops)}")
         peak = device.peak_gflops[dtype]
         return cls(peak * 1e6, device.peak_gflops.get("fp32", peak) * 1e6, device.peak_gbps * 1e6, device.multiprocessors,
-                   device.cache_mb * 1e6, {"fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2}[dtype])
+                   device.cache_mb * 1e6, dtypes.torch_dtype(dtype).itemsize)
 
 
-def _column(table: pd.DataFrame, name: str, absent: float = 1.0) -> np.ndarray:
-    if name not in table:
-        return np.full(len(table), absent)
-    values = table[name].to_numpy(float, na_value=np.nan)
-    return np.where(np.isnan(values), absent, values)
-
-
-def _gemm(table: pd.DataFrame) -> tuple[np.ndarray, ...]:
-    """Return batch, m, n, k of every row as a matrix product.
+def _gemm(row: Row) -> tuple[Any, ...]:
+    """Return batch, m, n, k as a matrix product.
 
     A convolution is the product of its filters with every window of its input; attention that of queries, keys and values.
     """
-    ops = table["op"].to_numpy()
-    plain = tuple(_column(table, name) for name in ("batch", "gemm_m", "gemm_n", "gemm_k"))
-    groups, window, pixels = _column(table, "groups"), np.ones(len(table)), _column(table, "batch")
+    window, pixels = 1, row["batch"]
     for axis in ("depth", "height", "width"):
-        kernel = _column(table, f"kernel_{axis[0]}")
-        reach = _column(table, f"dilation_{axis[0]}") * (kernel - 1)
-        pixels = pixels * ((_column(table, axis) + 2 * _column(table, f"padding_{axis[0]}", 0) - reach - 1)
-                           // _column(table, f"stride_{axis[0]}") + 1)
-        window = window * kernel
-    filters = (groups, pixels, _column(table, "out_channels") / groups, _column(table, "in_channels") / groups * window)
-    heads = (_column(table, "batch") * _column(table, "heads"), _column(table, "q_len"), _column(table, "kv_len"),
-             2 * _column(table, "head_dim"))
-    convolves, attends = np.isin(ops, _CONVOLUTIONS), ops == "attention"
+        kernel = row[f"kernel_{axis[0]}"]
+        extent = row[axis] + 2 * row[f"padding_{axis[0]}"] - row[f"dilation_{axis[0]}"] * (kernel - 1) - 1
+        pixels, window = pixels * (extent // row[f"stride_{axis[0]}"] + 1), window * kernel
+    filters = (row["groups"], pixels, row["out_channels"] / row["groups"], row["in_channels"] / row["groups"] * window)
+    heads = (row["batch"] * row["heads"], row["q_len"], row["kv_len"], 2 * row["head_dim"])
+    plain = tuple(row[name] for name in ("batch", "gemm_m", "gemm_n", "gemm_k"))
+    convolves, attends = np.isin(row["op"], _CONVOLUTIONS), np.asarray(row["op"]) == "attention"
     return tuple(np.where(convolves, c, np.where(attends, a, p)) for c, a, p in zip(filters, heads, plain, strict=True))
 
 
-def _ideal(table: pd.DataFrame, chip: Chip) -> tuple[np.ndarray, np.ndarray]:
-    return table["flops"].to_numpy(float) / chip.flops_per_ms, table["bytes"].to_numpy(float) / chip.bytes_per_ms
+def _ideal(row: Row, chip: Chip) -> tuple[Any, Any]:
+    return row["flops"] / chip.flops_per_ms, row["bytes"] / chip.bytes_per_ms
 
 
-def _waves(batch: np.ndarray, m: np.ndarray, n: np.ndarray, tile: tuple[int, int], chip: Chip) -> np.ndarray:
+def _waves(batch: Any, m: Any, n: Any, tile: tuple[int, int], chip: Chip) -> Any:
     return batch * np.ceil(m / tile[0]) * np.ceil(n / tile[1]) / chip.multiprocessors
 
 
-def _tiled(table: pd.DataFrame, gemm: tuple[np.ndarray, ...], tile: tuple[int, int], chip: Chip) -> np.ndarray:
+def _tiled(row: Row, gemm: tuple[Any, ...], tile: tuple[int, int], chip: Chip) -> Any:
     """Return the ms of computing in whole tiles and waves; a backward pass takes more by its FLOPs over those of the GEMM."""
-    batch, m, n, k = gemm
+    batch, m, n, _ = gemm
     whole = np.ceil(_waves(batch, m, n, tile, chip)) * chip.multiprocessors * tile[0] * tile[1]
-    return whole / (batch * m * n) * table["flops"].to_numpy(float) / chip.flops_per_ms
+    return whole / (batch * m * n) * row["flops"] / chip.flops_per_ms
 
 
-def terms(table: pd.DataFrame, chip: Chip, group: str) -> pd.DataFrame:
-    """Return ideal times in ms of rows that ``group`` answers for, and the call itself.
+def terms(row: Row, group: str, chip: Chip) -> Row:
+    """Return ideal times in ms of operators that ``group`` answers for, and the call itself.
 
-    Memory: computing, moving, and the longer of both. Products and convolutions: also computing in whole tiles and waves.
+    Memory: computing, moving, and the longer of both. GEMMs and convolutions: also computing in whole tiles and waves.
     Windows: moving, and reading the values that a window covers again and again from the first cache.
     """
-    compute, move = _ideal(table, chip)
+    compute, move = _ideal(row, chip)
     if group == "window":
-        columns = {"move_ms": move, "read_ms": _LOADS * table["flops"].to_numpy(float) / chip.vector_flops_per_ms}
-        return pd.DataFrame({**columns, "call": 1.0}, index=table.index)
-    columns = {"compute_ms": compute, "move_ms": move, "longer_ms": np.maximum(compute, move)}
+        return {"move_ms": move, "read_ms": _LOADS * row["flops"] / chip.vector_flops_per_ms, "call": 1.0}
+    times = {"compute_ms": compute, "move_ms": move, "longer_ms": np.maximum(compute, move)}
     if group != "memory":
-        gemm = _gemm(table)
-        columns |= {f"waves_{tile[0]}_ms": _tiled(table, gemm, tile, chip) for tile in ((64, 64), (128, 128))}
-        columns["steps"] = gemm[3] / 1e4
-    return pd.DataFrame({**columns, "call": 1.0}, index=table.index)
+        gemm = _gemm(row)
+        times |= {f"waves_{tile[0]}_ms": _tiled(row, gemm, tile, chip) for tile in ((64, 64), (128, 128))}
+        times["steps"] = gemm[3] / 1e4
+    return {**times, "call": 1.0}
 
 
-def matrix(table: pd.DataFrame, chip: Chip, group: str) -> pd.DataFrame:
-    """Return the features of rows of one group: ideal times, intensity against the ridge point, tiles, waves, alignment."""
+def features(row: Row, group: str, chip: Chip) -> Row:
+    """Return the features of operators of one group: ideal times, intensity over the ridge point, tiles, waves, alignment."""
     if group == "window":
-        return pd.DataFrame(index=table.index)
-    compute, move = _ideal(table, chip)
-    moved = table["bytes"].to_numpy(float)
-    columns = {"log_compute": np.log2(compute * 1e3 + 1e-6), "log_move": np.log2(move * 1e3 + 1e-6),
-               "over_ridge": np.log2((compute + 1e-9) / move), "cached": np.log2(moved / chip.cache_bytes)}
+        return {}
+    compute, move = _ideal(row, chip)
+    values = {"log_compute": np.log2(compute * 1e3 + 1e-6), "log_move": np.log2(move * 1e3 + 1e-6),
+              "over_ridge": np.log2((compute + 1e-9) / move), "cached": np.log2(row["bytes"] / chip.cache_bytes)}
     if group == "memory":
-        places = {text: place for place, text in enumerate(TEXTS["op"])}
-        rows, width = _column(table, "rows"), _column(table, "columns")
-        columns |= {"op": table["op"].map(places).to_numpy(float), "rows": np.log2(rows), "columns": np.log2(width),
-                    "columns_rest": width % 32, "row_waves": np.log2(rows / chip.multiprocessors)}
-    else:
-        columns |= _product(table, chip, np.maximum(compute, move), group)
-    return pd.DataFrame(columns, index=table.index)
+        return {**values, "op": code("op", row["op"]), "rows": np.log2(row["rows"]), "columns": np.log2(row["columns"]),
+                "columns_rest": row["columns"] % 32, "row_waves": np.log2(row["rows"] / chip.multiprocessors)}
+    return {**values, **_gemm_features(row, group, chip, np.maximum(compute, move))}
 
 
-def _product(table: pd.DataFrame, chip: Chip, roof: np.ndarray, group: str) -> dict[str, np.ndarray]:
-    gemm = batch, m, n, k = _gemm(table)
-    columns = {"m": np.log2(m), "n": np.log2(n), "k": np.log2(k), "mn": np.log2(m * n), "batch": np.log2(batch),
-               "left": np.log2(batch * m * k * chip.item / chip.cache_bytes),
-               "right": np.log2(batch * k * n * chip.item / chip.cache_bytes),
-               "made": np.log2(batch * m * n * chip.item / chip.cache_bytes), "m_rest": m % 64, "n_rest": n % 256,
-               "n_half": n % 128, "n_lane": n % 8, "k_rest": k % 128, "k_lane": k % 8}
+def _gemm_features(row: Row, group: str, chip: Chip, roof: Any) -> Row:
+    gemm = batch, m, n, k = _gemm(row)
+    values = {"m": np.log2(m), "n": np.log2(n), "k": np.log2(k), "mn": np.log2(m * n), "batch": np.log2(batch),
+              "left": np.log2(batch * m * k * chip.item / chip.cache_bytes),
+              "right": np.log2(batch * k * n * chip.item / chip.cache_bytes),
+              "made": np.log2(batch * m * n * chip.item / chip.cache_bytes), "m_rest": m % 64, "n_rest": n % 256,
+              "n_half": n % 128, "n_lane": n % 8, "k_rest": k % 128, "k_lane": k % 8}
     if group == "convolution":
-        columns |= {name: _column(table, name) for name in ("kernel_h", "stride_h", "height", "in_channels", "out_channels")}
-        images = _column(table, "batch")
-        columns |= {"positions": np.log2(m / images), "reads": np.log2(
-            images * _column(table, "in_channels") * _column(table, "height") ** 2 * chip.item / chip.cache_bytes)}
+        values |= {name: row[name] for name in ("kernel_h", "stride_h", "height", "in_channels", "out_channels")}
+        inputs = row["batch"] * row["in_channels"] * row["height"] ** 2
+        values |= {"positions": np.log2(m / row["batch"]), "reads": np.log2(inputs * chip.item / chip.cache_bytes)}
     for tile in TILES:
         name, waves = f"{tile[0]}x{tile[1]}", _waves(batch, m, n, tile, chip)
-        columns[f"waves_{name}"] = np.log2(waves)
-        columns[f"unfilled_{name}"] = np.ceil(waves) / waves
-        columns[f"padded_{name}"] = np.log2(waves * chip.multiprocessors * tile[0] * tile[1] / (batch * m * n))
-        columns[f"tail_{name}"] = np.log2(_tiled(table, gemm, tile, chip) / roof)
-    return columns
+        values[f"waves_{name}"] = np.log2(waves)
+        values[f"unfilled_{name}"] = np.ceil(waves) / waves
+        values[f"padded_{name}"] = np.log2(waves * chip.multiprocessors * tile[0] * tile[1] / (batch * m * n))
+        values[f"tail_{name}"] = np.log2(_tiled(row, gemm, tile, chip) / roof)
+    return values

@@ -8,9 +8,7 @@ is a few arrays.
 
 import base64
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property
-from math import exp, log2
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -31,13 +29,13 @@ _LEAST_SPREAD = 0.03  # a row's weight is the inverse of its relative IQR, which
 _STEPS = ("kernel", "stride")  # numbers that are names
 _BEYOND = 0.3  # in log time: how far an answer in range may go beyond the factors of the training rows
 _QUANTILES = (0.01, 0.99)  # of the training rows' factors: the limits of an answer out of range
-_BETWEEN, _MOST_BETWEEN = 3, 18_000  # augmented rows for each measured one, for distillation
+_MORE, _MOST_MORE = 3, 18_000  # augmented rows for each measured one, for distillation
 _WIDTH = 64
 
-More = Callable[[int], tuple[np.ndarray, np.ndarray]]  # how many -> terms and features of augmented rows
+More = Callable[[int], tuple[pd.DataFrame, pd.DataFrame]]  # how many -> terms and features of augmented rows
 
 
-def rates(terms: pd.DataFrame, measured_ms: np.ndarray) -> np.ndarray:
+def nonnegative_rates(terms: pd.DataFrame, measured_ms: np.ndarray) -> np.ndarray:
     """Return what one of each term costs, in ms: least squares of the relative error without negative rates (SciPy's nnls)."""
     from scipy.optimize import nnls
 
@@ -67,7 +65,7 @@ class OneHot:
 
     def __call__(self, names: list[str], x: np.ndarray) -> np.ndarray:
         """Return ``x`` (n, names) with a column for each known value; texts themselves are left out."""
-        plain = [place for place, name in enumerate(names) if name not in TEXTS]
+        plain = [column for column, name in enumerate(names) if name not in TEXTS]
         columns = [x[:, plain]]
         for name, values in self.known.items():
             columns.append((x[:, names.index(name), None] == np.array(values)).astype(float))
@@ -81,7 +79,7 @@ class Rates:
     terms: list[str]
     costs: np.ndarray
 
-    names: tuple[str, ...] = ()  # of features: none
+    names: list[str] = field(default_factory=list)  # of features: none
 
     def predict(self, terms: np.ndarray, x: np.ndarray, outside: np.ndarray) -> np.ndarray:
         """Return times in ms for terms (n, terms)."""
@@ -108,7 +106,7 @@ class Boosted:
            bags: int = 1) -> "Boosted":
         """Train on terms, features and times."""
         x = x.loc[:, (x != x.iloc[0]).any()]
-        costs = rates(terms, measured_ms)
+        costs = nonnegative_rates(terms, measured_ms)
         total, share = shares(terms.to_numpy(), costs)
         answer = np.log(measured_ms / total)
         trees = _boosted(np.concatenate([x.to_numpy(float), share], axis=1), answer, weight, rounds, bags)
@@ -188,15 +186,13 @@ class Student:
     @classmethod
     def of(cls, teacher: Ensemble, terms: pd.DataFrame, x: pd.DataFrame, quick: bool = False,
            more: More | None = None) -> "Student":
-        """Distil the teacher's answers to terms and features, and to the augmented ones that ``more`` gives."""
+        """Distil the teacher's answers on terms and features, and on the augmented ones that ``more`` gives."""
         names, costs = teacher.boosted.names, teacher.boosted.costs
-        parts, values = [terms.to_numpy(float)], [x[names].to_numpy(float)]
-        for source in (more,) if more else ():
-            other_terms, other_x = source(min(_BETWEEN * len(x), _MOST_BETWEEN))
-            parts.append(other_terms)
-            values.append(other_x[:, [list(x).index(name) for name in names]])
-        values = np.concatenate(values)
-        _, share = shares(np.concatenate(parts), costs)
+        if more:
+            more_terms, more_x = more(min(_MORE * len(x), _MOST_MORE))
+            terms, x = pd.concat([terms, more_terms]), pd.concat([x, more_x])
+        values = x[names].to_numpy(float)
+        _, share = shares(terms.to_numpy(float), costs)
         answer = teacher.factors(share, values)
         wide = np.concatenate([teacher.onehot(names, values), share], axis=1)
         student = mlp.train(wide, answer, np.ones(len(answer)), seeds=(0,), epochs=_QUICK_EPOCHS if quick else mlp.EPOCHS,
@@ -208,27 +204,6 @@ class Student:
         total, share = shares(terms, self.costs)
         wide = np.concatenate([self.onehot(self.names, x), share], axis=1)
         return total * np.exp(np.clip(self.nets(wide), *self.bounds))
-
-    @cached_property
-    def _plan(self) -> tuple[list[int], list[tuple[int, list[float]]], list[tuple[int, float]]]:
-        """Give the places of plain features, of those that are names with their values, and of used terms with their costs."""
-        plain = [place for place, name in enumerate(self.names) if name not in TEXTS]
-        named = [(self.names.index(name), values) for name, values in self.onehot.known.items()]
-        return plain, named, [(place, cost) for place, cost in enumerate(self.costs.tolist()) if cost > 0]
-
-    def one(self, terms: list[float], x: list[float]) -> float:
-        """Return the time in ms of one operator."""
-        plain, named, used = self._plan
-        parts = [terms[place] * cost for place, cost in used]
-        total = max(sum(parts), LEAST_MS)
-        wide = [x[place] for place in plain]
-        for place, values in named:
-            value = x[place]
-            wide += [1.0 if value == known else 0.0 for known in values]
-        wide += [log2(part / total + 1e-6) for part in parts]
-        factor = float(self.nets(np.array([wide]))[0])
-        low, high = self.bounds
-        return total * exp(min(max(factor, low), high))
 
     def plain(self) -> dict[str, Any]:
         """Return everything as what JSON can hold: numbers, and arrays of 32-bit floats in base64."""

@@ -1,4 +1,4 @@
-"""What may be learned from, what may not be split, and how errors on unseen groups become scores and intervals."""
+"""Which rows train a model, which no fold may split, and how errors on held-out groups become scores and intervals."""
 
 import numpy as np
 import pandas as pd
@@ -12,7 +12,7 @@ _BINS = 4  # of predicted time: small kernels err otherwise than large ones
 
 
 def usable(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of a ``sweep`` table that a model may learn from.
+    """Return the rows of a ``sweep`` table that may train a model.
 
     Raises InputError for times that are not positive numbers, and for a mixture of machines, devices, element types or ways
     of timing, which one model cannot answer for.
@@ -30,8 +30,8 @@ def usable(table: pd.DataFrame) -> pd.DataFrame:
 
 def shapes_of(table: pd.DataFrame) -> pd.Series:
     """Return for each row the group that may not be split: the same family and shape, whatever its pass, bias or kind."""
-    held = [name for name in features.NUMBERS if name in table]
-    sizes = table[held].astype(float).fillna(-1).itertuples(index=False, name=None)
+    names = [name for name in features.NUMBERS if name in table]
+    sizes = table[names].astype(float).fillna(-1).itertuples(index=False, name=None)
     return pd.Series([f"{op} {size}" for op, size in zip(table["op"], sizes, strict=True)], index=table.index)
 
 

@@ -71,25 +71,26 @@ class Worker(Protocol):
 
 
 class ProcessWorker:
-    """A worker process on this machine."""
+    """A worker process on this machine (``lib.measure.worker``)."""
 
     def __init__(self, slot: Slot, limits: Limits):
-        self._process = worker.Worker(worker_process.serve, slot.name, slot.cores, slot.threads, limits.beat_s, slot.warm_up,
-                                      name=f"slot {slot.name}")
-        self.pipe = self._process.pipe
+        self.process = worker.Worker(
+            worker_process.serve, slot.name, slot.cores, slot.threads, limits.beat_s, slot.warm_up, name=f"slot {slot.name}",
+            environment=dict.fromkeys(worker_process.THREADS, str(slot.threads)))
+        self.pipe = self.process.pipe
 
     def messages(self) -> list[tuple[Any, ...]]:
-        """Return the messages since the last call, and its death."""
-        received, death = self._process.messages()
+        """Return the messages since the last call; a closed pipe is its death."""
+        received, death = self.process.messages()
         return [*received, ("died", death)] if death else received
 
     def send(self, *message: Any) -> None:
         """Send it a message; one that died is noticed by its messages."""
-        self._process.send(message)
+        self.process.send(message)
 
     def shut_down(self) -> None:
         """End it at once."""
-        self._process.shut_down()
+        self.process.shut_down()
 
 
 Spawn = Callable[[Slot, Limits], Worker]  # raises SlotLost

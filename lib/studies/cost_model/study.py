@@ -7,11 +7,12 @@ import pandas as pd
 
 from lib import paths, store
 from lib.errors import InputError, choices
-from lib.predict import registry, training
-from lib.predict.evaluation import baselines, evaluate, training_steps
-from lib.predict.networks import composition
-from lib.predict.operators import cost_model
+from lib.predict import network_training, registry, training
+from lib.predict.evaluation import baselines, evaluate, learning, training_steps
+from lib.predict.networks.composition import Composition
+from lib.predict.operators import fitting
 from lib.predict.operators.cost_model import CostModel
+from lib.predict.operators.validation import score
 
 OURS = "this model"
 ALLOCATORS = {"kept": "retained heap", "default": "default allocator"}  # column ``memory``, and what it is called
@@ -104,7 +105,7 @@ def _operators(predictions: pd.DataFrame, machine: Path) -> pd.DataFrame:
 def _networks(predicted: pd.DataFrame, machine: Path) -> pd.DataFrame:
     """Return the published predictions of networks beside what was measured of the same cases."""
     labels = ["latency_ms", "latency_iqr_ms", "verdict", "status", "rss_mb", "tensors_mb"]
-    measured = training.networks_of(machine)[[*_CASE, "input_shape", *labels]]
+    measured = network_training.measured_networks(machine)[[*_CASE, "input_shape", *labels]]
     return predicted.drop(columns=labels).merge(measured, on=_CASE, how="left", validate="one_to_one")
 
 
@@ -114,7 +115,7 @@ def _scores(operators: pd.DataFrame) -> pd.DataFrame:
     for family, part in operators.groupby("family", sort=False):
         inside = part["latency_ms"].between(part["low_ms"], part["high_ms"]).mean()
         rows.append({"kind": "operator", "family": family, "learner": OURS, "cover": float(inside * 100),
-                     **cost_model.score(part["latency_ms"].to_numpy(), part["predicted_ms"].to_numpy())})
+                     **score(part["latency_ms"].to_numpy(), part["predicted_ms"].to_numpy())})
     return pd.DataFrame(rows)
 
 
@@ -138,9 +139,9 @@ def reproduced(study: Evaluation) -> pd.DataFrame:
     rows = rows[rows["network"].isin(rows.nsmallest(_EXAMPLES, "latency_ms")["network"])]
     model = CostModel.load(registry.SHIPPED / store.read_json(study.folder / "scores.meta.json")["model"])
     shipped = []
-    for row in training.network_terms(model, rows, training.works(rows)).to_dict("records"):
-        learned = composition.Composition(**model.compositions[f"{row['mode']} {row['memory']}"])
-        shipped.append(composition.interval(row, learned, row["outside"])[0])
+    for row in network_training.terms(model, rows, network_training.works(rows)).to_dict("records"):
+        fitted = Composition(**model.compositions[f"{row['mode']} {row['memory']}"])
+        shipped.append(fitted.predict(row)[0])
     table = rows[_CASE].assign(published_ms=rows["shipped_ms"], shipped_ms=shipped)
     return table.assign(same=(table["shipped_ms"] / table["published_ms"] - 1).abs() < _SAME)
 
@@ -151,17 +152,16 @@ def relearned(study: Evaluation, families: list[str], quick: bool) -> Relearned:
     if unknown or not families:
         raise InputError(f"no family {choices(unknown) or '(none named)'}; there are: {choices(baselines.FAMILIES)}")
     table, _ = training.reference_sweeps(study.folder.parent)
-    roof = training.roof_of(study.folder.parent)
     wanted = {name: baselines.FAMILIES[name] for name in families}
     rows = pd.concat([_some(table[table["op"].isin(ops) & (table["pass"] == passes)], quick)
                       for ops, passes in wanted.values()])
-    model = cost_model.fit(rows, quick=quick)
-    scores, predictions = baselines.compare(rows, roof.peak_gflops, roof.gbps(), model, families=wanted, baselines=not quick)
+    model = fitting.fit(rows, quick=quick)
+    scores, predictions = baselines.compare(rows, training.roof_of(study.folder.parent), model, wanted, baselines=not quick)
     ops, passes = wanted[families[0]]
     first = rows[rows["op"].isin(ops) & (rows["pass"] == passes)].reset_index(drop=True)
-    curve = baselines.learning_curve(first, _CURVE[1::2] if quick else _CURVE, quick=quick)
-    effects = baselines.effects(model, first.sample(min(len(first), 400), random_state=0))
-    return Relearned(scores, predictions, baselines.by_size(predictions), curve, effects, families[0])
+    curve = learning.learning_curve(first, _CURVE[1::2] if quick else _CURVE, quick)
+    effects = learning.effects(model, first.sample(min(len(first), 400), random_state=0))
+    return Relearned(scores, predictions, learning.by_size(predictions), curve, effects, families[0])
 
 
 def _some(rows: pd.DataFrame, quick: bool) -> pd.DataFrame:

@@ -2,8 +2,7 @@
 
 import pandas as pd
 
-from lib.predict import registry, training
-from lib.predict.operators.cost_model import CostModel
+from lib.predict import registry
 from lib.studies.cost_model.study import ALLOCATORS, OURS
 
 _SHOWN = {"mape": "MAPE %", "mape_low": "from", "mape_high": "to", "median": "median %", "p90": "p90 %",
@@ -51,4 +50,4 @@ def steps(scores: pd.DataFrame) -> pd.DataFrame:
 
 def models() -> pd.DataFrame:
     """Return every registered model, part by part, with its scores."""
-    return training.summary([(device, dtype, CostModel.load(path)) for (device, dtype), path in registry.shelved().items()])
+    return registry.summary()

@@ -1,8 +1,8 @@
 """The model of a GPU, completed for what was never measured on it: by its siblings, else any GPU, else the roofline.
 
-Parts carry over because GPU features are relative to a chip's ceilings. Each says of whom it was learned. Kernel times and
-eager times (with their launches) are never mixed: over that border only a rate carries over, how near to its bandwidth a
-memory-bound kernel comes, and the launch is the model's own.
+Parts carry over because GPU features are relative to a chip's ceilings. Each names the device that it was trained on. Kernel
+times and eager times (with their launches) are never mixed: over that border only a rate carries over, how near to its
+bandwidth a memory-bound kernel comes, and the launch is the model's own.
 """
 
 import math
@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from lib.config.definitions import VendorDevice, load_devices
-from lib.predict.operators.cost_model import CostModel, Part
+from lib.predict.operators.cost_model import CostModel
+from lib.predict.operators.parts import Part
 from lib.predict.operators.regressors import Rates
 
 ANY_GPU = "any-gpu"
@@ -46,7 +47,7 @@ def gpu_model(vendor: VendorDevice, dtype: str, files: Files, load: Callable[[Pa
 
 
 def _donors(vendor: VendorDevice, dtype: str, files: Files) -> Iterator[tuple[str, str]]:
-    """Yield who has a model to learn from, the nearest first: the device, its siblings, any GPU, for each like element type."""
+    """Yield which models can stand in, the nearest first: the device, its siblings, any GPU, for each like element type."""
     for alike in _ALIKE.get(dtype, (dtype,)):
         for device in (vendor.id, *siblings(vendor), ANY_GPU):
             if (device, alike) in files:
@@ -69,9 +70,9 @@ def _rates(donor: CostModel, vendor: VendorDevice, dtype: str, launch_ms: float)
     A byte takes no less than at the full bandwidth: a kernel that was timed alone found some of its bytes in a cache.
     """
     part = donor.on(vendor, dtype).parts[_MEMORY]
-    cost = dict(zip(part.learned.terms, part.learned.costs, strict=True))
+    cost = _cost(part)
     costs = cost | {"call": launch_ms, "move_ms": max(cost["move_ms"], 1.0 - cost["longer_ms"])}
-    return replace(part, learned=Rates(list(costs), np.array(list(costs.values()))), features=[], ranges={}, edges_ms=[],
+    return replace(part, regressor=Rates(list(costs), np.array(list(costs.values()))), features=[], ranges={}, edges_ms=[],
                    halves=[max(part.halves)])
 
 
@@ -80,7 +81,12 @@ def _window(memory: Part) -> Part:
 
     They reach of the bandwidth what other memory-bound kernels do, and read what a window covers from the first cache.
     """
-    cost = dict(zip(memory.learned.terms, memory.learned.costs, strict=True))
+    cost = _cost(memory)
     moving = max(1.0, cost["move_ms"] + cost["longer_ms"])
     rates = Rates(["move_ms", "read_ms", "call"], np.array([moving, 1.0, cost["call"]]))
     return Part(rates, [], {}, [], [], [max(_UNMEASURED, *memory.halves)], 0, origin=ANALYTIC)
+
+
+def _cost(part: Part) -> dict[str, float]:
+    """Return what one of each term costs in ms."""
+    return dict(zip(part.regressor.terms, part.regressor.costs, strict=True))

@@ -1,0 +1,110 @@
+"""What one pass or step of a network runs: its distinct operators as rows of a ``sweep`` table, and the memory it needs."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import pandas as pd
+
+from lib.measure.networks import allocator
+from lib.predict.networks.memory import peak_bytes
+from lib.work import networks
+from lib.work.graph import capture, counts, families
+from lib.work.graph.ops import Graph, Op
+
+_WITH_BACKWARD = ("conv2d", "conv3d", "attention", "pool2d", "pool3d", "batch_norm", "layer_norm", "softmax", "activation")
+_MOVING = ("fill", "random", "loss")  # not swept: taken as copies of as many elements
+_COPIED = 8  # bytes that a copy moves for one element
+
+
+def key_of(row: Mapping[str, Any]) -> tuple:
+    """Return what makes two rows of a ``sweep`` table the same operator: family, pass and parameters."""
+    values = (row.get(name) for name in families.families()[row["op"]].parameters)
+    return (row["op"], row["pass"], *(value if isinstance(value, str) else float(value)
+                                      for value in values if value is not None and value == value and value != ""))  # noqa: PLR0124 - NaN
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one pass or step of a network runs, memory in bytes.
+
+    ``table`` has a row a distinct operator: ``sweep`` columns, ``calls``, and ``covered``, whether a family knows it.
+    """
+
+    table: pd.DataFrame
+    mode: str
+    batch_size: int
+    modules: int
+    fresh_bytes: float
+    weight_bytes: float
+    peak_bytes: float
+    plan: allocator.Plan
+
+    @cached_property
+    def keys(self) -> list[tuple]:
+        """Give the key of each operator of the table, see ``key_of``."""
+        return [key_of(row) for row in self.table.to_dict("records")]
+
+    @property
+    def calls(self) -> int:
+        """Return how many operators are called."""
+        return int(self.table["calls"].sum())
+
+    @property
+    def flops(self) -> float:
+        """Return the FLOPs of the pass or step."""
+        return float((self.table["flops"] * self.table["calls"]).sum())
+
+    @property
+    def bytes(self) -> float:
+        """Return its compulsory bytes, operator by operator."""
+        return float((self.table["bytes"] * self.table["calls"]).sum())
+
+    @property
+    def memory_mb(self) -> float:
+        """Return weights, inputs and the most that tensors occupy at once, in 10^6 bytes."""
+        return (self.weight_bytes + self.peak_bytes) / 1e6
+
+    @classmethod
+    def of(cls, graph: Graph, mode: str, batch_size: int) -> "Work":
+        """Take the work of a captured graph."""
+        rows, calls = {}, {}
+        for op in graph.ops:
+            if op.short in counts.VIEWS:
+                continue
+            key = (op, op.phase == "backward" and "backward" in op.short)
+            if key not in rows:
+                rows[key] = _row(op)
+            calls[key] = calls.get(key, 0) + 1
+        table = pd.DataFrame([{**rows[key], "calls": number} for key, number in calls.items()])
+        inputs = {spec.storage: spec.bytes for op in graph.ops for spec in op.tensors if spec.kind == "input"}
+        weights = graph.parameter_bytes + graph.buffer_bytes + sum(inputs.values())
+        modules = sum(op.phase == "forward" and op.short not in counts.VIEWS for op in graph.ops)
+        plan = allocator.Plan.of(graph)
+        return cls(table, mode, batch_size, modules, allocator.fresh_bytes(plan), float(weights), peak_bytes(graph), plan)
+
+
+def _row(op: Op) -> dict[str, Any]:
+    """Return one operator as a row of a ``sweep`` table; what no family covers counts as a copy of as many bytes, uncovered."""
+    described, moved = families.describe(op), counts.compulsory_bytes(op)
+    if described is None:
+        elements = max(1, moved // _COPIED)
+        return {"op": "copy", "kind": "clone", "outer": 1, "inner": elements, "layout": "contiguous", "pass": "forward",
+                "flops": 0.0, "bytes": moved, "covered": False}
+    family, params = described
+    backward = family in _WITH_BACKWARD and "backward" in op.short
+    if family in _MOVING:
+        params = {"kind": op.short, "outer": 1, "inner": max(1, params["elements"]), "layout": "contiguous"}
+        family = "copy"
+    if family == "copy":
+        params = {**params, "kind": "clone"}  # the one that is swept; the others copy as it does
+    return {"op": family, **params, "pass": "backward" if backward else "forward", "flops": counts.flops(op), "bytes": moved,
+            "covered": True}
+
+
+def captured(network: networks.Network, mode: str, dtype: str = "float32", channels_last: bool = False) -> Work:
+    """Capture a network on its batch and return its work; InputError says what keeps it from being captured."""
+    model = capture.build_unfilled(network.build)
+    graph = capture.capture(model, network.shape, mode, dtype=dtype, channels_last=channels_last)
+    return Work.of(graph, mode, network.shape[0])

@@ -1,0 +1,92 @@
+"""A part of a cost model: the regressor of one group of families and one pass, where it holds, and how wrong it was."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from lib.predict.operators import inputs, regressors
+from lib.predict.operators.correction import Correction
+from lib.predict.operators.features import TEXTS
+from lib.predict.operators.regressors import Regressor
+
+_SAVED = ("features", "ranges", "kinds", "edges_ms", "halves", "rows", "scores", "origin")
+
+
+@dataclass
+class Part:
+    """The regressor of one group of families and one pass, its training ranges, intervals and scores on held-out shapes.
+
+    ``features`` are all that an operator has; the regressor uses those that varied in training. ``halves`` are half intervals
+    in log time by bin of predicted time (``edges_ms``). ``origin`` names the device whose kernels it was trained on where that
+    is another one: then every answer is out of range. ``held_out`` are the predictions of training rows by the fold that left
+    them out, with their intervals; they are not saved.
+    """
+
+    regressor: Regressor
+    features: list[str]
+    ranges: dict[str, tuple[float, float]]
+    kinds: list[list[str]]
+    edges_ms: list[float]
+    halves: list[float]
+    rows: int
+    scores: dict[str, float] = field(default_factory=dict)
+    correction: Correction | None = None
+    origin: str = ""
+    held_out: pd.DataFrame | None = None
+
+    @cached_property
+    def codes(self) -> np.ndarray:
+        """Give the codes of family, kind and layout of the training rows."""
+        return np.array([inputs.code_of(kind) for kind in self.kinds])
+
+    @cached_property
+    def _limits(self) -> tuple[np.ndarray, np.ndarray]:
+        return limits(self.ranges, self.features)
+
+    def _columns(self, names: list[str]) -> list[int]:
+        return [self.features.index(name) for name in names]
+
+    def predict(self, terms: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return predicted ms and whether the features are out of range, for terms (n, terms) and features (n, features)."""
+        x = x[:, :len(self.features)]  # a part of rates alone has none
+        outside = beyond(self._limits, x)
+        predicted = self.regressor.predict(terms, x[:, self._columns(self.regressor.names)], outside)
+        if self.correction:
+            predicted = predicted * np.exp(self.correction(x[:, self._columns(self.correction.names)]))
+        return predicted, outside
+
+    def half(self, predicted_ms: np.ndarray) -> np.ndarray:
+        """Return half of the nominal 90 % interval of predictions, in log time."""
+        return np.array(self.halves)[np.searchsorted(self.edges_ms, predicted_ms)]
+
+    def plain(self) -> dict[str, Any]:
+        """Return everything as what JSON can hold."""
+        return {**{name: getattr(self, name) for name in _SAVED}, "regressor": self.regressor.plain(),
+                "correction": asdict(self.correction) if self.correction else None}
+
+    @classmethod
+    def of_plain(cls, content: Mapping[str, Any]) -> "Part":
+        """Read what ``plain`` gave."""
+        correction = content["correction"]
+        return cls(regressors.of_plain(content["regressor"]), **{name: content[name] for name in _SAVED},
+                   correction=Correction(**correction) if correction else None)
+
+
+def ranges(x: pd.DataFrame) -> dict[str, tuple[float, float]]:
+    """Return the least and largest value of each feature that is a number."""
+    return {column: (float(x[column].min()), float(x[column].max())) for column in x if column not in TEXTS}
+
+
+def limits(known: Mapping[str, tuple[float, float]], names: list[str]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the lower and upper limits of the features ``names``; a text has none."""
+    low, high = np.array([known.get(name, (-np.inf, np.inf)) for name in names]).reshape(-1, 2).T
+    return low, high
+
+
+def beyond(bounds: tuple[np.ndarray, np.ndarray], x: np.ndarray) -> np.ndarray:
+    """Return whether each row of features (n, features) lies outside of the limits."""
+    return ((x < bounds[0]) | (x > bounds[1])).any(axis=-1)

@@ -1,0 +1,142 @@
+"""What would make a network faster on one device: the predicted gain of each change, and the gain measured on this machine."""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from lib.errors import InputError, choices
+from lib.measure import archive, machine
+from lib.predict import registry
+from lib.predict.advise import Advice, CapturedQuery, source_of
+from lib.predict.networks.composition import Estimate
+from lib.predict.registry import Predictor
+from lib.progress import track
+
+_FUSED = ("activation", "elementwise", "batch_norm", "copy", "cat")  # families that a compiler fuses into others
+
+
+@dataclass(frozen=True)
+class Change:
+    """One thing to change, the factor by which it is predicted to be faster (NaN: not predicted), and why.
+
+    ``apply`` names what a measured run has to change: memory, dtype, channels_last, compiled, batch_size or num_workers.
+    """
+
+    what: str
+    predicted_gain: float
+    why: str
+    apply: Mapping[str, Any]
+    measured_gain: float = math.nan
+
+
+def suggestions(advice: Advice) -> list[Change]:
+    """Return what could be changed on this machine's CPU, or else on the recommended device, the best gain first."""
+    by_device = {predictor.device: predictor for predictor in advice.predictors}
+    predictor = by_device.get("cpu") or by_device.get(advice.recommended) or advice.predictors[0]
+    several = changes(advice.captured, predictor)
+    if advice.captured.query.mode == "train":
+        several += loader_changes(advice.captured.query.model)
+    return sorted(several, key=lambda change: -np.nan_to_num(change.predicted_gain, nan=0.0))
+
+
+def changes(captured: CapturedQuery, predictor: Predictor) -> list[Change]:
+    """Return what could be changed on one device, with the gain in images a second that its model predicts."""
+    base = predictor.estimate(captured.work())
+    several = [*_retained_memory(captured, predictor, base), *_larger_batches(captured, predictor, base)]
+    fused = float((base.operators["predicted_ms"] * base.operators["calls"])[base.operators["op"].isin(_FUSED)].sum())
+    text = f"not predicted; operators that it could fuse take {fused / base.predicted_ms:.0%} of the predicted time"
+    several.append(Change("torch.compile", math.nan, text, {"compiled": True}))
+    if len(captured.query.network().shape) == 4:  # noqa: PLR2004 - samples, channels, height, width
+        several.append(Change("channels_last", math.nan, "not predicted: its operators were not swept in this layout",
+                              {"channels_last": True}))
+    return several + ([_half_precision(captured, predictor, base)] if captured.query.dtype == "fp32" else [])
+
+
+def _retained_memory(captured: CapturedQuery, predictor: Predictor, base: Estimate) -> Iterable[Change]:
+    network = captured.work()
+    if predictor.composition(network.mode).rates.get("fresh_mb") and network.fresh_bytes:
+        gain = base.predicted_ms / predictor.estimate(network, "kept").predicted_ms
+        text = f"{network.fresh_bytes / 1e6:,.0f} MB a pass come fresh from the system, a page fault each 4 KiB"
+        yield Change("retain freed memory (MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=2147483647)", gain, text,
+                     {"memory": "kept"})
+
+
+def _larger_batches(captured: CapturedQuery, predictor: Predictor, base: Estimate) -> Iterable[Change]:
+    for factor in (2, 4):
+        batch = captured.batch_size * factor
+        larger = captured.scaled(batch)
+        if larger.memory_mb < predictor.memory_mb:
+            gain = factor * base.predicted_ms / predictor.estimate(larger).predicted_ms
+            yield Change(f"batch size {batch}", gain, f"images a second; needs {larger.memory_mb:,.0f} MB",
+                         {"batch_size": batch})
+
+
+def _half_precision(captured: CapturedQuery, predictor: Predictor, base: Estimate) -> Change:
+    try:
+        other = registry.for_devices([predictor.device], "bf16")[0]
+    except InputError:
+        return Change("bf16 (autocast)", math.nan, f"not predicted: no bf16 model of {predictor.device}", {"dtype": "bf16"})
+    half = CapturedQuery(replace(captured.query, dtype="bf16", batch_size=captured.batch_size))
+    estimate = other.estimate(half.work())
+    return Change("bf16 (autocast)", base.predicted_ms / estimate.predicted_ms,
+                  f"by the bf16 model, {source_of(other, estimate)}", {"dtype": "bf16"})
+
+
+def verified(advice: Advice, several: Iterable[Change], device: str = "cpu",
+             budget_s: float = 2.0) -> tuple[float, list[Change]]:
+    """Measure the query and each change on this machine, a fresh process each; return the ms and the changes with gains.
+
+    A gain is in images a second. What cannot be measured says so in ``why``. Raises InputError where the query itself cannot be
+    measured, or was not about ``device``.
+    """
+    from lib.measure.networks.case import Case
+
+    devices = [predictor.device for predictor in advice.predictors]
+    if device not in devices:
+        raise InputError(f"what is measured here is {device}, and the query was about {choices(devices)}: add {device}")
+    query = advice.captured.query
+    base = Case(query.model, query.mode, advice.captured.batch_size, query.input_shape, query.dtype)
+    base_ms = _median_ms(base, device, budget_s)
+    if isinstance(base_ms, str):
+        raise InputError(f"{query.model} cannot be measured on {device}: {base_ms}")
+    return base_ms, [_verified(change, base, base_ms, device, budget_s) for change in track(list(several), "verify")]
+
+
+def _verified(change: Change, base: Any, base_ms: float, device: str, budget_s: float) -> Change:
+    apply = dict(change.apply)
+    if "num_workers" in apply:
+        return replace(change, why=f"{change.why}; 02_profile measures it with -p num_workers 2")
+    memory = apply.pop("memory", "default")
+    case = replace(base, **apply)
+    measured_ms = _median_ms(case, device, budget_s, memory)
+    if isinstance(measured_ms, str):
+        return replace(change, why=f"{change.why}; could not be measured: {measured_ms}")
+    return replace(change, measured_gain=base_ms / measured_ms * case.batch_size / base.batch_size)
+
+
+def _median_ms(case: Any, device: str, budget_s: float, memory: str = "default") -> float | str:
+    """Return the median time of a case in a process of its own, or the reason why there is none."""
+    from lib.measure.networks import end_to_end
+
+    visit = end_to_end.in_a_process([case], device, budget_s, memory)[0][0]
+    return visit["reason"] or float(np.median(visit["samples_ms"]))
+
+
+def loader_changes(workload: str) -> list[Change]:
+    """Return what loader workers would give a workload, from its newest profile on this machine or in the reference."""
+    for source in ("measure", "replay"):
+        runs = archive.runs(source)
+        runs = runs[runs["workload_id"] == workload]
+        if source == "measure":
+            runs = runs[runs["hardware_id"] == machine.ids()["hardware_id"]]
+        if len(runs):
+            rows = archive.rows(runs.iloc[[-1]], source)
+            rows = rows[(rows["task_type"] == "train") & ~rows["warmup"].astype(bool)]
+            wait, step = rows["loader_wait_ms"].median(), rows["step_time_ms"].median()
+            return [Change("loader workers: 2", float(step / (step - wait)),
+                           f"the loader makes a step wait {wait:.2f} of {step:.2f} ms (measured in {runs.iloc[-1]['run_id']}); "
+                           "hidden at best", {"num_workers": 2})]
+    return []
