@@ -1,4 +1,4 @@
-"""Parameters, kept activations, FLOPs and compulsory bytes of a training step, by layer and by network, from shapes alone.
+"""Parameters, saved activations, FLOPs and compulsory bytes of a training step, by layer and by network, from shapes alone.
 
 Nothing is run: the operators come from ``capture`` and their work from ``counts``. FLOPs count a multiply-add as 2 and
 include element-wise work; ``macs`` are the multiply-adds of convolutions, matrix products and attention alone.
@@ -6,7 +6,7 @@ include element-wise work; ``macs`` are the multiply-adds of convolutions, matri
 
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
@@ -30,7 +30,6 @@ GROUPS = {"conv2d": "convolution", "conv3d": "convolution", "linear": "matrix pr
 OTHER = "copies, additions, other"
 _ROOT = "network"
 _SUMS = ["calls", "params", "activation_bytes", "flops_forward", "flops_backward", "bytes_forward", "bytes_backward"]
-Progress = Callable[[Iterable, str], Iterable]
 
 
 @dataclass(frozen=True)
@@ -74,21 +73,21 @@ def analyse(name: str, batch_size: int = 0, input_shape: str = "") -> Analysis:
 
     Raises InputError for an unknown name, a shape that is none, or one that the network cannot take.
     """
-    found = networks.network(name, batch_size, input_shape)
-    model = nn.Sequential(OrderedDict({_ROOT: capture.build_unfilled(found.build)}))
-    return Analysis(name, found.shape, capture.capture(model, found.shape, "train"))
+    network = networks.network(name, batch_size, input_shape)
+    model = nn.Sequential(OrderedDict({_ROOT: capture.build_unfilled(network.build)}))
+    return Analysis(name, network.shape, capture.capture(model, network.shape, "train"))
 
 
 def _sizes(analysis: Analysis) -> dict[int, tuple[int, int]]:
     """Return bytes and elements of each storage: of the widest view that an operator sees of it."""
-    found: dict[int, tuple[int, int]] = {}
+    sizes: dict[int, tuple[int, int]] = {}
     for op in analysis.graph.ops:
         for spec in (*op.tensors, *op.outputs):
-            found[spec.storage] = max(found.get(spec.storage, (0, 0)), (spec.bytes, spec.bytes // spec.itemsize))
-    return found
+            sizes[spec.storage] = max(sizes.get(spec.storage, (0, 0)), (spec.bytes, spec.bytes // spec.itemsize))
+    return sizes
 
 
-def _kept(analysis: Analysis) -> set[int]:
+def _saved(analysis: Analysis) -> set[int]:
     """Return the storages that a backward operator reads; one that fills takes only a shape."""
     return {spec.storage for op, _, phase in analysis.steps if phase == "backward" and op.short not in counts.FILLS
             for spec in op.tensors}
@@ -96,9 +95,9 @@ def _kept(analysis: Analysis) -> set[int]:
 
 def input_bytes(analysis: Analysis) -> int:
     """Return the bytes of the input batch where the backward pass reads it again, else 0."""
-    sizes, kept = _sizes(analysis), _kept(analysis)
+    sizes, saved = _sizes(analysis), _saved(analysis)
     inputs = {spec.storage for op in analysis.graph.ops for spec in op.tensors if spec.kind == "input"}
-    return sum(sizes[storage][0] for storage in inputs & kept)
+    return sum(sizes[storage][0] for storage in inputs & saved)
 
 
 def table(name: str, batch_size: int = 0, input_shape: str = "") -> pd.DataFrame:
@@ -113,7 +112,7 @@ def table(name: str, batch_size: int = 0, input_shape: str = "") -> pd.DataFrame
 
 def rows_of(analysis: Analysis) -> pd.DataFrame:
     """Return the ``complexity`` table of a captured step, see ``table``."""
-    sizes, kept, used, made = _sizes(analysis), _kept(analysis), set(), set()
+    sizes, saved, used, made = _sizes(analysis), _saved(analysis), set(), set()
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     for op, layer, phase in analysis.steps:
         if op.short in counts.VIEWS:
@@ -127,7 +126,7 @@ def rows_of(analysis: Analysis) -> pd.DataFrame:
             outputs = {spec.storage for spec in op.outputs if spec.kind == "activation"} - made
             used, made = used | parameters, made | outputs
             row["params"] += sum(sizes[storage][1] for storage in parameters)
-            row["activation_bytes"] += sum(sizes[storage][0] for storage in outputs & kept)
+            row["activation_bytes"] += sum(sizes[storage][0] for storage in outputs & saved)
     unused = analysis.graph.parameters - sum(row["params"] for row in rows.values())
     if unused:
         rows["", UNUSED] = dict.fromkeys(_SUMS, 0) | {"params": unused}
@@ -178,14 +177,14 @@ def by_group(rows: pd.DataFrame) -> pd.DataFrame:
     """Return FLOPs and bytes of a training step by network, batch size and kind of work."""
     work = grouped(rows).assign(flops=rows["flops_forward"] + rows["flops_backward"],
                                 bytes=rows["bytes_forward"] + rows["bytes_backward"])
-    found = work.groupby(["network", "batch_size", "group"], sort=False)[["flops", "bytes"]]
-    return found.agg(lambda values: values.sum(skipna=False)).reset_index()
+    groups = work.groupby(["network", "batch_size", "group"], sort=False)[["flops", "bytes"]]
+    return groups.agg(lambda values: values.sum(skipna=False)).reset_index()
 
 
 def by_layer(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the ``complexity`` table of one network and batch size summed over the operators of each layer."""
-    found = rows.groupby("layer", sort=False)[_SUMS].agg(lambda values: values.sum(skipna=False)).reset_index()
-    return found.assign(flops_per_byte=found["flops_forward"] / found["bytes_forward"].where(found["bytes_forward"] > 0))
+    layers = rows.groupby("layer", sort=False)[_SUMS].agg(lambda values: values.sum(skipna=False)).reset_index()
+    return layers.assign(flops_per_byte=layers["flops_forward"] / layers["bytes_forward"].where(layers["bytes_forward"] > 0))
 
 
 def heaviest(rows: pd.DataFrame, most: int = 10) -> pd.DataFrame:
@@ -195,12 +194,8 @@ def heaviest(rows: pd.DataFrame, most: int = 10) -> pd.DataFrame:
     shown = pd.DataFrame({"layer": layers["layer"].replace("", "(the network itself)"), "parameters, k": layers["params"] / 1e3,
                           "forward, MFLOP": layers["flops_forward"] / 1e6, "backward, MFLOP": layers["flops_backward"] / 1e6,
                           "% of the step": step / step.sum() * 100, "forward, MB": layers["bytes_forward"] / 1e6,
-                          "forward, FLOP/byte": layers["flops_per_byte"], "kept, MB": layers["activation_bytes"] / 1e6})
+                          "forward, FLOP/byte": layers["flops_per_byte"], "saved, MB": layers["activation_bytes"] / 1e6})
     return shown.loc[step.sort_values(ascending=False, kind="stable").index[:most]]
-
-
-
-
 
 
 def original_summary(sums: pd.DataFrame) -> dict[str, dict[str, dict[str, float | None]]]:
@@ -208,16 +203,16 @@ def original_summary(sums: pd.DataFrame) -> dict[str, dict[str, dict[str, float 
 
     There FLOPs are twice the multiply-adds; all FLOPs, and what else is known, follow under names of their own.
     """
-    found: dict[str, dict[str, dict[str, float | None]]] = {}
+    summary: dict[str, dict[str, dict[str, float | None]]] = {}
     for row in sums.itertuples():
         macs, batch = row.macs_forward, row.batch_size
-        found.setdefault(row.network, {})[str(batch)] = {
+        summary.setdefault(row.network, {})[str(batch)] = {
             "params": row.params, "mult_adds_per_batch_forward": macs, "mult_adds_per_sample_forward": macs / batch,
             "flops_per_batch_forward": 2 * macs, "flops_per_sample_forward": 2 * macs / batch,
             "all_flops_per_batch_forward": _or_none(row.flops_forward),
             "all_flops_per_batch_backward": _or_none(row.flops_backward), "bytes_per_batch_forward": row.bytes_forward,
             "bytes_per_batch_backward": row.bytes_backward, "activation_bytes_per_batch": round(row.activation_mb * 1e6)}
-    return found
+    return summary
 
 
 def _or_none(value: float) -> float | None:
@@ -236,7 +231,7 @@ def text_summary(rows: pd.DataFrame, sums: Any) -> str:
             f"FLOPs, forward            {sums.flops_forward:,.0f}\n"
             f"FLOPs, backward           {sums.flops_backward:,.0f} ({sums.backward_over_forward:.3f} of the forward's)\n"
             f"FLOPs, training step      {step:,.0f} ({sums.flops_per_byte:.2f} a compulsory byte)\n"
-            f"kept activations          {sums.activation_mb:,.2f} MB\n"
+            f"saved activations         {sums.activation_mb:,.2f} MB\n"
             f"FLOPs not known           {sums.uncounted or 'none'}\n")
 
 
@@ -262,9 +257,3 @@ def save(rows: pd.DataFrame, sums: pd.DataFrame, folder: Path | None = None, **f
         name = "".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in row.network)
         written.append(_write_text(text_summary(part, row), folder / f"{name}_b{row.batch_size}.txt"))
     return written
-
-
-
-
-
-

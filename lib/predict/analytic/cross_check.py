@@ -18,7 +18,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from lib.errors import InputError
 from lib.missing import needs
 from lib.predict.analytic import complexity
-from lib.predict.analytic.complexity import Analysis, Progress
+from lib.predict.analytic.complexity import Analysis
+from lib.progress import track
 from lib.work import networks
 from lib.work.graph import capture, counts
 
@@ -30,7 +31,7 @@ _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 @contextmanager
 def _leaf_calls(model: nn.Module, note: Callable[[str, nn.Module, torch.Tensor], None]):
-    """Tell ``note`` of every call of a module without children: its name, itself and its output."""
+    """Call ``note`` at every call of a module without children: its name, itself and its output."""
     with ExitStack() as stack:
         for name, module in model.named_modules():
             if not any(module.children()):
@@ -45,10 +46,10 @@ def _torchinfo_rule(model: nn.Module, analysis: Analysis) -> Parts:
 
     It multiplies every weight and bias of a called leaf module by the samples, those of a module named Conv also by the
     output positions: biases and normalisation count as multiply-adds, a linear layer's further positions (tokens) do not,
-    and products outside of leaf modules, such as attention's, are not seen. ``model`` lies on the meta device.
+    and GEMMs outside of leaf modules, such as attention's, are not seen. ``model`` lies on the meta device.
     """
     parts = {"biases of convolutions": 0, "biases of linear layers": 0, "scales and shifts of normalisation": 0,
-             "linear layers at further positions": 0, "products outside of leaf modules": 0}
+             "linear layers at further positions": 0, "GEMMs outside of leaf modules": 0}
     leaves = set()
 
     def note(name: str, module: nn.Module, output: torch.Tensor) -> None:
@@ -66,19 +67,19 @@ def _torchinfo_rule(model: nn.Module, analysis: Analysis) -> Parts:
 
     with _leaf_calls(model, note), torch.no_grad():
         model(torch.empty(analysis.shape, device="meta"))
-    parts["products outside of leaf modules"] = -sum(
+    parts["GEMMs outside of leaf modules"] = -sum(
         counts.matrix_flops(op) // 2 for op, layer, phase in analysis.steps if phase == "forward" and layer not in leaves)
     return parts
 
 
 def _torchinfo(model: nn.Module, analysis: Analysis) -> list[dict[str, Any]]:
-    """Confront parameters and multiply-adds with torchinfo, run on the meta device; leaves ``model`` there."""
+    """Check parameters and multiply-adds against torchinfo, run on the meta device; leaves ``model`` there."""
     import torchinfo
 
     model = model.to("meta").eval()
-    found = torchinfo.summary(model, input_size=analysis.shape, device="meta", mode="eval", verbose=0)
-    return [_row("parameters", analysis.graph.parameters, "torchinfo", found.total_params, {}),
-            _row("multiply-adds, forward", analysis.macs, "torchinfo", found.total_mult_adds,
+    summary = torchinfo.summary(model, input_size=analysis.shape, device="meta", mode="eval", verbose=0)
+    return [_row("parameters", analysis.graph.parameters, "torchinfo", summary.total_params, {}),
+            _row("multiply-adds, forward", analysis.macs, "torchinfo", summary.total_mult_adds,
                  _torchinfo_rule(model, analysis))]
 
 
@@ -92,7 +93,7 @@ def _grouped_rule(analysis: Analysis) -> Parts:
 
 
 def _flop_counter(model: nn.Module, analysis: Analysis) -> list[dict[str, Any]]:
-    """Confront the FLOPs of both passes, and with attention of inference too, with FlopCounterMode over fake CPU tensors."""
+    """Check the FLOPs of both passes, and with attention of inference too, against FlopCounterMode over fake CPU tensors."""
     fake = FakeTensorMode()
     with FakeCopyMode(fake):
         model = copy.deepcopy(model)
@@ -103,22 +104,22 @@ def _flop_counter(model: nn.Module, analysis: Analysis) -> list[dict[str, Any]]:
             forward = counter.get_total_flops()
             capture.default_loss(output).backward()
         backward = counter.get_total_flops() - forward
-    rows = [_row("FLOPs of products, forward", analysis.matrix_flops("forward"), _COUNTER, forward, {}),
-            _row("FLOPs of products, backward", analysis.matrix_flops("backward"), _COUNTER, backward, _grouped_rule(analysis))]
+    rows = [_row("FLOPs of convolutions and GEMMs, forward", analysis.matrix_flops("forward"), _COUNTER, forward, {}),
+            _row("FLOPs of convolutions and GEMMs, backward", analysis.matrix_flops("backward"), _COUNTER, backward, _grouped_rule(analysis))]
     if any("attention" in op.short for op in analysis.graph.ops):
         with fake, FlopCounterMode(display=False) as counter, torch.no_grad():
             model.eval()(images)
         inference = capture.capture(model, analysis.shape, "infer").ops
         fused = sum(counts.matrix_flops(op) for op in inference if op.short == "_native_multi_head_attention")
-        rows.append(_row("FLOPs of products, inference", sum(map(counts.matrix_flops, inference)), _COUNTER,
+        rows.append(_row("FLOPs of convolutions and GEMMs, inference", sum(map(counts.matrix_flops, inference)), _COUNTER,
                          counter.get_total_flops(), {"fused attention layers, which it counts as 0": -fused}))
     return rows
 
 
-def _kept_tensors(build: Callable[[], nn.Module], analysis: Analysis) -> list[dict[str, Any]]:
-    """Run one real forward pass on the CPU and confront the kept activations with the storages that autograd saves."""
+def _saved_tensors(build: Callable[[], nn.Module], analysis: Analysis) -> list[dict[str, Any]]:
+    """Run one real forward pass on the CPU and check the saved activations against the storages that autograd saves."""
     model, images = build().train(), torch.randn(analysis.shape)
-    held = {tensor.untyped_storage()._cdata for tensor in (*model.parameters(), *model.buffers())}
+    own = {tensor.untyped_storage()._cdata for tensor in (*model.parameters(), *model.buffers())}
     saved: dict[int, torch.UntypedStorage] = {}
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
@@ -128,10 +129,10 @@ def _kept_tensors(build: Callable[[], nn.Module], analysis: Analysis) -> list[di
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         loss = capture.default_loss(capture.first_tensor(model(images)))
-    measured = sum(storage.nbytes() for key, storage in saved.items() if key not in held)
+    measured = sum(storage.nbytes() for key, storage in saved.items() if key not in own)
     del loss
     ours = int(complexity.rows_of(analysis)["activation_bytes"].sum())
-    return [_row("bytes kept for the backward pass", ours, "tensors that autograd saved, a real run", measured,
+    return [_row("bytes saved for the backward pass", ours, "tensors that autograd saved, a real run", measured,
                  {"the input batch itself": complexity.input_bytes(analysis)})]
 
 
@@ -154,36 +155,35 @@ def _or_reason(source: str, look: Callable[[], list[dict[str, Any]]]) -> list[di
         return [{"quantity": "all", "source": source, "explanation": f"gives no number: {reason}"}]
 
 
-def confront(name: str, batch_size: int = 1, input_shape: str = "", measured: bool = True) -> pd.DataFrame:
+def check(name: str, batch_size: int = 1, input_shape: str = "", measured: bool = True) -> pd.DataFrame:
     """Return each estimate of a network beside its second source: ours, theirs, the difference, and what explains it.
 
     ``measured`` also runs one real forward pass on the CPU. Counts are exact, bytes are bytes. Raises InputError for a
     network or a shape that is none.
     """
-    found = networks.network(name, batch_size, input_shape)
+    network = networks.network(name, batch_size, input_shape)
     analysis = complexity.analyse(name, batch_size, input_shape)
-    model = capture.build_unfilled(found.build)
+    model = capture.build_unfilled(network.build)
     rows = _or_reason(_COUNTER, lambda: _flop_counter(model, analysis))
     rows += _or_reason("torchinfo", lambda: _torchinfo(model, analysis))
-    rows += _or_reason("autograd", lambda: _kept_tensors(found.build, analysis)) if measured else []
-    return pd.DataFrame([{"network": name, "batch_size": found.shape[0], **row} for row in rows]).reindex(columns=COLUMNS)
+    rows += _or_reason("autograd", lambda: _saved_tensors(network.build, analysis)) if measured else []
+    return pd.DataFrame([{"network": name, "batch_size": network.shape[0], **row} for row in rows]).reindex(columns=COLUMNS)
 
 
-def confront_all(names: Iterable[str], input_shape: str = "", measured: bool = True,
-                 progress: Progress = lambda items, _: items) -> pd.DataFrame:
-    """Return ``confront`` of several networks at batch size 1; ``input_shape`` is for those that are no workloads."""
-    return pd.concat([confront(name, 1, complexity.shape_for(name, input_shape), measured)
-                      for name in progress(list(names), "second sources")], ignore_index=True)
+def check_all(names: Iterable[str], input_shape: str = "", measured: bool = True) -> pd.DataFrame:
+    """Return ``check`` of several networks at batch size 1; ``input_shape`` is for those that are no workloads."""
+    return pd.concat([check(name, 1, complexity.shape_for(name, input_shape), measured)
+                      for name in track(list(names), "second sources")], ignore_index=True)
 
 
 @needs("comparisons")
 def explained_words(rows: pd.DataFrame) -> str:
     """Say how many comparisons are equal, how many differ by what a rule explains, and how many do not."""
-    told = rows[rows["theirs"].notna()]
-    equal, left = told["difference"] == 0, told["rest"] != 0
-    silent = f"; {len(rows) - len(told)} sources gave no number" if len(told) < len(rows) else ""
-    return (f"Of **{len(told)}** comparisons **{equal.sum()}** are equal to the last digit, **{(~equal & ~left).sum()}** "
-            f"differ by exactly what a rule explains, **{left.sum()}** by more{silent}.")
+    numbers = rows[rows["theirs"].notna()]
+    equal, unexplained = numbers["difference"] == 0, numbers["rest"] != 0
+    silent = f"; {len(rows) - len(numbers)} sources gave no number" if len(numbers) < len(rows) else ""
+    return (f"Of **{len(numbers)}** comparisons **{equal.sum()}** are equal to the last digit, **{(~equal & ~unexplained).sum()}** "
+            f"differ by exactly what a rule explains, **{unexplained.sum()}** by more{silent}.")
 
 
 def differing(rows: pd.DataFrame) -> pd.DataFrame:

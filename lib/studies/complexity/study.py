@@ -9,7 +9,8 @@ import torch
 from lib.config.definitions import workloads
 from lib.config.notebooks import ComplexityParams
 from lib.errors import InputError
-from lib.predict.analytic.complexity import Progress, analyse, rows_of, save, shape_for, sums_of
+from lib.predict.analytic.complexity import analyse, rows_of, save, shape_for, sums_of
+from lib.progress import track
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Study:
         return self.table[(self.table["network"] == name) & (self.table["batch_size"] == batch_size)]
 
 
-def study(p: ComplexityParams, progress: Progress = lambda items, _: items) -> Study:
+def study(p: ComplexityParams) -> Study:
     """Count every model of ``p`` at every batch size and save the results; a replay counts the same anew.
 
     Raises InputError for an unknown model, for none, and when ``detail`` is not among them.
@@ -38,7 +39,7 @@ def study(p: ComplexityParams, progress: Progress = lambda items, _: items) -> S
     if detail not in names:
         raise InputError(f"detail = {detail!r} is not among the models {p.models}")
     work = [(name, batch, shape_for(name, p.input_shape)) for name in names for batch in p.sizes]
-    steps = [analyse(*item) for item in progress(work, "counting")]
+    steps = [analyse(*item) for item in track(work, "counting")]
     tables = [rows_of(step) for step in steps]
     sums = pd.DataFrame([sums_of(step, rows) for step, rows in zip(steps, tables, strict=True)])
     rows = pd.concat(tables, ignore_index=True)
