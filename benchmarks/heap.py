@@ -9,7 +9,7 @@ import torch
 
 from lib.measure.networks import allocator
 from lib.work.graph import counts
-from lib.work.graph.capture import Graph
+from lib.work.graph.ops import Graph
 
 _PAGE = 1 << 16
 _TRIM, _MMAP_MAX = -1, -4  # M_TRIM_THRESHOLD, M_MMAP_MAX of malloc.h

@@ -22,8 +22,8 @@ from lib.measure.networks.case import Case, program
 from lib.measure.operators.cold_memory import FEW_FAULTS, Rings, clocked_ms
 from lib.measure.reference_kernel import SLOW, USUAL, ReferenceKernel
 from lib.work import networks
-from lib.work.graph import capture, counts, families, rebuild
-from lib.work.graph.capture import Graph, Op
+from lib.work.graph import capture, counts, families, ops, rebuild
+from lib.work.graph.ops import Graph, Op
 
 STATES = ("warm", "cold", "found")
 _WARMUP, _CALLS, _TRIES = 2, 3, 12
@@ -131,7 +131,7 @@ class _Bench:
         ``keep`` holds on to the outputs, so that the next one gets other memory. Calls for which the process had to grow are
         made again, _TRIES in all at most: a process that has run for long has grown.
         """
-        def maker(spec: capture.TensorSpec, device: torch.device, fill: str, high: int) -> torch.Tensor:
+        def maker(spec: ops.TensorSpec, device: torch.device, fill: str, high: int) -> torch.Tensor:
             piece = self._rings.cut(spec, fill) if places.get(id(spec)) == "memory" else None
             if piece is None:
                 if id(spec) not in held:
@@ -238,7 +238,7 @@ def _measured(uses: dict[Case, list[_Signature]], signatures: list[_Signature], 
         for index in order.permutation(len(signatures)):
             bench.visit(signatures[index])
     usual_ms = bench.usual_ms()
-    overhead_ms = {mode: dispatch_overhead_ms(device, mode) for mode in capture.MODES}
+    overhead_ms = {mode: dispatch_overhead_ms(device, mode) for mode in ops.MODES}
     return _cases(uses, labels, usual_ms, overhead_ms), _operators(uses, signatures, usual_ms)
 
 

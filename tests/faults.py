@@ -48,14 +48,14 @@ def trial(seed):
     from lib.schedule.policies import registry
     from lib.schedule.problem import Fleet, Jobs
     from lib.schedule.runtime import executor
-    from lib.schedule.runtime.executor import Limits, Process, Slot
+    from lib.schedule.runtime.executor import Limits, ProcessWorker, Slot
 
-    hands, limits = [], Limits(beat_s=0.1, silent_s=1.5, ready_s=60, grace_s=0.5, late=5,
+    workers, limits = [], Limits(beat_s=0.1, silent_s=1.5, ready_s=60, grace_s=0.5, late=5,
                             least_s=random.Random(~seed).choice([1.0, 2.5]), attempts=3)
 
-    def hire(slot, limits):
-        hands.append(Process(slot, limits))
-        return hands[-1]
+    def spawn(slot, limits):
+        workers.append(ProcessWorker(slot, limits))
+        return workers[-1]
 
     with tempfile.TemporaryDirectory() as home:
         specs, thrown, draw = jobs_of(seed, Path(home))
@@ -63,10 +63,10 @@ def trial(seed):
         jobs = Jobs(**{**plain.__dict__, "ids": tuple(spec.job_id for spec in specs)})
         attempts, ends, _ = executor.execute(
             specs, jobs, Fleet.of({"cpu": 2}), [Slot("cpu[0]"), Slot("cpu[1]")], np.full((len(specs), 1), 0.02),
-            registry.policy(draw.choice(POLICIES)), Path(home) / "run", limits, hire)
+            registry.policy(draw.choice(POLICIES)), Path(home) / "run", limits, spawn)
         effects = {spec.job_id: path.read_text().count("\n") if (path := Path(home) / f"{spec.job_id}.done").exists() else 0
                    for spec in specs}
-    wrong = [f"{hand._process.name} is still there" for hand in hands if hand._process.exitcode is None]
+    wrong = [f"{worker._process.name} is still there" for worker in workers if worker._process.exitcode is None]
     return attempts, ends, thrown, wrong + list(_wrong(specs, attempts, ends, thrown, effects))
 
 

@@ -10,9 +10,9 @@ import pytest
 from lib import store
 from lib.errors import InputError
 from lib.schedule import api
-from lib.schedule.runtime import jobs_file, run_record, tasks
+from lib.schedule.runtime import jobs_file, local_site, run_record, tasks
 from lib.schedule.runtime.worker_process import Job
-from lib.schedule.runtime.workers import Process, Slot
+from lib.schedule.runtime.workers import ProcessWorker, Slot
 
 
 def write(path, text):
@@ -33,21 +33,21 @@ def test_bad_files_of_jobs_are_refused(tmp_path, text, word):
 
 def test_slots_share_the_cores_and_never_overlap():
     cores = len(psutil.Process().cpu_affinity())
-    slots = [slot for slot in jobs_file.slots_here(cores) if slot.cores]
+    slots = [slot for slot in local_site.slots_here(cores) if slot.cores]
     assert sum(len(slot.cores) for slot in slots) == len({core for slot in slots for core in slot.cores}) == cores
     with pytest.raises(InputError, match="slots"):
-        jobs_file.slots_here(cores + 1)
+        local_site.slots_here(cores + 1)
 
 
 def test_jobs_on_a_gpu_draw_from_the_cores_of_the_host():
     slots = (Slot("cpu[0]", (0,)), Slot("cpu[1]", (1,)), Slot("cuda:0"))
-    fleet = jobs_file.fleet_of(slots)
+    fleet = local_site.fleet_of(slots)
     assert fleet.host_cores == 2 and fleet.cpu_cores[0] == 1 and fleet.types == ("cpu", "cuda:0")
-    assert jobs_file.fleet_of(slots[:2]).host_cores == np.inf  # nobody else draws from them
-    assert jobs_file.fleet_of((Slot("cpu[node/0]"), Slot("cuda:A[node/0]"))).host_cores == np.inf  # of which host?
+    assert local_site.fleet_of(slots[:2]).host_cores == np.inf  # nobody else draws from them
+    assert local_site.fleet_of((Slot("cpu[node/0]"), Slot("cuda:A[node/0]"))).host_cores == np.inf  # of which host?
 
 
-class Mortal(Process):
+class Mortal(ProcessWorker):
     """A worker that is killed as soon as it has its first job, ``a``."""
 
     def send(self, *message):
@@ -60,13 +60,13 @@ def test_real_workloads_survive_the_death_of_a_worker(tmp_path):
     path = write(tmp_path / "jobs.csv", "job_id,workload_id,steps\na,W1,150\nb,W1,150\nc,W6,20\n")
     prepared = jobs_file.prepare(path, tmp_path / "out")
     assert (prepared.predicted_s > 0).all()
-    ran = jobs_file.run(replace(prepared, hire=Mortal), tmp_path / "out")
+    ran = jobs_file.run(replace(prepared, spawn=Mortal), tmp_path / "out")
     assert sum("killed (signal 9)" in note for note in ran.facts["notes"]) == 1
     assert ran.schedule[ran.schedule["job_id"] == "a"]["status"].tolist() == ["retried", "done"]
     assert sorted(ran.ends["job_id"]) == ["a", "b", "c"] and set(ran.ends["status"]) == {"done"}
     assert {result["steps"] for result in ran.ends["result"]} == {150, 20}
     assert len(store.read(tmp_path / "out" / "schedule.csv", "schedule")) >= 3
-    assert (tmp_path / "out" / "trace.json").is_file() and "done" in run_record.words(ran)
+    assert (tmp_path / "out" / "trace.json").is_file() and "done" in run_record.text(ran)
 
 
 def test_paced_work_counts_whole_steps(monkeypatch):
@@ -77,7 +77,7 @@ def test_paced_work_counts_whole_steps(monkeypatch):
         clock[0] += seconds
 
     trainer = SimpleNamespace(train=lambda steps: passes(0.1 * len(steps)))
-    monkeypatch.setattr(tasks, "_held_trainer", lambda *_: (trainer, None))
+    monkeypatch.setattr(tasks, "_cached_trainer", lambda *_: (trainer, None))
     monkeypatch.setattr(tasks, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=passes))
     found = tasks.paced(Job("cpu", (), 1), "W6", 0.55)
     assert found == {"step_s": pytest.approx(0.1), "n": 5} and clock[0] == pytest.approx(5.6)

@@ -10,8 +10,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lib.errors import InputError
 from lib.work import models, networks
-from lib.work.graph import capture, counts, families, rebuild, shapes
-from lib.work.graph.capture import Op, TensorSpec
+from lib.work.graph import capture, counts, families, ops, rebuild, shapes
+from lib.work.graph.ops import Op, TensorSpec
 
 CPU = torch.device("cpu")
 CLASSIFIERS = ["resnet18", "mobilenet_v3_small", "shufflenet_v2_x1_0", "densenet121", "googlenet", "vit_b_16", "swin_v2_t",
@@ -105,7 +105,7 @@ def test_modules_and_phases():
     backward = [op for op in graph.ops if op.short == "convolution_backward"]
     assert {op.module for op in convolutions} == {op.module for op in backward}
     assert "layer1.0.conv1" in {op.module for op in convolutions}
-    assert {op.phase for op in graph.ops} == set(capture.PHASES)
+    assert {op.phase for op in graph.ops} == set(ops.PHASES)
     assert [op.args[10][0] for op in backward].count(False) == 1  # the images want no gradient
     assert {spec.kind for op in convolutions for spec in op.tensors} == {"input", "parameter", "activation"}
 

@@ -17,10 +17,10 @@ from lib import paths
 from lib.errors import InputError
 from lib.schedule.policies import registry
 from lib.schedule.problem import Jobs
-from lib.schedule.runtime import executor, jobs_file, ray_workers
+from lib.schedule.runtime import executor, local_site, ray_workers
 from lib.schedule.runtime.journal import Spec
 from lib.schedule.runtime.workers import Limits, Slot
-from tests.test_execute import check, sleeping
+from tests.test_execute import calling_back, check, sleeping
 
 LIMITS = Limits(beat_s=0.1, silent_s=30, ready_s=120, grace_s=0.5, late=5, least_s=30, attempts=3)
 NODE = {"num_cpus": 1, "object_store_memory": 80 * 2**20, "include_log_monitor": False}
@@ -55,12 +55,13 @@ def named(specs, **columns):
     return replace(Jobs.plain(len(specs)), ids=tuple(spec.job_id for spec in specs), **columns)
 
 
-def run(joined, specs, folder, name="first-come", predicted=0.02, progress=lambda ended: None):
+def run(joined, specs, folder, name="first-come", predicted=0.02, on_done=lambda: None):
     jobs = named(specs)
-    site = joined.site(jobs, warm="")
-    fleet = jobs_file.fleet_of(site.slots)
+    site = joined.site(jobs, warm_up="")
+    fleet = local_site.fleet_of(site.slots)
     times = np.full((len(specs), 1), predicted) if np.isscalar(predicted) else predicted
-    return executor.execute(specs, jobs, fleet, site.slots, times, registry.policy(name), folder, LIMITS, site.hire, progress)
+    return executor.execute(specs, jobs, fleet, site.slots, times, registry.policy(name), folder, LIMITS,
+                            calling_back(site.spawn, on_done))
 
 
 def test_all_jobs_end_on_both_nodes_in_one_record(joined, tmp_path):
@@ -104,9 +105,9 @@ def _mover(state, predict):
 
 def test_a_running_job_is_moved_to_the_other_node(joined, tmp_path):
     specs = sleeping(1, 0.8)
-    site = joined.site(named(specs), warm="")
-    attempts, ends, notes = executor.execute(specs, named(specs), jobs_file.fleet_of(site.slots), site.slots, np.ones((1, 1)),
-                                            _mover, tmp_path, LIMITS, site.hire)
+    site = joined.site(named(specs), warm_up="")
+    attempts, ends, notes = executor.execute(specs, named(specs), local_site.fleet_of(site.slots), site.slots, np.ones((1, 1)),
+                                            _mover, tmp_path, LIMITS, site.spawn)
     assert attempts["status"].tolist() == ["moved", "done"] and attempts["device"].tolist() == [s.name for s in site.slots]
     assert list(ends["status"]) == ["done"] and not notes
 
@@ -118,7 +119,7 @@ def test_the_same_policy_places_as_it_does_here(joined, tmp_path):
     predicted = np.array(seconds)[:, None]
     there, _, _ = run(joined, specs, tmp_path / "there", "earliest-finish", predicted)
     slots = (Slot("cpu[0]"), Slot("cpu[1]"))
-    here, _, _ = executor.execute(specs, named(specs), jobs_file.fleet_of(slots), slots, predicted,
+    here, _, _ = executor.execute(specs, named(specs), local_site.fleet_of(slots), slots, predicted,
                                  registry.policy("earliest-finish"), tmp_path / "here", LIMITS)
     order = {slot.name: number for number, slot in enumerate(joined.site(named(specs)).slots)}
     order |= {"cpu[0]": 0, "cpu[1]": 1}
@@ -141,10 +142,10 @@ def test_nodes_that_differ_in_what_they_can_run_are_of_different_types(joined, m
     found = [ray_workers.Node("a", "big", 8, 2, "cuda:A100", 64_000), ray_workers.Node("b", "small", 2, 0, "cuda", 4_000),
              ray_workers.Node("c", "other", 2, 1, "cuda", 4_000)]
     monkeypatch.setattr(joined, "nodes", lambda: found)
-    plain = jobs_file.fleet_of(joined.site(named(sleeping(2))).slots)
+    plain = local_site.fleet_of(joined.site(named(sleeping(2))).slots)
     assert plain.types == ("cpu", "cuda:A100", "cuda") and plain.counts.tolist() == [12, 2, 1]
     site = joined.site(named(sleeping(2), memory_mb=np.array([0.0, 30_000.0]), cpu_cores=np.array([0.0, 4.0])), 2)
-    fleet = jobs_file.fleet_of(site.slots)
+    fleet = local_site.fleet_of(site.slots)
     assert fleet.types == ("cpu", "cuda:A100", "cpu:1c2000mb", "cuda")
     assert site.able.tolist() == [[True, True, True, True], [True, True, False, False]]
     assert [slot.threads for slot in site.slots if slot.name.startswith("cpu")] == [4, 4, 1, 1, 1, 1]
@@ -207,8 +208,8 @@ def test_a_node_is_lost_and_the_other_goes_on_until_it_is_lost_too(joined, nodes
     """Jobs that the policy bound to the lost node go to the other one. The last test, as no later one has two nodes."""
     ended = []
 
-    def remove(count):
-        ended.extend([0] * count)
+    def remove():
+        ended.append(0)
         if len(ended) >= 2 and len(nodes.worker_nodes) == 1:
             nodes.remove_node(next(iter(nodes.worker_nodes)))
 
@@ -219,9 +220,9 @@ def test_a_node_is_lost_and_the_other_goes_on_until_it_is_lost_too(joined, nodes
     assert any("given up: node" in note for note in notes)
     last = attempts.sort_values("end_s").tail(5)
     assert set(last["device"]) == {f"cpu[{joined.nodes()[0].host}/0]"} and len(joined.nodes()) == 1
-    site = joined.site(named(specs[:1]), warm="")
+    site = joined.site(named(specs[:1]), warm_up="")
     elsewhere = replace(site.slots[0], name="cpu[away/0]")
-    joined._seats[elsewhere.name] = replace(joined._seats[site.slots[0].name], node=replace(joined.nodes()[0], id="0" * 56))
+    joined._shares[elsewhere.name] = replace(joined._shares[site.slots[0].name], node=replace(joined.nodes()[0], id="0" * 56))
     with pytest.raises(InputError, match="no slot is left for 1 jobs, such as j0.*node .* is gone"):
-        executor.execute(specs[:1], named(specs[:1]), jobs_file.fleet_of((elsewhere,)), (elsewhere,), np.ones((1, 1)),
-                        registry.policy("first-come"), tmp_path / "none", LIMITS, site.hire)
+        executor.execute(specs[:1], named(specs[:1]), local_site.fleet_of((elsewhere,)), (elsewhere,), np.ones((1, 1)),
+                        registry.policy("first-come"), tmp_path / "none", LIMITS, site.spawn)

@@ -12,7 +12,7 @@ from lib.config import notebooks
 from lib.errors import InputError
 from lib.predict.analytic import complexity, cross_check
 from lib.report import style
-from lib.studies.complexity import figures, findings, study
+from lib.studies.complexity import figures, findings, study, tables
 from lib.tables import columns
 from lib.work.graph import capture, counts
 
@@ -27,32 +27,32 @@ CLASSIFIERS = ["resnet18", "mobilenet_v3_small", "shufflenet_v2_x1_0", "googlene
 def test_the_known_numbers_and_torchinfos_and_what_lies_between(name, macs, parameters, torchinfos):
     found = complexity.totals(name, 1)
     assert (found["macs_forward"], found["params"]) == (macs, parameters)
-    checks = cross_check.check(name, measured=False)
+    checks = cross_check.compare(name, measured=False)
     assert list(checks[checks.quantity == "multiply-adds, forward"].theirs) == [torchinfos]
     assert (checks.rest == 0).all()
 
 
 def test_the_rules_in_numbers():
-    vit = cross_check.check("vit_b_16", measured=False).set_index("quantity")
+    vit = cross_check.compare("vit_b_16", measured=False).set_index("quantity")
     # 12 blocks, 197 tokens of 768: the in-projection, the out-projection and the two products of 12 heads
     attention = 12 * (197 * 768 * 768 * 4 + 2 * 197 * 197 * 768)
-    assert f"GEMMs outside of leaf modules {-attention:+,}" in vit.explanation["multiply-adds, forward"]
-    assert vit.difference["FLOPs of convolutions and GEMMs, inference"] == -2 * attention
-    assert vit.difference["FLOPs of convolutions and GEMMs, backward"] == 0
-    mobile = cross_check.check("mobilenet_v2", measured=False).set_index("quantity")
-    assert mobile.theirs["FLOPs of convolutions and GEMMs, backward"] > 9 * mobile.ours["FLOPs of products, backward"]
+    assert f"products outside of leaf modules {-attention:+,}" in vit.explanation["multiply-adds, forward"]
+    assert vit.difference["FLOPs of products, inference"] == -2 * attention
+    assert vit.difference["FLOPs of products, backward"] == 0
+    mobile = cross_check.compare("mobilenet_v2", measured=False).set_index("quantity")
+    assert mobile.theirs["FLOPs of products, backward"] > 9 * mobile.ours["FLOPs of products, backward"]
 
 
 @pytest.mark.parametrize("name", CLASSIFIERS)
 def test_every_difference_of_a_classifier_is_explained(name):
-    checks = cross_check.check(name, 2, measured=False)
+    checks = cross_check.compare(name, 2, measured=False)
     assert checks.theirs.notna().all()
     assert (checks.rest == 0).all(), checks[checks.rest != 0]
 
 
 @pytest.mark.parametrize("name", ["W1", "W4", "W6", "mobilenet_v3_small", "vit_b_32"])
-def test_kept_activations_are_those_that_a_real_run_keeps(name):
-    checks = cross_check.check(name, 3)
+def test_saved_activations_are_those_that_a_real_run_saves(name):
+    checks = cross_check.compare(name, 3)
     kept = checks[checks.quantity == "bytes saved for the backward pass"].iloc[0]
     assert kept.ours > 0
     assert kept.rest == 0
@@ -155,10 +155,10 @@ def test_unknown_flops_are_unknown_and_unused_parameters_are_counted(odd, home):
     assert "aten.erfinv" in findings.uncounted_words(found.totals)
     entry = store.read_json(paths.COMPLEXITY / "summary.json")[odd]["2"]
     assert (entry["mult_adds_per_batch_forward"], entry["all_flops_per_batch_forward"]) == (240, None)
-    groups = complexity.by_group(found.table[found.table.batch_size == 2])
+    groups = tables.by_group(found.table[found.table.batch_size == 2])
     said = [findings.ratio_words(found.totals), findings.share_words(groups),
-            findings.growth_words(findings.intensity_by_batch(found.totals)),
-            cross_check.explained_words(cross_check.check(odd, 2, "3x2x2"))]
+            findings.growth_words(tables.intensity_by_batch(found.totals)),
+            findings.explained_words(cross_check.compare(odd, 2, "3x2x2"))]
     assert not any("nan" in words for words in said)
     style.use_style()
     figures.work_by_network(found.totals[:1])
@@ -200,7 +200,7 @@ def test_a_source_that_fails_says_why(odd, monkeypatch):
         raise RuntimeError("no kernel\nmore")
 
     monkeypatch.setattr(cross_check, "_torchinfo", broken)
-    checks = cross_check.check(odd, 2, "3x2x2", measured=False)
+    checks = cross_check.compare(odd, 2, "3x2x2", measured=False)
     silent = checks[checks.source == "torchinfo"].iloc[0]
     assert silent.explanation == "gives no number: no kernel"
-    assert "1 sources gave no number" in cross_check.explained_words(checks)
+    assert "1 sources gave no number" in findings.explained_words(checks)

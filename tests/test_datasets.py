@@ -8,7 +8,7 @@ from lib import paths
 from lib.config import definitions
 from lib.config.definitions import Workload
 from lib.errors import InputError
-from lib.work import datasets, workloads
+from lib.work import datasets, medmnist_files, workloads
 
 
 def small(dataset="organmnist3d", size=28, **more):
@@ -19,8 +19,8 @@ def small(dataset="organmnist3d", size=28, **more):
     ("pathmnist", 28, 28, 28), ("pathmnist", 64, 64, 28), ("chestmnist", 112, 128, 28), ("chestmnist", 224, 224, 28),
     ("chestmnist", 300, 224, 28), ("organmnist3d", 28, 28, 28), ("organmnist3d", 64, 64, 28), ("organmnist3d", 100, 64, 28)])
 def test_native_sizes(dataset, size, native, resized):
-    assert datasets.native_size(dataset, size, "native") == native
-    assert datasets.native_size(dataset, size, "resized") == resized
+    assert medmnist_files.native_size(dataset, size, "native") == native
+    assert medmnist_files.native_size(dataset, size, "resized") == resized
 
 
 @pytest.mark.parametrize("workload", [definitions.workload(name) for name in ("W1", "W4", "W6")], ids=lambda w: w.id)
@@ -29,7 +29,7 @@ def test_synthetic_files_are_read_by_the_real_classes(home, workload):
     facts = datasets.facts(workload)
     assert opened.data_source == "synthetic"
     assert "SYNTHETIC" in opened.note
-    for split, real in zip(datasets.SPLITS, facts.samples, strict=True):
+    for split, real in zip(medmnist_files.SPLITS, facts.samples, strict=True):
         dataset = opened.splits[split]
         assert type(dataset).__module__ == "medmnist.dataset"
         assert datasets.length(dataset) % 64 == real % 64 or datasets.length(dataset) == real
@@ -41,7 +41,7 @@ def test_synthetic_files_are_read_by_the_real_classes(home, workload):
 
 
 def test_synthetic_files_are_the_same_everywhere(tmp_path):
-    one, two = (datasets.synthesise("organmnist3d", 28, tmp_path / name) for name in "ab")
+    one, two = (medmnist_files.synthesise("organmnist3d", 28, tmp_path / name) for name in "ab")
     with np.load(one) as a, np.load(two) as b:
         assert all(np.array_equal(a[key], b[key]) for key in a)
 
@@ -69,7 +69,7 @@ def test_resizing_in_3d_and_augmentation(home):
 
 def test_missing_truncated_and_wrong_files_are_named(home):
     workload = definitions.workload("W6")
-    good = datasets.synthesise("organmnist3d", 28)
+    good = medmnist_files.synthesise("organmnist3d", 28)
     path = paths.MEDMNIST / "organmnist3d.npz"
     path.parent.mkdir(parents=True)
     path.write_bytes(good.read_bytes()[:-1000])
@@ -91,7 +91,7 @@ def test_missing_truncated_and_wrong_files_are_named(home):
     with pytest.raises(InputError, match="damaged"):
         datasets.open_splits(workload, "auto", "native")
     with pytest.raises(InputError, match="data fetch organmnist3d --size 64"):
-        datasets.check_file(paths.MEDMNIST / "organmnist3d_64.npz", "organmnist3d", 64)
+        medmnist_files.check_file(paths.MEDMNIST / "organmnist3d_64.npz", "organmnist3d", 64)
 
 
 def test_a_download_that_fails_says_why(home, monkeypatch):
@@ -102,9 +102,9 @@ def test_a_download_that_fails_says_why(home, monkeypatch):
     with pytest.raises(InputError, match=r"cannot fetch organmnist3d\.npz from https://.*no route to host.*by hand"):
         datasets.open_splits(definitions.workload("W6"), "medmnist", "native")
     with pytest.raises(InputError, match="there are: 28, 64"):
-        datasets.fetch("organmnist3d", 224)
+        medmnist_files.fetch("organmnist3d", 224)
     with pytest.raises(InputError, match="pathmnist"):
-        datasets.fetch("nosuchmnist", 28)
+        medmnist_files.fetch("nosuchmnist", 28)
 
 
 def test_unknown_datasets_and_wrong_sources():
@@ -117,7 +117,7 @@ def test_unknown_datasets_and_wrong_sources():
 def test_an_image_folder(home, tmp_path):
     from PIL import Image
 
-    for split in datasets.SPLITS:
+    for split in medmnist_files.SPLITS:
         for kind in ("cat", "dog"):
             folder = tmp_path / "pets" / split / kind
             folder.mkdir(parents=True)
@@ -137,5 +137,5 @@ def test_the_real_xrays_open(xrays):
     workload = Workload(id="R", dataset="pneumoniamnist", size=28, model="simple_cnn", batch_size=64)
     opened = datasets.open_splits(workload, "auto", "native")
     assert opened.data_source == "medmnist"
-    assert [datasets.length(opened.splits[split]) for split in datasets.SPLITS] == [3882, 524, 624]
-    assert not datasets.is_official(xrays, "pneumoniamnist", 28)
+    assert [datasets.length(opened.splits[split]) for split in medmnist_files.SPLITS] == [3882, 524, 624]
+    assert not medmnist_files.is_official(xrays, "pneumoniamnist", 28)

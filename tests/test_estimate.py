@@ -11,10 +11,10 @@ from lib.measure.networks import allocator, end_to_end
 from lib.predict.networks import composition, memory
 from lib.predict.networks.work import Work
 from lib.predict.operators.validation import score
-from lib.work.graph import capture
+from lib.work.graph import capture, ops
 
 
-def chain(*layers: nn.Module, mode: str = "infer", shape: tuple[int, ...] = (2, 3, 64, 64)) -> capture.Graph:
+def chain(*layers: nn.Module, mode: str = "infer", shape: tuple[int, ...] = (2, 3, 64, 64)) -> ops.Graph:
     return capture.capture(nn.Sequential(*layers), shape, mode)
 
 
@@ -30,7 +30,7 @@ class Held(nn.Module):
         return kept + self.three(self.two(kept))
 
 
-@pytest.mark.parametrize("mode", capture.MODES)
+@pytest.mark.parametrize("mode", ops.MODES)
 @pytest.mark.parametrize("build", [
     lambda: nn.Sequential(nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 64, 3, padding=1), nn.ReLU()),
     lambda: nn.Sequential(nn.Conv2d(16, 32, 3), nn.BatchNorm2d(32), nn.ReLU(inplace=True), nn.Conv2d(32, 32, 3, groups=32)),

@@ -15,9 +15,9 @@ from lib import paths, tables
 from lib.errors import InputError
 from lib.schedule.policies import registry
 from lib.schedule.problem import Fleet, Jobs
-from lib.schedule.runtime import executor, jobs_file
-from lib.schedule.runtime.journal import Ledger, Spec
-from lib.schedule.runtime.workers import Limits, Slot, SlotLost
+from lib.schedule.runtime import executor, local_site
+from lib.schedule.runtime.journal import Journal, Spec
+from lib.schedule.runtime.workers import Limits, ProcessWorker, Slot, SlotLost
 from lib.schedule.state import Restart, Start, Wait
 from tests import faults
 
@@ -31,11 +31,30 @@ def sleeping(count, seconds=0.01):
     return [Spec(f"j{number}", "tests.light:sleep", {"seconds": seconds, "value": number}) for number in range(count)]
 
 
-def run(specs, folder, name="first-come", predicted=0.02, arrival=None, limits=LIMITS, progress=lambda ended: None):
+def run(specs, folder, name="first-come", predicted=0.02, arrival=None, limits=LIMITS, spawn=ProcessWorker):
     times = np.full((len(specs), 1), predicted) if np.isscalar(predicted) else predicted
     jobs = Jobs.plain(len(specs), arrival)
     jobs = Jobs(**{**jobs.__dict__, "ids": tuple(spec.job_id for spec in specs)})
-    return executor.execute(specs, jobs, FLEET, SLOTS, times, registry.policy(name), folder, limits, progress=progress)
+    return executor.execute(specs, jobs, FLEET, SLOTS, times, registry.policy(name), folder, limits, spawn)
+
+
+def calling_back(spawn, callback):
+    """Return a spawn whose workers call back whenever a task is done."""
+    def spawned(slot, limits):
+        worker = spawn(slot, limits)
+        receive = worker.messages
+
+        def messages():
+            received = receive()
+            for message in received:
+                if message[0] == "done":
+                    callback()
+            return received
+
+        worker.messages = messages
+        return worker
+
+    return spawned
 
 
 def check(attempts, ends, specs):
@@ -91,7 +110,7 @@ def test_a_job_that_always_fails_ends_with_its_reason(tmp_path):
 
 
 def test_workers_that_cannot_start_are_told_and_not_tried_for_ever(tmp_path):
-    specs, slots = sleeping(2), [Slot("cpu[0]", warm="tests.light:no")]
+    specs, slots = sleeping(2), [Slot("cpu[0]", warm_up="tests.light:no")]
     jobs = Jobs(**{**Jobs.plain(2).__dict__, "ids": ("j0", "j1")})
     with pytest.raises(InputError, match="3 workers in a row could not start"):
         executor.execute(specs, jobs, Fleet.of({"cpu": 1}), slots, np.ones((2, 1)), registry.policy("first-come"), tmp_path,
@@ -154,14 +173,14 @@ def test_a_policy_that_leaves_jobs_for_ever_is_told(tmp_path):
 
 
 def _run_and_die(folder, after):
-    ended = [0]
+    done = [0]
 
-    def progress(count):
-        ended[0] += count
-        if ended[0] >= after:
+    def die():
+        done[0] += 1
+        if done[0] > after:  # those before are in the journal
             os.kill(os.getpid(), signal.SIGKILL)
 
-    run(sleeping(12, 0.05), folder, progress=progress)
+    run(sleeping(12, 0.05), folder, spawn=calling_back(ProcessWorker, die))
 
 
 def test_a_killed_leader_goes_on(tmp_path):
@@ -172,9 +191,9 @@ def test_a_killed_leader_goes_on(tmp_path):
         leader.start()
         leader.join(120)
         assert leader.exitcode == -signal.SIGKILL
-    ledger = Ledger(tmp_path / "run.sqlite", sleeping(12, 0.05))
-    before = ledger.ended()
-    ledger.close()
+    journal = Journal(tmp_path / "run.sqlite", sleeping(12, 0.05))
+    before = journal.ended()
+    journal.close()
     assert 6 <= len(before) < 12
     attempts, ends, _ = run(sleeping(12, 0.05), tmp_path)
     assert sorted(ends["job_id"]) == sorted(spec.job_id for spec in sleeping(12))
@@ -220,26 +239,26 @@ def test_jobs_that_can_run_nowhere_are_refused_before_any_worker_starts(tmp_path
 
 
 class Puppet:
-    """A hand without a process: jobs take no time. Where a slot may be lost, its worker is gone with its second job."""
+    """A worker without a process: jobs take no time. Where a slot may be lost, its worker is gone with its second job."""
 
     lost, counts = (), {}
 
     def __init__(self, slot, limits):
         if slot.name in self.lost and self.counts.get(slot.name, 0) >= 2:
             raise SlotLost("its node is gone")
-        self.name, self.said = slot.name, [("ready", 0)]
+        self.name, self.outbox = slot.name, [("ready", 0)]
 
     def messages(self):
-        said, self.said = self.said, []
-        return said
+        messages, self.outbox = self.outbox, []
+        return messages
 
     def send(self, *message):
         if message[0] == "run":
             self.counts[self.name] = self.counts.get(self.name, 0) + 1
             gone = self.name in self.lost and self.counts[self.name] == 2
-            self.said.append(("gone", "no sign of it") if gone else ("done", message[1], None))
+            self.outbox.append(("died", "no sign of it") if gone else ("done", message[1], None))
 
-    def kill(self):
+    def shut_down(self):
         pass
 
 
@@ -252,7 +271,7 @@ def puppets(monkeypatch, folder, lost, name="first-come", picky=False):
     jobs = Jobs(**{**Jobs.plain(12).__dict__, "ids": tuple(spec.job_id for spec in specs)})
     times = np.linspace(1.0, 2.0, 24).reshape(12, 2)
     times[-1, 0] = np.inf if picky else times[-1, 0]
-    return (*executor.execute(specs, jobs, jobs_file.fleet_of(slots), slots, times, registry.policy(name), folder, LIMITS,
+    return (*executor.execute(specs, jobs, local_site.fleet_of(slots), slots, times, registry.policy(name), folder, LIMITS,
                              Puppet), specs)
 
 
@@ -274,9 +293,9 @@ def test_jobs_for_which_no_slot_is_left_are_told_and_go_on_when_there_is_one(tmp
     with pytest.raises(InputError, match=r"no slot is left for \d+ jobs"):
         puppets(monkeypatch, tmp_path / "all", ("cpu[0]", "cpu[1]", "gpu[0]"))
     for folder, ended in (("one", 11), ("all", 3)):
-        ledger = Ledger(tmp_path / folder / "run.sqlite", sleeping(12))
-        assert len(ledger.ended()) == ended
-        ledger.close()
+        journal = Journal(tmp_path / folder / "run.sqlite", sleeping(12))
+        assert len(journal.ended()) == ended
+        journal.close()
         attempts, ends, _, specs = puppets(monkeypatch, tmp_path / folder, ())
         check(attempts, ends, specs)
         assert set(ends["status"]) == {"done"}

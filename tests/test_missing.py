@@ -136,15 +136,15 @@ def throughput_rows():
 
 
 def steps_table(rows):
-    from lib.measure.training import summary
+    from lib.studies.profile import tables
 
-    return summary.phase_table(rows)
+    return tables.phase_table(rows)
 
 
 def side_by_side(rows):
-    from lib.measure.training import summary
+    from lib.studies.profile import tables
 
-    return summary.side_by_side(runs()[lambda table: table["run_id"].isin(rows["run_id"])], rows)
+    return tables.side_by_side(runs()[lambda table: table["run_id"].isin(rows["run_id"])], rows)
 
 
 def one_run(rows):
@@ -177,9 +177,9 @@ def roofline_of(rows):
 
 
 def batches(rows):
-    from lib.studies.complexity import findings
+    from lib.studies.complexity import tables
 
-    return findings.intensity_by_batch(rows)
+    return tables.intensity_by_batch(rows)
 
 
 def evaluated_of(rows):
@@ -196,13 +196,12 @@ def record_of(rows):
                            facts={"contention": None, "notes": []}, ends=rows)
 
 
-PHASES = importlib.import_module("lib.measure.training.summary").PHASES_MS
 # How each figure and sentence is called: a function that makes its arguments from its rows, and what makes the rows.
 CALLS = {
     "machine.ceilings": (lambda rows: (rows, rows), ceiling_rows),
-    "profile.phases_over_time": (lambda rows: (rows, PHASES), profile_rows),
-    "profile.phase_stack": (lambda rows: (steps_table(rows), "task_type", PHASES), profile_rows),
-    "profile.throughput_and_memory": (lambda rows: (rows, "peak_rss_mb", "memory"), profile_rows),
+    "profile.phases_over_time": (lambda rows: (rows,), profile_rows),
+    "profile.phase_stack": (lambda rows: (steps_table(rows), "task_type"), profile_rows),
+    "profile.throughput_and_memory": (lambda rows: (rows,), profile_rows),
     "profile.throughput_by_workload": (lambda rows: (rows,), runs),
     "sweep.latency_over_work": (lambda rows: (rows,), sweep_rows),
     "sweep.rates": (lambda rows: (rows,), sweep_rows),
@@ -229,6 +228,8 @@ CALLS = {
     "scheduler_eval.parity": (lambda rows: (rows,), job_rows),
     "profile.phase_words": (lambda rows: (steps_table(rows),), profile_rows),
     "profile.warm_up_words": (lambda rows: (rows,), profile_rows),
+    "profile.run_words": (lambda rows: (one_run(rows),), runs),
+    "profile.learned_words": (lambda rows: (runs().iloc[0], steps_table(rows)), profile_rows),
     "profile.profiled_words": (lambda rows: (one_run(rows), 10.0), runs),
     "profile.comparison_words": (lambda rows: (side_by_side(rows),), profile_rows),
     "sweep.sweep_words": (lambda rows: (sweep_of(rows),), sweep_rows),
@@ -247,7 +248,8 @@ CALLS = {
     "complexity.growth_words": (lambda rows: (batches(rows),), total_rows),
     "complexity.farthest_words": (lambda rows: (rows,), check_rows),
     "complexity.uncounted_words": (lambda rows: (rows,), total_rows),
-    "cross_check.explained_words": (lambda rows: (rows,), check_rows),
+    "complexity.trust_words": (lambda rows: (rows,), check_rows),
+    "complexity.explained_words": (lambda rows: (rows,), check_rows),
     "cost_model.family_words": (lambda rows: (rows,), score_rows),
     "cost_model.step_words": (lambda rows: (rows,), lambda: score_rows().assign(kind="step")),
     "cost_model.curve_words": (lambda rows: (rows, "f"), lambda: pd.DataFrame({"points": [10, 20], "mape": [9.0, 5.0]})),

@@ -17,8 +17,8 @@ from lib.config import definitions
 from lib.config.notebooks import ProfileParams
 from lib.errors import InputError
 from lib.measure import archive, budget, machine
-from lib.measure.training import profile_run, summary
-from lib.studies.profile import findings
+from lib.measure.training import limits, passes, profile_run, summary
+from lib.studies.profile import findings, tables
 from tests.conftest import busy_neighbours
 
 
@@ -64,16 +64,16 @@ def test_the_rows_add_up(home, quiet):
 
 def test_warm_up_goes_on_until_steady_and_no_longer(home, quiet, monkeypatch):
     looks = iter([1.0, 2.0, 2.5, 2.51, 9.9, 8.0])
-    monkeypatch.setattr(profile_run, "_warm_pass", lambda run, observer, most_s: next(looks))
+    monkeypatch.setattr(passes, "_warm_pass", lambda run, observer, most_s: next(looks))
 
     class Run:
         p = short(warmup_s=60)
 
-    assert profile_run._warm_up(Run, None, budget.Budget(0)) == 2.51
+    assert passes._warm_up(Run, None, budget.Budget(0)) == 2.51
     Run.p = short(warmup_s=0)
-    assert profile_run._warm_up(Run, None, budget.Budget(0)) == 9.9, "no more than the first look"
+    assert passes._warm_up(Run, None, budget.Budget(0)) == 9.9, "no more than the first look"
     Run.p = short(warmup_s=60)
-    assert profile_run._warm_up(Run, None, Left(24, 0)) == 8.0, "no more than the budget allows"
+    assert passes._warm_up(Run, None, Left(24, 0)) == 8.0, "no more than the budget allows"
 
 
 def test_a_second_run_gets_its_own_name(home, quiet):
@@ -86,9 +86,9 @@ def test_a_second_run_gets_its_own_name(home, quiet):
     meta = store.read_json(paths.PROFILES / f"{first.run['run_id']}_train.meta.json")
     assert meta["parameters"]["workload"] == "W6"
     assert {"commit", "dirty", "hardware", "software", "load_at_start", "load_at_end", "started_utc"} <= set(meta)
-    newest = summary.latest(table.assign(verdict="stable"), machine.ids()["hardware_id"])
+    newest = tables.latest(table.assign(verdict="stable"), machine.ids()["hardware_id"])
     assert newest["run_id"].tolist() == [second.run["run_id"]]
-    assert len(summary.latest(table.assign(verdict="unusable"), machine.ids()["hardware_id"])) == 0
+    assert len(tables.latest(table.assign(verdict="unusable"), machine.ids()["hardware_id"])) == 0
 
 
 def test_the_seed_decides_the_losses(home, quiet):
@@ -137,15 +137,15 @@ class Left(budget.Budget):
 
 def test_what_is_left_of_the_budget_bounds_the_next_pass():
     p = short(iters=1000, budget_s=6.0)
-    iters, most_s = profile_run._Passes(p, Left(6, 6), 0.1).next()
+    iters, most_s = limits.PassLimits(p, Left(6, 6), 0.1).next()
     assert iters == int(6 / 0.1 / 2.8) - 1
     assert 6 / 2.8 < most_s < 1.5 * 6 / 2.8
-    passes = profile_run._Passes(p, Left(6, 2), 0.1)
-    assert [passes.next()[0], passes.next()[0], passes.next(0.4)[0], passes.next(0.4)[0]] == [
+    several = limits.PassLimits(p, Left(6, 2), 0.1)
+    assert [several.next()[0], several.next()[0], several.next(0.4)[0], several.next(0.4)[0]] == [
         int(2 / 0.1 / 2.8) - 1, int(2 / 0.1 / 1.8) - 1, int(2 / 0.1 / 0.8) - 1, int(2 / 0.1 / 0.4) - 1]
-    assert profile_run._Passes(p, Left(6, 0), 1.0).next() == (1, 0)
-    assert profile_run._Passes(short(iters=0, budget_s=0), Left(0, math.inf), 1.0).next() == (0, math.inf)
-    assert profile_run._Passes(short(iters=7), Left(24, 24), 1e-6).next()[0] == 7
+    assert limits.PassLimits(p, Left(6, 0), 1.0).next() == (1, 0)
+    assert limits.PassLimits(short(iters=0, budget_s=0), Left(0, math.inf), 1.0).next() == (0, math.inf)
+    assert limits.PassLimits(short(iters=7), Left(24, 24), 1e-6).next()[0] == 7
 
 
 def test_a_full_split_is_run_when_asked(home, quiet):
@@ -202,11 +202,11 @@ def test_replay_reads_what_was_measured(home, quiet, monkeypatch):
 
 def test_tables_and_words_of_a_run(home, quiet):
     run = profile_run.measure(short())
-    table = summary.phase_table(run.rows)
+    table = tables.phase_table(run.rows)
     assert table["task_type"].tolist() == ["train", "eval", "test"]
     assert (table["n"] == 6).all()
-    side = summary.side_by_side(archive.runs("measure"), run.rows)
-    ratio = summary.across(side, run.rows)
+    side = tables.side_by_side(archive.runs("measure"), run.rows)
+    ratio = tables.across(side, run.rows)
     assert ratio["backward over forward"] == pytest.approx(table["backward"][0] / table["forward"][0])
     text = " ".join([findings.phase_words(table), findings.warm_up_words(run.rows), findings.comparison_words(side),
                      findings.profiled_words(run.run, 10.0)])

@@ -21,7 +21,7 @@ from lib.predict.analytic import roofline
 from lib.predict.analytic.roofline import Roof
 from lib.studies.roofline import figures, findings, study
 from lib.studies.roofline import tables as shown
-from lib.work.graph.capture import Op, TensorSpec
+from lib.work.graph.ops import Op, TensorSpec
 
 CPU = Roof("cpu", "fp32", "measured", "hw", 500.0, {"L2": 200.0, "RAM": 50.0}, {"L2": 2.0}, 2.0)
 BF16 = Roof("cpu", "bf16", "measured", "hw", 1000.0, {"L2": 200.0, "RAM": 50.0}, {"L2": 2.0}, 2.0)

@@ -1,4 +1,4 @@
-"""The verbs that place jobs on devices: ``schedule`` on paper, ``run-jobs`` for real, ``contention``. Imports nothing heavy."""
+"""The verbs of scheduling: ``schedule`` (simulated), ``run-jobs`` (real), ``contention``. Imports nothing heavy."""
 
 import argparse
 from collections.abc import Callable
@@ -19,65 +19,58 @@ def _schedule(options: argparse.Namespace) -> int:
 
 
 def _run_jobs(options: argparse.Namespace) -> int:
-    from lib.schedule.runtime import jobs_file
+    from lib.schedule.runtime import local_site
 
     if options.engine == "ray":
         from lib.schedule.runtime import ray_workers
 
-        with ray_workers.Cluster(options.address) as ours:
-            return _carry_out(options, ours.site)
+        with ray_workers.Cluster(options.address) as cluster:
+            return _run_on(options, cluster.site)
     if options.address:
         raise InputError("--address is that of a Ray cluster: it goes with --engine ray")
-    return _carry_out(options, jobs_file.here)
+    return _run_on(options, local_site.local_site)
 
 
-def _carry_out(options: argparse.Namespace, where: Callable) -> int:
-    from tqdm import tqdm
-
+def _run_on(options: argparse.Namespace, site_of: Callable) -> int:
     from lib.schedule.runtime import jobs_file, run_record
 
     out = options.out or jobs_file.default_folder(options.jobs)
-    with tqdm(desc="samples", unit="workload") as bar:
-        prepared = jobs_file.prepare(options.jobs, out, options.policy, options.objective, options.slots, bar.update, where)
-    with tqdm(desc="jobs", total=len(prepared.specs), unit="job") as bar:
-        ran = jobs_file.run(prepared, out, progress=bar.update)
-    print(run_record.words(ran))
-    print(f"{out / 'schedule.csv'}, {out / 'trace.json'}, {_drawn(ran, out / 'gantt.svg')}")
-    return int((ran.ends["status"] != "done").any())
+    prepared = jobs_file.prepare(options.jobs, out, options.policy, options.objective, options.slots, site_of)
+    record = jobs_file.run(prepared, out)
+    print(run_record.text(record))
+    print(f"{out / 'schedule.csv'}, {out / 'trace.json'}, {_drawn(record, out / 'gantt.svg')}")
+    return int((record.ends["status"] != "done").any())
 
 
-def _drawn(ran, path: Path) -> Path:
-    """Draw a run as a Gantt chart, as it was and as it was foreseen; return its file."""
+def _drawn(record, path: Path) -> Path:
+    """Draw a run as a Gantt chart, as measured and as simulated; return its file."""
     from lib.report import gantt, style
 
     style.use_style()
-    gantt.gantt(ran.side_by_side(), ran.kinds, ran.facts["bound_s"]).savefig(path)
+    gantt.gantt(record.side_by_side(), record.job_classes, record.facts["bound_s"]).savefig(path)
     return path
 
 
 def _contention(options: argparse.Namespace) -> int:
-    from tqdm import tqdm
-
     from lib.config import definitions
-    from lib.schedule.runtime import interference, jobs_file
+    from lib.schedule.runtime import interference, local_site
 
     names = list(definitions.workloads()) if options.workloads == "all" else options.workloads.split(",")
-    known = [definitions.workload(name).id for name in names]
-    table = interference.measure(jobs_file.slots_here(options.slots), known, options.rounds,
-                                 lambda items, what: tqdm(items, desc=what, mininterval=1))
-    print(interference.words(table))
+    workloads = [definitions.workload(name).id for name in names]
+    table = interference.measure(local_site.slots_here(options.slots), workloads, options.rounds)
+    print(interference.text(table))
     print(interference.write(table))
     return 0
 
 
 def add(verbs) -> None:
-    """Add the verbs that place jobs on devices."""
+    """Add the verbs of scheduling."""
     verb = verbs.add_parser("schedule", help="where and when jobs should run, from files of times and devices")
     verb.add_argument("--times", type=Path, required=True, help="CSV: job_id and a column a device type, in seconds")
     verb.add_argument("--devices", type=Path, required=True,
                       help="CSV: device, type, count; memory, cores, watts, price")
     verb.add_argument("--jobs", type=Path, help="CSV: job_id and arrival_s, deadline_s, memory_mb, cpu_cores, workload_id")
-    verb.add_argument("--actual", type=Path, help="CSV like --times: what the jobs really take; planned is on --times")
+    verb.add_argument("--actual", type=Path, help="CSV like --times: what the jobs really take; policies see --times")
     verb.add_argument("--policy", default="hybrid", help="hybrid (default), or a baseline; an unknown name lists all")
     verb.add_argument("--objective", default="makespan",
                       help="for hybrid: makespan, mean_jct, p99_jct, deadline, energy, price")
@@ -86,7 +79,7 @@ def add(verbs) -> None:
     verb.add_argument("--json", action="store_true", help="print the figures as one object")
     verb.set_defaults(call=_schedule)
 
-    verb = verbs.add_parser("run-jobs", help="run jobs for real on the CPU slots and GPUs here or on a cluster; again: go on")
+    verb = verbs.add_parser("run-jobs", help="run jobs for real on the CPU slots and GPUs here or on a cluster; again: resume")
     verb.add_argument("jobs", type=Path, help="CSV: job_id, and workload_id with steps or notebook; arrival_s, memory_mb, ...")
     verb.add_argument("--policy", default="hybrid", help="as in schedule")
     verb.add_argument("--objective", default="makespan", help="as in schedule")
@@ -95,7 +88,7 @@ def add(verbs) -> None:
                       help="worker processes on this machine (default), or a Ray cluster of one or many nodes")
     verb.add_argument("--address", default="", metavar="HOST:PORT",
                       help="the Ray cluster's head, or auto (default: Ray is started here, and ended with the run)")
-    verb.add_argument("--out", type=Path, help="folder of the record (default: data/schedule/<name of the file>)")
+    verb.add_argument("--out", type=Path, help="folder of journal and record (default: data/schedule/<name of the file>)")
     verb.set_defaults(call=_run_jobs)
 
     verb = verbs.add_parser("contention", help="measure how workloads slow each other down on these slots, for run-jobs")

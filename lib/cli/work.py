@@ -9,7 +9,7 @@ from lib.errors import InputError
 
 def _data(options: argparse.Namespace) -> int:
     from lib.config import definitions
-    from lib.work import datasets
+    from lib.work import medmnist_files
 
     if options.action == "dictionary":
         from lib import tables
@@ -20,15 +20,15 @@ def _data(options: argparse.Namespace) -> int:
     sizes = {options.size} if options.size else None
     failed = False
     for name in wanted:
-        used = {datasets.native_size(w.dataset, w.size, "native")
+        used = {medmnist_files.native_size(w.dataset, w.size, "native")
                 for w in definitions.workloads().values() if w.dataset == name}
         for size in sorted(sizes or used or {28}):
-            path = paths.MEDMNIST / datasets.file_name(name, size)
+            path = paths.MEDMNIST / medmnist_files.file_name(name, size)
             try:
                 if options.action == "fetch":
-                    datasets.fetch(name, size)
-                counts = datasets.check_file(path, name, size)
-                official = "official" if datasets.is_official(path, name, size) else "NOT the official file (MD5 differs)"
+                    medmnist_files.fetch(name, size)
+                counts = medmnist_files.check_file(path, name, size)
+                official = "official" if medmnist_files.is_official(path, name, size) else "NOT the official file (MD5 differs)"
                 print(f"{path}: {counts}, {official}")
             except InputError as error:
                 failed = True

@@ -15,7 +15,7 @@ from lib.predict.networks.composition import Estimate
 from lib.predict.networks.work import Work
 from lib.predict.registry import Predictor
 from lib.work import dtypes, networks
-from lib.work.graph import capture
+from lib.work.graph import ops
 
 COLUMNS = ("device", "source", "predicted_ms", "low_ms", "high_ms", "images_per_sec", "memory_mb", "bound", "below_roof",
            "out_of_range", "fits", "measured_ms", "price_per_million", "dtype")
@@ -64,8 +64,8 @@ class CapturedQuery:
     def __init__(self, query: Query):
         if query.dtype not in _DTYPES:
             raise InputError(f"no element type {query.dtype!r}; there are: {choices(_DTYPES)}")
-        if query.mode not in capture.MODES:
-            raise InputError(f"no mode {query.mode!r}; there are: {choices(capture.MODES)}")
+        if query.mode not in ops.MODES:
+            raise InputError(f"no mode {query.mode!r}; there are: {choices(ops.MODES)}")
         self.query, self._works = query, {}
         self.batch_size = query.network().shape[0]
 

@@ -2,20 +2,21 @@
 
 import re
 from collections.abc import Mapping
-import numpy as np
-import pandas as pd
-from lib.report.style import SERIES
-from lib.missing import MissingError, needs
 
+import pandas as pd
+
+from lib.missing import MissingError, needs
+from lib.report.style import SERIES
 
 _WRONG = {"retried": "#b22222", "failed": "#b22222", "moved": "#c9a227", "lost": "#7a7a7a"}
-_MOST_DEVICES, _MOST_KINDS = 24, 12
-_KINDS = (*SERIES, "#319795", "#744210", "#4a5568", "#97266d", "#276749", "#2c5282")
+_MOST_DEVICES, _MOST_CLASSES = 24, 12
+COLOURS = (*SERIES, "#319795", "#744210", "#4a5568", "#97266d", "#276749", "#2c5282")
 @needs("attempts")
-def gantt(schedules: Mapping[str, pd.DataFrame], kinds: Mapping[str, str] | None = None, bound_s: float | None = None):
-    """Return what ran where and when, a panel a named schedule (table ``schedule``) on one time axis.
+def gantt(schedules: Mapping[str, pd.DataFrame], job_classes: Mapping[str, str] | None = None, bound_s: float | None = None):
+    """Return what ran where and when, a panel a named schedule on one time axis.
 
-    ``kinds`` gives each job a name to colour by; ``bound_s`` is drawn as a line. Attempts that did not end well are hatched.
+    ``schedules`` are tables ``schedule``; ``job_classes`` gives each job a name to colour by; ``bound_s`` is drawn as a line.
+    Attempts that did not end well are hatched.
     """
     import matplotlib.pyplot as plt
     from matplotlib.patches import Patch
@@ -24,22 +25,22 @@ def gantt(schedules: Mapping[str, pd.DataFrame], kinds: Mapping[str, str] | None
     if every.empty:
         raise MissingError("attempts")
     devices = sorted(set(every["device"]), key=_natural)[:_MOST_DEVICES]
-    kinds = kinds or {}
-    names = list(dict.fromkeys(kinds[job] for job in every["job_id"] if job in kinds))
+    job_classes = job_classes or {}
+    names = list(dict.fromkeys(job_classes[job] for job in every["job_id"] if job in job_classes))
     row = min(0.3, 0.16 + 0.3 / len(devices))  # many devices: thinner bars
     figure, axes = plt.subplots(len(schedules), 1, sharex=True, squeeze=False,
                                 figsize=(8.5, 0.7 + len(schedules) * (0.5 + row * len(devices))))
     for axis, (title, schedule) in zip(axes.flat, schedules.items(), strict=True):
         for row in schedule[schedule["device"].isin(devices)].itertuples():
-            _bar(axis, row, devices.index(row.device), names.index(kinds[row.job_id]) if row.job_id in kinds else 0)
+            _bar(axis, row, devices.index(row.device), names.index(job_classes[row.job_id]) if row.job_id in job_classes else 0)
         if bound_s is not None:
             axis.axvline(bound_s, color="#333333", linestyle="--", linewidth=1)
         axis.set(yticks=range(len(devices)), ylim=(len(devices) - 0.4, -0.6))
         axis.set_yticklabels(devices, fontsize=7 if len(devices) > 8 else 9)
         axis.set_title(title, fontsize=10)
         axis.grid(axis="y", visible=False)
-    axes.flat[-1].set_xlabel("seconds" + ("" if bound_s is None else " (dashed: no schedule ends before)"))
-    marks = [Patch(color=_KINDS[number % len(_KINDS)], label=name) for number, name in enumerate(names[:_MOST_KINDS])]
+    axes.flat[-1].set_xlabel("seconds" + ("" if bound_s is None else " (dashed: lower bound)"))
+    marks = [Patch(color=COLOURS[number % len(COLOURS)], label=name) for number, name in enumerate(names[:_MOST_CLASSES])]
     marks += [Patch(facecolor=_WRONG[status], hatch="////", edgecolor="white", label=status)
               for status in dict.fromkeys(every["status"]) if status in _WRONG]
     if marks:
@@ -52,7 +53,7 @@ def _natural(name: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
-def _bar(axis, row, place: int, kind: int) -> None:
+def _bar(axis, row, y: int, colour: int) -> None:
     wrong = row.status in _WRONG
-    axis.barh(place, row.end_s - row.start_s, left=row.start_s, height=0.8, linewidth=0.4, edgecolor="white",
-              color=_WRONG[row.status] if wrong else _KINDS[kind % len(_KINDS)], hatch="////" if wrong else None)
+    axis.barh(y, row.end_s - row.start_s, left=row.start_s, height=0.8, linewidth=0.4, edgecolor="white",
+              color=_WRONG[row.status] if wrong else COLOURS[colour % len(COLOURS)], hatch="////" if wrong else None)

@@ -5,11 +5,11 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from lib.config import notebooks
 from lib import progress
-from lib.report import style
+from lib.config import notebooks
 from lib.errors import InputError
 from lib.missing import Missing
+from lib.report import style
 
 _UNKNOWN = "not measured"
 KEYS_MIME = "application/vnd.lib.keys+json"

@@ -12,10 +12,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lib.config import base, definitions, notebooks
 from lib import paths, store
-from lib.report.notebook import KEYS_MIME
+from lib.config import base, definitions, notebooks
 from lib.errors import InputError, choices
+from lib.report.notebook import KEYS_MIME
 
 
 @dataclass(frozen=True)

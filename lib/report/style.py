@@ -9,7 +9,6 @@ import numpy as np
 import pandas as pd
 
 from lib import paths
-from lib.missing import needs
 
 COLOURS = {"loader wait": "#7a7a7a", "copy to device": "#c9a227", "forward": "#2b6cb0", "backward": "#c05621",
            "optimizer": "#2f855a"}

@@ -14,7 +14,7 @@ import sys
 from dataclasses import dataclass
 from math import prod
 
-from lib.work.graph.capture import Graph, Op, TensorSpec
+from lib.work.graph.ops import Graph, Op, TensorSpec
 
 # what a process is started with so that its heap retains what it frees, and by the names of the column ``memory``
 RETAINED = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1)}

@@ -8,7 +8,7 @@ import torch
 
 from lib.errors import InputError
 from lib.work import dtypes, networks
-from lib.work.graph import capture
+from lib.work.graph import capture, ops
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,8 @@ def program(case: Case, device: torch.device) -> Callable[[], object]:
 
     Raises InputError for a mode that is none.
     """
-    if case.mode not in capture.MODES:
-        raise InputError(f"no mode {case.mode!r}; there are: {', '.join(capture.MODES)}")
+    if case.mode not in ops.MODES:
+        raise InputError(f"no mode {case.mode!r}; there are: {', '.join(ops.MODES)}")
     net = case.resolved()
     layout = torch.channels_last if case.channels_last else torch.contiguous_format
     model = net.build().to(device)

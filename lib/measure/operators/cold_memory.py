@@ -12,7 +12,7 @@ import torch
 from lib.measure import machine
 from lib.measure.networks import allocator
 from lib.work.graph import rebuild
-from lib.work.graph.capture import Op, TensorSpec
+from lib.work.graph.ops import Op, TensorSpec
 
 TURNS = 3.0  # times the last cache
 FEW_FAULTS = 8

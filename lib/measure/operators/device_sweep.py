@@ -18,7 +18,7 @@ from lib.measure.operators import aggregate
 from lib.measure.operators.raw_files import RawFiles
 from lib.measure.operators.visitor import Visitor
 from lib.work.graph import spaces
-from lib.work.graph.capture import Op
+from lib.work.graph.ops import Op
 from lib.work.graph.spaces import Config
 
 SAME_FAILURES = 5  # in a row, of one family, before it is given up

@@ -20,7 +20,7 @@ from lib.measure.statistics import Timing, worst
 from lib.measure.timing import measure
 from lib.progress import track
 from lib.work import dtypes, networks
-from lib.work.graph import capture, counts, families, rebuild
+from lib.work.graph import capture, counts, families, ops, rebuild
 
 ROUNDS = 3
 OPERATORS = 20
@@ -58,7 +58,7 @@ def _shared(precision: str, device: torch.device) -> dict[str, Any]:
     return {"env": ids["hardware_id"], "backend": device.type, "precision": precision, "bytes_source": "compulsory", **ids}
 
 
-def network_item(net: networks.Network, precision: str, device: torch.device) -> tuple[Item, capture.Graph]:
+def network_item(net: networks.Network, precision: str, device: torch.device) -> tuple[Item, ops.Graph]:
     """Return the forward pass of a network as something to time, and its operators."""
     graph = capture.capture(capture.build_unfilled(net.build), net.shape, dtype=dtypes.torch_name(precision))
     row = {**_shared(precision, device), "label": f"{net.name} b{net.shape[0]}", "arch": net.name, "kind": "network",
@@ -69,7 +69,7 @@ def network_item(net: networks.Network, precision: str, device: torch.device) ->
     return Item(row, partial(_forward, net, precision, device)), graph
 
 
-def _named(op: capture.Op) -> tuple[str, str]:
+def _named(op: ops.Op) -> tuple[str, str]:
     """Return the family of an operator and a short name of this very one."""
     family, p = families.describe(op) or (op.short, {})
     if family.startswith("conv"):
@@ -82,12 +82,12 @@ def _named(op: capture.Op) -> tuple[str, str]:
     return family, "x".join(map(str, shape))
 
 
-def _costliest(graph: capture.Graph) -> list[tuple[capture.Op, int]]:
+def _costliest(graph: ops.Graph) -> list[tuple[ops.Op, int]]:
     """Return OPERATORS distinct operators with their occurrences: the two costliest of each family, then what costs most."""
     known = [op for op in graph.ops if counts.is_counted(op) and counts.flops(op) > 0]
     seen, first = Counter(known), {op: op for op in reversed(known)}  # the first of equal ones has its outputs
 
-    def cost(op: capture.Op) -> float:
+    def cost(op: ops.Op) -> float:
         return seen[op] * (counts.flops(op) + _BALANCE * counts.compulsory_bytes(op))
 
     ranked = sorted(first.values(), key=cost, reverse=True)
@@ -100,7 +100,7 @@ def _costliest(graph: capture.Graph) -> list[tuple[capture.Op, int]]:
     return [(ranked[index], seen[ranked[index]]) for index in sorted(chosen)]
 
 
-def footprint(op: capture.Op) -> int:
+def footprint(op: ops.Op) -> int:
     """Return the bytes of memory that ``op`` touches: what it writes in place over what it read counts once."""
     held: dict[int, int] = {}
     for number, spec in enumerate((*op.tensors, *op.outputs)):
@@ -109,7 +109,7 @@ def footprint(op: capture.Op) -> int:
     return sum(held.values())
 
 
-def operator_items(net: networks.Network, graph: capture.Graph, precision: str, device: torch.device) -> list[Item]:
+def operator_items(net: networks.Network, graph: ops.Graph, precision: str, device: torch.device) -> list[Item]:
     """Return the costliest operators of a network as something to time, each alone."""
     items = []
     for op, occurrences in _costliest(graph):

@@ -9,7 +9,7 @@ from lib import store
 from lib.errors import InputError, choices
 from lib.tables import columns
 from lib.work.graph import spaces
-from lib.work.graph.capture import Op
+from lib.work.graph.ops import Op
 from lib.work.graph.spaces import Config
 
 

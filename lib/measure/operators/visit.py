@@ -14,7 +14,7 @@ from lib.measure.operators.cold_memory import ColdCalls, Rings
 from lib.measure.timing import synchronize, time_calls
 from lib.work.dtypes import torch_name
 from lib.work.graph import families, rebuild
-from lib.work.graph.capture import Op
+from lib.work.graph.ops import Op
 from lib.work.graph.spaces import Config
 
 SAMPLE_MS = 1.0

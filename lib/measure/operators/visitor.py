@@ -17,7 +17,7 @@ from lib.measure.networks import allocator
 from lib.measure.operators import visit
 from lib.measure.reference_kernel import ReferenceKernel
 from lib.measure.worker import Service, WorkerLostError
-from lib.work.graph.capture import Op
+from lib.work.graph.ops import Op
 from lib.work.graph.spaces import Config
 
 _DEATHS = 2  # of the worker at one configuration, before that is given up

@@ -1,4 +1,4 @@
-"""What the rows of a profiled run say: its steady part, its phases, its warm-up, its verdict, and runs side by side."""
+"""What the rows of a profiled run say: its steady part, what its phases leave unexplained, and its verdict."""
 
 import numpy as np
 import pandas as pd
@@ -15,10 +15,6 @@ CONFIGURATION = ("workload_id", "dataset", "arch", "backend", "batch_size", "pre
                  "deterministic", "cudnn_benchmark", "threads", "hardware_id", "software_id")
 PHASES_MS = {"loader_wait_ms": "loader wait", "h2d_ms": "copy to device", "forward_time_ms": "forward",
              "backward_time_ms": "backward", "optimizer_ms": "optimizer"}
-
-
-SHOWN = ["workload_id", "arch", "backend", "precision", "batch_size", "data_source", "step_median_ms", "step_low_ms",
-         "step_high_ms", "images_per_sec", "verdict"]
 
 
 def steady(rows: pd.DataFrame) -> pd.DataFrame:
@@ -63,105 +59,7 @@ def _apart(median_ms: float, other_ms: float, allowed: float, what: str) -> tupl
     return "noisy" if abs(apart) > allowed else "stable", f"{what} {other_ms:.1f} ms, {apart:+.0%}"
 
 
-def phase_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return, for each pass, the median step, its IQR and n, the median of each phase, and what the phases leave over.
-
-    Columns: task_type, n, step_ms, iqr_pct, one a phase (ms), unaccounted_pct (median of |step - sum| / step).
-    """
-    part, table = steady(rows), []
-    names = ["task_type", "n", "step_ms", "iqr_pct", *PHASES_MS.values(), "unaccounted_pct"]
-    for kind, group in part.groupby("task_type", sort=False):
-        timing = Timing(group["step_time_ms"].to_numpy())
-        table.append({"task_type": kind, "n": timing.n, "step_ms": timing.median_ms,
-                      "iqr_pct": timing.iqr_ms / timing.median_ms * 100,
-                      **{label: group[name].median() for name, label in PHASES_MS.items()},
-                      "unaccounted_pct": unaccounted(group) * 100})
-    return pd.DataFrame(table, columns=names)
-
-
 def unaccounted(rows: pd.DataFrame) -> float:
     """Return the median share of a step that its phases do not explain."""
     total = rows[list(PHASES_MS)].sum(axis=1)
     return float(((rows["step_time_ms"] - total).abs() / rows["step_time_ms"]).median())
-
-
-def warm_up(rows: pd.DataFrame) -> dict[str, float]:
-    """Return how a training pass settles: the first step against the steady median, and the time the warm-up took."""
-    train = rows[rows["task_type"] == "train"]
-    median = float(steady(train)["step_time_ms"].median())
-    first = float(train["step_time_ms"].iloc[0])
-    return {"first_ms": first, "steady_ms": median, "ratio": first / median,
-            "warmup_s": float(train.loc[train["warmup"], "step_time_ms"].sum() / 1000)}
-
-
-def across(table: pd.DataFrame, rows: pd.DataFrame) -> dict[str, float]:
-    """Return what the runs of ``side_by_side`` have in common: the ratios that the report's hypotheses ask for."""
-    return {"backward over forward": float((table["backward"] / table["forward"]).median()),
-            "largest loader share": float((table["loader wait"] / table["step_median_ms"]).max() * 100),
-            "largest unexplained share": max((unaccounted(part) * 100 for _, part in
-                                              steady(rows).groupby(["run_id", "task_type"])), default=np.nan),
-            "stable runs": float((table["verdict"] == "stable").sum())}
-
-
-def latest(runs: pd.DataFrame, hardware_id: str) -> pd.DataFrame:
-    """Return the newest run of each workload, backend and precision on one machine, unusable ones left out.
-
-    ``attrs["unusable"]`` counts what was left out.
-    """
-    mine = runs[(runs["hardware_id"] == hardware_id) & runs["step_median_ms"].notna()]
-    usable = mine[mine["verdict"] != VERDICTS[-1]].sort_values("timestamp", kind="stable")
-    newest = usable.groupby(["workload_id", "backend", "precision"]).tail(1)
-    newest = newest.sort_values(["workload_id", "backend", "precision"], ignore_index=True)
-    newest.attrs["unusable"] = len(mine) - len(usable)
-    return newest
-
-
-def side_by_side(runs: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
-    """Return one line a run: its identity, throughput, verdict, and the median of every phase of its training step.
-
-    ``rows`` are the profile rows of those runs.
-    """
-    train = steady(rows[rows["task_type"] == "train"])
-    phases = train.groupby("run_id")[list(PHASES_MS)].median().rename(columns=PHASES_MS)
-    names = ["run_id", "workload_id", "arch", "backend", "precision", "batch_size", "data_source", "step_median_ms",
-             "step_low_ms", "step_high_ms", "images_per_sec", "verdict"]
-    return runs[names].merge(phases, left_on="run_id", right_index=True, validate="one_to_one")
-
-
-# --------------------------------------------------------------------------------------- the same in words
-
-
-
-
-
-
-
-_WHY = {True: "; on a CPU, where nothing runs ahead, the two differ only by what disturbed one of them",
-        False: "; the difference is what waiting for the device after each step costs"}
-
-
-
-
-# --------------------------------------------------------------------------------------- key numbers
-
-def key_numbers(run: pd.Series, rows: pd.DataFrame, exact: bool) -> dict[str, tuple[float | str, str, float | None]]:
-    """Return the key numbers of one run, name to value, unit and tolerance; ``exact`` for a replay, which must reproduce.
-
-    ``run`` is its row of ``runs``, ``rows`` are its rows of ``profile``, none where only the pipelined pass was run.
-    """
-    name = f"{run['workload_id']}_{run['backend']}_{run['precision']}"
-    numbers = {"rows": (len(rows), "rows", 0.0), "warm-up rows": (int(rows["warmup"].sum()), "rows", 0.0),
-               "smallest batch": (rows["batch_size"].min() if len(rows) else 0, "samples", 0.0)}
-    if len(rows):
-        numbers["unexplained share of the step"] = (phase_table(rows)["unaccounted_pct"].max(), "%", 0.001 if exact else None)
-    numbers |= {"throughput": (run["images_per_sec"], "images/s", None), "step": (run["step_median_ms"], "ms", None),
-                "verdict": (run["verdict"], "", None)}
-    return {f"{name} {what}": number for what, number in numbers.items()}
-
-
-def shared_numbers(table: pd.DataFrame, rows: pd.DataFrame, exact: bool) -> dict[str, tuple[float | str, str, float | None]]:
-    """Return the key numbers of the runs of ``side_by_side``; ``rows`` are their rows of ``profile``."""
-    shared, tolerance = across(table, rows), 0.001 if exact else None
-    units = {"backward over forward": "", "largest loader share": "%", "largest unexplained share": "%"}
-    return {name: (shared[name], unit, tolerance) for name, unit in units.items()} | {
-        "stable runs": (f"{shared['stable runs']:.0f} of {len(table)}", "", None)}

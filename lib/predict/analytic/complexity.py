@@ -8,7 +8,7 @@ import os
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +20,10 @@ from lib import paths, store
 from lib.config.definitions import workloads
 from lib.tables import columns
 from lib.work import networks
-from lib.work.graph import capture, counts, families
-from lib.work.graph.capture import Graph, Op
+from lib.work.graph import capture, counts
+from lib.work.graph.ops import Graph, Op
 
 LOSS, UNUSED = "loss", "unused"
-GROUPS = {"conv2d": "convolution", "conv3d": "convolution", "linear": "matrix product", "matmul": "matrix product",
-          "bmm": "matrix product", "attention": "attention", "batch_norm": "normalisation", "layer_norm": "normalisation",
-          "activation": "activation function", "pool2d": "pooling", "pool3d": "pooling"}
-OTHER = "copies, additions, other"
 _ROOT = "network"
 _SUMS = ["calls", "params", "activation_bytes", "flops_forward", "flops_backward", "bytes_forward", "bytes_backward"]
 
@@ -73,18 +69,18 @@ def analyse(name: str, batch_size: int = 0, input_shape: str = "") -> Analysis:
 
     Raises InputError for an unknown name, a shape that is none, or one that the network cannot take.
     """
-    network = networks.network(name, batch_size, input_shape)
-    model = nn.Sequential(OrderedDict({_ROOT: capture.build_unfilled(network.build)}))
-    return Analysis(name, network.shape, capture.capture(model, network.shape, "train"))
+    found = networks.network(name, batch_size, input_shape)
+    model = nn.Sequential(OrderedDict({_ROOT: capture.build_unfilled(found.build)}))
+    return Analysis(name, found.shape, capture.capture(model, found.shape, "train"))
 
 
 def _sizes(analysis: Analysis) -> dict[int, tuple[int, int]]:
     """Return bytes and elements of each storage: of the widest view that an operator sees of it."""
-    sizes: dict[int, tuple[int, int]] = {}
+    found: dict[int, tuple[int, int]] = {}
     for op in analysis.graph.ops:
         for spec in (*op.tensors, *op.outputs):
-            sizes[spec.storage] = max(sizes.get(spec.storage, (0, 0)), (spec.bytes, spec.bytes // spec.itemsize))
-    return sizes
+            found[spec.storage] = max(found.get(spec.storage, (0, 0)), (spec.bytes, spec.bytes // spec.itemsize))
+    return found
 
 
 def _saved(analysis: Analysis) -> set[int]:
@@ -162,40 +158,10 @@ def sums_of(analysis: Analysis, rows: pd.DataFrame) -> dict[str, Any]:
             "activation_mb": sums["activation_bytes"] / 1e6, "uncounted": ", ".join(analysis.uncounted)}
 
 
-@cache
-def _group_of() -> dict[str, str]:
-    known = [family for family in families.families().values() if family.name in GROUPS]
-    return {op: GROUPS[family.name] for family in known for op in family.covers}
-
-
-def grouped(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return a ``complexity`` table with a column ``group``: what kind of work each row is."""
-    return rows.assign(group=rows["op"].map(_group_of()).fillna(OTHER))
-
-
-def by_group(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return FLOPs and bytes of a training step by network, batch size and kind of work."""
-    work = grouped(rows).assign(flops=rows["flops_forward"] + rows["flops_backward"],
-                                bytes=rows["bytes_forward"] + rows["bytes_backward"])
-    groups = work.groupby(["network", "batch_size", "group"], sort=False)[["flops", "bytes"]]
-    return groups.agg(lambda values: values.sum(skipna=False)).reset_index()
-
-
 def by_layer(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the ``complexity`` table of one network and batch size summed over the operators of each layer."""
-    layers = rows.groupby("layer", sort=False)[_SUMS].agg(lambda values: values.sum(skipna=False)).reset_index()
-    return layers.assign(flops_per_byte=layers["flops_forward"] / layers["bytes_forward"].where(layers["bytes_forward"] > 0))
-
-
-def heaviest(rows: pd.DataFrame, most: int = 10) -> pd.DataFrame:
-    """Return the layers of one network with the most FLOPs in a training step, in millions and MB, with their share."""
-    layers = by_layer(rows)
-    step = layers["flops_forward"] + layers["flops_backward"]
-    shown = pd.DataFrame({"layer": layers["layer"].replace("", "(the network itself)"), "parameters, k": layers["params"] / 1e3,
-                          "forward, MFLOP": layers["flops_forward"] / 1e6, "backward, MFLOP": layers["flops_backward"] / 1e6,
-                          "% of the step": step / step.sum() * 100, "forward, MB": layers["bytes_forward"] / 1e6,
-                          "forward, FLOP/byte": layers["flops_per_byte"], "saved, MB": layers["activation_bytes"] / 1e6})
-    return shown.loc[step.sort_values(ascending=False, kind="stable").index[:most]]
+    found = rows.groupby("layer", sort=False)[_SUMS].agg(lambda values: values.sum(skipna=False)).reset_index()
+    return found.assign(flops_per_byte=found["flops_forward"] / found["bytes_forward"].where(found["bytes_forward"] > 0))
 
 
 def original_summary(sums: pd.DataFrame) -> dict[str, dict[str, dict[str, float | None]]]:
@@ -203,16 +169,16 @@ def original_summary(sums: pd.DataFrame) -> dict[str, dict[str, dict[str, float 
 
     There FLOPs are twice the multiply-adds; all FLOPs, and what else is known, follow under names of their own.
     """
-    summary: dict[str, dict[str, dict[str, float | None]]] = {}
+    found: dict[str, dict[str, dict[str, float | None]]] = {}
     for row in sums.itertuples():
         macs, batch = row.macs_forward, row.batch_size
-        summary.setdefault(row.network, {})[str(batch)] = {
+        found.setdefault(row.network, {})[str(batch)] = {
             "params": row.params, "mult_adds_per_batch_forward": macs, "mult_adds_per_sample_forward": macs / batch,
             "flops_per_batch_forward": 2 * macs, "flops_per_sample_forward": 2 * macs / batch,
             "all_flops_per_batch_forward": _or_none(row.flops_forward),
             "all_flops_per_batch_backward": _or_none(row.flops_backward), "bytes_per_batch_forward": row.bytes_forward,
             "bytes_per_batch_backward": row.bytes_backward, "activation_bytes_per_batch": round(row.activation_mb * 1e6)}
-    return summary
+    return found
 
 
 def _or_none(value: float) -> float | None:
@@ -257,3 +223,9 @@ def save(rows: pd.DataFrame, sums: pd.DataFrame, folder: Path | None = None, **f
         name = "".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in row.network)
         written.append(_write_text(text_summary(part, row), folder / f"{name}_b{row.batch_size}.txt"))
     return written
+
+
+
+
+
+

@@ -1,6 +1,6 @@
 """Each estimate of complexity beside a second source, with the difference and the part of it that a rule explains.
 
-The sources are torchinfo, torch's FlopCounterMode, and the tensors that a real forward pass keeps for its backward pass.
+The sources are torchinfo, torch's FlopCounterMode, and the tensors that a real forward pass saves for its backward pass.
 A rule states what a source counts otherwise; ``rest`` is what no rule explains.
 """
 
@@ -16,7 +16,6 @@ from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from lib.errors import InputError
-from lib.missing import needs
 from lib.predict.analytic import complexity
 from lib.predict.analytic.complexity import Analysis
 from lib.progress import track
@@ -31,7 +30,7 @@ _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 @contextmanager
 def _leaf_calls(model: nn.Module, note: Callable[[str, nn.Module, torch.Tensor], None]):
-    """Call ``note`` at every call of a module without children: its name, itself and its output."""
+    """Call ``note`` for every call of a module without children: its name, itself and its output."""
     with ExitStack() as stack:
         for name, module in model.named_modules():
             if not any(module.children()):
@@ -46,10 +45,10 @@ def _torchinfo_rule(model: nn.Module, analysis: Analysis) -> Parts:
 
     It multiplies every weight and bias of a called leaf module by the samples, those of a module named Conv also by the
     output positions: biases and normalisation count as multiply-adds, a linear layer's further positions (tokens) do not,
-    and GEMMs outside of leaf modules, such as attention's, are not seen. ``model`` lies on the meta device.
+    and products outside of leaf modules, such as attention's, are not seen. ``model`` lies on the meta device.
     """
     parts = {"biases of convolutions": 0, "biases of linear layers": 0, "scales and shifts of normalisation": 0,
-             "linear layers at further positions": 0, "GEMMs outside of leaf modules": 0}
+             "linear layers at further positions": 0, "products outside of leaf modules": 0}
     leaves = set()
 
     def note(name: str, module: nn.Module, output: torch.Tensor) -> None:
@@ -67,19 +66,19 @@ def _torchinfo_rule(model: nn.Module, analysis: Analysis) -> Parts:
 
     with _leaf_calls(model, note), torch.no_grad():
         model(torch.empty(analysis.shape, device="meta"))
-    parts["GEMMs outside of leaf modules"] = -sum(
+    parts["products outside of leaf modules"] = -sum(
         counts.matrix_flops(op) // 2 for op, layer, phase in analysis.steps if phase == "forward" and layer not in leaves)
     return parts
 
 
 def _torchinfo(model: nn.Module, analysis: Analysis) -> list[dict[str, Any]]:
-    """Check parameters and multiply-adds against torchinfo, run on the meta device; leaves ``model`` there."""
+    """Compare parameters and multiply-adds with torchinfo, run on the meta device; leaves ``model`` there."""
     import torchinfo
 
     model = model.to("meta").eval()
-    summary = torchinfo.summary(model, input_size=analysis.shape, device="meta", mode="eval", verbose=0)
-    return [_row("parameters", analysis.graph.parameters, "torchinfo", summary.total_params, {}),
-            _row("multiply-adds, forward", analysis.macs, "torchinfo", summary.total_mult_adds,
+    found = torchinfo.summary(model, input_size=analysis.shape, device="meta", mode="eval", verbose=0)
+    return [_row("parameters", analysis.graph.parameters, "torchinfo", found.total_params, {}),
+            _row("multiply-adds, forward", analysis.macs, "torchinfo", found.total_mult_adds,
                  _torchinfo_rule(model, analysis))]
 
 
@@ -93,7 +92,7 @@ def _grouped_rule(analysis: Analysis) -> Parts:
 
 
 def _flop_counter(model: nn.Module, analysis: Analysis) -> list[dict[str, Any]]:
-    """Check the FLOPs of both passes, and with attention of inference too, against FlopCounterMode over fake CPU tensors."""
+    """Compare the FLOPs of both passes, and with attention of inference too, with FlopCounterMode over fake CPU tensors."""
     fake = FakeTensorMode()
     with FakeCopyMode(fake):
         model = copy.deepcopy(model)
@@ -104,20 +103,20 @@ def _flop_counter(model: nn.Module, analysis: Analysis) -> list[dict[str, Any]]:
             forward = counter.get_total_flops()
             capture.default_loss(output).backward()
         backward = counter.get_total_flops() - forward
-    rows = [_row("FLOPs of convolutions and GEMMs, forward", analysis.matrix_flops("forward"), _COUNTER, forward, {}),
-            _row("FLOPs of convolutions and GEMMs, backward", analysis.matrix_flops("backward"), _COUNTER, backward, _grouped_rule(analysis))]
+    rows = [_row("FLOPs of products, forward", analysis.matrix_flops("forward"), _COUNTER, forward, {}),
+            _row("FLOPs of products, backward", analysis.matrix_flops("backward"), _COUNTER, backward, _grouped_rule(analysis))]
     if any("attention" in op.short for op in analysis.graph.ops):
         with fake, FlopCounterMode(display=False) as counter, torch.no_grad():
             model.eval()(images)
         inference = capture.capture(model, analysis.shape, "infer").ops
         fused = sum(counts.matrix_flops(op) for op in inference if op.short == "_native_multi_head_attention")
-        rows.append(_row("FLOPs of convolutions and GEMMs, inference", sum(map(counts.matrix_flops, inference)), _COUNTER,
+        rows.append(_row("FLOPs of products, inference", sum(map(counts.matrix_flops, inference)), _COUNTER,
                          counter.get_total_flops(), {"fused attention layers, which it counts as 0": -fused}))
     return rows
 
 
 def _saved_tensors(build: Callable[[], nn.Module], analysis: Analysis) -> list[dict[str, Any]]:
-    """Run one real forward pass on the CPU and check the saved activations against the storages that autograd saves."""
+    """Run one real forward pass on the CPU and compare the saved activations with the storages that autograd saves."""
     model, images = build().train(), torch.randn(analysis.shape)
     own = {tensor.untyped_storage()._cdata for tensor in (*model.parameters(), *model.buffers())}
     saved: dict[int, torch.UntypedStorage] = {}
@@ -155,40 +154,22 @@ def _or_reason(source: str, look: Callable[[], list[dict[str, Any]]]) -> list[di
         return [{"quantity": "all", "source": source, "explanation": f"gives no number: {reason}"}]
 
 
-def check(name: str, batch_size: int = 1, input_shape: str = "", measured: bool = True) -> pd.DataFrame:
+def compare(name: str, batch_size: int = 1, input_shape: str = "", measured: bool = True) -> pd.DataFrame:
     """Return each estimate of a network beside its second source: ours, theirs, the difference, and what explains it.
 
     ``measured`` also runs one real forward pass on the CPU. Counts are exact, bytes are bytes. Raises InputError for a
     network or a shape that is none.
     """
-    network = networks.network(name, batch_size, input_shape)
+    found = networks.network(name, batch_size, input_shape)
     analysis = complexity.analyse(name, batch_size, input_shape)
-    model = capture.build_unfilled(network.build)
+    model = capture.build_unfilled(found.build)
     rows = _or_reason(_COUNTER, lambda: _flop_counter(model, analysis))
     rows += _or_reason("torchinfo", lambda: _torchinfo(model, analysis))
-    rows += _or_reason("autograd", lambda: _saved_tensors(network.build, analysis)) if measured else []
-    return pd.DataFrame([{"network": name, "batch_size": network.shape[0], **row} for row in rows]).reindex(columns=COLUMNS)
+    rows += _or_reason("autograd", lambda: _saved_tensors(found.build, analysis)) if measured else []
+    return pd.DataFrame([{"network": name, "batch_size": found.shape[0], **row} for row in rows]).reindex(columns=COLUMNS)
 
 
-def check_all(names: Iterable[str], input_shape: str = "", measured: bool = True) -> pd.DataFrame:
-    """Return ``check`` of several networks at batch size 1; ``input_shape`` is for those that are no workloads."""
-    return pd.concat([check(name, 1, complexity.shape_for(name, input_shape), measured)
+def compare_all(names: Iterable[str], input_shape: str = "", measured: bool = True) -> pd.DataFrame:
+    """Return ``compare`` of several networks at batch size 1; ``input_shape`` is for those that are no workloads."""
+    return pd.concat([compare(name, 1, complexity.shape_for(name, input_shape), measured)
                       for name in track(list(names), "second sources")], ignore_index=True)
-
-
-@needs("comparisons")
-def explained_words(rows: pd.DataFrame) -> str:
-    """Say how many comparisons are equal, how many differ by what a rule explains, and how many do not."""
-    numbers = rows[rows["theirs"].notna()]
-    equal, unexplained = numbers["difference"] == 0, numbers["rest"] != 0
-    silent = f"; {len(rows) - len(numbers)} sources gave no number" if len(numbers) < len(rows) else ""
-    return (f"Of **{len(numbers)}** comparisons **{equal.sum()}** are equal to the last digit, **{(~equal & ~unexplained).sum()}** "
-            f"differ by exactly what a rule explains, **{unexplained.sum()}** by more{silent}.")
-
-
-def differing(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the comparisons that differ, and the sources that gave no number, as people read them."""
-    shown = rows[rows["difference"] != 0].drop(columns=["batch_size", "explained"])
-    numbers = {column: shown[column].map(lambda value: "–" if pd.isna(value) else f"{value:,.0f}")
-               for column in ("ours", "theirs", "difference", "rest")}
-    return shown.assign(**numbers)

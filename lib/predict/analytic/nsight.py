@@ -15,11 +15,11 @@ from lib.errors import InputError, choices
 _PREFIX = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 _SECONDS = {"nsecond": 1e-9, "usecond": 1e-6, "msecond": 1e-3, "second": 1.0, "ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
 _COLLECT = "collect it with params/collect_nsight.sh"
-_MESSAGES = {"ERR_NVGPUCTRPERM": "the driver lets only administrators read the counters (ERR_NVGPUCTRPERM): run as root, or load "
-                             "the driver with NVreg_RestrictProfilingToAdminUsers=0",
-         "Failed to find metric": "the profiler did not know a metric: compare params/nsight_metrics.yaml with "
-                                  "ncu --query-metrics",
-         "No kernels were profiled": "no kernels were profiled: the program launched none, or a filter left them all out"}
+_MESSAGES = {
+    "ERR_NVGPUCTRPERM": "the driver lets only administrators read the counters (ERR_NVGPUCTRPERM): run as root, or load the "
+                        "driver with NVreg_RestrictProfilingToAdminUsers=0",
+    "Failed to find metric": "the profiler did not know a metric: compare params/nsight_metrics.yaml with ncu --query-metrics",
+    "No kernels were profiled": "no kernels were profiled: the program launched none, or a filter left them all out"}
 
 
 @dataclass(frozen=True)

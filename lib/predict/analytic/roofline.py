@@ -72,7 +72,8 @@ class Roof:
 
     def level_of(self, working_set: float) -> str:
         """Return the nearest level that holds ``working_set`` bytes; work that is repeated is served from there."""
-        fits = [name for name, size_mb in sorted(self.holds_mb.items(), key=lambda item: item[1]) if working_set <= size_mb * 1e6]
+        by_size = sorted(self.holds_mb.items(), key=lambda item: item[1])
+        fits = [name for name, size_mb in by_size if working_set <= size_mb * 1e6]
         return fits[0] if fits else self.last
 
 
@@ -148,8 +149,8 @@ def _refuse_mixtures(work: pd.DataFrame, several: Sequence[Roof], axis: str) -> 
 def points(work: pd.DataFrame, several: Sequence[Roof], axis: str = "") -> pd.DataFrame:
     """Set ``work`` (columns WORK) against its roofs; return the table ``points``.
 
-    ``level`` of a row says which memory level it is set against; empty is the one beyond the caches. ``attrs["left out"]`` counts
-    what could not become a point, by reason (LEFT_OUT). Raises InputError for a mixture of machines (unless ``axis`` is
+    ``level`` of a row says which memory level it is set against; empty is the one beyond the caches. ``attrs["left out"]``
+    counts what could not become a point, by reason (LEFT_OUT). Raises InputError for a mixture of machines (unless ``axis`` is
     hardware_id), of measured and vendors' roofs, or when no roof belongs to the work's machine.
     """
     _refuse_mixtures(work, several, axis)

@@ -1,7 +1,7 @@
 """The most memory that the tensors of a captured pass or step occupy at once."""
 
 from lib.measure.networks import allocator
-from lib.work.graph.capture import Graph
+from lib.work.graph.ops import Graph
 
 
 def peak_bytes(graph: Graph) -> float:

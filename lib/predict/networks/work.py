@@ -11,7 +11,7 @@ from lib.measure.networks import allocator
 from lib.predict.networks.memory import peak_bytes
 from lib.work import networks
 from lib.work.graph import capture, counts, families
-from lib.work.graph.capture import Graph
+from lib.work.graph.ops import Graph, Op
 
 _WITH_BACKWARD = ("conv2d", "conv3d", "attention", "pool2d", "pool3d", "batch_norm", "layer_norm", "softmax", "activation")
 _MOVING = ("fill", "random", "loss")  # not swept: taken as copies of as many elements
@@ -85,7 +85,7 @@ class Work:
         return cls(table, mode, batch_size, modules, allocator.fresh_bytes(plan), float(weights), peak_bytes(graph), plan)
 
 
-def _row(op: capture.Op) -> dict[str, Any]:
+def _row(op: Op) -> dict[str, Any]:
     """Return one operator as a row of a ``sweep`` table; what no family covers counts as a copy of as many bytes, uncovered."""
     described, moved = families.describe(op), counts.compulsory_bytes(op)
     if described is None:

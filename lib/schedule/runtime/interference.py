@@ -2,7 +2,7 @@
 
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -14,8 +14,9 @@ import pandas as pd
 
 from lib import paths, store
 from lib.errors import InputError, choices
+from lib.progress import track
 from lib.schedule.contention import ALONE
-from lib.schedule.runtime.workers import Hire, Limits, Process, Slot, kind_of
+from lib.schedule.runtime.workers import Limits, ProcessWorker, Slot, Spawn, device_type_of
 from lib.tables import columns
 
 FOLDER = "contention"
@@ -23,7 +24,6 @@ _CALL = "lib.schedule.runtime.tasks:paced"
 _LEAST_S, _STEPS = 0.6, 4.5  # how long a pair is watched: so many steps of the slower one
 _AHEAD_S = 0.02
 _PATIENCE_S = 300.0
-Progress = Callable[[Iterable, str], Iterable]
 
 
 @dataclass(frozen=True)
@@ -35,85 +35,84 @@ class _Side:
 
     @property
     def name(self) -> tuple[str, str]:
-        """Return the workload and the type of the slot."""
-        return self.workload_id, kind_of(self.slot.name)
+        """Return the workload and the device type of the slot."""
+        return self.workload_id, device_type_of(self.slot.name)
 
 
-class _Crew:
-    """A worker a slot, asked to train something for some time, at once."""
+class _Workers:
+    """A worker a slot, which train something for some time, all at once."""
 
-    def __init__(self, slots: Sequence[Slot], hire: Hire):
-        self._hands = {slot.name: hire(slot, Limits()) for slot in slots}
-        self._held: dict[str, list[tuple[Any, ...]]] = {name: [] for name in self._hands}
-        for name in self._hands:
-            self._answer(name, "ready")
+    def __init__(self, slots: Sequence[Slot], spawn: Spawn):
+        self._workers = {slot.name: spawn(slot, Limits()) for slot in slots}
+        self._messages: dict[str, list[tuple[Any, ...]]] = {name: [] for name in self._workers}
+        for name in self._workers:
+            self._wait_for(name, "ready")
 
-    def _answer(self, name: str, wanted: str, patience_s: float = _PATIENCE_S) -> tuple[Any, ...]:
-        hand, until = self._hands[name], time.monotonic() + patience_s
+    def _wait_for(self, name: str, wanted: str, patience_s: float = _PATIENCE_S) -> tuple[Any, ...]:
+        worker, until = self._workers[name], time.monotonic() + patience_s
         while time.monotonic() < until:
-            self._held[name] += hand.messages()
-            while self._held[name]:
-                message = self._held[name].pop(0)
-                if message[0] in ("failed", "gone"):
+            self._messages[name] += worker.messages()
+            while self._messages[name]:
+                message = self._messages[name].pop(0)
+                if message[0] in ("failed", "died"):
                     raise InputError(f"the slot {name} could not measure: {message[-1]}")
                 if message[0] == wanted:
                     return message
-            pipe = getattr(hand, "pipe", None)
+            pipe = getattr(worker, "pipe", None)
             wait([pipe], 0.05) if isinstance(pipe, Connection) else time.sleep(0.005)
         raise InputError(f"the slot {name} did not answer within {patience_s:g} s")
 
-    def together(self, sides: Sequence[_Side], seconds: float) -> list[float]:
+    def step_s(self, sides: Sequence[_Side], seconds: float) -> list[float]:
         """Return the seconds of a step of each side, all at work in the same time."""
         at_s = time.monotonic() + _AHEAD_S
         for side in sides:
-            self._hands[side.slot.name].send("run", "pair", _CALL, {"workload_id": side.workload_id, "seconds": seconds,
-                                                                    "at_s": at_s})
-        return [self._answer(side.slot.name, "done")[2]["step_s"] for side in sides]
+            self._workers[side.slot.name].send("run", "pair", _CALL, {"workload_id": side.workload_id, "seconds": seconds,
+                                                                      "at_s": at_s})
+        return [self._wait_for(side.slot.name, "done")[2]["step_s"] for side in sides]
 
-    def end(self) -> None:
-        """Send everybody home."""
-        for hand in self._hands.values():
-            hand.send("end")
-            hand.kill()
+    def shut_down(self) -> None:
+        """End all workers."""
+        for worker in self._workers.values():
+            worker.send("end")
+            worker.shut_down()
 
 
 @contextmanager
-def _crew(slots: Sequence[Slot], hire: Hire) -> Iterator[_Crew]:
-    crew = _Crew(slots, hire)
+def _started(slots: Sequence[Slot], spawn: Spawn) -> Iterator[_Workers]:
+    workers = _Workers(slots, spawn)
     try:
-        yield crew
+        yield workers
     finally:
-        crew.end()
+        workers.shut_down()
 
 
-def _neighbours(slots: Sequence[Slot]) -> list[Slot]:
+def _measured_slots(slots: Sequence[Slot]) -> list[Slot]:
     """Return the slots that are measured: the first two of the CPU, and the first of every other type."""
-    first = {kind_of(slot.name): slot for slot in reversed(slots)}
-    cpus = [slot for slot in slots if kind_of(slot.name) == "cpu"][:2]
-    found = [*cpus, *(slot for kind, slot in first.items() if kind != "cpu")]
-    if len(found) < 2:
+    first = {device_type_of(slot.name): slot for slot in reversed(slots)}
+    cpus = [slot for slot in slots if device_type_of(slot.name) == "cpu"][:2]
+    measured = [*cpus, *(slot for device_type, slot in first.items() if device_type != "cpu")]
+    if len(measured) < 2:
         raise InputError(f"contention needs two slots; there is {choices(slot.name for slot in slots) or 'none'}")
-    return found
+    return measured
 
 
-def measure(slots: Sequence[Slot], workloads: Sequence[str], rounds: int = 3, progress: Progress = lambda items, _: items,
-            hire: Hire = Process) -> pd.DataFrame:
+def measure(slots: Sequence[Slot], workloads: Sequence[str], rounds: int = 3, spawn: Spawn = ProcessWorker) -> pd.DataFrame:
     """Return the table ``contention``: a row a workload, a type of slot, and what ran beside it.
 
     Every case is visited once a round, in random order; a slowdown is the median over rounds of a step's time over that
     alone, in the same round. Workers live through all of it. Raises InputError for fewer than two slots.
     """
-    chosen = _neighbours(slots)
-    sides = [_Side(slot, name) for slot in chosen for name in workloads]
-    with _crew(chosen, hire) as crew:
-        once = {side: crew.together([side], 1e-3)[0] for side in progress(sides, "set-up")}
+    measured = _measured_slots(slots)
+    sides = [_Side(slot, name) for slot in measured for name in workloads]
+    with _started(measured, spawn) as workers:
+        once = {side: workers.step_s([side], 1e-3)[0] for side in track(sides, "set-up")}
         cases = [(side,) for side in sides] + [(a, b) for a, b in itertools.combinations(sides, 2) if a.slot != b.slot]
         draw, rows = np.random.default_rng(0), []
         for number in range(rounds):
-            for place in progress(draw.permutation(len(cases)).tolist(), f"round {number + 1}"):
-                case = cases[place]
+            for visit in track(draw.permutation(len(cases)).tolist(), f"round {number + 1}"):
+                case = cases[visit]
                 seconds = max(_LEAST_S, _STEPS * max(once[side] for side in case))
-                for side, step_s in zip(case, crew.together(case, seconds), strict=True):
+                for side, step_s in zip(case, workers.step_s(case, seconds), strict=True):
                     other = next((one for one in case if one != side), None)
                     rows.append((number, *side.name, *(other.name if other else ALONE), step_s))
     return _summary(pd.DataFrame(rows, columns=["round", "workload_id", "device_type", "beside", "beside_type", "step_s"]))
@@ -133,14 +132,15 @@ def _summary(visits: pd.DataFrame) -> pd.DataFrame:
     return table.assign(hardware_id=ids["hardware_id"], software_id=ids["software_id"])[columns("contention")]
 
 
-def words(table: pd.DataFrame) -> str:
-    """Say how much each workload is slowed down, and by which most."""
+def text(table: pd.DataFrame) -> str:
+    """Return how much each workload is slowed down, and by which most, a line each."""
     beside, lines = table[table["beside"] != ALONE[0]], []
     alone = table[table["beside"] == ALONE[0]].set_index(["workload_id", "device_type"])["step_ms"]
-    for (name, kind), part in beside.groupby(["workload_id", "device_type"]):
+    for (name, device_type), part in beside.groupby(["workload_id", "device_type"]):
         worst = part.loc[part["slowdown"].idxmax()]
-        lines.append(f"{name} on {kind}: {alone[name, kind]:,.1f} ms a step alone, {part['slowdown'].median():.2f} times as "
-                     f"long beside another, {worst['slowdown']:.2f} beside {worst['beside']}")
+        lines.append(f"{name} on {device_type}: {alone[name, device_type]:,.1f} ms a step alone, "
+                     f"{part['slowdown'].median():.2f} times as long beside another, {worst['slowdown']:.2f} beside "
+                     f"{worst['beside']}")
     return "\n".join(lines)
 
 

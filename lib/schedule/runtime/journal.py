@@ -1,4 +1,4 @@
-"""What became of every job, in SQLite: written before and after each attempt, so that a killed run goes on where it was."""
+"""The journal of a run, in SQLite: written before and after each attempt, so that a killed run resumes where it was."""
 
 import json
 import sqlite3
@@ -26,22 +26,22 @@ CREATE TABLE ends (job_id TEXT PRIMARY KEY REFERENCES jobs, status TEXT NOT NULL
 
 @dataclass(frozen=True)
 class Spec:
-    """A job as it is carried out: ``call`` is ``module:function``, which is given the worker's job and ``arguments``."""
+    """A job as it is run: ``call`` is ``module:function``, which gets the worker's job and ``arguments``."""
 
     job_id: str
     call: str
     arguments: dict[str, Any]
 
-    def plain(self) -> str:
-        """Return it as text."""
+    def as_text(self) -> str:
+        """Return it as JSON."""
         return json.dumps({"call": self.call, "arguments": self.arguments}, sort_keys=True)
 
 
-class Ledger:
-    """The record of one run; one process writes it. A job has at most one end, whatever happens."""
+class Journal:
+    """The journal of one run; one process writes it. A job has at most one end, whatever happens."""
 
     def __init__(self, path: Path, specs: Sequence[Spec]):
-        """Open the record at ``path``, or begin it with ``specs``; InputError where it holds other jobs, or is damaged."""
+        """Open the journal at ``path``, or begin one of ``specs``; InputError where it is of other jobs, or damaged."""
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
         try:
@@ -50,28 +50,28 @@ class Ledger:
             self._base.execute("PRAGMA synchronous=NORMAL")
             known = self._base.execute("SELECT name FROM sqlite_master WHERE name = 'facts'").fetchone()
             if known is None:
-                self._begin(specs)
+                self._create(specs)
             else:
-                self._go_on(specs)
+                self._resume(specs)
         except sqlite3.DatabaseError as error:
-            raise InputError(f"{path} is no record of a run, or is damaged ({error}); give another folder") from None
+            raise InputError(f"{path} is no journal of a run, or is damaged ({error}); give another folder") from None
 
-    def _begin(self, specs: Sequence[Spec]) -> None:
+    def _create(self, specs: Sequence[Spec]) -> None:
         self._base.executescript(_TABLES)
-        with self._all_or_nothing():
+        with self._transaction():
             self._base.execute("INSERT INTO facts VALUES ('version', ?)", (str(_VERSION),))
-            self._base.executemany("INSERT INTO jobs VALUES (?, ?)", [(spec.job_id, spec.plain()) for spec in specs])
+            self._base.executemany("INSERT INTO jobs VALUES (?, ?)", [(spec.job_id, spec.as_text()) for spec in specs])
 
-    def _go_on(self, specs: Sequence[Spec]) -> None:
-        held = dict(self._base.execute("SELECT job_id, spec FROM jobs"))
-        if held != {spec.job_id: spec.plain() for spec in specs}:
-            raise InputError(f"{self.path} is the record of other jobs; give another folder")
-        with self._all_or_nothing():
+    def _resume(self, specs: Sequence[Spec]) -> None:
+        recorded = dict(self._base.execute("SELECT job_id, spec FROM jobs"))
+        if recorded != {spec.job_id: spec.as_text() for spec in specs}:
+            raise InputError(f"{self.path} is the journal of other jobs; give another folder")
+        with self._transaction():
             self._base.execute("UPDATE attempts SET status = 'lost', reason = 'the run was killed', end_s = start_s "
                                "WHERE status = 'running'")
 
     @contextmanager
-    def _all_or_nothing(self) -> Iterator[None]:
+    def _transaction(self) -> Iterator[None]:
         self._base.execute("BEGIN IMMEDIATE")
         try:
             yield
@@ -82,7 +82,7 @@ class Ledger:
 
     def start(self, job_id: str, device: str, at_s: float) -> int:
         """Note that an attempt begins; return its number."""
-        with self._all_or_nothing():
+        with self._transaction():
             number = 1 + self._base.execute("SELECT count(*) FROM attempts WHERE job_id = ?", (job_id,)).fetchone()[0]
             self._base.execute("INSERT INTO attempts VALUES (?, ?, ?, ?, NULL, 'running', '')", (job_id, number, device, at_s))
         return number
@@ -94,7 +94,7 @@ class Ledger:
 
     def end(self, job_id: str, attempt: int, at_s: float, status: str, reason: str = "", result: Any = None) -> bool:
         """Note the end of a job (done, failed, cancelled) with its result; False when it had ended before."""
-        with self._all_or_nothing():
+        with self._transaction():
             new = self._base.execute("INSERT OR IGNORE INTO ends VALUES (?, ?, ?, ?, ?, ?)",
                                      (job_id, status, reason, json.dumps(result), attempt, at_s)).rowcount == 1
             self._base.execute("UPDATE attempts SET end_s = ?, status = ?, reason = ? WHERE job_id = ? AND attempt = ?",
@@ -112,8 +112,8 @@ class Ledger:
 
     def last_s(self) -> float:
         """Return the time of the latest entry."""
-        found = self._base.execute("SELECT max(max(start_s), max(coalesce(end_s, 0))) FROM attempts").fetchone()[0]
-        return float(found or 0.0)
+        last = self._base.execute("SELECT max(max(start_s), max(coalesce(end_s, 0))) FROM attempts").fetchone()[0]
+        return float(last or 0.0)
 
     def attempts(self) -> pd.DataFrame:
         """Return every attempt: ``job_id, device, start_s, end_s, attempt, status, reason``."""
@@ -128,5 +128,5 @@ class Ledger:
         return table.assign(result=[json.loads(text) for text in table["result"]])
 
     def close(self) -> None:
-        """Close the record."""
+        """Close the journal."""
         self._base.close()

@@ -1,4 +1,4 @@
-"""A Ray cluster of one or many nodes: its slots, and the actors that carry out jobs on them.
+"""A Ray cluster of one or many nodes: its slots, and the actors that are their workers.
 
 Every node has this project at the same path, with the same environment; what is measured is where it is here.
 """
@@ -20,15 +20,15 @@ import numpy as np
 from lib import paths
 from lib.errors import InputError
 from lib.schedule.problem import Jobs
-from lib.schedule.runtime.worker_process import THREADS, Desk
-from lib.schedule.runtime.workers import WARM, Limits, Site, Slot, SlotLost, cores_here
+from lib.schedule.runtime.worker_process import THREADS, ActorWorker
+from lib.schedule.runtime.workers import WARM_UP, Limits, Site, Slot, SlotLost, cores_here
 
 _CONNECT_S, _JOIN_S = 5.0, 60.0
 _STORE_BYTES = 100 * 2**20  # jobs pass nothing through Ray's object store
 _JOIN = "import ray, sys; ray.init(address=sys.argv[1], log_to_driver=False, logging_level='ERROR')"
 _SOCKET_BYTES = 107 if sys.platform.startswith("linux") else 103  # that a socket's path may have
 _IN_FOLDER_BYTES = len("/session_2026-01-31_23-59-59_999999_4194304/sockets/plasma_store.99")
-_TALK = ("tell", "listen")  # each has a thread of its own: what is told stays in order
+_GROUPS = ("put", "take")  # of the actor's methods; each has a thread of its own: messages stay in order
 
 
 @dataclass(frozen=True)
@@ -44,11 +44,11 @@ class Node:
 
 
 @dataclass(frozen=True)
-class _Seat:
+class _Share:
     """What a slot takes of its node, and what it offers to a job."""
 
     node: Node
-    kind: str
+    device_type: str
     number: int
     cores: int
     memory_mb: float
@@ -58,55 +58,56 @@ class _Seat:
         return (jobs.memory_mb <= self.memory_mb) & (jobs.cpu_cores <= self.cores)
 
 
-class Actor:
+class RayWorker:
     """A worker in an actor of Ray, on the node of its slot."""
 
-    def __init__(self, ray: Any, seat: _Seat, slot: Slot, limits: Limits):
+    def __init__(self, ray: Any, share: _Share, slot: Slot, limits: Limits):
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        gpu = seat.kind != "cpu"
-        told = {"PYTHONPATH": os.pathsep.join(filter(None, (str(paths.ROOT), os.environ.get("PYTHONPATH")))),
-                "LIB_OUTPUT": str(paths.OUTPUT), **dict.fromkeys(THREADS, str(slot.threads))}
-        desk = ray.remote(concurrency_groups=dict.fromkeys(_TALK, 1))(Desk)
+        gpu = share.device_type != "cpu"
+        environment = {"PYTHONPATH": os.pathsep.join(filter(None, (str(paths.ROOT), os.environ.get("PYTHONPATH")))),
+                       "LIB_OUTPUT": str(paths.OUTPUT), **dict.fromkeys(THREADS, str(slot.threads))}
+        actor = ray.remote(concurrency_groups=dict.fromkeys(_GROUPS, 1))(ActorWorker)
         self._ray = ray
-        self._actor = desk.options(num_cpus=0 if gpu else seat.cores, num_gpus=int(gpu), runtime_env={"env_vars": told},
-                                   scheduling_strategy=NodeAffinitySchedulingStrategy(seat.node.id, soft=False)).remote()
+        here = NodeAffinitySchedulingStrategy(share.node.id, soft=False)
+        self._actor = actor.options(num_cpus=0 if gpu else share.cores, num_gpus=int(gpu), scheduling_strategy=here,
+                                    runtime_env={"env_vars": environment}).remote()
         device = "cuda:0" if gpu else slot.name  # of the GPUs, Ray shows it the one that it gave it
-        self._actor.work.remote(device, (), slot.threads, limits.beat_s, slot.warm)
+        self._actor.run.remote(device, (), slot.threads, limits.beat_s, slot.warm_up)
         self.pipe, self._bell = Pipe(duplex=False)
-        self._heard = self._listen()
+        self._reply = self._request()
 
-    def _listen(self) -> Future:
-        """Ask for the next messages; the bell rings when they are there."""
-        heard = self._actor.listen.options(concurrency_group="listen").remote().future()
-        heard.add_done_callback(self._ring)
-        return heard
+    def _request(self) -> Future:
+        """Request the next messages; ``pipe`` is readable when they are there."""
+        reply = self._actor.take.options(concurrency_group="take").remote().future()
+        reply.add_done_callback(self._ring)
+        return reply
 
     def _ring(self, _: Future) -> None:
         try:
             self._bell.send_bytes(b".")
-        except OSError:  # it was killed meanwhile
+        except OSError:  # it was shut down meanwhile
             return
 
     def messages(self) -> list[tuple[Any, ...]]:
-        """Return what it said; an actor that does not answer is dead, or is ended lest it goes on unheard."""
+        """Return the messages since the last call; an actor that does not answer is dead, or shut down lest it goes on."""
         while self.pipe.poll():  # first: the bell rings when all is there, maybe a moment later
             self.pipe.recv_bytes()
-        if not self._heard.done():
+        if not self._reply.done():
             return []
         try:
-            found = self._heard.result()
-        except Exception as error:  # whatever became of it, it says no more
-            self.kill()
-            return [("gone", _reason(error))]
-        self._heard = self._listen()
-        return found
+            messages = self._reply.result()
+        except Exception as error:  # whatever became of it, no more comes from it
+            self.shut_down()
+            return [("died", _reason(error))]
+        self._reply = self._request()
+        return messages
 
     def send(self, *message: Any) -> None:
-        """Tell it something; one that is gone says so by itself."""
-        self._actor.tell.options(concurrency_group="tell").remote(message)
+        """Send it a message; one that died is noticed by its messages."""
+        self._actor.put.options(concurrency_group="put").remote(message)
 
-    def kill(self) -> None:
+    def shut_down(self) -> None:
         """End it at once."""
         self._ray.kill(self._actor)
         self.pipe.close()
@@ -148,7 +149,7 @@ class Cluster:
         self.address = address
         self._ray: Any = None
         self._folder: tempfile.TemporaryDirectory | None = None  # of a cluster started here
-        self._seats: dict[str, _Seat] = {}
+        self._shares: dict[str, _Share] = {}
 
     def __enter__(self) -> "Cluster":
         return self
@@ -167,7 +168,7 @@ class Cluster:
         except ImportError:
             raise InputError("--engine ray needs the package ray: pip install -r requirements.txt") from None
         if self.address:
-            _probe(self.address)
+            _check_address(self.address)
             how: dict[str, Any] = {"address": self.address}
         else:
             os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))  # lest Ray writes one into the home folder
@@ -187,16 +188,16 @@ class Cluster:
         alive = [node for node in self._ray.nodes() if node["Alive"]]
         alive.sort(key=lambda node: ("node:__internal_head__" not in node["Resources"], node["NodeName"], node["NodeID"]))
         seen: Counter[str] = Counter()
-        found = []
+        nodes = []
         for node in alive:
             has, name = node["Resources"], node["NodeName"]
             seen[name] += 1
             gpu = next((key.partition(":")[2] for key in has if key.startswith("accelerator_type:")), "")
-            found.append(Node(node["NodeID"], name if seen[name] == 1 else f"{name}#{seen[name]}", int(has.get("CPU", 0)),
+            nodes.append(Node(node["NodeID"], name if seen[name] == 1 else f"{name}#{seen[name]}", int(has.get("CPU", 0)),
                               int(has.get("GPU", 0)), f"cuda:{gpu}" if gpu else "cuda", has.get("memory", np.inf) / 2**20))
-        return found
+        return nodes
 
-    def site(self, jobs: Jobs, count: int = 0, warm: str = WARM) -> Site:
+    def site(self, jobs: Jobs, count: int = 0, warm_up: str = WARM_UP) -> Site:
         """Return, once joined, the slots: each node's CPUs, one a slot (or ``count`` of equal size a node), and its GPUs.
 
         A slot has its share of its node's memory. Slots are of one type where the same jobs can run, and GPUs where Ray calls
@@ -204,48 +205,50 @@ class Cluster:
         """
         if not self._ray:
             self.join()
-        seats = [seat for node in self.nodes() for seat in _seats(node, count)]
-        if not seats:
+        shares = [share for node in self.nodes() for share in _shares(node, count)]
+        if not shares:
             raise InputError(f"the cluster at {self.address or 'local'} has neither a CPU nor a GPU")
-        able = {seat: seat.able(jobs) for seat in seats}
-        _refuse(jobs, seats, np.any(list(able.values()), axis=0))
-        types: dict[tuple[str, bytes], str] = {}
+        able = {share: share.able(jobs) for share in shares}
+        _refuse(jobs, shares, np.any(list(able.values()), axis=0))
+        types: dict[tuple[str, bytes], str] = {}  # device type and which jobs can run -> name of the type
         slots = []
-        for seat in seats:
-            alike, first = (seat.kind, able[seat].tobytes()), all(kind != seat.kind for kind, _ in types)
-            kind = types.setdefault(alike, seat.kind if first else f"{seat.kind}:{seat.cores}c{seat.memory_mb:.0f}mb")
-            slots.append(Slot(f"{kind}[{seat.node.host}/{seat.number}]", (), seat.cores if seat.kind == "cpu" else 1, warm))
-            self._seats[slots[-1].name] = seat
-        return Site(tuple(slots), self.hire, np.column_stack([np.frombuffer(which, bool) for _, which in types]), "samples-ray")
+        for share in shares:
+            alike, first = (share.device_type, able[share].tobytes()), all(one != share.device_type for one, _ in types)
+            own = share.device_type if first else f"{share.device_type}:{share.cores}c{share.memory_mb:.0f}mb"
+            name = f"{types.setdefault(alike, own)}[{share.node.host}/{share.number}]"
+            slots.append(Slot(name, (), share.cores if share.device_type == "cpu" else 1, warm_up))
+            self._shares[name] = share
+        able_types = np.column_stack([np.frombuffer(which, bool) for _, which in types])
+        return Site(tuple(slots), self.spawn, able_types, "probe-ray")
 
-    def hire(self, slot: Slot, limits: Limits) -> Actor:
+    def spawn(self, slot: Slot, limits: Limits) -> RayWorker:
         """Start a worker on a slot's node; SlotLost where that is gone."""
-        seat = self._seats[slot.name]
-        if seat.node.id not in {node["NodeID"] for node in self._ray.nodes() if node["Alive"]}:
-            raise SlotLost(f"node {seat.node.host} is gone")
-        return Actor(self._ray, seat, slot, limits)
+        share = self._shares[slot.name]
+        if share.node.id not in {node["NodeID"] for node in self._ray.nodes() if node["Alive"]}:
+            raise SlotLost(f"node {share.node.host} is gone")
+        return RayWorker(self._ray, share, slot, limits)
 
 
-def _seats(node: Node, count: int) -> list[_Seat]:
+def _shares(node: Node, count: int) -> list[_Share]:
     if count < 0 or count > node.cpus > 0:
         raise InputError(f"{count} slots a node, but {node.host} has {node.cpus} CPUs: it must be 1 to {node.cpus}")
     cut = (count or node.cpus) if node.cpus else 0
-    return [*(_Seat(node, "cpu", number, node.cpus // cut, node.memory_mb / cut) for number in range(cut)),
-            *(_Seat(node, node.gpu, number, node.cpus, np.inf) for number in range(node.gpus))]
+    return [*(_Share(node, "cpu", number, node.cpus // cut, node.memory_mb / cut) for number in range(cut)),
+            *(_Share(node, node.gpu, number, node.cpus, np.inf) for number in range(node.gpus))]
 
 
-def _refuse(jobs: Jobs, seats: list[_Seat], able: np.ndarray) -> None:
+def _refuse(jobs: Jobs, shares: list[_Share], able: np.ndarray) -> None:
     """Refuse jobs that no slot can take: Ray would let them wait for ever."""
     if able.all():
         return
     job = int(np.argmin(able))
-    most = max(seats, key=lambda seat: (seat.memory_mb, seat.cores))
+    most = max(shares, key=lambda share: (share.memory_mb, share.cores))
     raise InputError(f"no slot of the cluster can run job {jobs.ids[job]!r}: it needs {jobs.memory_mb[job]:,.0f} MB and "
                      f"{jobs.cpu_cores[job]:g} cores, the largest has {most.memory_mb:,.0f} MB and {most.cores} (slots share "
                      "their node's memory and CPUs: fewer --slots are larger)")
 
 
-def _probe(address: str) -> None:
+def _check_address(address: str) -> None:
     """Refuse an address at which no cluster can be joined; Ray itself would wait for minutes."""
     host, _, port = address.rpartition(":")
     if address != "auto":
@@ -258,13 +261,13 @@ def _probe(address: str) -> None:
             raise InputError(f"no Ray cluster answers at {address} ({error}); ray start --head --port={port} starts one "
                              "there") from None
     try:
-        said = subprocess.run([sys.executable, "-c", _JOIN, address], capture_output=True, text=True, timeout=_JOIN_S,
+        joined = subprocess.run([sys.executable, "-c", _JOIN, address], capture_output=True, text=True, timeout=_JOIN_S,
                               check=False)
     except subprocess.TimeoutExpired:
-        raise InputError(f"what answers at {address} is no Ray cluster that can be joined from here: it did not say so within "
+        raise InputError(f"what answers at {address} is no Ray cluster that can be joined from here: it was not joined within "
                          f"{_JOIN_S:g} s") from None
-    if said.returncode:
-        why = (said.stderr.strip().splitlines() or ["no reason given"])[-1]
-        if "AuthToken" in said.stderr:
+    if joined.returncode:
+        why = (joined.stderr.strip().splitlines() or ["no reason given"])[-1]
+        if "AuthToken" in joined.stderr:
             why = "it wants its token: RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH unless it lies in ~/.ray/auth_token"
         raise InputError(f"the Ray cluster at {address} cannot be joined: {why}")

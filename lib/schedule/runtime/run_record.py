@@ -1,4 +1,4 @@
-"""What became of jobs that were carried out for real: as it was, as it was foreseen, and how each job ended."""
+"""The record of a real run: its schedule, the one that was simulated beforehand, and how each job ended."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,16 +18,17 @@ _ENDS = ("job_id", "status", "reason", "result", "attempt", "end_s")
 
 
 @dataclass(frozen=True)
-class Record:
-    """``schedule`` (every attempt) and ``simulated`` are tables of that kind; ``ends`` has a row a job; ``kinds`` names alike.
+class RunRecord:
+    """``schedule`` (every attempt) and ``simulated`` are tables ``schedule``; ``ends`` has a row a job.
 
-    ``facts``: policy, bound_s, notes of what went wrong, whether contention was known, machine, when it was written.
+    ``job_classes``: the class of each job. ``facts``: policy, bound_s, notes of what went wrong, whether contention was known,
+    machine, when it was written.
     """
 
     schedule: pd.DataFrame
     simulated: pd.DataFrame
     ends: pd.DataFrame
-    kinds: dict[str, str]
+    job_classes: dict[str, str]
     facts: dict[str, Any]
 
     @property
@@ -37,42 +38,43 @@ class Record:
 
     @property
     def simulated_s(self) -> float:
-        """Return the makespan as it was foreseen, in s."""
+        """Return the simulated makespan in s."""
         return float(self.simulated["end_s"].max() - self.simulated["start_s"].min())
 
     def side_by_side(self) -> dict[str, pd.DataFrame]:
-        """Return both schedules with a title each, the real one from its first start on: workers were ready then."""
+        """Return both schedules with a title each, the measured one from its first start on: workers were ready then."""
         first = self.schedule["start_s"].min()
-        real = self.schedule.assign(start_s=self.schedule["start_s"] - first, end_s=self.schedule["end_s"] - first)
+        measured = self.schedule.assign(start_s=self.schedule["start_s"] - first, end_s=self.schedule["end_s"] - first)
         return {f"simulated beforehand: {self.simulated_s:,.1f} s": self.simulated,
-                f"as it was: {self.makespan_s:,.1f} s": real}
+                f"measured: {self.makespan_s:,.1f} s": measured}
 
     def jobs(self) -> pd.DataFrame:
-        """Return a row a job that is done: ``job_id, kind, device, predicted_s, actual_s`` (of the attempt that counted)."""
-        mine = self.schedule[self.schedule["status"] == "done"].set_index("job_id")
-        said = self.simulated[self.simulated["status"] == "done"].set_index("job_id")
-        table = pd.DataFrame({"device": mine["device"], "predicted_s": (said["end_s"] - said["start_s"]).reindex(mine.index),
-                              "actual_s": mine["end_s"] - mine["start_s"]}).reset_index()
-        return table.assign(kind=table["job_id"].map(self.kinds))
+        """Return a row a done job: ``job_id, job_class, device, predicted_s, actual_s`` (of the attempt that counted)."""
+        actual = self.schedule[self.schedule["status"] == "done"].set_index("job_id")
+        predicted = self.simulated[self.simulated["status"] == "done"].set_index("job_id")
+        predicted_s = (predicted["end_s"] - predicted["start_s"]).reindex(actual.index)
+        table = pd.DataFrame({"device": actual["device"], "predicted_s": predicted_s,
+                              "actual_s": actual["end_s"] - actual["start_s"]}).reset_index()
+        return table.assign(job_class=table["job_id"].map(self.job_classes))
 
 
-def write(record: Record, folder: Path) -> None:
-    """Write ``schedule.csv``, ``simulated.csv``, ``trace.json`` (Chrome trace) and what else is known."""
+def write(record: RunRecord, folder: Path) -> None:
+    """Write ``schedule.csv``, ``simulated.csv``, ``trace.json`` (Chrome trace) and the rest."""
     for name, table in (("schedule", record.schedule), ("simulated", record.simulated)):
         store.write(table[columns("schedule")], folder / f"{name}.csv", "schedule", derived=True)
     trace.write(record.schedule, folder / "trace.json", record.facts["policy"])
-    store.write_json({"ends": record.ends[list(_ENDS)].to_dict("records"), "kinds": record.kinds, "facts": record.facts},
-                     folder / _FILE)
+    content = {"ends": record.ends[list(_ENDS)].to_dict("records"), "kinds": record.job_classes, "facts": record.facts}
+    store.write_json(content, folder / _FILE)
 
 
-def read(folder: Path) -> Record:
+def read(folder: Path) -> RunRecord:
     """Read a record back; InputError where there is none."""
-    held = store.read_json(folder / _FILE)
-    return Record(store.read(folder / "schedule.csv", "schedule"), store.read(folder / "simulated.csv", "schedule"),
-                  pd.DataFrame(held["ends"], columns=list(_ENDS)), held["kinds"], held["facts"])
+    content = store.read_json(folder / _FILE)
+    return RunRecord(store.read(folder / "schedule.csv", "schedule"), store.read(folder / "simulated.csv", "schedule"),
+                     pd.DataFrame(content["ends"], columns=list(_ENDS)), content["kinds"], content["facts"])
 
 
-def of_reference(reference: str = "") -> tuple[str, Record]:
+def of_reference(reference: str = "") -> tuple[str, RunRecord]:
     """Return the name of a reference machine (empty: the first that has one) and its record; InputError lists them."""
     known = {path.parent.parent.name: path.parent for path in sorted(paths.REFERENCE.glob(f"*/{FOLDER}/{_FILE}"))}
     if not known or (reference and reference not in known):
@@ -82,13 +84,13 @@ def of_reference(reference: str = "") -> tuple[str, Record]:
     return name, read(known[name])
 
 
-def words(record: Record) -> str:
-    """Say what became of the jobs."""
+def text(record: RunRecord) -> str:
+    """Return how the jobs ended, in a few lines."""
     counts = record.ends["status"].value_counts()
     lines = [f"{counts.get('done', 0)} jobs done, {counts.get('failed', 0)} failed, in {record.makespan_s:,.1f} s; simulated "
              f"beforehand: {record.simulated_s:,.1f} s ({record.makespan_s / record.simulated_s - 1:+.1%}"
-             f"{', contention included' if record.facts['contention'] else ''}); no schedule ends before "
-             f"{record.facts['bound_s']:,.1f} s if predictions hold"]
+             f"{', contention included' if record.facts['contention'] else ''}); lower bound, if predictions hold: "
+             f"{record.facts['bound_s']:,.1f} s"]
     lines += [f"  {row.job_id}: {row.reason}" for row in record.ends[record.ends["status"] == "failed"].itertuples()]
     lines += [f"  {note}" for note in record.facts["notes"]]
     again = record.schedule[~record.schedule["status"].isin(("done", "failed"))]

@@ -1,4 +1,4 @@
-"""What jobs do: train a workload for a number of steps, run a notebook. Each is given the worker's job first."""
+"""Tasks: train a workload for a number of steps, run a notebook. Each is given the worker's job first."""
 
 import time
 from collections.abc import Iterator
@@ -12,11 +12,11 @@ from lib.execution import execute_notebook
 from lib.schedule.runtime.worker_process import Job
 
 _WARM_STEPS = 2
-_HELD_BATCHES = 8  # of a dataset, used again and again: a job is about steps, not about epochs
+_BATCHES = 8  # of a dataset, used again and again: a job is about steps, not about epochs
 
 
 class _Steps:
-    """So many batches of a loader, as often through it as that takes; asks before each whether the job shall stop."""
+    """So many batches of a loader, as often through it as that takes; before each the job may stop."""
 
     def __init__(self, job: Job, loader: Any, steps: int):
         self._job, self._loader, self._steps = job, loader, steps
@@ -35,8 +35,8 @@ class _Steps:
                 yield batch
 
 
-def load() -> None:
-    """Load what every training job needs, so that no job pays for it."""
+def warm_up() -> None:
+    """Import what every training task needs, so that no task pays for it."""
     import medmnist  # noqa: F401
     import torchvision  # noqa: F401
 
@@ -56,7 +56,7 @@ def _batches(workload_id: str) -> tuple[Any, Any]:
 
     task = workloads.prepare(definitions.workload(workload_id))
     opened = datasets.open_splits(task.workload, "auto", "native")
-    subset = datasets.bounded(opened.splits["train"], _HELD_BATCHES, task.workload.batch_size, 0)
+    subset = datasets.bounded(opened.splits["train"], _BATCHES, task.workload.batch_size, 0)
     return task, torch.utils.data.DataLoader(subset, batch_size=task.workload.batch_size, shuffle=True, drop_last=True)
 
 
@@ -82,7 +82,7 @@ def workload(job: Job, workload_id: str, steps: int) -> dict[str, float]:
     return {"steps": steps, "seconds": time.perf_counter() - begin, "loss": loss}
 
 
-def sample(job: Job, workload_id: str, seconds: float) -> dict[str, float]:
+def probe(job: Job, workload_id: str, seconds: float) -> dict[str, float]:
     """Return how long a step of a workload takes here, and how long it takes to set it up, both in s.
 
     The second of two set-ups counts: the first also loads libraries and data, once a worker.
@@ -100,7 +100,7 @@ def sample(job: Job, workload_id: str, seconds: float) -> dict[str, float]:
 
 
 @cache
-def _held_trainer(workload_id: str, device: str, threads: int) -> tuple[Any, Any]:
+def _cached_trainer(workload_id: str, device: str, threads: int) -> tuple[Any, Any]:
     """Return a trainer and its loader that stay for the life of a worker, warmed up."""
     job = Job(device, (), threads)
     trainer, loader = _trainer(job, workload_id)
@@ -113,7 +113,7 @@ def paced(job: Job, workload_id: str, seconds: float, at_s: float = 0.0) -> dict
 
     Returns ``step_s``, the median of the steps that ended in that time (the first, if none did), and their number ``n``.
     """
-    trainer, loader = _held_trainer(workload_id, job.device, job.threads)
+    trainer, loader = _cached_trainer(workload_id, job.device, job.threads)
     time.sleep(max(0.0, at_s - time.monotonic()))
     until, taken = max(at_s, time.monotonic()) + seconds, []
     while (begin := time.monotonic()) < until or not taken:

@@ -1,7 +1,7 @@
-"""A worker: one long-lived process a device or CPU slot, which runs one job after another. Imports nothing heavy itself.
+"""A worker: one long-lived process a device or CPU slot, which runs one task after another. Imports nothing heavy itself.
 
 Messages are tuples. To the worker: ``("run", token, call, arguments)``, ``("stop", token)``, ``("end",)``. From it:
-``("ready", pid)``, ``("beat",)``, ``("done", token, result)``, ``("failed", token, reason)``, ``("stopped", token)``.
+``("ready", pid)``, ``("heartbeat",)``, ``("done", token, result)``, ``("failed", token, reason)``, ``("stopped", token)``.
 """
 
 import importlib
@@ -23,15 +23,15 @@ def function(text: str) -> Callable[..., Any]:
     try:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
-        raise InputError(f"no function {text!r} ({error}); a job calls module:function") from None
+        raise InputError(f"no function {text!r} ({error}); a task calls module:function") from None
 
 
 class Stopped(Exception):  # noqa: N818 - no error
-    """Raised in a job by ``Job.check`` when it shall stop."""
+    """Raised in a task by ``Job.check`` when it shall stop."""
 
 
 class Job:
-    """What a job's function is given first: the device, its cores, and whether it shall stop."""
+    """What a task's function is given first: the device, its cores, and whether it shall stop."""
 
     def __init__(self, device: str, cores: tuple[int, ...], threads: int):
         self.device, self.cores, self.threads = device, cores, threads
@@ -56,22 +56,22 @@ def _settle(cores: tuple[int, ...], threads: int) -> None:
 
 
 class Pipe(Protocol):
-    """What a worker hears and speaks through, such as a Connection."""
+    """How a worker exchanges messages with the process that leads it, such as a Connection."""
 
     def recv(self) -> tuple[Any, ...]:
-        """Wait for the next message; EOFError when whoever leads is gone."""
+        """Wait for the next message; EOFError when the leading process is gone."""
 
     def send(self, message: tuple[Any, ...]) -> None:
-        """Send one message; OSError when whoever leads is gone."""
+        """Send one message; OSError when the leading process is gone."""
 
 
-class _Voice:
-    """Sends messages one at a time; when the other side is gone, so is this process."""
+class _Sender:
+    """Sends messages one at a time; when the leading process is gone, this one ends."""
 
     def __init__(self, pipe: Pipe):
         self._pipe, self._lock = pipe, threading.Lock()
 
-    def say(self, *message: Any) -> None:
+    def send(self, *message: Any) -> None:
         """Send one message."""
         with self._lock:
             try:
@@ -80,10 +80,10 @@ class _Voice:
                 os._exit(0)
 
 
-def serve(pipe: Pipe, device: str, cores: tuple[int, ...], threads: int, beat_s: float, warm: str = "") -> None:
-    """Run jobs until told to end, or until whoever leads is gone; ``warm`` is a function to call before the first."""
+def serve(pipe: Pipe, device: str, cores: tuple[int, ...], threads: int, beat_s: float, warm_up: str = "") -> None:
+    """Run tasks until an ``end`` message, or until the leading process is gone; ``warm_up`` is called before the first."""
     _settle(cores, threads)
-    voice, asked = _Voice(pipe), queue.Queue()
+    sender, requests = _Sender(pipe), queue.Queue()
     current: dict[str, Job] = {}
     over = threading.Event()
 
@@ -92,27 +92,27 @@ def serve(pipe: Pipe, device: str, cores: tuple[int, ...], threads: int, beat_s:
             try:
                 message = pipe.recv()
             except (EOFError, OSError):
-                os._exit(0)  # the leader died: what runs here is nobody's
+                os._exit(0)  # what runs here is for nobody any more
             if message[0] == "stop":
                 for token, job in list(current.items()):
                     if token == message[1]:
                         job.stop()
             else:
-                asked.put(message)
+                requests.put(message)
 
     def beat() -> None:
         while not over.wait(beat_s):
-            voice.say("beat")
+            sender.send("heartbeat")
 
     threading.Thread(target=listen, daemon=True).start()
     threading.Thread(target=beat, daemon=True).start()
-    if warm:
-        function(warm)()
-    voice.say("ready", os.getpid())
-    while (message := asked.get())[0] != "end":
+    if warm_up:
+        function(warm_up)()
+    sender.send("ready", os.getpid())
+    while (message := requests.get())[0] != "end":
         _, token, call, arguments = message
         current[token] = Job(device, cores, threads)
-        voice.say(*_outcome(token, call, arguments, current[token]))
+        sender.send(*_outcome(token, call, arguments, current[token]))
         del current[token]
     over.set()
 
@@ -121,7 +121,7 @@ def _outcome(token: str, call: str, arguments: dict[str, Any], job: Job) -> tupl
     try:
         result = function(call)(job, **arguments)
         try:
-            return "done", token, json.loads(json.dumps(result))  # as the record will hold it
+            return "done", token, json.loads(json.dumps(result))  # as the journal will hold it
         except (TypeError, ValueError) as error:
             return "failed", token, f"its result cannot be written as JSON: {error}"
     except Stopped:
@@ -132,28 +132,28 @@ def _outcome(token: str, call: str, arguments: dict[str, Any], job: Job) -> tupl
         return "failed", token, f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
 
 
-class Desk:
+class ActorWorker:
     """A worker that is called, as an actor is, instead of written to: its pipe is two queues. Each method runs in a thread."""
 
     def __init__(self):
-        self._asked: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
-        self._said: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
-        self.recv, self.send = self._asked.get, self._said.put
+        self._received: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
+        self._sent: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
+        self.recv, self.send = self._received.get, self._sent.put
 
-    def work(self, *how: Any) -> None:
-        """Run jobs as ``serve`` does, which is told ``how``."""
+    def run(self, *arguments: Any) -> None:
+        """Run tasks as ``serve`` does with these arguments."""
         try:
-            serve(self, *how)
+            serve(self, *arguments)
         except Exception as error:  # a process would end; an actor has to say so
-            self.send(("gone", f"the worker ended: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}"))
+            self.send(("died", f"the worker ended: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}"))
 
-    def tell(self, message: tuple[Any, ...]) -> None:
+    def put(self, message: tuple[Any, ...]) -> None:
         """Take a message."""
-        self._asked.put(message)
+        self._received.put(message)
 
-    def listen(self) -> list[tuple[Any, ...]]:
+    def take(self) -> list[tuple[Any, ...]]:
         """Wait until there is a message; return all that there are."""
-        found = [self._said.get()]
-        while not self._said.empty():
-            found.append(self._said.get())
-        return found
+        messages = [self._sent.get()]
+        while not self._sent.empty():
+            messages.append(self._sent.get())
+        return messages

@@ -1,4 +1,4 @@
-"""Who carries out jobs on a slot: a process on this machine, or whatever else speaks as a worker does."""
+"""Slots and the workers that run tasks on them: a process on this machine, or whatever else offers the same interface."""
 
 import multiprocessing
 from collections.abc import Callable
@@ -10,27 +10,27 @@ import psutil
 
 from lib.schedule.runtime import worker_process
 
-WARM = "lib.schedule.runtime.tasks:load"
+WARM_UP = "lib.schedule.runtime.tasks:warm_up"
 
 
 @dataclass(frozen=True)
 class Slot:
-    """A device, or some cores of the CPU, that runs one job at a time; ``warm`` is what a worker calls before its first job."""
+    """A device, or some cores of the CPU, that runs one job at a time; ``warm_up`` is called by a worker before its first."""
 
     name: str
     cores: tuple[int, ...] = ()
     threads: int = 1
-    warm: str = ""
+    warm_up: str = ""
 
 
-def kind_of(slot: str) -> str:
-    """Return the type of a slot by its name: ``cpu`` of ``cpu[0-3]``; a GPU is a type of its own."""
+def device_type_of(slot: str) -> str:
+    """Return the device type of a slot by its name: ``cpu`` of ``cpu[0-3]``; a GPU is a type of its own."""
     return slot.partition("[")[0]
 
 
 @dataclass(frozen=True)
 class Limits:
-    """When something counts as failed, in seconds: no sign of life, no start, no end; and how often a job is tried.
+    """When something counts as failed, in seconds: no heartbeat, no start, no end; and how often a job is tried.
 
     A job may take ``late`` times its predicted time, but at least ``least_s``.
     """
@@ -50,72 +50,75 @@ def cores_here() -> list[int]:
     return sorted(process.cpu_affinity()) if hasattr(process, "cpu_affinity") else list(range(psutil.cpu_count() or 1))
 
 
-class SlotLost(Exception):  # noqa: N818 - told by who hires, and no end of a run
+class SlotLost(Exception):  # noqa: N818 - the run goes on without the slot
     """Raised where a worker is wanted for a slot that is gone for good."""
 
 
-class Hand(Protocol):
-    """What carries out jobs on one slot: a process of ours, or an actor elsewhere.
+class Worker(Protocol):
+    """The worker interface: what runs tasks on one slot, by the messages of ``worker_process``.
 
-    One that has a ``pipe``, a Connection, makes it readable when it has something to say.
+    A worker that has a ``pipe``, a Connection, makes it readable when there are messages.
     """
 
     def messages(self) -> list[tuple[Any, ...]]:
-        """Return what it said since the last time; ``("gone", reason)`` when it died."""
+        """Return the messages since the last call; ``("died", reason)`` when it died."""
 
     def send(self, *message: Any) -> None:
-        """Tell it something."""
+        """Send it a message; one that died is noticed by its messages."""
 
-    def kill(self) -> None:
+    def shut_down(self) -> None:
         """End it at once."""
 
 
-class Process:
+class ProcessWorker:
     """A worker process on this machine."""
 
     def __init__(self, slot: Slot, limits: Limits):
         context = multiprocessing.get_context("spawn")
         self.pipe, other = context.Pipe()
         self._process = context.Process(target=worker_process.serve, daemon=True, name=f"slot {slot.name}",
-                                        args=(other, slot.name, slot.cores, slot.threads, limits.beat_s, slot.warm))
+                                        args=(other, slot.name, slot.cores, slot.threads, limits.beat_s, slot.warm_up))
         self._process.start()
         other.close()
 
     def messages(self) -> list[tuple[Any, ...]]:
-        """Return what it said; a closed pipe is its death."""
-        found = []
+        """Return the messages since the last call; a closed pipe is its death."""
+        received = []
         try:
             while self.pipe.poll():
-                found.append(self.pipe.recv())
+                received.append(self.pipe.recv())
         except (EOFError, OSError):
             self._process.join(2)
             code = self._process.exitcode
-            found.append(("gone", f"the worker was killed (signal {-code}): out of memory?" if code and code < 0
-                          else f"the worker ended with status {code}"))
-        return found
+            received.append(("died", f"the worker was killed (signal {-code}): out of memory?" if code and code < 0
+                             else f"the worker ended with status {code}"))
+        return received
 
     def send(self, *message: Any) -> None:
-        """Tell it something; one that is gone says so by itself."""
+        """Send it a message; one that died is noticed by its messages."""
         try:
             self.pipe.send(message)
         except (OSError, ValueError):
             return
 
-    def kill(self) -> None:
+    def shut_down(self) -> None:
         """End it at once."""
         self._process.kill()
         self._process.join()
         self.pipe.close()
 
 
-Hire = Callable[[Slot, Limits], Hand]  # raises SlotLost
+Spawn = Callable[[Slot, Limits], Worker]  # raises SlotLost
 
 
 @dataclass(frozen=True)
 class Site:
-    """Where jobs can run: slots, who is hired for them, which jobs their types can take (jobs, types), its samples' folder."""
+    """Where jobs can run: slots, how their workers are spawned, which jobs their types can take (jobs, types).
+
+    ``probes`` begins the name of the folder in which probes of workloads are kept.
+    """
 
     slots: tuple[Slot, ...]
-    hire: Hire
+    spawn: Spawn
     able: np.ndarray
-    samples: str = "samples"
+    probes: str = "probe"

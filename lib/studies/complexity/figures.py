@@ -89,7 +89,7 @@ def intensity_by_layer(rows: pd.DataFrame):
 
 @needs("networks")
 def memory(totals: pd.DataFrame):
-    """Return what fills the memory: a square for the weights' states, a dot for the kept activations of each batch size.
+    """Return what fills the memory: a square for the weights' states, a dot for the saved activations of each batch size.
 
     ``totals`` holds a row a network and batch size; in MB (10^6 bytes), logarithmic.
     """

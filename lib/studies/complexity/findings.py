@@ -1,12 +1,12 @@
-"""What the counts of complexity say, in words; unknown FLOPs are said to be unknown."""
-
+"""What the counts of complexity say, in words; unknown FLOPs are said to be unknown. And the key numbers."""
 
 import pandas as pd
 
 from lib.missing import needs
+from lib.studies.complexity.study import Study
+from lib.studies.complexity.tables import product_shares
 
 _UNKNOWN = "FLOPs are not known for every operator here, so no ratio can be given."
-_PRODUCTS = ("convolution", "matrix product", "attention")
 
 
 @needs("networks")
@@ -17,30 +17,18 @@ def ratio_words(sums: pd.DataFrame) -> str:
         return _UNKNOWN
     return (f"Backward over forward lies between **{ratio.min():.3f}** ({ratio.idxmin()}) and **{ratio.max():.3f}** "
             f"({ratio.idxmax()}): a training step is {1 + ratio.min():.2f} to {1 + ratio.max():.2f} forward passes, and then "
-            "comes the optimizer.")
-
-
-def product_shares(groups: pd.DataFrame) -> pd.DataFrame:
-    """Return the share of products in each network's FLOPs and bytes, in %; ``groups`` as ``by_group`` gives them."""
-    products = groups[groups["group"].isin(_PRODUCTS)].groupby("network")[["flops", "bytes"]].sum()
-    whole = groups.groupby("network")[["flops", "bytes"]].agg(lambda values: values.sum(skipna=False))
-    return products.reindex(whole.index, fill_value=0.0) / whole * 100
+            "comes the optimizer." + (" The usual factor of two is an upper bound." if ratio.max() < 2 else ""))
 
 
 @needs("counted work")
 def share_words(groups: pd.DataFrame) -> str:
-    """Say which share of FLOPs and of bytes belongs to products."""
+    """Say which share of FLOPs and of bytes belongs to convolutions, matrix products and attention."""
     share = product_shares(groups).dropna()
     if not len(share):
         return _UNKNOWN
-    return (f"Products are **{share['flops'].min():.1f} % or more** of every network's FLOPs, but only "
+    return (f"Convolutions, matrix products and attention are **{share['flops'].min():.1f} % or more** of every network's "
+            "FLOPs, but only "
             f"**{share['bytes'].min():.0f} to {share['bytes'].max():.0f} %** of its bytes.")
-
-
-def intensity_by_batch(sums: pd.DataFrame) -> pd.DataFrame:
-    """Return FLOPs a byte of a training step, a row a network and a column a batch size."""
-    wide = sums.pivot_table(index="network", columns="batch_size", values="flops_per_byte", sort=False, dropna=False)
-    return wide.rename(columns="batch {}".format).rename_axis(columns=None).reset_index()
 
 
 @needs("networks")
@@ -57,22 +45,12 @@ def growth_words(batches: pd.DataFrame) -> str:
 @needs("comparisons")
 def farthest_words(checks: pd.DataFrame) -> str:
     """Say which second source is farthest from our counts, relative to them."""
-    told = checks[checks["theirs"].notna() & (checks["ours"] > 0)]
-    if not len(told):
+    given = checks[checks["theirs"].notna() & (checks["ours"] > 0)]
+    if not len(given):
         return "No second source gave a number."
-    far = told.loc[((told["theirs"] - told["ours"]).abs() / told["ours"]).astype(float).idxmax()]
+    far = given.loc[((given["theirs"] - given["ours"]).abs() / given["ours"]).astype(float).idxmax()]
     return (f"The farthest is {far['source']} for {far['network']} ({far['quantity']}): **{far['theirs'] / far['ours']:.2f} "
             f"times** ours, {far['explanation'] or 'equal'}.")
-
-
-def overview(sums: pd.DataFrame) -> pd.DataFrame:
-    """Return a table of ``totals`` in units that people read: millions, GFLOP, MB."""
-    return pd.DataFrame({"network": sums["network"], "batch": sums["batch_size"], "input": sums["input"],
-                         "parameters, M": sums["params"] / 1e6, "forward, GMAC": sums["macs_forward"] / 1e9,
-                         "forward, GFLOP": sums["flops_forward"] / 1e9, "backward, GFLOP": sums["flops_backward"] / 1e9,
-                         "backward / forward": sums["backward_over_forward"],
-                         "step, MB moved": (sums["bytes_forward"] + sums["bytes_backward"]) / 1e6,
-                         "step, FLOP/byte": sums["flops_per_byte"], "kept, MB": sums["activation_mb"]})
 
 
 @needs("networks")
@@ -83,3 +61,40 @@ def uncounted_words(sums: pd.DataFrame) -> str:
         return "Every operator of every network is counted."
     return "FLOPs are not known, and left empty, for " + "; ".join(
         f"{row.uncounted} in {row.network}" for row in unknown.itertuples()) + "."
+
+
+@needs("comparisons")
+def explained_words(rows: pd.DataFrame) -> str:
+    """Say how many comparisons are equal, how many differ by what a rule explains, and how many do not."""
+    given = rows[rows["theirs"].notna()]
+    equal, left = given["difference"] == 0, given["rest"] != 0
+    silent = f"; {len(rows) - len(given)} sources gave no number" if len(given) < len(rows) else ""
+    return (f"Of **{len(given)}** comparisons **{equal.sum()}** are equal to the last digit, **{(~equal & ~left).sum()}** "
+            f"differ by exactly what a rule explains, **{left.sum()}** by more{silent}.")
+
+
+@needs("comparisons")
+def trust_words(rows: pd.DataFrame) -> str:
+    """Say whether the counts can be built upon."""
+    given = rows[rows["theirs"].notna()]
+    unexplained = given[given["rest"] != 0]
+    if unexplained.empty:
+        return (f"All {len(given)} comparisons agree with the counts once each source's own rules are applied: times can be "
+                "divided by them.")
+    return (f"{len(unexplained)} of {len(given)} comparisons differ for no known reason, the first in "
+            f"{unexplained['network'].iloc[0]} ({unexplained['quantity'].iloc[0]}): rates of those networks are in doubt.")
+
+
+def key_numbers(results: Study, first: pd.DataFrame, checks: pd.DataFrame) -> dict[str, tuple[float, str, float | None]]:
+    """Return the key numbers, which must all reproduce: of the detailed network, of the comparisons, and the ratio's range.
+
+    ``first`` holds the totals at the smallest batch size.
+    """
+    name, sums = results.detail.replace(":", "-"), first.set_index("network").loc[results.detail]
+    ratio = first["backward_over_forward"]
+    numbers = {f"{name} parameters": (sums["params"], ""),
+               f"{name} multiply-adds a sample": (sums["macs_forward"] / sums["batch_size"], ""),
+               f"{name} saved activations": (sums["activation_mb"], "MB"),
+               "comparisons with an unexplained difference": (int((checks["rest"].fillna(0) != 0).sum()), ""),
+               "least backward over forward": (ratio.min(), ""), "most backward over forward": (ratio.max(), "")}
+    return {key: (*number, 0.0) for key, number in numbers.items()}

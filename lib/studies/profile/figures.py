@@ -3,17 +3,20 @@
 import numpy as np
 import pandas as pd
 
+from lib.measure.training.summary import PHASES_MS
 from lib.missing import needs
 from lib.report.style import COLOURS, SERIES, WARM_UP, axes
 
+_MEMORY = {"cuda_mem_alloc_mb": "Memory allocated on the GPU", "peak_rss_mb": "Peak resident memory of the process"}
+
 
 @needs("profiled training steps")
-def phases_over_time(rows: pd.DataFrame, phases: dict[str, str]):
-    """Return the training steps one after another, stacked by phase, warm-up shaded. ``phases``: column to label."""
+def phases_over_time(rows: pd.DataFrame):
+    """Return the training steps one after another, stacked by phase, warm-up shaded; bars beyond the axis carry their ms."""
     figure, ((axis,),) = axes()
     train = rows[rows["task_type"] == "train"].sort_values("global_step")
     base = np.zeros(len(train))
-    for column, label in phases.items():
+    for column, label in PHASES_MS.items():
         axis.bar(train["global_step"], train[column], bottom=base, width=1.0, color=COLOURS[label], label=label)
         base += train[column].to_numpy()
     warm = int(train["warmup"].sum())
@@ -23,8 +26,8 @@ def phases_over_time(rows: pd.DataFrame, phases: dict[str, str]):
                       fontsize=9)
     top = min(base.max() * 1.05, 3 * float(np.median(base)))
     for step in np.flatnonzero(base > top):
-        axis.annotate(f"{base[step]:,.0f} ms", (train["global_step"].iloc[step], top), rotation=90, ha="center", va="top",
-                      fontsize=8, color="white")
+        axis.annotate(f"{base[step]:,.0f} ms", (train["global_step"].iloc[step] + 0.5, top), (3, -3),
+                      textcoords="offset points", ha="left", va="top", fontsize=8)
     axis.set(xlabel="training step", ylabel="ms", xlim=(-0.5, len(train) - 0.5), ylim=(0, top))
     axis.grid(axis="x", visible=False)
     figure.legend(loc="outside lower center", ncols=5, fontsize=9)
@@ -32,22 +35,22 @@ def phases_over_time(rows: pd.DataFrame, phases: dict[str, str]):
 
 
 @needs("profiled steps")
-def phase_stack(table: pd.DataFrame, labels: str, phases: dict[str, str], logarithmic: bool = False):
+def phase_stack(table: pd.DataFrame, labels: str, shares: bool = False):
     """Return one horizontal bar a row of ``table``, stacked by phase; ``labels`` names the column that labels the bars.
 
-    Stacks need a linear axis; ``logarithmic`` therefore shows shares of the step, with the step's ms at the end.
+    With ``shares`` bars are % of the step: workloads of any length fit one axis. The step's ms stand at the end.
     """
     figure, ((axis,),) = axes(height=1.3 + 0.42 * len(table))
-    values = table[list(phases.values())]
+    values = table[list(PHASES_MS.values())]
     total = values.sum(axis=1)
-    values = values.div(total, axis=0) * 100 if logarithmic else values
+    values = values.div(total, axis=0) * 100 if shares else values
     base = np.zeros(len(table))
-    for label in phases.values():
+    for label in PHASES_MS.values():
         axis.barh(table[labels], values[label], left=base, color=COLOURS[label], label=label)
         base += values[label].to_numpy()
     for row, (end, step) in enumerate(zip(base, total, strict=True)):
         axis.annotate(f" {step:,.1f} ms", (end, row), va="center", fontsize=9)
-    axis.set(xlabel="% of the step" if logarithmic else "ms", xlim=(0, base.max() * 1.14))
+    axis.set(xlabel="% of the step" if shares else "ms", xlim=(0, base.max() * 1.14))
     axis.invert_yaxis()
     axis.grid(axis="y", visible=False)
     figure.legend(loc="outside lower center", ncols=5, fontsize=9)
@@ -55,8 +58,9 @@ def phase_stack(table: pd.DataFrame, labels: str, phases: dict[str, str], logari
 
 
 @needs("profiled steps")
-def throughput_and_memory(rows: pd.DataFrame, memory: str, memory_label: str):
-    """Return throughput and memory over the steps of every pass, warm-up steps faint."""
+def throughput_and_memory(rows: pd.DataFrame):
+    """Return throughput and memory (of the GPU where one was used) over the steps of every pass, warm-up steps faint."""
+    memory = "cuda_mem_alloc_mb" if (rows["device_type"] == "cuda").any() else "peak_rss_mb"
     figure, ((left, right),) = axes(2, 9, 3.2)
     for colour, (kind, part) in zip(SERIES, rows.groupby("task_type", sort=False), strict=False):
         left.plot(part["global_step"], part["images_per_sec"], color=colour, alpha=0.35, linewidth=1)
@@ -64,7 +68,7 @@ def throughput_and_memory(rows: pd.DataFrame, memory: str, memory_label: str):
         left.plot(steady["global_step"], steady["images_per_sec"], color=colour, label=kind)
         right.plot(part["global_step"], part[memory], color=colour, label=kind)
     left.set(xlabel="step of the pass", ylabel="images/s", ylim=(0, None), title="Throughput")
-    right.set(xlabel="step of the pass", ylabel="MB", ylim=(0, None), title=memory_label)
+    right.set(xlabel="step of the pass", ylabel="MB", ylim=(0, rows[memory].max() * 1.15), title=_MEMORY[memory])
     left.legend()
     return figure
 

@@ -19,7 +19,7 @@ from lib.predict.analytic import nsight, roofline
 from lib.predict.analytic.roofline import Roof
 from lib.work import networks
 from lib.work.dtypes import torch_name
-from lib.work.graph import capture, counts
+from lib.work.graph import capture, counts, ops
 from lib.work.workloads import Task, prepare
 
 CEILINGS_S = 12.0
@@ -87,7 +87,7 @@ def step_work(task: Task, precision: str, channels_last: bool = False, accumulat
     return _parts(graph) * np.array([[share.get(op.phase, 1.0)] for op in graph.ops if op.short not in counts.VIEWS])
 
 
-def _parts(graph: capture.Graph) -> np.ndarray:
+def _parts(graph: ops.Graph) -> np.ndarray:
     return np.array([(counts.flops(op), counts.compulsory_bytes(op)) for op in graph.ops if op.short not in counts.VIEWS])
 
 

@@ -1,20 +1,13 @@
 """The figures of the scheduler: Gantt charts, policies against the bound, load, wrong predictions, trade-offs, contention."""
 
-
 import numpy as np
 import pandas as pd
 
 from lib.missing import MissingError, needs
-from lib.report.gantt import _KINDS
+from lib.report.gantt import COLOURS
 from lib.report.style import SERIES
 
 _OURS = SERIES[1]
-
-
-
-
-
-
 
 
 @needs("schedules")
@@ -27,13 +20,13 @@ def against_bound(table: pd.DataFrame, most: float = 2.5):
                                 squeeze=False)
     for axis, mix in zip(axes.flat, mixes, strict=True):
         part = table[table["mix"] == mix].groupby("policy", sort=False)["ratio"].agg(["mean", "min", "max"]).reindex(names)
-        places = np.arange(len(names))
-        axis.barh(places, part["mean"] - 1, left=1, color=[_OURS if name == "hybrid" else SERIES[0] for name in names])
-        axis.hlines(places, part["min"], part["max"].clip(upper=most), color="#333333", linewidth=1)
-        for place, value in zip(places, part["mean"], strict=True):
-            axis.annotate(f"{value:.3f}" if value < 9.995 else f"{value:.1f}", (min(value, most), place), xytext=(3, 0),
+        rows = np.arange(len(names))
+        axis.barh(rows, part["mean"] - 1, left=1, color=[_OURS if name == "hybrid" else SERIES[0] for name in names])
+        axis.hlines(rows, part["min"], part["max"].clip(upper=most), color="#333333", linewidth=1)
+        for row, value in zip(rows, part["mean"], strict=True):
+            axis.annotate(f"{value:.3f}" if value < 9.995 else f"{value:.1f}", (min(value, most), row), xytext=(3, 0),
                           textcoords="offset points", va="center", fontsize=8)
-        axis.set(yticks=places, yticklabels=names, xlim=(1, most * 1.2))
+        axis.set(yticks=rows, yticklabels=names, xlim=(1, most * 1.2))
         axis.set_title(mix, fontsize=10)
         axis.grid(axis="y", visible=False)
     axes.flat[0].invert_yaxis()
@@ -48,10 +41,10 @@ def lines(table: pd.DataFrame, x: str, y: str, xlabel: str, ylabel: str, by: str
 
     figure, axis = plt.subplots(figsize=(7.5, 3.4))
     for number, (name, part) in enumerate(table.groupby(by, sort=False)):
-        found = part.groupby(x)[y].agg(["mean", "min", "max"])
+        band = part.groupby(x)[y].agg(["mean", "min", "max"])
         colour = _OURS if name == "hybrid" else ("#2b6cb0", "#2f855a", "#805ad5", "#b7791f", "#d53f8c", "#4a5568")[number % 6]
-        axis.fill_between(found.index, found["min"], found["max"], color=colour, alpha=0.15, linewidth=0)
-        axis.plot(found.index, found["mean"], "o-", color=colour, label=name, markersize=4)
+        axis.fill_between(band.index, band["min"], band["max"], color=colour, alpha=0.15, linewidth=0)
+        axis.plot(band.index, band["mean"], "o-", color=colour, label=name, markersize=4)
     axis.set(xlabel=xlabel, ylabel=ylabel)
     for one in log:
         _logarithmic(axis, one)
@@ -79,9 +72,9 @@ def pareto(table: pd.DataFrame):
     ours = table[table["policy"] == "hybrid"]
     front = table[table["front"]].sort_values("makespan_s")
     axis.step(front["makespan_s"], front["energy_j"] / 1e6, where="post", color="#999999", linewidth=1, label="front")
-    for mine, face in ((ours[ours["front"]], _OURS), (ours[~ours["front"]], "none")):
-        axis.scatter(mine["makespan_s"], mine["energy_j"] / 1e6, facecolors=face, edgecolors=_OURS, zorder=3, s=36,
-                     label="hybrid, on the front" if face != "none" else "hybrid, not on it" if len(mine) else None)
+    for points, face in ((ours[ours["front"]], _OURS), (ours[~ours["front"]], "none")):
+        axis.scatter(points["makespan_s"], points["energy_j"] / 1e6, facecolors=face, edgecolors=_OURS, zorder=3, s=36,
+                     label="hybrid, on the front" if face != "none" else "hybrid, not on it" if len(points) else None)
     for mark, row in zip("sv^D*", table[table["policy"] != "hybrid"].itertuples(), strict=False):
         axis.plot(row.makespan_s, row.energy_j / 1e6, mark, color=SERIES[0], label=row.policy, linestyle="")
     axis.set(xlabel="makespan, s", ylabel="energy, MJ")
@@ -118,15 +111,16 @@ def contention(table: pd.DataFrame):
 
 @needs("finished jobs")
 def parity(table: pd.DataFrame):
-    """Return actual over predicted seconds of jobs of a real run; columns ``kind, predicted_s, actual_s``."""
+    """Return actual over predicted seconds of jobs of a real run; columns ``job_class, predicted_s, actual_s``."""
     import matplotlib.pyplot as plt
 
     figure, axis = plt.subplots(figsize=(4.6, 3.6))
     span = np.array([table[["predicted_s", "actual_s"]].to_numpy().min() * 0.9, table[["predicted_s", "actual_s"]].max().max()])
     axis.plot(span, span, color="#555555", linewidth=1)
     axis.fill_between(span, span * 0.9, span * 1.1, color="#dddddd", alpha=0.6, linewidth=0)
-    for number, (kind, part) in enumerate(table.groupby("kind", sort=True)):
-        axis.plot(part["predicted_s"], part["actual_s"], "o", color=_KINDS[number % len(_KINDS)], label=kind, markersize=5)
+    for number, (job_class, part) in enumerate(table.groupby("job_class", sort=True)):
+        axis.plot(part["predicted_s"], part["actual_s"], "o", color=COLOURS[number % len(COLOURS)], label=job_class,
+                  markersize=5)
     axis.set(xlabel="predicted, s", ylabel="actual, s")
     axis.legend(fontsize=8, ncols=2)
     return figure

@@ -6,16 +6,16 @@ import pandas as pd
 
 from lib.config.definitions import Scenario
 from lib.missing import MissingError, needs
-from lib.schedule.runtime.run_record import Record
+from lib.schedule.runtime.run_record import RunRecord
 
 _LITTLE = 0.05  # of the best single-device makespan: less than that is little to win
 _SAME = 1e-6  # relative tolerance: schedules are the same on any machine
 
 
 @needs("schedules")
-def bound_words(found: pd.DataFrame) -> str:
+def bound_words(results: pd.DataFrame) -> str:
     """Say how far from the bound hybrid is, what could be won, and where that is little."""
-    ours = found[found["policy"] == "hybrid"].groupby("mix", sort=False).mean(numeric_only=True)
+    ours = results[results["policy"] == "hybrid"].groupby("mix", sort=False).mean(numeric_only=True)
     if ours.empty:
         raise MissingError("schedules of hybrid")
     parts = []
@@ -28,18 +28,18 @@ def bound_words(found: pd.DataFrame) -> str:
 
 
 @needs("schedules")
-def completion_words(found: pd.DataFrame) -> str:
+def completion_words(results: pd.DataFrame) -> str:
     """Say how near each order comes to the least mean completion time."""
-    mean = found.groupby("policy", sort=False)["ratio"].mean()
+    mean = results.groupby("policy", sort=False)["ratio"].mean()
     return ("Mean completion time over the least possible (all jobs there at once): "
             + ", ".join(f"{name} {value:.3f}" for name, value in mean.items()) + ".")
 
 
 @needs("schedules")
-def load_words(found: pd.DataFrame) -> str:
+def load_words(results: pd.DataFrame) -> str:
     """Say what the order of jobs is worth at the highest load."""
-    load = found["load"].max()
-    mean = found[found["load"] == load].groupby("policy", sort=False)[["mean_jct_s", "p99_jct_s"]].mean()
+    load = results["load"].max()
+    mean = results[results["load"] == load].groupby("policy", sort=False)[["mean_jct_s", "p99_jct_s"]].mean()
     if "first-come" not in mean.index:
         raise MissingError("schedules of first-come")
     first = mean.loc["first-come"]
@@ -54,31 +54,31 @@ def noise_words(noise: pd.DataFrame, stale: pd.DataFrame, uncertain: pd.DataFram
     sigma = noise.loc[(noise["sigma"] - 0.3).abs().idxmin(), "sigma"]
     drift = stale.loc[(stale["drift"] - 0.2).abs().idxmin(), "drift"]
 
-    def said(table: pd.DataFrame) -> str:
+    def means(table: pd.DataFrame) -> str:
         return ", ".join(f"{name} {value:.2f}" for name, value in table.groupby("policy", sort=False)["ratio"].mean().items())
 
-    return (f"Makespan over the bound. Perfect predictions: {said(noise[noise['sigma'] == 0])}. Every job off by itself (sigma "
-            f"{sigma:g}): {said(noise[noise['sigma'] == sigma])}. Every kind off by its own factor on each device (sigma "
-            f"{drift:g}), which nobody knows: {said(stale[stale['drift'] == drift])}. As wrong as the cost model's own "
-            f"intervals allow: {said(uncertain)}.")
+    return (f"Makespan over the bound. Perfect predictions: {means(noise[noise['sigma'] == 0])}. Every job off by itself "
+            f"(sigma {sigma:g}): {means(noise[noise['sigma'] == sigma])}. Every job class off by its own factor on each "
+            f"device (sigma {drift:g}), unknown to all policies: {means(stale[stale['drift'] == drift])}. "
+            f"As wrong as the cost model's own intervals allow: {means(uncertain)}.")
 
 
 @needs("schedules")
-def adversarial_words(found: pd.DataFrame) -> str:
+def adversarial_words(results: pd.DataFrame) -> str:
     """Say how predictions that were swapped between two types for half of the jobs are borne."""
-    mean = found.groupby("policy", sort=False)["over_blind"].mean()
+    mean = results.groupby("policy", sort=False)["over_blind"].mean()
     names = [name for name in mean.index if "blind" not in name and "perfect" not in name]
     if "hybrid, blind" not in mean.index:
         raise MissingError("schedules of hybrid without predictions")
     return ("Predictions swapped between two types for half of the jobs, makespan over that of the best policy that uses no "
             "predictions: " + ", ".join(f"{name} {mean[name]:.2f}" for name in names)
-            + f"; `hybrid` told nothing at all: {mean['hybrid, blind']:.2f}.")
+            + f"; `hybrid` without any predictions: {mean['hybrid, blind']:.2f}.")
 
 
 @needs("schedules")
-def pareto_words(found: pd.DataFrame) -> str:
+def pareto_words(results: pd.DataFrame) -> str:
     """Say what energy costs in time."""
-    ours = found[(found["policy"] == "hybrid") & found["front"]].sort_values("makespan_s")
+    ours = results[(results["policy"] == "hybrid") & results["front"]].sort_values("makespan_s")
     if ours.empty:
         raise MissingError("schedules of hybrid on the front")
     fast, spare = ours.iloc[0], ours.iloc[-1]
@@ -90,21 +90,21 @@ def pareto_words(found: pd.DataFrame) -> str:
 
 
 @needs("measured pairs")
-def contention_words(table: pd.DataFrame, cost: pd.DataFrame, held: pd.DataFrame) -> str:
+def contention_words(table: pd.DataFrame, cost: pd.DataFrame, cores: pd.DataFrame) -> str:
     """Say how much jobs slow each other down, and what ignoring it costs."""
     pairs = table[table["beside"] != "nothing"]
     if pairs.empty:
         raise MissingError("measured pairs")
     worst = pairs.loc[pairs["slowdown"].idxmax()]
-    ours = cost[cost["policy"] == "hybrid"].set_index("told")
-    off, span = (ours.groupby("told")[name].mean() for name in ("error", "makespan_s"))
-    mean = held.pivot_table(index="host_cores", columns="cores", values="makespan_s")
+    ours = cost[cost["policy"] == "hybrid"].set_index("known")
+    off, span = (ours.groupby("known")[name].mean() for name in ("error", "makespan_s"))
+    mean = cores.pivot_table(index="host_cores", columns="cores", values="makespan_s")
     lost = mean["ignored"] / mean["counted"] - 1
     return (f"Beside another job a step takes {pairs['slowdown'].median():.2f} times as long at the median of all pairs, at "
-            f"most {worst['slowdown']:.2f} ({worst['workload_id']} beside {worst['beside']}). Told nothing of it, `hybrid` "
-            f"foresees a makespan that is off by {off['nothing']:+.0%}; told the mean, by {off['the mean']:+.1%}; told every "
-            f"pair, by {off['every pair']:+.1%}, and what it then gets is {1 - span['every pair'] / span['nothing']:.1%} "
-            f"shorter. Taking cores that jobs on a GPU hold for free costs up to {lost.max():+.0%} (at {lost.idxmax():g} cores "
+            f"most {worst['slowdown']:.2f} ({worst['workload_id']} beside {worst['beside']}). Without knowing it, `hybrid` "
+            f"simulates a makespan that is off by {off['nothing']:+.0%}; knowing the mean, by {off['the mean']:+.1%}; knowing "
+            f"every pair, by {off['every pair']:+.1%}, and what it then gets is {1 - span['every pair'] / span['nothing']:.1%} "
+            f"shorter. Taking cores that jobs on a GPU need for free costs up to {lost.max():+.0%} (at {lost.idxmax():g} cores "
             "a job).")
 
 
@@ -114,17 +114,17 @@ def scenario_words(scenarios: Sequence[Scenario]) -> str:
 
 
 @needs("finished jobs")
-def real_words(record: Record) -> str:
-    """Say how the real run went against what was foreseen."""
+def real_words(record: RunRecord) -> str:
+    """Say how the real run went against what was simulated."""
     jobs = record.jobs()
     if jobs.empty:
         raise MissingError("finished jobs")
     off = (jobs["actual_s"] / jobs["predicted_s"] - 1).abs()
     wrong = record.schedule[~record.schedule["status"].isin(("done", "failed"))]
-    beside = ("Contention was measured before and is foreseen." if record.facts["contention"] else
-              "Contention was not measured here: samples ran side by side instead.")
+    beside = ("Contention was measured before and is simulated." if record.facts["contention"] else
+              "Contention was not measured here: probes ran side by side instead.")
     late = record.makespan_s / record.simulated_s - 1
-    text = (f"{len(jobs)} of {len(record.ends)} jobs done in {record.makespan_s:.1f} s; foreseen were "
+    text = (f"{len(jobs)} of {len(record.ends)} jobs done in {record.makespan_s:.1f} s; simulated were "
             f"{record.simulated_s:.1f} s, so it took {late:+.1%}. Single jobs are off by {off.median():.1%} at the "
             f"median, {off.max():.0%} at most. {beside}")
     if len(wrong):
@@ -133,17 +133,17 @@ def real_words(record: Record) -> str:
     return text + "".join(f" {note}." for note in record.facts["notes"])
 
 
-def published_words(found: pd.DataFrame) -> str:
+def published_words(results: pd.DataFrame) -> str:
     """Say how the policies do on published jobs, or that there are none."""
-    if not len(found):
+    if not len(results):
         return "They were not imported here."
-    return bound_words(found)
+    return bound_words(results)
 
 
-def which(found: pd.DataFrame, completion: pd.DataFrame, loads: pd.DataFrame, noise: pd.DataFrame,
+def which(results: pd.DataFrame, completion: pd.DataFrame, loads: pd.DataFrame, noise: pd.DataFrame,
           front: pd.DataFrame) -> pd.DataFrame:
     """Return which policy to use when, each the best of its comparison, with the evidence."""
-    above = found.groupby("policy")["ratio"].mean().sort_values()
+    above = results.groupby("policy")["ratio"].mean().sort_values()
     plain = above.drop("hybrid")
     waits = completion.groupby("policy")["ratio"].mean().sort_values()
     top = loads[loads["load"] == loads["load"].max()].groupby("policy")[["mean_jct_s", "p99_jct_s"]].mean()
@@ -172,11 +172,11 @@ def _aimed(name: str, objective: str) -> str:
     return f"hybrid --objective {objective}" if name.startswith("hybrid") else name
 
 
-def learned(found: pd.DataFrame, noise: pd.DataFrame, record: Record) -> str:
+def learned(results: pd.DataFrame, noise: pd.DataFrame, record: RunRecord) -> str:
     """Say what to keep of all this."""
-    room = found.groupby("mix", sort=False)["room"].mean()
+    room = results.groupby("mix", sort=False)["room"].mean()
     little = [mix for mix, share in room.items() if share < _LITTLE]
-    text = [bound_words(found)]
+    text = [bound_words(results)]
     text.append(f"- There is little to win in {', '.join(little)}." if little else
                 f"- What a scheduler can win depends on the fleet: from {room.min():.0%} ({room.idxmin()}) to {room.max():.0%} "
                 f"({room.idxmax()}) of the makespan.")
@@ -187,10 +187,10 @@ def learned(found: pd.DataFrame, noise: pd.DataFrame, record: Record) -> str:
     return "\n".join(text)
 
 
-def key_numbers(found: pd.DataFrame, completion: pd.DataFrame, loads: pd.DataFrame, noise: pd.DataFrame,
+def key_numbers(results: pd.DataFrame, completion: pd.DataFrame, loads: pd.DataFrame, noise: pd.DataFrame,
                 adversarial: pd.DataFrame) -> dict[str, tuple[float, str, float | None]]:
     """Return the key numbers: name to value, unit and tolerance."""
-    ours = found[found["policy"] == "hybrid"].groupby("mix", sort=False).mean(numeric_only=True)
+    ours = results[results["policy"] == "hybrid"].groupby("mix", sort=False).mean(numeric_only=True)
     top = loads[loads["load"] == loads["load"].max()].groupby("policy")["mean_jct_s"].mean()
     sigma = noise[(noise["policy"] == "hybrid") & (noise["sigma"] == noise["sigma"].max())]["over_perfect"].mean()
     numbers = {f"{mix}: hybrid / bound": (row["ratio"], "") for mix, row in ours.iterrows()}
@@ -200,4 +200,4 @@ def key_numbers(found: pd.DataFrame, completion: pd.DataFrame, loads: pd.DataFra
         "hybrid / first-come at the highest load": (top["hybrid"] / top["first-come"], ""),
         "hybrid / perfect at the largest noise": (sigma, ""),
         "hybrid, swapped / blind": (adversarial[adversarial["policy"] == "hybrid"]["over_blind"].mean(), "")}
-    return {name: (*found, _SAME) for name, found in numbers.items()}
+    return {name: (*number, _SAME) for name, number in numbers.items()}

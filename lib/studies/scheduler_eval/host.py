@@ -1,4 +1,4 @@
-"""One host as it was measured: what its slots do to each other, and jobs to try that on; a real run on it, or one read back."""
+"""One host as it was measured: how its slots slow each other down, jobs to try that on, a real run on it or one read back."""
 
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,16 +13,16 @@ from lib.schedule import job_mixes
 from lib.schedule.contention import ALONE, Contention
 from lib.schedule.problem import Fleet, Problem
 from lib.schedule.runtime import interference, jobs_file, run_record
-from lib.schedule.runtime.run_record import Record
+from lib.schedule.runtime.run_record import RunRecord
 from lib.studies.scheduler_eval import comparison
-from lib.studies.scheduler_eval.scenario import Menu
+from lib.studies.scheduler_eval.scenario import StepTimes
 
 _SLOTS = 2
 _SPAN_S = (60.0, 1800.0)
 _GPU = "t4"
 
 
-def pairs_of(source: str, reference: str = "") -> tuple[pd.DataFrame, str]:
+def contention_table(source: str, reference: str = "") -> tuple[pd.DataFrame, str]:
     """Return the table ``contention`` of this machine or, in a replay or where none was measured, of a reference machine.
 
     The note says whose it is. Raises InputError where there is none at all.
@@ -55,28 +55,28 @@ class Host:
         """Return a mix of jobs for the CPU slots alone."""
         return partial(job_mixes.draw, self.rates[["cpu"]], Fleet.of({"cpu": _SLOTS}), count, span_s=_SPAN_S)
 
-    def desk(self, count: int, held_cores: float, seed: int) -> Problem:
-        """Return jobs for the slots and a GPU, on which each holds ``held_cores`` cores of the host."""
+    def with_gpu(self, count: int, cores: float, seed: int) -> Problem:
+        """Return jobs for the slots and a GPU, on which each takes ``cores`` of the host."""
         fleet = replace(Fleet.of({"cpu": _SLOTS, _GPU: 1}, cpu_cores=[1.0, np.nan]), host_cores=float(_SLOTS))
         drawn = job_mixes.draw(self.rates[["cpu", _GPU]], fleet, count, seed, span_s=_SPAN_S)
-        return replace(drawn, jobs=replace(drawn.jobs, cpu_cores=np.full(count, held_cores)))
+        return replace(drawn, jobs=replace(drawn.jobs, cpu_cores=np.full(count, cores)))
 
 
-def host(table: pd.DataFrame, menu: Menu) -> Host:
-    """Return the measured workloads with their times alone on a slot, and on a GPU as the menu has them."""
+def host(table: pd.DataFrame, times: StepTimes) -> Host:
+    """Return the measured workloads with their times alone on a slot, and on a GPU as the step times have them."""
     alone = table[(table["beside"] == ALONE[0]) & (table["device_type"] == "cpu")].set_index("workload_id")["step_ms"]
-    gpu = menu.wide("step_ms", [_GPU])[_GPU]
+    gpu = times.wide("step_ms", [_GPU])[_GPU]
     names = [name for name in alone.index if name in gpu.index]
     return Host(pd.DataFrame({"cpu": 1e3 / alone[names], _GPU: 1e3 / gpu[names]}), table)
 
 
-def real_run(p: Any) -> tuple[Record, str]:
+def real_run(p: Any) -> tuple[RunRecord, str]:
     """Run jobs on this machine as the parameters of 07 say, or read a reference machine's run back; return it with a note."""
     if p.source == "replay":
-        name, found = run_record.of_reference(p.reference)
-        return found, f"REPLAY of a real run on {name}, {found.facts['written_utc'][:10]}."
+        name, record = run_record.of_reference(p.reference)
+        return record, f"REPLAY of a real run on {name}, {record.facts['written_utc'][:10]}."
     folder = paths.DATA / run_record.FOLDER
     out = folder / store.fresh_name("trial", lambda name: (folder / name).exists())
-    jobs = p.jobs or jobs_file.trial(p.workloads.split(","), p.real, p.job_s, out)
-    found = jobs_file.run(jobs_file.prepare(jobs, out), out)
-    return found, f"Run on this machine, {found.facts['machine']}; its record and trace are in data/schedule/{out.name}."
+    jobs = p.jobs or jobs_file.write_trial(p.workloads.split(","), p.real, p.job_s, out)
+    record = jobs_file.run(jobs_file.prepare(jobs, out), out)
+    return record, f"Run on this machine, {record.facts['machine']}; its record and trace are in data/schedule/{out.name}."

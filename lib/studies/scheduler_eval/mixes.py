@@ -1,6 +1,6 @@
 """What 07 evaluates: the mixes of the scenarios and of published throughputs, and the results as people read them."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -10,14 +10,14 @@ import pandas as pd
 from lib import paths, store
 from lib.config import definitions
 from lib.config.definitions import Scenario
+from lib.progress import track
 from lib.schedule import bounds, gavel, job_mixes
 from lib.schedule.policies import registry
 from lib.schedule.problem import Fleet, Problem
 from lib.schedule.simulation.events import simulate
 from lib.studies.scheduler_eval import comparison, scenario
-from lib.studies.scheduler_eval.scenario import Menu
+from lib.studies.scheduler_eval.scenario import StepTimes
 
-Progress = Callable[[Iterable, str], Iterable]
 NAMES = ("cpu-only", "gpu-only", "fastest", "first-come", "by-size", "earliest-finish", "longest-first", "shortest-first",
          "affinity", "matching", "hybrid")
 MAIN = ("fastest", "first-come", "earliest-finish", "longest-first", "hybrid")
@@ -26,18 +26,18 @@ PUBLISHED = ((200, 4), (1000, 36))  # jobs, devices of each type
 
 
 @dataclass(frozen=True)
-class Offer:
-    """Scenarios with their menu, and rates of published jobs where they were imported (None: they were not)."""
+class Mixes:
+    """Scenarios with their step times, and rates of published jobs where they were imported (None: they were not)."""
 
-    menu: Menu
+    times: StepTimes
     scenarios: tuple[Scenario, ...]
     published: pd.DataFrame | None
 
-    def mixes(self, count: int) -> dict[str, comparison.Mix]:
+    def of_scenarios(self, count: int) -> dict[str, comparison.Mix]:
         """Return a mix of ``count`` jobs for each scenario."""
-        return {one.id: partial(scenario.problem, self.menu, one, count) for one in self.scenarios}
+        return {one.id: partial(scenario.draw, self.times, one, count) for one in self.scenarios}
 
-    def published_mixes(self) -> dict[str, comparison.Mix]:
+    def of_published(self) -> dict[str, comparison.Mix]:
         """Return the mixes of published jobs, none where they were not imported."""
         if self.published is None:
             return {}
@@ -46,52 +46,51 @@ class Offer:
 
     @property
     def widest(self) -> Scenario:
-        """Return the scenario with the most types of device."""
+        """Return the scenario with the most device types."""
         return max(self.scenarios, key=lambda one: len(one.devices))
 
     def one(self, count: int) -> comparison.Mix:
         """Return the mix of the widest scenario."""
-        return partial(scenario.problem, self.menu, self.widest, count)
+        return partial(scenario.draw, self.times, self.widest, count)
 
     def arriving(self, count: int) -> Callable[[int, float], Problem]:
         """Return the mix of the widest scenario whose jobs arrive over time: (seed, load) -> problem."""
-        return lambda seed, load: scenario.problem(self.menu, self.widest, count, seed, load)
+        return lambda seed, load: scenario.draw(self.times, self.widest, count, seed, load)
 
     @property
     def spread(self) -> np.ndarray:
-        """Return the spread of the widest scenario's times (kinds, types) in log time."""
-        return self.menu.some(self.widest.kinds).spread(self.widest.devices)
+        """Return the spread of the widest scenario's times (classes, types) in log time."""
+        return self.times.subset(self.widest.kinds).spread(self.widest.devices)
 
 
-def offer(names: Sequence[str], reference: str = "", progress: Progress = lambda items, _: items) -> Offer:
-    """Return the named scenarios with their menu; InputError for one that is not there."""
+def load(names: Sequence[str], reference: str = "") -> Mixes:
+    """Return the named scenarios with their step times; InputError for one that is not there."""
     scenarios = tuple(definitions.scenario(name) for name in names)
     devices = list(dict.fromkeys(device for one in scenarios for device in one.devices))
     path = paths.IMPORTED / "gavel" / gavel.FILE
     published = gavel.single(store.read(path, "throughputs")) if path.exists() else None
-    return Offer(scenario.menu(devices, reference=reference, progress=progress), scenarios, published)
+    return Mixes(scenario.step_times(devices, reference=reference), scenarios, published)
 
 
-def menu_table(found: Menu) -> pd.DataFrame:
-    """Return the menu as people read it: ms a step on each device, with how it is known."""
+def step_table(times: StepTimes) -> pd.DataFrame:
+    """Return step times as people read them: ms a step on each device, with how it is known."""
     def cell(row) -> str:
         if not np.isfinite(row.step_ms):
             return row.source
         how = row.source if np.isnan(row.low_ms) else f"{row.source}, {row.low_ms:.3g} to {row.high_ms:.3g}"
         return f"{row.step_ms:.3g} ({how})"
 
-    shown = found.table.assign(cell=[cell(row) for row in found.table.itertuples()])
-    table = shown.pivot_table(index="kind", columns="device", values="cell", aggfunc="first", sort=False)
+    shown = times.table.assign(cell=[cell(row) for row in times.table.itertuples()])
+    table = shown.pivot_table(index="job_class", columns="device", values="cell", aggfunc="first", sort=False)
     table = table[sorted(table, key=lambda device: device != "cpu")].reset_index()
     table.columns.name = None
     return table
 
 
-def headroom_table(found: pd.DataFrame) -> pd.DataFrame:
+def headroom_table(results: pd.DataFrame) -> pd.DataFrame:
     """Return by mix what could be won over the best single-device policy, and what the main policies win of it."""
-    found = found.assign(best=(found["makespan_s"] / found["best_single_s"] - 1) * 100)
     rows = []
-    for mix, part in found.groupby("mix", sort=False):
+    for mix, part in results.groupby("mix", sort=False):
         mean = part.groupby("policy").mean(numeric_only=True)
         row = {"mix": mix, "could be saved %": 100 * part["room"].mean()}
         for name in ("earliest-finish", "longest-first", "hybrid"):
@@ -100,29 +99,29 @@ def headroom_table(found: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def few(found: Offer, count: int = 40, names: Sequence[str] = ("fastest", "earliest-finish", "hybrid")) -> \
+def few(mixes: Mixes, count: int = 40, names: Sequence[str] = ("fastest", "earliest-finish", "hybrid")) -> \
         tuple[dict[str, pd.DataFrame], dict[str, str], float]:
-    """Return schedules by policy of a few jobs of the widest scenario, the kind of each job, and the bound in s."""
-    asked = found.one(count)(0)
-    bound_s = bounds.makespan_bound(asked)
-    kinds = list(found.menu.some(found.widest.kinds).rates(found.widest.devices).index)
+    """Return schedules by policy of a few jobs of the widest scenario, the class of each job, and the bound in s."""
+    problem = mixes.one(count)(0)
+    bound_s = bounds.makespan_bound(problem)
+    classes = list(mixes.times.subset(mixes.widest.kinds).rates(mixes.widest.devices).index)
     shown = {}
     for name in names:
-        schedule = simulate(asked, registry.policy(name)).schedule
+        schedule = simulate(problem, registry.policy(name)).schedule
         shown[f"{name}: {float(schedule['end_s'].max()) / bound_s:.2f} times the bound"] = schedule
-    return shown, {job: kinds[kind] for job, kind in zip(asked.jobs.ids, asked.jobs.job_class, strict=True)}, bound_s
+    return shown, {job: classes[one] for job, one in zip(problem.jobs.ids, problem.jobs.job_class, strict=True)}, bound_s
 
 
-def speed(found: Offer, scale: int, progress: Progress = lambda items, _: items) -> pd.DataFrame:
+def speed(mixes: Mixes, scale: int) -> pd.DataFrame:
     """Return simulated jobs a second and the time of a decision by policy and number of jobs, a device for each hundred."""
     parts = []
-    rates = found.menu.rates(found.widest.devices)
-    comparison.speed(found.one(10)(0), SPEEDS, compiled=True)  # compiled by now, or read from the cache
-    for count in progress(sorted({max(500, scale // 100), max(500, scale // 10), scale}), "speed"):
+    rates = mixes.times.rates(mixes.widest.devices)
+    comparison.speed(mixes.one(10)(0), SPEEDS, compiled=True)  # compiled by now, or read from the cache
+    for count in track(sorted({max(500, scale // 100), max(500, scale // 10), scale}), "speed"):
         fleet = Fleet.of(dict.fromkeys(rates.columns, max(1, count // 100 // rates.shape[1])))
-        asked = job_mixes.draw(rates, fleet, count, 0)
-        again = comparison.speed(asked, SPEEDS[:2], compiled=True)
-        parts += [comparison.speed(asked, SPEEDS), again.assign(policy=again["policy"] + ", compiled")]
+        problem = job_mixes.draw(rates, fleet, count, 0)
+        again = comparison.speed(problem, SPEEDS[:2], compiled=True)
+        parts += [comparison.speed(problem, SPEEDS), again.assign(policy=again["policy"] + ", compiled")]
     return pd.concat(parts, ignore_index=True)
 
 
@@ -130,15 +129,16 @@ def wide(table: pd.DataFrame, rows: str, columns: str, values: str) -> pd.DataFr
     """Return means over seeds, a row a value of one column and a column a value of another."""
     if table.empty:
         return pd.DataFrame(columns=[rows])
-    found = table.pivot_table(index=rows, columns=columns, values=values, sort=False).reset_index()
-    found.columns = [str(name) for name in found.columns]
-    return found
+    means = table.pivot_table(index=rows, columns=columns, values=values, sort=False).reset_index()
+    means.columns = [str(name) for name in means.columns]
+    return means
 
 
 def cost_table(cost: pd.DataFrame) -> pd.DataFrame:
-    """Return what contention costs by policy and by what it is told, means over seeds."""
-    mean = cost.groupby(["policy", "told"], sort=False)[["foreseen_s", "makespan_s", "error"]].mean().reset_index()
-    return mean.rename(columns={"foreseen_s": "foreseen, s", "makespan_s": "came, s", "error": "foreseen / came - 1"})
+    """Return what contention costs by policy and by what it knows of it, means over seeds."""
+    mean = cost.groupby(["policy", "known"], sort=False)[["simulated_s", "makespan_s", "error"]].mean().reset_index()
+    return mean.rename(columns={"known": "known of contention", "simulated_s": "simulated, s", "makespan_s": "actual, s",
+                                 "error": "simulated / actual - 1"})
 
 
 def speed_table(table: pd.DataFrame) -> pd.DataFrame:

@@ -1,6 +1,6 @@
-"""How long a step of each kind of job takes on each type of device of a scenario: measured where it was, else predicted."""
+"""How long a step of each job class takes on each device type of a scenario: measured where it was, else predicted."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,45 +10,46 @@ from lib.config import definitions
 from lib.config.definitions import Kind, Scenario
 from lib.measure import archive
 from lib.predict import advise, registry
+from lib.progress import track
 from lib.schedule import job_mixes, portable
 from lib.schedule.problem import Fleet, Problem
 
 _HALF = 1.645  # standard deviations in half of a 90 % interval
 _DIGITS = 6  # of a time: the last ones of a prediction are those of the processor that made it, and schedules hang on them
-Progress = Callable[[Iterable, str], Iterable]
 
 
 @dataclass(frozen=True)
-class Menu:
-    """``table``: a row a kind and device: ``kind, device, step_ms, low_ms, high_ms, source, memory_mb``.
+class StepTimes:
+    """``table``: a row a job class and device: ``job_class, device, step_ms, low_ms, high_ms, source, memory_mb``.
 
-    ``source`` is measured, predicted, or does not fit (then there is no time). Measured times have no interval.
+    ``source`` is measured, as ``advise`` says, or does not fit (then there is no time). Measured times have no interval.
     """
 
     table: pd.DataFrame
 
-    def some(self, kinds: Iterable[str]) -> "Menu":
-        """Return the menu of some kinds; of all, where none is named."""
-        names = list(kinds)
-        return Menu(self.table[self.table["kind"].isin(names)]) if names else self
+    def subset(self, classes: Iterable[str]) -> "StepTimes":
+        """Return the times of some job classes; of all, where none is named."""
+        names = list(classes)
+        return StepTimes(self.table[self.table["job_class"].isin(names)]) if names else self
 
     def wide(self, column: str, devices: Iterable[str]) -> pd.DataFrame:
-        """Return one column as a row a kind and a column a device."""
-        found = self.table.pivot_table(index="kind", columns="device", values=column, aggfunc="first", sort=False, dropna=False)
-        return found[list(devices)]
+        """Return one column as a row a class and a column a device."""
+        wide = self.table.pivot_table(index="job_class", columns="device", values=column, aggfunc="first", sort=False,
+                                      dropna=False)
+        return wide[list(devices)]
 
     def rates(self, devices: Iterable[str]) -> pd.DataFrame:
-        """Return steps per second, a row a kind and a column a device; 0 where it does not fit."""
+        """Return steps per second, a row a class and a column a device; 0 where it does not fit."""
         return (1e3 / self.wide("step_ms", devices)).fillna(0.0)
 
     def spread(self, devices: Iterable[str]) -> np.ndarray:
-        """Return the spread of each time (kinds, devices) in log time, as its interval says; 0 where it was measured."""
+        """Return the spread of each time (classes, devices) in log time, as its interval says; 0 where it was measured."""
         low, high = self.wide("low_ms", devices), self.wide("high_ms", devices)
         return np.nan_to_num(portable.log((high / low).to_numpy(float)) / (2 * _HALF))
 
     def memory_mb(self) -> np.ndarray:
-        """Return what a job of each kind needs, in MB."""
-        return self.table.groupby("kind", sort=False)["memory_mb"].first().to_numpy(float)
+        """Return what a job of each class needs, in MB."""
+        return self.table.groupby("job_class", sort=False)["memory_mb"].first().to_numpy(float)
 
 
 def measured_steps(source: str, reference: str = "") -> pd.Series:
@@ -58,34 +59,33 @@ def measured_steps(source: str, reference: str = "") -> pd.Series:
     return runs.groupby("workload_id")["step_median_ms"].median()
 
 
-def menu(devices: Iterable[str], kinds: Iterable[Kind] | None = None, reference: str = "",
-         progress: Progress = lambda items, _: items) -> Menu:
-    """Return the menu of kinds of jobs (default: those of params/scenarios.yaml) on ``cpu`` and GPUs, in fp32.
+def step_times(devices: Iterable[str], classes: Iterable[Kind] | None = None, reference: str = "") -> StepTimes:
+    """Return the step times of job classes (default: the ``kinds`` of params/scenarios.yaml) on ``cpu`` and GPUs, in fp32.
 
     The CPU is the reference machine's. Raises InputError for a device without a model.
     """
     devices = list(devices)
     predictors, steps = registry.for_devices(devices, "fp32"), measured_steps("replay", reference)
     rows = []
-    for kind in progress(list(kinds or definitions.load_scenarios()[0].values()), "kinds"):
+    for kind in track(list(classes or definitions.load_scenarios()[0].values()), "job classes"):
         answer = advise.predictions(advise.CapturedQuery(advise.Query(kind.model, kind.batch_size, mode=kind.mode)), predictors)
         rows += [_row(kind, one, steps) for one in answer.to_dict("records")]
     table = pd.DataFrame(rows)
     for name in ("step_ms", "low_ms", "high_ms"):
         table[name] = [float(f"{value:.{_DIGITS}g}") for value in table[name]]
-    return Menu(table)
+    return StepTimes(table)
 
 
 def _row(kind: Kind, one: dict, steps: pd.Series) -> dict:
     profiled = kind.mode == "train" and one["device"] == "cpu" and kind.model in steps
     measured_ms = float(steps[kind.model]) if profiled else one["measured_ms"]
-    known = {"kind": kind.id, "device": one["device"], "memory_mb": one["memory_mb"], "low_ms": np.nan, "high_ms": np.nan}
+    known = {"job_class": kind.id, "device": one["device"], "memory_mb": one["memory_mb"], "low_ms": np.nan, "high_ms": np.nan}
     if not one["fits"]:
         return {**known, "step_ms": np.nan, "source": "does not fit"}
     if np.isfinite(measured_ms):
         return {**known, "step_ms": measured_ms, "source": "measured"}
-    said = {name: one[name] for name in ("low_ms", "high_ms", "source")}
-    return {**known, **said, "step_ms": one["predicted_ms"]}
+    predicted = {name: one[name] for name in ("low_ms", "high_ms", "source")}
+    return {**known, **predicted, "step_ms": one["predicted_ms"]}
 
 
 def fleet(scenario: Scenario) -> Fleet:
@@ -101,8 +101,8 @@ def fleet(scenario: Scenario) -> Fleet:
                     busy_w=numbers("busy_w"), price_per_hour=numbers("price_per_hour"))
 
 
-def problem(menu: Menu, scenario: Scenario, count: int, seed: int, load: float = 0.0) -> Problem:
-    """Draw a problem of a scenario: ``count`` jobs over its kinds; with ``load`` they arrive over time."""
-    mine = menu.some(scenario.kinds)
-    return job_mixes.draw(mine.rates(scenario.devices), fleet(scenario), count, seed, load,
-                      (scenario.shortest_s, scenario.longest_s), mine.memory_mb())
+def draw(times: StepTimes, scenario: Scenario, count: int, seed: int, load: float = 0.0) -> Problem:
+    """Draw a problem of a scenario: ``count`` jobs over its classes; with ``load`` they arrive over time."""
+    own = times.subset(scenario.kinds)
+    return job_mixes.draw(own.rates(scenario.devices), fleet(scenario), count, seed, load,
+                      (scenario.shortest_s, scenario.longest_s), own.memory_mb())

@@ -1,11 +1,12 @@
 """What is given up for what: energy for time, and what not knowing of contention on the host costs."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 
+from lib.progress import track
 from lib.schedule.contention import Contention
 from lib.schedule.policies import registry
 from lib.schedule.problem import Problem
@@ -13,12 +14,11 @@ from lib.schedule.simulation import metrics
 from lib.schedule.simulation.events import simulate
 from lib.studies.scheduler_eval import comparison
 
-Progress = Callable[[Iterable, str], Iterable]
 WEIGHTS = (0.0, 0.6, 0.75, 0.85, 0.95, 1.0)
-HOLDS = (0.0, 1.0, 2.0)  # cores of the host that a job on a GPU holds
+TAKES = (0.0, 1.0, 2.0)  # cores of the host that a job on a GPU takes
 
 
-def pareto(asked: Problem, weights: Sequence[float] = WEIGHTS) -> pd.DataFrame:
+def pareto(problem: Problem, weights: Sequence[float] = WEIGHTS) -> pd.DataFrame:
     """Return makespan and energy of ``hybrid`` for weights between them (1: energy alone matters), and which are on the front.
 
     A point is on the front when no other is at least as good in both and better in one. Beside it stand the baselines
@@ -27,9 +27,9 @@ def pareto(asked: Problem, weights: Sequence[float] = WEIGHTS) -> pd.DataFrame:
     rows = []
     for weight in weights:
         several = {"makespan": max(1e-3, 1 - weight), "energy": weight} if weight else {"makespan": 1.0}
-        found = _figures(asked, "hybrid", objective="energy" if weight else "makespan", weights=several)
-        rows.append({"policy": "hybrid", "weight": weight, **found})
-    rows += [{"policy": name, "weight": np.nan, **_figures(asked, name)} for name in
+        figures = _figures(problem, "hybrid", objective="energy" if weight else "makespan", weights=several)
+        rows.append({"policy": "hybrid", "weight": weight, **figures})
+    rows += [{"policy": name, "weight": np.nan, **_figures(problem, name)} for name in
              ("gpu-only", "fastest", "earliest-finish", "longest-first")]
     table = pd.DataFrame(rows)
     values = table[["makespan_s", "energy_j"]].to_numpy(float)
@@ -37,48 +37,48 @@ def pareto(asked: Problem, weights: Sequence[float] = WEIGHTS) -> pd.DataFrame:
     return table.assign(front=~np.array(beaten))
 
 
-def _figures(asked: Problem, name: str, **options) -> dict[str, float]:
-    found = metrics.metrics(simulate(asked, registry.policy(name, **options)))
-    return {"makespan_s": found["makespan_s"], "energy_j": found["energy_j"]}
+def _figures(problem: Problem, name: str, **options) -> dict[str, float]:
+    figures = metrics.metrics(simulate(problem, registry.policy(name, **options)))
+    return {"makespan_s": figures["makespan_s"], "energy_j": figures["energy_j"]}
 
 
-def ignoring(draw: comparison.Mix, contention: Contention, names: Sequence[str] = ("longest-first", "hybrid"), seeds: int = 3,
-             progress: Progress = lambda items, _: items) -> pd.DataFrame:
-    """Return what each policy foresees and gets when it is told nothing of contention, its mean, or every pair.
+def ignoring(draw: comparison.Mix, contention: Contention, names: Sequence[str] = ("longest-first", "hybrid"),
+             seeds: int = 3) -> pd.DataFrame:
+    """Return the simulated and the actual makespan of each policy when it knows nothing of contention, its mean, or every pair.
 
-    ``foreseen_s`` is the makespan of the same policy in a simulation with what it is told; ``makespan_s`` that with the true
-    contention; ``error`` is how far the one is off the other.
+    ``simulated_s`` is the makespan in a simulation with what is ``known``; ``makespan_s`` that with the true contention;
+    ``error`` is how far the one is off the other.
     """
     rows = []
-    for seed in progress(range(seeds), "contention"):
-        asked = draw(seed)
+    for seed in track(range(seeds), "contention"):
+        problem = draw(seed)
         for name in names:
-            for told, known in (("nothing", None), ("the mean", contention.averaged()), ("every pair", contention)):
-                foreseen = _makespan(asked, name, known, known)
-                real = _makespan(asked, name, contention, known)
-                rows.append({"seed": seed, "policy": name, "told": told, "foreseen_s": foreseen, "makespan_s": real,
-                             "error": foreseen / real - 1})
+            for label, known in (("nothing", None), ("the mean", contention.averaged()), ("every pair", contention)):
+                simulated_s = _makespan(problem, name, known, known)
+                actual_s = _makespan(problem, name, contention, known)
+                rows.append({"seed": seed, "policy": name, "known": label, "simulated_s": simulated_s, "makespan_s": actual_s,
+                             "error": simulated_s / actual_s - 1})
     return pd.DataFrame(rows)
 
 
-def _makespan(asked: Problem, name: str, contention: Contention | None, told: Contention | None) -> float:
-    return float(simulate(asked, registry.policy(name), contention=contention, known=told).schedule["end_s"].max())
+def _makespan(problem: Problem, name: str, contention: Contention | None, known: Contention | None) -> float:
+    return float(simulate(problem, registry.policy(name), contention=contention, known=known).schedule["end_s"].max())
 
 
-def holding(draw: Callable[[float, int], Problem], contention: Contention, holds: Sequence[float] = HOLDS, seeds: int = 3,
-            progress: Progress = lambda items, _: items) -> pd.DataFrame:
-    """Return makespans by how many host cores a GPU job holds: with the cores counted, and as if they were free.
+def host_cores(draw: Callable[[float, int], Problem], contention: Contention, takes: Sequence[float] = TAKES,
+               seeds: int = 3) -> pd.DataFrame:
+    """Return makespans by how many host cores a GPU job takes: with the cores counted, and as if they were free.
 
     ``draw(cores, seed)`` gives the problem. Cores that more jobs ask for than there are, are shared by time, which slows all
     that need some.
     """
     rows = []
-    for held in progress(holds, "host cores"):
+    for taken in track(takes, "host cores"):
         for seed in range(seeds):
-            asked = draw(held, seed)
-            true = replace(contention, cores=asked.fleet.host_cores)
-            free = replace(asked, fleet=replace(asked.fleet, host_cores=np.inf))
-            for label, mine in (("counted", asked), ("ignored", free)):
-                span_s = _makespan(mine, "hybrid", true, contention)
-                rows.append({"host_cores": held, "seed": seed, "cores": label, "makespan_s": span_s})
+            problem = draw(taken, seed)
+            true = replace(contention, cores=problem.fleet.host_cores)
+            free = replace(problem, fleet=replace(problem.fleet, host_cores=np.inf))
+            for label, one in (("counted", problem), ("ignored", free)):
+                span_s = _makespan(one, "hybrid", true, contention)
+                rows.append({"host_cores": taken, "seed": seed, "cores": label, "makespan_s": span_s})
     return pd.DataFrame(rows)

@@ -9,7 +9,7 @@ and each that is written.
 from collections.abc import Callable
 from math import prod
 
-from lib.work.graph.capture import Op, TensorSpec
+from lib.work.graph.ops import Op, TensorSpec
 
 VIEWS = frozenset("""view _unsafe_view t transpose permute expand slice select split split_with_sizes unsqueeze squeeze detach
     alias as_strided as_strided_ unbind unfold narrow diagonal chunk reshape _reshape_alias movedim unsafe_split view_as_real

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from lib.work.graph.capture import Op, TensorSpec
+from lib.work.graph.ops import Op, TensorSpec
 
 _POOL = 1 << 20
 _NAMED = {"dtype": torch, "layout": torch, "memory_format": torch}

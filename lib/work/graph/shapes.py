@@ -3,7 +3,7 @@
 from math import prod
 from typing import Any
 
-from lib.work.graph.capture import Op, TensorSpec
+from lib.work.graph.ops import Op, TensorSpec
 
 AXES = ("depth", "height", "width")
 

@@ -17,7 +17,7 @@ from lib.config.base import Strict, build, load_yaml
 from lib.errors import InputError, choices
 from lib.work import dtypes
 from lib.work.graph import counts, families
-from lib.work.graph.capture import Op
+from lib.work.graph.ops import Op
 
 _BLOCK = 128  # points of one Latin hypercube
 _TRIES = 4000  # points drawn in vain before a space counts as empty

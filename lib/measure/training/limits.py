@@ -1,0 +1,94 @@
+"""Loaders that end early and clocks that observe a pass: what keeps a profiled run within its budget."""
+
+import time
+from collections.abc import Iterator
+
+import torch
+
+from lib.config.notebooks import ProfileParams
+from lib.measure.budget import Budget
+from lib.measure.timing import synchronize
+from lib.work.training import Batch, Observer, Unobserved
+
+EVAL_SHARE = 0.4  # what an evaluation batch takes of a training step, about
+_OVERRUN = 1.2  # times its share of the budget that a pass may take before it ends early
+
+
+class Limited:
+    """A loader that stops after ``batches``; its length says so. After ``most_s`` seconds it stops too, ``least`` given."""
+
+    def __init__(self, loader: torch.utils.data.DataLoader, batches: int, most_s: float, least: int):
+        self._loader, self._batches, self._most_s, self._least = loader, min(batches, len(loader)), most_s, least
+
+    def __len__(self) -> int:
+        return self._batches
+
+    def __iter__(self) -> Iterator:
+        iterator, end = iter(self._loader), time.monotonic() + self._most_s
+        for number in range(self._batches):
+            if number >= self._least and time.monotonic() > end:
+                return
+            yield next(iterator)
+
+
+class Stopwatch(Unobserved):
+    """An observer that takes the time from the end of the first batch, which starts the loader, to that of batch ``last``.
+
+    ``every`` reads the clock after each batch in between as well, for a pass that may end early.
+    """
+
+    def __init__(self, device: torch.device, last: int, every: bool = False):
+        self._device, self._last, self._every, self._begin = device, last, every, 0.0
+        self.seconds, self.batches = 0.0, 0
+
+    def end(self, batch: Batch) -> None:
+        """Read the clock."""
+        if batch.index not in (0, self._last) and not (self._every and batch.index < self._last):
+            return
+        synchronize(self._device)
+        now = time.perf_counter()
+        if batch.index == 0:
+            self._begin = now
+        self.seconds, self.batches = now - self._begin, batch.index
+
+    @property
+    def step_s(self) -> float:
+        """Return the mean step, in seconds."""
+        return self.seconds / max(1, self.batches)
+
+
+class PassLimits:
+    """What each pass may take, by what is left of the budget and the newest look at a training step."""
+
+    def __init__(self, p: ProfileParams, budget: Budget, step_s: float):
+        self._p, self._budget, self.step_s = p, budget, step_s
+        self._weight = (1 + p.epochs + 2 * EVAL_SHARE) if p.profile else 1.0  # of what is to come, in training passes
+
+    def next(self, weight: float = 1.0) -> tuple[int, float]:
+        """Return the full batches of the next pass, 0 for all, and its seconds; ``weight`` is its share of a training pass."""
+        iters, most_s = self._p.iters, self._budget.left_s * weight / self._weight
+        if self._budget.seconds:
+            fit = max(1, int(most_s / weight / self.step_s) - 1)  # one for the odd last batch
+            iters = min(iters or fit, fit)
+        self._weight -= weight
+        return iters, _OVERRUN * most_s
+
+
+class Both:
+    """Two observers of one pass."""
+
+    def __init__(self, first: Observer, second: Stopwatch):
+        self.first, self.second = first, second
+
+    def start(self) -> None:
+        """Tell the first; the stopwatch needs no start."""
+        self.first.start()
+
+    def mark(self, phase: str) -> None:
+        """Tell the first."""
+        self.first.mark(phase)
+
+    def end(self, batch: Batch) -> None:
+        """Tell both."""
+        self.first.end(batch)
+        self.second.end(batch)

@@ -1,0 +1,145 @@
+"""The passes of a profiled run: warm-up, the unsynchronised pass, the profiled epochs, evaluation and test."""
+
+import math
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lib import paths
+from lib.config.notebooks import ProfileParams
+from lib.measure import load, machine
+from lib.measure.budget import Budget
+from lib.measure.training.limits import EVAL_SHARE, Both, Limited, PassLimits, Stopwatch
+from lib.measure.training.profiled import PASSES
+from lib.measure.training.profiler import profiler
+from lib.progress import track
+from lib.work import datasets, workloads
+from lib.work.training import Observer, Trainer, Unobserved
+
+_LEAST_WARM = 2  # batches of warm-up, whatever they cost: one starts the loader, one is clocked
+_STEADY = 0.03
+_WARM_SHARE = 0.2  # of the budget, for warm-up
+
+
+def _loader(p: ProfileParams, dataset, batch_size: int, shuffle: bool) -> torch.utils.data.DataLoader:
+    return torch.utils.data.DataLoader(
+        dataset, batch_size=batch_size, shuffle=shuffle, num_workers=p.num_workers, pin_memory=p.pin_memory,
+        prefetch_factor=p.prefetch_factor or None, generator=torch.Generator().manual_seed(p.seed))
+
+
+@dataclass
+class Run:
+    """The parts of one run while it is being measured."""
+
+    p: ProfileParams
+    task: workloads.Task
+    opened: datasets.Opened
+    device: torch.device
+    trainer: Trainer
+    run_id: str
+
+    def loader(self, kind: str, iters: int):
+        """Return the loader of a pass: ``iters`` full batches (0: all) and the odd last one, if the set has one."""
+        subset = datasets.bounded(self.opened.splits[PASSES[kind]], iters, self.task.workload.batch_size, self.p.seed)
+        return _loader(self.p, subset, self.task.workload.batch_size, shuffle=kind == "train")
+
+    def bounded(self, kind: str, iters: int, most_s: float) -> Limited:
+        """Return the loader of a pass that ends early, after one batch at least, when ``most_s`` seconds are over."""
+        loader = self.loader(kind, iters)
+        return Limited(loader, len(loader), most_s, 1)
+
+    def constants(self, kind: str) -> dict[str, Any]:
+        """Return the columns of ``profile`` that do not change within a pass."""
+        workload = self.task.workload
+        index = (self.device.index or 0) if self.device.type == "cuda" else -1 if self.device.type == "cpu" else 0
+        return {"run_id": self.run_id, "workload_id": workload.id, "dataset": workload.dataset, "model": workload.model,
+                "task_type": kind, "split": PASSES[kind], "device_type": self.device.type, "device_index": index,
+                "num_workers": self.p.num_workers, "precision": self.p.precision, "threads": torch.get_num_threads(),
+                "sync": {"cpu": "none", "cuda": "event"}.get(self.device.type, "synchronize"),
+                "data_source": self.opened.data_source, **machine.ids()}
+
+    def path(self, kind: str) -> Path:
+        """Return the file of a pass."""
+        return paths.PROFILES / f"{self.run_id}_{kind}.csv"
+
+
+@dataclass(frozen=True)
+class Pipelined:
+    """What the unsynchronised, unprofiled pass gave."""
+
+    batches: int
+    images: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the passes of one run gave, beside their rows."""
+
+    pipelined: Pipelined
+    seen: load.Load
+    metrics: dict[str, dict[str, float]]
+
+
+def _pipelined(run: Run, iters: int, most_s: float) -> Pipelined:
+    """Train without a profiler and without synchronising inside; only full batches after the first are counted."""
+    size, on_cpu = run.task.workload.batch_size, run.device.type == "cpu"  # elsewhere the clock cannot be read in between
+    loader = run.loader("train", iters + 1 if iters else 0)
+    odd = len(loader.dataset) % size > 0
+    clock = Stopwatch(run.device, len(loader) - odd - 1, every=on_cpu)
+    run.trainer.train(Limited(loader, len(loader), most_s if on_cpu else math.inf, 2), clock)
+    return Pipelined(clock.batches, clock.batches * size, clock.seconds)
+
+
+def _warm_up(run: Run, observer: Observer | None, budget: Budget) -> float:
+    """Train warm-up batches, then as many again until two looks agree or ``warmup_s`` is over; return the last, in seconds."""
+    most_s = budget.left_s * _WARM_SHARE
+    end = time.monotonic() + most_s
+    step_s = _warm_pass(run, observer, most_s)
+    end = min(end, time.monotonic() + run.p.warmup_s)
+    while time.monotonic() < end:
+        before, step_s = step_s, _warm_pass(run, observer, end - time.monotonic())
+        if abs(step_s / before - 1) < _STEADY:
+            break
+    return step_s
+
+
+def _warm_pass(run: Run, observer: Observer | None, most_s: float) -> float:
+    """Train the warm-up batches once, two at least; return the mean step after the first, in seconds."""
+    batches = max(_LEAST_WARM, run.p.warmup_iters)
+    loader = Limited(run.loader("train", batches), batches, most_s, _LEAST_WARM)
+    clock = Both(observer or Unobserved(), Stopwatch(run.device, len(loader) - 1, every=True))
+    run.trainer.train(loader, clock)
+    return clock.second.step_s
+
+
+def measure_passes(run: Run, budget: Budget) -> Outcome:
+    """Run warm-up, the unsynchronised pass, the profiled epochs, evaluation and test."""
+    p, metrics = run.p, {}
+    with load.LoadWatch() as watch:
+        if not p.profile:
+            pipelined = _pipelined(run, *PassLimits(p, budget, _warm_up(run, None, budget)).next())
+            return Outcome(pipelined, watch.reading(), metrics)
+        with profiler(run.path("train"), run.constants("train"), run.device, p.nvtx) as observer:
+            observer.warmup = True
+            passes = PassLimits(p, budget, _warm_up(run, observer, budget))
+            observer.warmup = False
+            pipelined = _pipelined(run, *passes.next())
+            passes.step_s = pipelined.seconds / pipelined.batches
+            observer.pipelined_ms = passes.step_s * 1000
+            for epoch in track(range(p.epochs), "train"):
+                observer.epoch = epoch
+                metrics["train"] = {"loss": run.trainer.train(run.bounded("train", *passes.next()), observer)}
+        seen = watch.reading()
+    for kind in track(("eval", "test"), "evaluate"):
+        with profiler(run.path(kind), run.constants(kind), run.device, p.nvtx) as observer:
+            if not budget.spent:
+                observer.warmup = True
+                warm = Limited(run.loader(kind, p.warmup_iters), max(1, p.warmup_iters), budget.left_s * _WARM_SHARE, 1)
+                run.trainer.evaluate(warm, observer)
+                observer.warmup = False
+            metrics[kind] = run.trainer.evaluate(run.bounded(kind, *passes.next(EVAL_SHARE)), observer)
+    return Outcome(pipelined, seen, metrics)

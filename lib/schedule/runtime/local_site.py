@@ -1,0 +1,49 @@
+"""The slots of this machine, and any slots as a fleet."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from lib.errors import InputError
+from lib.schedule.problem import Fleet, Jobs
+from lib.schedule.runtime.workers import WARM_UP, ProcessWorker, Site, Slot, cores_here, device_type_of
+
+
+def slots_here(count: int = 0) -> tuple[Slot, ...]:
+    """Return the slots of this machine's CPU, one a core (or ``count`` of equal size), and its GPUs.
+
+    Raises InputError for more slots than cores.
+    """
+    from lib.measure import machine
+
+    cores = cores_here()
+    count = count or len(cores)
+    if not 1 <= count <= len(cores):
+        raise InputError(f"{count} slots on {len(cores)} cores: it must be 1 to {len(cores)}")
+    width = len(cores) // count
+    parts = [tuple(cores[number * width:(number + 1) * width]) for number in range(count)]
+    cpus = [Slot(f"cpu[{'-'.join(str(core) for core in dict.fromkeys((part[0], part[-1])))}]", part, width, WARM_UP)
+            for part in parts]
+    return (*cpus, *(Slot(name, warm_up=WARM_UP) for name in machine.devices() if name.startswith("cuda")))
+
+
+def local_site(jobs: Jobs, count: int = 0) -> Site:
+    """Return the slots of this machine, on which every job is tried; InputError for more slots than cores."""
+    slots = slots_here(count)
+    return Site(slots, ProcessWorker, np.ones((len(jobs), len(fleet_of(slots).types)), bool))
+
+
+def fleet_of(slots: tuple[Slot, ...]) -> Fleet:
+    """Return slots as a fleet of types ``cpu`` and, each GPU being its own, ``cuda:0``, ...
+
+    Beside GPUs, CPU slots of known cores give the host's cores, from which jobs on GPUs draw theirs.
+    """
+    names = [device_type_of(slot.name) for slot in slots]
+    types = tuple(dict.fromkeys(names))
+    unknown, cores = np.full(len(types), np.nan), [slot.cores for slot in slots if slot.cores]
+    fleet = Fleet(tuple(slot.name for slot in slots), np.array([types.index(name) for name in names]), types, unknown, unknown,
+                  unknown, unknown, np.zeros(len(types)), unknown)
+    if not cores or len(types) == 1:
+        return fleet
+    own = np.array([len(cores[0]) if name == "cpu" else np.nan for name in types])
+    return replace(fleet, cpu_cores=own, host_cores=float(sum(map(len, cores))))

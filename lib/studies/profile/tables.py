@@ -1,0 +1,69 @@
+"""The tables of the profile study: phases of a step, how a pass settles, runs side by side."""
+
+import numpy as np
+import pandas as pd
+
+from lib.measure.statistics import VERDICTS, Timing
+from lib.measure.training.summary import PHASES_MS, steady, unaccounted
+
+SHOWN = ["workload_id", "arch", "backend", "precision", "batch_size", "data_source", "step_median_ms", "step_low_ms",
+         "step_high_ms", "images_per_sec", "verdict"]
+
+
+def phase_table(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return, for each pass, the median step, its IQR and n, the median of each phase, and what the phases leave over.
+
+    Columns: task_type, n, step_ms, iqr_pct, one a phase (ms), unaccounted_pct (median of |step - sum| / step).
+    """
+    part, table = steady(rows), []
+    names = ["task_type", "n", "step_ms", "iqr_pct", *PHASES_MS.values(), "unaccounted_pct"]
+    for kind, group in part.groupby("task_type", sort=False):
+        timing = Timing(group["step_time_ms"].to_numpy())
+        table.append({"task_type": kind, "n": timing.n, "step_ms": timing.median_ms,
+                      "iqr_pct": timing.iqr_ms / timing.median_ms * 100,
+                      **{label: group[name].median() for name, label in PHASES_MS.items()},
+                      "unaccounted_pct": unaccounted(group) * 100})
+    return pd.DataFrame(table, columns=names)
+
+
+def warm_up(rows: pd.DataFrame) -> dict[str, float]:
+    """Return how a training pass settles: the first step against the steady median, and the time the warm-up took."""
+    train = rows[rows["task_type"] == "train"]
+    median = float(steady(train)["step_time_ms"].median())
+    first = float(train["step_time_ms"].iloc[0])
+    return {"first_ms": first, "steady_ms": median, "ratio": first / median,
+            "warmup_s": float(train.loc[train["warmup"], "step_time_ms"].sum() / 1000)}
+
+
+def across(table: pd.DataFrame, rows: pd.DataFrame) -> dict[str, float]:
+    """Return what the runs of ``side_by_side`` have in common: the ratios that the report's hypotheses ask for."""
+    return {"backward over forward": float((table["backward"] / table["forward"]).median()),
+            "largest loader share": float((table["loader wait"] / table["step_median_ms"]).max() * 100),
+            "largest unexplained share": max((unaccounted(part) * 100 for _, part in
+                                              steady(rows).groupby(["run_id", "task_type"])), default=np.nan),
+            "stable runs": float((table["verdict"] == "stable").sum())}
+
+
+def latest(runs: pd.DataFrame, hardware_id: str) -> pd.DataFrame:
+    """Return the newest run of each workload, backend and precision on one machine, unusable ones left out.
+
+    ``attrs["unusable"]`` counts what was left out.
+    """
+    mine = runs[(runs["hardware_id"] == hardware_id) & runs["step_median_ms"].notna()]
+    usable = mine[mine["verdict"] != VERDICTS[-1]].sort_values("timestamp", kind="stable")
+    newest = usable.groupby(["workload_id", "backend", "precision"]).tail(1)
+    newest = newest.sort_values(["workload_id", "backend", "precision"], ignore_index=True)
+    newest.attrs["unusable"] = len(mine) - len(usable)
+    return newest
+
+
+def side_by_side(runs: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
+    """Return one line a run: its identity, throughput, verdict, and the median of every phase of its training step.
+
+    ``rows`` are the profile rows of those runs.
+    """
+    train = steady(rows[rows["task_type"] == "train"])
+    phases = train.groupby("run_id")[list(PHASES_MS)].median().rename(columns=PHASES_MS)
+    names = ["run_id", "workload_id", "arch", "backend", "precision", "batch_size", "data_source", "step_median_ms",
+             "step_low_ms", "step_high_ms", "images_per_sec", "verdict"]
+    return runs[names].merge(phases, left_on="run_id", right_index=True, validate="one_to_one")

@@ -1,0 +1,88 @@
+"""What a captured graph is made of: tensors as shape and strides, operators as one call each, and the graph."""
+
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_flatten
+
+MODES = ("infer", "train")
+PHASES = ("forward", "backward", "optimizer")
+KINDS = ("parameter", "buffer", "input", "activation")
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """What an operator is given or gives: shape, strides, dtype; and, not compared, which storage and of what kind.
+
+    ``storage`` numbers the storages of a graph, so that two uses of one tensor are known as such; -1 is unknown.
+    """
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: str = "float32"
+    storage: int = field(default=-1, compare=False)
+    kind: str = field(default="activation", compare=False)
+
+    @property
+    def elements(self) -> int:
+        """Return the number of elements."""
+        return prod(self.shape)
+
+    @property
+    def itemsize(self) -> int:
+        """Return the bytes of one element."""
+        return getattr(torch, self.dtype).itemsize
+
+    @property
+    def bytes(self) -> int:
+        """Return the bytes of the distinct elements: a dimension of stride 0 (an expanded one) counts once."""
+        return prod(size for size, step in zip(self.shape, self.stride, strict=True) if step) * self.itemsize
+
+
+@dataclass(frozen=True)
+class Op:
+    """One call of an ATen operator; equal ops are the same work (module, phase and storages are not compared)."""
+
+    name: str
+    args: tuple
+    kwargs: tuple[tuple[str, Any], ...] = ()
+    outputs: tuple[TensorSpec, ...] = field(default=(), compare=False)
+    module: str = field(default="", compare=False)
+    phase: str = field(default="forward", compare=False)
+
+    @property
+    def short(self) -> str:
+        """Return the operator's name without namespace and overload: ``convolution``."""
+        return self.name.split(".")[1]
+
+    @property
+    def tensors(self) -> tuple[TensorSpec, ...]:
+        """Return every tensor argument, also those inside of lists."""
+        leaves = tree_flatten([_unfrozen(self.args), [value for _, value in self.kwargs]])[0]
+        return tuple(leaf for leaf in leaves if isinstance(leaf, TensorSpec))
+
+    @property
+    def overload(self):
+        """Return torch's operator."""
+        namespace, name, overload = self.name.split(".")
+        return getattr(getattr(getattr(torch.ops, namespace), name), overload)
+
+
+@dataclass(frozen=True)
+class Graph:
+    """The operators of one pass or step in order, and what the network holds."""
+
+    ops: tuple[Op, ...]
+    parameters: int
+    parameter_bytes: int
+    buffer_bytes: int
+    modules: dict[str, str]
+    output: tuple[int, ...]
+    made: tuple[dict[int, int], ...] = ()  # by each operator: storages that are new, with their bytes
+    freed: tuple[tuple[int, ...], ...] = ()  # after each operator: storages that nothing refers to any more
+
+
+def _unfrozen(value: Any) -> Any:
+    return [_unfrozen(item) for item in value] if isinstance(value, tuple) else value

@@ -1,0 +1,127 @@
+"""Records every operator that torch dispatches below autograd, with its storages and the module that called for it."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_map
+
+from lib.work.graph.ops import Op, TensorSpec
+
+_NOT_WORK = ("prim.", "profiler.", "prims.")
+_READS = "aten._local_scalar_dense.default"  # a number read by the host: no work of an operator
+
+
+def _frozen(value: Any) -> Any:
+    """Make an argument hashable; dtypes, devices, layouts and memory formats become their names."""
+    if isinstance(value, list | tuple):
+        return tuple(_frozen(item) for item in value)
+    if isinstance(value, torch.dtype | torch.device | torch.layout | torch.memory_format):
+        return f"{type(value).__name__}:{str(value).removeprefix('torch.')}"
+    if isinstance(value, torch.Generator):
+        return None
+    return value
+
+
+def _positional(func, args: Sequence, kwargs: dict[str, Any]) -> tuple[list, dict[str, Any]]:
+    """Return the arguments with every positional one in its place, defaults filled in: one form of one call."""
+    named, given = dict(kwargs), list(args)
+    for argument in func._schema.arguments[len(given):]:
+        if argument.kwarg_only or not (argument.name in named or argument.has_default_value()):
+            break
+        given.append(named.pop(argument.name, argument.default_value))
+    return given, named
+
+
+class Recorder(TorchDispatchMode):
+    """Lists every operator below autograd, the storages it touches and the module that called for it."""
+
+    def __init__(self, names: dict[int, str]):
+        super().__init__()
+        self.ops: list[Op] = []
+        self.module: list[str] = [""]
+        self.phase = "forward"
+        self._by_node: dict[int, str] = {}
+        self._storages: dict[int, tuple[int, str, StorageWeakRef]] = {}
+        self._alive: dict[int, StorageWeakRef] = {}
+        self.made: list[dict[int, int]] = []
+        self.freed: list[tuple[int, ...]] = []
+        self._names = names
+
+    def known(self, tensor: torch.Tensor, kind: str) -> int:
+        """Return the number of a tensor's storage; a new one is entered as of ``kind``."""
+        key = tensor.untyped_storage()._cdata
+        if key not in self._storages:
+            # the weak reference keeps the address from being used again
+            self._storages[key] = (len(self._storages), kind, StorageWeakRef(tensor.untyped_storage()))
+        return self._storages[key][0]
+
+    def _spec(self, value: Any, kind: str = "activation") -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        number = self.known(value, kind)
+        kind = self._storages[value.untyped_storage()._cdata][1]
+        return TensorSpec(tuple(value.shape), tuple(value.stride()), str(value.dtype).removeprefix("torch."), number, kind)
+
+    def _enter(self, storages: list, before: int) -> None:
+        """Write down which of an operator's storages are new; sizes are those of the whole storage."""
+        new = {}
+        for storage in storages:
+            number, _, reference = self._storages[storage._cdata]
+            if number >= before:
+                new[number], self._alive[number] = storage.nbytes(), reference
+        self.made.append(new)
+
+    def sweep(self) -> None:
+        """Write down which storages died since the last operator: as in the real run, Python's references decide."""
+        if len(self.freed) < len(self.ops):
+            dead = tuple(number for number, reference in self._alive.items() if reference.expired())
+            for number in dead:
+                del self._alive[number]
+            self.freed.append(dead)
+
+    def _where(self) -> tuple[str, str]:
+        """Return module and phase; a backward operator belongs to the module that made its autograd node."""
+        node = torch._C._current_autograd_node()
+        if node is not None:
+            return self._by_node.get(node._sequence_nr(), ""), "backward"
+        # the newest node is this operator's own, or it has none and leaves that of an earlier one alone
+        self._by_node.setdefault(torch.autograd._get_sequence_nr() - 1, self.module[-1])
+        return self.module[-1], self.phase
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        name = str(func)
+        if name.startswith(_NOT_WORK) or name == _READS:
+            return func(*args, **kwargs)
+        self.sweep()
+        module, phase = self._where()
+        given, named = _positional(func, args, kwargs)
+        given = _frozen(tree_map(self._spec, given))
+        named = tuple(sorted((key, _frozen(tree_map(self._spec, value))) for key, value in named.items()))
+        out = func(*args, **kwargs)
+        before, leaves = len(self._storages), [leaf for leaf in tree_flatten(out)[0] if isinstance(leaf, torch.Tensor)]
+        outputs = tuple(self._spec(leaf) for leaf in leaves)
+        self._enter([leaf.untyped_storage() for leaf in leaves], before)
+        self.ops.append(Op(name, given, named, outputs, module, phase))
+        return out
+
+
+@contextmanager
+def named_modules(model: nn.Module, recorder: Recorder) -> Iterator[None]:
+    """Let the recorder know which module is running."""
+    def enter(name: str):
+        return lambda *_: recorder.module.append(name)
+
+    def leave(*_) -> None:
+        recorder.module.pop()
+
+    with ExitStack() as stack:
+        for name, module in model.named_modules():
+            stack.callback(module.register_forward_pre_hook(enter(name)).remove)
+            stack.callback(module.register_forward_hook(leave, always_call=True).remove)
+        yield

@@ -1,0 +1,64 @@
+"""The documents say what is so: links lead somewhere, verbs and targets exist, names are where they are said to be."""
+
+import re
+import subprocess
+import sys
+from urllib.parse import unquote
+
+import pytest
+
+from lib import paths, store
+from lib.config import definitions, notebooks
+
+DOCUMENTS = [paths.ROOT / "README.md", paths.ROOT / "data" / "README.md", *sorted((paths.ROOT / "docs").glob("*.md"))]
+LINK = re.compile(r"\]\(([^)#:\s]+)\)")
+README = DOCUMENTS[0].read_text(encoding="utf-8")
+
+
+def rows(text, heading):
+    """Return the cells of the rows of the first table under a heading."""
+    part = text.split(f"## {heading}", 1)[1].split("\n## ", 1)[0]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in part.splitlines() if line.startswith("|")][2:]
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(paths.ROOT)))
+def test_links_targets_and_verbs_exist(path):
+    text = path.read_text(encoding="utf-8")
+    for link in LINK.findall(text):
+        assert (path.parent / unquote(link)).exists(), link
+    makefile = (paths.ROOT / "Makefile").read_text(encoding="utf-8")
+    for target in re.findall(r"^make ([a-z]+)|`make ([a-z]+)", text, re.M):
+        assert re.search(rf"^{''.join(target)}:", makefile, re.M), target
+    shown = subprocess.run([sys.executable, "-m", "lib", "--help"], capture_output=True, text=True, cwd=paths.ROOT, check=True)
+    for verb in set(re.findall(r"python -m lib ([a-z][a-z-]+)", text)):
+        assert re.search(rf"^    {verb}\b", shown.stdout, re.M), verb
+
+
+@pytest.mark.parametrize("row", rows(README, "Where do I find it, where do I add it?"), ids=lambda row: row[0])
+def test_a_question_leads_to_a_file_that_holds_the_name(row):
+    question, files, names = row
+    paths_ = [paths.ROOT / unquote(link) for link in LINK.findall(files)]
+    assert 1 <= len(paths_) <= 3, question
+    text = "".join(path.read_text(encoding="utf-8") for path in paths_ if path.is_file())
+    for name in re.findall(r"`([^`]+)`", names):
+        assert re.search(rf"\b{name}\b", text), f"{question} {name} is not in {[path.name for path in paths_]}"
+
+
+def test_each_notebook_is_in_the_report_and_in_the_readme():
+    names = [path.stem for path in sorted(paths.NOTEBOOKS.glob("[0-9]*.ipynb"))]
+    assert names == list(notebooks.NOTEBOOKS) == [section.notebook for section in definitions.load_report_plan().sections]
+    for name in names:
+        assert f"(notebooks/{name}.ipynb)" in README
+
+
+def test_the_number_that_the_readme_expects_is_the_committed_one():
+    (expected,) = re.findall(r"mean error of \*\*([\d.]+) %\*\*", README)
+    number = store.read_json(paths.REFERENCE / "keys.json")["06_cost_model"]["network, infer, batch 8, retained heap, MAPE"]
+    assert expected == f"{number['value']:.1f}"
+
+
+def test_the_glossary_is_sorted_and_says_each_term_once():
+    terms = [row[0].lower() for row in rows("## x\n" + (paths.ROOT / "docs" / "glossary.md").read_text(encoding="utf-8"), "x")]
+    assert len(terms) > 40
+    assert terms == sorted(terms)
+    assert len(set(terms)) == len(terms)
