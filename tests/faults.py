@@ -66,7 +66,7 @@ def trial(seed):
             registry.policy(draw.choice(POLICIES)), Path(home) / "run", limits, spawn)
         effects = {spec.job_id: path.read_text().count("\n") if (path := Path(home) / f"{spec.job_id}.done").exists() else 0
                    for spec in specs}
-    wrong = [f"{worker._process.name} is still there" for worker in workers if worker._process.exitcode is None]
+    wrong = [f"{worker.process._process.name} is still there" for worker in workers if worker.process._process.exitcode is None]
     return attempts, ends, thrown, wrong + list(_wrong(specs, attempts, ends, thrown, effects))
 
 

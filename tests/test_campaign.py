@@ -53,7 +53,7 @@ class Mortal(ProcessWorker):
     def send(self, *message):
         super().send(*message)
         if message[:2] == ("run", "a#1"):
-            self._process.kill()
+            self.process._process.kill()
 
 
 def test_real_workloads_survive_the_death_of_a_worker(tmp_path):

@@ -163,7 +163,8 @@ def test_step_times_have_a_source():
     desk = scenarios["one_gpu"]
     found = scenario.step_times(desk.devices, [kinds["W1"], kinds["mobilenet_v2 infer"]])
     source = found.wide("source", desk.devices)
-    assert (source["cpu"] == "measured").all() and source["t4"].str.contains("predicted|zero-shot").all()
+    assert (source["cpu"] == "measured").all()
+    assert source["t4"].str.startswith(("predicted", "zero-shot")).all()
     assert (found.spread(list(desk.devices))[:, 0] == 0).all() and (found.spread(list(desk.devices))[:, 1] > 0.05).all()
     asked = scenario.draw(found, desk, 30, 0)
     assert asked.fleet.memory_mb[1] == 16000 and np.isnan(asked.fleet.memory_mb[0])

@@ -134,15 +134,15 @@ def roof_of(several: Sequence[Roof], row) -> Roof | None:
 def _refuse_mixtures(work: pd.DataFrame, several: Sequence[Roof], axis: str) -> None:
     sources, machines = {roof.source for roof in several}, sorted(set(work["hardware_id"]))
     if len(sources) > 1:
-        raise InputError("measured and vendors' roofs are not mixed in one picture; judge by one of them")
+        raise InputError("measured and vendors' roofs are not mixed in one picture; take one of them")
     if sources == {"vendor"} and len({roof.device for roof in several}) > 1:
-        raise InputError(f"points are judged by one vendor's device, not by {choices(sorted({r.device for r in several}))}")
+        raise InputError(f"points are set against one vendor's device, not {choices(sorted({r.device for r in several}))}")
     if len(machines) > 1 and axis != "hardware_id":
         raise InputError(f"points of several machines are not mixed: {choices(machines)} (unless axis is hardware_id)")
     known = {roof.hardware_id for roof in several}
     strangers = [name for name in machines if name not in known]
     if sources == {"measured"} and strangers:
-        raise InputError(f"points of {choices(strangers)} cannot be judged by the roof of {choices(sorted(known))}; "
+        raise InputError(f"points of {choices(strangers)} cannot be set against the roof of {choices(sorted(known))}; "
                          "measure the ceilings of that machine with 01_machine")
 
 

@@ -47,14 +47,6 @@ class Job:
         self._stop.set()
 
 
-def _settle(cores: tuple[int, ...], threads: int) -> None:
-    """Bind this process to its cores and the libraries' threads to their number, before any of them is loaded."""
-    if cores and hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, cores)
-    for name in THREADS:
-        os.environ[name] = str(threads)
-
-
 class Pipe(Protocol):
     """How a worker exchanges messages with the process that leads it, such as a Connection."""
 
@@ -82,7 +74,8 @@ class _Sender:
 
 def serve(pipe: Pipe, device: str, cores: tuple[int, ...], threads: int, beat_s: float, warm_up: str = "") -> None:
     """Run tasks until an ``end`` message, or until the leading process is gone; ``warm_up`` is called before the first."""
-    _settle(cores, threads)
+    if cores and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, cores)
     sender, requests = _Sender(pipe), queue.Queue()
     current: dict[str, Job] = {}
     over = threading.Event()

@@ -1,6 +1,5 @@
 """Slots and the workers that run tasks on them: a process on this machine, or whatever else offers the same interface."""
 
-import multiprocessing
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -8,6 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 import psutil
 
+from lib.measure import worker
 from lib.schedule.runtime import worker_process
 
 WARM_UP = "lib.schedule.runtime.tasks:warm_up"
@@ -71,41 +71,26 @@ class Worker(Protocol):
 
 
 class ProcessWorker:
-    """A worker process on this machine."""
+    """A worker process on this machine (``lib.measure.worker``)."""
 
     def __init__(self, slot: Slot, limits: Limits):
-        context = multiprocessing.get_context("spawn")
-        self.pipe, other = context.Pipe()
-        self._process = context.Process(target=worker_process.serve, daemon=True, name=f"slot {slot.name}",
-                                        args=(other, slot.name, slot.cores, slot.threads, limits.beat_s, slot.warm_up))
-        self._process.start()
-        other.close()
+        self.process = worker.Worker(
+            worker_process.serve, slot.name, slot.cores, slot.threads, limits.beat_s, slot.warm_up, name=f"slot {slot.name}",
+            environment=dict.fromkeys(worker_process.THREADS, str(slot.threads)))
+        self.pipe = self.process.pipe
 
     def messages(self) -> list[tuple[Any, ...]]:
         """Return the messages since the last call; a closed pipe is its death."""
-        received = []
-        try:
-            while self.pipe.poll():
-                received.append(self.pipe.recv())
-        except (EOFError, OSError):
-            self._process.join(2)
-            code = self._process.exitcode
-            received.append(("died", f"the worker was killed (signal {-code}): out of memory?" if code and code < 0
-                             else f"the worker ended with status {code}"))
-        return received
+        received, death = self.process.messages()
+        return [*received, ("died", death)] if death else received
 
     def send(self, *message: Any) -> None:
         """Send it a message; one that died is noticed by its messages."""
-        try:
-            self.pipe.send(message)
-        except (OSError, ValueError):
-            return
+        self.process.send(message)
 
     def shut_down(self) -> None:
         """End it at once."""
-        self._process.kill()
-        self._process.join()
-        self.pipe.close()
+        self.process.shut_down()
 
 
 Spawn = Callable[[Slot, Limits], Worker]  # raises SlotLost

@@ -68,7 +68,8 @@ def step_times(devices: Iterable[str], classes: Iterable[Kind] | None = None, re
     predictors, steps = registry.for_devices(devices, "fp32"), measured_steps("replay", reference)
     rows = []
     for kind in track(list(classes or definitions.load_scenarios()[0].values()), "job classes"):
-        answer = advise.predictions(advise.CapturedQuery(advise.Query(kind.model, kind.batch_size, mode=kind.mode)), predictors)
+        query = advise.CapturedQuery(advise.Query(kind.model, kind.batch_size, mode=kind.mode))
+        answer = advise.predictions(query, predictors)
         rows += [_row(kind, one, steps) for one in answer.to_dict("records")]
     table = pd.DataFrame(rows)
     for name in ("step_ms", "low_ms", "high_ms"):
