@@ -23,7 +23,7 @@ from tests.conftest import busy_neighbours
 
 
 def short(workload="W6", **more):
-    values = {"device": "cpu", "data_source": "synthetic", "iters": 6, "warmup_iters": 2, "warmup_s": 0, **more}
+    values = {"device": "cpu", "data_source": "synthetic", "iters": 6, "warmup_iters": 2, "warmup_s": 0, "budget_s": 0, **more}
     return ProfileParams(workload=workload, **values)
 
 
@@ -144,12 +144,12 @@ def test_what_is_left_of_the_budget_bounds_the_next_pass():
     assert [several.next()[0], several.next()[0], several.next(0.4)[0], several.next(0.4)[0]] == [
         int(2 / 0.1 / 2.8) - 1, int(2 / 0.1 / 1.8) - 1, int(2 / 0.1 / 0.8) - 1, int(2 / 0.1 / 0.4) - 1]
     assert limits.PassLimits(p, Left(6, 0), 1.0).next() == (1, 0)
-    assert limits.PassLimits(short(iters=0, budget_s=0), Left(0, math.inf), 1.0).next() == (0, math.inf)
-    assert limits.PassLimits(short(iters=7), Left(24, 24), 1e-6).next()[0] == 7
+    assert limits.PassLimits(short(iters=0), Left(0, math.inf), 1.0).next() == (0, math.inf)
+    assert limits.PassLimits(short(iters=7, budget_s=24), Left(24, 24), 1e-6).next()[0] == 7
 
 
 def test_a_full_split_is_run_when_asked(home, quiet):
-    run = profile_run.measure(short(iters=0, budget_s=0, warmup_iters=1))
+    run = profile_run.measure(short(iters=0, warmup_iters=1))
     splits = {"train": 971, "eval": 161, "test": 610}
     for kind, size in splits.items():
         measured = run.rows[(run.rows["task_type"] == kind) & ~run.rows["warmup"]]
