@@ -11,13 +11,15 @@ from lib.work.graph import spaces
 
 CONV = ("OPName,Latency,Device,Kernels,B,Input_Channel,Output_Channel,Kernel_Szie,Input_Size,Stride,Padding\n"
         "conv,0.881,Tesla T4,k,38,893,326,3,5,1,1\nconv,0,Tesla T4,k,1,8,16,1,14,2,0\n")
+BMM = "OPName,Latency,Device,Kernels,B,M,N,K\nbmm,0.035,Tesla T4,k,13,27,15,29\n"
 LINEAR = "OPName,Latency,Device,Kernels,B,M,N,K\nlinear,0.066,Tesla T4,k,1,58,13,141\n"
 ROWS = "OPName,Latency,Device,B,H\nx,0.0325,Tesla T4,127,168\n"
 
 
 @pytest.fixture
 def neusight(tmp_path):
-    for op, text in (("conv", CONV), ("linear", LINEAR), *((op, ROWS) for op in ("add", "relu", "softmax", "ln"))):
+    rowwise = ((op, ROWS) for op in ("add", "relu", "softmax", "ln"))
+    for op, text in (("conv", CONV), ("linear", LINEAR), ("bmm", BMM), *rowwise):
         (tmp_path / op).mkdir()
         (tmp_path / op / "Tesla T4.csv").write_text(text)
     return tmp_path
@@ -25,10 +27,13 @@ def neusight(tmp_path):
 
 def test_neusight_is_read_with_its_own_names(neusight):
     table = importers.neusight(neusight)["t4"]
-    assert set(table["op"]) == {"conv2d", "linear", "elementwise", "activation", "softmax", "layer_norm"}
+    assert set(table["op"]) == {"conv2d", "linear", "bmm", "elementwise", "activation", "softmax", "layer_norm"}
     linear = table[table["op"] == "linear"].iloc[0]
     assert (linear["gemm_m"], linear["gemm_k"], linear["gemm_n"]) == (58, 13, 141), "N is the contraction"
     assert linear["flops"] == 2 * 58 * 13 * 141
+    batched = table[table["op"] == "bmm"].iloc[0]
+    assert (batched["batch"], batched["gemm_m"], batched["gemm_k"], batched["gemm_n"]) == (13, 27, 15, 29)
+    assert batched["bytes"] == 4 * 13 * (27 * 15 + 15 * 29 + 27 * 29)
     assert (table["status"] == "failed").sum() == 1, "a time of zero is no time"
     assert set(table["latency_type"]) == {"end_to_end"}
 
@@ -72,7 +77,7 @@ def test_imported_tables_are_valid_and_replaced(neusight, monkeypatch, tmp_path)
     monkeypatch.setattr(paths, "IMPORTED", tmp_path / "imported")
     for _ in range(2):
         path, rows = importers.bring_in("neusight", neusight)["t4"]
-        assert len(store.read(path, "sweep")) == rows == 7
+        assert len(store.read(path, "sweep")) == rows == 8
     assert store.read_json(path.with_name("sweep.meta.json"))["device"] == "t4"
 
 

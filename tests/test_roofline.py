@@ -98,7 +98,7 @@ def test_mixtures_are_refused():
     with pytest.raises(InputError, match="several machines are not mixed: hw, other"):
         roofline.points(two, [CPU, other])
     assert roofline.points(two, [CPU, other], axis="hardware_id")["peak_gflops"].tolist() == [500.0, 100.0]
-    with pytest.raises(InputError, match="cannot be judged by the roof of other"):
+    with pytest.raises(InputError, match="cannot be set against the roof of other"):
         roofline.points(work(), [other])
     vendor = roofline.roofs(roofline.vendor_ceilings(definitions.vendor_device("t4")))
     with pytest.raises(InputError, match="not mixed"):

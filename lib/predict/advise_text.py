@@ -23,7 +23,8 @@ def heading(advice: Advice) -> str:
     """Say what was predicted."""
     query = advice.captured.query
     what = "a training step (forward, loss, backward)" if query.mode == "train" else "a forward pass"
-    return f"{query.model}, {what} of {advice.captured.batch_size} samples, {query.dtype}"
+    samples = f"{advice.captured.batch_size} sample{'s' * (advice.captured.batch_size > 1)}"
+    return f"{query.model}, {what} of {samples}, {query.dtype}"
 
 
 def text(advice: Advice) -> str:

@@ -67,7 +67,7 @@ def siblings(vendor: VendorDevice) -> list[str]:
 def _rates(donor: CostModel, vendor: VendorDevice, dtype: str, launch_ms: float) -> Part:
     """Return the rates of another way of timing, with the launch of this one; nothing else of it carries over.
 
-    A byte takes no less than at the full bandwidth: a kernel that was timed alone found some of its bytes in a cache.
+    A byte takes no less than at the full bandwidth: an isolated kernel reads some of its bytes from a cache.
     """
     part = donor.on(vendor, dtype).parts[_MEMORY]
     cost = _cost(part)

@@ -69,18 +69,18 @@ def analyse(name: str, batch_size: int = 0, input_shape: str = "") -> Analysis:
 
     Raises InputError for an unknown name, a shape that is none, or one that the network cannot take.
     """
-    found = networks.network(name, batch_size, input_shape)
-    model = nn.Sequential(OrderedDict({_ROOT: capture.build_unfilled(found.build)}))
-    return Analysis(name, found.shape, capture.capture(model, found.shape, "train"))
+    network = networks.network(name, batch_size, input_shape)
+    model = nn.Sequential(OrderedDict({_ROOT: capture.build_unfilled(network.build)}))
+    return Analysis(name, network.shape, capture.capture(model, network.shape, "train"))
 
 
 def _sizes(analysis: Analysis) -> dict[int, tuple[int, int]]:
     """Return bytes and elements of each storage: of the widest view that an operator sees of it."""
-    found: dict[int, tuple[int, int]] = {}
+    sizes: dict[int, tuple[int, int]] = {}
     for op in analysis.graph.ops:
         for spec in (*op.tensors, *op.outputs):
-            found[spec.storage] = max(found.get(spec.storage, (0, 0)), (spec.bytes, spec.bytes // spec.itemsize))
-    return found
+            sizes[spec.storage] = max(sizes.get(spec.storage, (0, 0)), (spec.bytes, spec.bytes // spec.itemsize))
+    return sizes
 
 
 def _saved(analysis: Analysis) -> set[int]:
@@ -160,8 +160,8 @@ def sums_of(analysis: Analysis, rows: pd.DataFrame) -> dict[str, Any]:
 
 def by_layer(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the ``complexity`` table of one network and batch size summed over the operators of each layer."""
-    found = rows.groupby("layer", sort=False)[_SUMS].agg(lambda values: values.sum(skipna=False)).reset_index()
-    return found.assign(flops_per_byte=found["flops_forward"] / found["bytes_forward"].where(found["bytes_forward"] > 0))
+    layers = rows.groupby("layer", sort=False)[_SUMS].agg(lambda values: values.sum(skipna=False)).reset_index()
+    return layers.assign(flops_per_byte=layers["flops_forward"] / layers["bytes_forward"].where(layers["bytes_forward"] > 0))
 
 
 def original_summary(sums: pd.DataFrame) -> dict[str, dict[str, dict[str, float | None]]]:
@@ -169,16 +169,16 @@ def original_summary(sums: pd.DataFrame) -> dict[str, dict[str, dict[str, float 
 
     There FLOPs are twice the multiply-adds; all FLOPs, and what else is known, follow under names of their own.
     """
-    found: dict[str, dict[str, dict[str, float | None]]] = {}
+    summary: dict[str, dict[str, dict[str, float | None]]] = {}
     for row in sums.itertuples():
         macs, batch = row.macs_forward, row.batch_size
-        found.setdefault(row.network, {})[str(batch)] = {
+        summary.setdefault(row.network, {})[str(batch)] = {
             "params": row.params, "mult_adds_per_batch_forward": macs, "mult_adds_per_sample_forward": macs / batch,
             "flops_per_batch_forward": 2 * macs, "flops_per_sample_forward": 2 * macs / batch,
             "all_flops_per_batch_forward": _or_none(row.flops_forward),
             "all_flops_per_batch_backward": _or_none(row.flops_backward), "bytes_per_batch_forward": row.bytes_forward,
             "bytes_per_batch_backward": row.bytes_backward, "activation_bytes_per_batch": round(row.activation_mb * 1e6)}
-    return found
+    return summary
 
 
 def _or_none(value: float) -> float | None:

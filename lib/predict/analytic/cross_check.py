@@ -76,9 +76,9 @@ def _torchinfo(model: nn.Module, analysis: Analysis) -> list[dict[str, Any]]:
     import torchinfo
 
     model = model.to("meta").eval()
-    found = torchinfo.summary(model, input_size=analysis.shape, device="meta", mode="eval", verbose=0)
-    return [_row("parameters", analysis.graph.parameters, "torchinfo", found.total_params, {}),
-            _row("multiply-adds, forward", analysis.macs, "torchinfo", found.total_mult_adds,
+    summary = torchinfo.summary(model, input_size=analysis.shape, device="meta", mode="eval", verbose=0)
+    return [_row("parameters", analysis.graph.parameters, "torchinfo", summary.total_params, {}),
+            _row("multiply-adds, forward", analysis.macs, "torchinfo", summary.total_mult_adds,
                  _torchinfo_rule(model, analysis))]
 
 
@@ -160,13 +160,13 @@ def compare(name: str, batch_size: int = 1, input_shape: str = "", measured: boo
     ``measured`` also runs one real forward pass on the CPU. Counts are exact, bytes are bytes. Raises InputError for a
     network or a shape that is none.
     """
-    found = networks.network(name, batch_size, input_shape)
+    network = networks.network(name, batch_size, input_shape)
     analysis = complexity.analyse(name, batch_size, input_shape)
-    model = capture.build_unfilled(found.build)
+    model = capture.build_unfilled(network.build)
     rows = _or_reason(_COUNTER, lambda: _flop_counter(model, analysis))
     rows += _or_reason("torchinfo", lambda: _torchinfo(model, analysis))
-    rows += _or_reason("autograd", lambda: _saved_tensors(found.build, analysis)) if measured else []
-    return pd.DataFrame([{"network": name, "batch_size": found.shape[0], **row} for row in rows]).reindex(columns=COLUMNS)
+    rows += _or_reason("autograd", lambda: _saved_tensors(network.build, analysis)) if measured else []
+    return pd.DataFrame([{"network": name, "batch_size": network.shape[0], **row} for row in rows]).reindex(columns=COLUMNS)
 
 
 def compare_all(names: Iterable[str], input_shape: str = "", measured: bool = True) -> pd.DataFrame:

@@ -15,11 +15,11 @@ from lib.errors import InputError, choices
 _PREFIX = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 _SECONDS = {"nsecond": 1e-9, "usecond": 1e-6, "msecond": 1e-3, "second": 1.0, "ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
 _COLLECT = "collect it with params/collect_nsight.sh"
-_TOLD = {"ERR_NVGPUCTRPERM": "the driver lets only administrators read the counters (ERR_NVGPUCTRPERM): run as root, or load "
-                             "the driver with NVreg_RestrictProfilingToAdminUsers=0",
-         "Failed to find metric": "the profiler did not know a metric: compare params/nsight_metrics.yaml with "
-                                  "ncu --query-metrics",
-         "No kernels were profiled": "no kernels were profiled: the program launched none, or a filter left them all out"}
+_MESSAGES = {
+    "ERR_NVGPUCTRPERM": "the driver lets only administrators read the counters (ERR_NVGPUCTRPERM): run as root, or load the "
+                        "driver with NVreg_RestrictProfilingToAdminUsers=0",
+    "Failed to find metric": "the profiler did not know a metric: compare params/nsight_metrics.yaml with ncu --query-metrics",
+    "No kernels were profiled": "no kernels were profiled: the program launched none, or a filter left them all out"}
 
 
 @dataclass(frozen=True)
@@ -79,9 +79,9 @@ def _factor(unit: str, role: str, where: str) -> float:
 def _table(text: str, name: str) -> tuple[list[str], list[str], list[list[str]]]:
     """Return header, units and kernels of a raw page; log lines around it are skipped."""
     start = re.search(r'^"?ID"?,', text, re.M)
-    told = next((words for key, words in _TOLD.items() if key in text), "")
+    reason = next((words for key, words in _MESSAGES.items() if key in text), "")
     if not start:
-        raise InputError(f"{name}: {told or 'this is no CSV of Nsight Compute: no header that starts with ID'}")
+        raise InputError(f"{name}: {reason or 'this is no CSV of Nsight Compute: no header that starts with ID'}")
     lines = [line for line in text[start.start():].splitlines() if line and not line.startswith("==")]
     header, *rows = csv.reader(io.StringIO("\n".join(lines)))
     if "Metric Name" in header:
@@ -92,7 +92,7 @@ def _table(text: str, name: str) -> tuple[list[str], list[str], list[list[str]]]
     else:
         raise InputError(f"{name}: the row of units after the header is missing; {_COLLECT}")
     if not rows:
-        raise InputError(f"{name}: {told or _TOLD['No kernels were profiled']}")
+        raise InputError(f"{name}: {reason or _MESSAGES['No kernels were profiled']}")
     return header, units, rows
 
 

@@ -72,15 +72,16 @@ class Roof:
 
     def level_of(self, working_set: float) -> str:
         """Return the nearest level that holds ``working_set`` bytes; work that is repeated is served from there."""
-        fits = [name for name, held in sorted(self.holds_mb.items(), key=lambda item: item[1]) if working_set <= held * 1e6]
+        by_size = sorted(self.holds_mb.items(), key=lambda item: item[1])
+        fits = [name for name, size_mb in by_size if working_set <= size_mb * 1e6]
         return fits[0] if fits else self.last
 
 
 def _one(frame: pd.DataFrame, column: str, what: str) -> str:
-    found = sorted(set(frame[column]))
-    if len(found) != 1:
-        raise InputError(f"{what} are of one {column.replace('_', ' ')}, not of several: {choices(found) or 'none'}")
-    return found[0]
+    values = sorted(set(frame[column]))
+    if len(values) != 1:
+        raise InputError(f"{what} are of one {column.replace('_', ' ')}, not of several: {choices(values) or 'none'}")
+    return values[0]
 
 
 def roofs(ceilings: pd.DataFrame, overheads: pd.DataFrame | None = None) -> list[Roof]:
@@ -91,15 +92,15 @@ def roofs(ceilings: pd.DataFrame, overheads: pd.DataFrame | None = None) -> list
     """
     source, device = _one(ceilings, "source", "the ceilings of one roof"), _one(ceilings, "device", "the ceilings of one roof")
     hardware = _one(ceilings, "hardware_id", "the ceilings of one roof")
-    products = ceilings["level"] == "compute"
-    memory, compute = ceilings[~products], ceilings[products]
+    of_compute = ceilings["level"] == "compute"
+    memory, compute = ceilings[~of_compute], ceilings[of_compute]
     peaks, doubted = _best(memory, "level", "peak_gbps")
     rates, doubted_rates = _best(compute, "dtype", "peak_gflops")
     if not {"RAM", "device"} & set(peaks) or not rates:
         raise InputError(f"the ceilings of {device} lack memory beyond the caches, or compute; measure them with 01_machine")
-    held = memory[~memory["level"].isin(("RAM", "device"))].groupby("level")["working_set_mb"].max().to_dict()
+    holds_mb = memory[~memory["level"].isin(("RAM", "device"))].groupby("level")["working_set_mb"].max().to_dict()
     launch = math.nan if overheads is None else float(overheads.set_index("what")["median_us"].get("launch", math.nan))
-    return [Roof(device, dtype, source, hardware, peak, peaks, held, launch,
+    return [Roof(device, dtype, source, hardware, peak, peaks, holds_mb, launch,
                  tuple(doubted) + ((dtype,) if dtype in doubted_rates else ())) for dtype, peak in rates.items()]
 
 
@@ -121,41 +122,41 @@ def vendor_ceilings(device: VendorDevice) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=columns("ceilings"))
 
 
-def judge_of(found: Sequence[Roof], row) -> Roof | None:
-    """Return the roof that judges a row: its backend, its element type and, when measured, its machine."""
-    for roof in found:
+def roof_of(several: Sequence[Roof], row) -> Roof | None:
+    """Return the roof of a row: its backend, its element type and, when measured, its machine."""
+    for roof in several:
         same = roof.source == "vendor" or roof.hardware_id == row.hardware_id
         if same and roof.backend == row.backend and roof.dtype == row.roof_dtype:
             return roof
     return None
 
 
-def _refuse_mixtures(work: pd.DataFrame, found: Sequence[Roof], axis: str) -> None:
-    sources, machines = {roof.source for roof in found}, sorted(set(work["hardware_id"]))
+def _refuse_mixtures(work: pd.DataFrame, several: Sequence[Roof], axis: str) -> None:
+    sources, machines = {roof.source for roof in several}, sorted(set(work["hardware_id"]))
     if len(sources) > 1:
-        raise InputError("measured and vendors' roofs are not mixed in one picture; judge by one of them")
-    if sources == {"vendor"} and len({roof.device for roof in found}) > 1:
-        raise InputError(f"points are judged by one vendor's device, not by {choices(sorted({r.device for r in found}))}")
+        raise InputError("measured and vendors' roofs are not mixed in one picture; take one of them")
+    if sources == {"vendor"} and len({roof.device for roof in several}) > 1:
+        raise InputError(f"points are set against one vendor's device, not {choices(sorted({r.device for r in several}))}")
     if len(machines) > 1 and axis != "hardware_id":
         raise InputError(f"points of several machines are not mixed: {choices(machines)} (unless axis is hardware_id)")
-    judged = {roof.hardware_id for roof in found}
-    strangers = [name for name in machines if name not in judged]
+    known = {roof.hardware_id for roof in several}
+    strangers = [name for name in machines if name not in known]
     if sources == {"measured"} and strangers:
-        raise InputError(f"points of {choices(strangers)} cannot be judged by the roof of {choices(sorted(judged))}; "
+        raise InputError(f"points of {choices(strangers)} cannot be set against the roof of {choices(sorted(known))}; "
                          "measure the ceilings of that machine with 01_machine")
 
 
-def points(work: pd.DataFrame, found: Sequence[Roof], axis: str = "") -> pd.DataFrame:
-    """Judge ``work`` (columns WORK) by its roofs; return the table ``points``.
+def points(work: pd.DataFrame, several: Sequence[Roof], axis: str = "") -> pd.DataFrame:
+    """Set ``work`` (columns WORK) against its roofs; return the table ``points``.
 
-    ``level`` of a row says by which memory level it is judged; empty is the one beyond the caches. ``attrs["left out"]`` counts
-    what could not become a point, by reason (LEFT_OUT). Raises InputError for a mixture of machines (unless ``axis`` is
+    ``level`` of a row says which memory level it is set against; empty is the one beyond the caches. ``attrs["left out"]``
+    counts what could not become a point, by reason (LEFT_OUT). Raises InputError for a mixture of machines (unless ``axis`` is
     hardware_id), of measured and vendors' roofs, or when no roof belongs to the work's machine.
     """
-    _refuse_mixtures(work, found, axis)
+    _refuse_mixtures(work, several, axis)
     left, rows = dict.fromkeys(LEFT_OUT, 0), []
     for row in work[WORK].itertuples(index=False):
-        roof = judge_of(found, row)
+        roof = roof_of(several, row)
         reasons = (row.verdict == "unusable", not row.bytes > 0, not row.flops > 0, not row.elapsed_sec > 0, roof is None)
         if any(reasons):
             left[LEFT_OUT[reasons.index(True)]] += 1

@@ -5,14 +5,14 @@ from lib.work.graph.ops import Graph
 
 
 def peak_bytes(graph: Graph) -> float:
-    """Return the most bytes that a pass on a CPU holds at once beyond weights and inputs.
+    """Return the most bytes that a pass on a CPU occupies at once beyond weights and inputs.
 
     Tensors by their real lifetimes, and what convolutions take beside their outputs.
     """
-    held, peak, sizes = 0, 0, {}
+    occupied, peak, sizes = 0, 0, {}
     for op, new, dead in zip(graph.ops, graph.made, graph.freed, strict=True):
         early, late = allocator.temporaries(op)
         sizes |= new
-        peak = max(peak, held + sum(early) + sum(late), held + sum(late) + sum(new.values()))
-        held += sum(new.values()) - sum(sizes[storage] for storage in dead if storage in sizes)
+        peak = max(peak, occupied + sum(early) + sum(late), occupied + sum(late) + sum(new.values()))
+        occupied += sum(new.values()) - sum(sizes[storage] for storage in dead if storage in sizes)
     return float(peak)

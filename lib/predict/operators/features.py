@@ -1,6 +1,6 @@
 """Features of an operator on a CPU: its sizes, what it computes and moves, and how it falls on the library's blocks.
 
-Each function works on one operator (plain numbers) and on columns (arrays) alike, so that what is learned is what is asked.
+Each function works on one operator (plain numbers) and on columns (arrays) alike, so that training and prediction see the same.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,6 +1,7 @@
-"""Small neural networks for operator times: trained by torch, kept as plain arrays, evaluated by NumPy in microseconds."""
+"""Small neural networks for operator times: trained by torch, saved as plain arrays, evaluated by NumPy in microseconds."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -44,6 +45,19 @@ class Nets:
         return (answer if answer.ndim == 1 else answer.mean(axis=0)).astype(float)
 
 
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Compute on one thread meanwhile: sums of several end in other digits, and training amplifies them."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def train(x: np.ndarray, y: np.ndarray, weight: np.ndarray, seeds: Sequence[int] = range(SEEDS), epochs: int = EPOCHS,
           width: int = WIDTH) -> Nets:
     """Train on rows of features (n, features) to answers (n,), by the weighted mean absolute error (AdamW, one cycle).
@@ -59,23 +73,29 @@ def train(x: np.ndarray, y: np.ndarray, weight: np.ndarray, seeds: Sequence[int]
     sizes = (x.shape[1], width, width, 1)
     layers = [(torch.empty(nets, before, after).uniform_(-1, 1, generator=draw).mul_(before ** -0.5).requires_grad_(),
                torch.zeros(nets, 1, after, requires_grad=True)) for before, after in zip(sizes, sizes[1:], strict=False)]
-    optimizer = torch.optim.AdamW([tensor for layer in layers for tensor in layer], _RATE, weight_decay=_DECAY)
     batch = _BATCH if count < _MANY else _LARGE_BATCH
     epochs = max(1, min(epochs, _MOST_STEPS * epochs // EPOCHS * batch // count))
-    steps = epochs * -(-count // batch)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, _RATE, total_steps=steps + 1)
-    for _ in range(epochs):
-        order = torch.stack([torch.randperm(count, generator=draw) for _ in range(nets)])
-        for begin in range(0, count, batch):
-            chosen = order[:, begin:begin + batch]
-            z = rows[chosen]
-            for number, (weights, biases) in enumerate(layers):
-                z = torch.baddbmm(biases, z, weights)
-                if number < len(layers) - 1:
-                    z = torch.nn.functional.silu(z)
-            loss = (weight[chosen] * (z[:, :, 0] - answer[chosen]).abs()).mean(dim=1).sum()
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            schedule.step()
+    optimizer = torch.optim.AdamW([tensor for layer in layers for tensor in layer], _RATE, weight_decay=_DECAY)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, _RATE, total_steps=epochs * -(-count // batch) + 1)
+    with _one_thread():
+        for _ in range(epochs):
+            order = torch.stack([torch.randperm(count, generator=draw) for _ in range(nets)])
+            for begin in range(0, count, batch):
+                chosen = order[:, begin:begin + batch]
+                error = (_forward(layers, rows[chosen]) - answer[chosen]).abs()
+                optimizer.zero_grad()
+                (weight[chosen] * error).mean(dim=1).sum().backward()
+                optimizer.step()
+                schedule.step()
     return Nets(centre, scale, [(w.detach().numpy(), b.detach().numpy()) for w, b in layers])
+
+
+def _forward(layers: Sequence, z):
+    """Return the answers (nets, rows) of all nets for standardised features (nets, rows, features)."""
+    import torch
+
+    for number, (weights, biases) in enumerate(layers):
+        z = torch.baddbmm(biases, z, weights)
+        if number < len(layers) - 1:
+            z = torch.nn.functional.silu(z)
+    return z[:, :, 0]

@@ -1,7 +1,7 @@
 """Regressors of one group of operators: physical rates first, then by what factor an operator departs from their sum.
 
 Rates are never negative. On a GPU the factor comes from boosted trees (LightGBM): tiles and waves make sharp steps, which
-neural networks see worse on every published table, and a tree is bounded wherever it is asked. For a CPU trees and networks are
+neural networks see worse on every published table, and a tree is bounded for every input. For a CPU trees and networks are
 averaged, and one small network is distilled from both (Hinton et al., 2015), so that an answer takes microseconds and a model
 is a few arrays.
 """

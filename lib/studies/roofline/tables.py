@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 import pandas as pd
 
-from lib.predict.analytic.roofline import Roof, judge_of
+from lib.predict.analytic.roofline import Roof, roof_of
 
 _POINT = ["label", "arch", "batch_size", "precision", "elapsed_ms", "ai", "attained_gflops", "attainable_gflops",
           "% of attainable", "bound", "bytes_source", "verdict"]
@@ -37,7 +37,7 @@ def kernels(frame: pd.DataFrame) -> pd.DataFrame:
 def by_level(frame: pd.DataFrame, measured: Sequence[Roof]) -> pd.DataFrame:
     """Return points with their time in µs and, a column each, the GFLOP/s that every memory level would allow."""
     levels = list(dict.fromkeys(name for roof in measured for name in roof.peak_gbps))
-    judges = [judge_of(measured, row) for row in frame.itertuples(index=False)]
+    judges = [roof_of(measured, row) for row in frame.itertuples(index=False)]
     allowed = [[roof.attainable(ai, name) for name in levels] for roof, ai in zip(judges, frame["ai"], strict=True)]
     shown = ["label", "family", "occurrences", "elapsed_us", "ai", "level", "attained_gflops"]
     own = frame.assign(elapsed_us=frame["elapsed_sec"] * 1e6, **{"% of attainable": percent(frame)}).reset_index(drop=True)
