@@ -92,6 +92,6 @@ def main() -> None:
         print("   no gcc here: STREAM's triad was not compared")
     for name, dtype, n in (("fp32", np.float32, 1024), ("fp64", np.float64, 1024)):
         left, right = (np.random.default_rng(0).random((n, n)).astype(dtype) for _ in range(2))
-        ours = ceilings._product(name, n, CPU)
+        ours = ceilings._gemm(name, n, CPU)
         _pairs(f"product {name} {n}", lambda ours=ours: _rested(ours, 5),
                lambda left=left, right=right: _rested(lambda: left @ right, 5), 2 * n**3 / 1e6, "GFLOP/s", "NumPy")

@@ -62,7 +62,7 @@ PROFILE = (
     _text("precision", "fp32, or the autocast type", "fp32", "bf16", "fp16"),
     _float("data_time_ms", "loader wait + host-to-device copy"),
     _float("forward_time_ms", "forward pass and loss"), _float("backward_time_ms", "backward pass; 0 in evaluation"),
-    _float("step_time_ms", "the whole step, clocked on its own; its phases sum to it"),
+    _float("step_time_ms", "the whole step, timed independently; its phases sum to it"),
     _float("data_time_pct", "data_time_ms / step_time_ms * 100"),
     _float("forward_time_pct", "forward_time_ms / step_time_ms * 100"),
     _float("backward_time_pct", "backward_time_ms / step_time_ms * 100"),
@@ -76,7 +76,7 @@ PROFILE = (
     _float("pipelined_ms", "mean step of an unsynchronised, unprofiled pass of the same run; empty where not run", empty=True),
     _float("energy_j", "energy of the step; empty: not measured", empty=True),
     _float("peak_rss_mb", "peak resident memory of the process so far"), _int("threads", "torch CPU threads", 1),
-    _bool("warmup", "a warm-up row: kept, but left out of statistics"),
+    _bool("warmup", "a warm-up row: stays in the file, but enters no statistic"),
     _text("sync", "how phases were clocked", "none", "event", "synchronize"),
     _text("data_source", "where the images came from", "medmnist", "synthetic", "imagefolder"), *_IDS)
 
@@ -125,7 +125,7 @@ OVERHEADS = (
 
 # every parameter of every operator family; a row fills those of its own family
 PARAMETERS = (
-    _text("kind", "which of the family's functions", empty=True), _count("batch", "samples, or matrices of a batched product"),
+    _text("kind", "which of the family's functions", empty=True), _count("batch", "samples, or matrices of a batched GEMM"),
     _count("in_channels", "input channels"), _count("out_channels", "output channels"), _count("depth", "input depth"),
     _count("height", "input height"), _count("width", "input width"),
     *(_count(f"{what}_{axis}", f"{what} along {name}", 0 if what == "padding" else 1)
@@ -142,12 +142,12 @@ PARAMETERS = (
     _count("inner", "fast index of the flattened tensor; pixels of a channel in batch norm"),
     _text("broadcast", "how a smaller second input is repeated", empty=True), _count("inplace", "1: writes over its input", 0),
     _count("training", "1: with the batch's own statistics", 0),
-    _text("layout", "memory order: contiguous, channels_last, transposed; of a product's matrices: n by rows, t by columns",
+    _text("layout", "memory order: contiguous, channels_last, transposed; of a GEMM's matrices: n by rows, t by columns",
           empty=True))
 
 _TIMED = (_text("dtype", "element type"), _text("pass", "which pass", "forward", "backward"))
-_HOW = (_text("latency_type", "back to back as a kernel, or each call alone as a program makes it", "kernel", "end_to_end"),
-        _text("cache", "buffers used just before, or written out of the caches before each call", "warm", "cold"))
+_HOW = (_text("latency_type", "back to back as a kernel, or each call on its own as in a program", "kernel", "end_to_end"),
+        _text("cache", "buffers that were just used, or that no cache holds", "warm", "cold"))
 _STATUS = (_text("status", "ok, or why there is no time", "ok", "skipped", "failed"),
            _text("reason", "what was wrong; empty when all is well", empty=True))
 
@@ -164,7 +164,7 @@ REPEATS = (
     _float("at_s", "seconds since the worker began"), _float("visit_s", "length of the visit, set-up included"),
     _float("other_cores", "CPU cores that other processes used meanwhile"),
     _float("stolen_cores", "CPU cores that the host took meanwhile"),
-    _float("yardstick_ms", "a fixed piece of work just before and after, the slower of the two; empty off the CPU", empty=True),
+    _float("yardstick_ms", "the reference kernel just before and after, the slower of the two; empty off the CPU", empty=True),
     *_STATUS)
 
 SWEEP = (
@@ -196,7 +196,7 @@ POINTS = (
     _text("family", "workload, model or operator family: the colour of the point"),
     _int("calls", "operators (or kernels) in elapsed_sec", 1), _int("occurrences", "how often the network holds this work", 1),
     _float("flops", "FLOPs in elapsed_sec"), _float("bytes", "bytes in elapsed_sec"),
-    _text("level", "the memory level that the point is judged by", *_LEVELS),
+    _text("level", "the memory level whose roof the point is compared with", *_LEVELS),
     _float("attainable_gflops", "the roof at this intensity"),
     _float("below_roof", "attainable / attained: how many times the roof is higher; under 1: above the roof"),
     _text("roof_dtype", "whose roof", "fp64", "fp32", "tf32", "bf16", "fp16"),
@@ -228,7 +228,7 @@ NETWORKS = (
     _int("batch_size", "samples", 1), _text("input_shape", "one sample; empty: the network's usual one", empty=True),
     _text("dtype", "element type, or the autocast type", "fp32", "bf16", "fp16"),
     _bool("channels_last", "whether 4-D tensors have channels innermost"), _text("device", "cpu, cuda:0 or mps"),
-    _text("memory", "freed memory goes where the system's allocator likes, or stays in the process", "default", "kept"),
+    _text("memory", "default allocator, or retained heap: freed memory stays in the process", "default", "kept"),
     _int("threads", "torch CPU threads", 1), _float("latency_ms", "median of the passes", empty=True),
     _float("latency_iqr_ms", "interquartile range of the passes", empty=True), _int("n", "passes that count"),
     _float("usual_share", "passes on a processor as fast as usual, of all", empty=True),
@@ -242,8 +242,8 @@ PREDICTIONS = (
     _float("low_ms", "90 % interval, low end", empty=True), _float("high_ms", "90 % interval, high end", empty=True),
     _float("predicted_gbps", "compulsory bytes / predicted time", empty=True), _float("measured_ms", "measured time"),
     _float("relative_error", "predicted / measured - 1", -1), _text("model", "which learner"),
-    _text("split", "how it was kept from what it was learned from"),
-    _bool("out_of_range", "whether the question lies outside of what was learned"))
+    _text("split", "how it was kept apart from the training data"),
+    _bool("out_of_range", "whether it lies outside of the training ranges"))
 
 SCORES = (
     _text("kind", "what was predicted", "operator", "network", "step", "memory"),
@@ -256,18 +256,18 @@ SCORES = (
 SCHEDULE = (
     _text("job_id", "the job"), _text("device", "where it ran"), _float("start_s", "seconds since the first arrival could be"),
     _float("end_s", "when it ended there"), _int("attempt", "from 1", 1),
-    _text("status", "how the attempt ended; moved: stopped, and started anew elsewhere; lost: the whole run was killed", "done",
+    _text("status", "how the attempt ended; moved: stopped and restarted elsewhere; lost: the whole run was killed", "done",
           "failed", "retried", "moved", "lost"))
 
 THROUGHPUTS = (
     _text("job_type", "model and batch size, as published"), _int("devices", "devices that the job uses at once", 1),
-    _text("device", "device type"), _float("steps_per_s", "measured training steps a second, alone; 0: does not fit"))
+    _text("device", "device type"), _float("steps_per_s", "measured training steps a second, without others; 0: does not fit"))
 
 CONTENTION = (
     _text("workload_id", "what is trained"), _text("device_type", "on which type of slot"),
     _text("beside", "what ran beside it, or nothing"), _text("beside_type", "on which type of slot, or none"),
     _float("step_ms", "a step's time, median over rounds of the medians of each"),
-    _float("slowdown", "median over rounds of a step's time over that alone, in the same round"),
+    _float("slowdown", "median over rounds of a step's time over its time without others, in the same round"),
     _float("slowdown_low", "the least of the rounds"), _float("slowdown_high", "the most"), _int("n", "rounds", 1),
     _text("hardware_id", "the machine"), _text("software_id", "library versions and settings"))
 

@@ -13,13 +13,12 @@ from hypothesis import strategies as st
 
 from lib import paths
 from lib.errors import InputError
-from lib.schedule import problem
-from lib.schedule.contention import Contention
 from lib.schedule.policies import baselines, registry
-from lib.schedule.problem import Fleet, Jobs, Problem
+from lib.schedule.problem import Fleet, Jobs, Problem, feasible
 from lib.schedule.simulation import compiled, compiled_loop, events, metrics
 from lib.schedule.simulation.events import Faults
 from lib.studies.scheduler_eval import comparison
+from tests.schedules import contention_of
 
 FAULTS = st.builds(Faults, st.sampled_from([0.0, 0.3, 1.0]), st.sampled_from([1, 2, 9]), st.integers(0, 99))
 
@@ -54,20 +53,20 @@ def problems(draw):
     return Problem(jobs, fleet, predicted, times)
 
 
-def check_equal(asked, name, faults=None):
-    slow, fast = events.simulate(asked, registry.policy(name), faults), compiled.simulate(asked, name, faults)
+def check_equal(problem, name, faults=None):
+    slow, fast = events.simulate(problem, registry.policy(name), faults), compiled.simulate(problem, name, faults)
     pd.testing.assert_frame_equal(fast.schedule, slow.schedule, check_exact=True)
     for column in ("start_s", "end_s"):
         assert fast.schedule[column].to_numpy().tobytes() == slow.schedule[column].to_numpy().tobytes()
-    assert fast.waits == slow.waits and not len(fast.decide_s)
+    assert not len(fast.decide_s)
     return fast
 
 
 @pytest.mark.parametrize("name", compiled.NAMES)
 @settings(max_examples=120, deadline=None, derandomize=True)
-@given(asked=problems(), faults=FAULTS)
-def test_the_schedule_is_that_of_the_simulator(name, asked, faults):
-    check_equal(asked, name, faults)
+@given(problem=problems(), faults=FAULTS)
+def test_the_schedule_is_that_of_the_simulator(name, problem, faults):
+    check_equal(problem, name, faults)
 
 
 def a_large_problem(count=5000, load=None, seed=0):
@@ -87,9 +86,9 @@ def test_larger_problems_agree_too(name, load):
 
 
 def test_the_log_grows_with_the_attempts():
-    asked = a_large_problem(50)
+    problem = a_large_problem(50)
     for name in compiled.NAMES:
-        assert len(check_equal(asked, name, Faults(0.95, attempts=200)).schedule) > 4 * (50 + len(asked.fleet))
+        assert len(check_equal(problem, name, Faults(0.95, attempts=200)).schedule) > 4 * (50 + len(problem.fleet))
 
 
 @pytest.mark.parametrize("name", compiled.NAMES)
@@ -106,10 +105,10 @@ def test_jobs_go_only_where_they_can_run(name):
 
 
 def test_what_is_not_compiled_is_refused():
-    asked = a_large_problem(5)
+    problem = a_large_problem(5)
     with pytest.raises(InputError, match="'hybrid' is not compiled; these are: first-come, fastest"):
-        compiled.simulate(asked, "hybrid")
-    limited = replace(asked, fleet=replace(asked.fleet, host_cores=8.0))
+        compiled.simulate(problem, "hybrid")
+    limited = replace(problem, fleet=replace(problem.fleet, host_cores=8.0))
     with pytest.raises(InputError, match="no limit of the host's cores, here 8"):
         compiled.simulate(limited, "first-come")
     assert set(compiled.NAMES) <= set(baselines.BASELINES)
@@ -127,34 +126,34 @@ def test_means_are_those_of_the_standard_library(seed, spread, types):
 
 def test_the_loop_is_compiled_once():
     """Whatever the layout of what is given: a second time would cost seconds."""
-    asked = a_large_problem(10)
-    strange = np.asfortranarray(asked.actual_s)
-    arrival, places = np.arange(10.0), asked.fleet.type_of.astype(np.int32)
+    problem = a_large_problem(10)
+    strange = np.asfortranarray(problem.actual_s)
+    arrival, places = np.arange(10.0), problem.fleet.type_of.astype(np.int32)
     for one in (strange, arrival, places):
         one.setflags(write=False)
-    other = Problem(replace(asked.jobs, arrival_s=arrival), replace(asked.fleet, type_of=places), strange, strange)
-    single = Problem(asked.jobs, Fleet.of({"cpu": 1}), asked.actual_s[:, :1], asked.actual_s[:, :1])
+    other = Problem(replace(problem.jobs, arrival_s=arrival), replace(problem.fleet, type_of=places), strange, strange)
+    single = Problem(problem.jobs, Fleet.of({"cpu": 1}), problem.actual_s[:, :1], problem.actual_s[:, :1])
     for name in compiled.NAMES:
-        for one in (asked, other, single):
+        for one in (problem, other, single):
             compiled.simulate(one, name, Faults(0.5))
     assert len(compiled_loop.play.signatures) == 1
 
 
 def test_studies_use_it_where_they_can():
-    asked = a_large_problem(200)
+    problem = a_large_problem(200)
     for name in ("first-come", "longest-first"):
-        fast, slow = comparison.run(asked, name), comparison.run(asked, name, compiled=False)
+        fast, slow = comparison.run(problem, name), comparison.run(problem, name, compiled=False)
         timed = ("decide_s", "refine_s", "decide_p50_us", "decide_p99_us", "decide_max_us")
         assert [fast.pop(figure) for figure in timed] == [None] * len(timed)
         assert slow.pop("refine_s") == 0 and all(slow.pop(figure) > 0 for figure in timed if figure != "refine_s")
         assert fast == slow
-    limited = replace(asked, fleet=replace(asked.fleet, host_cores=8.0))
-    beside = Contention.of_types(np.full((3, 3), 1.5))
+    limited = replace(problem, fleet=replace(problem.fleet, host_cores=8.0))
+    beside = contention_of(np.full((3, 3), 1.5))
     assert comparison.run(limited, "first-come")["decide_s"] > 0
-    assert comparison.run(asked, "first-come", contention=beside)["decide_s"] > 0
-    assert comparison.run(asked, "hybrid", steps=60_000)["decide_s"] > 0
-    assert (comparison.speed(asked, ["fastest"])["decide_p99_us"] > 0).all()
-    assert comparison.speed(asked, ["fastest"], compiled=True)["decide_p99_us"].isna().all()
+    assert comparison.run(problem, "first-come", contention=beside)["decide_s"] > 0
+    assert comparison.run(problem, "hybrid", steps=60_000)["decide_s"] > 0
+    assert (comparison.speed(problem, ["fastest"])["decide_p99_us"] > 0).all()
+    assert comparison.speed(problem, ["fastest"], compiled=True)["decide_p99_us"].isna().all()
 
 
 def test_figures_are_what_they_are_called():
@@ -163,7 +162,7 @@ def test_figures_are_what_they_are_called():
     for share in (50, 95, 99):
         assert found[f"p{share}_jct_s"] == np.percentile(table["jct_s"].to_numpy(), share)
     assert table["job_id"].tolist() == [outcome.problem.jobs.ids[job] for job in table["job"]]
-    assert problem.feasible(outcome.problem)[table["job"], outcome.problem.fleet.type_of[table["device_index"]]].all()
+    assert feasible(outcome.problem)[table["job"], outcome.problem.fleet.type_of[table["device_index"]]].all()
 
 
 def test_the_library_does_not_need_numba_to_be_imported():

@@ -17,27 +17,28 @@ from lib.schedule.runtime import interference
 from lib.schedule.runtime.workers import Slot
 from lib.schedule.simulation.events import simulate
 from lib.studies.scheduler_eval import prediction_errors, scenario, tradeoffs
+from tests.schedules import contention_of
 
 STEP_S = {"light": 0.01, "heavy": 0.1}
 SLOWED = {("light", "heavy"): 1.5, ("heavy", "heavy"): 2.0}  # (who, beside whom)
 
 
 class Clockwork:
-    """A worker whose steps take what STEP_S and SLOWED say, by who is asked to start at the same moment."""
+    """A worker whose steps take what STEP_S and SLOWED say, by who is problem to start at the same moment."""
 
-    asked: dict = {}  # by slot: what it was asked last; all slots see it, as they share a host
+    problem: dict = {}  # by slot: what it was problem last; all slots see it, as they share a host
 
     def __init__(self, slot, limits):
         self.slot, self.outbox, self.answered_s = slot.name, [("ready", 1)], 0.0
 
     def send(self, *message):
         if message[0] == "run":
-            Clockwork.asked[self.slot] = message[3]
+            Clockwork.problem[self.slot] = message[3]
 
     def messages(self):
-        mine = Clockwork.asked.get(self.slot)
+        mine = Clockwork.problem.get(self.slot)
         if mine and mine["at_s"] > self.answered_s:
-            beside = [one["workload_id"] for slot, one in Clockwork.asked.items()
+            beside = [one["workload_id"] for slot, one in Clockwork.problem.items()
                       if slot != self.slot and one["at_s"] == mine["at_s"]]
             factor = np.prod([SLOWED.get((mine["workload_id"], other), 1.0) for other in beside])
             self.outbox.append(("done", "pair", {"step_s": STEP_S[mine["workload_id"]] * factor, "n": 3}))
@@ -46,12 +47,12 @@ class Clockwork:
         return messages
 
     def shut_down(self):
-        Clockwork.asked.pop(self.slot, None)
+        Clockwork.problem.pop(self.slot, None)
 
 
 @pytest.fixture
 def table(monkeypatch):
-    monkeypatch.setattr(Clockwork, "asked", {})
+    monkeypatch.setattr(Clockwork, "problem", {})
     return interference.measure([Slot("cpu[0]"), Slot("cpu[1]"), Slot("cpu[2]")], ["light", "heavy"], rounds=2, spawn=Clockwork)
 
 
@@ -71,8 +72,8 @@ def test_one_slot_cannot_be_measured_in_pairs():
 def test_what_was_measured_is_simulated(table):
     known = Contention.of_table(table, ["light", "heavy"], ["cpu"])
     jobs = dataclasses.replace(Jobs.plain(2), job_class=np.array([0, 1]))
-    asked = Problem(jobs, Fleet.of({"cpu": 2}), np.array([[3.0], [2.0]]), np.array([[3.0], [2.0]]))
-    ends = simulate(asked, registry.policy("first-come"), contention=known).done.set_index("job")["end_s"]
+    problem = Problem(jobs, Fleet.of({"cpu": 2}), np.array([[3.0], [2.0]]), np.array([[3.0], [2.0]]))
+    ends = simulate(problem, registry.policy("first-come"), contention=known).done.set_index("job")["end_s"]
     assert ends[1] == pytest.approx(2.0)  # heavy does not notice light
     assert ends[0] == pytest.approx(2.0 + (3.0 - 2.0 / 1.5))  # light is slowed until heavy is gone
 
@@ -88,14 +89,14 @@ def test_unknown_kinds_count_as_the_median_and_means_are_means(table):
 
 
 def test_cores_are_shared_by_time():
-    none = Contention.of_types(np.ones((2, 2)), cores=2.0)
+    none = contention_of(np.ones((2, 2)), cores=2.0)
     assert set(none.rates({0: (0, 0), 1: (0, 1)}, wanted_cores=4.0).values()) == {0.5}
     assert set(none.rates({0: (0, 0)}, wanted_cores=1.0).values()) == {1.0}
     assert none.rates({}) == {}
 
 
 def test_some_types_keep_their_slowdowns():
-    known = Contention.of_types(np.array([[1.1, 1.2, 1.3], [2.1, 2.2, 2.3], [3.1, 3.2, 3.3]]))
+    known = contention_of(np.array([[1.1, 1.2, 1.3], [2.1, 2.2, 2.3], [3.1, 3.2, 3.3]]))
     assert known.subset(np.array([0, 2])).slowdown[0, :, 0].tolist() == [[1.1, 1.3], [3.1, 3.3]]
 
 
@@ -115,21 +116,21 @@ def test_knowing_of_contention_makes_foresight_right(table):
 
 def test_drift_is_shared_by_kind_and_type():
     rates = pd.DataFrame({"a": [1.0, 2.0], "b": [3.0, 1.0]})
-    asked = job_mixes.draw(rates, Fleet.of({"a": 2, "b": 1}), 50, 0)
-    told = prediction_errors.drifted(asked, 0.5, 1)
+    problem = job_mixes.draw(rates, Fleet.of({"a": 2, "b": 1}), 50, 0)
+    told = prediction_errors.drifted(problem, 0.5, 1)
     factor = told.actual_s / told.predicted_s
     for job_class in (0, 1):
-        assert np.allclose(factor[asked.jobs.job_class == job_class], factor[asked.jobs.job_class == job_class][0])
+        assert np.allclose(factor[problem.jobs.job_class == job_class], factor[problem.jobs.job_class == job_class][0])
     assert len(np.unique(factor.round(9))) == 4
-    assert np.array_equal(prediction_errors.drifted(asked, 0.0, 1).actual_s, asked.actual_s)
+    assert np.array_equal(prediction_errors.drifted(problem, 0.0, 1).actual_s, problem.actual_s)
     table = prediction_errors.stale(partial(job_mixes.draw, rates, Fleet.of({"a": 2, "b": 1}), 50), (0.0, 0.5), ("hybrid",), 1)
     assert table["over_perfect"].iloc[0] == pytest.approx(1.0) and (table["ratio"] >= 1 - 1e-9).all()
 
 
 def test_the_front_holds_what_nothing_beats():
     fleet = Fleet.of({"slow": 3, "fast": 1}, idle_w=[1, 5], busy_w=[5, 200])
-    asked = job_mixes.draw(pd.DataFrame({"slow": [1.0, 1.0], "fast": [10.0, 3.0]}), fleet, 60, 0)
-    front = tradeoffs.pareto(asked)
+    problem = job_mixes.draw(pd.DataFrame({"slow": [1.0, 1.0], "fast": [10.0, 3.0]}), fleet, 60, 0)
+    front = tradeoffs.pareto(problem)
     kept = front[front["front"]].sort_values("makespan_s")
     assert (np.diff(kept["energy_j"]) <= 0).all()
     ours = front[front["policy"] == "hybrid"].set_index("weight")
@@ -166,8 +167,8 @@ def test_step_times_have_a_source():
     assert (source["cpu"] == "measured").all()
     assert source["t4"].str.startswith(("predicted", "zero-shot")).all()
     assert (found.spread(list(desk.devices))[:, 0] == 0).all() and (found.spread(list(desk.devices))[:, 1] > 0.05).all()
-    asked = scenario.draw(found, desk, 30, 0)
-    assert asked.fleet.memory_mb[1] == 16000 and np.isnan(asked.fleet.memory_mb[0])
-    fastest = asked.actual_s.min(axis=1)
+    problem = scenario.draw(found, desk, 30, 0)
+    assert problem.fleet.memory_mb[1] == 16000 and np.isnan(problem.fleet.memory_mb[0])
+    fastest = problem.actual_s.min(axis=1)
     assert desk.shortest_s * 0.999 <= fastest.min() <= fastest.max() <= desk.longest_s * 1.001
-    assert (asked.jobs.memory_mb > 1).all()
+    assert (problem.jobs.memory_mb > 1).all()

@@ -75,7 +75,7 @@ def test_a_cell_that_fails_is_a_row_and_the_rest_goes_on_and_resumes(home):
             raise RuntimeError("CUDA out of memory. Tried to allocate 2 GiB\nmore words")
         return pretend(cell_params, workload)
 
-    rows = matrix.run_matrix(found, 2, measure=measure, tell=told.append)
+    rows = matrix.run_matrix(found, 2, measure=measure, report=told.append)
     assert rows["status"].value_counts().to_dict() == {"ok": 2, "failed": 1}, "a cell that fails is not tried again"
     reasons = rows.loc[rows["status"] == "failed", "reason"].tolist()
     assert reasons == ["RuntimeError: CUDA out of memory. Tried to allocate 2 GiB"]

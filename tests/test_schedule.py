@@ -2,7 +2,9 @@
 
 import heapq
 import json
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -10,18 +12,19 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import lib.schedule
 from lib import paths, store
 from lib.errors import InputError
-from lib.schedule import bounds, gavel, problem, problem_files
-from lib.schedule.contention import Contention
-from lib.schedule.policies import baselines, registry
+from lib.schedule import bounds, gavel, problem_files
+from lib.schedule.policies import registry
 from lib.schedule.policies.hybrid import local_search
 from lib.schedule.policies.hybrid.policy import HybridMemory
-from lib.schedule.problem import Fleet, Jobs, Problem
+from lib.schedule.problem import Fleet, Jobs, Problem, feasible
 from lib.schedule.simulation import metrics, trace
 from lib.schedule.simulation.events import Faults, PolicyError, simulate
 from lib.schedule.state import Restart, Start, Wait
 from lib.studies.scheduler_eval import comparison
+from tests.schedules import WORK_CONSERVING, contention_of
 
 NAMES = list(registry.POLICIES)
 CHANCES = st.sampled_from([0.0, 0.2])
@@ -44,79 +47,79 @@ def a_problem(seed=0, count=30, types=3, devices=2, holes=0.1, arrivals=False, s
 
 
 def check_schedule(outcome, failures=False):
-    table, asked = outcome.schedule, outcome.problem
+    table, problem = outcome.schedule, outcome.problem
     done = table[table["status"] == "done"]
     ended = table[table["status"].isin(["done", "failed"])]
-    assert sorted(ended["job"]) == list(range(len(asked.jobs)))  # every job ends exactly once
-    assert failures or len(done) == len(asked.jobs)
+    assert sorted(ended["job"]) == list(range(len(problem.jobs)))  # every job ends exactly once
+    assert failures or len(done) == len(problem.jobs)
     for _, rows in table.sort_values("start_s").groupby("device_index"):
         assert (rows["start_s"].to_numpy()[1:] >= rows["end_s"].to_numpy()[:-1] - 1e-9).all()  # one at a time
-    able = problem.feasible(asked)
-    assert able[table["job"], asked.fleet.type_of[table["device_index"]]].all()
-    assert (table["start_s"].to_numpy() >= asked.jobs.arrival_s[table["job"]] - 1e-9).all()
+    able = feasible(problem)
+    assert able[table["job"], problem.fleet.type_of[table["device_index"]]].all()
+    assert (table["start_s"].to_numpy() >= problem.jobs.arrival_s[table["job"]] - 1e-9).all()
 
 
 @pytest.mark.parametrize("name", NAMES)
 @settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 10**6), arrivals=st.booleans(), sigma=st.sampled_from([0.0, 0.5]), chance=CHANCES)
 def test_laws(name, seed, arrivals, sigma, chance):
-    asked = a_problem(seed, arrivals=arrivals, sigma=sigma)
-    outcome = simulate(asked, a_policy(name), Faults(chance, seed=seed))
+    problem = a_problem(seed, arrivals=arrivals, sigma=sigma)
+    outcome = simulate(problem, a_policy(name), Faults(chance, seed=seed))
     check_schedule(outcome, failures=chance > 0)
-    again = simulate(asked, a_policy(name), Faults(chance, seed=seed))
+    again = simulate(problem, a_policy(name), Faults(chance, seed=seed))
     pd.testing.assert_frame_equal(outcome.schedule, again.schedule)  # the same seed, the same schedule
     if not chance:
-        assert metrics.metrics(outcome)["makespan_s"] >= bounds.makespan_bound(asked) - 1e-6
+        assert metrics.metrics(outcome)["makespan_s"] >= bounds.makespan_bound(problem) - 1e-6
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_scaling_times_scales_the_makespan(name):
-    asked = a_problem(3)
-    larger = Problem(asked.jobs, asked.fleet, asked.predicted_s * 4, asked.actual_s * 4)
-    one, four = (metrics.metrics(simulate(each, a_policy(name)))["makespan_s"] for each in (asked, larger))
+    problem = a_problem(3)
+    larger = Problem(problem.jobs, problem.fleet, problem.predicted_s * 4, problem.actual_s * 4)
+    one, four = (metrics.metrics(simulate(each, a_policy(name)))["makespan_s"] for each in (problem, larger))
     assert four == pytest.approx(4 * one, rel=1e-9)
 
 
-@pytest.mark.parametrize("name", baselines.WORK_CONSERVING)
+@pytest.mark.parametrize("name", WORK_CONSERVING)
 def test_no_device_is_idle_while_a_job_could_run_there(name):
     outcome = simulate(a_problem(5, count=40, arrivals=True), a_policy(name))
-    table, asked = outcome.done, outcome.problem
-    able, waited = problem.feasible(asked), 0
-    for device, place in enumerate(asked.fleet.type_of):
+    table, problem = outcome.done, outcome.problem
+    able, waited = feasible(problem), 0
+    for device, place in enumerate(problem.fleet.type_of):
         mine = table[table["device_index"] == device].sort_values("start_s")
         gaps = list(zip([0.0, *mine["end_s"]], [*mine["start_s"], np.inf], strict=True))
         for row in table[able[table["job"], place]].itertuples():
-            waited += row.start_s > asked.jobs.arrival_s[row.job] + 1e-9
+            waited += row.start_s > problem.jobs.arrival_s[row.job] + 1e-9
             for begin, end in gaps:
-                assert min(end, row.start_s) - max(begin, asked.jobs.arrival_s[row.job]) < 1e-9
+                assert min(end, row.start_s) - max(begin, problem.jobs.arrival_s[row.job]) < 1e-9
     assert waited  # or nothing was checked
 
 
 def test_known_answers():
     fleet = Fleet.of({"fast": 1, "slow": 1})
     times = np.array([[2.0, 4.0], [2.0, 4.0], [2.0, 4.0]])
-    asked = Problem(Jobs.plain(3), fleet, times, times)
-    found = {name: metrics.metrics(simulate(asked, a_policy(name)))["makespan_s"] for name in NAMES}
+    problem = Problem(Jobs.plain(3), fleet, times, times)
+    found = {name: metrics.metrics(simulate(problem, a_policy(name)))["makespan_s"] for name in NAMES}
     assert found["fastest"] == 6 and found["first-come"] == 4 and found["hybrid"] == 4 and found["longest-first"] == 4
     assert bounds.relaxation(times, fleet.counts).makespan_s == pytest.approx(4.0)
     total, _, _ = bounds.matching(times, fleet.counts)
     assert total == pytest.approx(2 + 4 + 4)
-    assert metrics.metrics(simulate(asked, a_policy("matching")))["mean_jct_s"] == pytest.approx(total / 3)
+    assert metrics.metrics(simulate(problem, a_policy("matching")))["mean_jct_s"] == pytest.approx(total / 3)
 
 
 def test_matching_reaches_its_own_optimum():
-    asked = a_problem(1, count=60, holes=0.0)
-    total, _, _ = bounds.matching(asked.actual_s, asked.fleet.counts)
+    problem = a_problem(1, count=60, holes=0.0)
+    total, _, _ = bounds.matching(problem.actual_s, problem.fleet.counts)
     for name, options in (("matching", {}), ("hybrid", {"objective": "mean_jct"})):
-        assert metrics.metrics(simulate(asked, a_policy(name, **options)))["mean_jct_s"] == pytest.approx(total / 60)
+        assert metrics.metrics(simulate(problem, a_policy(name, **options)))["mean_jct_s"] == pytest.approx(total / 60)
 
 
 def test_energy_objective_spares_energy():
     fleet = Fleet.of({"cpu": 2, "v100": 2}, idle_w=[10, 10], busy_w=[50, 400])
     draw = np.random.default_rng(0)
     times = np.column_stack([draw.uniform(2, 4, 40), np.ones(40)])
-    asked = Problem(Jobs.plain(40), fleet, times, times)
-    fast, green = (metrics.metrics(simulate(asked, a_policy("hybrid", objective=name))) for name in ("makespan", "energy"))
+    problem = Problem(Jobs.plain(40), fleet, times, times)
+    fast, green = (metrics.metrics(simulate(problem, a_policy("hybrid", objective=name))) for name in ("makespan", "energy"))
     assert green["energy_j"] < fast["energy_j"] and green["makespan_s"] > fast["makespan_s"]
     nothing = Problem(Jobs.plain(2), Fleet.of({"cpu": 1}), np.ones((2, 1)), np.ones((2, 1)))
     with pytest.raises(InputError, match="idle_w"):
@@ -128,17 +131,17 @@ def test_restart_rescues_a_straggler():
     fleet = Fleet.of({"cpu": 1, "gpu": 1})
     predicted = np.array([[1.0, 2.0], [3.0, 1.0]])
     actual = np.array([[100.0, 2.0], [3.0, 1.0]])
-    asked = Problem(Jobs.plain(2), fleet, predicted, actual, 0.3)
-    assert metrics.metrics(simulate(asked, a_policy("hybrid")))["makespan_s"] < 20
-    assert metrics.metrics(simulate(asked, a_policy("hybrid", spoliation=False)))["makespan_s"] == 100
+    problem = Problem(Jobs.plain(2), fleet, predicted, actual, 0.3)
+    assert metrics.metrics(simulate(problem, a_policy("hybrid")))["makespan_s"] < 20
+    assert metrics.metrics(simulate(problem, a_policy("earliest-finish")))["makespan_s"] == 100  # who never restarts
 
 
 def test_restarts_at_once_share_the_cores_that_are_free():
     """Two stragglers on slots that bring no cores, and cores for one of the two: no event would tell, but both are moved."""
     fleet = Fleet(**{**Fleet.of({"cpu": 2, "gpu": 2}).__dict__, "host_cores": 3.0})
     jobs = Jobs(**{**Jobs.plain(2).__dict__, "cpu_cores": np.array([2.0, 2.0])})
-    asked = Problem(jobs, fleet, np.array([[1.0, 2.0]] * 2), np.array([[100.0, 2.0]] * 2), 0.3)
-    found = simulate(asked, a_policy("hybrid"))
+    problem = Problem(jobs, fleet, np.array([[1.0, 2.0]] * 2), np.array([[100.0, 2.0]] * 2), 0.3)
+    found = simulate(problem, a_policy("hybrid"))
     check_schedule(found)
     assert found.schedule["status"].tolist().count("moved") == 2 and found.schedule["end_s"].max() < 20
     assert found.done["device"].str.startswith("gpu").all()
@@ -157,24 +160,25 @@ def test_a_move_is_no_failure():
         state.recall(Moved, Moved)
         return [Restart(0, 1)]
 
-    asked = Problem(Jobs.plain(1), Fleet.of({"cpu": 2}), np.array([[100.0]]), np.array([[100.0]]))
-    table = simulate(asked, mover, Faults(1.0, attempts=3)).schedule
+    problem = Problem(Jobs.plain(1), Fleet.of({"cpu": 2}), np.array([[100.0]]), np.array([[100.0]]))
+    table = simulate(problem, mover, Faults(1.0, attempts=3)).schedule
     assert table["status"].tolist() == ["moved", "retried", "retried", "failed"]
     assert table["attempt"].tolist() == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("unit_s", [1e-9, 1e-3, 1e6])
 def test_bounds_hold_in_any_unit(unit_s):
-    asked = a_problem(3)
-    bound = bounds.relaxation(asked.actual_s, asked.fleet.counts).makespan_s
-    assert bounds.relaxation(asked.actual_s * unit_s, asked.fleet.counts).makespan_s == pytest.approx(bound * unit_s, rel=1e-6)
+    problem = a_problem(3)
+    bound = bounds.relaxation(problem.actual_s, problem.fleet.counts).makespan_s
+    scaled = bounds.relaxation(problem.actual_s * unit_s, problem.fleet.counts).makespan_s
+    assert scaled == pytest.approx(bound * unit_s, rel=1e-6)
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_predictions_said_to_be_exact_and_swapped_are_survived(seed):
     """Planned on, found wrong, bound late from then on: every job still ends once."""
-    asked = a_problem(seed, count=120, holes=0.0)
-    outcome = simulate(comparison.swapped(asked, seed), a_policy("hybrid"))
+    problem = a_problem(seed, count=120, holes=0.0)
+    outcome = simulate(comparison.swapped(problem, seed), a_policy("hybrid"))
     check_schedule(outcome)
 
 
@@ -185,29 +189,29 @@ def test_host_cores_are_never_exceeded():
     jobs = Jobs(**{**jobs.__dict__, "cpu_cores": np.full(20, 2.0)})
     draw = np.random.default_rng(0)
     times = draw.uniform(1, 5, (20, 2))
-    asked = Problem(jobs, fleet, times, times)
+    problem = Problem(jobs, fleet, times, times)
     for name in NAMES:
-        table = simulate(asked, a_policy(name)).schedule
+        table = simulate(problem, a_policy(name)).schedule
         for at in table["start_s"]:
             assert ((table["start_s"] <= at) & (table["end_s"] > at + 1e-12)).sum() * 2 <= 4
 
 
 def test_contention_slows_neighbours():
     fleet = Fleet.of({"cpu": 2})
-    asked = Problem(Jobs.plain(2), fleet, np.ones((2, 1)), np.ones((2, 1)))
-    outcome = simulate(asked, a_policy("first-come"), contention=Contention.of_types(np.array([[1.5]])))
+    problem = Problem(Jobs.plain(2), fleet, np.ones((2, 1)), np.ones((2, 1)))
+    outcome = simulate(problem, a_policy("first-come"), contention=contention_of(np.array([[1.5]])))
     assert outcome.schedule["end_s"].tolist() == pytest.approx([1.5, 1.5])
     alone = Problem(Jobs.plain(1), fleet, np.ones((1, 1)), np.ones((1, 1)))
-    contended = simulate(alone, a_policy("first-come"), contention=Contention.of_types(np.array([[1.5]])))
+    contended = simulate(alone, a_policy("first-come"), contention=contention_of(np.array([[1.5]])))
     assert contended.schedule["end_s"][0] == 1.0
 
 
 def test_a_wrong_policy_is_found():
-    asked = a_problem()
+    problem = a_problem()
     for wrong in (lambda state, predict: [Start(0, 0), Start(0, 1)], lambda state, predict: [],
                   lambda state, predict: [Wait("why not", state.now_s - 1)]):
         with pytest.raises(PolicyError):
-            simulate(asked, wrong)
+            simulate(problem, wrong)
 
 
 def test_simpy_agrees():
@@ -215,8 +219,8 @@ def test_simpy_agrees():
     simpy = pytest.importorskip("simpy")
     draw = np.random.default_rng(4)
     arrival, times = np.sort(draw.uniform(0, 40, 80)), draw.uniform(1, 6, (80, 1))
-    asked = Problem(Jobs.plain(80, arrival), Fleet.of({"gpu": 4}), times, times)
-    ours = simulate(asked, a_policy("first-come")).done.set_index("job")["end_s"].sort_index()
+    problem = Problem(Jobs.plain(80, arrival), Fleet.of({"gpu": 4}), times, times)
+    ours = simulate(problem, a_policy("first-come")).done.set_index("job")["end_s"].sort_index()
     world = simpy.Environment()
     devices, ends = simpy.Resource(world, 4), {}
 
@@ -235,26 +239,26 @@ def test_simpy_agrees():
 
 def test_longest_first_is_what_it_says():
     """A few lines of heapq, written independently, bind the same."""
-    asked = a_problem(9, holes=0.0)
+    problem = a_problem(9, holes=0.0)
     free = [[(0.0, device) for device in range(2)] for _ in range(3)]
     makespan = 0.0
-    for number in np.argsort(-asked.predicted_s.mean(axis=1), kind="stable"):
-        ends = [free[kind][0][0] + asked.predicted_s[number, kind] for kind in range(3)]
+    for number in np.argsort(-problem.predicted_s.mean(axis=1), kind="stable"):
+        ends = [free[kind][0][0] + problem.predicted_s[number, kind] for kind in range(3)]
         kind = int(np.argmin(ends))
         heapq.heapreplace(free[kind], (ends[kind], free[kind][0][1]))
         makespan = max(makespan, ends[kind])
-    assert metrics.metrics(simulate(asked, a_policy("longest-first")))["makespan_s"] == pytest.approx(makespan)
+    assert metrics.metrics(simulate(problem, a_policy("longest-first")))["makespan_s"] == pytest.approx(makespan)
 
 
 def test_search_beats_list_scheduling_and_repeats():
-    asked = a_problem(2, count=60)
-    type_of, ready = asked.fleet.type_of, np.zeros(len(asked.fleet))
-    first = local_search.list_plan(asked.actual_s, type_of, ready)
-    found = local_search.plan(asked.actual_s, type_of, ready, 300_000)
-    assert (found == local_search.plan(asked.actual_s, type_of, ready, 300_000)).all()
-    makespans = [local_search.loads(asked.actual_s, type_of, ready, one).max() for one in (found, first)]
+    problem = a_problem(2, count=60)
+    type_of, ready = problem.fleet.type_of, np.zeros(len(problem.fleet))
+    first = local_search.list_plan(problem.actual_s, type_of, ready)
+    found = local_search.plan(problem.actual_s, type_of, ready, 300_000)
+    assert (found == local_search.plan(problem.actual_s, type_of, ready, 300_000)).all()
+    makespans = [local_search.loads(problem.actual_s, type_of, ready, one).max() for one in (found, first)]
     assert makespans[0] <= makespans[1]
-    assert np.isfinite(asked.actual_s[np.arange(60), type_of[found]]).all()
+    assert np.isfinite(problem.actual_s[np.arange(60), type_of[found]]).all()
 
 
 @pytest.mark.parametrize("case", ["plain", "holes", "alike", "one type", "one long job", "idle type"])
@@ -290,8 +294,8 @@ def test_search_survives_a_start_that_is_far_from_good():
 
 def test_set_up_is_no_error_of_the_predictions():
     """Exact predictions stay believed where devices take long to set up."""
-    asked = a_problem(4, count=80, holes=0.0)
-    slow = replace(asked, fleet=replace(asked.fleet, setup_s=np.array([5.0, 20.0, 1.0])))
+    problem = a_problem(4, count=80, holes=0.0)
+    slow = replace(problem, fleet=replace(problem.fleet, setup_s=np.array([5.0, 20.0, 1.0])))
     state = []
 
     def watched(seen, predict):
@@ -320,10 +324,10 @@ def test_what_a_job_may_not_use_is_not_told():
     fleet = Fleet(**{**Fleet.of({"cpu": 1, "gpu": 1}, cpu_cores=[1, np.nan]).__dict__, "host_cores": 2.0})
     jobs = Jobs(**{**Jobs.plain(4).__dict__, "cpu_cores": np.array([0.0, 3.0, 1.0, 0.0])})
     predicted = np.array([[9.0, 1.0]] * 4)
-    asked = Problem(jobs, fleet, predicted, np.where(np.arange(4)[:, None] == [[9, 3]], np.inf, predicted))
-    assert asked.feasible_s.tolist() == [[9, 1], [9, np.inf], [9, 1], [9, np.inf]]
+    problem = Problem(jobs, fleet, predicted, np.where(np.arange(4)[:, None] == [[9, 3]], np.inf, predicted))
+    assert problem.feasible_s.tolist() == [[9, 1], [9, np.inf], [9, 1], [9, np.inf]]
     for name in NAMES:
-        check_schedule(simulate(asked, a_policy(name)))
+        check_schedule(simulate(problem, a_policy(name)))
     wide = Fleet(**{**fleet.__dict__, "cpu_cores": np.array([4.0, np.nan])})
     with pytest.raises(InputError, match="no device can run job '1'"):
         Problem(jobs, wide, predicted, predicted)
@@ -342,13 +346,13 @@ def test_bad_times_are_refused(tmp_path, text, word):
 
 
 def test_columns_that_are_not_aligned_are_refused():
-    asked = a_problem(count=5)
+    problem = a_problem(count=5)
     for wrong in ({"arrival_s": np.zeros(6)}, {"job_class": np.zeros(4, int)}):
         with pytest.raises(InputError, match=f"{next(iter(wrong))} holds [46] values, there are 5 jobs"):
-            replace(asked, jobs=replace(asked.jobs, **wrong))
+            replace(problem, jobs=replace(problem.jobs, **wrong))
     for places in (np.full(6, 3), np.zeros(5, int), np.full(6, -1)):
         with pytest.raises(InputError, match="type_of gives each of the 6 devices the number of its type, 0 to 2"):
-            replace(asked, fleet=replace(asked.fleet, type_of=places))
+            replace(problem, fleet=replace(problem.fleet, type_of=places))
 
 
 @pytest.mark.parametrize("text, word", [
@@ -385,14 +389,30 @@ def test_published_throughputs_become_problems(tmp_path, monkeypatch):
     assert rows == 9
     table = gavel.single(store.read(path, "throughputs"))
     assert table.loc["A"].tolist() == [4, 2, 1] and table.loc["B"].tolist() == [2, 0, 1]
-    asked = gavel.mix(table, 40, 2, seed=1)
-    own = asked.actual_s[asked.jobs.job_class == 1]
+    problem = gavel.mix(table, 40, 2, seed=1)
+    own = problem.actual_s[problem.jobs.job_class == 1]
     assert np.isinf(own[:, 1]).all() and own[:, 2] == pytest.approx(2 * own[:, 0])  # what does not fit cannot run there
-    assert (asked.actual_s.min(axis=1) >= 60 * 10 ** 1.5).all() and (asked.actual_s.min(axis=1) <= 60 * 10 ** 4).all()
+    assert (problem.actual_s.min(axis=1) >= 60 * 10 ** 1.5).all() and (problem.actual_s.min(axis=1) <= 60 * 10 ** 4).all()
     for text in ("[]", "{", json.dumps({"v100": {"__import__('os')": {"null": 1}}}), json.dumps({"v100": {"('A', 1)": {}}})):
         source.write_text(text)
         with pytest.raises(InputError, match="no throughput file"):
             gavel.bring_in(source)
+
+
+def test_files_import_only_from_the_lines_above_them():
+    """The order in the package's docstring is the one that holds."""
+    lines = [re.findall(r"[a-z_]+", line[4:].partition("  ")[0].replace("/", "")) for line in lib.schedule.__doc__.splitlines()
+             if re.match(r"    [a-z]", line)]
+    rank = {name: number for number, names in enumerate(lines) for name in names}
+    folder = Path(lib.schedule.__file__).parent
+    assert set(rank) == {path.stem for path in folder.iterdir() if path.stem not in ("__init__", "__pycache__")}
+    for path in folder.rglob("*.py"):
+        own = path.relative_to(folder).parts[0].removesuffix(".py")
+        text = path.read_text()
+        imported = set(re.findall(r"from lib\.schedule\.([a-z_]+)", text))
+        imported |= {name for names in re.findall(r"from lib\.schedule import ([a-z_, ]+)", text) for name in names.split(", ")}
+        for name in imported if own != "__init__" else ():
+            assert rank[name] <= rank[own], f"{path.relative_to(folder)} imports {name}"
 
 
 def test_only_hybrid_takes_an_objective():

@@ -9,14 +9,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 
-from lib.schedule import bounds, problem
-from lib.schedule.contention import Contention
+from lib.schedule import bounds
 from lib.schedule.policies import baselines, registry
 from lib.schedule.policies.hybrid.policy import OBJECTIVES
-from lib.schedule.problem import Fleet, Jobs, Problem
+from lib.schedule.problem import Fleet, Jobs, Problem, feasible
 from lib.schedule.simulation import metrics
 from lib.schedule.simulation.events import Faults, simulate
 from lib.schedule.state import Finished, Predict, Restart, Start, State, Wait
+from tests.schedules import WORK_CONSERVING, contention_of
 
 CASES = [*baselines.BASELINES, *(f"hybrid for {objective}" for objective in OBJECTIVES)]
 ATTEMPTS, LATER_S = 3, 1e6
@@ -54,19 +54,19 @@ class World:
     """An engine in virtual time that checks whatever a policy asks for, and what a policy must never let happen."""
 
     def __init__(self, case, seed, known):
-        self.case, self.policy, self.asked = case, a_policy(case), a_world(seed)
-        self.asked.jobs.arrival_s[:] = LATER_S
-        self.state = State.at_start(self.asked.jobs, self.asked.fleet)
-        self.predict, self.known = Predict(self.asked.feasible_s, self.asked.sigma), known
-        self.coming = list(range(len(self.asked.jobs)))
+        self.case, self.policy, self.problem = case, a_policy(case), a_world(seed)
+        self.problem.jobs.arrival_s[:] = LATER_S
+        self.state = State.at_start(self.problem.jobs, self.problem.fleet)
+        self.predict, self.known = Predict(self.problem.feasible_s, self.problem.sigma), known
+        self.coming = list(range(len(self.problem.jobs)))
         self.state.expected = len(self.coming) if known else 0
         self.end_s, self.away, self.wake_s = {}, set(), np.inf
         self.failures, self.ended, self.begun = {}, {}, {}
-        self.last_s = [0.0] * len(self.asked.fleet)
+        self.last_s = [0.0] * len(self.problem.fleet)
 
     def submit(self, count):
         for job in self.coming[:count]:
-            self.asked.jobs.arrival_s[job] = self.state.now_s
+            self.problem.jobs.arrival_s[job] = self.state.now_s
             self.state.waiting[job] = None
             self.state.arrived.append(job)
         del self.coming[:count]
@@ -89,22 +89,22 @@ class World:
                 self.start(Start(*action))
             else:
                 self.start(action)
-        if self.case in baselines.WORK_CONSERVING:
+        if self.case in WORK_CONSERVING:
             self.nothing_is_idle()
         if self.state.waiting and not self.state.running and not self.away:
             assert self.wake_s < np.inf, "all devices are free, jobs wait, and nothing will ever happen"
 
     def start(self, action):
         job, device = action
-        state, place = self.state, int(self.asked.fleet.type_of[device])
+        state, place = self.state, int(self.problem.fleet.type_of[device])
         assert job in state.waiting and device in state.free[place] and device not in self.away
-        assert problem.feasible(self.asked)[job, place]
-        assert not self.asked.jobs.memory_mb[job] > self.asked.fleet.memory_mb[place]
+        assert feasible(self.problem)[job, place]
+        assert not self.problem.jobs.memory_mb[job] > self.problem.fleet.memory_mb[place]
         assert state.cores(job, place) <= state.free_cores + 1e-9
         assert state.now_s >= self.last_s[device]
         self.begun[job] = self.begun.get(job, 0) + 1
         state.start(job, device, self.begun[job])
-        self.end_s[device] = state.now_s + self.asked.actual_s[job, place] + self.asked.fleet.setup_s[place]
+        self.end_s[device] = state.now_s + self.problem.actual_s[job, place] + self.problem.fleet.setup_s[place]
 
     def stop(self, device):
         del self.end_s[device]
@@ -112,7 +112,7 @@ class World:
         return self.state.stop(device)
 
     def complete(self, device):
-        ran, place = self.stop(device), int(self.asked.fleet.type_of[device])
+        ran, place = self.stop(device), int(self.problem.fleet.type_of[device])
         self.state.finished.append(Finished(ran.job, place, max(1e-3, self.state.now_s - ran.start_s)))
         self.state.done += 1
         self.end(ran.job, "done")
@@ -153,17 +153,17 @@ class World:
         return happened
 
     def nothing_is_idle(self):
-        state, able = self.state, problem.feasible(self.asked)
+        state, able = self.state, feasible(self.problem)
         for place, free in enumerate(state.free):
             could = [job for job in state.waiting if able[job, place] and state.cores(job, place) <= state.free_cores + 1e-9]
-            assert not (free and could), f"{could} could run on {self.asked.fleet.types[place]}"
+            assert not (free and could), f"{could} could run on {self.problem.fleet.types[place]}"
 
     def check(self):
-        state, fleet = self.state, self.asked.fleet
+        state, fleet = self.state, self.problem.fleet
         free = [device for held in state.free for device in held]
         assert sorted([*free, *state.running, *self.away]) == list(range(len(fleet)))  # each is one of the three
         ran = [one.job for one in state.running.values()]
-        assert sorted([*state.waiting, *ran, *self.ended, *self.coming]) == list(range(len(self.asked.jobs)))
+        assert sorted([*state.waiting, *ran, *self.ended, *self.coming]) == list(range(len(self.problem.jobs)))
         taken = sum(state.cores(one.job, int(fleet.type_of[device])) for device, one in state.running.items())
         assert taken <= fleet.host_cores + 1e-9
         assert fleet.host_cores == np.inf or state.free_cores == pytest.approx(fleet.host_cores - taken)
@@ -175,7 +175,7 @@ class World:
             if not self.state.waiting and not self.state.running:
                 break
             self.advance(np.inf)
-        assert sorted([*self.ended, *self.coming]) == list(range(len(self.asked.jobs)))
+        assert sorted([*self.ended, *self.coming]) == list(range(len(self.problem.jobs)))
         for job, how in self.ended.items():
             assert (how == "failed") == (self.failures.get(job, 0) == ATTEMPTS)
 
@@ -220,10 +220,10 @@ class Machine(RuleBasedStateMachine):
         device, now = self._one(self.world.state.running, number), self.world.state.now_s
         self.world.end_s[device] = now + factor * (self.world.end_s[device] - now)
 
-    @precondition(lambda self: len(self.world.away) < len(self.world.asked.fleet))
+    @precondition(lambda self: len(self.world.away) < len(self.world.problem.fleet))
     @rule(number=st.integers(0, 8))
     def dies(self, number):
-        self.world.kill(self._one(set(range(len(self.world.asked.fleet))) - self.world.away, number))
+        self.world.kill(self._one(set(range(len(self.world.problem.fleet))) - self.world.away, number))
 
     @precondition(lambda self: self.world.away)
     @rule(number=st.integers(0, 8))
@@ -250,17 +250,17 @@ def test_nothing_is_lost_whatever_happens(case):
 # ------------------------------------------------------------------------------------------ laws
 
 
-def a_run(case, asked, seed=0, chance=0.0, contention=None):
-    return simulate(asked, a_policy(case), Faults(chance, seed=seed), contention)
+def a_run(case, problem, seed=0, chance=0.0, contention=None):
+    return simulate(problem, a_policy(case), Faults(chance, seed=seed), contention)
 
 
 @pytest.mark.parametrize("case", CASES)
 @settings(CALM, max_examples=10)
 @given(seed=SEEDS, chance=st.sampled_from([0.0, 0.3]), slow=st.booleans())
 def test_the_same_seed_gives_the_same_schedule(case, seed, chance, slow):
-    asked = a_world(seed)
-    beside = Contention.of_types(np.full((len(asked.fleet.types),) * 2, 1.2)) if slow else None
-    one, two = (a_run(case, asked, seed, chance, beside).schedule for _ in range(2))
+    problem = a_world(seed)
+    beside = contention_of(np.full((len(problem.fleet.types),) * 2, 1.2)) if slow else None
+    one, two = (a_run(case, problem, seed, chance, beside).schedule for _ in range(2))
     pd.testing.assert_frame_equal(one, two)
 
 
@@ -268,11 +268,11 @@ def test_the_same_seed_gives_the_same_schedule(case, seed, chance, slow):
 @settings(CALM, max_examples=10)
 @given(seed=SEEDS, factor=st.sampled_from([0.25, 8.0, 1024.0]))
 def test_all_times_scale_alike(case, seed, factor):
-    asked = a_world(seed)
-    jobs = replace(asked.jobs, arrival_s=asked.jobs.arrival_s * factor, deadline_s=asked.jobs.deadline_s * factor)
-    fleet = replace(asked.fleet, setup_s=asked.fleet.setup_s * factor)
-    scaled = Problem(jobs, fleet, asked.predicted_s * factor, asked.actual_s * factor, asked.sigma)
-    one, other = a_run(case, asked).schedule, a_run(case, scaled).schedule
+    problem = a_world(seed)
+    jobs = replace(problem.jobs, arrival_s=problem.jobs.arrival_s * factor, deadline_s=problem.jobs.deadline_s * factor)
+    fleet = replace(problem.fleet, setup_s=problem.fleet.setup_s * factor)
+    scaled = Problem(jobs, fleet, problem.predicted_s * factor, problem.actual_s * factor, problem.sigma)
+    one, other = a_run(case, problem).schedule, a_run(case, scaled).schedule
     assert one["end_s"].max() * factor == pytest.approx(other["end_s"].max(), rel=1e-9)
 
 
@@ -285,14 +285,14 @@ def test_names_and_places_do_not_matter(case, seed):
     fleet, times = a_world(seed).fleet, np.exp(draw.normal(1, 1, (14, 3)))
     types = len(fleet.types)
     order, devices, kinds = draw.permutation(14), draw.permutation(len(fleet)), draw.permutation(types)
-    asked = Problem(Jobs.plain(14), fleet, times[:, :types], times[:, :types])
+    problem = Problem(Jobs.plain(14), fleet, times[:, :types], times[:, :types])
     per_type = {name: getattr(fleet, name)[kinds] for name in ("memory_mb", "cpu_cores", "idle_w", "busy_w", "setup_s",
                                                                "price_per_hour")}
     other = Fleet(tuple(fleet.names[device] for device in devices), np.argsort(kinds)[fleet.type_of[devices]],
                   tuple(fleet.types[kind] for kind in kinds), **per_type, host_cores=fleet.host_cores)
     again = times[order][:, kinds]
     named = Problem(replace(Jobs.plain(14), ids=tuple(map(str, order))), other, again, again)
-    one, two = (a_run(case, each).schedule for each in (asked, named))
+    one, two = (a_run(case, each).schedule for each in (problem, named))
     assert one["end_s"].max() == pytest.approx(two["end_s"].max(), rel=1e-12)
     ends = [each.set_index("job_id")["end_s"].sort_index().to_numpy() for each in (one, two)]
     assert ends[0] == pytest.approx(ends[1], rel=1e-12)
@@ -302,23 +302,23 @@ def test_names_and_places_do_not_matter(case, seed):
 @settings(CALM, max_examples=10)
 @given(seed=SEEDS, arrivals=st.booleans(), chance=st.sampled_from([0.0, 0.3]))
 def test_no_schedule_beats_the_bounds(case, seed, arrivals, chance):
-    asked = a_world(seed, arrivals=arrivals)
-    outcome = a_run(case, asked, seed, chance)
+    problem = a_world(seed, arrivals=arrivals)
+    outcome = a_run(case, problem, seed, chance)
     if (outcome.schedule["status"] == "failed").any():
         return
-    assert outcome.schedule["end_s"].max() >= bounds.makespan_bound(asked) * (1 - 1e-9)
+    assert outcome.schedule["end_s"].max() >= bounds.makespan_bound(problem) * (1 - 1e-9)
     if not arrivals:
-        least, _, _ = bounds.matching(bounds.able_times(asked), asked.fleet.counts)
-        assert metrics.metrics(outcome)["mean_jct_s"] * len(asked.jobs) >= least * (1 - 1e-9)
+        least, _, _ = bounds.matching(bounds.able_times(problem), problem.fleet.counts)
+        assert metrics.metrics(outcome)["mean_jct_s"] * len(problem.jobs) >= least * (1 - 1e-9)
 
 
 @pytest.mark.parametrize("case", CASES)
 @settings(CALM, max_examples=5)
 @given(seed=SEEDS)
 def test_a_policy_keeps_nothing_to_itself(case, seed):
-    """One policy, asked about another problem in the midst of a first, answers both as if it had been asked once."""
-    policy, asked, other = a_policy(case), a_world(seed), a_world(seed + 1)
-    alone, beside = (a_run(case, each).schedule for each in (asked, other))
+    """One policy, problem about another problem in the midst of a first, answers both as if it had been problem once."""
+    policy, problem, other = a_policy(case), a_world(seed), a_world(seed + 1)
+    alone, beside = (a_run(case, each).schedule for each in (problem, other))
     calls = []
 
     def disturbed(state, predict):
@@ -327,5 +327,5 @@ def test_a_policy_keeps_nothing_to_itself(case, seed):
             pd.testing.assert_frame_equal(simulate(other, policy).schedule, beside)
         return policy(state, predict)
 
-    pd.testing.assert_frame_equal(simulate(asked, disturbed).schedule, alone)
+    pd.testing.assert_frame_equal(simulate(problem, disturbed).schedule, alone)
     assert len(calls) >= 5

@@ -43,67 +43,67 @@ def solved(model, what):
     return solver.objective_value
 
 
-def chosen(model, asked):
+def chosen(model, problem):
     """Return, for each device, its jobs' choices (job, variable, whole seconds); each job is on one device."""
-    times = bounds.able_times(asked)
+    times = bounds.able_times(problem)
     devices = [[(job, model.new_bool_var(f"{job} on {name}"), int(times[job, place])) for job in range(len(times))
                 if np.isfinite(times[job, place])]
-               for name, place in zip(asked.fleet.names, asked.fleet.type_of, strict=True)]
+               for name, place in zip(problem.fleet.names, problem.fleet.type_of, strict=True)]
     for job in range(len(times)):
         model.add_exactly_one(on for device in devices for one, on, _ in device if one == job)
     return devices
 
 
-def best_makespan(asked):
+def best_makespan(problem):
     model = cp_model.CpModel()
     span = model.new_int_var(0, 100_000, "makespan")
-    for device in chosen(model, asked):
+    for device in chosen(model, problem):
         model.add(sum(time * on for _, on, time in device) <= span)
     return solved(model, span)
 
 
-def best_energy(asked):
-    model, fleet = cp_model.CpModel(), asked.fleet
+def best_energy(problem):
+    model, fleet = cp_model.CpModel(), problem.fleet
     span, above = model.new_int_var(0, 100_000, "makespan"), 0
-    for device, place in zip(chosen(model, asked), fleet.type_of, strict=True):
+    for device, place in zip(chosen(model, problem), fleet.type_of, strict=True):
         model.add(sum(time * on for _, on, time in device) <= span)
         above += sum(time * int(fleet.busy_w[place] - fleet.idle_w[place]) * on for _, on, time in device)
     return solved(model, above + int((fleet.counts * fleet.idle_w).sum()) * span)
 
 
-def timed(asked):
+def timed(problem):
     """Return a model in which each job has an end, on one of the devices, after its arrival; and the ends."""
     model = cp_model.CpModel()
-    ends = [model.new_int_var(0, 2_000, f"end of {name}") for name in asked.jobs.ids]
-    for device in chosen(model, asked):
+    ends = [model.new_int_var(0, 2_000, f"end of {name}") for name in problem.jobs.ids]
+    for device in chosen(model, problem):
         model.add_no_overlap(model.new_optional_interval_var(ends[job] - time, time, ends[job], on, f"{job} runs")
                              for job, on, time in device)
         for job, on, time in device:
-            model.add(ends[job] - time >= int(asked.jobs.arrival_s[job])).only_enforce_if(on)
+            model.add(ends[job] - time >= int(problem.jobs.arrival_s[job])).only_enforce_if(on)
     return model, ends
 
 
-def best_sum_of_ends(asked):
-    model, ends = timed(asked)
+def best_sum_of_ends(problem):
+    model, ends = timed(problem)
     return solved(model, sum(ends))
 
 
-def best_makespan_with_arrivals(asked):
-    model, ends = timed(asked)
+def best_makespan_with_arrivals(problem):
+    model, ends = timed(problem)
     span = model.new_int_var(0, 2_000, "makespan")
     model.add_max_equality(span, ends)
     return solved(model, span)
 
 
-def found(asked, **options):
-    return metrics.metrics(simulate(asked, registry.policy("hybrid", steps=120_000, **options)))
+def found(problem, **options):
+    return metrics.metrics(simulate(problem, registry.policy("hybrid", steps=120_000, **options)))
 
 
 def factors(best_of, problems):
     """Return the makespan of hybrid, and the bound, over the optimum of each problem; none may be on the wrong side of it."""
-    best = [best_of(asked) for asked in problems]
-    ratios = [found(asked)["makespan_s"] / optimum for asked, optimum in zip(problems, best, strict=True)]
-    gaps = [bounds.makespan_bound(asked) / optimum for asked, optimum in zip(problems, best, strict=True)]
+    best = [best_of(problem) for problem in problems]
+    ratios = [found(problem)["makespan_s"] / optimum for problem, optimum in zip(problems, best, strict=True)]
+    gaps = [bounds.makespan_bound(problem) / optimum for problem, optimum in zip(problems, best, strict=True)]
     assert min(ratios) >= 1 - 1e-9 and max(gaps) <= 1 + 1e-9 and np.mean(gaps) > 0.9
     return np.array(ratios)
 
@@ -122,38 +122,38 @@ def test_makespans_of_jobs_that_are_not_yet_known_are_near_the_optimum_of_one_wh
 
 def test_the_matching_is_the_optimum_of_the_sum_of_completion_times():
     for seed in range(40):
-        asked = small(seed, most=7)
-        best = best_sum_of_ends(asked)
-        assert bounds.matching(bounds.able_times(asked), asked.fleet.counts)[0] == pytest.approx(best, rel=1e-9)
+        problem = small(seed, most=7)
+        best = best_sum_of_ends(problem)
+        assert bounds.matching(bounds.able_times(problem), problem.fleet.counts)[0] == pytest.approx(best, rel=1e-9)
         for name, options in (("matching", {}), ("hybrid", {"objective": "mean_jct"})):
-            figures = metrics.metrics(simulate(asked, registry.policy(name, **options)))
-            assert figures["mean_jct_s"] * len(asked.jobs) == pytest.approx(best, rel=1e-9)
+            figures = metrics.metrics(simulate(problem, registry.policy(name, **options)))
+            assert figures["mean_jct_s"] * len(problem.jobs) == pytest.approx(best, rel=1e-9)
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_all_orders_on_all_devices_agree(seed):
     """The oracle's oracle: every order of five jobs, each on every device, one after another."""
-    asked = small(seed, most=5, least=5)
-    times = bounds.able_times(asked)[:, asked.fleet.type_of]
+    problem = small(seed, most=5, least=5)
+    times = bounds.able_times(problem)[:, problem.fleet.type_of]
     sums, spans = set(), set()
-    for where in product(range(len(asked.fleet)), repeat=5):
+    for where in product(range(len(problem.fleet)), repeat=5):
         if not all(np.isfinite(times[job, device]) for job, device in enumerate(where)):
             continue
         for order in permutations(range(5)):
-            end = [0.0] * len(asked.fleet)
+            end = [0.0] * len(problem.fleet)
             total = 0.0
             for job in order:
                 end[where[job]] += times[job, where[job]]
                 total += end[where[job]]
             sums.add(total)
             spans.add(max(end))
-    assert min(sums) == best_sum_of_ends(asked) and min(spans) == best_makespan(asked)
+    assert min(sums) == best_sum_of_ends(problem) and min(spans) == best_makespan(problem)
 
 
 def test_energy_is_near_the_least():
     """Factor to the least energy as measured, over 100 seeds: 1.001 on average, 1.04 at worst."""
     ratios = []
     for seed in range(40):
-        asked = small(seed, watts=True)
-        ratios.append(found(asked, objective="energy")["energy_j"] / best_energy(asked))
+        problem = small(seed, watts=True)
+        ratios.append(found(problem, objective="energy")["energy_j"] / best_energy(problem))
     assert min(ratios) >= 1 - 1e-9 and np.mean(ratios) <= 1.005 and max(ratios) <= 1.05

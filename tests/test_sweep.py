@@ -198,6 +198,17 @@ def test_rows_that_repeat_the_last_result_are_found():
     assert not aggregate.stale(quantised, pd.Series(range(5))).any()
 
 
+def test_a_sweep_whose_worker_repeats_itself_has_failed_rows(home, small_space):
+    folder = sweep.measure_sweep(SweepParams(**SMALL, name="stale"))
+    raw = folder / "cpu" / "repeats.csv"
+    visits = store.read(raw, "repeats").assign(latency_ms=0.012223999947309494)
+    raw.unlink()
+    store.write(visits, raw, "repeats")
+    table = aggregate.derive(folder, {"devices": store.read_json(folder / "sweep.meta.json")["devices"]})
+    assert set(table["status"]) == {"failed"}
+    assert set(table["reason"]) == {"it repeats the result before it to the last digit"}
+
+
 def test_the_export_has_the_originals_columns(home, small_space):
     folder = sweep.measure_sweep(SweepParams(**{**SMALL, "op": "conv2d", "count": 8}, latency_type="both"))
     header, *lines = (folder / "results_convolution.csv").read_text().splitlines()

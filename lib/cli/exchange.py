@@ -44,7 +44,7 @@ def add(verbs) -> None:
     verb.add_argument("--out", type=Path, help="the file to write (default: <machine>.zip)")
     verb.set_defaults(call=_bundle)
 
-    verb = verbs.add_parser("import", help="merge what was measured elsewhere, or published")
+    verb = verbs.add_parser("import", help="bring in another machine's bundle, or published measurements")
     verb.add_argument("kind", choices=("bundle", "neusight", "pytorch-scheduler", "aiconfigurator", "gavel"))
     verb.add_argument("path", type=Path, nargs="?", help="file or folder (aiconfigurator: default is the installed package)")
     verb.add_argument("--reference", action="store_true", help="into data/reference, to be committed, instead of data/imported")

@@ -9,7 +9,8 @@ from lib.errors import InputError
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m lib",
-                                     description="Measure, explain, predict and place neural-network work.")
+                                     description="Measure, explain, predict and place neural-network work.",
+                                     epilog="Each verb has its own --help; docs/ says more, docs/glossary.md what words mean.")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="verb")
     for room in (measure, report, work, predict, schedule, exchange):
         room.add(verbs)

@@ -35,11 +35,11 @@ def _matrix(options: argparse.Namespace) -> int:
         print("\n".join(f"{cell.label}: {min(done[cell.label], repeats)} of {repeats} runs are there" for cell in found))
         return 0
 
-    def tell(row: dict) -> None:
+    def report(row: dict) -> None:
         what = f"{row['images_per_sec']:,.1f} images/s " if row["run_id"] else ""
         print(f"{row['status']:>6}  {row['label']} #{row['repeat']}: {what}{row['reason']}", flush=True)
 
-    rows = matrix.run_matrix(found, repeats, options.budget_s, tell=tell)
+    rows = matrix.run_matrix(found, repeats, options.budget_s, report=report)
     table = archive.runs("measure")
     table = table[table["label"].isin([cell.label for cell in found])]
     if len(table):

@@ -55,7 +55,7 @@ def add(verbs) -> None:
     verb.add_argument("--json", action="store_true", help="print a list of objects, one a device")
     verb.set_defaults(call=_advise)
 
-    verb = verbs.add_parser("models", help="the operator models at hand with their scores; or train those that ship")
+    verb = verbs.add_parser("models", help="the registry: every cost model with its scores; or train those that ship")
     verb.add_argument("--train", choices=("cpu", "neusight", "aiconfigurator"),
                       help="train from the reference machine's data, or from imported published data")
     verb.add_argument("--quick", action="store_true", help="train less, in a fraction of the time")

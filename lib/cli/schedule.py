@@ -79,7 +79,7 @@ def add(verbs) -> None:
     verb.add_argument("--json", action="store_true", help="print the figures as one object")
     verb.set_defaults(call=_schedule)
 
-    verb = verbs.add_parser("run-jobs", help="run jobs for real on the CPU slots and GPUs here or on a cluster; again: resume")
+    verb = verbs.add_parser("run-jobs", help="run jobs on this machine's slots and GPUs or on a cluster; a second call resumes")
     verb.add_argument("jobs", type=Path, help="CSV: job_id, and workload_id with steps or notebook; arrival_s, memory_mb, ...")
     verb.add_argument("--policy", default="hybrid", help="as in schedule")
     verb.add_argument("--objective", default="makespan", help="as in schedule")

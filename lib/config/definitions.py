@@ -65,7 +65,7 @@ class Metric(Strict):
     optional: bool = False
 
 
-class Kind(Strict):
+class JobClass(Strict):
     """One entry of ``kinds`` in ``params/scenarios.yaml``: a network as ``advise`` names it; batch size 0 is its own."""
 
     id: str
@@ -121,9 +121,9 @@ def vendor_device(device_id: str) -> VendorDevice:
     return known[device_id]
 
 
-def load_scenarios(path: Path = paths.PARAMS / "scenarios.yaml") -> tuple[dict[str, Kind], dict[str, Scenario]]:
+def load_scenarios(path: Path = paths.PARAMS / "scenarios.yaml") -> tuple[dict[str, JobClass], dict[str, Scenario]]:
     """Read the kinds of jobs and the scenarios; InputError names the file and the wrong entry."""
-    kinds, scenarios = _table(path, "kinds", Kind, "id"), _table(path, "scenarios", Scenario, "id")
+    kinds, scenarios = _table(path, "kinds", JobClass, "id"), _table(path, "scenarios", Scenario, "id")
     for scenario in scenarios.values():
         if scenario.shortest_s > scenario.longest_s:
             raise InputError(f"{path}: {scenario.id}: shortest_s {scenario.shortest_s:g} is above longest_s "

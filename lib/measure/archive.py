@@ -32,7 +32,7 @@ def runs(source: str, reference: str = "") -> pd.DataFrame:
 
 def rows(chosen: pd.DataFrame, source: str, reference: str = "") -> pd.DataFrame:
     """Return the profile rows of ``chosen`` runs (rows of ``runs``)."""
-    found = [path for folder in folders(source, reference) for run_id in chosen["run_id"]
+    files = [path for folder in folders(source, reference) for run_id in chosen["run_id"]
              for path in sorted((folder / "profiles").glob(f"{run_id}_*.csv"))]
-    table = store.read_all(found, "profile")
+    table = store.read_all(files, "profile")
     return table[table["hardware_id"].isin(chosen["hardware_id"])]

@@ -1,4 +1,4 @@
-"""The measured ceilings of a device: matrix-product rate, memory bandwidth by level, launch and timer overheads."""
+"""The measured ceilings of a device: GEMM rate, memory bandwidth by level, launch and timer overheads."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -39,7 +39,7 @@ class Probe:
     build: Callable[[], Callable[[], object]]
 
 
-def _product(dtype: str, n: int, device: torch.device) -> Callable[[], object]:
+def _gemm(dtype: str, n: int, device: torch.device) -> Callable[[], object]:
     left, right = (torch.randn(n, n, device=device, dtype=torch.float32).to(torch_dtype(dtype)) for _ in range(2))
     out = torch.empty_like(left)
 
@@ -50,7 +50,7 @@ def _product(dtype: str, n: int, device: torch.device) -> Callable[[], object]:
 
 
 def _convolution(dtype: str, batch: int, device: torch.device) -> Callable[[], object]:
-    """Build a 3x3 convolution of 256 channels at 32x32: another library than the product's, often the faster one."""
+    """Build a 3x3 convolution of 256 channels at 32x32: another library than the GEMM's, often the faster one."""
     layer = torch.nn.Conv2d(_CHANNELS, _CHANNELS, 3, padding=1, bias=False).requires_grad_(False)
     layer = layer.to(device, torch_dtype(dtype), memory_format=torch.channels_last)
     images = torch.randn(batch, _CHANNELS, _SIDE, _SIDE).to(device, torch_dtype(dtype), memory_format=torch.channels_last)
@@ -72,7 +72,7 @@ def _triad_dtype(device: torch.device) -> torch.dtype:
 
 
 def _compute_probes(p: MachineParams, device: torch.device) -> list[Probe]:
-    """Return the three largest products of each dtype that the budget allows, and a convolution."""
+    """Return the three largest GEMMs of each dtype that the budget allows, and a convolution."""
     largest = p.gemm_max or (2048 if device.type == "cpu" else 8192)
     sizes = [size for size in (256, 512, 1024, 2048, 4096, 8192, 16384) if size < largest] + [largest]
     most_s, probes = p.budget_s / 100, []
@@ -80,7 +80,7 @@ def _compute_probes(p: MachineParams, device: torch.device) -> list[Probe]:
         rate = _first_rate(dtype, device)
         fit = [n for n in sizes if rate and 2.0 * n**3 / rate < most_s][-3:]
         probes += [Probe({"dtype": dtype, "level": "compute", "method": f"torch.mm {n}x{n}x{n}"}, 2.0 * n**3,
-                         3.0 * n * n * torch_dtype(dtype).itemsize, lambda dtype=dtype, n=n: _product(dtype, n, device))
+                         3.0 * n * n * torch_dtype(dtype).itemsize, lambda dtype=dtype, n=n: _gemm(dtype, n, device))
                    for n in fit]
         if rate > _VECTOR_RATE:
             batch = 8 if device.type == "cpu" else 256
@@ -97,7 +97,7 @@ def _first_rate(dtype: str, device: torch.device) -> float:
     if dtype == "tf32" and device.type != "cuda":
         return 0.0
     try:
-        call = _product(dtype, 256, device)
+        call = _gemm(dtype, 256, device)
         call()
         synchronize(device)
         begin = time.perf_counter()
@@ -109,16 +109,16 @@ def _first_rate(dtype: str, device: torch.device) -> float:
 
 
 def _triad_probes(p: MachineParams, device: torch.device, threads: int) -> list[Probe]:
-    held, beyond = machine.levels(device, threads), "RAM" if device.type == "cpu" else "device"
-    last = max(held.values(), default=32 * 2**20)
+    caches, beyond = machine.levels(device, threads), "RAM" if device.type == "cpu" else "device"
+    last = max(caches.values(), default=32 * 2**20)
     most = p.triad_max_mb * 1e6 if p.triad_max_mb else 8.0 * last
     free = psutil.virtual_memory().available if device.type != "cuda" else torch.cuda.mem_get_info(device)[0]
     most = min(max(most, 4.0 * last), free / 2)
     width = _triad_dtype(device).itemsize
     probes = []
-    first = np.ceil(np.log2(held.get("L1", 2**19) + 1))
+    first = np.ceil(np.log2(caches.get("L1", 2**19) + 1))
     for touched in 2 ** np.arange(first, np.log2(most) + 1e-9, 1.0):
-        level = next((name for name, size in held.items() if touched <= size), beyond)
+        level = next((name for name, size in caches.items() if touched <= size), beyond)
         if level == beyond and touched < 4 * last:
             continue  # partly in cache: no level's own rate
         elements = int(touched) // (3 * width)
@@ -170,13 +170,13 @@ def overheads(device: torch.device, budget_s: float = 0.5) -> pd.DataFrame:
     launch = measure(lambda: one.add_(1), device, budget_s, sample_ms=2.0)
     rows = [_overhead("timer_step", steps[steps > 0] / 1e3, "smallest differences of time.perf_counter_ns", str(device)),
             _overhead("timer_call", steps.mean(keepdims=True) / 1e3, "mean of 20,000 readings in a row", str(device)),
-            _overhead("timer_jitter", np.array(jitter), "one 64x64 product, again and again", str(device)),
+            _overhead("timer_jitter", np.array(jitter), "one 64x64 GEMM, repeated", str(device)),
             _overhead("launch", launch.samples_ms * 1e3, "x.add_(1) of one element, many in a row", str(device))]
     return pd.DataFrame(rows, columns=columns("overheads"))
 
 
 def measure_spin(spin: torch.Tensor) -> float:
-    """Time one small product on the CPU, in microseconds."""
+    """Time one small GEMM on the CPU, in microseconds."""
     begin = time.perf_counter_ns()
     torch.mm(spin, spin)
     return (time.perf_counter_ns() - begin) / 1e3
@@ -207,7 +207,7 @@ class Ceilings:
 
     @property
     def warning(self) -> str:
-        """Return which ceilings rest on unusable rows alone, in one line; empty when none does."""
+        """Return which ceilings rest on unusable rows only, in one line; empty when none does."""
         doubtful = self.best[self.best["verdict"] == VERDICTS[-1]]
         names = doubtful["level"].where(doubtful["level"] != "compute", doubtful["dtype"])
         return f"UNUSABLE, measured on a busy machine and perhaps too low: {choices(names)}." if len(names) else ""
@@ -265,11 +265,11 @@ def replay_ceilings(p: MachineParams) -> Ceilings:
     """
     wanted = "cpu" if p.device == "auto" else {"cuda": "cuda:0"}.get(p.device, p.device)
     for folder in folders("replay", p.reference):
-        found = sorted((folder / "ceilings").glob(f"ceilings_{wanted.replace(':', '-')}*.meta.json"),
+        metas = sorted((folder / "ceilings").glob(f"ceilings_{wanted.replace(':', '-')}*.meta.json"),
                        key=lambda path: store.read_json(path)["started_utc"])
-        if found:
-            path = found[-1].with_name(found[-1].name.replace(".meta.json", ".csv"))
-            facts = store.read_json(found[-1])
+        if metas:
+            path = metas[-1].with_name(metas[-1].name.replace(".meta.json", ".csv"))
+            facts = store.read_json(metas[-1])
             other = path.with_name(path.name.replace("ceilings", "overheads", 1))
             note = f"REPLAY of {path.name}, measured {facts['started_utc']} on {folder.name}."
             return Ceilings(store.read(path, "ceilings"), store.read(other, "overheads"), facts, note, (path, other))

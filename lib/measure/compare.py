@@ -67,10 +67,10 @@ def find(name: str) -> tuple[str, Path]:
 
 
 def _differs(a: pd.DataFrame, b: pd.DataFrame) -> dict[str, tuple[str, str]]:
-    def told(frame: pd.DataFrame, name: str) -> str:
+    def values(frame: pd.DataFrame, name: str) -> str:
         return ", ".join(sorted({str(value) for value in frame[name]}))
 
-    return {name: (told(a, name), told(b, name)) for name in _IDS if told(a, name) != told(b, name)}
+    return {name: (values(a, name), values(b, name)) for name in _IDS if values(a, name) != values(b, name)}
 
 
 def _sweeps(a: pd.DataFrame, b: pd.DataFrame, threshold: float) -> tuple[pd.DataFrame, int]:
@@ -127,14 +127,14 @@ def difference(a: str, b: str, threshold: float = 0.03) -> Difference:
     return Difference(ratio, low, high, _word(low, high, threshold), pairs, _differs(left, right), left_out)
 
 
-def words(found: Difference) -> str:
+def words(result: Difference) -> str:
     """Return the difference as lines of text."""
-    change = f"{abs(found.ratio - 1):.1%} {'slower' if found.ratio > 1 else 'faster'}"
-    counts = found.pairs["word"].value_counts()
-    lines = [f"B is {found.word}: B / A = {found.ratio:.4f} [{found.low:.4f}, {found.high:.4f}], {change}",
-             f"{len(found.pairs)} pairs: " + ", ".join(f"{counts.get(word, 0)} {word}" for word in WORDS)
-             + (f"; {found.left_out} without a usable partner" if found.left_out else "")]
-    apart = found.pairs.assign(size=np.abs(np.log(found.pairs["ratio"]))).query("word != 'same'").nlargest(5, "size")
+    change = f"{abs(result.ratio - 1):.1%} {'slower' if result.ratio > 1 else 'faster'}"
+    counts = result.pairs["word"].value_counts()
+    lines = [f"B is {result.word}: B / A = {result.ratio:.4f} [{result.low:.4f}, {result.high:.4f}], {change}",
+             f"{len(result.pairs)} pairs: " + ", ".join(f"{counts.get(word, 0)} {word}" for word in WORDS)
+             + (f"; {result.left_out} without a usable partner" if result.left_out else "")]
+    apart = result.pairs.assign(size=np.abs(np.log(result.pairs["ratio"]))).query("word != 'same'").nlargest(5, "size")
     lines += [f"  {row.what}: {row.a_ms:.4g} -> {row.b_ms:.4g} ms, x{row.ratio:.3f} [{row.low:.3f}, {row.high:.3f}] {row.word}"
               for row in apart.itertuples()]
-    return "\n".join(lines + [f"{name} differs: {one} and {two}" for name, (one, two) in found.differs.items()])
+    return "\n".join(lines + [f"{name} differs: {one} and {two}" for name, (one, two) in result.differs.items()])

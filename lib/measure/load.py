@@ -59,9 +59,9 @@ class OwnProcesses:
     def __init__(self):
         leader = multiprocessing.parent_process()
         self._leader = psutil.Process(leader.pid if leader else None)
-        self.look()
+        self.refresh()
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Find out which processes there are now; it takes milliseconds."""
         try:
             self._all = [self._leader, *self._leader.children(recursive=True)]
@@ -80,7 +80,7 @@ class OwnProcesses:
 
 
 def _snapshot(own: OwnProcesses) -> tuple[float, float, float, float, int]:
-    own.look()
+    own.refresh()
     switches = psutil.Process().num_ctx_switches().involuntary
     busy, stolen = busy_seconds()
     return time.perf_counter(), busy, own.seconds(), stolen, switches

@@ -40,7 +40,7 @@ def _cpu_model() -> str:
 @cache
 def cache_bytes() -> dict[str, int]:
     """Return the size of one L1d, L2 and L3 cache in bytes, as the kernel states them; empty where it does not."""
-    found = {}
+    sizes = {}
     for index in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*"):
         try:
             kind, level = (index / "type").read_text().strip(), (index / "level").read_text().strip()
@@ -48,8 +48,8 @@ def cache_bytes() -> dict[str, int]:
         except (OSError, AttributeError):
             continue
         if kind != "Instruction":
-            found[f"L{level}"] = int(number) * {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}[unit]
-    return dict(sorted(found.items()))
+            sizes[f"L{level}"] = int(number) * {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}[unit]
+    return dict(sorted(sizes.items()))
 
 
 def _gpus() -> list[dict[str, Any]]:

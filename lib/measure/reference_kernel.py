@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 SLOW = 1.06  # of the usual, and the processor counts as disturbed
-USUAL = 20  # percentile of the looks at the reference kernel
+USUAL = 20  # percentile of its recent times
 _MEMORY, _SETTLE_S, _WAIT_S = 600, 0.5, 0.12
 
 
@@ -23,7 +23,7 @@ class ReferenceKernel:
         self._out, self._history = torch.empty(256, 256), deque(maxlen=_MEMORY)
 
     def ms(self) -> float:
-        """Return how long it takes now: the geometric mean of six products on all threads and a hundred small calls on one."""
+        """Return how long it takes now: the geometric mean of six GEMMs on all threads and a hundred small calls on one."""
         begin = time.perf_counter_ns()
         for _ in range(6):
             torch.mm(self._left, self._right, out=self._out)
@@ -35,22 +35,22 @@ class ReferenceKernel:
         return taken
 
     def settle(self) -> None:
-        """Look on for SETTLE_S: a process is slow its first moments, and what is usual must be known."""
+        """Run it for SETTLE_S: a process is slow its first moments, and what is usual must be known."""
         end = time.perf_counter() + _SETTLE_S
         while time.perf_counter() < end:
             self.ms()
         self._history = deque(list(self._history)[len(self._history) // 2:], maxlen=_MEMORY)
 
     def is_slow(self, taken_ms: float) -> bool:
-        """Return whether a look was slower than usual; usual is the fast fifth of the last looks."""
+        """Return whether a time was slower than usual; usual is the fast fifth of the recent ones."""
         return taken_ms > SLOW * float(np.percentile(self._history, USUAL))
 
     def after(self) -> float:
-        """Return the faster of two looks, in ms: the first one finds its own data out of the caches, and the code cold."""
+        """Return the faster of two times, in ms: the first run finds its own data out of the caches, and the code cold."""
         return min(self.ms(), self.ms())
 
     def wait(self) -> float:
-        """Look on, at most WAIT_S, until the processor is as fast as usual; return the last look, in ms.
+        """Run it, at most for WAIT_S, until the processor is as fast as usual; return the last time, in ms.
 
         Without sleeping: a processor that slept is slow its first moments.
         """

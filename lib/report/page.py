@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lib import paths, store
-from lib.config import definitions, notebooks
+from lib.config import definitions
 from lib.errors import InputError
 from lib.report import runner, style, summary
 
@@ -66,15 +66,19 @@ def _markdown(text: str) -> str:
 
 
 def _lookup(numbers: dict[str, dict[str, Any]]):
-    """Return a function that finds a key number by the end of its name, as text with its unit, or None."""
-    def find(suffix: str, digits: int = 3) -> str | None:
+    """Return a function that gives a key number as text with its unit, or None; a name that starts with a space or colon is
+    the end of one."""
+    def find(wanted: str) -> str | None:
         for recorded in reversed(numbers.values()):
             for name, item in recorded.items():
-                if name.endswith(suffix):
-                    value = item["value"]
-                    return f"{value:,.{digits}g} {item['unit']}".strip() if not isinstance(value, str) else value
+                if name == wanted or (wanted[0] in " :" and name.endswith(wanted)):
+                    return item["value"] if isinstance(item["value"], str) else f"{_number(item['value'])} {item['unit']}".strip()
         return None
     return find
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value == int(value) else f"{value:,.3g}"
 
 
 def _mentions(folder: Path, outcomes: Iterable[runner.Outcome], word: str) -> int:
@@ -107,9 +111,6 @@ def _run(anchor: str, outcome: runner.Outcome, folder: Path, first: bool, last: 
     if not path.is_file():
         problems.append(f"{outcome.stem}: the executed notebook is missing")
         return part
-    undeclared = set(outcome.values) - set(notebooks.notebook_model(outcome.notebook).model_fields)
-    if undeclared:
-        problems.append(f"{outcome.stem}: run with undeclared parameters {sorted(undeclared)}")
     body, warnings = _body(path, first, last)
     problems += [f"{outcome.stem}: wrote to stderr: {line}" for line in warnings]
     part["title"], part["body"], part["headings"] = _anchored(body, anchor)

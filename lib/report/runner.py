@@ -152,11 +152,11 @@ def run(jobs: list[Job], folder: Path, output: Path | None = None, parallel: int
             bar.update()
             bar.write(f"{outcome.status:>6} {outcome.seconds:6.1f} s  {outcome.stem}"
                       + (f"  {outcome.error}" if outcome.error else ""), file=sys.stderr)
-            _remember(done, folder)
+            _merge(done, folder)
     return done
 
 
-def _remember(done: list[Outcome], folder: Path) -> None:
+def _merge(done: list[Outcome], folder: Path) -> None:
     """Merge outcomes into the manifest: a job that ran again replaces its entry."""
     entries = {entry.stem: entry for entry in [*manifest(folder), *done]}
     order = [section.notebook for section in definitions.load_report_plan().sections]
@@ -174,7 +174,7 @@ def moved(folder: Path, outcomes: list[Outcome]) -> list[str]:
         if outcome.status != "ok":
             lines.append(f"{outcome.stem}: {outcome.error}")
             continue
-        then, now = committed.get(outcome.stem, {}), _facts(keys(folder / f"{outcome.stem}.ipynb"))
+        then, now = committed.get(outcome.stem, {}), _comparable(keys(folder / f"{outcome.stem}.ipynb"))
         lines += [f"{outcome.stem}: {name!r} is no longer recorded" for name in then if name not in now]
         lines += [f"{outcome.stem}: {name!r} is new ({now[name]['value']:g}); accept it with --accept"
                   for name in now if name not in then]
@@ -184,7 +184,7 @@ def moved(folder: Path, outcomes: list[Outcome]) -> list[str]:
     return lines
 
 
-def _facts(recorded: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+def _comparable(recorded: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     return {name: item for name, item in recorded.items() if item["tolerance"] is not None}
 
 
@@ -193,6 +193,7 @@ def _differs(now: float, then: dict[str, Any]) -> bool:
 
 
 def accept(folder: Path, outcomes: list[Outcome]) -> Path:
-    """Write the key numbers of replayed notebooks as the committed ones."""
-    found = {outcome.stem: _facts(keys(folder / f"{outcome.stem}.ipynb")) for outcome in outcomes if outcome.status == "ok"}
-    return store.write_json(found, paths.REFERENCE / "keys.json")
+    """Write the key numbers of replayed notebooks as the committed ones; those of notebooks that were not replayed stay."""
+    path = paths.REFERENCE / "keys.json"
+    replayed = {outcome.stem: _comparable(keys(folder / f"{outcome.stem}.ipynb")) for outcome in outcomes if outcome.status == "ok"}
+    return store.write_json({**(store.read_json(path) if path.is_file() else {}), **replayed}, path)

@@ -1,1 +1,17 @@
-"""Where work runs: policies, simulated and real."""
+"""Where and when jobs run: policies, simulated and real.
+
+From the ground up; a file imports only from its own line and those above it:
+
+    portable                          arithmetic that gives the same bits on every machine
+    problem, contention               jobs, devices, times; how jobs slow each other down
+    bounds, job_mixes, gavel          lower bounds (LP relaxation, matching); problems that are drawn
+    problem_files                     problems that are read from CSV files
+    state                             what a policy sees (State, Predict) and answers (Start, Restart, Wait)
+    policies/                         queues, colocation, greedy, matching, baselines
+      hybrid/                         estimator, planner, late_binding, local_search, stragglers; policy
+      registry                        every policy by name
+    simulation/                       events; compiled (compiled_loop): the same schedules, faster; metrics, trace
+    runtime/                          workers (worker_process, ray_workers), journal, executor, probe, interference, tasks,
+                                      local_site, run_record, jobs_file
+    api                               a problem in, a schedule and its figures out
+"""

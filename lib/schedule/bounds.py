@@ -12,10 +12,9 @@ WHOLE = 5000  # jobs: up to as many enter the linear programme at once
 _CUTS, _NEAR, _UNCLEAR, _EXACT = 100, 1e-5, 1e-3, 1e-9
 
 
-def able_times(problem: Problem, predicted: bool = False) -> np.ndarray:
-    """Return the times (jobs, types), with set-up, inf where a job cannot run."""
-    table = problem.predicted_s if predicted else problem.actual_s
-    return np.where(feasible(problem), table + problem.fleet.setup_s[None], np.inf)
+def able_times(problem: Problem) -> np.ndarray:
+    """Return the actual times (jobs, types), with set-up, inf where a job cannot run."""
+    return np.where(feasible(problem), problem.actual_s + problem.fleet.setup_s[None], np.inf)
 
 
 @dataclass(frozen=True)

@@ -25,11 +25,6 @@ class Contention:
     cores: float = np.inf
 
     @classmethod
-    def of_types(cls, slowdown: np.ndarray, cores: float = np.inf) -> "Contention":
-        """Return slowdowns (types, types) that hold for every job class."""
-        return cls(np.asarray(slowdown, float)[None, :, None, :], cores)
-
-    @classmethod
     def of_table(cls, table: pd.DataFrame, classes: Sequence[str], types: Sequence[str], cores: float = np.inf) -> "Contention":
         """Return the slowdowns in the table ``contention`` of named job classes and device types.
 

@@ -50,8 +50,8 @@ def log(values: np.ndarray | float) -> np.ndarray:
     mantissa, exponent = np.frexp(np.where(inside, values, 1.0))
     low = mantissa < _SQRT_HALF
     mantissa = np.where(low, 2.0 * mantissa, mantissa)
-    found = log_of_ratio((mantissa - 1.0) / (mantissa + 1.0), (exponent - low).astype(float))
-    return np.where(inside, found, np.where(values == 0, -inf, np.where(values == inf, inf, np.nan)))
+    result = log_of_ratio((mantissa - 1.0) / (mantissa + 1.0), (exponent - low).astype(float))
+    return np.where(inside, result, np.where(values == 0, -inf, np.where(values == inf, inf, np.nan)))
 
 
 def exp(values: np.ndarray | float) -> np.ndarray:
@@ -60,8 +60,8 @@ def exp(values: np.ndarray | float) -> np.ndarray:
     inside = (values > _LEAST) & (values < _MOST)
     bounded = np.where(inside, values, 0.0)
     twos = np.floor(bounded * _PER_LN2 + 0.5)
-    found = np.ldexp(_exp_of_rest((bounded - twos * _LN2_HIGH) - twos * _LN2_LOW), twos.astype(int))
-    return np.where(inside, found, np.where(values <= _LEAST, 0.0, np.where(values >= _MOST, inf, np.nan)))
+    result = np.ldexp(_exp_of_rest((bounded - twos * _LN2_HIGH) - twos * _LN2_LOW), twos.astype(int))
+    return np.where(inside, result, np.where(values <= _LEAST, 0.0, np.where(values >= _MOST, inf, np.nan)))
 
 
 def log_one(value: float) -> float:

@@ -34,13 +34,13 @@ def _users_class(name: str) -> Callable[[], nn.Module]:
         module = importlib.import_module(module_name)
     except ImportError as error:
         raise InputError(f"model {name!r}: cannot import {module_name!r}: {error}") from None
-    found = getattr(module, attribute, None)
-    if not callable(found):
+    factory = getattr(module, attribute, None)
+    if not callable(factory):
         raise InputError(f"model {name!r}: {module_name} has no class or function {attribute!r}")
 
     def build() -> nn.Module:
         try:
-            model = found()
+            model = factory()
         except TypeError as error:
             raise InputError(f"model {name!r} must be buildable without arguments: {error}") from None
         if not isinstance(model, nn.Module):

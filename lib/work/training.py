@@ -18,10 +18,10 @@ PRECISIONS = ("fp32", *dtypes.AUTOCAST)
 
 
 class Observer(Protocol):
-    """What may watch a pass. ``start`` before the loader is asked, ``mark`` after each phase, ``end`` after the batch."""
+    """What may watch a pass. ``start`` before a batch is loaded, ``mark`` after each phase, ``end`` after the batch."""
 
     def start(self) -> None:
-        """Notice that a batch is about to be asked of the loader."""
+        """Notice that the next batch is about to be loaded."""
 
     def mark(self, phase: str) -> None:
         """Notice that ``phase`` (one of PHASES) has ended on the host."""
@@ -80,7 +80,7 @@ class Trainer:
         self._check_forward()
 
     def _check_forward(self) -> None:
-        """Run one sample through the model, so that an input that does not fit is told in one line."""
+        """Run one sample through the model, so that an input that does not fit is refused in one line."""
         self.model.eval()
         try:
             with torch.inference_mode(), self._autocast():

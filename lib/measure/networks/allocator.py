@@ -76,38 +76,38 @@ class Info(ctypes.Structure):
     _fields_ = [(name, ctypes.c_size_t) for name in "arena a b c mapped d e f g h".split()]
 libc.mallinfo2.restype = Info
 libc.free.argtypes = [ctypes.c_void_p]
-def held():
+def in_use():
     info = libc.mallinfo2()
     return info.arena + info.mapped
 def take(size):
-    place = ctypes.c_void_p()
-    libc.posix_memalign(ctypes.byref(place), ctypes.c_size_t(64), ctypes.c_size_t(size))
-    return place.value
+    block = ctypes.c_void_p()
+    libc.posix_memalign(ctypes.byref(block), ctypes.c_size_t(64), ctypes.c_size_t(size))
+    return block.value
 for line in sys.stdin:
     weights, temporaries, made, freed = json.loads(line)
-    kept, fresh = [take(size) for size in weights], 0
+    permanent, fresh = [take(size) for size in weights], 0
     for _ in range(4):
-        places, fresh = {}, 0
+        blocks, fresh = {}, 0
         for (early, late), new, dead in zip(temporaries, made, freed):
             for name, size in [*enumerate(early), *((-1 - n, size) for n, size in enumerate(late))]:
-                before = held()
-                places["t", name] = take(size)
-                fresh += max(0, held() - before)
+                before = in_use()
+                blocks["t", name] = take(size)
+                fresh += max(0, in_use() - before)
             for name in range(len(early)):
-                libc.free(places.pop(("t", name)))
+                libc.free(blocks.pop(("t", name)))
             for name, size in new:
-                before = held()
-                places[name] = take(size)
-                fresh += max(0, held() - before)
+                before = in_use()
+                blocks[name] = take(size)
+                fresh += max(0, in_use() - before)
             for name in range(len(late)):
-                libc.free(places.pop(("t", -1 - name)))
+                libc.free(blocks.pop(("t", -1 - name)))
             for name in dead:
-                if name in places:
-                    libc.free(places.pop(name))
-        for place in places.values():
-            libc.free(place)
-    for place in kept:
-        libc.free(place)
+                if name in blocks:
+                    libc.free(blocks.pop(name))
+        for block in blocks.values():
+            libc.free(block)
+    for block in permanent:
+        libc.free(block)
     print(fresh, flush=True)
 """
 
@@ -144,7 +144,7 @@ class Plan:
 
 
 def fresh_bytes(plan: Plan) -> float:
-    """Return how many bytes a pass takes anew from the system, which costs a page fault for each page.
+    """Return how many bytes a pass touches first after the system handed them out: a page fault for each page.
 
     By repeating its allocations in glibc's hands, with its moving thresholds, in a process without torch: what another pass
     left behind is not its own. 0 where the allocator is another one.
@@ -159,5 +159,5 @@ def fresh_bytes(plan: Plan) -> float:
 
 
 def _weights(graph: Graph) -> list[TensorSpec]:
-    held = ("parameter", "buffer")
-    return list({spec.storage: spec for op in graph.ops for spec in op.tensors if spec.kind in held}.values())
+    weights = (spec for op in graph.ops for spec in op.tensors if spec.kind in ("parameter", "buffer"))
+    return list({spec.storage: spec for spec in weights}.values())

@@ -30,9 +30,9 @@ def cases(plan: Campaign, some: str = "") -> list[tuple[Case, str]]:
     Raises InputError for a network that is not in it.
     """
     names = [name for name in some.split(",") if name]
-    held = list(dict.fromkeys(network for part in plan.sets for network in part.networks))
-    if unknown := set(names) - set(held):
-        raise InputError(f"no network {choices(sorted(unknown))} in the plan; there are: {choices(held)}")
+    known = list(dict.fromkeys(network for part in plan.sets for network in part.networks))
+    if unknown := set(names) - set(known):
+        raise InputError(f"no network {choices(sorted(unknown))} in the plan; there are: {choices(known)}")
     several = [(Case(network, mode, batch, dtype=dtype), memory) for part in plan.sets for memory in part.memory
                for network in part.networks for mode in part.modes for batch in part.batch_sizes for dtype in part.dtypes]
     return [pair for pair in dict.fromkeys(several) if not names or pair[0].network in names]

@@ -1,4 +1,4 @@
-"""How long whole networks take, and how much memory, as a program would see it: a fresh process and its allocator."""
+"""Networks measured end to end, time and memory, as a program would see them: a fresh process and its allocator."""
 
 import gc
 import json
@@ -106,7 +106,7 @@ def in_a_process(cases: Sequence[Case], device_id: str = "cpu", budget_s: float 
     """Measure some cases in a process of its own, ``budget_s`` and five passes at least each; return results and its identity.
 
     A result holds ``case``, ``samples_ms, yardstick_ms`` (lists, one a pass), ``rss_mb, tensors_mb`` and a ``reason``, which is
-    empty, or stands alone beside the case where that failed. A process that dies fails all of its cases (no identity then).
+    empty, or the only entry beside the case where that failed. A process that dies fails all of its cases (no identity then).
     """
     if memory not in allocator.HEAPS:
         raise InputError(f"no memory {memory!r}; there are: {choices(allocator.HEAPS)}")

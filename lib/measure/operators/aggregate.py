@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lib import paths, store
+from lib import store
 from lib.config.notebooks import SweepParams
 from lib.errors import InputError, choices
 from lib.measure import load
@@ -36,7 +36,7 @@ def crowding(visits: pd.DataFrame) -> pd.Series:
 
 
 def disturbed(visits: pd.DataFrame) -> pd.Series:
-    """Return which visits saw a processor slower than usual, by the yardstick before and after them."""
+    """Return which visits saw a processor slower than usual, by the reference kernel before and after them."""
     usual = visits["yardstick_ms"].quantile(USUAL / 100)
     return visits["yardstick_ms"] > SLOW * usual
 
@@ -55,16 +55,16 @@ def summarise(visits: pd.DataFrame) -> pd.DataFrame:
         used = quiet if len(quiet) >= LEAST_ROUNDS else part
         low, median, high = np.percentile(used["latency_ms"], (25, 50, 75))
         spread = (high - low) / median if median else np.inf
-        found = [(spread_verdict(spread), f"IQR over the rounds is {spread:.0%} of the median"),
+        findings = [(spread_verdict(spread), f"IQR over the rounds is {spread:.0%} of the median"),
                  _crowd_verdict(float(used["crowd"].median()))]
         if used["slow"].any():
-            found.append((VERDICTS[1], f"the processor was slow in {int(used['slow'].sum())} of {len(used)} rounds"))
+            findings.append((VERDICTS[1], f"the processor was slow in {int(used['slow'].sum())} of {len(used)} rounds"))
         if len(used) < LEAST_ROUNDS:
-            found.append((VERDICTS[1], f"only {len(used)} of {LEAST_ROUNDS} rounds"))
+            findings.append((VERDICTS[1], f"only {len(used)} of {LEAST_ROUNDS} rounds"))
         rows.append({"config": key, "latency_ms": median, "latency_iqr_ms": high - low, "n": len(used),
                      "low_ms": used["latency_ms"].min(), "high_ms": used["latency_ms"].max(),
-                     "other_cores": used["crowd"].median(), "verdict": worst(*(verdict for verdict, _ in found)),
-                     "why": "; ".join(why for verdict, why in found if verdict != VERDICTS[0])})
+                     "other_cores": used["crowd"].median(), "verdict": worst(*(verdict for verdict, _ in findings)),
+                     "why": "; ".join(why for verdict, why in findings if verdict != VERDICTS[0])})
     return pd.DataFrame(rows, columns=["config", "latency_ms", "latency_iqr_ms", "n", "low_ms", "high_ms", "other_cores",
                                        "verdict", "why"])
 
@@ -80,9 +80,9 @@ def unsettled(folder: Path) -> set[str]:
 
 
 def _device_table(folder: Path, device: str, identity: dict[str, Any]) -> pd.DataFrame:
-    """Return the ``sweep`` rows of one device."""
+    """Return the ``sweep`` rows of one device; a configuration that failed in one of its visits is a failed one."""
     configs = store.read(folder / "configs.csv", "configs").drop_duplicates("config", keep="last")
-    visits = store.read(folder / "repeats.csv", "repeats")
+    visits = _checked(store.read(folder / "repeats.csv", "repeats"), configs)
     failed = visits[visits["status"] != "ok"].drop_duplicates("config").set_index("config")["reason"]
     frame = configs.merge(summarise(visits), on="config", how="left")
     values = pd.DataFrame([json.loads(text) for text in frame["parameters"]], index=frame.index)
@@ -101,6 +101,14 @@ def _device_table(folder: Path, device: str, identity: dict[str, Any]) -> pd.Dat
     named = {name: identity[name] for name in ("hardware_id", "software_id", "threads")}
     return frame.assign(device=device, gflops=frame["flops"] / seconds / 1e9, gbps=frame["bytes"] / seconds / 1e9,
                         energy_j=np.nan, **named)[columns("sweep")]
+
+
+def _checked(visits: pd.DataFrame, configs: pd.DataFrame) -> pd.DataFrame:
+    """Return the visits; those that repeat the result before them have failed."""
+    work = (configs["flops"] + configs["bytes"]).set_axis(configs["config"])
+    repeated = stale(visits["latency_ms"], visits["config"].map(work))
+    return visits.assign(status=visits["status"].mask(repeated, "failed"),
+                         reason=visits["reason"].mask(repeated, "it repeats the result before it to the last digit"))
 
 
 def derive(folder: Path, facts: dict[str, Any]) -> pd.DataFrame:
@@ -165,29 +173,22 @@ def read(folder: Path, note: str = "") -> Sweep:
 
 
 def replay(p: SweepParams) -> Sweep:
-    """Read the newest reference sweep that holds the asked families, cut down to them; InputError lists what there is."""
-    held = set()
+    """Read the newest reference sweep that holds the wanted families, cut down to them; InputError lists what there is."""
+    available = set()
     for folder in folders("replay", p.reference):
         for path in sorted((folder / "sweeps").glob("*/sweep.parquet"), reverse=True):
-            found = read(path.parent, "")
+            sweep = read(path.parent, "")
             device = "cpu" if p.device == "auto" else {"cuda": "cuda:0"}.get(p.device, p.device)
-            asked = {name: BOTH[name] if getattr(p, name) == "both" else (getattr(p, name),) for name in BOTH}
-            fits = np.logical_and.reduce([found.table[name].isin(values) for name, values in asked.items()])
-            mine = found.table[found.table["op"].isin(p.ops) & (found.table["device"] == device) & fits]
-            held |= set(found.table["op"])
-            if set(p.ops) <= set(mine["op"]):
+            wanted = {name: BOTH[name] if getattr(p, name) == "both" else (getattr(p, name),) for name in BOTH}
+            fits = np.logical_and.reduce([sweep.table[name].isin(values) for name, values in wanted.items()])
+            chosen = sweep.table[sweep.table["op"].isin(p.ops) & (sweep.table["device"] == device) & fits]
+            available |= set(sweep.table["op"])
+            if set(p.ops) <= set(chosen["op"]):
                 facts = store.read_json(path.with_name("sweep.meta.json"))
                 note = f"REPLAY of {path.parent.name}, measured {facts['started_utc']} on {folder.name}."
-                return Sweep(mine.reset_index(drop=True), found.visits, path.parent, note)
+                return Sweep(chosen.reset_index(drop=True), sweep.visits, path.parent, note)
     raise InputError(f"the reference has no {p.cache} {p.latency_type} sweep of {choices(p.ops)} on {p.device}; it has: "
-                     f"{choices(sorted(held)) or 'none'}")
-
-
-def all_sweeps() -> list[Path]:
-    """Return the folders of the finished sweeps of this machine, oldest first."""
-    return [path.parent for path in sorted(paths.SWEEPS.glob("*/sweep.parquet"), key=lambda path: path.stat().st_mtime)]
-
-
+                     f"{choices(sorted(available)) or 'none'}")
 
 
 def pace(visits: pd.DataFrame) -> float:

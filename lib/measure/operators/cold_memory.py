@@ -39,8 +39,8 @@ class Rings:
     """One ring for each filling and element type, each TURNS times the last cache."""
 
     def __init__(self, device: torch.device):
-        held = machine.levels(device, torch.get_num_threads())
-        self.bytes = TURNS * float(held.get("L3", max(held.values(), default=2**25)))
+        levels = machine.levels(device, torch.get_num_threads())
+        self.bytes = TURNS * float(levels.get("L3", max(levels.values(), default=2**25)))
         self._device, self._rings = device, {}
 
     def cut(self, spec: TensorSpec, fill: str) -> torch.Tensor | None:

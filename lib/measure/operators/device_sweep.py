@@ -21,7 +21,7 @@ from lib.work.graph import spaces
 from lib.work.graph.ops import Op
 from lib.work.graph.spaces import Config
 
-SAME_FAILURES = 5  # in a row, of one family, before it is given up
+SAME_FAILURES = 5  # in a row, of one family, before it is abandoned
 _EXTRA_ROUNDS = 2
 _EXTRA_SHARE = 0.15  # of the budget, for configurations whose rounds disagree
 
@@ -113,7 +113,7 @@ class DeviceSweep:
             self._visit(config, ops, 0)
 
     def _candidates(self) -> Iterator[tuple[Config, tuple[Op, ...]]]:
-        """Yield valid configurations in every asked way of timing them."""
+        """Yield valid configurations in every wanted way of timing them."""
         for config, ops in self._drawn():
             for latency_type in aggregate.BOTH["latency_type"] if self.p.latency_type == "both" else (self.p.latency_type,):
                 for cache in aggregate.BOTH["cache"] if self.p.cache == "both" else (self.p.cache,):

@@ -1,4 +1,4 @@
-"""Networks and their operators timed alone: the forward pass of a model, and each distinct operator in it."""
+"""Networks and their operators timed in isolation: the forward pass of a model, and each distinct operator in it."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -36,9 +36,12 @@ class Item:
     build: Callable[[], Callable[[], object]]
 
 
-def roof_dtype(precision: str, device: torch.device, products: bool = False) -> str:
-    """Return whose roof judges ``precision``: fp32 on CUDA is TF32 where torch may use it, in convolutions or ``products``."""
-    switches = torch.backends.cuda.matmul if products else torch.backends.cudnn
+def roof_dtype(precision: str, device: torch.device, gemm: bool = False) -> str:
+    """Return the element type of the roof for ``precision``.
+
+    fp32 on CUDA is TF32 where torch may use it: in convolutions or, with ``gemm``, in GEMMs.
+    """
+    switches = torch.backends.cuda.matmul if gemm else torch.backends.cudnn
     return "tf32" if precision == "fp32" and device.type == "cuda" and switches.allow_tf32 else precision
 
 
@@ -92,32 +95,32 @@ def _costliest(graph: ops.Graph) -> list[tuple[ops.Op, int]]:
 
     ranked = sorted(first.values(), key=cost, reverse=True)
     taken: Counter = Counter()
-    places = []
+    ranks = []
     for op in ranked:
         taken[_named(op)[0]] += 1
-        places.append((taken[_named(op)[0]] > 2, len(places)))
-    chosen = sorted(range(len(ranked)), key=lambda index: places[index])[:OPERATORS]
+        ranks.append((taken[_named(op)[0]] > 2, len(ranks)))
+    chosen = sorted(range(len(ranked)), key=lambda index: ranks[index])[:OPERATORS]
     return [(ranked[index], seen[ranked[index]]) for index in sorted(chosen)]
 
 
 def footprint(op: ops.Op) -> int:
     """Return the bytes of memory that ``op`` touches: what it writes in place over what it read counts once."""
-    held: dict[int, int] = {}
+    touched: dict[int, int] = {}
     for number, spec in enumerate((*op.tensors, *op.outputs)):
         key = spec.storage if spec.storage >= 0 else -1 - number
-        held[key] = max(held.get(key, 0), spec.bytes)
-    return sum(held.values())
+        touched[key] = max(touched.get(key, 0), spec.bytes)
+    return sum(touched.values())
 
 
 def operator_items(net: networks.Network, graph: ops.Graph, precision: str, device: torch.device) -> list[Item]:
-    """Return the costliest operators of a network as something to time, each alone."""
+    """Return the costliest operators of a network as something to time, each in isolation."""
     items = []
     for op, occurrences in _costliest(graph):
         family, short = _named(op)
-        judged = roof_dtype(precision, device, "conv" not in op.short)
+        roof = roof_dtype(precision, device, "conv" not in op.short)
         row = {**_shared(precision, device), "label": f"{family} {short}", "arch": net.name, "kind": "operator", "calls": 1,
                "family": family, "batch_size": net.shape[0], "occurrences": occurrences, "flops": counts.flops(op),
-               "bytes": counts.compulsory_bytes(op), "level": "", "roof_dtype": judged, "footprint": footprint(op)}
+               "bytes": counts.compulsory_bytes(op), "level": "", "roof_dtype": roof, "footprint": footprint(op)}
         items.append(Item(row, partial(rebuild.runnable, [op], device)))
     return items
 
@@ -132,7 +135,7 @@ def _timed(items: list[Item], device: torch.device, budget: Budget) -> tuple[lis
     shares = {"network": total_s * _NETWORKS_SHARE / max(1, several),
               "operator": total_s * (1 - _NETWORKS_SHARE) / max(1, len(items) - several)}
     samples: list[list[np.ndarray]] = [[] for _ in items]
-    kept: dict[int, Callable] = {}
+    programs: dict[int, Callable] = {}
     failed: dict[int, str] = {}
     draw = np.random.default_rng(0)
     for index in track([n for _ in range(ROUNDS) for n in draw.permutation(len(items))], "timing"):
@@ -140,9 +143,9 @@ def _timed(items: list[Item], device: torch.device, budget: Budget) -> tuple[lis
         if index in failed or (samples[index] and budget.spent):
             continue
         try:
-            call = kept.get(index) or item.build()
+            call = programs.get(index) or item.build()
             if kind == "network":
-                kept[index] = call  # its weights are dear to make
+                programs[index] = call  # its weights take long to make
             with torch.inference_mode():
                 share_s = min(shares[kind] / ROUNDS, budget.left_s)
                 samples[index].append(measure(call, device, share_s, least=3, most_s=2 * share_s).samples_ms)
@@ -163,8 +166,8 @@ def measure_work(models: list[str], batch_size: int, precision: str, device_id: 
     device, budget = machine.device(device_id), Budget(budget_s)
     machine.use(device)
     nets = [networks.network(name, batch_size) for name in models]
-    found = [network_item(net, precision, device) for net in nets]
-    items = [item for item, _ in found] + operator_items(nets[0], found[0][1], precision, device)
+    captured = [network_item(net, precision, device) for net in nets]
+    items = [item for item, _ in captured] + operator_items(nets[0], captured[0][1], precision, device)
     threads = torch.get_num_threads()
     with load.device_lock(str(device)):
         quiet = load.wait_for_quiet(threads, patience_s=budget.patience_s)

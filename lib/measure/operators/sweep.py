@@ -65,7 +65,7 @@ def _check(p: SweepParams) -> None:
 
 
 def _folder(p: SweepParams) -> Path:
-    """Return the folder of this sweep: one that was interrupted is gone on with, a finished one is left alone.
+    """Return the folder of this sweep: an interrupted one is resumed, a finished one left as it is.
 
     Raises InputError when a folder of the given name holds another sweep.
     """
@@ -88,7 +88,7 @@ def _folder(p: SweepParams) -> Path:
 
 
 def measure_sweep(p: SweepParams, chosen: Sequence[Config] = ()) -> Path:
-    """Measure one sweep on the asked devices, all at once, and derive its table; return its folder in ``data/sweeps/``.
+    """Measure one sweep on the wanted devices, all at once, and derive its table; return its folder in ``data/sweeps/``.
 
     ``chosen`` configurations are measured instead of drawn ones; such a sweep needs a name.
     The same parameters again go on with a sweep that was stopped. Raises InputError for wrong parameters, and when no

@@ -48,8 +48,8 @@ class Flusher:
     """
 
     def __init__(self, device: torch.device):
-        held = max(machine.levels(device, torch.get_num_threads()).values(), default=32 * 2**20)
-        self._buffer = torch.zeros(int(1.5 * held) // 4, device=device)
+        largest = max(machine.levels(device, torch.get_num_threads()).values(), default=32 * 2**20)
+        self._buffer = torch.zeros(int(1.5 * largest) // 4, device=device)
 
     def __call__(self) -> None:
         """Write the buffer once."""

@@ -20,7 +20,7 @@ from lib.measure.worker import Service, WorkerLostError
 from lib.work.graph.ops import Op
 from lib.work.graph.spaces import Config
 
-_DEATHS = 2  # of the worker at one configuration, before that is given up
+_DEATHS = 2  # of the worker at one configuration, before that counts as failed
 
 
 @contextmanager

@@ -58,7 +58,7 @@ class Stopwatch(Unobserved):
 
 
 class PassLimits:
-    """What each pass may take, by what is left of the budget and the newest look at a training step."""
+    """What each pass may take, by what is left of the budget and the newest time of a training step."""
 
     def __init__(self, p: ProfileParams, budget: Budget, step_s: float):
         self._p, self._budget, self.step_s = p, budget, step_s

@@ -62,7 +62,7 @@ def cells(matrix: Matrix, device: str = "auto", wanted: str = "", options: dict[
     if where.type not in matrix.grids:
         raise InputError(f"params/matrix.yaml has no grid for {where.type}; it has: {choices(matrix.grids)}")
     grid, env = matrix.grids[where.type], matrix.environment or machine.name()
-    found = []
+    chosen = []
     for model in grid.models:
         for batch in grid.batch_sizes:
             for precision in grid.precisions:
@@ -70,20 +70,20 @@ def cells(matrix: Matrix, device: str = "auto", wanted: str = "", options: dict[
                 values = {**matrix.options, **grid.options, **(options or {}), "device": str(where), "batch_size": batch,
                           "precision": precision, "label": label}
                 workload = workload_of(f"{matrix.dataset}-{matrix.size}", model, batch)
-                found.append(Cell(label, workload, build(ProfileParams, values, label)))
+                chosen.append(Cell(label, workload, build(ProfileParams, values, label)))
     names = [name for name in wanted.split(",") if name]
-    unknown = [name for name in names if name not in [cell.name for cell in found]]
+    unknown = [name for name in names if name not in [cell.name for cell in chosen]]
     if unknown:
-        raise InputError(f"no cell {choices(unknown)}; there are: {choices(cell.name for cell in found)}")
-    return [cell for cell in found if not names or cell.name in names]
+        raise InputError(f"no cell {choices(unknown)}; there are: {choices(cell.name for cell in chosen)}")
+    return [cell for cell in chosen if not names or cell.name in names]
 
 
-def repeats_done(found: list[Cell]) -> dict[str, int]:
+def repeats_done(chosen: list[Cell]) -> dict[str, int]:
     """Return how many usable runs each cell has on this machine under its label."""
     table, here = runs("measure"), machine.ids()["hardware_id"]
     usable = table[(table["hardware_id"] == here) & (table["verdict"] != "unusable")]
     counts = usable["label"].value_counts()
-    return {cell.label: int(counts.get(cell.label, 0)) for cell in found}
+    return {cell.label: int(counts.get(cell.label, 0)) for cell in chosen}
 
 
 def _measure(p: ProfileParams, workload: Workload) -> pd.Series:
@@ -112,28 +112,28 @@ def _outcome(cell: Cell, repeat: int, measure: Measure) -> dict[str, Any]:
     return {**row, "at_utc": store.utc_now()}
 
 
-def _left(found: list[Cell], repeats: int) -> Iterator[tuple[Cell, int]]:
+def _left(chosen: list[Cell], repeats: int) -> Iterator[tuple[Cell, int]]:
     """Yield what is still to be measured, round after round, each in a random order."""
-    done, draw = repeats_done(found), np.random.default_rng(0)
+    done, draw = repeats_done(chosen), np.random.default_rng(0)
     for repeat in range(1, repeats + 1):
-        for index in draw.permutation(len(found)):
-            if done[found[index].label] < repeat:
-                yield found[index], repeat
+        for index in draw.permutation(len(chosen)):
+            if done[chosen[index].label] < repeat:
+                yield chosen[index], repeat
 
 
-def run_matrix(found: list[Cell], repeats: int, budget_s: float = 0.0, measure: Measure = in_a_process,
-               tell: Callable[[dict[str, Any]], None] = lambda row: None) -> pd.DataFrame:
+def run_matrix(chosen: list[Cell], repeats: int, budget_s: float = 0.0, measure: Measure = in_a_process,
+               report: Callable[[dict[str, Any]], None] = lambda row: None) -> pd.DataFrame:
     """Measure every cell until it has ``repeats`` usable runs; return what became of each attempt (table ``cells``).
 
     Cells that have them are skipped, so that a second call resumes. A cell that fails is not tried again in this call; the rest
     goes on. No run starts after ``budget_s`` (0: no limit), nor one that would end later than half of that again if it took as
-    long as the longest so far. Rows are kept in ``data/matrix/cells.csv`` and given to ``tell``.
+    long as the longest so far. Rows are kept in ``data/matrix/cells.csv`` and given to ``report``.
     """
     budget, longest_s = Budget(budget_s), 0.0
     appender = store.Appender(paths.MATRIX / "cells.csv", "cells", resume=True)
     rows, failed = [], set()
     try:
-        for cell, repeat in _left(found, repeats):
+        for cell, repeat in _left(chosen, repeats):
             if cell.label in failed:
                 continue
             if budget.spent or longest_s > budget.left_s + budget_s / 2:
@@ -143,7 +143,7 @@ def run_matrix(found: list[Cell], repeats: int, budget_s: float = 0.0, measure: 
             longest_s = max(longest_s, time.monotonic() - begin) if budget_s else 0.0
             appender.append(list(rows[-1].values()))
             failed |= {cell.label} if rows[-1]["status"] == "failed" else set()
-            tell(rows[-1])
+            report(rows[-1])
     finally:
         appender.close()
     return pd.DataFrame(rows, columns=list(rows[0]) if rows else None)

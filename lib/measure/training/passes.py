@@ -68,7 +68,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Pipelined:
-    """What the unsynchronised, unprofiled pass gave."""
+    """The result of the unsynchronised, unprofiled pass."""
 
     batches: int
     images: int
@@ -77,7 +77,7 @@ class Pipelined:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the passes of one run gave, beside their rows."""
+    """The results of the passes of one run, beside their rows."""
 
     pipelined: Pipelined
     seen: load.Load
@@ -95,7 +95,7 @@ def _pipelined(run: Run, iters: int, most_s: float) -> Pipelined:
 
 
 def _warm_up(run: Run, observer: Observer | None, budget: Budget) -> float:
-    """Train warm-up batches, then as many again until two looks agree or ``warmup_s`` is over; return the last, in seconds."""
+    """Train warm-up batches, again until two such passes agree or ``warmup_s`` is over; return the last step, in seconds."""
     most_s = budget.left_s * _WARM_SHARE
     end = time.monotonic() + most_s
     step_s = _warm_pass(run, observer, most_s)

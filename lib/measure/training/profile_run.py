@@ -86,9 +86,9 @@ def _summary(run: Run, outcome: Outcome, rows: pd.DataFrame, started: str) -> di
            "involuntary_switches_per_s": seen.involuntary_per_s, "step_median_ms": timing and timing.median_ms,
            "step_iqr_ms": timing and timing.iqr_ms, "step_low_ms": low, "step_high_ms": high, "step_n": len(train),
            **machine.ids()}
-    twin = pipelined.seconds / pipelined.batches * 1000 if run.device.type == "cpu" else None
+    pipelined_ms = pipelined.seconds / pipelined.batches * 1000 if run.device.type == "cpu" else None
     earlier = summary.same_configuration(runs("measure"), row)["step_median_ms"].dropna()
-    row["verdict"], row["reason"] = summary.judge(train, seen, torch.get_num_threads(), twin, earlier.tolist())
+    row["verdict"], row["reason"] = summary.judge(train, seen, torch.get_num_threads(), pipelined_ms, earlier.tolist())
     return row
 
 

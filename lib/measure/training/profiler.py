@@ -25,7 +25,7 @@ class BatchProfiler:
         self._file, self._device, self._nvtx = file, device, nvtx
         names = columns("profile")
         self._row = [constants.get(name) for name in names]
-        self._changing = [(place, name) for place, name in enumerate(names) if name not in constants]
+        self._changing = [(index, name) for index, name in enumerate(names) if name not in constants]
         self._events = ([torch.cuda.Event(enable_timing=True) for _ in PHASES] if device.type == "cuda" else [])
         self.warmup, self.epoch, self.pipelined_ms, self._open = False, 0, None, False
         self._step, self._began = 0, time.perf_counter()
@@ -88,9 +88,9 @@ class BatchProfiler:
             "optimizer_ms": optimizer, "pipelined_ms": self.pipelined_ms, "energy_j": None,
             "peak_rss_mb": machine.peak_rss_mb(), "warmup": self.warmup}
         row = self._row.copy()
-        for place, name in self._changing:
+        for index, name in self._changing:
             value = changing[name]
-            row[place] = f"{value:.5f}" if isinstance(value, float) else value
+            row[index] = f"{value:.5f}" if isinstance(value, float) else value
         self._file.append(row)
         self._step += 1
 

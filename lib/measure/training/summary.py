@@ -8,7 +8,7 @@ from lib.measure.statistics import VERDICTS, Timing, worst
 
 DRIFT = 0.03  # thirds of a run whose medians differ by more than this are not one population
 LEAST_STEPS = 5  # fewer say little of their spread
-TWINS = 0.05  # a mean against a median of the same steps, a few seconds apart
+PIPELINED = 0.05  # a mean against a median of the same steps, a few seconds apart
 REPEAT = 0.03  # two runs of the same configuration
 CONFIGURATION = ("workload_id", "dataset", "arch", "backend", "batch_size", "precision", "data_source", "resolution",
                  "channels_last", "grad_accum_steps", "num_workers", "pin_memory", "prefetch_factor", "augment",
@@ -29,11 +29,11 @@ def same_configuration(runs: pd.DataFrame, row: dict) -> pd.DataFrame:
     return runs[same & (runs["verdict"] == VERDICTS[0])]
 
 
-def judge(step_ms: np.ndarray, seen: load.Load, threads: int, twin_ms: float | None = None,
+def judge(step_ms: np.ndarray, seen: load.Load, threads: int, pipelined_ms: float | None = None,
           earlier_ms: list[float] | None = None) -> tuple[str, str]:
     """Return the verdict on a run and the reason, empty when it is stable.
 
-    Looked at: the spread of its steps (n,); drift between its thirds; ``twin_ms``, the pipelined step, where it must
+    Looked at: the spread of its steps (n,); drift between its thirds; ``pipelined_ms``, the pipelined step, where it must
     equal the profiled one (on a CPU); ``earlier_ms``, the medians of earlier stable runs of the same configuration; and what
     else ran meanwhile. The same machine may run a whole minute slower and look quiet: only the last two show that.
     """
@@ -46,7 +46,7 @@ def judge(step_ms: np.ndarray, seen: load.Load, threads: int, twin_ms: float | N
         drift = max(thirds) / min(thirds) - 1
         findings += [(timing.verdict, f"IQR is {timing.iqr_ms / timing.median_ms:.0%} of the median"),
                      ("noisy" if drift > DRIFT else "stable", f"the medians of the run's thirds differ by {drift:.0%}")]
-        findings += [_apart(timing.median_ms, twin_ms, TWINS, "the pipelined pass took")] if twin_ms else []
+        findings += [_apart(timing.median_ms, pipelined_ms, PIPELINED, "the pipelined pass took")] if pipelined_ms else []
         if earlier_ms:
             usual = float(np.median(earlier_ms))
             findings.append(_apart(timing.median_ms, usual, REPEAT, "earlier stable runs of the same took"))

@@ -159,4 +159,3 @@ BASELINES: dict[str, Policy] = {
     "cpu-only": cpu_only, "gpu-only": gpu_only, "fastest": fastest, "first-come": first_come, "by-size": by_size,
     "earliest-finish": earliest_finish, "longest-first": longest_first, "shortest-first": shortest_first, "affinity": affinity,
     "matching": matching}
-WORK_CONSERVING = ("first-come", "shortest-first", "affinity")

@@ -1,6 +1,6 @@
-"""The simulator, compiled, for policies of NAMES: the schedule that ``simulate`` gives, of 10^6 jobs in a second or a few.
+"""The simulator, compiled, for policies of NAMES: the schedule of ``events.simulate``, of 10^6 jobs in a second or a few.
 
-Contention and limits of the host's cores are not among what it plays; ``simulate`` does.
+Contention and limits of the host's cores are not among what it plays; ``events.simulate`` does.
 """
 
 from math import fsum
@@ -9,7 +9,6 @@ import numpy as np
 import pandas as pd
 
 from lib.errors import InputError, choices
-from lib.schedule.policies.greedy import NOTHING_STARTS
 from lib.schedule.problem import Problem
 from lib.schedule.simulation import compiled_loop
 from lib.schedule.simulation.events import Faults, Outcome, table
@@ -26,7 +25,7 @@ def covers(problem: Problem, name: str) -> bool:
 
 
 def simulate(problem: Problem, name: str, faults: Faults | None = None) -> Outcome:
-    """Run a policy of NAMES as ``simulate.simulate`` does, with the same schedule; no decision is timed.
+    """Run a policy of NAMES as ``events.simulate`` does, with the same schedule; no decision is timed.
 
     Raises InputError for another policy and where the host's cores are limited.
     """
@@ -34,15 +33,14 @@ def simulate(problem: Problem, name: str, faults: Faults | None = None) -> Outco
         raise InputError(f"the policy {name!r} is not compiled; these are: {choices(NAMES)}")
     if not covers(problem, name):
         raise InputError(f"the compiled simulator knows no limit of the host's cores, here {problem.fleet.host_cores:g}; "
-                         "simulate.simulate does")
+                         "events.simulate does")
     faults = faults or Faults()
     given = _given(problem, name)
     now = _at_start(given)
     log = _play(given, now, faults)
     *columns, status = (column[:now.count[compiled_loop.ENDED]] for column in log[:6])
-    waits = () if np.isnan(now.idle_s[0]) else ((float(now.idle_s[0]), NOTHING_STARTS[0].reason),)
     schedule = table(problem, *columns, pd.array(compiled_loop.STATUS, dtype="str").take(status))
-    return Outcome(schedule, np.zeros(0), problem, waits)
+    return Outcome(schedule, np.zeros(0), problem)
 
 
 def _play(given: compiled_loop.Given, now: compiled_loop.Now, faults: Faults) -> compiled_loop.Log:
@@ -50,7 +48,7 @@ def _play(given: compiled_loop.Given, now: compiled_loop.Now, faults: Faults) ->
     jobs, devices = len(given.order), len(given.type_of)
     draw, room = np.random.default_rng(faults.seed), jobs + devices
     log = compiled_loop.Log(*(np.empty(room, dtype) for dtype in (np.int64, np.int64, float, float, np.int64, np.int8)),
-                   line=np.empty(jobs + room, np.int64))  # a row may bring a job back into the line
+                            line=np.empty(jobs + room, np.int64))  # a row may bring a job back into the line
     while not compiled_loop.play(given, now, log, float(faults.chance), int(faults.attempts), draw):
         log = compiled_loop.Log(*(np.concatenate([column, np.empty_like(column)]) for column in log))
     return log
@@ -142,7 +140,7 @@ def _at_start(given: compiled_loop.Given) -> compiled_loop.Now:
         leaf[own] = most + np.arange(len(own))
     bound_jobs, bound = (jobs, devices) if given.way == compiled_loop.BOUND else (0, 0)
     return compiled_loop.Now(
-        count=np.zeros(compiled_loop.COUNTED, np.int64), idle_s=np.array([np.nan]),
+        count=np.zeros(compiled_loop.COUNTED, np.int64),
         waits=np.zeros(jobs, bool), tried=np.zeros(jobs, np.int64),
         runs=np.zeros(devices, np.int64), since_s=np.zeros(devices), fails=np.zeros(devices, bool),
         due_s=np.full(devices + 1, np.inf), started=np.zeros(devices + 1, np.int64),

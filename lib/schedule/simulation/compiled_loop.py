@@ -45,7 +45,6 @@ class Now(NamedTuple):
     """
 
     count: np.ndarray  # ARRIVED and so on
-    idle_s: np.ndarray  # (1) when first no waiting job was started; NaN: never
     waits: np.ndarray  # (jobs) whether it does
     tried: np.ndarray  # (jobs) attempts
     runs: np.ndarray  # (devices) which job
@@ -317,11 +316,8 @@ def play(given, now, log, chance, attempts, draw):
         arrived = now.count[NEW]
         while now.due_s[now.ends[1]] == at_s:
             _end(given, now, log, attempts, at_s, now.ends[1])
-        waiting, started = now.count[WAITING], now.count[STARTED]
         if given.way == BOUND:
             _bound(given, now, chance, draw, at_s, arrived)
         else:
             _greedy(given, now, log, chance, draw, at_s)
-        if waiting and now.count[STARTED] == started and np.isnan(now.idle_s[0]):
-            now.idle_s[0] = at_s
     return True

@@ -40,7 +40,6 @@ class Outcome:
     schedule: pd.DataFrame
     decide_s: np.ndarray
     problem: Problem
-    waits: tuple[tuple[float, str], ...] = ()
     refine_s: np.ndarray = field(default_factory=lambda: np.zeros(0))
 
     @property
@@ -59,12 +58,11 @@ class _Log:
     rows: list[tuple[int, int, float, float, int, str]] = field(default_factory=list)
     decide_s: list[float] = field(default_factory=list)
     refine_s: list[float] = field(default_factory=list)
-    waits: list[tuple[float, str]] = field(default_factory=list)
 
     def outcome(self, problem: Problem) -> Outcome:
         """Return the log as tables."""
         columns = map(list, zip(*self.rows, strict=True)) if self.rows else ([],) * 6
-        return Outcome(table(problem, *columns), np.array(self.decide_s), problem, tuple(self.waits), np.array(self.refine_s))
+        return Outcome(table(problem, *columns), np.array(self.decide_s), problem, np.array(self.refine_s))
 
 
 def table(problem: Problem, job: Sequence[int], device: Sequence[int], start_s: Sequence[float], end_s: Sequence[float],
@@ -92,7 +90,7 @@ class _Engine:
         order = np.argsort(problem.jobs.arrival_s, kind="stable")
         self._events = [(float(problem.jobs.arrival_s[job]), number, _ARRIVE, int(job), 0) for number, job in enumerate(order)]
         self._number = len(self._events)
-        self._version = [0] * len(problem.fleet)  # of what runs on a device: an end that was foreseen may be off
+        self._version = [0] * len(problem.fleet)  # of what runs on a device: ends pushed for an earlier version no longer hold
         self._fails = [False] * len(problem.fleet)
         self._left: dict[int, float] = {}
         self._since = 0.0
@@ -121,7 +119,7 @@ class _Engine:
             state.clear_news()
             self._apply(actions)
             if self.contention:
-                self._foresee()
+                self._reschedule()
         if state.waiting:
             names = ", ".join(self.problem.jobs.ids[job] for job in list(state.waiting)[:3])
             raise PolicyError(f"the policy left {len(state.waiting)} jobs waiting for ever, such as {names}")
@@ -130,8 +128,6 @@ class _Engine:
     def _apply(self, actions: list) -> None:
         for action in actions:
             if isinstance(action, Wait):
-                if not self.log.waits or self.log.waits[-1][1] != action.reason:
-                    self.log.waits.append((self.state.now_s, action.reason))
                 if action.until_s < np.inf:
                     if action.until_s <= self.state.now_s:
                         raise PolicyError(f"a policy wants to wait until {action.until_s} s, which is past")
@@ -213,8 +209,8 @@ class _Engine:
                 self._left[device] = max(0.0, self._left[device] - passed * rates[device])
         self._since = self.state.now_s = now
 
-    def _foresee(self) -> None:
-        """Foresee anew when each running attempt ends, at the rates that hold from now on."""
+    def _reschedule(self) -> None:
+        """Push anew when each running attempt ends, at the rates that hold from now on."""
         rates = self._rates()
         for device, left in self._left.items():
             self._version[device] += 1

@@ -21,12 +21,13 @@ def against_bound(table: pd.DataFrame, most: float = 2.5):
     for axis, mix in zip(axes.flat, mixes, strict=True):
         part = table[table["mix"] == mix].groupby("policy", sort=False)["ratio"].agg(["mean", "min", "max"]).reindex(names)
         rows = np.arange(len(names))
-        axis.barh(rows, part["mean"] - 1, left=1, color=[_OURS if name == "hybrid" else SERIES[0] for name in names])
+        colours = [_OURS if name == "hybrid" else SERIES[0] for name in names]
+        axis.barh(rows, part["mean"].clip(upper=most) - 1, left=1, color=colours)
         axis.hlines(rows, part["min"], part["max"].clip(upper=most), color="#333333", linewidth=1)
-        for row, value in zip(rows, part["mean"], strict=True):
-            axis.annotate(f"{value:.3f}" if value < 9.995 else f"{value:.1f}", (min(value, most), row), xytext=(3, 0),
+        for row, value, end in zip(rows, part["mean"], part["max"].clip(upper=most), strict=True):
+            axis.annotate(f"{value:.3f}" if value < 9.995 else f"{value:.1f}", (end, row), xytext=(3, 0),
                           textcoords="offset points", va="center", fontsize=8)
-        axis.set(yticks=rows, yticklabels=names, xlim=(1, most * 1.2))
+        axis.set(yticks=rows, yticklabels=names, xlim=(1, most * 1.25))
         axis.set_title(mix, fontsize=10)
         axis.grid(axis="y", visible=False)
     axes.flat[0].invert_yaxis()

@@ -1,4 +1,4 @@
-"""What the evaluation of the scheduler says, in words whose numbers are put in, and its key numbers."""
+"""The findings of the scheduler's evaluation as sentences, and its key numbers."""
 
 from collections.abc import Sequence
 
@@ -158,7 +158,7 @@ def which(results: pd.DataFrame, completion: pd.DataFrame, loads: pd.DataFrame, 
          f"{waits.iloc[0]:.3f} of the least mean completion time; {waits.index[-1]}: {waits.iloc[-1]:.2f}"),
         ("jobs keep arriving, short waits", _aimed(mean.index[0], "mean_jct"),
          f"{mean.iloc[0] / mean['first-come']:.2f} of first-come's mean at load {loads['load'].max():g}"),
-        ("jobs keep arriving, nobody shall wait too long", _aimed(tail.index[0], "p99_jct"),
+        ("jobs keep arriving, no job may wait too long", _aimed(tail.index[0], "p99_jct"),
          f"{tail.iloc[0] / tail['first-come']:.2f} of first-come's p99; its mean is {mean[tail.index[0]] / mean.iloc[0]:.2f} "
          "times the best"),
         ("times are known roughly (sigma 0.3)", rough.index[0], f"{rough.iloc[0]:.2f} of the bound; {rough.index[-1]}: "
@@ -182,7 +182,7 @@ def learned(results: pd.DataFrame, noise: pd.DataFrame, record: RunRecord) -> st
                 f"({room.idxmax()}) of the makespan.")
     worst = noise[noise["sigma"] == noise["sigma"].max()].groupby("policy")["ratio"].mean()
     text.append(f"- With errors of sigma {noise['sigma'].max():g}, `hybrid` takes {worst['hybrid']:.2f} times the bound, "
-                f"longest-first {worst['longest-first']:.2f}: who plans once and binds early pays for every error.")
+                f"longest-first {worst['longest-first']:.2f}: planning once and binding early pays for every error.")
     text.append(f"- {real_words(record)}")
     return "\n".join(text)
 

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from lib.config import definitions
-from lib.config.definitions import Kind, Scenario
+from lib.config.definitions import JobClass, Scenario
 from lib.measure import archive
 from lib.predict import advise, registry
 from lib.progress import track
@@ -59,7 +59,7 @@ def measured_steps(source: str, reference: str = "") -> pd.Series:
     return runs.groupby("workload_id")["step_median_ms"].median()
 
 
-def step_times(devices: Iterable[str], classes: Iterable[Kind] | None = None, reference: str = "") -> StepTimes:
+def step_times(devices: Iterable[str], classes: Iterable[JobClass] | None = None, reference: str = "") -> StepTimes:
     """Return the step times of job classes (default: the ``kinds`` of params/scenarios.yaml) on ``cpu`` and GPUs, in fp32.
 
     The CPU is the reference machine's. Raises InputError for a device without a model.
@@ -67,20 +67,21 @@ def step_times(devices: Iterable[str], classes: Iterable[Kind] | None = None, re
     devices = list(devices)
     predictors, steps = registry.for_devices(devices, "fp32"), measured_steps("replay", reference)
     rows = []
-    for kind in track(list(classes or definitions.load_scenarios()[0].values()), "job classes"):
-        query = advise.CapturedQuery(advise.Query(kind.model, kind.batch_size, mode=kind.mode))
+    for job_class in track(list(classes or definitions.load_scenarios()[0].values()), "job classes"):
+        query = advise.CapturedQuery(advise.Query(job_class.model, job_class.batch_size, mode=job_class.mode))
         answer = advise.predictions(query, predictors)
-        rows += [_row(kind, one, steps) for one in answer.to_dict("records")]
+        rows += [_row(job_class, one, steps) for one in answer.to_dict("records")]
     table = pd.DataFrame(rows)
     for name in ("step_ms", "low_ms", "high_ms"):
         table[name] = [float(f"{value:.{_DIGITS}g}") for value in table[name]]
     return StepTimes(table)
 
 
-def _row(kind: Kind, one: dict, steps: pd.Series) -> dict:
-    profiled = kind.mode == "train" and one["device"] == "cpu" and kind.model in steps
-    measured_ms = float(steps[kind.model]) if profiled else one["measured_ms"]
-    known = {"job_class": kind.id, "device": one["device"], "memory_mb": one["memory_mb"], "low_ms": np.nan, "high_ms": np.nan}
+def _row(job_class: JobClass, one: dict, steps: pd.Series) -> dict:
+    profiled = job_class.mode == "train" and one["device"] == "cpu" and job_class.model in steps
+    measured_ms = float(steps[job_class.model]) if profiled else one["measured_ms"]
+    known = {"job_class": job_class.id, "device": one["device"], "memory_mb": one["memory_mb"], "low_ms": np.nan,
+             "high_ms": np.nan}
     if not one["fits"]:
         return {**known, "step_ms": np.nan, "source": "does not fit"}
     if np.isfinite(measured_ms):

@@ -39,8 +39,8 @@ def latency_over_work(table: pd.DataFrame):
 
 
 @needs("usable configurations")
-def rates(table: pd.DataFrame, compute_gflops: float | None = None):
-    """Return the achieved GFLOP/s of each group as boxes with its points; a dashed line marks the measured ceiling."""
+def rates(table: pd.DataFrame):
+    """Return the achieved GFLOP/s of each group as boxes with its points, best group first."""
     import matplotlib.pyplot as plt
     import seaborn as sns
 
@@ -51,10 +51,6 @@ def rates(table: pd.DataFrame, compute_gflops: float | None = None):
     figure, axis = plt.subplots(figsize=(8, 1.2 + 0.36 * len(order)))
     sns.boxplot(named, x="gflops", y="group", order=order, color="#dbe6f4", fliersize=0, linewidth=1, ax=axis, log_scale=True)
     sns.stripplot(named, x="gflops", y="group", order=order, color=SERIES[0], size=2.5, alpha=0.5, ax=axis, log_scale=True)
-    if compute_gflops:
-        axis.axvline(compute_gflops, color=SERIES[1], linestyle="--", linewidth=1.2)
-        axis.annotate(f" measured ceiling, {compute_gflops:,.0f}", (compute_gflops, -0.45), color=SERIES[1], fontsize=9,
-                      ha="right", va="bottom")
     axis.set(xlabel="GFLOP/s", ylabel="")
     axis.grid(axis="y", visible=False)
     return figure
@@ -68,11 +64,11 @@ def agreement(table: pd.DataFrame):
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.4))
     spread = np.maximum(table["latency_iqr_ms"] / table["latency_ms"] * 100, 0.05)
     for verdict, colour in _VERDICTS.items():
-        mine = table["verdict"] == verdict
-        left.scatter(table.loc[mine, "latency_ms"], spread[mine], s=14, color=colour, alpha=0.7, linewidths=0,
-                     label=f"{verdict} ({int(mine.sum())})")
+        chosen = table["verdict"] == verdict
+        left.scatter(table.loc[chosen, "latency_ms"], spread[chosen], s=14, color=colour, alpha=0.7, linewidths=0,
+                     label=f"{verdict} ({int(chosen.sum())})")
     left.set(xscale="log", yscale="log", xlabel="latency, ms", ylabel="IQR of the rounds, % of median")
-    left.legend(fontsize=9)
+    figure.legend(loc="outside lower center", ncols=3, fontsize=9, markerscale=1.6)
     shares = np.arange(1, len(spread) + 1) / len(spread) * 100
     right.step(np.sort(spread), shares, where="post")
     for level in (50, 90):

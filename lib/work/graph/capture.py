@@ -52,8 +52,8 @@ def _converted(model: nn.Module, dtype: torch.dtype, channels_last: bool) -> nn.
         return done[id(tensor)]
 
     for module in model.modules():
-        for held in (module._parameters, module._buffers):
-            held.update({name: convert(tensor) for name, tensor in held.items() if tensor is not None})
+        for tensors in (module._parameters, module._buffers):
+            tensors.update({name: convert(tensor) for name, tensor in tensors.items() if tensor is not None})
     return model
 
 

@@ -1,7 +1,7 @@
 """FLOPs and compulsory bytes of an ATen operator, from its shapes alone.
 
 A multiply-add counts 2, every other arithmetic operation, comparison or transcendental function 1. ``matrix_flops`` are
-those of convolutions, matrix products and attention, which is what torch's FlopCounterMode counts; a bias starts the
+those of convolutions, GEMMs and attention, which is what torch's FlopCounterMode counts; a bias starts the
 accumulation and costs nothing. Compulsory bytes are what must move at least once: each distinct element that is read,
 and each that is written.
 """
@@ -46,8 +46,8 @@ def _axis_read(size: int, out: int, kernel: int, stride: int, padding: int, dila
     """Return how many of ``size`` positions along one axis a sliding window reads."""
     if stride <= dilation * (kernel - 1) + 1 and dilation == 1:
         return max(0, min(size, (out - 1) * stride + kernel - padding) - max(0, -padding))
-    places = {o * stride + k * dilation - padding for o in range(out) for k in range(kernel)}
-    return sum(0 <= place < size for place in places)
+    positions = {o * stride + k * dilation - padding for o in range(out) for k in range(kernel)}
+    return sum(0 <= position < size for position in positions)
 
 
 def _convolution(op: Op) -> tuple[TensorSpec, TensorSpec, TensorSpec, bool, int]:
@@ -77,7 +77,7 @@ def _convolution_read(op: Op) -> int:
 
 
 def _attention_macs(op: Op) -> int:
-    """Return the multiply-adds of softmax(Q K') V; its backward computes the scores again and then four products."""
+    """Return the multiply-adds of softmax(Q K') V; its backward computes the scores again and then four batched GEMMs."""
     first = 1 if op.short.endswith("backward") else 0
     query, key, value = op.args[first:first + 3]
     scores = prod(query.shape[:-1]) * key.shape[-2]
@@ -86,7 +86,7 @@ def _attention_macs(op: Op) -> int:
 
 
 def _multi_head_macs(op: Op) -> int:
-    """Return the multiply-adds of a whole attention layer: three projections, attention, the output's projection."""
+    """Return the multiply-adds of an attention layer: three projections, attention, the output's projection."""
     query, key, width = op.args[0], op.args[1], op.args[3]
     batch, length = query.shape[:2]
     projections = (2 * length + 2 * key.shape[1]) * width * width
@@ -158,7 +158,7 @@ def is_counted(op: Op) -> bool:
 
 
 def matrix_flops(op: Op) -> int:
-    """Return the FLOPs of the convolution, matrix products or attention in ``op``."""
+    """Return the FLOPs of the convolution, GEMM or attention in ``op``."""
     return 2 * _MACS[op.short](op) if op.short in _MACS else 0
 
 

@@ -107,15 +107,15 @@ def broadcast(op: Op) -> dict[str, Any]:
     shape = (1,) * (len(out.shape) - len(spec.shape)) + spec.shape
     stride = (0,) * (len(out.shape) - len(spec.stride)) + spec.stride
     repeated = [size > 1 and (have == 1 or step == 0) for size, have, step in zip(out.shape, shape, stride, strict=True)]
-    kept = [size > 1 and not again for size, again in zip(out.shape, repeated, strict=True)]
-    if not any(kept):
+    varying = [size > 1 and not again for size, again in zip(out.shape, repeated, strict=True)]
+    if not any(varying):
         return {"outer": 1, "inner": out.elements, "broadcast": "scalar"}
-    last_kept, first_kept = max(i for i, k in enumerate(kept) if k), min(i for i, k in enumerate(kept) if k)
-    if not any(repeated[:last_kept]):
-        outer = prod(out.shape[:last_kept + 1])
+    last, first = max(i for i, k in enumerate(varying) if k), min(i for i, k in enumerate(varying) if k)
+    if not any(repeated[:last]):
+        outer = prod(out.shape[:last + 1])
         return {"outer": outer, "inner": out.elements // outer, "broadcast": "channel"}
-    if not any(repeated[first_kept:]):
-        inner = prod(out.shape[first_kept:])
+    if not any(repeated[first:]):
+        inner = prod(out.shape[first:])
         return {"outer": out.elements // inner, "inner": inner, "broadcast": "row"}
     return {"outer": 1, "inner": out.elements, "broadcast": "other"}
 

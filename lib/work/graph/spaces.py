@@ -41,12 +41,12 @@ class Axis(Strict):
             return {"of": value}
         return value if isinstance(value, dict) else {"of": [value]}
 
-    def at(self, place: float) -> int | str:
-        """Return the value at ``place`` in [0, 1)."""
+    def at(self, share: float) -> int | str:
+        """Return the value at ``share`` of the axis, in [0, 1)."""
         if self.of:
-            return self.of[int(place * len(self.of))]
+            return self.of[int(share * len(self.of))]
         low, high = self.log or self.linear
-        value = exp(log(low) + place * (log(high + 1) - log(low))) if self.log else low + place * (high + 1 - low)
+        value = exp(log(low) + share * (log(high + 1) - log(low))) if self.log else low + share * (high + 1 - low)
         return max(self.multiple, round(min(int(value), high) / self.multiple) * self.multiple)
 
 
@@ -87,16 +87,16 @@ def load_sweeps(path: Path = paths.PARAMS / "sweeps.yaml") -> Sweeps:
     value = load_yaml(path)
     if not isinstance(value, dict):
         raise InputError(f"{path}: expected the mappings limits, spaces and grids")
-    found = build(Sweeps, value, str(path))
-    for name, item in [*found.spaces.items(), *((grid.op, grid) for grid in found.grids.values())]:
+    sweeps = build(Sweeps, value, str(path))
+    for name, item in [*sweeps.spaces.items(), *((grid.op, grid) for grid in sweeps.grids.values())]:
         unknown = set(item.axes) - set(families.family(name).parameters)
         if unknown:
             raise InputError(f"{path}: {name} has no parameters {choices(sorted(unknown))}; "
                              f"it takes: {choices(families.family(name).parameters)}")
-    for grid in found.grids.values():
+    for grid in sweeps.grids.values():
         if any(axis.log or axis.linear for axis in grid.axes.values()):
             raise InputError(f"{path}: a grid takes exact lists, no ranges")
-    return found
+    return sweeps
 
 
 @dataclass(frozen=True)
@@ -132,8 +132,8 @@ def footprint(ops: tuple[Op, ...]) -> int:
     """Return the bytes that timing ``ops`` may need: inputs, outputs, and as much again for the library's workspace."""
     from lib.work.graph.rebuild import span
 
-    held = sum(span(spec) * spec.itemsize for op in ops for spec in (*op.tensors, *op.outputs))
-    return 2 * held
+    touched = sum(span(spec) * spec.itemsize for op in ops for spec in (*op.tensors, *op.outputs))
+    return 2 * touched
 
 
 def work(ops: tuple[Op, ...]) -> tuple[float, float]:
@@ -171,7 +171,7 @@ def fitted(op: str, values: dict[str, int | str]) -> dict[str, int | str]:
 def sample(op: str, space: Space, limits: Limits, seed: int, dtype: str = "fp32") -> Iterator[tuple[Config, tuple[Op, ...]]]:
     """Draw valid configurations of one family for ever, each once: Latin hypercubes over its axes (SciPy's, by seed).
 
-    Raises InputError with the last reason when nothing valid is found.
+    Raises InputError with the last reason when nothing valid is sweeps.
     """
     import numpy as np
     from scipy.stats import qmc
@@ -214,12 +214,12 @@ def product(grid: Grid, seed: int, shard: tuple[int, int] = (0, 1)) -> Iterator[
     """Walk a shard (i of n) of a grid's full product in random order; what is invalid is walked over by whoever measures it."""
     named = {"dtype": grid.dtypes, "passes": grid.passes, **{name: axis.of for name, axis in grid.axes.items()}}
     sizes = [len(values) for values in named.values()]
-    mine = range(shard[0], prod(sizes), shard[1])
-    order = random.Random(seed).sample(mine, min(len(mine), _MOST_ORDERED))
+    indices = range(shard[0], prod(sizes), shard[1])
+    order = random.Random(seed).sample(indices, min(len(indices), _MOST_ORDERED))
     for index in order:
         point, rest = {}, index
         for (name, values), size in zip(named.items(), sizes, strict=True):
-            rest, place = divmod(rest, size)
-            point[name] = values[place]
+            rest, number = divmod(rest, size)
+            point[name] = values[number]
         dtype, passes = point.pop("dtype"), point.pop("passes")
         yield config(grid.op, _resolve(grid.axes, point), dtype, passes)

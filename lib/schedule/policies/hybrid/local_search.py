@@ -15,6 +15,9 @@ from lib.schedule import bounds, portable
 _POWER = 5  # squarings: the norm over the devices' loads is the 2^5 = 32nd, which is nearly their maximum
 _LARGE, _LEAST = 1e30, 1e-300
 _LOST = 1e-6  # of the largest that a running sum was: below, it is summed anew
+_MARGIN = 2.0  # standard deviations of a device's load
+_HOT, _COLD = 3e-3, 1e-6  # of the makespan, the temperatures between which is annealed
+_HOTTEST, _FEW = 0.03, 10.0  # where jobs are few, each is a large part of the makespan, and so is each step up
 _MOST_ROUNDED = 20_000  # jobs: beyond, list scheduling is near enough to start from, and the linear programme takes seconds
 
 
@@ -117,12 +120,31 @@ def _loads(times, type_of, ready, assign):
 
 
 @njit(cache=True)
+def _drawn(state, assign, devices):
+    """Draw a move or a swap; return the generator's state, the job, the other job or -1, and the device to go to."""
+    state = _random(state)
+    job = np.int64(state >> np.uint64(33)) % len(assign)
+    state = _random(state)
+    draw = np.int64(state >> np.uint64(33))
+    if draw % 2:
+        other = draw // 2 % len(assign)
+        return state, job, other, assign[other]
+    return state, job, np.int64(-1), draw // 2 % devices
+
+
+@njit(cache=True)
+def _exponential(state):
+    """Return an exponential variate: -log of a uniform one within (0, 1]."""
+    return -_log((float(state >> np.uint64(11)) + 1.0) / 9007199254740993.0)
+
+
+@njit(cache=True)
 def _anneal(times, extra, type_of, ready, squares, risk, assign, scale, weight, steps, hot, cooling, seed):
     """Anneal moves and swaps of ``weight`` x (norm of the loads / scale) + ``extra`` (jobs, types); return the best of all.
 
     A load counts with ``risk`` times the root of the sum of its squared times: how far it may be off.
     """
-    count, devices = times.shape[0], len(type_of)
+    devices = len(type_of)
     load, square = _loads(times, type_of, ready, assign), _loads(times * times, type_of, squares, assign)
     power = _power((load + risk * np.sqrt(square)) / scale)
     total, best, look = power.sum(), assign.copy(), 0
@@ -133,15 +155,7 @@ def _anneal(times, extra, type_of, ready, squares, risk, assign, scale, weight, 
     level = load.max() / scale  # of the makespan: what a relative change of the norm is worth
     for step in range(steps):
         temperature *= cooling
-        state = _random(state)
-        job = np.int64(state >> np.uint64(33)) % count
-        state = _random(state)
-        draw, other = np.int64(state >> np.uint64(33)), np.int64(-1)
-        if draw % 2:
-            other = draw // 2 % count
-            two = assign[other]
-        else:
-            two = draw // 2 % devices
+        state, job, other, two = _drawn(state, assign, devices)
         one = assign[job]
         if one == two:
             continue
@@ -155,7 +169,7 @@ def _anneal(times, extra, type_of, ready, squares, risk, assign, scale, weight, 
         delta = change + exponent * level * _log1p(max(-0.999999, added / max(total, _LEAST)))
         if delta > 0:
             state = _random(state)
-            if delta > -temperature * _log((float(state >> np.uint64(11)) + 1.0) / 9007199254740993.0):
+            if delta > temperature * _exponential(state):
                 continue
         assign[job] = two
         if other >= 0:
@@ -176,10 +190,10 @@ def _anneal(times, extra, type_of, ready, squares, risk, assign, scale, weight, 
     return best
 
 
-def list_plan(times: np.ndarray, type_of: np.ndarray, ready_s: np.ndarray, order: np.ndarray | None = None) -> np.ndarray:
-    """Return the device of each job when each, the longest first (or in ``order``), goes where it ends first."""
+def list_plan(times: np.ndarray, type_of: np.ndarray, ready_s: np.ndarray) -> np.ndarray:
+    """Return the device of each job when each, the longest on average first, goes where it ends first."""
     finite = np.where(np.isfinite(times), times, np.nan)
-    order = np.argsort(-np.nanmean(finite, axis=1), kind="stable") if order is None else order
+    order = np.argsort(-np.nanmean(finite, axis=1), kind="stable")
     return _lpt(_bounded(times), order, type_of, ready_s.astype(float), times.shape[1])[0]
 
 
@@ -227,8 +241,3 @@ def plan(times: np.ndarray, type_of: np.ndarray, ready_s: np.ndarray, steps: int
     squares = np.zeros(len(type_of)) if running_s is None else running_s.astype(float) ** 2
     return _anneal(_bounded(times), costs, type_of, ready_s.astype(float), squares, _MARGIN * sigma, start.astype(np.int64),
                    scale, weight, steps, hot, cooling, seed)
-
-
-_MARGIN = 2.0  # standard deviations of a device's load
-_HOT, _COLD = 3e-3, 1e-6  # of the makespan, the temperatures between which is annealed
-_HOTTEST, _FEW = 0.03, 10.0  # where jobs are few, each is a large part of the makespan, and so is each step up

@@ -48,7 +48,7 @@ class HybridMemory:
 
 
 def hybrid(state: State, predict: Predict, objective: str = "makespan", steps: int = STEPS, seed: int = 0,
-           weights: dict[str, float] | None = None, spoliation: bool = True) -> list[Action]:
+           weights: dict[str, float] | None = None) -> list[Action]:
     """Plan by local search of so many ``steps``, start late, correct predictions by what finished, restart stragglers.
 
     ``objective`` is one of OBJECTIVES; ``weights`` of makespan, energy and price make a weighted sum of them instead, each
@@ -64,7 +64,7 @@ def hybrid(state: State, predict: Predict, objective: str = "makespan", steps: i
         actions = _late(state, memory) if memory.rough else _planned(state, memory, wanted, steps, seed)
     else:
         actions = _ordered(state, predict, memory, objective)
-    if spoliation and objective in ("makespan", "mean_jct", "p99_jct", "deadline"):
+    if objective in ("makespan", "mean_jct", "p99_jct", "deadline"):
         actions = _restarted(state, memory, actions)
     return actions
 
