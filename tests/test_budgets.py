@@ -78,7 +78,7 @@ def test_ceilings(clock, home, monkeypatch, call_s):
     assert "UNUSABLE" in found.warning
 
 
-@pytest.mark.parametrize(("step_s", "slow_from"), [(0.05, np.inf), (0.5, np.inf), (3.0, np.inf), (0.2, 8)])
+@pytest.mark.parametrize(("step_s", "slow_from"), [(0.05, np.inf), (0.5, np.inf), (3.0, np.inf), (6.0, np.inf), (0.2, 8)])
 def test_a_profiled_run(clock, home, monkeypatch, step_s, slow_from):
     place = Trainer._place
     clock._slow_from, clock._factor = slow_from, 4.0

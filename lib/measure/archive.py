@@ -1,14 +1,11 @@
 """What has been measured before: the tables of this machine, of imported ones, and of the reference."""
 
-from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pandas as pd
 
 from lib import paths, store
 from lib.errors import InputError, choices
-
-Progress = Callable[..., Iterable]
 
 
 def folders(source: str, reference: str = "") -> list[Path]:

@@ -15,10 +15,10 @@ _OVERRUN = 1.2  # times its share of the budget that a pass may take before it e
 
 
 class Limited:
-    """A loader that stops after ``batches``; its length says so. After ``most_s`` seconds it stops too, ``least`` given."""
+    """A loader that stops after ``batches``; its length says so. After ``most_s`` seconds it stops too, one batch given."""
 
-    def __init__(self, loader: torch.utils.data.DataLoader, batches: int, most_s: float, least: int):
-        self._loader, self._batches, self._most_s, self._least = loader, min(batches, len(loader)), most_s, least
+    def __init__(self, loader: torch.utils.data.DataLoader, batches: int, most_s: float):
+        self._loader, self._batches, self._most_s = loader, min(batches, len(loader)), most_s
 
     def __len__(self) -> int:
         return self._batches
@@ -26,7 +26,7 @@ class Limited:
     def __iter__(self) -> Iterator:
         iterator, end = iter(self._loader), time.monotonic() + self._most_s
         for number in range(self._batches):
-            if number >= self._least and time.monotonic() > end:
+            if number and time.monotonic() > end:
                 return
             yield next(iterator)
 
@@ -34,11 +34,12 @@ class Limited:
 class Stopwatch(Unobserved):
     """An observer that takes the time from the end of the first batch, which starts the loader, to that of batch ``last``.
 
-    ``every`` reads the clock after each batch in between as well, for a pass that may end early.
+    ``every`` reads the clock after each batch in between as well, for a pass that may end early; where that has one batch
+    only, its time counts, from when this was made.
     """
 
     def __init__(self, device: torch.device, last: int, every: bool = False):
-        self._device, self._last, self._every, self._begin = device, last, every, 0.0
+        self._device, self._last, self._every, self._begin = device, last, every, time.perf_counter()
         self.seconds, self.batches = 0.0, 0
 
     def end(self, batch: Batch) -> None:
@@ -47,14 +48,14 @@ class Stopwatch(Unobserved):
             return
         synchronize(self._device)
         now = time.perf_counter()
+        self.seconds, self.batches = now - self._begin, max(1, batch.index)
         if batch.index == 0:
             self._begin = now
-        self.seconds, self.batches = now - self._begin, batch.index
 
     @property
     def step_s(self) -> float:
         """Return the mean step, in seconds."""
-        return self.seconds / max(1, self.batches)
+        return self.seconds / self.batches
 
 
 class PassLimits:

@@ -19,7 +19,7 @@ from lib.progress import track
 from lib.work import datasets, workloads
 from lib.work.training import Observer, Trainer, Unobserved
 
-_LEAST_WARM = 2  # batches of warm-up, whatever they cost: one starts the loader, one is clocked
+_LEAST_WARM = 2  # batches of warm-up, where the budget allows: one starts the loader, one is clocked
 _STEADY = 0.03
 _WARM_SHARE = 0.2  # of the budget, for warm-up
 
@@ -49,7 +49,7 @@ class Run:
     def bounded(self, kind: str, iters: int, most_s: float) -> Limited:
         """Return the loader of a pass that ends early, after one batch at least, when ``most_s`` seconds are over."""
         loader = self.loader(kind, iters)
-        return Limited(loader, len(loader), most_s, 1)
+        return Limited(loader, len(loader), most_s)
 
     def constants(self, kind: str) -> dict[str, Any]:
         """Return the columns of ``profile`` that do not change within a pass."""
@@ -85,12 +85,12 @@ class Outcome:
 
 
 def _pipelined(run: Run, iters: int, most_s: float) -> Pipelined:
-    """Train without a profiler and without synchronising inside; only full batches after the first are counted."""
+    """Train without a profiler and without synchronising inside; full batches after the first are counted, where there are."""
     size, on_cpu = run.task.workload.batch_size, run.device.type == "cpu"  # elsewhere the clock cannot be read in between
     loader = run.loader("train", iters + 1 if iters else 0)
     odd = len(loader.dataset) % size > 0
     clock = Stopwatch(run.device, len(loader) - odd - 1, every=on_cpu)
-    run.trainer.train(Limited(loader, len(loader), most_s if on_cpu else math.inf, 2), clock)
+    run.trainer.train(Limited(loader, len(loader), most_s if on_cpu else math.inf), clock)
     return Pipelined(clock.batches, clock.batches * size, clock.seconds)
 
 
@@ -108,9 +108,9 @@ def _warm_up(run: Run, observer: Observer | None, budget: Budget) -> float:
 
 
 def _warm_pass(run: Run, observer: Observer | None, most_s: float) -> float:
-    """Train the warm-up batches once, two at least; return the mean step after the first, in seconds."""
+    """Train the warm-up batches once; return the mean step after the first, in seconds."""
     batches = max(_LEAST_WARM, run.p.warmup_iters)
-    loader = Limited(run.loader("train", batches), batches, most_s, _LEAST_WARM)
+    loader = Limited(run.loader("train", batches), batches, most_s)
     clock = Both(observer or Unobserved(), Stopwatch(run.device, len(loader) - 1, every=True))
     run.trainer.train(loader, clock)
     return clock.second.step_s
@@ -138,7 +138,7 @@ def measure_passes(run: Run, budget: Budget) -> Outcome:
         with profiler(run.path(kind), run.constants(kind), run.device, p.nvtx) as observer:
             if not budget.spent:
                 observer.warmup = True
-                warm = Limited(run.loader(kind, p.warmup_iters), max(1, p.warmup_iters), budget.left_s * _WARM_SHARE, 1)
+                warm = Limited(run.loader(kind, p.warmup_iters), max(1, p.warmup_iters), budget.left_s * _WARM_SHARE)
                 run.trainer.evaluate(warm, observer)
                 observer.warmup = False
             metrics[kind] = run.trainer.evaluate(run.bounded(kind, *passes.next(EVAL_SHARE)), observer)

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from lib.errors import InputError
+from lib.errors import InputError, is_out_of_memory, one_line
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
@@ -119,10 +119,8 @@ def _outcome(token: str, call: str, arguments: dict[str, Any], job: Job) -> tupl
             return "failed", token, f"its result cannot be written as JSON: {error}"
     except Stopped:
         return "stopped", token
-    except MemoryError:
-        return "failed", token, "out of memory"
     except Exception as error:  # whatever a job does wrong is its own end, not the worker's
-        return "failed", token, f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        return "failed", token, "out of memory" if is_out_of_memory(error) else one_line(error)
 
 
 class ActorWorker:
@@ -138,7 +136,7 @@ class ActorWorker:
         try:
             serve(self, *arguments)
         except Exception as error:  # a process would end; an actor has to say so
-            self.send(("died", f"the worker ended: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}"))
+            self.send(("died", f"the worker ended: {one_line(error)}"))
 
     def put(self, message: tuple[Any, ...]) -> None:
         """Take a message."""
