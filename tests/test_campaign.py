@@ -56,6 +56,7 @@ class Mortal(ProcessWorker):
             self.process._process.kill()
 
 
+@pytest.mark.slow
 def test_real_workloads_survive_the_death_of_a_worker(tmp_path):
     path = write(tmp_path / "jobs.csv", "job_id,workload_id,steps\na,W1,150\nb,W1,150\nc,W6,20\n")
     prepared = jobs_file.prepare(path, tmp_path / "out")

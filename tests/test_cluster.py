@@ -22,6 +22,7 @@ from lib.schedule.runtime.journal import Spec
 from lib.schedule.runtime.workers import Limits, Slot
 from tests.test_execute import calling_back, check, sleeping
 
+pytestmark = pytest.mark.slow
 LIMITS = Limits(beat_s=0.1, silent_s=30, ready_s=120, grace_s=0.5, late=5, least_s=30, attempts=3)
 NODE = {"num_cpus": 1, "object_store_memory": 80 * 2**20, "include_log_monitor": False}
 

@@ -83,6 +83,7 @@ def test_arrivals_are_waited_for(tmp_path):
     assert starts["j1"] >= 0.3 and starts["j2"] >= 0.6
 
 
+@pytest.mark.slow
 def test_faults_lose_nothing():
     """Every kind of fault, mixed by seed; LIB_FAULT_SEEDS says how many seeds (a thousand take nine minutes)."""
     count = int(os.environ.get("LIB_FAULT_SEEDS", "50"))

@@ -14,6 +14,7 @@ from lib.predict.evaluation import gpu_networks
 from lib.predict.operators import features, features_gpu, fitting, inputs
 from lib.predict.operators.cost_model import CostModel
 from lib.predict.operators.features_gpu import Chip
+from lib.predict.operators.fine_tuning import fine_tuned
 from lib.predict.operators.regressors import Boosted, Rates
 from lib.predict.operators.trees import Trees
 from lib.predict.operators.validation import shapes_of
@@ -50,6 +51,7 @@ def model(gemms):
 # ---------------------------------------------------------------------------------------------- what is shipped
 
 
+@pytest.mark.slow
 def test_no_answer_is_far_from_its_roof(answers):
     """Not beyond 8 times roof and launches; nor below half of the roof, as far as caches and Winograd's FLOPs can reach."""
     ratio = answers["predicted_ms"] / (answers["roof_ms"] + answers["launches_ms"])
@@ -58,6 +60,7 @@ def test_no_answer_is_far_from_its_roof(answers):
     assert set(answers["network"]) == set(gpu_networks.NETWORKS) and set(answers["batch_size"]) == {1, 64}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", gpu_networks.DTYPES)
 def test_faster_cards_are_not_slower(answers, dtype):
     """Ordered are two cards of which one has both the higher peak rate and the higher bandwidth, by a fifth or more.
@@ -78,6 +81,7 @@ def test_faster_cards_are_not_slower(answers, dtype):
     assert not wrong
 
 
+@pytest.mark.slow
 def test_answers_say_of_whom_they_were_learned(answers):
     source = answers.set_index(["dtype", "device", "network", "batch_size"])["source"].sort_index()
     assert source["fp32", "v100-pcie-32gb", "vit_b_16", 64] == "predicted"
@@ -88,6 +92,7 @@ def test_answers_say_of_whom_they_were_learned(answers):
     assert source["bf16", "h100-sxm", "resnet50", 64].startswith("zero-shot"), "no convolution was published in 16 bits"
 
 
+@pytest.mark.slow
 def test_every_shipped_model_predicts_what_was_published(answers):
     published = pd.read_csv(gpu_networks.path(), keep_default_na=False)
     pd.testing.assert_frame_equal(answers, published, rtol=1e-6)
@@ -202,3 +207,22 @@ def test_folds_share_no_shape_and_score_every_row_once(gemms, monkeypatch):
     held_out = [everything - fold for fold in folds]
     assert set.union(*held_out) == everything and sum(map(len, held_out)) == len(everything)
     assert part.held_out["predicted_ms"].notna().all() and len(part.held_out) == len(rows)
+
+
+def test_windows_are_fine_tuned_by_a_factor(model):
+    """A depthwise convolution takes 3 times what the roofline says: from 40 rows of it, others are predicted."""
+    memory = replace(model.parts["gemm forward"], features=[], ranges={}, kinds=[],
+                     regressor=Rates(["compute_ms", "move_ms", "longer_ms", "call"], np.array([0.0, 1.0, 0.0, 0.01])))
+    parts = {**model.parts, "memory forward": memory, "window forward": transfer._window(memory)}
+    gpu, draw = replace(model, parts=parts), np.random.default_rng(0)
+    size, channels = 2 * draw.integers(7, 56, 80), 16 * draw.integers(1, 40, 80)
+    elements = 32.0 * channels * size ** 2
+    rows = pd.DataFrame({"op": "conv2d", "pass": "forward", "batch": 32, "in_channels": channels, "out_channels": channels,
+                         "groups": channels, "height": size, "width": size, "kernel_h": 3, "kernel_w": 3, "padding_h": 1,
+                         "padding_w": 1, "flops": 18 * elements, "bytes": 8 * elements, "status": "ok", "verdict": "stable",
+                         "hardware_id": "here", "device": "cuda:0", "dtype": "fp32", "latency_type": "kernel", "cache": "warm"})
+    before = gpu.predict(rows)["predicted_ms"].to_numpy()
+    rows["latency_ms"] = 3 * before
+    tuned = fine_tuned(gpu, rows.head(40))
+    assert tuned.predict(rows)["predicted_ms"].to_numpy() == pytest.approx(3 * before)
+    assert tuned.parts["gemm forward"].correction.mean == pytest.approx(np.log(3)), "as that of the others"

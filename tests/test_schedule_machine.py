@@ -20,6 +20,7 @@ from tests.schedules import WORK_CONSERVING, contention_of
 
 CASES = [*baselines.BASELINES, *(f"hybrid for {objective}" for objective in OBJECTIVES)]
 ATTEMPTS, LATER_S = 3, 1e6
+pytestmark = pytest.mark.slow
 CALM = settings(deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 SEEDS = st.integers(0, 10**6)
 

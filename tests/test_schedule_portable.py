@@ -60,16 +60,19 @@ def expected():
     return found
 
 
+@pytest.mark.slow
 def test_a_clock_a_hundred_times_as_fast_or_as_slow_changes_nothing(expected):
     assert figures(100.0) == expected
     assert figures(0.01) == expected
 
 
+@pytest.mark.slow
 def test_threads_hash_seeds_and_busy_neighbours_change_nothing(expected):
     with busy_neighbours(2):
         assert figures(OMP_NUM_THREADS="2", OPENBLAS_NUM_THREADS="2", NUMBA_NUM_THREADS="1", PYTHONHASHSEED="7") == expected
 
 
+@pytest.mark.slow
 def test_a_processor_without_vector_instructions_gives_the_same(expected, tmp_path):
     assert figures(**OTHER_PROCESSOR, NUMBA_CACHE_DIR=str(tmp_path)) == expected
 

@@ -120,10 +120,10 @@ class ComplexityParams(Strict):
     @property
     def names(self) -> list[str]:
         """Return the models in order, each once; InputError when there is none."""
-        found = list(dict.fromkeys(name.strip() for name in self.models.split(",") if name.strip()))
-        if not found:
+        names = list(dict.fromkeys(name.strip() for name in self.models.split(",") if name.strip()))
+        if not names:
             raise InputError("models is empty; name some with commas, such as W1,resnet50,mymodule:Class")
-        return found
+        return names
 
     @property
     def sizes(self) -> list[int]:
@@ -146,8 +146,8 @@ class CostModelParams(Strict):
     verify: bool = False
 
     @property
-    def asked(self) -> list[str]:
-        """Return the families to learn again."""
+    def family_names(self) -> list[str]:
+        """Return the families to train again."""
         return [name.strip() for name in self.families.split(",") if name.strip()]
 
 
@@ -177,16 +177,6 @@ NOTEBOOKS: dict[str, type[Strict]] = {"01_machine": MachineParams, "02_profile":
                                     "06_cost_model": CostModelParams, "07_scheduler_eval": SchedulerParams}
 
 
-
-
-
-
-
-
-
-
-
-
 def notebook_model(name: str) -> type[Strict]:
     """Return the parameter class of notebook ``name``; InputError lists the notebooks."""
     if name not in NOTEBOOKS:
@@ -201,15 +191,3 @@ def check(notebook: str, namespace: Mapping[str, Any]) -> Any:
     """
     model = notebook_model(notebook)
     return build(model, {name: namespace[name] for name in model.model_fields if name in namespace}, notebook)
-
-
-
-
-
-
-
-
-
-
-
-

@@ -1,1 +1,1 @@
-"""How results are shown: what every notebook stands on, how notebooks are run, and the page. Stands on the ground alone."""
+"""How results are shown: what every notebook stands on, how notebooks are run, and the page. Stands on the ground and on config."""

@@ -2,10 +2,9 @@
 
 import html
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from lib import progress
 from lib.config import notebooks
 from lib.errors import InputError
 from lib.missing import Missing
@@ -61,10 +60,6 @@ class Notebook:
         kind = next((word for word in ("SYNTHETIC", "REPLAY") if word in note), "")
         display(HTML(f'<p class="banner {kind.lower()}" style="border-left:4px solid #b7791f;padding:.4em .8em;'
                      f'background:#fdf6e3;color:#333">{html.escape(note)}</p>'))
-
-    def progress(self, items: Iterable, what: str = "") -> Iterable:
-        """Return ``items`` with a progress bar where somebody watches (a terminal or JupyterLab), plain elsewhere."""
-        return progress.track(items, what)
 
     def figure(self, figure, name: str, caption: str, hint: str = "") -> None:
         """Save a figure as SVG and PNG under ``figures/<notebook>/`` and show it with its caption.

@@ -102,7 +102,7 @@ def _section(number: int, section: definitions.Section, outcomes: list[runner.Ou
 def _run(anchor: str, outcome: runner.Outcome, folder: Path, first: bool, last: bool) -> dict[str, Any]:
     """Return one executed notebook as HTML without code.
 
-    Cells tagged ``once`` appear in the first run of a notebook alone, those tagged ``last`` in the last alone.
+    Cells tagged ``once`` appear only in the first run of a notebook, those tagged ``last`` only in the last.
     """
     path = folder / f"{outcome.stem}.ipynb"
     problems = [f"{outcome.stem}: {outcome.error}"] if outcome.status != "ok" else []

@@ -1,4 +1,4 @@
-"""Run notebooks for the report: strict parameters, a process each, every outcome kept in a manifest."""
+"""Run notebooks for the report: strict parameters, a process each, every outcome in a manifest."""
 
 import json
 import os
@@ -128,12 +128,12 @@ def outputs(executed: Path) -> Iterator[dict]:
 
 def keys(executed: Path) -> dict[str, dict[str, Any]]:
     """Return the key numbers that an executed notebook recorded; empty when it did not get that far."""
-    found = [output["data"][KEYS_MIME] for output in outputs(executed) if KEYS_MIME in output.get("data", {})]
-    return found[-1] if found else {}
+    recorded = [output["data"][KEYS_MIME] for output in outputs(executed) if KEYS_MIME in output.get("data", {})]
+    return recorded[-1] if recorded else {}
 
 
 def manifest(folder: Path) -> list[Outcome]:
-    """Return the outcomes of the runs kept in ``folder``, in the order of the report."""
+    """Return the outcomes of the runs in ``folder``, in the order of the report."""
     path = folder / "manifest.json"
     return [Outcome(**entry) for entry in store.read_json(path)] if path.is_file() else []
 

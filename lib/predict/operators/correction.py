@@ -27,7 +27,9 @@ class Correction:
 
     @classmethod
     def of(cls, names: Sequence[str], x: np.ndarray, log_ratio: np.ndarray) -> "Correction":
-        """Fit features (n, len(names)) and the log of measured over predicted."""
+        """Fit features (n, len(names)) and the log of measured over predicted; without features one factor fits all."""
+        if not len(names):
+            return cls.constant(float(np.median(log_ratio)))
         from sklearn.gaussian_process import GaussianProcessRegressor
         from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 

@@ -41,14 +41,18 @@ class CostModel:
         ``origin`` names the device whose kernels an answer was trained on where that is another one, else it is empty. Raises
         InputError for a family or pass that the model was not trained on.
         """
-        parts = []
-        for name, rows in inputs.by_part(table, self.chip):
-            predicted, half, outside, origin = self._answer(name, features.columns(rows))
-            parts.append(pd.DataFrame({"predicted_ms": predicted, "low_ms": predicted * np.exp(-half),
-                                       "high_ms": predicted * np.exp(half),
-                                       "predicted_gbps": rows["bytes"].to_numpy(float) / predicted / 1e6,
-                                       "out_of_range": outside, "origin": origin}, index=rows.index))
-        return pd.concat(parts).reindex(table.index)
+        row, size = features.columns(table), len(table)
+        names = np.char.add(np.char.add(inputs.groups(row, self.chip).astype(str), " "), table["pass"].to_numpy(str))
+        predicted, half, outside = np.empty(size), np.empty(size), np.empty(size, bool)
+        origin = np.empty(size, object)
+        for name in np.unique(names):
+            own = np.flatnonzero(names == name)
+            answer = self._answer(str(name), {column: values[own] for column, values in row.items()})
+            predicted[own], half[own], outside[own], origin[own] = answer
+        low_ms, high_ms = predicted * np.exp(-half), predicted * np.exp(half)
+        return pd.DataFrame({"predicted_ms": predicted, "low_ms": low_ms, "high_ms": high_ms,
+                             "predicted_gbps": row["bytes"] / predicted / 1e6, "out_of_range": outside, "origin": origin},
+                            index=table.index)
 
     def predict_one(self, op: str, parameters: Row, flops: float, moved: float,
                     passes: str = "forward") -> tuple[float, float, float]:

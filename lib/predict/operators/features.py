@@ -50,7 +50,7 @@ def _waste(value, step):
 
 def _is(texts, text: str):
     """Return 1 where ``texts`` (one, or a column) is ``text``."""
-    return 1 * (texts == text) if isinstance(texts, str) else (texts == text).to_numpy(float)
+    return (texts == text) * 1
 
 
 def _extent(size, kernel, stride, padding, dilation):
@@ -215,10 +215,11 @@ def columns(table: pd.DataFrame) -> Row:
     unknown = set(table["op"]) - set(GROUP_OF)
     if unknown:
         raise InputError(f"no features for {choices(sorted(unknown))}; there are: {choices(GROUP_OF)}")
-    numbers = {name: table[name].fillna(absent).to_numpy(float) if name in table else np.full(len(table), float(absent))
-               for name, absent in _ABSENT.items()}
-    texts = {name: table[name] if name in table else pd.Series("", index=table.index) for name in TEXTS}
-    return {**numbers, **texts, **{name: table[name].to_numpy(float) for name in ("flops", "bytes")}}
+    numbers = table.reindex(columns=list(_ABSENT)).to_numpy(float, na_value=np.nan)
+    numbers = np.where(np.isnan(numbers), np.array(list(_ABSENT.values()), float), numbers)
+    texts = {name: table[name].to_numpy(object) if name in table else np.full(len(table), "", object) for name in TEXTS}
+    return {**dict(zip(_ABSENT, numbers.T, strict=True)), **texts,
+            **{name: table[name].to_numpy(float) for name in ("flops", "bytes")}}
 
 
 def one(op: str, parameters: Row, flops: float, moved: float) -> Row:
@@ -232,14 +233,14 @@ def one(op: str, parameters: Row, flops: float, moved: float) -> Row:
 
 
 def code(column: str, value: Any) -> Any:
-    """Turn a text (or a column of texts) into its index in TEXTS; -1 for one that is not there, or for none."""
+    """Turn a text (or an array of texts) into its index in TEXTS; -1 for one that is not there, or for none."""
     known = _INDEX[column]
-    return known.get(value, -1) if isinstance(value, str | float) else value.map(known).fillna(-1).to_numpy(float)
+    return known.get(value, -1) if isinstance(value, str | float) else np.array([known.get(text, -1) for text in value], float)
 
 
 def groups(row: Row) -> Any:
     """Return the group of one operator, or of each row."""
-    return GROUP_OF[row["op"]] if isinstance(row["op"], str) else row["op"].map(GROUP_OF).to_numpy()
+    return GROUP_OF[row["op"]] if isinstance(row["op"], str) else np.array([GROUP_OF[op] for op in row["op"]])
 
 
 def terms(row: Row, group: str) -> Row:

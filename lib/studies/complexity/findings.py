@@ -1,4 +1,4 @@
-"""What the counts of complexity say, in words; unknown FLOPs are said to be unknown. And the key numbers."""
+"""What the counts of complexity say, in words; FLOPs that are not known are named. And the key numbers."""
 
 import pandas as pd
 

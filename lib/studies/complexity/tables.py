@@ -47,8 +47,8 @@ def heaviest(rows: pd.DataFrame, most: int = 10) -> pd.DataFrame:
 def product_shares(groups: pd.DataFrame) -> pd.DataFrame:
     """Return the share of convolutions, matrix products and attention in each network's FLOPs and bytes (``by_group``), %."""
     products = groups[groups["group"].isin(_PRODUCTS)].groupby("network")[["flops", "bytes"]].sum()
-    whole = groups.groupby("network")[["flops", "bytes"]].agg(lambda values: values.sum(skipna=False))
-    return products.reindex(whole.index, fill_value=0.0) / whole * 100
+    everything = groups.groupby("network")[["flops", "bytes"]].agg(lambda values: values.sum(skipna=False))
+    return products.reindex(everything.index, fill_value=0.0) / everything * 100
 
 
 def intensity_by_batch(sums: pd.DataFrame) -> pd.DataFrame:

@@ -1,12 +1,12 @@
 """Controls for asking a question again in JupyterLab; a batch run or a report shows none."""
 
-import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import pandas as pd
 
 from lib.errors import InputError
+from lib.progress import watched
 from lib.report.style import table_html
 
 CHOICES = {"mode": ("infer", "train"), "dtype": ("fp32", "bf16", "fp16")}
@@ -17,7 +17,7 @@ def show(question: Mapping[str, Any], answer: Callable[..., tuple[pd.DataFrame, 
 
     Nothing where nobody watches.
     """
-    if os.environ.get("CI") or os.environ.get("LIB_BATCH"):
+    if not watched():
         return
     from IPython.display import HTML, display
     from ipywidgets import BoundedIntText, Button, Dropdown, HBox, Output, Text, VBox

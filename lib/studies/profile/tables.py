@@ -49,11 +49,11 @@ def latest(runs: pd.DataFrame, hardware_id: str) -> pd.DataFrame:
 
     ``attrs["unusable"]`` counts what was left out.
     """
-    mine = runs[(runs["hardware_id"] == hardware_id) & runs["step_median_ms"].notna()]
-    usable = mine[mine["verdict"] != VERDICTS[-1]].sort_values("timestamp", kind="stable")
+    here = runs[(runs["hardware_id"] == hardware_id) & runs["step_median_ms"].notna()]
+    usable = here[here["verdict"] != VERDICTS[-1]].sort_values("timestamp", kind="stable")
     newest = usable.groupby(["workload_id", "backend", "precision"]).tail(1)
     newest = newest.sort_values(["workload_id", "backend", "precision"], ignore_index=True)
-    newest.attrs["unusable"] = len(mine) - len(usable)
+    newest.attrs["unusable"] = len(here) - len(usable)
     return newest
 
 

@@ -43,15 +43,15 @@ class Study:
 
     def roof(self, dtype: str) -> Roof:
         """Return the measured roof of an element type; InputError lists those that were measured."""
-        found = [roof for roof in self.roofs if roof.dtype == dtype]
-        if not found:
+        matching = [roof for roof in self.roofs if roof.dtype == dtype]
+        if not matching:
             raise InputError(f"no {dtype} roof was measured on {self.roofs[0].device}; there are: "
                              f"{choices(roof.dtype for roof in self.roofs)}")
-        return found[0]
+        return matching[0]
 
     @property
     def counting(self) -> list[Roof]:
-        """Return the roofs that judge what Nsight Compute counted: those of a CUDA device, else the vendor's."""
+        """Return the roofs of what Nsight Compute counted: those of a CUDA device, else the vendor's."""
         return self.roofs if self.roofs[0].backend == "cuda" else self.vendor
 
     @property
@@ -64,11 +64,11 @@ class Study:
 
 def newest(runs: pd.DataFrame, roof: Roof, software_id: str) -> tuple[pd.DataFrame, dict[str, int]]:
     """Return the newest usable run of each configuration on the roof's device and software, and counts of what was left out."""
-    mine = runs[(runs["hardware_id"] == roof.hardware_id) & (runs["backend"] == roof.backend)]
-    same = mine[mine["software_id"] == software_id]
+    here = runs[(runs["hardware_id"] == roof.hardware_id) & (runs["backend"] == roof.backend)]
+    same = here[here["software_id"] == software_id]
     usable = same[same["verdict"] != "unusable"].sort_values("timestamp", kind="stable")
     newest = usable.groupby(["workload_id", "arch", "batch_size", "precision", "channels_last"]).tail(1)
-    left = {"runs of other software": len(mine) - len(same), "unusable runs": len(same) - len(usable)}
+    left = {"runs of other software": len(here) - len(same), "unusable runs": len(same) - len(usable)}
     return newest.sort_values(["workload_id", "arch", "batch_size", "precision"]), left
 
 
@@ -134,56 +134,56 @@ def _step_name(run: Any) -> str:
 
 def _ceilings(p: RooflineParams, device: str) -> ceilings.Ceilings:
     """Return the newest ceilings of this hardware and software that 01_machine measured; measured now where there are none."""
-    asked = MachineParams(source=p.source, reference=p.reference, device=device, budget_s=CEILINGS_S)
+    parameters = MachineParams(source=p.source, reference=p.reference, device=device, budget_s=CEILINGS_S)
     if p.source == "replay":
-        return ceilings.replay_ceilings(asked)
-    found, ids = [], machine.ids()
+        return ceilings.replay_ceilings(parameters)
+    candidates, ids = [], machine.ids()
     for path in paths.CEILINGS.glob(f"ceilings_{device.replace(':', '-')}*.meta.json"):
         facts = store.read_json(path)
         if all(facts[name] == ids[name] for name in ids):
-            found.append((facts["started_utc"], path, facts))
-    if not found:
-        return ceilings.measure_ceilings(asked)
-    _, path, facts = max(found, key=lambda item: item[0])
+            candidates.append((facts["started_utc"], path, facts))
+    if not candidates:
+        return ceilings.measure_ceilings(parameters)
+    _, path, facts = max(candidates, key=lambda item: item[0])
     table = path.with_name(path.name.replace(".meta.json", ".csv"))
     other = table.with_name(table.name.replace("ceilings", "overheads", 1))
     return ceilings.Ceilings(store.read(table, "ceilings"), store.read(other, "overheads"), facts,
                              f"Ceilings of {table.name}, measured here {facts['started_utc']}.", (table, other))
 
 
-def _levelled(work: pd.DataFrame, found: list[Roof]) -> pd.DataFrame:
-    """Judge operators, which were timed again and again, by the nearest level that holds what they touch."""
-    level = [found[0].level_of(row.footprint) if row.kind == "operator" else row.level for row in work.itertuples()]
+def _levelled(work: pd.DataFrame, roofs: list[Roof]) -> pd.DataFrame:
+    """Give operators, which were timed repeatedly, the nearest memory level that holds what they touch."""
+    level = [roofs[0].level_of(row.footprint) if row.kind == "operator" else row.level for row in work.itertuples()]
     return work.assign(level=level)
 
 
-def _isolated(p: RooflineParams, device: str, found: list[Roof]) -> tuple[pd.DataFrame, str]:
-    """Return points of networks and operators, measured now and stored, or read back and judged anew; and a note."""
+def _isolated(p: RooflineParams, device: str, roofs: list[Roof]) -> tuple[pd.DataFrame, str]:
+    """Return points of networks and operators, measured now and stored, or read back and compared anew; and a note."""
     models = p.models.split(",")
     if p.source == "replay":
-        stored, note = isolated.stored_points(device, p.dtype, found[0].hardware_id, p.reference)
+        stored, note = isolated.stored_points(device, p.dtype, roofs[0].hardware_id, p.reference)
         chosen = stored[((stored["kind"] == "network") & stored["arch"].isin(models) & (stored["batch_size"] == p.batch_size))
                         | ((stored["kind"] == "operator") & (stored["arch"] == models[0]))]
         if len(stored) and chosen.empty:
-            kept = stored.loc[stored["kind"] == "network", "label"]
-            raise InputError(f"the reference has no {p.models} with a batch of {p.batch_size}; it has: {choices(kept)}")
-        return roofline.points(chosen, found), note
+            measured = stored.loc[stored["kind"] == "network", "label"]
+            raise InputError(f"the reference has no {p.models} with a batch of {p.batch_size}; it has: {choices(measured)}")
+        return roofline.points(chosen, roofs), note
     work, facts = isolated.measure_work(models, p.batch_size, p.dtype, device, p.budget_s)
-    frame = roofline.points(_levelled(work, found), found)
+    frame = roofline.points(_levelled(work, roofs), roofs)
     frame.attrs["failed"] = facts["failed"]
     if frame.empty:
         return frame, "Nothing usable was measured: the machine is too busy or has no roof of this element type."
     return frame, f"Points measured now: {isolated.save_points(frame, facts).name}."
 
 
-def _counted(p: RooflineParams, found: list[Roof], vendor: list[Roof]) -> pd.DataFrame:
-    """Return the points of an Nsight Compute file, judged by the measured roof of a CUDA device, else by the vendor's."""
-    judges = found if found[0].backend == "cuda" else vendor
+def _counted(p: RooflineParams, roofs: list[Roof], vendor: list[Roof]) -> pd.DataFrame:
+    """Return the points of an Nsight Compute file, under the measured roof of a CUDA device, else under the vendor's."""
+    above = roofs if roofs[0].backend == "cuda" else vendor
     if not p.nsight:
         return pd.DataFrame(columns=store.columns("points"))
-    if not judges:
-        raise InputError("what Nsight counted was on a GPU: judge it by device=cuda:0, or name the GPU with vendor=...")
-    return roofline.points(nsight.read(Path(p.nsight)).work(judges[0].hardware_id), judges)
+    if not above:
+        raise InputError("what Nsight counted was on a GPU: give device=cuda:0, or name the GPU with vendor=...")
+    return roofline.points(nsight.read(Path(p.nsight)).work(above[0].hardware_id), above)
 
 
 def study(p: RooflineParams) -> Study:
@@ -195,33 +195,33 @@ def study(p: RooflineParams) -> Study:
         {"auto": "cpu", "cuda": "cuda:0"}.get(p.device, p.device)
     vendor = roofline.roofs(roofline.vendor_ceilings(definitions.vendor_device(p.vendor))) if p.vendor else []
     limits = _ceilings(p, device)
-    found = roofline.roofs(limits.table, limits.overheads)
+    roofs = roofline.roofs(limits.table, limits.overheads)
     runs = archive.runs(p.source, p.reference)
-    chosen, left = newest(runs, found[0], limits.table["software_id"][0])
+    chosen, left = newest(runs, roofs[0], limits.table["software_id"][0])
     work, parts, skipped = step_rows(chosen)
-    steps = roofline.points(work, found) if len(work) else pd.DataFrame(columns=store.columns("points"))
-    measured, note = _isolated(p, device, found)
+    steps = roofline.points(work, roofs) if len(work) else pd.DataFrame(columns=store.columns("points"))
+    measured, note = _isolated(p, device, roofs)
     for part in (steps, measured):
         left |= {f"points {reason}": left.get(f"points {reason}", 0) + count
                  for reason, count in part.attrs.get("left out", {}).items()}
     nets = measured[measured["kind"] == "network"]
     parts |= {row.label: network_work(row.arch, row.batch_size, row.precision) for row in nets.itertuples()}
-    return Study(found, vendor, steps, nets, measured[measured["kind"] == "operator"], _counted(p, found, vendor), runs,
+    return Study(roofs, vendor, steps, nets, measured[measured["kind"] == "operator"], _counted(p, roofs, vendor), runs,
                  parts, " ".join(filter(None, (limits.note, limits.warning, note))),
                  (*(f"{count} {reason}" for reason, count in left.items() if count), *skipped,
                   *measured.attrs.get("failed", ())))
 
 
-def against_operators(found: Study) -> pd.DataFrame:
+def against_operators(results: Study) -> pd.DataFrame:
     """Return each step and network beside what its roof, and the sum of its operators' own roofs, would take, in ms.
 
     An operator left of the ridge point waits for memory while the next one computes, so that the sum is the tighter of the two.
     """
     rows = []
-    for row in found.whole.itertuples():
-        roof = found.roof(row.roof_dtype)
-        seconds = roofline.each_at_its_roof(found.parts[row.label], roof)
-        memory = roofline.memory_share(found.parts[row.label], roof)
+    for row in results.whole.itertuples():
+        roof = results.roof(row.roof_dtype)
+        seconds = roofline.each_at_its_roof(results.parts[row.label], roof)
+        memory = roofline.memory_share(results.parts[row.label], roof)
         rows.append({"label": row.label, "measured_ms": row.elapsed_sec * 1e3,
                      "roof_ms": row.flops / row.attainable_gflops / 1e6, "operators_roof_ms": seconds * 1e3,
                      "memory_bound_pct": memory * 100, "over_operators": row.elapsed_sec / seconds})

@@ -23,7 +23,7 @@ def against_bound(table: pd.DataFrame, most: float = 2.5):
         rows = np.arange(len(names))
         colours = [_OURS if name == "hybrid" else SERIES[0] for name in names]
         axis.barh(rows, part["mean"].clip(upper=most) - 1, left=1, color=colours)
-        axis.hlines(rows, part["min"], part["max"].clip(upper=most), color="#333333", linewidth=1)
+        axis.hlines(rows, part["min"].clip(upper=most), part["max"].clip(upper=most), color="#333333", linewidth=1)
         for row, value, end in zip(rows, part["mean"], part["max"].clip(upper=most), strict=True):
             axis.annotate(f"{value:.3f}" if value < 9.995 else f"{value:.1f}", (end, row), xytext=(3, 0),
                           textcoords="offset points", va="center", fontsize=8)

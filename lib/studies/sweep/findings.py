@@ -23,17 +23,17 @@ def by_family(table: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=names)
 
 
-def sweep_words(found: Sweep) -> str:
+def sweep_words(results: Sweep) -> str:
     """Say how the sweep went: points, verdicts, what was left out, pace."""
-    table = found.table
+    table = results.table
     good = table[table["status"] == "ok"]
     counts = good["verdict"].value_counts()
     text = (f"**{len(good)} configurations** were measured: {counts.get('stable', 0)} stable, {counts.get('noisy', 0)} noisy, "
-            f"{counts.get('unusable', 0)} unusable (kept in the file, left out of the figures).")
+            f"{counts.get('unusable', 0)} unusable (in the file, but left out of the figures).")
     for status, part in table[table["status"] != "ok"].groupby("status"):
         text += f" {len(part)} {status}, the first because: {part['reason'].iloc[0]}."
-    if len(found.visits) and len(good):
-        rate = pace(found.visits)
+    if len(results.visits) and len(good):
+        rate = pace(results.visits)
         text += (f" With {int(good['n'].median())} rounds each, that is **{rate:.1f} configurations a second**; the "
                  f"convolution study of 2023 took 15 to 20 s a point, {15 * rate:.0f} to {20 * rate:.0f} times as long.")
     return text
@@ -81,11 +81,11 @@ def learned_words(measured: pd.DataFrame, usable: pd.DataFrame) -> str:
     return "\n".join(f"- {line}" for line in lines)
 
 
-def key_numbers(found: Sweep, label: str, exact: bool) -> dict[str, tuple[float, str, float | None]]:
+def key_numbers(results: Sweep, label: str, exact: bool) -> dict[str, tuple[float, str, float | None]]:
     """Return the key numbers of a sweep, name to value, unit and tolerance; ``exact`` for a replay, which must reproduce."""
     counted, rated = (0.0, 0.001) if exact else (None, None)
-    measured = found.table[found.table["status"] == "ok"]
-    return {f"{label} configurations": (len(found.table), "", counted),
-            f"{label} usable configurations": (len(found.usable), "", counted),
+    measured = results.table[results.table["status"] == "ok"]
+    return {f"{label} configurations": (len(results.table), "", counted),
+            f"{label} usable configurations": (len(results.usable), "", counted),
             f"{label} median spread of the rounds": (spread(measured).median(), "%", rated),
-            f"{label} best rate": (found.usable["gflops"].max(), "GFLOP/s", rated)}
+            f"{label} best rate": (results.usable["gflops"].max(), "GFLOP/s", rated)}
