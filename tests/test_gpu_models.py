@@ -51,6 +51,7 @@ def model(gemms):
 # ---------------------------------------------------------------------------------------------- what is shipped
 
 
+@pytest.mark.slow
 def test_no_answer_is_far_from_its_roof(answers):
     """Not beyond 8 times roof and launches; nor below half of the roof, as far as caches and Winograd's FLOPs can reach."""
     ratio = answers["predicted_ms"] / (answers["roof_ms"] + answers["launches_ms"])
@@ -59,6 +60,7 @@ def test_no_answer_is_far_from_its_roof(answers):
     assert set(answers["network"]) == set(gpu_networks.NETWORKS) and set(answers["batch_size"]) == {1, 64}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", gpu_networks.DTYPES)
 def test_faster_cards_are_not_slower(answers, dtype):
     """Ordered are two cards of which one has both the higher peak rate and the higher bandwidth, by a fifth or more.
@@ -79,6 +81,7 @@ def test_faster_cards_are_not_slower(answers, dtype):
     assert not wrong
 
 
+@pytest.mark.slow
 def test_answers_say_of_whom_they_were_learned(answers):
     source = answers.set_index(["dtype", "device", "network", "batch_size"])["source"].sort_index()
     assert source["fp32", "v100-pcie-32gb", "vit_b_16", 64] == "predicted"
@@ -89,6 +92,7 @@ def test_answers_say_of_whom_they_were_learned(answers):
     assert source["bf16", "h100-sxm", "resnet50", 64].startswith("zero-shot"), "no convolution was published in 16 bits"
 
 
+@pytest.mark.slow
 def test_every_shipped_model_predicts_what_was_published(answers):
     published = pd.read_csv(gpu_networks.path(), keep_default_na=False)
     pd.testing.assert_frame_equal(answers, published, rtol=1e-6)
