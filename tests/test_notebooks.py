@@ -1,5 +1,6 @@
 """Every notebook executed once, in quick mode on the reference data; what it wrote, what it shows, what must reproduce."""
 
+import html
 import json
 import os
 import re
@@ -12,7 +13,7 @@ import pytest
 from lib import paths
 from lib.config import definitions, notebooks
 from lib.report import page as report
-from lib.report import runner
+from lib.report import runner, summary
 
 REPLAYED = paths.REPORT / "replayed"
 
@@ -80,6 +81,19 @@ def test_the_report_is_whole_and_needs_no_network(page, outcomes):
     for part in ("Abstract", "Design and hypotheses", "Limitations", "Appendix"):
         assert part in text
     assert "REPLAY" in text
+
+
+def test_the_committed_figure_is_that_of_the_replayed_notebooks(outcomes):
+    """Where it is not: python -m lib report --executed report/replayed/executed --figure docs/summary.svg"""
+    numbers = {outcome.stem: runner.keys(REPLAYED / "executed" / f"{outcome.stem}.ipynb") for outcome in outcomes}
+    figure = (paths.ROOT / "docs" / "summary.svg").read_text(encoding="utf-8")
+    texts = (html.unescape(re.search(r"<dc:description>(.*?)</dc:description>", figure, re.S).group(1)),
+             summary.description(numbers))
+    value = re.compile(r"(?<= )[\d,.]+\d(?=[,.])")
+    assert value.sub("#", texts[0]) == value.sub("#", texts[1])
+    drawn, replayed = ([float(number.replace(",", "")) for number in value.findall(text)] for text in texts)
+    assert len(drawn) >= 20
+    assert drawn == pytest.approx(replayed, rel=0.05)
 
 
 PROBE = """
