@@ -96,12 +96,14 @@ def _jobs(section: definitions.Section, full: bool, workloads: list[str], device
             yield Job(section.notebook, stem, values)
 
 
-def execute(job: Job, folder: Path, output: Path | None = None) -> Outcome:
+def execute(job: Job, folder: Path, output: Path | None = None, one_thread: bool = False) -> Outcome:
     """Run one job in a process of its own and keep the executed notebook in ``folder``, also when it fails.
 
-    ``output`` moves what the notebook writes (see LIB_OUTPUT).
+    ``output`` moves what the notebook writes (see LIB_OUTPUT). ``one_thread`` is for replays beside each other, whose threads
+    would wait for one another at every barrier.
     """
-    environment = {**os.environ, "LIB_BATCH": "1", **({"LIB_OUTPUT": str(output)} if output else {})}
+    environment = {**os.environ, "LIB_BATCH": "1", **({"LIB_OUTPUT": str(output)} if output else {}),
+                   **({"OMP_NUM_THREADS": "1"} if one_thread else {})}
     words = [sys.executable, "-m", "lib.execution", str(paths.NOTEBOOKS / f"{job.notebook}.ipynb"),
              str(folder.resolve() / f"{job.stem}.ipynb"), json.dumps(job.values)]
     begin = time.monotonic()
@@ -147,7 +149,7 @@ def run(jobs: list[Job], folder: Path, output: Path | None = None, parallel: int
 
     done: list[Outcome] = []
     with ThreadPoolExecutor(parallel) as pool, tqdm(total=len(jobs), unit="notebook", disable=None) as bar:
-        for outcome in pool.map(lambda job: execute(job, folder, output), jobs):
+        for outcome in pool.map(lambda job: execute(job, folder, output, parallel > 1), jobs):
             done.append(outcome)
             bar.update()
             bar.write(f"{outcome.status:>6} {outcome.seconds:6.1f} s  {outcome.stem}"
