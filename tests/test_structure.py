@@ -84,6 +84,22 @@ def test_what_tests_do_not_run_uses_what_there_is(path):
             assert hasattr(modules[node.value.id], node.attr), f"{node.value.id}.{node.attr}"
 
 
+PRIVATE_WORDS = set("""asked told said mine found yardstick knee forge shelf shelved belief believed ledger confront judging
+    giver fluid hire hired seat desk menu hand""".split())
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_names_are_words_of_the_field(name):
+    """No identifier is made of a word that a reader would have to look up here (docs/glossary.md has those of the field)."""
+    names = set()
+    for node in ast.walk(ast.parse(MODULES[name].read_text())):
+        if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
+            names.add(node.id if isinstance(node, ast.Name) else node.attr)
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names |= {node.name, *(argument.arg for argument in ast.walk(node) if isinstance(argument, ast.arg))}
+    assert not {one for one in names if PRIVATE_WORDS & set(re.findall("[A-Z]?[a-z]+", one.replace("_", " ").lower()))}
+
+
 def test_folders_are_small():
     for folder in {path.parent for path in SOURCES}:
         files = [path.name for path in folder.glob("*.py") if path.name != "__init__.py"]

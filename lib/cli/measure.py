@@ -29,19 +29,19 @@ def _matrix(options: argparse.Namespace) -> int:
     from lib.measure.training import matrix
 
     plan = definitions.load_matrix()
-    found = matrix.cells(plan, options.device, options.cells, assignments(options.parameter))
-    repeats, done = options.repeats or plan.repeats, matrix.repeats_done(found)
+    cells = matrix.cells(plan, options.device, options.cells, assignments(options.parameter))
+    repeats, done = options.repeats or plan.repeats, matrix.repeats_done(cells)
     if options.dry_run:
-        print("\n".join(f"{cell.label}: {min(done[cell.label], repeats)} of {repeats} runs are there" for cell in found))
+        print("\n".join(f"{cell.label}: {min(done[cell.label], repeats)} of {repeats} runs are there" for cell in cells))
         return 0
 
     def report(row: dict) -> None:
         what = f"{row['images_per_sec']:,.1f} images/s " if row["run_id"] else ""
         print(f"{row['status']:>6}  {row['label']} #{row['repeat']}: {what}{row['reason']}", flush=True)
 
-    rows = matrix.run_matrix(found, repeats, options.budget_s, report=report)
+    rows = matrix.run_matrix(cells, repeats, options.budget_s, report=report)
     table = archive.runs("measure")
-    table = table[table["label"].isin([cell.label for cell in found])]
+    table = table[table["label"].isin([cell.label for cell in cells])]
     if len(table):
         print("", matrix.markdown(matrix.throughput(table)), sep="\n")
     return int("failed" in set(rows.get("status", ())))
@@ -77,11 +77,11 @@ def _compare(options: argparse.Namespace) -> int:
     """Compare two measurements; the exit status is 1 when B is slower, for CI."""
     from lib.measure import compare
 
-    found = compare.difference(options.a, options.b, options.threshold)
+    difference = compare.difference(options.a, options.b, options.threshold)
     if options.out:
-        found.pairs.to_csv(options.out, index=False)
-    print(compare.words(found))
-    return int(found.word == "slower")
+        difference.pairs.to_csv(options.out, index=False)
+    print(compare.words(difference))
+    return int(difference.word == "slower")
 
 
 def add(verbs) -> None:

@@ -32,10 +32,10 @@ def _texts_and_counts() -> dict[str, str]:
 def _table(values: Mapping[str, Any], rows: int, device: str, software: str, how: Mapping[str, str], flops: np.ndarray,
            moved: np.ndarray, latency_ms: np.ndarray, dtype: str, op: str) -> pd.DataFrame:
     """Complete one family's columns to a ``sweep`` table; rows without a positive time become failed ones."""
-    held = {name: np.full(rows, "") if kind == "text" else np.full(rows, np.nan) for name, kind in _texts_and_counts().items()}
+    absent = {name: np.full(rows, "" if kind == "text" else np.nan) for name, kind in _texts_and_counts().items()}
     good = np.isfinite(latency_ms) & (latency_ms > 0)
     latency_ms = np.where(good, latency_ms, np.nan)
-    frame = pd.DataFrame({**held, **values, "op": op, "dtype": dtype, "pass": "forward", "device": "cuda:0",
+    frame = pd.DataFrame({**absent, **values, "op": op, "dtype": dtype, "pass": "forward", "device": "cuda:0",
                           "latency_ms": latency_ms, "latency_iqr_ms": np.nan, "n": np.where(good, 1, 0), **how,
                           "flops": flops, "bytes": moved, "gflops": flops / latency_ms / 1e6, "gbps": moved / latency_ms / 1e6,
                           "energy_j": np.nan, "status": np.where(good, "ok", "failed"),
@@ -155,8 +155,8 @@ def neusight(folder: Path) -> dict[str, pd.DataFrame]:
     for op, (needed, reader) in readers.items():
         for path in sorted(folder.glob(f"{op}/*.csv")):
             device = _device_id(path.stem)
-            found = reader(_read_csv(path, needed), device, "neusight torch-2.1 fp32 tf32-off", how)
-            tables.setdefault(device, []).append(found)
+            table = reader(_read_csv(path, needed), device, "neusight torch-2.1 fp32 tf32-off", how)
+            tables.setdefault(device, []).append(table)
     if not tables:
         raise InputError(f"{folder} has no <operator>/<GPU>.csv of {choices(readers)}; it is the folder of NeuSight's data "
                          "scripts/asplos/data/dataset/train/collect with one folder an operator")
@@ -188,12 +188,12 @@ def pytorch_scheduler(path: Path, device: str = "v100-pcie-32gb") -> dict[str, p
 
 def aiconfigurator_folder() -> Path:
     """Return the data folder of the installed package aiconfigurator-core; InputError says how to get it."""
-    found = importlib.util.find_spec("aiconfigurator_core")
-    if not found:
+    package = importlib.util.find_spec("aiconfigurator_core")
+    if not package:
         raise InputError("the package aiconfigurator-core is not installed; get it with: pip install "
                          "aiconfigurator-core==0.12.0 (82 MB), or name a folder of its layout: "
                          "<gpu>/gemm/<framework>/<version>/gemm_perf.parquet")
-    return Path(found.submodule_search_locations[0]) / "systems" / "data"
+    return Path(package.submodule_search_locations[0]) / "systems" / "data"
 
 
 def aiconfigurator(folder: Path | None = None, framework: str = "trtllm", version: str = "") -> dict[str, pd.DataFrame]:
@@ -204,13 +204,13 @@ def aiconfigurator(folder: Path | None = None, framework: str = "trtllm", versio
     """
     folder, tables = folder or aiconfigurator_folder(), {}
     for name, device in _AICONFIGURATOR.items():
-        held = sorted(folder.glob(f"{name}/gemm/{framework}/{version or '*'}/gemm_perf.parquet"), key=_order)
-        if not held:
+        files = sorted(folder.glob(f"{name}/gemm/{framework}/{version or '*'}/gemm_perf.parquet"), key=_order)
+        if not files:
             continue
-        frame = pd.read_parquet(held[-1])
+        frame = pd.read_parquet(files[-1])
         frame = frame[frame["gemm_dtype"].map(_AICONFIGURATOR_DTYPES).notna()]
         parts = [_products(part["m"], part["k"], part["n"], part["latency"], device,
-                           f"aiconfigurator {framework} {held[-1].parent.name}", {"latency_type": "kernel", "cache": "warm"},
+                           f"aiconfigurator {framework} {files[-1].parent.name}", {"latency_type": "kernel", "cache": "warm"},
                            _AICONFIGURATOR_DTYPES[dtype]) for dtype, part in frame.groupby("gemm_dtype")]
         if parts:
             tables[device] = pd.concat(parts, ignore_index=True)

@@ -133,12 +133,12 @@ class Plan:
 
         Raises ValueError when they are not the same operators.
         """
-        def between(one: int, two: int) -> int:
+        def interpolated(one: int, two: int) -> int:
             return max(0, round(one + share * (two - one)))
 
-        beside = tuple(tuple(tuple(map(between, one, two)) for one, two in zip(a, b, strict=True))
+        beside = tuple(tuple(tuple(map(interpolated, one, two)) for one, two in zip(a, b, strict=True))
                        for a, b in zip(self.beside, other.beside, strict=True))
-        made = tuple(tuple((name, between(size, again)) for (name, size), (_, again) in zip(a, b, strict=True))
+        made = tuple(tuple((name, interpolated(size, again)) for (name, size), (_, again) in zip(a, b, strict=True))
                      for a, b in zip(self.made, other.made, strict=True))
         return Plan(self.weights, beside, made, self.freed)
 

@@ -65,7 +65,7 @@ class ColdCalls:
 
     def __init__(self, ops: Sequence[Op], device: torch.device, rings: Rings):
         self._ops, self._device, self._rings = ops, device, rings
-        self._held: dict[int, torch.Tensor] = {}
+        self._tensors: dict[int, torch.Tensor] = {}
         self._made = sum(spec.bytes for op in ops for spec in op.outputs)
         self._outputs: deque = deque(maxlen=max(1, int(rings.bytes / max(self._made, 1))) if self._made > _AWAKE else 512)
         self._awake = torch.zeros(_AWAKE, device=device)
@@ -73,9 +73,9 @@ class ColdCalls:
     def _make(self, spec: TensorSpec, device: torch.device, fill: str, high: int) -> torch.Tensor:
         piece = self._rings.cut(spec, fill)
         if piece is None:
-            if id(spec) not in self._held:
-                self._held[id(spec)] = rebuild.make(spec, device, fill, high)
-            piece = self._held[id(spec)]
+            if id(spec) not in self._tensors:
+                self._tensors[id(spec)] = rebuild.make(spec, device, fill, high)
+            piece = self._tensors[id(spec)]
         return piece
 
     def one(self) -> tuple[float, bool]:

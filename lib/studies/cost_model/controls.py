@@ -12,8 +12,8 @@ from lib.report.style import table_html
 CHOICES = {"mode": ("infer", "train"), "dtype": ("fp32", "bf16", "fp16")}
 
 
-def show(question: Mapping[str, Any], answer: Callable[..., tuple[pd.DataFrame, str]]) -> None:
-    """Show a form filled with ``question`` whose button shows the table and caption of ``answer(**values)``.
+def show(query: Mapping[str, Any], answer: Callable[..., tuple[pd.DataFrame, str]]) -> None:
+    """Show a form filled with ``query`` whose button shows the table and caption of ``answer(**values)``.
 
     Nothing where nobody watches.
     """
@@ -23,7 +23,7 @@ def show(question: Mapping[str, Any], answer: Callable[..., tuple[pd.DataFrame, 
     from ipywidgets import BoundedIntText, Button, Dropdown, HBox, Output, Text, VBox
 
     fields, shown = {}, Output()
-    for name, value in question.items():
+    for name, value in query.items():
         label = name.replace("_", " ")
         if name in CHOICES:
             fields[name] = Dropdown(options=CHOICES[name], value=value, description=label)
