@@ -1,6 +1,6 @@
 """Measure, explain, predict and place neural-network work on CPUs and GPUs.
 
-The map of the library; arrows point one way, from the ground up:
+The map of the library, from the ground up; each package imports only from those above it:
 
     ground    errors, paths, store, tables, bundle, missing,   what every room stands on
               progress, execution

@@ -38,10 +38,12 @@ def test_links_targets_and_verbs_exist(path):
 def test_a_question_leads_to_a_file_that_holds_the_name(row):
     question, files, names = row
     paths_ = [paths.ROOT / unquote(link) for link in LINK.findall(files)]
-    assert 1 <= len(paths_) <= 3, question
-    text = "".join(path.read_text(encoding="utf-8") for path in paths_ if path.is_file())
+    assert 1 <= len(paths_) <= 5, question
+    files = [file for path in paths_ for file in (path.glob("*.py") if path.is_dir() else [path])]
+    text = "".join(file.read_text(encoding="utf-8") for file in files)
     for name in re.findall(r"`([^`]+)`", names):
-        assert re.search(rf"\b{name}\b", text), f"{question} {name} is not in {[path.name for path in paths_]}"
+        defined = rf"^ *(?:def|class) {name}\b|^ *{name}(?:: [^=\n]+)? = |^{name}:"  # of Python, or a key of YAML
+        assert re.search(defined, text, re.M), f"{question} {name} is not defined in {[path.name for path in paths_]}"
 
 
 def test_each_notebook_is_in_the_report_and_in_the_readme():
