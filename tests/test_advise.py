@@ -37,6 +37,7 @@ def answer():
     return advise.advise(Query("resnet18", 4))
 
 
+@pytest.mark.slow
 def test_every_device_with_a_model_answers(answer):
     table = answer.table
     assert {"cpu", "t4", "v100-pcie-32gb", "p100-pcie-16gb", "h100-sxm", "h200-sxm", "l40s", "b200"} <= set(table["device"])
@@ -72,6 +73,7 @@ def test_what_to_change_comes_with_a_gain_or_the_reason_why_not(answer):
     assert all(change.what in text for change in several)
 
 
+@pytest.mark.slow
 def test_the_command_line_answers_in_json(tmp_path):
     (tmp_path / "mine.py").write_text(MINE)
     question = "mine:Net --input 3x32x32 --batch-size 2 --mode train --json".split()
@@ -130,6 +132,7 @@ def test_a_gpu_without_a_model_is_answered_by_its_ceilings_alone():
         Chip.of(load_devices()["t4"], "bf16")
 
 
+@pytest.mark.slow
 def test_points_that_teach_are_spread_over_the_parts():
     model = registry.shipped_cpu("fp32")
     configs, rows = calibrate._pool("fp32")
@@ -150,6 +153,7 @@ def test_gains_of_one_device_are_not_measured_on_another():
         suggestions.verified(found, [])
 
 
+@pytest.mark.slow
 def test_a_prediction_is_verified_on_this_machine():
     found = advise.advise(Query("simple_cnn", 2, "3x28x28"), ["cpu"], crossovers=False)
     larger = [change for change in suggestions.suggestions(found) if "batch" in change.what]

@@ -23,6 +23,7 @@ def captured(name, mode="infer", batch=1, **options):
     return capture.capture(capture.build_unfilled(found.build), found.shape, mode, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "macs", "parameters"), [
     ("resnet50", 4_089_184_256, 25_557_032), ("vgg16", 15_470_264_320, 138_357_544),
     ("mobilenet_v2", 300_774_272, 3_504_872), ("vit_b_16", 17_563_828_224, 86_567_656)])
@@ -32,6 +33,7 @@ def test_multiply_adds_are_the_hand_counts(name, macs, parameters):
     assert graph.parameters == parameters
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CLASSIFIERS)
 @pytest.mark.parametrize("mode", ["infer", "train"])
 def test_every_operator_of_a_classifier_is_counted_covered_and_rebuilt(name, mode):
@@ -44,6 +46,7 @@ def test_every_operator_of_a_classifier_is_counted_covered_and_rebuilt(name, mod
         rebuild.runnable([op], CPU)()
 
 
+@pytest.mark.slow
 def test_capture_neither_runs_nor_allocates_nor_changes_the_network():
     model = capture.build_unfilled(lambda: models.build("vit_h_14", 3, 1000, 2, 224))  # 2.5 GB of weights, never touched
     before = {name: id(value) for name, value in model.named_parameters()}
@@ -78,6 +81,7 @@ def test_captured_operators_are_the_ones_that_run(name):
     assert [op.name for op in graph.ops] == work
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["W1", "W7", "resnet18", "mobilenet_v2", "densenet121", "convnext_tiny", "vit_b_16"])
 def test_matrix_flops_are_those_of_torchs_counter(name):
     found = networks.network(name, 2)

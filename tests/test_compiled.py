@@ -62,6 +62,7 @@ def check_equal(problem, name, faults=None):
     return fast
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", compiled.NAMES)
 @settings(max_examples=120, deadline=None, derandomize=True)
 @given(problem=problems(), faults=FAULTS)

@@ -21,6 +21,7 @@ CLASSIFIERS = ["resnet18", "mobilenet_v3_small", "shufflenet_v2_x1_0", "googlene
                "regnet_y_400mf", "alexnet", "squeezenet1_1", "mnasnet0_5", "vit_b_32"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "macs", "parameters", "torchinfos"), [
     ("resnet50", 4_089_184_256, 25_557_032, 4_089_238_376), ("vgg16", 15_470_264_320, 138_357_544, 15_483_821_032),
     ("mobilenet_v2", 300_774_272, 3_504_872, 300_809_384), ("vit_b_16", 17_563_828_224, 86_567_656, 173_232_616)])
@@ -43,6 +44,7 @@ def test_the_rules_in_numbers():
     assert mobile.theirs["FLOPs of products, backward"] > 9 * mobile.ours["FLOPs of products, backward"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CLASSIFIERS)
 def test_every_difference_of_a_classifier_is_explained(name):
     checks = cross_check.compare(name, 2, measured=False)
@@ -50,6 +52,7 @@ def test_every_difference_of_a_classifier_is_explained(name):
     assert (checks.rest == 0).all(), checks[checks.rest != 0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["W1", "W4", "W6", "mobilenet_v3_small", "vit_b_32"])
 def test_saved_activations_are_those_that_a_real_run_saves(name):
     checks = cross_check.compare(name, 3)
@@ -113,6 +116,7 @@ def test_totals_are_the_sums_of_the_rows_and_scale_with_the_batch():
     assert eight["backward_over_forward"] != 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["vit_b_32", "swin_t", "densenet121", "convnext_tiny"])
 def test_every_parameter_is_counted_once(name):
     rows = complexity.table(name, 4)
@@ -165,6 +169,7 @@ def test_unknown_flops_are_unknown_and_unused_parameters_are_counted(odd, home):
     figures.shares_by_kind(groups)
 
 
+@pytest.mark.slow
 def test_what_is_saved(home):
     found = study.study(notebooks.ComplexityParams(models="W1,mobilenet_v3_small", batch_sizes="2,1"))
     assert found.detail == "mobilenet_v3_small"

@@ -75,6 +75,7 @@ def in_a_fresh_process(program):
     return [[float(word) for word in line.split()] for line in done.stdout.splitlines()]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not allocator.known(), reason="written for glibc alone")
 def test_a_process_that_keeps_its_memory_has_no_page_faults():
     [default], [kept] = in_a_fresh_process(FAULTS)
@@ -93,6 +94,7 @@ for mode in ("infer", "train"):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not allocator.known(), reason="written for glibc alone")
 def test_what_is_kept_for_the_backward_pass_makes_outputs_find_older_memory():
     (low, infer, _), (least, train, touched) = in_a_fresh_process(OLDEST)
@@ -101,6 +103,7 @@ def test_what_is_kept_for_the_backward_pass_makes_outputs_find_older_memory():
     assert infer < train <= 3 * touched, "three passes were repeated"
 
 
+@pytest.mark.slow
 def test_operators_are_summed_in_every_state():
     cases, kinds = operator_sum.compose([Case("W1", "infer", 2), Case("W1", "train", 2)], CPU, rounds=1)
     assert list(cases["mode"]) == ["infer", "train"]

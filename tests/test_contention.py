@@ -106,6 +106,7 @@ def _mix(count=40):
     return partial(job_mixes.draw, rates, Fleet.of({"cpu": 2}), count)
 
 
+@pytest.mark.slow
 def test_knowing_of_contention_makes_foresight_right(table):
     known = Contention.of_table(table, ["light", "heavy"], ["cpu"])
     cost = tradeoffs.ignoring(_mix(), known, seeds=2).groupby(["policy", "known"])["error"].agg(lambda e: e.abs().max())
@@ -114,6 +115,7 @@ def test_knowing_of_contention_makes_foresight_right(table):
         assert cost[name, "nothing"] > 0.1
 
 
+@pytest.mark.slow
 def test_drift_is_shared_by_kind_and_type():
     rates = pd.DataFrame({"a": [1.0, 2.0], "b": [3.0, 1.0]})
     problem = job_mixes.draw(rates, Fleet.of({"a": 2, "b": 1}), 50, 0)
@@ -127,6 +129,7 @@ def test_drift_is_shared_by_kind_and_type():
     assert table["over_perfect"].iloc[0] == pytest.approx(1.0) and (table["ratio"] >= 1 - 1e-9).all()
 
 
+@pytest.mark.slow
 def test_the_front_holds_what_nothing_beats():
     fleet = Fleet.of({"slow": 3, "fast": 1}, idle_w=[1, 5], busy_w=[5, 200])
     problem = job_mixes.draw(pd.DataFrame({"slow": [1.0, 1.0], "fast": [10.0, 3.0]}), fleet, 60, 0)

@@ -69,6 +69,7 @@ def test_intervals_cover_what_they_say():
     assert halves == sorted(halves), "wider where the errors are larger"
 
 
+@pytest.mark.slow
 def test_predictions_are_positive_ordered_and_better_than_the_mean(model, products):
     unseen = products.iloc[1::2]
     good = unseen[(unseen["status"] == "ok") & (unseen["verdict"] != "unusable")]
@@ -160,6 +161,7 @@ def test_a_few_points_teach_another_device(model, products):
     assert taught.parts["gemm forward"].rows == 60
 
 
+@pytest.mark.slow
 def test_every_learner_of_the_study_is_asked_about_unseen_shapes(products):
     rows = usable(products)
     scores, predictions = baselines.compare(rows, ROOF, fitting.fit(rows, quick=True), folds=3,

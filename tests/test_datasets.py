@@ -46,6 +46,7 @@ def test_synthetic_files_are_the_same_everywhere(tmp_path):
         assert all(np.array_equal(a[key], b[key]) for key in a)
 
 
+@pytest.mark.slow
 def test_the_odd_last_batch_is_kept(home):
     opened = datasets.open_splits(definitions.workload("W4"), "synthetic", "native")
     test = opened.splits["test"]

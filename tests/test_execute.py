@@ -184,6 +184,7 @@ def _run_and_die(folder, after):
     run(sleeping(12, 0.05), folder, spawn=calling_back(ProcessWorker, die))
 
 
+@pytest.mark.slow
 def test_a_killed_leader_goes_on(tmp_path):
     """The leader is killed twice while jobs run; the third run ends the rest, and no job ends twice."""
     context = multiprocessing.get_context("spawn")
@@ -202,6 +203,7 @@ def test_a_killed_leader_goes_on(tmp_path):
     assert len(tables.validate(attempts[tables.columns("schedule")], "schedule", "the record")) == len(attempts)
 
 
+@pytest.mark.slow
 def test_orphaned_workers_end(tmp_path):
     script = ("import sys; sys.path.insert(0, '.')\nif __name__ == '__main__':\n"
               "    from tests.test_execute import run, sleeping\n    from pathlib import Path\n"

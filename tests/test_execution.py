@@ -35,6 +35,7 @@ def test_a_notebook_runs_with_its_parameters_where_it_was_asked_to(written, tmp_
     assert printed(out).split(maxsplit=1) == ["42", f"{folder}\n"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("code", "words"), [
     ("print('before')\nraise ValueError('it broke,\\nbadly')", "ValueError: it broke, badly"),
     ("import os; os.kill(os.getpid(), 9)", "the kernel died: out of memory?")])

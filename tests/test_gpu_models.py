@@ -158,6 +158,7 @@ def test_depthwise_convolutions_are_windows_over_memory():
         features.columns(pd.DataFrame({"op": ["fft"]}))
 
 
+@pytest.mark.slow
 def test_out_of_range_the_factor_stays_within_what_was_trained(model, gemms):
     part = model.parts["gemm forward"]
     assert isinstance(part.regressor, Boosted)
@@ -191,6 +192,7 @@ def test_a_gpu_is_completed_by_siblings_before_any_gpu(model, tmp_path):
     assert transfer.gpu_model(vendors["mi300x"], "bf16", {}, CostModel.load) is None
 
 
+@pytest.mark.slow
 def test_folds_share_no_shape_and_score_every_row_once(gemms, monkeypatch):
     trained, chip = [], Chip.of(load_devices()["t4"], "fp32")
     fit_regressor = fitting.fit_regressor

@@ -67,6 +67,7 @@ def test_wrong_matrix_files(tmp_path, text, words):
         definitions.load_matrix(tmp_path / "matrix.yaml")
 
 
+@pytest.mark.slow
 def test_a_cell_that_fails_is_a_row_and_the_rest_goes_on_and_resumes(home):
     found, told = matrix.cells(small(), "cpu"), []
 
@@ -94,6 +95,7 @@ def test_no_run_starts_after_the_budget(home):
     assert rows.empty
 
 
+@pytest.mark.slow
 def test_a_real_cell_in_a_process_of_its_own(home):
     found = matrix.cells(small(repeats=1), "cpu", "simple_cnn/b8/fp32")
     rows = matrix.run_matrix(found, 1)
@@ -125,6 +127,7 @@ def test_a_killed_process_is_a_reason(home):
     assert rows["reason"].tolist() == ["the worker was killed (signal 9): out of memory?"]
 
 
+@pytest.mark.slow
 def test_throughput_averages_repeats_and_nothing_else():
     rates = [100.0, 110.0, 120.0]
     runs = [run_row(run_id=f"a{n}", label="lab/net/b8/fp32", images_per_sec=rate, verdict="stable")

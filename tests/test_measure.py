@@ -121,6 +121,7 @@ def test_idle_cores_may_be_used_by_others(monkeypatch):
     assert load.Load(1, 16, 0.3, 0.1, 0).crowding(threads=16) == pytest.approx(0.4)
 
 
+@pytest.mark.slow
 def test_a_busy_neighbour_is_seen():
     with busy_neighbours(1):
         time.sleep(0.2)
@@ -197,6 +198,7 @@ def test_a_device_is_measured_by_one_process_at_a_time():
         pass
 
 
+@pytest.mark.slow
 def test_ids_are_stable_and_keep_hardware_and_software_apart():
     here = machine.ids()
     program = "from lib.measure import machine; i = machine.ids(); print(i['hardware_id'])"
@@ -230,6 +232,7 @@ def flops_of(rows):
     return rows.method.map(one).to_numpy()
 
 
+@pytest.mark.slow
 def test_ceilings_are_written_and_replayed(home, quiet, monkeypatch):
     p = MachineParams(budget_s=1, gemm_max=512, triad_max_mb=8, device="cpu")
     found = ceilings.ceilings(p)

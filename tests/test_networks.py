@@ -18,6 +18,7 @@ from lib.work import networks
 PAIR = [(Case("simple_cnn", mode, 4, "3x28x28"), "default") for mode in ("infer", "train")]
 
 
+@pytest.mark.slow
 def test_networks_are_measured_in_a_process_of_their_own_and_resumed(tmp_path):
     raw = tmp_path / "visits.jsonl"
     table, identity = campaign.measure(PAIR, rounds=1, case_s=0.05, raw=raw)
@@ -37,6 +38,7 @@ def test_networks_are_measured_in_a_process_of_their_own_and_resumed(tmp_path):
     assert store.read_json(tmp_path / "networks.meta.json")["hardware_id"] == table["hardware_id"][0]
 
 
+@pytest.mark.slow
 def test_a_network_that_cannot_run_and_a_process_that_dies_are_rows_with_their_reasons(monkeypatch):
     table, _ = campaign.measure([(Case("alexnet", "infer", 1, "3x8x8"), "default")], rounds=1, case_s=0.05)
     assert table["status"].tolist() == ["failed"]
@@ -85,6 +87,7 @@ def test_the_default_campaign_is_that_of_the_reference():
         assert set(table[["network", "mode", "batch_size", "dtype", "memory"]].itertuples(index=False, name=None)) == wanted
 
 
+@pytest.mark.slow
 def test_the_verb(home, capsys, monkeypatch):
     plan = home / "plan.yaml"
     plan.write_text("{rounds: 1, case_s: 0.05, sets: [{networks: [W6, W7], modes: [infer], batch_sizes: [1], memory: [kept]}]}")

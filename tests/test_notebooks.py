@@ -15,6 +15,8 @@ from lib.config import definitions, notebooks
 from lib.report import page as report
 from lib.report import runner, summary
 
+pytestmark = pytest.mark.slow
+
 REPLAYED = paths.REPORT / "replayed"
 
 

@@ -123,6 +123,7 @@ def test_a_missing_file_is_told(tmp_path):
         nsight.read(tmp_path / "none.csv")
 
 
+@pytest.mark.slow
 def test_counted_points_are_judged_by_a_gpu_alone(tmp_path):
     file = write(tmp_path, page([kernel()]))
     found = study.study(RooflineParams(source="replay", vendor="l4", nsight=str(file)))

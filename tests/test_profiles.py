@@ -27,6 +27,7 @@ def short(workload="W6", **more):
     return ProfileParams(workload=workload, **values)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [f"W{n}" for n in range(1, 8)])
 def test_every_workload_completes_all_passes(home, quiet, name):
     run = profile_run.measure(short(name, iters=2, batch_size=16 if name == "W5" else 0))
@@ -49,6 +50,7 @@ def test_every_workload_completes_all_passes(home, quiet, name):
     assert run.run["data_source"] == "synthetic" == rows["data_source"].unique()[0]
 
 
+@pytest.mark.slow
 def test_the_rows_add_up(home, quiet):
     rows = profile_run.measure(short(epochs=2)).rows
     train = rows[rows["task_type"] == "train"]
@@ -76,6 +78,7 @@ def test_warm_up_goes_on_until_steady_and_no_longer(home, quiet, monkeypatch):
     assert passes._warm_up(Run, None, Left(24, 0)) == 8.0, "no more than the budget allows"
 
 
+@pytest.mark.slow
 def test_a_second_run_gets_its_own_name(home, quiet):
     first, second = profile_run.measure(short()), profile_run.measure(short())
     assert [first.run["run_id"], second.run["run_id"]] == ["run_W6_organmnist3d_cnn3d_cpu", "run_W6_organmnist3d_cnn3d_cpu-v2"]
@@ -91,12 +94,14 @@ def test_a_second_run_gets_its_own_name(home, quiet):
     assert len(tables.latest(table.assign(verdict="unusable"), machine.ids()["hardware_id"])) == 0
 
 
+@pytest.mark.slow
 def test_the_seed_decides_the_losses(home, quiet):
     one, two, other = (profile_run.measure(short(seed=seed)).rows["loss"].to_numpy() for seed in (1, 1, 2))
     np.testing.assert_allclose(one, two, rtol=1e-4)
     assert not np.allclose(one, other, rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_switches(home, quiet):
     run = profile_run.measure(short(precision="bf16", channels_last=True, grad_accum_steps=2, augment=True, deterministic=True,
                                  num_workers=1, prefetch_factor=2, threads=1, label="mine", epochs=1))
@@ -148,6 +153,7 @@ def test_what_is_left_of_the_budget_bounds_the_next_pass():
     assert limits.PassLimits(short(iters=7, budget_s=24), Left(24, 24), 1e-6).next()[0] == 7
 
 
+@pytest.mark.slow
 def test_a_full_split_is_run_when_asked(home, quiet):
     run = profile_run.measure(short(iters=0, warmup_iters=1))
     splits = {"train": 971, "eval": 161, "test": 610}
@@ -156,6 +162,7 @@ def test_a_full_split_is_run_when_asked(home, quiet):
         assert measured["batch_size"].sum() == size
 
 
+@pytest.mark.slow
 def test_a_killed_run_leaves_its_rows(home):
     program = textwrap.dedent("""
         from lib.measure import load
@@ -178,6 +185,7 @@ def test_a_killed_run_leaves_its_rows(home):
     assert len(archive.runs("measure")) == 0, "a run that was cut short has rows, but no summary"
 
 
+@pytest.mark.slow
 def test_beside_a_busy_process_a_run_does_not_pass_as_good(home, quiet):
     with busy_neighbours(2):
         run = profile_run.measure(short(iters=20))

@@ -68,6 +68,7 @@ def failing(home, monkeypatch):
     return runner.run([runner.Job("01_machine", "01_machine"), runner.Job("02_profile", "02_profile")], paths.EXECUTED)
 
 
+@pytest.mark.slow
 def test_a_failing_notebook_fails_the_run_and_is_red_in_the_report(failing):
     assert [outcome.status for outcome in failing] == ["ok", "failed"]
     assert failing[1].error == "ValueError: it broke <here>"
@@ -80,6 +81,7 @@ def test_a_failing_notebook_fails_the_run_and_is_red_in_the_report(failing):
     assert cli.main(["report"]) == 1
 
 
+@pytest.mark.slow
 def test_a_notebook_that_never_ran_is_red_too(failing):
     path = paths.EXECUTED / "manifest.json"
     store.write_json([entry for entry in store.read_json(path) if entry["notebook"] == "01_machine"], path)
@@ -88,6 +90,7 @@ def test_a_notebook_that_never_ran_is_red_too(failing):
     assert "This notebook has not been run" in built.read_text()
 
 
+@pytest.mark.slow
 def test_a_second_run_replaces_its_entry_alone(failing):
     (paths.NOTEBOOKS / "02_profile.ipynb").write_text((paths.NOTEBOOKS / "01_machine.ipynb").read_text())
     runner.run([runner.Job("02_profile", "02_profile")], paths.EXECUTED)
@@ -95,6 +98,7 @@ def test_a_second_run_replaces_its_entry_alone(failing):
     assert entries == [("01_machine", "ok"), ("02_profile", "ok")]
 
 
+@pytest.mark.slow
 def test_a_dead_kernel_is_named(home, monkeypatch):
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("import os; os.kill(os.getpid(), 9)")])
     (home / "notebooks").mkdir()

@@ -206,6 +206,7 @@ def test_networks_and_operators_are_timed_and_read_back(home, quiet, monkeypatch
     assert "these operators take" in findings.operator_words(*(points[points["kind"] == k] for k in ("operator", "network")))
 
 
+@pytest.mark.slow
 def test_the_study_replays_and_every_figure_draws():
     found = study.study(RooflineParams(source="replay", vendor="t4"))
     assert len(found.steps) == 7

@@ -59,6 +59,7 @@ def check_schedule(outcome, failures=False):
     assert (table["start_s"].to_numpy() >= problem.jobs.arrival_s[table["job"]] - 1e-9).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 @settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 10**6), arrivals=st.booleans(), sigma=st.sampled_from([0.0, 0.5]), chance=CHANCES)

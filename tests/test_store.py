@@ -36,6 +36,7 @@ def test_the_first_31_profile_columns_are_the_original_ones_in_order():
                                               "warmup sync data_source hardware_id software_id").split()
 
 
+@pytest.mark.slow
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30, deadline=None)
 @given(rows=st.lists(st.tuples(st.floats(0, 1e9), TEXT), min_size=1, max_size=8))
 def test_rows_come_back_as_they_were_written(tmp_path, rows):

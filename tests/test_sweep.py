@@ -45,6 +45,7 @@ POOL = {"op": "pool2d", "axes": {"kind": ["max"], "batch": [1], "in_channels": [
                                  "padding_h": [0], "padding_w": [0]}}
 
 
+@pytest.mark.slow
 def test_a_sweep_gives_a_valid_table_and_goes_on_or_starts_anew(home, small_space):
     folder = sweep.measure_sweep(SweepParams(**SMALL, latency_type="both", cache="both"))
     found = aggregate.read(folder)
@@ -77,6 +78,7 @@ def test_a_sweep_gives_a_valid_table_and_goes_on_or_starts_anew(home, small_spac
         sweep.measure_sweep(SweepParams(**{**SMALL, "count": 7}, name="mine"))
 
 
+@pytest.mark.slow
 def test_killed_again_and_again_it_ends_with_every_row_once(tmp_path):
     found = cut_again_and_again(tmp_path, kills=2, count=24, seed=1)
     assert found["kills"] == 2
@@ -84,6 +86,7 @@ def test_killed_again_and_again_it_ends_with_every_row_once(tmp_path):
                      "missing": 0}
 
 
+@pytest.mark.slow
 def test_a_killed_worker_is_replaced_and_told(home, small_space, monkeypatch):
     monkeypatch.setattr(visitor, "_DEATHS", 1)
 
@@ -105,6 +108,7 @@ def test_a_killed_worker_is_replaced_and_told(home, small_space, monkeypatch):
     assert (table["status"] == "ok").sum() == 5
 
 
+@pytest.mark.slow
 def test_a_hung_visit_is_given_up_and_a_family_that_always_fails_stops(home, small_space, monkeypatch):
     monkeypatch.setattr(device_sweep, "SAME_FAILURES", 2)
     monkeypatch.setattr(visitor, "_DEATHS", 1)
@@ -114,12 +118,14 @@ def test_a_hung_visit_is_given_up_and_a_family_that_always_fails_stops(home, sma
     assert store.read(raw, "repeats")["status"].tolist() == ["failed", "failed"]
 
 
+@pytest.mark.slow
 def test_an_element_type_that_the_device_lacks_is_a_row_and_then_a_stop(home, grids):
     grids(pools={**POOL, "dtypes": ["complex64"]})
     with pytest.raises(InputError, match="5 identical failures; pool2d: .*not implemented for 'ComplexFloat'"):
         sweep.measure_sweep(SweepParams(**{**SMALL, "op": "pool2d", "count": 0}, grid="pools"))
 
 
+@pytest.mark.slow
 def test_points_beyond_memory_are_rows_with_the_reason(home, grids):
     grids(pools={**POOL, "axes": {**POOL["axes"], "height": [8, 4000, 8000]}})
     folder = sweep.measure_sweep(SweepParams(**{**SMALL, "op": "pool2d", "count": 0}, grid="pools",
@@ -130,12 +136,14 @@ def test_points_beyond_memory_are_rows_with_the_reason(home, grids):
     assert table["latency_ms"].isna().tolist() == [False, True, True]
 
 
+@pytest.mark.slow
 def test_a_grid_without_a_valid_point_says_why(home, grids):
     grids(pools={**POOL, "axes": {**POOL["axes"], "padding_h": [2]}})
     with pytest.raises(InputError, match="no valid point to measure .6 invalid, 0 skipped.; the last: .*more than half"):
         sweep.measure_sweep(SweepParams(**{**SMALL, "op": "pool2d", "count": 0}, grid="pools"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("change", "told"), [
     ({"op": "conv9d"}, "no operator family 'conv9d'; there are: conv2d"), ({"grid": "none"}, "no grid 'none'; there are"),
     ({"dtype": "fp7"}, "no element type 'fp7'"), ({"device": "cuda:99"}, "device 'cuda:99' is not here"),
@@ -146,6 +154,7 @@ def test_wrong_parameters_are_told_before_anything_is_measured(home, change, tol
         sweep.measure_sweep(SweepParams(**{**SMALL, **change}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("file", "text", "told"), [
     ("plan.json", None, "has no plan.json"), ("cpu/repeats.csv", "a,b\n1,2\n", "is no repeats table"),
     ("cpu/configs.csv", "\x00\xff", "configs.csv")])
@@ -198,6 +207,7 @@ def test_rows_that_repeat_the_last_result_are_found():
     assert not aggregate.stale(quantised, pd.Series(range(5))).any()
 
 
+@pytest.mark.slow
 def test_a_sweep_whose_worker_repeats_itself_has_failed_rows(home, small_space):
     folder = sweep.measure_sweep(SweepParams(**SMALL, name="stale"))
     raw = folder / "cpu" / "repeats.csv"
@@ -209,6 +219,7 @@ def test_a_sweep_whose_worker_repeats_itself_has_failed_rows(home, small_space):
     assert set(table["reason"]) == {"it repeats the result before it to the last digit"}
 
 
+@pytest.mark.slow
 def test_the_export_has_the_originals_columns(home, small_space):
     folder = sweep.measure_sweep(SweepParams(**{**SMALL, "op": "conv2d", "count": 8}, latency_type="both"))
     header, *lines = (folder / "results_convolution.csv").read_text().splitlines()

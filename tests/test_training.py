@@ -156,6 +156,7 @@ def test_weights_are_data_and_never_code(tmp_path):
     assert not (tmp_path / "owned").exists()
 
 
+@pytest.mark.slow
 def test_training_learns_synthetic_volumes(home):
     of = workloads.prepare(definitions.workload("W6"))
     opened = datasets.open_splits(of.workload, "synthetic", "native")
