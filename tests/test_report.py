@@ -184,3 +184,13 @@ def test_the_slurm_template_runs_one_workload_a_task(tmp_path):
 def test_every_parameter_set_of_the_report_is_valid():
     for section in definitions.load_report_plan().sections:
         assert set(section.quick) <= set(notebooks.notebook_model(section.notebook).model_fields)
+
+
+def test_a_sentence_without_its_number_is_not_shown():
+    lookup = page._lookup({"05_roofline": {"cpu largest share": {"value": "not measured", "unit": ""},
+                                           "cpu points": {"value": 3.0, "unit": "points"}}})
+    line = f"- **The roofline**: the best attains {lookup(' largest share')} of it. There are {lookup(' points')}."
+    assert page._measured(line) == ("- **The roofline**: There are 3 points. "
+                                    "*Some numbers are missing: nothing usable was measured.*")
+    plain = "- A line. Another, not measured on this machine."
+    assert page._measured(plain) == plain

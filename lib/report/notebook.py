@@ -10,7 +10,7 @@ from lib.errors import InputError
 from lib.missing import Missing
 from lib.report import style
 
-_UNKNOWN = "not measured"
+UNKNOWN = "not measured"
 KEYS_MIME = "application/vnd.lib.keys+json"
 
 
@@ -90,7 +90,7 @@ class Notebook:
         which is reported and never compared. NaN is a number that could not be measured, and is recorded as such.
         """
         if not isinstance(value, str) and math.isnan(value):
-            value, unit, tolerance = _UNKNOWN, "", None
+            value, unit, tolerance = UNKNOWN, "", None
         self._keys[name] = {"value": value if isinstance(value, str) else float(value), "unit": unit, "tolerance": tolerance}
 
     def record_all(self, numbers: Mapping[str, tuple[float, str, float | None]]) -> None:

@@ -10,8 +10,12 @@ from lib import paths, store
 from lib.config import definitions
 from lib.errors import InputError
 from lib.report import runner, style, summary
+from lib.report.notebook import UNKNOWN
 
 _HEADING = re.compile(r"^h[1-6]$")
+_SENTENCE = re.compile(r"(?<=[.!?])\s+")
+_LEAD = re.compile(r"- \*\*[^*]+\*\*:?")
+_GAP = "\N{EMPTY SET}"  # stands for a number without a usable row; no sentence with one is shown
 
 
 def build(folder: Path, target: Path, figure: Path | None = None) -> tuple[Path, list[str]]:
@@ -62,7 +66,17 @@ def _summary(numbers: summary.Numbers, path: Path) -> str:
 def _markdown(text: str) -> str:
     from nbconvert.filters.markdown_mistune import markdown2html_mistune
 
-    return markdown2html_mistune(text)
+    return markdown2html_mistune("\n".join(_measured(line) for line in text.splitlines()))
+
+
+def _measured(line: str) -> str:
+    """Return a line without the sentences whose numbers have no usable row; its subject stays, and that something is missing."""
+    if _GAP not in line:
+        return line
+    lead = _LEAD.match(line)
+    subject = lead.group() if lead else ""
+    shown = [sentence for sentence in _SENTENCE.split(line[len(subject):].strip()) if _GAP not in sentence]
+    return " ".join([subject, *shown, "*Some numbers are missing: nothing usable was measured.*"]).strip()
 
 
 def _lookup(numbers: dict[str, dict[str, Any]]):
@@ -72,6 +86,8 @@ def _lookup(numbers: dict[str, dict[str, Any]]):
         for recorded in reversed(numbers.values()):
             for name, item in recorded.items():
                 if name == wanted or (wanted[0] in " :" and name.endswith(wanted)):
+                    if item["value"] == UNKNOWN:
+                        return _GAP
                     return item["value"] if isinstance(item["value"], str) else f"{_number(item['value'])} {item['unit']}".strip()
         return None
     return find
