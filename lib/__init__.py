@@ -2,8 +2,8 @@
 
 The map of the library, from the ground up; each package imports only from those above it:
 
-    ground    errors, paths, store, tables, bundle, missing,   what every room stands on
-              progress, execution
+    ground    errors, paths, files, locks, csv_files, store,   what every room stands on
+              tables, input_tables, missing, progress, execution
     config    parameters of notebooks, definitions in params/  typed and checked
     work      what is run                                      workloads, datasets, models, training; graph/: captured operators
     measure   what it took                                     machine, load, timing, ceilings; training/, operators/, networks/

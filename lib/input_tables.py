@@ -1,8 +1,10 @@
 """Tables that people write: lenient on what may be left out, strict on the rest, and exact about which cell is wrong."""
 
+import io
 from functools import cache
 from pathlib import Path
 
+from lib import csv_files
 from lib.errors import InputError, choices
 from lib.tables import DTYPES, Column
 
@@ -15,12 +17,8 @@ def read(path: Path, columns: tuple[Column, ...], others: bool = False):
     """
     import pandas as pd
 
-    try:
-        cells = pd.read_csv(path, dtype=str, keep_default_na=False, skipinitialspace=True)
-    except FileNotFoundError:
-        raise InputError(f"{path} is missing") from None
-    except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError, OSError) as error:
-        raise InputError(f"{path} is not a readable CSV: {error}") from None
+    cells = pd.read_csv(io.StringIO(csv_files.read(path)), dtype=str, keep_default_na=False, skipinitialspace=True,
+                        index_col=False)
     cells = cells.rename(columns=str.strip)
     names = [column.name for column in columns]
     missing = [column.name for column in columns if column.name not in cells and column.default is None]

@@ -1,58 +1,63 @@
 """Files on disk: append-safe CSV, provenance beside every file, nothing ever overwritten."""
 
 import csv
+import errno
 import hashlib
 import io
 import itertools
 import json
 import os
+import re
 import subprocess
-import tempfile
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from lib import paths
-from lib.errors import InputError
+from lib import csv_files, files, locks, paths
+from lib.errors import InputError, choices, one_line
 from lib.tables import DTYPES, SCHEMA_VERSION, TABLES, columns, validate
+
+_LINE_BREAKS = re.compile(r"\r\n|\r|\n")  # a line is a row: what a killed writer leaves is then told from what is whole
 
 
 class Appender:
     """A CSV that grows row by row and is readable at every moment.
 
-    Each row is one unbuffered write, so a killed process leaves whole rows and at most one torn last line, which
-    ``read`` drops. Opening an existing file raises FileExistsError, for nothing is overwritten, unless ``resume`` says
-    to go on after its last whole row; a file that does not fit ``table`` then raises InputError.
+    Each row is one unbuffered write at the end of the file, so a killed process leaves whole rows and at most one torn last
+    line, which ``read`` drops. One process writes to a file at a time: another raises InputError. Opening an existing file
+    raises FileExistsError, for nothing is overwritten, unless ``resume`` says to go on after its last whole row; a file that
+    does not fit ``table`` then raises InputError.
     """
 
     def __init__(self, path: Path, table: str, resume: bool = False):
-        path.parent.mkdir(parents=True, exist_ok=True)
         self.path, self._width = path, len(columns(table))
-        going_on = resume and path.exists() and path.stat().st_size > 0
-        if going_on:
-            read(path, table)
-        self._file = open(path, "r+b" if going_on else "wb" if resume else "xb", buffering=0)  # noqa: SIM115 - closed by close()
         self._text = io.StringIO()
         self._csv = csv.writer(self._text, lineterminator="\n")
-        if going_on:
-            self._file.truncate(path.read_bytes().rfind(b"\n") + 1)
-            self._file.seek(0, os.SEEK_END)
-        else:
-            self._write(columns(table))
+        with ExitStack() as held:
+            held.enter_context(locks.writer(path))
+            going_on = resume and path.exists() and path.stat().st_size > 0
+            if going_on:
+                read(path, table)
+            flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | (0 if resume else os.O_EXCL)
+            self._file = held.enter_context(open(os.open(path, flags, files.MODE), "ab", buffering=0))
+            if going_on:
+                self._file.truncate(path.read_bytes().rfind(b"\n") + 1)
+            else:
+                self._write(columns(table))
+            self._held = held.pop_all()
 
     def _write(self, values: Sequence[Any]) -> None:
         self._text.seek(0)
         self._text.truncate()
-        self._csv.writerow(values)
+        self._csv.writerow([_LINE_BREAKS.sub(" ", value) if isinstance(value, str) else value for value in values])
         line = self._text.getvalue().encode()
-        try:
-            if self._file.write(line) != len(line):
-                raise OSError("short write")
-        except OSError as error:
-            raise InputError(f"{self.path}: cannot write the next row ({error.strerror or error}); "
-                             "all rows before it are kept; free some space or set LIB_OUTPUT to another disk") from None
+        with files.writing(self.path):
+            if (written := self._file.write(line)) != len(line):
+                self._file.truncate(os.fstat(self._file.fileno()).st_size - written)
+                raise OSError(errno.ENOSPC, "short write: the disk is full")
 
     def append(self, values: Sequence[Any]) -> None:
         """Write one row; InputError on a full disk, ValueError on a row of the wrong width."""
@@ -62,7 +67,7 @@ class Appender:
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""
-        self._file.close()
+        self._held.close()
 
 
 def write(frame, path: Path, table: str, derived: bool = False) -> Path:
@@ -70,30 +75,15 @@ def write(frame, path: Path, table: str, derived: bool = False) -> Path:
 
     An existing file raises InputError, unless it is ``derived`` from raw files: then it is replaced in one step.
     """
-    valid = validate(frame, table, str(path))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if derived:
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        _dump(valid, temporary, path.suffix)
-        temporary.replace(path)
-        return path
-    if path.suffix == ".parquet":
-        if path.exists():
-            raise InputError(f"{path} exists already and is not overwritten")
-        _dump(valid, path, path.suffix)
-        return path
-    try:
-        valid.to_csv(path, index=False, mode="x")
-    except FileExistsError:
-        raise InputError(f"{path} exists already and is not overwritten") from None
-    return path
+    content = encoded(validate(frame, table, str(path)), path.suffix)
+    return files.replace(path, content) if derived else files.create(files.folder(path.parent) / path.name, content)
 
 
-def _dump(frame, path: Path, suffix: str) -> None:
+def encoded(frame, suffix: str) -> bytes:
+    """Return a table as the content of a CSV or, by its suffix, of a Parquet file."""
     if suffix == ".parquet":
-        frame.to_parquet(path, index=False, compression="zstd")
-    else:
-        frame.to_csv(path, index=False)
+        return frame.to_parquet(index=False, compression="zstd")
+    return frame.to_csv(index=False).encode()
 
 
 def read(path: Path, table: str):
@@ -104,18 +94,33 @@ def read(path: Path, table: str):
     import pandas as pd
 
     try:
-        raw = path.read_bytes()
         if path.suffix == ".parquet":
-            return validate(pd.read_parquet(io.BytesIO(raw)), table, str(path))
-        whole = raw[: raw.rfind(b"\n") + 1]
+            return validate(_parquet(path, table), table, str(path))
         texts = {c.name: str for c in TABLES[table] if c.kind == "text"}
-        frame = pd.read_csv(io.BytesIO(whole), dtype=texts, keep_default_na=False, na_values={
-            c.name: [""] for c in TABLES[table]})
-    except FileNotFoundError:
+        frame = pd.read_csv(io.StringIO(csv_files.read(path, torn=True)), dtype=texts, keep_default_na=False,
+                            index_col=False, na_values={c.name: [""] for c in TABLES[table]})
+    except (FileNotFoundError, NotADirectoryError):
         raise InputError(f"{path} is missing") from None
-    except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError, OSError) as error:
-        raise InputError(f"{path} is not a readable table: {error}") from None
+    except (pd.errors.ParserError, pd.errors.EmptyDataError, OSError, ArithmeticError) as error:
+        raise InputError(f"{path} is not a readable table: {one_line(error)}") from None
     return validate(frame, table, str(path))
+
+
+def _parquet(path: Path, table: str):
+    """Return a Parquet file's rows; InputError for what pyarrow cannot read, and for columns beyond the table's."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with open(path, "rb") as file:
+            names = pq.read_schema(file).names
+            if names != columns(table):
+                raise InputError(f"{path} is no {table} table: its columns are {choices(names)}")
+            return pq.read_table(file).to_pandas()
+    except (pa.ArrowException, ValueError, TypeError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"{path} is not a readable table: {one_line(error)}") from None
 
 
 def read_all(files: Iterable[Path], table: str):
@@ -134,30 +139,19 @@ def fresh_name(stem: str, taken: Callable[[str], bool]) -> str:
     return next(name for name in names if not taken(name))
 
 
-def write_json(value: Any, path: Path) -> Path:
+def write_json(value: Any, path: Path, mode: int = files.MODE) -> Path:
     """Write ``value`` as JSON in one step: readers see the old file or the new one, never half of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(value, file, indent=1, sort_keys=True)
-            file.write("\n")
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-    return path
+    return files.replace(path, (json.dumps(value, indent=1, sort_keys=True) + "\n").encode(), mode)
 
 
 def read_json(path: Path) -> Any:
     """Read one JSON file; InputError names it when it is missing or damaged."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise InputError(f"{path} is missing") from None
-    except ValueError as error:
-        raise InputError(f"{path} is not readable JSON: {error}") from None
+    except (ValueError, OSError, RecursionError) as error:
+        raise InputError(f"{path} is not readable JSON: {one_line(error)}") from None
 
 
 def digest(value: Any) -> str:

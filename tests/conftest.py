@@ -36,7 +36,8 @@ def home(tmp_path, monkeypatch):
     for name, path in home_paths(tmp_path).items():
         monkeypatch.setattr(paths, name, path)
     monkeypatch.setenv("LIB_OUTPUT", str(tmp_path))
-    monkeypatch.setenv("TMPDIR", str(tmp_path))  # and locks of its own
+    monkeypatch.setenv("LIB_LOCKS", str(tmp_path / "locks"))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return tmp_path
 

@@ -6,8 +6,9 @@ import zipfile
 import pandas as pd
 import pytest
 
-from lib import bundle, paths, store, tables
+from lib import paths, store, tables
 from lib.errors import InputError
+from lib.measure import bundle
 
 
 def measured(home, median=1.0):

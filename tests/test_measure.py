@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lib import paths, store
+from lib import locks, paths, store
 from lib.config.notebooks import MachineParams
 from lib.errors import InputError
 from lib.measure import archive, ceilings, load, machine, statistics, timing
@@ -186,15 +186,15 @@ def test_the_leader_of_a_worker_and_its_other_workers_are_not_others(tmp_path):
 
 def test_a_device_is_measured_by_one_process_at_a_time():
     name = f"test-{time.monotonic_ns()}"
-    program = ("import sys\nfrom lib.measure import load\n"
-               f"with load.device_lock({name!r}):\n print('held', flush=True); sys.stdin.read()")
+    program = ("import sys\nfrom lib import locks\n"
+               f"with locks.device({name!r}):\n print('held', flush=True); sys.stdin.read()")
     holder = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert holder.stdout.readline() == "held\n"
-    with pytest.raises(InputError, match="is being measured by another process"), load.device_lock(name, timeout_s=0.2):
+    with pytest.raises(InputError, match="is being measured by another process"), locks.device(name, timeout_s=0.2):
         pass
     holder.kill()
     holder.wait()
-    with load.device_lock(name, timeout_s=5):
+    with locks.device(name, timeout_s=5):
         pass
 
 

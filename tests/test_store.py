@@ -6,13 +6,14 @@ import subprocess
 import sys
 import textwrap
 import time
+from pathlib import Path
 
 import pandas as pd
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lib import paths, store, tables
+from lib import files, locks, paths, store, tables
 from lib.errors import InputError
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\r\x00"), min_size=1)
@@ -138,7 +139,7 @@ def test_a_full_disk_is_one_line_and_keeps_the_rows(tmp_path):
     done = subprocess.run([sys.executable, "-c", program, str(path)], capture_output=True, text=True, check=False)
     assert done.returncode != 0
     assert done.stderr.strip().splitlines()[-1].startswith("lib.errors.InputError")
-    assert "cannot write the next row" in done.stderr
+    assert "cannot be written (short write: the disk is full); what was written before is kept" in done.stderr
     assert len(store.read(path, "overheads")) > 50
 
 
@@ -157,3 +158,67 @@ def test_json_is_replaced_in_one_step(tmp_path):
 def test_fresh_names_count_up():
     assert store.fresh_name("a", lambda name: name in {"a", "a-v2"}) == "a-v3"
     assert store.fresh_name("a", lambda name: False) == "a"
+
+
+def test_line_breaks_in_a_text_become_spaces_so_that_a_line_is_a_row(tmp_path):
+    file = store.Appender(tmp_path / "a.csv", "overheads")
+    file.append(overhead_row(what="one\r\ntwo\nthree\rfour"))
+    file.close()
+    assert (tmp_path / "a.csv").read_bytes().count(b"\n") == 2
+    assert store.read(tmp_path / "a.csv", "overheads")["what"].tolist() == ["one two three four"]
+
+
+def test_a_file_has_one_writer_at_a_time(tmp_path):
+    file = store.Appender(tmp_path / "a.csv", "overheads", resume=True)
+    with pytest.raises(InputError, match="is being written by another process"):
+        store.Appender(tmp_path / "a.csv", "overheads", resume=True)
+    file.close()
+    store.Appender(tmp_path / "a.csv", "overheads", resume=True).close()
+
+
+HEADER = ",".join(tables.columns("overheads"))
+
+
+@pytest.mark.parametrize(("text", "what"), [
+    (f"{HEADER}\ncpu,launch,1,1,3,how,h,s,more\n", "line 2 has 9 fields, the header has 8"),
+    (f"{HEADER}\ncpu,launch,1,1,3,how,h\n", "line 2 has 7 fields, the header has 8"),
+    (f"{HEADER},what\ncpu,launch,1,1,3,how,h,s,x\n", "column what is there twice"),
+    (f"{HEADER},\ncpu,launch,1,1,3,how,h,s,\n", "column 9 has no name"),
+    ("\n\n", "has no header"), ("", "has no header"), (f"{HEADER}\ncpu,\0\n", "zero bytes"),
+    (f'{HEADER}\ncpu,"launch,1,1,3,how,h,s\n', "line 2: unexpected end of data")])
+def test_a_csv_whose_rows_do_not_fit_its_header_is_refused(tmp_path, text, what):
+    (tmp_path / "a.csv").write_text(text)
+    with pytest.raises(InputError, match=what):
+        store.read(tmp_path / "a.csv", "overheads")
+
+
+@pytest.mark.parametrize("place", ["there.csv", "no/folder.csv", "folder", "dangling", "."])
+def test_a_users_output_is_a_new_file_in_a_folder_that_is_there(tmp_path, monkeypatch, place):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "there.csv").write_text("input")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "dangling").symlink_to("nowhere")
+    with pytest.raises(InputError, match=r"is not overwritten|there is no folder|is a folder"):
+        files.check_new(Path(place))
+    if place in ("there.csv", "dangling"):
+        with pytest.raises(InputError, match="is not overwritten"):
+            files.create(Path(place), b"x")
+    assert (tmp_path / "there.csv").read_text() == "input"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["dangling", "folder", "there.csv"], "nothing is left behind"
+
+
+def test_a_stream_is_written_to_and_stays_what_it_is(tmp_path):
+    assert files.create(files.check_new(Path("/dev/null")), b"x").is_char_device()
+    os.mkfifo(tmp_path / "pipe")
+    with subprocess.Popen(["cat", str(tmp_path / "pipe")], stdout=subprocess.PIPE) as reader:
+        files.create(files.check_new(tmp_path / "pipe"), b"through")
+        assert reader.communicate()[0] == b"through"
+    assert (tmp_path / "pipe").is_fifo()
+
+
+def test_the_locks_of_devices_do_not_depend_on_the_temporary_folder(tmp_path, monkeypatch):
+    monkeypatch.delenv("LIB_LOCKS", raising=False)
+    before = locks.host_folder()
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    assert locks.host_folder() == before
+    assert before.stat().st_mode & 0o1777 == 0o1777, "every user of the host may take them"

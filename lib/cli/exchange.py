@@ -8,8 +8,7 @@ from lib.errors import InputError
 
 
 def _bundle(options: argparse.Namespace) -> int:
-    from lib import bundle
-    from lib.measure import machine
+    from lib.measure import bundle, machine
 
     name = machine.name()
     target = options.out or Path(f"{name}.zip")
@@ -18,7 +17,7 @@ def _bundle(options: argparse.Namespace) -> int:
 
 
 def _import(options: argparse.Namespace) -> int:
-    from lib import bundle
+    from lib.measure import bundle
 
     if options.kind == "gavel":
         from lib.schedule import gavel

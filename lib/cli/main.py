@@ -7,8 +7,16 @@ from lib.cli import exchange, measure, predict, report, schedule, work
 from lib.errors import InputError
 
 
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, and where to read more."""
+
+    def error(self, message: str) -> None:
+        """End with status 2."""
+        self.exit(2, f"error: {message} (see {self.prog} --help)\n")
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m lib",
+    parser = _Parser(prog="python -m lib",
                                      description="Measure, explain, predict and place neural-network work.",
                                      epilog="Each verb has its own --help; docs/ says more, docs/glossary.md what words mean.")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="verb")

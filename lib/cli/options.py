@@ -1,4 +1,55 @@
-"""What several verbs read from their options."""
+"""What several verbs read from their options: numbers in their range, new files, lists of names, assignments."""
+
+import argparse
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+from lib import files
+from lib.errors import InputError
+
+
+def whole(least: int, most: int = 1_000_000_000) -> Callable[[str], int]:
+    """Return the reader of a whole number from ``least`` to ``most``."""
+    def read(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = least - 1
+        if not least <= value <= most:
+            raise argparse.ArgumentTypeError(f"{text!r} is no whole number from {least} to {most}")
+        return value
+    return read
+
+
+def number(least: float = 0.0, most: float = 1e9, above: bool = False) -> Callable[[str], float]:
+    """Return the reader of a finite number from ``least`` (``above``: larger than it) to ``most``."""
+    def read(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not least <= value <= most or (above and value == least):
+            raise argparse.ArgumentTypeError(f"{text!r} is no number {'above' if above else 'from'} {least:g} "
+                                             f"{'and up ' if above else ''}to {most:g}")
+        return value
+    return read
+
+
+def new_file(text: str) -> Path:
+    """Read the path of a file to write; what is there already is not overwritten."""
+    try:
+        return files.check_new(Path(text))
+    except InputError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def names(text: str) -> list[str]:
+    """Read names with commas between them; each is there once, and none is empty."""
+    parts = [part.strip() for part in text.split(",")]
+    if "" in parts or len(set(parts)) < len(parts):
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of names with commas, each there once")
+    return parts
 
 
 def assignments(pairs: list[list[str]]) -> dict[str, str]:

@@ -7,11 +7,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from lib import store
 from lib.errors import InputError, choices
 
 Source = Literal["measure", "replay"]
 Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
+
+
 class Strict(BaseModel):
     """Base of every parameter set: frozen, unknown names refused."""
 
@@ -54,6 +57,18 @@ def build(model: type[Strict], values: Mapping[str, Any], where: str) -> Any:
         raise InputError(f"{where}: {reasons}{known}") from None
 
 
+def load(model: type[Strict], path: Path) -> Any:
+    """Read a YAML or JSON file (by its suffix) as ``model``; InputError names the file and each wrong value."""
+    return build(model, mapping(store.read_json(path) if path.suffix == ".json" else load_yaml(path), path), str(path))
+
+
+def mapping(content: Any, path: Path) -> dict[str, Any]:
+    """Return what a file holds, which must be a mapping of names to values; InputError says what it is instead."""
+    if not isinstance(content, dict) or not all(isinstance(name, str) for name in content):
+        raise InputError(f"{path}: expected a mapping of names to values, not {str(content)[:60]!r}")
+    return content
+
+
 def load_yaml(path: Path) -> Any:
     """Read one YAML 1.2 file (``no`` is text, ``1e-3`` a number, a repeated key an error).
 
@@ -63,9 +78,9 @@ def load_yaml(path: Path) -> Any:
 
     try:
         return YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise InputError(f"{path} is missing") from None
-    except (YAMLError, UnicodeDecodeError) as error:
+    except (YAMLError, ValueError, OSError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         line = f" line {mark.line + 1}" if mark else ""
         raise InputError(f"{path}{line} is not readable YAML: {getattr(error, 'problem', None) or error}") from None

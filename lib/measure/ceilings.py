@@ -10,7 +10,7 @@ import pandas as pd
 import psutil
 import torch
 
-from lib import paths, store
+from lib import locks, paths, store
 from lib.config.notebooks import MachineParams
 from lib.errors import InputError, choices
 from lib.measure import load, machine
@@ -229,7 +229,7 @@ def measure_ceilings(p: MachineParams) -> Ceilings:
     torch.set_num_threads(p.threads or before_threads)
     tf32 = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     try:
-        with load.device_lock(str(device)):
+        with locks.device(str(device)):
             threads, identity = torch.get_num_threads(), machine.identity()
             own = {name: identity[name] for name in ("hardware_id", "software_id")}
             quiet = load.wait_for_quiet(threads, patience_s=budget.patience_s)

@@ -2,16 +2,11 @@
 
 import multiprocessing
 import os
-import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 import psutil
 
-from lib.errors import InputError
 from lib.measure.statistics import VERDICTS
 
 QUIET_CORES = 0.10  # what other processes may use without harm
@@ -113,22 +108,3 @@ def wait_for_quiet(threads: int, patience_s: float = 10.0, window_s: float = 0.5
             load = watch.reading()
         if load.crowding(threads) < QUIET_CORES or time.monotonic() > end:
             return load
-
-
-@contextmanager
-def device_lock(device: str, timeout_s: float = 600.0) -> Iterator[None]:
-    """Hold the machine-wide lock of one device, so that two measurements never share it.
-
-    Raises InputError when another process still holds it after ``timeout_s``.
-    """
-    from filelock import FileLock, Timeout
-
-    path = Path(tempfile.gettempdir()) / f"measuring-{device.replace(':', '-')}.lock"
-    try:
-        with FileLock(path, timeout=timeout_s, mode=0o666):
-            yield
-    except Timeout:
-        raise InputError(f"device {device} is being measured by another process (lock {path}); "
-                         "try again when it ends") from None
-    except PermissionError:
-        raise InputError(f"cannot use the lock {path}; it belongs to another user") from None

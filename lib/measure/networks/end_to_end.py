@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from lib import locks
 from lib.errors import InputError, choices, one_line
-from lib.measure import load, machine
+from lib.measure import machine
 from lib.measure.networks import allocator
 from lib.measure.networks.case import Case, program
 from lib.measure.reference_kernel import ReferenceKernel
@@ -85,7 +86,7 @@ def _measure(cases: Sequence[Case], device_id: str, budget_s: float) -> tuple[li
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler counts allocations, and is to say nothing
     device = machine.device(device_id)
     machine.use(device)
-    with load.device_lock(device_id):
+    with locks.device(device_id):
         kernel = ReferenceKernel() if device.type == "cpu" else None
         if kernel:
             kernel.settle()

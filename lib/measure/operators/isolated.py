@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from lib import paths, store
+from lib import locks, paths, store
 from lib.errors import InputError
 from lib.measure import load, machine
 from lib.measure.archive import folders
@@ -169,7 +169,7 @@ def measure_work(models: list[str], batch_size: int, precision: str, device_id: 
     captured = [network_item(net, precision, device) for net in nets]
     items = [item for item, _ in captured] + operator_items(nets[0], captured[0][1], precision, device)
     threads = torch.get_num_threads()
-    with load.device_lock(str(device)):
+    with locks.device(str(device)):
         quiet = load.wait_for_quiet(threads, patience_s=budget.patience_s)
         with load.LoadWatch() as watch:
             samples, failed = _timed(items, device, budget)

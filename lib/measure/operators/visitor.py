@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from lib import locks
 from lib.config.notebooks import SweepParams
 from lib.measure import load, machine
 from lib.measure.budget import Budget
@@ -36,7 +37,7 @@ def _visits(device_id: str, threads: int, visit_ms: float, patience_s: float) ->
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     torch.set_grad_enabled(True)
     identity = machine.identity()
-    with load.device_lock(device_id):
+    with locks.device(device_id):
         kernel = ReferenceKernel() if device.type == "cpu" else None
         if kernel:
             kernel.settle()

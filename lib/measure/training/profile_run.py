@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 import pandas as pd
 import torch
 
-from lib import paths, store
+from lib import locks, paths, store
 from lib.config import definitions
 from lib.config.definitions import Workload
 from lib.config.notebooks import ProfileParams
@@ -114,7 +114,7 @@ def measure(p: ProfileParams, workload: Workload | None = None) -> Profiled:
         seed_everything(p.seed)
         options = Options(device, p.precision, p.lr, p.channels_last, p.grad_accum_steps, p.pin_memory)
         trainer = Trainer(task, options)
-        stack.enter_context(load.device_lock(str(device)))
+        stack.enter_context(locks.device(str(device)))
         before = load.wait_for_quiet(torch.get_num_threads(), patience_s=budget.patience_s)
         stem = f"run_{task.workload.id}_{task.workload.dataset}_{task.workload.model}_{device.type}"
         run_id = store.fresh_name(stem, _taken)

@@ -1,0 +1,50 @@
+"""CSV as text: the one door for tables from files, which lets no row through that does not fit its header."""
+
+import csv
+import io
+from pathlib import Path
+
+from lib.errors import InputError, choices
+
+_LARGEST_MB = 2000.0
+
+
+def read(path: Path, torn: bool = False) -> str:
+    """Return the text of a CSV whose header names each column once and whose rows all have as many fields.
+
+    ``torn``: a last line without its end, which a killed writer leaves, is dropped. Raises InputError naming file and line.
+    """
+    try:
+        if path.stat().st_size > _LARGEST_MB * 1e6:
+            raise InputError(f"{path} is {path.stat().st_size / 1e6:,.0f} MB large; a table has at most {_LARGEST_MB:,.0f}")
+        raw = path.read_bytes()
+        text = (raw[: raw.rfind(b"\n") + 1] if torn else raw).decode("utf-8-sig")
+    except (FileNotFoundError, NotADirectoryError):
+        raise InputError(f"{path} is missing") from None
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not a readable CSV: byte {error.start} is no UTF-8") from None
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} is not a readable CSV: {getattr(error, 'strerror', None) or error}") from None
+    check(text, path)
+    return text
+
+
+def check(text: str, path: Path) -> None:
+    """Raise InputError for a header that is missing, empty in places or doubled, and for a row of another width."""
+    if "\0" in text:
+        raise InputError(f"{path} is not a readable CSV: it holds zero bytes")
+    lines = csv.reader(io.StringIO(text, newline=""), strict=True)
+    try:
+        header = [name.strip() for name in next(lines, [])]
+        if not any(header):
+            raise InputError(f"{path} is not a readable CSV: it has no header")
+        if "" in header:
+            raise InputError(f"{path}: column {header.index('') + 1} has no name; the header is: {choices(header)}")
+        doubled = sorted({name for name in header if header.count(name) > 1})
+        if doubled:
+            raise InputError(f"{path}: column {choices(doubled)} is there twice")
+        for row in lines:
+            if row and len(row) != len(header):
+                raise InputError(f"{path}: line {lines.line_num} has {len(row)} fields, the header has {len(header)}")
+    except csv.Error as error:
+        raise InputError(f"{path} is not a readable CSV: line {lines.line_num}: {error}") from None

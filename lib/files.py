@@ -1,0 +1,97 @@
+"""How files are written: whole or not at all, nothing overwritten unasked, and what a disk refuses in one line."""
+
+import contextlib
+import os
+import stat
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from lib.errors import InputError
+
+MODE = 0o644
+PRIVATE = 0o600
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn what the system refuses meanwhile (a full disk, no permission) into an InputError that names ``path``."""
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written ({error.strerror or error}); what was written before is kept; free some "
+                         "space, or set LIB_OUTPUT to another disk") from None
+
+
+def folder(path: Path) -> Path:
+    """Return a folder of the project's own output, made if it is not there; InputError where that is refused."""
+    with writing(path):
+        path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def check_new(path: Path) -> Path:
+    """Return a path that a user named for a new file.
+
+    Raises InputError where something is there already, its folder is missing, or it is no place for a file. A stream such as
+    /dev/stdout or a named pipe is written to.
+    """
+    if is_stream(path):
+        return path
+    if path.is_symlink() or path.exists():
+        what = "is a folder" if path.is_dir() else "exists already and is not overwritten"
+        raise InputError(f"{path} {what}; name a new file")
+    if not path.name or not path.absolute().parent.is_dir():
+        raise InputError(f"{path}: there is no folder {path.absolute().parent}; make it first, or name a file elsewhere")
+    return path
+
+
+def is_stream(path: Path) -> bool:
+    """Return whether a path is a character device or a named pipe; InputError for other things that hold no data."""
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError):
+        return False
+    if stat.S_ISBLK(mode) or stat.S_ISSOCK(mode):
+        raise InputError(f"{path} is no regular file; name a new file")
+    return stat.S_ISCHR(mode) or stat.S_ISFIFO(mode)
+
+
+def create(path: Path, content: bytes, mode: int = MODE) -> Path:
+    """Write a new file: afterwards it is there as a whole, or not at all. InputError where something is there already."""
+    with writing(path):
+        if is_stream(path):
+            with open(path, "wb") as stream:
+                stream.write(content)
+            return path
+        with _beside(path, content, mode) as temporary:
+            try:
+                os.link(temporary, path)
+            except FileExistsError:
+                raise InputError(f"{path} exists already and is not overwritten") from None
+            except OSError:  # a file system without hard links
+                check_new(path)
+                os.replace(temporary, path)
+    return path
+
+
+def replace(path: Path, content: bytes, mode: int = MODE) -> Path:
+    """Write a file of the project's own in one step: readers see the old one or the new one, never half of it."""
+    folder(path.parent)
+    with writing(path), _beside(path, content, mode) as temporary:
+        os.replace(temporary, path)
+    return path
+
+
+@contextlib.contextmanager
+def _beside(path: Path, content: bytes, mode: int) -> Iterator[str]:
+    """Write ``content`` to a temporary file in the folder of ``path``, which is gone afterwards."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        os.chmod(temporary, mode)
+        yield temporary
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)

@@ -1,0 +1,63 @@
+"""Locks: one writer of a file, one measurement of a device. They end with the process that holds them, however it ends."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from lib import files
+from lib.errors import InputError, choices
+
+_HOST = ("/run/lock", "/dev/shm", "/tmp")
+_EVERYBODY = 0o666
+
+
+def host_folder() -> Path:
+    """Return the folder of the locks of this host's devices, the same for every user, job and TMPDIR.
+
+    ``LIB_LOCKS`` names another. Raises InputError where there is none that everybody may write to.
+    """
+    if named := os.environ.get("LIB_LOCKS"):
+        return files.folder(Path(named))
+    for place in _HOST:
+        if Path(place).is_dir() and os.stat(place).st_mode & 0o1777 == 0o1777:
+            return Path(place)
+    raise InputError(f"no folder for the locks of devices: {choices(_HOST)} are not open to everybody; name one in LIB_LOCKS")
+
+
+@contextmanager
+def device(name: str, timeout_s: float = 600.0) -> Iterator[None]:
+    """Hold this host's lock of one device, so that two measurements never share it.
+
+    Raises InputError when another process still holds it after ``timeout_s``.
+    """
+    path = host_folder() / f"measuring-{name.replace(':', '-')}.lock"
+    with _held(path, timeout_s, f"device {name} is being measured by another process"):
+        yield
+
+
+@contextmanager
+def writer(path: Path, timeout_s: float = 0.0) -> Iterator[None]:
+    """Hold the lock of a file or folder that one process writes to at a time; the lock lies beside it.
+
+    Raises InputError when another process still holds it after ``timeout_s``.
+    """
+    files.folder(path.parent)
+    with _held(path.with_name(f".{path.name}.lock"), timeout_s, f"{path} is being written by another process"):
+        yield
+
+
+@contextmanager
+def _held(path: Path, timeout_s: float, why: str) -> Iterator[None]:
+    from filelock import FileLock, Timeout
+
+    with files.writing(path):
+        lock = FileLock(path, timeout=timeout_s, mode=_EVERYBODY)
+        try:
+            lock.acquire()
+        except Timeout:
+            raise InputError(f"{why} (lock {path}); try again when it ends") from None
+    try:
+        yield
+    finally:
+        lock.release()
