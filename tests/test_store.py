@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from lib import files, locks, paths, store, tables
 from lib.errors import InputError
 
-TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\r\x00"), min_size=1)
+TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\r\n\x00"), min_size=1)
 
 
 def overhead_row(value=1.0, what="launch"):
