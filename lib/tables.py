@@ -334,14 +334,24 @@ def validate(frame, table: str, where: str):
     if missing or extra:
         raise InputError(f"{where} is no {table} table: missing columns [{choices(missing)}], unknown [{choices(extra)}]")
     try:
-        typed = frame.astype({c.name: DTYPES[c.kind] for c in TABLES[table]})
-        return schema(table).validate(typed, lazy=True)
+        return schema(table).validate(_typed(frame, table), lazy=True)
     except pandera.errors.SchemaErrors as error:
         first = error.failure_cases.iloc[0]
         raise InputError(f"{where} does not fit the {table} table: column {first['column']!r}, "
                          f"value {first['failure_case']!r} fails {first['check']}") from None
     except (ValueError, TypeError) as error:
         raise InputError(f"{where} does not fit the {table} table: {error}") from None
+
+
+def _typed(frame, table: str):
+    """Return a table with the types of its schema; ValueError where that would change a value (1.5 to 1, text to true)."""
+    for column in TABLES[table]:
+        values = frame[column.name]
+        if column.kind == "bool" and len(values) and values.dtype != bool:
+            raise ValueError(f"column {column.name!r} holds {values.iloc[0]!r}, it is True or False")
+        if column.kind == "int" and values.dtype.kind == "f" and (values % 1 != 0).any():
+            raise ValueError(f"column {column.name!r} holds {values[values % 1 != 0].iloc[0]!r}, it is a whole number")
+    return frame.astype({column.name: DTYPES[column.kind] for column in TABLES[table]})
 
 
 def dictionary() -> str:

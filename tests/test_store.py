@@ -222,3 +222,15 @@ def test_the_locks_of_devices_do_not_depend_on_the_temporary_folder(tmp_path, mo
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     assert locks.host_folder() == before
     assert before.stat().st_mode & 0o1777 == 0o1777, "every user of the host may take them"
+
+
+@pytest.mark.parametrize(("column", "text", "what"), [("warmup", "x", "True or False"), ("warmup", "1", "True or False"),
+                                                      ("batch_size", "1.5", "whole number"), ("epoch", "", "epoch")])
+def test_a_cell_of_another_type_is_refused_and_not_converted(tmp_path, column, text, what):
+    reference = next((paths.REFERENCE).glob("*/profiles/*.csv"))
+    lines = reference.read_text().splitlines()[:3]
+    cells = lines[1].split(",")
+    cells[tables.columns("profile").index(column)] = text
+    (tmp_path / "a.csv").write_text("\n".join([lines[0], ",".join(cells), ""]))
+    with pytest.raises(InputError, match=what):
+        store.read(tmp_path / "a.csv", "profile")

@@ -1,0 +1,21 @@
+"""Every door, with inputs that are right, wrong by construction, or damaged: refused in one line or read as they are."""
+
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.doors import own_tables
+
+DOORS = [own_tables.DOOR]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("door", DOORS, ids=lambda door: door.name)
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_what_is_wrong_is_refused_in_one_line_and_nothing_else(door, data):
+    with tempfile.TemporaryDirectory() as folder:
+        door.attempt(data, Path(folder))
