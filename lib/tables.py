@@ -296,6 +296,7 @@ TABLES: dict[str, tuple[Column, ...]] = {"profile": PROFILE, "runs": RUNS, "ceil
                                           "networks": NETWORKS, "predictions": PREDICTIONS, "scores": SCORES,
                                           "schedule": SCHEDULE, "throughputs": THROUGHPUTS, "contention": CONTENTION,
                                           "jobs": JOBS, "devices": DEVICES}
+_TAKES = {"int": "a whole number", "count": "a whole number or nothing", "float": "a number", "bool": "True or False"}
 DTYPES = {"text": "str", "int": "int64", "count": "Int64", "float": "float64", "bool": "bool"}
 
 
@@ -346,12 +347,22 @@ def validate(frame, table: str, where: str):
 def _typed(frame, table: str):
     """Return a table with the types of its schema; ValueError where that would change a value (1.5 to 1, text to true)."""
     for column in TABLES[table]:
-        values = frame[column.name]
-        if column.kind == "bool" and len(values) and values.dtype != bool:
-            raise ValueError(f"column {column.name!r} holds {values.iloc[0]!r}, it is True or False")
-        if column.kind == "int" and values.dtype.kind == "f" and (values % 1 != 0).any():
-            raise ValueError(f"column {column.name!r} holds {values[values % 1 != 0].iloc[0]!r}, it is a whole number")
+        wrong = _of_another_type(frame[column.name], column.kind)
+        if wrong.any():
+            raise ValueError(f"column {column.name!r} holds {frame[column.name][wrong].iloc[0]!r}, it takes {_TAKES[column.kind]}")
     return frame.astype({column.name: DTYPES[column.kind] for column in TABLES[table]})
+
+
+def _of_another_type(values, kind: str):
+    """Return which values have no place in a column of a kind, however they might be converted."""
+    stored = values.dtype.kind
+    if kind != "text" and stored not in "biuf":
+        return values.map(lambda value: isinstance(value, str | bytes | list | dict)).astype(bool)
+    if kind == "bool":
+        return values.notna() & (stored != "b")
+    if kind in ("int", "count") and stored == "f":
+        return values.notna() & (values % 1 != 0)
+    return values.isna() & False
 
 
 def dictionary() -> str:

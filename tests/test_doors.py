@@ -4,17 +4,18 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from tests.doors import own_tables
+from tests.doors import definitions, own_tables, problems
 
-DOORS = [own_tables.DOOR]
+DOORS = [own_tables.DOOR, problems.DOOR, definitions.DOOR]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("door", DOORS, ids=lambda door: door.name)
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck),
+          phases=[Phase.explicit, Phase.reuse, Phase.generate], print_blob=True)
 @given(data=st.data())
 def test_what_is_wrong_is_refused_in_one_line_and_nothing_else(door, data):
     with tempfile.TemporaryDirectory() as folder:
