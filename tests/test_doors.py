@@ -7,9 +7,9 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from tests.doors import definitions, own_tables, problems
+from tests.doors import own_tables, parameters
 
-DOORS = [own_tables.DOOR, problems.DOOR, definitions.DOOR]
+DOORS = [one.DOOR for one in (own_tables, parameters)]
 
 
 @pytest.mark.slow

@@ -7,12 +7,18 @@ from lib.cli import exchange, measure, predict, report, schedule, work
 from lib.errors import InputError
 
 
+def _say(error: Exception | str) -> None:
+    """Print an error as one line; what it repeats of the input may hold line breaks or control a terminal."""
+    print("error: " + "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in str(error)), file=sys.stderr)
+
+
 class _Parser(argparse.ArgumentParser):
     """Says what is wrong in one line, and where to read more."""
 
     def error(self, message: str) -> None:
         """End with status 2."""
-        self.exit(2, f"error: {message} (see {self.prog} --help)\n")
+        _say(f"{message} (see {self.prog} --help)")
+        self.exit(2)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -31,10 +37,10 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         return options.call(options)
     except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
+        _say(error)
         return 2
     except OSError as error:
-        print(f"error: {error}", file=sys.stderr)
+        _say(error)
         return 1
     except KeyboardInterrupt:
         print("interrupted; what was measured is kept", file=sys.stderr)
