@@ -347,9 +347,10 @@ def validate(frame, table: str, where: str):
 def _typed(frame, table: str):
     """Return a table with the types of its schema; ValueError where that would change a value (1.5 to 1, text to true)."""
     for column in TABLES[table]:
-        wrong = _of_another_type(frame[column.name], column.kind)
-        if wrong.any():
-            raise ValueError(f"column {column.name!r} holds {frame[column.name][wrong].iloc[0]!r}, it takes {_TAKES[column.kind]}")
+        values = frame[column.name]
+        wrong = values[_of_another_type(values, column.kind)]
+        if len(wrong):
+            raise ValueError(f"column {column.name!r} holds {wrong.iloc[0]!r}, it takes {_TAKES[column.kind]}")
     return frame.astype({column.name: DTYPES[column.kind] for column in TABLES[table]})
 
 

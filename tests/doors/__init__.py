@@ -1,8 +1,8 @@
 """The doors of the project, and inputs for each: as they should be, wrong by construction, or damaged anyhow.
 
 A door is where one class of input comes in. ``Door.attempt`` draws one input from a strategy, hands it in and holds the door to
-its law: what is wrong by construction is refused, what says the same in another way reads the same, and whatever it is, a refusal is
-one line. Anything else is an error of the door.
+its law: what is wrong by construction is refused, what says the same in another way reads the same, and whatever it is, a
+refusal is one line. Anything else is an error of the door.
 """
 
 from collections.abc import Callable

@@ -15,8 +15,25 @@ from lib.measure import bundle
 from tests.doors import ANY, SAME, WRONG, Door, pass_through
 from tests.doors.definitions import VALUES
 
-NAMES = ["../x.csv", "/etc/x.csv", "runs/../../x.csv", "runs/x.pkl", "runs/x.py", "runs/x.csv.exe", "x.csv", "runs/a/b.csv", "runs\\x.csv",
-         "C:\\x.csv", "runs/.x.csv", "models/x.json.gz", "runs/", "runs/\n.csv", "runs/<img src=x onerror=alert(1)>.csv", "", "bundle.json"]
+NAMES = [
+    "../x.csv",
+    "/etc/x.csv",
+    "runs/../../x.csv",
+    "runs/x.pkl",
+    "runs/x.py",
+    "runs/x.csv.exe",
+    "x.csv",
+    "runs/a/b.csv",
+    "runs\\x.csv",
+    "C:\\x.csv",
+    "runs/.x.csv",
+    "models/x.json.gz",
+    "runs/",
+    "runs/\n.csv",
+    "runs/<img src=x onerror=alert(1)>.csv",
+    "",
+    "bundle.json",
+]
 MACHINES = ["", ".", "..", "../x", "a/b", "/abs", "\0", "x" * 300, "<img src=x onerror=alert(1)>", 7, None, ["box"]]
 
 
@@ -25,7 +42,9 @@ def _original() -> tuple[dict[str, Any], dict[str, bytes]]:
     """Return the index and files of a bundle made of a reference machine's overheads and one run."""
     folder = next(path for path in sorted(paths.REFERENCE.glob("*")) if (path / "runs").is_dir())
     run = sorted((folder / "runs").glob("*.csv"))[0]
-    files = [path for name in ("runs", "profiles") for path in sorted((folder / name).glob("*")) if path.name.startswith(run.stem)]
+    files = [
+        path for name in ("runs", "profiles") for path in sorted((folder / name).glob("*")) if path.name.startswith(run.stem)
+    ]
     files += sorted((folder / "ceilings").glob("*"))
     contents = {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
     return {"format": bundle._FORMAT, "machine": "box", "files": _digests(contents)}, contents
@@ -57,7 +76,9 @@ def _machine(index: dict, files: dict[str, bytes], data: st.DataObject) -> tuple
 def _content(index: dict, files: dict[str, bytes], data: st.DataObject) -> tuple[str, bytes]:
     """Put content that fits no table into a file, with a digest that fits."""
     name = data.draw(st.sampled_from(sorted(files)), label="file")
-    files[name] = data.draw(st.sampled_from([b"", b"x", b"\x80\x04\x95", b"PAR1", b"<script>", b"[1", b"1", b"[]", b"\0" * 100]), label="content")
+    files[name] = data.draw(
+        st.sampled_from([b"", b"x", b"\x80\x04\x95", b"PAR1", b"<script>", b"[1", b"1", b"[]", b"\0" * 100]), label="content"
+    )
     return WRONG, _archive({**index, "files": _digests(files)}, files)
 
 
@@ -68,9 +89,26 @@ def _digest(index: dict, files: dict[str, bytes], data: st.DataObject) -> tuple[
 
 
 def _index(index: dict, files: dict[str, bytes], data: st.DataObject) -> tuple[str, bytes]:
-    wrong = data.draw(st.sampled_from([None, [], "text", 1, {}, {"format": 1}, {**index, "files": []}, {**index, "files": None},
-                                       {**index, "format": "1"}, {**index, "format": 99}, {**index, "more": 1},
-                                       {**index, "files": dict.fromkeys(files, 1)}, {**index, "files": {}}]), label="index")
+    wrong = data.draw(
+        st.sampled_from(
+            [
+                None,
+                [],
+                "text",
+                1,
+                {},
+                {"format": 1},
+                {**index, "files": []},
+                {**index, "files": None},
+                {**index, "format": "1"},
+                {**index, "format": 99},
+                {**index, "more": 1},
+                {**index, "files": dict.fromkeys(files, 1)},
+                {**index, "files": {}},
+            ]
+        ),
+        label="index",
+    )
     return WRONG, _archive(wrong, files)
 
 

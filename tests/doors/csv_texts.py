@@ -77,11 +77,17 @@ def _header_alone_is_missing(rows: Rows, data: st.DataObject) -> bytes:
 
 
 SHAPES: dict[str, tuple[str, Change]] = {
-    "one row has a field more": (WRONG, _wider), "every row has a field more": (WRONG, _all_wider),
-    "one row has a field less": (WRONG, _narrower), "a column is there twice": (WRONG, _doubled),
-    "a column has no name": (WRONG, _nameless), "a zero byte": (WRONG, _zero_byte), "a byte that is no UTF-8": (WRONG, _no_utf8),
-    "a quote that does not end": (WRONG, _open_quote), "no header": (WRONG, _header_alone_is_missing),
+    "one row has a field more": (WRONG, _wider),
+    "every row has a field more": (WRONG, _all_wider),
+    "one row has a field less": (WRONG, _narrower),
+    "a column is there twice": (WRONG, _doubled),
+    "a column has no name": (WRONG, _nameless),
+    "a zero byte": (WRONG, _zero_byte),
+    "a byte that is no UTF-8": (WRONG, _no_utf8),
+    "a quote that does not end": (WRONG, _open_quote),
+    "no header": (WRONG, _header_alone_is_missing),
     "as it is": (SAME, lambda rows, data: written(rows)),
     "lines end in CR LF": (SAME, lambda rows, data: written(rows, lineterminator="\r\n")),
     "every field is quoted": (SAME, lambda rows, data: written(rows, quoting=csv.QUOTE_ALL)),
-    "it begins with a byte order mark": (SAME, lambda rows, data: b"\xef\xbb\xbf" + written(rows))}
+    "it begins with a byte order mark": (SAME, lambda rows, data: b"\xef\xbb\xbf" + written(rows)),
+}

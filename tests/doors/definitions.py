@@ -15,11 +15,35 @@ from lib.work.graph import spaces
 from tests.doors import ANY, SAME, WRONG, Door, pass_through
 
 LOADERS: dict[str, Callable[[Path], Any]] = {
-    "devices": definitions.load_devices, "scenarios": definitions.load_scenarios, "workloads": definitions.load_workloads,
-    "nsight_metrics": definitions.load_metrics, "matrix": definitions.load_matrix, "networks": definitions.load_campaign,
-    "report": definitions.load_report_plan, "sweeps": spaces.load_sweeps}
-ROOTS = ["", "[]", "- a\n- b\n", "text", "1", "null", "{", "a: b: c", "a: 1\na: 2\n", "\t- x", "!!python/object:os.system {}", "&a [*a]",
-         "? {a: 1}\n: 2\n", "1: 2\n", "[" * 5000, "\x00", "\ud7ff", "%YAML 9.9\n---\na: 1\n"]
+    "devices": definitions.load_devices,
+    "scenarios": definitions.load_scenarios,
+    "workloads": definitions.load_workloads,
+    "nsight_metrics": definitions.load_metrics,
+    "matrix": definitions.load_matrix,
+    "networks": definitions.load_campaign,
+    "report": definitions.load_report_plan,
+    "sweeps": spaces.load_sweeps,
+}
+ROOTS = [
+    "",
+    "[]",
+    "- a\n- b\n",
+    "text",
+    "1",
+    "null",
+    "{",
+    "a: b: c",
+    "a: 1\na: 2\n",
+    "\t- x",
+    "!!python/object:os.system {}",
+    "&a [*a]",
+    "? {a: 1}\n: 2\n",
+    "1: 2\n",
+    "[" * 5000,
+    "\x00",
+    "\ud7ff",
+    "%YAML 9.9\n---\na: 1\n",
+]
 VALUES = [None, True, -1, 0, 1, 1.5, 1e30, -1e308, "", "x", "../x", "\n", "🙂", [], [[]], {}, {"a": 1}, [None], "1e999", 10**40]
 
 
@@ -53,8 +77,12 @@ def _other_shape(node: Any) -> Any:
 def _attempt(data: st.DataObject, folder: Path) -> str:
     name = data.draw(st.sampled_from(sorted(LOADERS)), label="file")
     path, load = folder / f"{name}.yaml", LOADERS[name]
-    how = data.draw(st.sampled_from(["as it is", "another text", "another shape", "unknown name", "not finite", "another value",
-                                     "left out"]), label="how")
+    how = data.draw(
+        st.sampled_from(
+            ["as it is", "another text", "another shape", "unknown name", "not finite", "another value", "left out"]
+        ),
+        label="how",
+    )
     if how == "another text":
         path.write_text(data.draw(st.sampled_from(ROOTS)), encoding="utf-8")
         return pass_through(lambda: load(path), WRONG, f"{name} is {how}")

@@ -36,8 +36,10 @@ def shallow(tree: Any, path: tuple = ()) -> list[tuple]:
 def _damaged(tree: dict, how: str, data: st.DataObject) -> tuple[str, Any]:
     places = shallow(tree)
     if how == "left out":
-        place = data.draw(st.sampled_from([one for one in places if one and one[0] in ("parts", "device", "schema")
-                                           and len(one) in (1, 3)]), label="place")
+        place = data.draw(
+            st.sampled_from([one for one in places if one and one[0] in ("parts", "device", "schema") and len(one) in (1, 3)]),
+            label="place",
+        )
         tree = copy.deepcopy(tree)
         del at(tree, place[:-1])[place[-1]]
         return WRONG, tree
@@ -55,15 +57,32 @@ def _read(path: Path) -> tuple:
 
 def _attempt(data: st.DataObject, folder: Path) -> str:
     name, content, predicted = _original()
-    how = data.draw(st.sampled_from(["as it is", "left out", "another shape", "another value", "bytes", "no JSON"]), label="how")
+    how = data.draw(
+        st.sampled_from(["as it is", "left out", "another shape", "another value", "bytes", "no JSON"]), label="how"
+    )
     path, kind = folder / name, SAME
     if how in ("left out", "another shape", "another value"):
         kind, content = _damaged(content, how, data)
     packed = gzip.compress(json.dumps(content).encode(), compresslevel=1, mtime=0)
     if how == "no JSON":
-        kind, packed = WRONG, data.draw(st.sampled_from([b"", b"x", gzip.compress(b""), gzip.compress(b"[]"), gzip.compress(b"{}"),
-                                                         gzip.compress(b"null"), gzip.compress(b"[" * 100_000), gzip.compress(b"\xff"),
-                                                         json.dumps(content).encode()]))
+        kind, packed = (
+            WRONG,
+            data.draw(
+                st.sampled_from(
+                    [
+                        b"",
+                        b"x",
+                        gzip.compress(b""),
+                        gzip.compress(b"[]"),
+                        gzip.compress(b"{}"),
+                        gzip.compress(b"null"),
+                        gzip.compress(b"[" * 100_000),
+                        gzip.compress(b"\xff"),
+                        json.dumps(content).encode(),
+                    ]
+                )
+            ),
+        )
     elif how == "bytes":
         damaged = bytearray(packed)
         for place in data.draw(st.lists(st.integers(0, len(damaged) - 1), min_size=1, max_size=3), label="at"):

@@ -28,8 +28,11 @@ def frames(table: str) -> st.SearchStrategy[pd.DataFrame]:
     """Return tables of one to four rows that fit a schema."""
     columns = TABLES[table]
     rows = st.lists(st.tuples(*map(cell, columns)), min_size=1, max_size=4)
-    return rows.map(lambda values: pd.DataFrame(values, columns=[column.name for column in columns]).astype(
-        {column.name: DTYPES[column.kind] for column in columns}))
+    return rows.map(
+        lambda values: pd.DataFrame(values, columns=[column.name for column in columns]).astype(
+            {column.name: DTYPES[column.kind] for column in columns}
+        )
+    )
 
 
 def wrong_cells(column: Column) -> list[str]:
@@ -55,8 +58,20 @@ def _rows(frame: pd.DataFrame) -> csv_texts.Rows:
 def _attempt(data: st.DataObject, folder: Path) -> str:
     table = data.draw(st.sampled_from(sorted(TABLES)), label="table")
     frame = data.draw(frames(table), label="rows")
-    how = data.draw(st.sampled_from([*csv_texts.SHAPES, "a wrong cell", "a column less", "a column more", "parquet",
-                                     "damaged parquet", "parquet with a column more"]), label="how")
+    how = data.draw(
+        st.sampled_from(
+            [
+                *csv_texts.SHAPES,
+                "a wrong cell",
+                "a column less",
+                "a column more",
+                "parquet",
+                "damaged parquet",
+                "parquet with a column more",
+            ]
+        ),
+        label="how",
+    )
     path, kind = folder / "table.csv", WRONG
     if "parquet" in how:
         path, kind, content = _parquet(frame, folder, how, data)
@@ -87,9 +102,11 @@ def _parquet(frame: pd.DataFrame, folder: Path, how: str, data: st.DataObject) -
 def _changed(rows: csv_texts.Rows, table: str, how: str, data: st.DataObject) -> csv_texts.Rows:
     if how == "a column more":
         return [[*row, "more" if number == 0 else "1"] for number, row in enumerate(rows)]
-    column = data.draw(st.sampled_from([number for number, one in enumerate(TABLES[table]) if wrong_cells(one)]), label="column")
+    column = data.draw(
+        st.sampled_from([number for number, one in enumerate(TABLES[table]) if wrong_cells(one)]), label="column"
+    )
     if how == "a column less":
-        return [row[:column] + row[column + 1:] for row in rows]
+        return [row[:column] + row[column + 1 :] for row in rows]
     row = data.draw(st.integers(1, len(rows) - 1), label="row")
     rows[row][column] = data.draw(st.sampled_from(wrong_cells(TABLES[table][column])), label="cell")
     return rows

@@ -16,16 +16,28 @@ NO_TIME = ["0", "-1", "nan", "inf", "-inf", "x", "1e999", "1,5", "NA"]
 def _tables(data: st.DataObject) -> dict[str, csv_texts.Rows]:
     """Draw a problem that can be scheduled, as the rows of its four files."""
     types = data.draw(st.lists(st.sampled_from(["cpu", "cuda:0", "gpu-x", "v100"]), min_size=1, max_size=3, unique=True))
-    ids = data.draw(st.lists(st.from_regex(r"[a-z0-9][a-z0-9._-]{0,6}", fullmatch=True).filter(lambda name: name not in NO_ID),
-                             min_size=1, max_size=5, unique=True))
+    ids = data.draw(
+        st.lists(
+            st.from_regex(r"[a-z0-9][a-z0-9._-]{0,6}", fullmatch=True).filter(lambda name: name not in NO_ID),
+            min_size=1,
+            max_size=5,
+            unique=True,
+        )
+    )
     counts = [data.draw(st.integers(1, 3)) for _ in types]
     times = [["job_id", *types], *([name, *(data.draw(SECONDS) for _ in types)] for name in ids)]
     actual = [["job_id", *types], *([name, *(data.draw(SECONDS) for _ in types)] for name in ids)]
-    devices = [["device", "type", "count", "memory_mb"],
-               *([f"d{number}", name, str(count), data.draw(st.sampled_from(["", "1000"]))]
-                 for number, (name, count) in enumerate(zip(types, counts, strict=True)))]
-    jobs = [["job_id", "arrival_s", "deadline_s", "memory_mb"],
-            *([name, data.draw(st.sampled_from(["0", "1.5", ""])), data.draw(st.sampled_from(["", "100"])), "10"] for name in ids)]
+    devices = [
+        ["device", "type", "count", "memory_mb"],
+        *(
+            [f"d{number}", name, str(count), data.draw(st.sampled_from(["", "1000"]))]
+            for number, (name, count) in enumerate(zip(types, counts, strict=True))
+        ),
+    ]
+    jobs = [
+        ["job_id", "arrival_s", "deadline_s", "memory_mb"],
+        *([name, data.draw(st.sampled_from(["0", "1.5", ""])), data.draw(st.sampled_from(["", "100"])), "10"] for name in ids),
+    ]
     return {"times": times, "devices": devices, "jobs": jobs, "actual": actual}
 
 
@@ -47,7 +59,7 @@ def _wrong(tables: dict[str, csv_texts.Rows], data: st.DataObject) -> str:
         rows[row][data.draw(st.sampled_from([1, 3]))] = data.draw(st.sampled_from(["-1", "x", "inf", "nan", "NA"]))
     elif what == "a column less":
         least = {"jobs": 0}.get(which, data.draw(st.integers(0, 1)))  # other columns of jobs may be left out
-        tables[which] = [line[:least] + line[least + 1:] for line in rows]
+        tables[which] = [line[:least] + line[least + 1 :] for line in rows]
     else:
         del rows[1:]
     return f"{which}: {what}"

@@ -13,35 +13,117 @@ from tests.conftest import home_paths
 from tests.doors import ANY, SAME, WRONG, Door, LetThroughError, csv_texts
 
 NO_NUMBERS = ["nan", "inf", "-inf", "-1", "-0.5", "x", "", "1e999", "1_", "0x10", "None", "٣x", "1,5"]
-NAMES = ["", "x", "../x", "/abs/x", "a,b", ",", "W1,W1", "cpu,cpu", "cuda:99", "gpu", "-x", "<b>", "\n", "🙂", "x" * 3000, "None", "W1;ls", "$(id)",
-         ":X", "x:", "../x:Y", "a b:C", "os:system", "lib:no", "json:loads", "resnet5000", "%s", "{0}", "."]
+NAMES = [
+    "",
+    "x",
+    "../x",
+    "/abs/x",
+    "a,b",
+    ",",
+    "W1,W1",
+    "cpu,cpu",
+    "cuda:99",
+    "gpu",
+    "-x",
+    "<b>",
+    "\n",
+    "🙂",
+    "x" * 3000,
+    "None",
+    "W1;ls",
+    "$(id)",
+    ":X",
+    "x:",
+    "../x:Y",
+    "a b:C",
+    "os:system",
+    "lib:no",
+    "json:loads",
+    "resnet5000",
+    "%s",
+    "{0}",
+    ".",
+]
 SHAPES = ["5x224x224", "3x224", "3x0x224", "-1", "3x", "x", "3x-1x3", "3x1e3x3", "1000000000x1", "3 x 224 x 224 x", "nan"]
 
 # verb, what stands before; option -> values that are wrong for it
 NUMBERS = {
-    "compare": (["a", "b"], ["--threshold"]), "matrix": (["--dry-run"], ["--repeats", "--budget-s"]),
-    "networks": (["--dry-run"], ["--rounds", "--case-s", "--budget-s"]), "calibrate": ([], ["--budget-s"]),
-    "advise": (["resnet18"], ["--batch-size"]), "contention": ([], ["--rounds", "--slots"]), "run-jobs": (["jobs.csv"], ["--slots"]),
-    "data": (["check"], ["--size"])}
+    "compare": (["a", "b"], ["--threshold"]),
+    "matrix": (["--dry-run"], ["--repeats", "--budget-s"]),
+    "networks": (["--dry-run"], ["--rounds", "--case-s", "--budget-s"]),
+    "calibrate": ([], ["--budget-s"]),
+    "advise": (["resnet18"], ["--batch-size"]),
+    "contention": ([], ["--rounds", "--slots"]),
+    "run-jobs": (["jobs.csv"], ["--slots"]),
+    "data": (["check"], ["--size"]),
+}
 TEXTS = {
     "advise": [["{}"], ["resnet18", "--device", "{}"], ["resnet18", "--dtype", "{}"], ["resnet18", "--mode", "{}"]],
-    "compare": [["{}", "{}"], ["{}", "a"]], "matrix": [["--dry-run", "--device", "{}"], ["--dry-run", "--cells", "{}"],
-                                                     ["--dry-run", "-p", "{}", "1"], ["--dry-run", "-p", "device", "{}"]],
+    "compare": [["{}", "{}"], ["{}", "a"]],
+    "matrix": [
+        ["--dry-run", "--device", "{}"],
+        ["--dry-run", "--cells", "{}"],
+        ["--dry-run", "-p", "{}", "1"],
+        ["--dry-run", "-p", "device", "{}"],
+    ],
     "networks": [["--dry-run", "--networks", "{}"], ["--dry-run", "--plan", "{}"]],
-    "run": [["{}", "--dry-run"], ["--dry-run", "--workloads", "{}"], ["--dry-run", "--devices", "{}"], ["--dry-run", "-p", "{}", "1"]],
-    "report": [["--executed", "{}", "--out", "page.html"]], "import": [["{}", "x"], ["bundle", "{}"], ["neusight", "{}"], ["gavel", "{}"],
-                                                                     ["pytorch-scheduler", "{}"]],
-    "schedule": [["--times", "{}", "--devices", "{}"], ["--times", "times.csv", "--devices", "devices.csv", "--policy", "{}"],
-                 ["--times", "times.csv", "--devices", "devices.csv", "--objective", "{}"]],
-    "run-jobs": [["{}"], ["jobs.csv", "--policy", "{}"]], "contention": [["--workloads", "{}"]], "data": [["check", "{}"], ["{}"]],
-    "calibrate": [["--device", "{}"], ["--dtype", "{}"]], "models": [["--train", "{}"]], "{}": [[]]}
-FILES = {"schedule": ["--times", "{0}", "--devices", "{1}"], "run-jobs": ["{0}"], "compare": ["{0}", "{1}"], "bundle": ["bundle", "{0}"],
-         "neusight": ["neusight", "{0}"], "pytorch-scheduler": ["pytorch-scheduler", "{0}"], "gavel": ["gavel", "{0}"]}
-CONTENTS = [b"", b"\n", b"x", b"\0", b"\xff\xfe", b"job_id\n", b"job_id,cpu\n", b"job_id,workload_id,steps\na,W1,inf\n", b"PK\x03\x04", b"PAR1",
-            b"{}", b"[]", b"null", b"{", b"a,a\n1,1\n", b"job_id,workload_id,steps\n../x,W1,1\n", b"job_id,notebook\na,../../etc/passwd\n",
-            b"device,type\nd,cpu\n", b"\x1f\x8b", b"[" * 3000, b"a" * 100_000]
-WHOLE = {"times.csv": [["job_id", "cpu"], ["a", "1"], ["b", "2"]], "devices.csv": [["device", "type"], ["d", "cpu"]],
-         "jobs.csv": [["job_id", "workload_id", "steps"], ["a", "W1", "1"]]}
+    "run": [
+        ["{}", "--dry-run"],
+        ["--dry-run", "--workloads", "{}"],
+        ["--dry-run", "--devices", "{}"],
+        ["--dry-run", "-p", "{}", "1"],
+    ],
+    "report": [["--executed", "{}", "--out", "page.html"]],
+    "import": [["{}", "x"], ["bundle", "{}"], ["neusight", "{}"], ["gavel", "{}"], ["pytorch-scheduler", "{}"]],
+    "schedule": [
+        ["--times", "{}", "--devices", "{}"],
+        ["--times", "times.csv", "--devices", "devices.csv", "--policy", "{}"],
+        ["--times", "times.csv", "--devices", "devices.csv", "--objective", "{}"],
+    ],
+    "run-jobs": [["{}"], ["jobs.csv", "--policy", "{}"]],
+    "contention": [["--workloads", "{}"]],
+    "data": [["check", "{}"], ["{}"]],
+    "calibrate": [["--device", "{}"], ["--dtype", "{}"]],
+    "models": [["--train", "{}"]],
+    "{}": [[]],
+}
+FILES = {
+    "schedule": ["--times", "{0}", "--devices", "{1}"],
+    "run-jobs": ["{0}"],
+    "compare": ["{0}", "{1}"],
+    "bundle": ["bundle", "{0}"],
+    "neusight": ["neusight", "{0}"],
+    "pytorch-scheduler": ["pytorch-scheduler", "{0}"],
+    "gavel": ["gavel", "{0}"],
+}
+CONTENTS = [
+    b"",
+    b"\n",
+    b"x",
+    b"\0",
+    b"\xff\xfe",
+    b"job_id\n",
+    b"job_id,cpu\n",
+    b"job_id,workload_id,steps\na,W1,inf\n",
+    b"PK\x03\x04",
+    b"PAR1",
+    b"{}",
+    b"[]",
+    b"null",
+    b"{",
+    b"a,a\n1,1\n",
+    b"job_id,workload_id,steps\n../x,W1,1\n",
+    b"job_id,notebook\na,../../etc/passwd\n",
+    b"device,type\nd,cpu\n",
+    b"\x1f\x8b",
+    b"[" * 3000,
+    b"a" * 100_000,
+]
+WHOLE = {
+    "times.csv": [["job_id", "cpu"], ["a", "1"], ["b", "2"]],
+    "devices.csv": [["device", "type"], ["d", "cpu"]],
+    "jobs.csv": [["job_id", "workload_id", "steps"], ["a", "W1", "1"]],
+}
 
 
 def _arguments(data: st.DataObject, folder: Path) -> tuple[str, list[str]]:
@@ -59,7 +141,13 @@ def _arguments(data: st.DataObject, folder: Path) -> tuple[str, list[str]]:
         words = data.draw(st.sampled_from(TEXTS[verb]), label="words")
         return ANY, [verb.format(name), *(word.replace("{}", name) for word in words)]
     if how == "shape":
-        return WRONG, ["advise", "resnet18", "--batch-size", "1", f"--input={data.draw(st.sampled_from(SHAPES), label='shape')}"]
+        return WRONG, [
+            "advise",
+            "resnet18",
+            "--batch-size",
+            "1",
+            f"--input={data.draw(st.sampled_from(SHAPES), label='shape')}",
+        ]
     if how == "over a file":
         option = data.draw(st.sampled_from(["--out", "--trace"]))
         target = data.draw(st.sampled_from(["times.csv", "devices.csv", "no/folder/x.csv", "."]), label="target")
