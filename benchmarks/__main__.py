@@ -5,6 +5,7 @@ import time
 
 from benchmarks import (
     composition,
+    doors,
     faults,
     learning,
     overhead,
@@ -18,7 +19,7 @@ from benchmarks import (
 )
 
 BENCHMARKS = {module.__name__.rpartition(".")[2]: module for module in (
-    startup, overhead, peers, repeat, sweep, faults, composition, learning, prediction, public, schedule)}
+    startup, overhead, peers, repeat, sweep, faults, composition, learning, prediction, public, schedule, doors)}
 
 
 def main(names: list[str]) -> int:
