@@ -1,4 +1,4 @@
-"""The door of others' published measurements (``importers.READERS``, ``gavel``): their layouts, with cells and files changed."""
+"""The door of others' published measurements (``importers.READERS``, ``gavel``): their layouts, changed."""
 
 import csv
 import io
