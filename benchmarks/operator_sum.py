@@ -201,7 +201,7 @@ def dispatch_overhead_ms(device: torch.device, mode: str) -> float:
 
 def _graph(case: Case) -> Graph:
     net = networks.network(case.network, case.batch_size)
-    return capture.capture(capture.build_unfilled(net.build), net.shape, case.mode)
+    return capture.of_network(net, case.mode)
 
 
 def compose(cases: Sequence[Case], device: torch.device, rounds: int = 3,

@@ -13,12 +13,20 @@ class InputError(ValueError):
 
 def one_line(error: BaseException, most: int = 200) -> str:
     """Return an error as its type and its first line, cut at ``most`` characters."""
-    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:most]}"
+    return f"{type(error).__name__}: {(_text(error).strip().splitlines() or [''])[0][:most]}"
+
+
+def _text(error: BaseException) -> str:
+    """Return what an error says; one of users' own class may fail at this too."""
+    try:
+        return str(error)
+    except Exception:
+        return ""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an error says that memory ran out: Python's, the system's, or torch's on any device."""
-    text = str(error).lower()
+    text = _text(error).lower()
     return isinstance(error, MemoryError) or any(words in text for words in _NO_MEMORY)
 
 

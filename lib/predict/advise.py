@@ -78,19 +78,25 @@ class CapturedQuery:
         return self._works[key]
 
     def scaled(self, batch_size: int) -> Work:
-        """Return the work at another batch size, on the line through two that were captured: every size is linear in it."""
+        """Return the work at another batch size, on the line through two that were captured: every size is linear in it.
+
+        Where these are not the same operators (its control flow differs), it is captured itself.
+        """
         first = self.work()
         other = self.work(2 * self.batch_size)
         if batch_size == self.batch_size or list(first.table["op"]) != list(other.table["op"]):
             return self.work(batch_size)
         share = (batch_size - self.batch_size) / self.batch_size
+        try:
+            plan = first.plan.towards(other.plan, share)
+        except ValueError:
+            return self.work(batch_size)
         table = first.table.copy()
         for name in table:
             if name not in ("calls", "covered") and pd.api.types.is_numeric_dtype(table[name]):
                 table[name] = first.table[name] + share * (other.table[name] - first.table[name])
         line = {name: getattr(first, name) + share * (getattr(other, name) - getattr(first, name))
                 for name in ("weight_bytes", "peak_bytes")}
-        plan = first.plan.towards(other.plan, share)
         return replace(first, table=table, batch_size=batch_size, plan=plan, fresh_bytes=allocator.fresh_bytes(plan),
                        **{name: max(0.0, value) for name, value in line.items()})
 

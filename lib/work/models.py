@@ -7,6 +7,7 @@ from torch import nn
 
 from lib.errors import InputError, choices
 
+CHANNELS = 3  # that torchvision's classifiers take, unless their first layer is fitted to a dataset
 
 class SimpleCNN(nn.Module):
     """Three 3x3 convolutions (32, 64, 128 channels), each with ReLU and 2x2 max-pooling, then two linear layers.
@@ -99,4 +100,4 @@ def build(name: str, channels: int, classes: int, spatial: int = 2, size: int = 
         model = models.get_model(name, weights=None, num_classes=classes, **options)
     except (AssertionError, ValueError, RuntimeError) as error:
         raise InputError(f"model {name!r} cannot be built for inputs of size {size}: {error}") from None
-    return model if channels == 3 else _fit_channels(model, channels)
+    return model if channels == CHANNELS else _fit_channels(model, channels)

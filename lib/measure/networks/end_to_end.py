@@ -15,13 +15,14 @@ import numpy as np
 import torch
 
 from lib import locks
-from lib.errors import InputError, choices, one_line
+from lib.errors import InputError, choices
 from lib.measure import machine
 from lib.measure.networks import allocator
 from lib.measure.networks.case import Case, program
 from lib.measure.reference_kernel import ReferenceKernel
 from lib.measure.timing import synchronize
 from lib.measure.worker import WorkerLostError, call
+from lib.work import user_code
 
 _WARMUP = 2
 LEAST = 5  # passes of a case
@@ -94,9 +95,10 @@ def _measure(cases: Sequence[Case], device_id: str, budget_s: float) -> tuple[li
         results = []
         for case in cases:
             try:
-                results.append({"case": case, **_measure_case(case, device, budget_s, kernel), "reason": ""})
-            except (RuntimeError, TypeError, ValueError, MemoryError) as error:
-                results.append({"case": case, "reason": one_line(error)})
+                with user_code.running(f"model {case.network!r} does not run"):
+                    results.append({"case": case, **_measure_case(case, device, budget_s, kernel), "reason": ""})
+            except InputError as error:
+                results.append({"case": case, "reason": str(error)})
             gc.collect()
             allocator.trim()
     return results, {**machine.identity(), "threads": torch.get_num_threads()}

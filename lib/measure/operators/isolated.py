@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,14 +13,13 @@ import pandas as pd
 import torch
 
 from lib import locks, paths, store
-from lib.errors import InputError
 from lib.measure import load, machine
 from lib.measure.archive import folders
 from lib.measure.budget import Budget
 from lib.measure.statistics import Timing, worst
 from lib.measure.timing import measure
 from lib.progress import track
-from lib.work import dtypes, networks
+from lib.work import dtypes, networks, user_code
 from lib.work.graph import capture, counts, families, ops, rebuild
 
 ROUNDS = 3
@@ -63,7 +63,7 @@ def _shared(precision: str, device: torch.device) -> dict[str, Any]:
 
 def network_item(net: networks.Network, precision: str, device: torch.device) -> tuple[Item, ops.Graph]:
     """Return the forward pass of a network as something to time, and its operators."""
-    graph = capture.capture(capture.build_unfilled(net.build), net.shape, dtype=dtypes.torch_name(precision))
+    graph = capture.of_network(net, dtype=dtypes.torch_name(precision))
     row = {**_shared(precision, device), "label": f"{net.name} b{net.shape[0]}", "arch": net.name, "kind": "network",
            "family": net.name, "batch_size": net.shape[0], "calls": sum(op.short not in counts.VIEWS for op in graph.ops),
            "occurrences": 1, "flops": sum(counts.flops(op) for op in graph.ops),
@@ -140,19 +140,19 @@ def _timed(items: list[Item], device: torch.device, budget: Budget) -> tuple[lis
     draw = np.random.default_rng(0)
     for index in track([n for _ in range(ROUNDS) for n in draw.permutation(len(items))], "timing"):
         item, kind = items[index], items[index].row["kind"]
+        fails = f"{item.row['label']} does not run on {device}"
         if index in failed or (samples[index] and budget.spent):
             continue
         try:
-            call = programs.get(index) or item.build()
-            if kind == "network":
-                programs[index] = call  # its weights take long to make
-            with torch.inference_mode():
-                share_s = min(shares[kind] / ROUNDS, budget.left_s)
-                samples[index].append(measure(call, device, share_s, least=3, most_s=2 * share_s).samples_ms)
+            with user_code.running(fails) if kind == "network" else nullcontext():
+                call = programs.get(index) or item.build()
+                if kind == "network":
+                    programs[index] = call  # its weights take long to make
+                with torch.inference_mode():
+                    share_s = min(shares[kind] / ROUNDS, budget.left_s)
+                    samples[index].append(measure(call, device, share_s, least=3, most_s=2 * share_s).samples_ms)
         except RuntimeError as error:
-            failed[index] = f"{item.row['label']} does not run on {device}: {str(error).splitlines()[0]}"
-            if kind == "network":
-                raise InputError(failed[index]) from None
+            failed[index] = f"{fails}: {str(error).splitlines()[0]}"
     return [np.concatenate([*parts, []]) for parts in samples], list(failed.values())
 
 

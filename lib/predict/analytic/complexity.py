@@ -5,7 +5,6 @@ include element-wise work; ``macs`` are the multiply-adds of convolutions, matri
 """
 
 import os
-from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -14,7 +13,6 @@ from typing import Any
 
 import pandas as pd
 import torch
-from torch import nn
 
 from lib import paths, store
 from lib.config.definitions import workloads
@@ -70,8 +68,7 @@ def analyse(name: str, batch_size: int = 0, input_shape: str = "") -> Analysis:
     Raises InputError for an unknown name, a shape that is none, or one that the network cannot take.
     """
     network = networks.network(name, batch_size, input_shape)
-    model = nn.Sequential(OrderedDict({_ROOT: capture.build_unfilled(network.build)}))
-    return Analysis(name, network.shape, capture.capture(model, network.shape, "train"))
+    return Analysis(name, network.shape, capture.of_network(network, "train", root=_ROOT))
 
 
 def _sizes(analysis: Analysis) -> dict[int, tuple[int, int]]:

@@ -19,7 +19,7 @@ from lib.errors import InputError
 from lib.predict.analytic import complexity
 from lib.predict.analytic.complexity import Analysis
 from lib.progress import track
-from lib.work import networks
+from lib.work import networks, user_code
 from lib.work.graph import capture, counts
 
 Parts = dict[str, int]
@@ -146,12 +146,10 @@ def _row(quantity: str, ours: float, source: str, theirs: float, parts: Parts) -
 def _or_reason(source: str, look: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]]:
     """Return the rows of one source, or one row that says why it has nothing to say of this network."""
     try:
-        return look()
-    except (RuntimeError, TypeError, ValueError) as error:
-        if isinstance(error, InputError):
-            raise
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        return [{"quantity": "all", "source": source, "explanation": f"gives no number: {reason}"}]
+        with user_code.running("gives no number"):
+            return look()
+    except InputError as error:
+        return [{"quantity": "all", "source": source, "explanation": str(error)}]
 
 
 def compare(name: str, batch_size: int = 1, input_shape: str = "", measured: bool = True) -> pd.DataFrame:

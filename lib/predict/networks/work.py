@@ -105,6 +105,4 @@ def _row(op: Op) -> dict[str, Any]:
 
 def captured(network: networks.Network, mode: str, dtype: str = "float32", channels_last: bool = False) -> Work:
     """Capture a network on its batch and return its work; InputError says what keeps it from being captured."""
-    model = capture.build_unfilled(network.build)
-    graph = capture.capture(model, network.shape, mode, dtype=dtype, channels_last=channels_last)
-    return Work.of(graph, mode, network.shape[0])
+    return Work.of(capture.of_network(network, mode, dtype, channels_last), mode, network.shape[0])

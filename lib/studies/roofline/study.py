@@ -93,8 +93,7 @@ def _parts(graph: ops.Graph) -> np.ndarray:
 
 def network_work(name: str, batch_size: int, dtype: str) -> np.ndarray:
     """Return FLOPs and compulsory bytes (n, 2) of the operators of a forward pass."""
-    net = networks.network(name, batch_size)
-    return _parts(capture.capture(capture.build_unfilled(net.build), net.shape, dtype=torch_name(dtype)))
+    return _parts(capture.of_network(networks.network(name, batch_size), dtype=torch_name(dtype)))
 
 
 def step_rows(runs: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, np.ndarray], list[str]]:

@@ -5,10 +5,9 @@ Tensors are fake (shape, strides and dtype without storage: torch's FakeTensor),
 
 import copy
 import logging
-import traceback
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -18,8 +17,11 @@ from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 from torch.utils._pytree import tree_flatten
 
 from lib.errors import InputError, choices
+from lib.work import user_code
+from lib.work.graph import counts
 from lib.work.graph.ops import MODES, Graph, Op, TensorSpec
 from lib.work.graph.recorder import Recorder, named_modules
+from lib.work.networks import Network
 
 OPTIMIZERS = {"adam": torch.optim.Adam, "sgd": lambda parameters: torch.optim.SGD(parameters, 0.1, momentum=0.9)}
 _SMALL = 4096
@@ -65,37 +67,56 @@ def default_loss(output: torch.Tensor) -> torch.Tensor:
 
 
 def first_tensor(output: Any) -> torch.Tensor:
-    """Return the first tensor of what a network returns (some return tuples, dictionaries or objects of their own)."""
+    """Return the first tensor of what a network returns (some return tuples, dictionaries or objects of their own).
+
+    Raises RuntimeError where there is none.
+    """
     leaves = [leaf for leaf in tree_flatten(output)[0] if isinstance(leaf, torch.Tensor)]
-    leaves = leaves or [value for value in vars(output).values() if isinstance(value, torch.Tensor)]
+    leaves = leaves or [value for value in getattr(output, "__dict__", {}).values() if isinstance(value, torch.Tensor)]
+    if not leaves:
+        raise RuntimeError(f"it returns a {type(output).__name__} without a tensor, where a tensor, or a tuple, list or "
+                           "dictionary of them is needed")
     return leaves[0]
 
 
 def capture(model: nn.Module, shape: Sequence[int], mode: str = "infer", optimizer: str = "", dtype: str = "float32",
-            channels_last: bool = False, loss: Callable[[torch.Tensor], torch.Tensor] = default_loss) -> Graph:
+            channels_last: bool = False, loss: Callable[[torch.Tensor], torch.Tensor] = default_loss,
+            name: str = "the network") -> Graph:
     """List the operators that ``model`` runs on an input of ``shape`` (batch first).
 
     ``mode`` infer is a forward pass in evaluation mode without autograd; train is forward, ``loss`` and backward in
-    training mode, and a step of ``optimizer`` (adam, sgd) unless that is empty. The model itself is not changed.
-    Raises InputError when the network cannot take the shape, with torch's reason.
+    training mode, and a step of ``optimizer`` (adam, sgd) unless that is empty. The model itself is not changed; errors call
+    it ``name``. Raises InputError when the network cannot take the shape, with torch's reason, and for one that computes
+    nothing or hides what it computes.
     """
     if mode not in MODES or optimizer not in ("", *OPTIMIZERS):
         raise InputError(f"no mode {mode!r} or optimizer {optimizer!r}; there are: infer, train; {choices(OPTIMIZERS)}")
-    fake = FakeTensorMode()
-    try:
-        with _silent_torch(), FakeCopyMode(fake):
+    if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
+        raise InputError(f"{name} holds TorchScript, which hides its operators; give the class that was scripted or traced")
+    fake, recorder = FakeTensorMode(), Recorder({})
+    with user_code.running(f"{name} does not run on an input of shape {tuple(shape)}"), _silent_torch():
+        with FakeCopyMode(fake):
             model = copy.deepcopy(model)
-        with _silent_torch(), fake:
+        with fake:
             model = _converted(model, getattr(torch, dtype), channels_last)
             inputs = torch.empty(tuple(shape), dtype=getattr(torch, dtype))
             inputs = inputs.to(memory_format=torch.channels_last) if channels_last else inputs
-            recorder = Recorder({})
             output = _run(model.train(mode == "train"), inputs, recorder, optimizer, loss)
             recorder.sweep()
-    except (RuntimeError, ValueError, TypeError, AssertionError, IndexError) as error:
-        reason = _reason(error)
-        raise InputError(f"the network does not run on an input of shape {tuple(shape)}: {reason}") from error
+    if all(op.short in counts.VIEWS for op in recorder.ops):
+        raise InputError(f"{name} computes nothing of an input of shape {tuple(shape)}: there is nothing to count or to time")
     return _graph(model, recorder, output)
+
+
+def of_network(network: Network, mode: str = "infer", dtype: str = "float32", channels_last: bool = False,
+               root: str = "") -> Graph:
+    """Build a network, its weights unwritten, and list the operators that it runs on its batch, see ``capture``.
+
+    ``root`` names the network as a layer of its own. Raises InputError for what cannot be built or captured.
+    """
+    model = build_unfilled(network.build)
+    model = nn.Sequential(OrderedDict({root: model})) if root else model
+    return capture(model, network.shape, mode, dtype=dtype, channels_last=channels_last, name=f"model {network.name!r}")
 
 
 @contextmanager
@@ -107,16 +128,6 @@ def _silent_torch() -> Iterator[None]:
         yield
     finally:
         log.disabled = before
-
-
-def _reason(error: Exception) -> str:
-    """Return why a network cannot be captured; where its own code reads values to decide, the file and line."""
-    if "DataDependent" not in type(error).__name__:
-        return str(error).splitlines()[0] if str(error) else type(error).__name__
-    own = [frame for frame in traceback.extract_tb(error.__traceback__)
-           if "torch" not in Path(frame.filename).parts and Path(frame.filename).parent != Path(__file__).parent]
-    where = f"{Path(own[-1].filename).name}, line {own[-1].lineno}" if own else "in torch's own code"
-    return f"its control flow depends on values ({where}), which are not there before it runs"
 
 
 def _run(model: nn.Module, inputs: torch.Tensor, recorder: Recorder, optimizer: str, loss: Callable) -> tuple[int, ...]:
