@@ -11,7 +11,8 @@ def _advise(options: argparse.Namespace) -> int:
     query = advise.Query(options.model, options.batch_size, options.input, options.mode, options.dtype)
     advice = advise.advise(query, options.device, crossovers=not options.json)
     if options.json:
-        print(json.dumps(advice.records(), indent=1))
+        verified = suggestions.verified(advice, suggestions.suggestions(advice)) if options.verify else None
+        print(json.dumps(advise_text.records(advice, verified), indent=1, allow_nan=False))
         return 0
     print(advise_text.text(advice))
     changes = suggestions.suggestions(advice)
@@ -52,7 +53,7 @@ def add(verbs) -> None:
     verb.add_argument("--dtype", default="fp32", choices=("fp32", "bf16", "fp16"))
     verb.add_argument("--device", action="append", default=[], help="a device; may be given again (default: all with a model)")
     verb.add_argument("--verify", action="store_true", help="measure the prediction and the changes on this machine's CPU")
-    verb.add_argument("--json", action="store_true", help="print a list of objects, one a device")
+    verb.add_argument("--json", action="store_true", help="print a list of objects, one a device; with --verify this CPU's also holds what was measured")
     verb.set_defaults(call=_advise)
 
     verb = verbs.add_parser("models", help="the registry: every cost model with its scores; or train those that ship")

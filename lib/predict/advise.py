@@ -52,11 +52,6 @@ class Advice:
     crossovers: tuple[str, ...]
     predictors: tuple[Predictor, ...]
 
-    def records(self) -> list[dict[str, Any]]:
-        """Return the table as plain values for JSON; what is not known is null."""
-        rows = self.table.astype(object).where(self.table.notna(), None)
-        return rows.to_dict("records")
-
 
 class CapturedQuery:
     """One query, captured once (and once more at another batch size when several are compared)."""

@@ -1,6 +1,8 @@
 """Advice in words and tables, for the command line and the notebook."""
 
+import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -43,6 +45,30 @@ def answer(**query) -> tuple[pd.DataFrame, str]:
     """Return the table and the recommendation for the fields of a Query."""
     advice = advise(Query(**query), crossovers=False)
     return table(advice), f"{heading(advice)}. {advice.reason}."
+
+
+def records(advice: Advice, verified: tuple[float, Sequence[Change]] | None = None) -> list[dict[str, Any]]:
+    """Return the table as plain values for JSON, a row a device; what is not known is null.
+
+    ``verified``, the ms and the changes that were measured on this machine, are added to its CPU as ``verified_ms`` and
+    ``changes``.
+    """
+    rows = advice.table.to_dict("records")
+    if verified:
+        own = next(row for row in rows if row["device"] == "cpu")
+        own["verified_ms"], several = verified
+        own["changes"] = [{name: getattr(change, name) for name in ("what", "predicted_gain", "measured_gain", "why")}
+                          for change in several]
+    return _plain(rows)
+
+
+def _plain(value: Any) -> Any:
+    """Return a value with null in place of every number that JSON does not have."""
+    if isinstance(value, dict):
+        return {name: _plain(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [_plain(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def changes(several: Sequence[Change]) -> str:

@@ -46,8 +46,9 @@ def changes(captured: CapturedQuery, predictor: Predictor) -> list[Change]:
     """Return what could be changed on one device, with the gain in images a second that its model predicts."""
     base = predictor.estimate(captured.work())
     several = [*_retained_memory(captured, predictor, base), *_larger_batches(captured, predictor, base)]
-    fused = float((base.operators["predicted_ms"] * base.operators["calls"])[base.operators["op"].isin(_FUSED)].sum())
-    text = f"not predicted; operators that it could fuse take {fused / base.predicted_ms:.0%} of the predicted time"
+    cost = base.operators["predicted_ms"] * base.operators["calls"]
+    fused = cost[base.operators["op"].isin(_FUSED)].sum() / cost.sum()
+    text = f"not predicted; operators that it could fuse take {fused:.0%} of the predicted time of all operators"
     several.append(Change("torch.compile", math.nan, text, {"compiled": True}))
     if len(captured.query.network().shape) == 4:  # noqa: PLR2004 - samples, channels, height, width
         several.append(Change("channels_last", math.nan, "not predicted: its operators were not swept in this layout",
