@@ -2,6 +2,8 @@
 
 import argparse
 
+from lib.cli.options import number, whole
+
 
 def _advise(options: argparse.Namespace) -> int:
     import json
@@ -39,8 +41,9 @@ def _models(options: argparse.Namespace) -> int:
         print(evaluate.evaluate(quick=options.quick)["scores"].to_string(index=False))
     elif options.train:
         evaluate.published(options.train, "bf16" if options.train == "aiconfigurator" else "fp32", options.quick)
-    print(registry.summary().to_string(index=False, float_format=lambda value: f"{value:.1f}"))
-    return 0
+    table = registry.summary()
+    print(table.to_string(index=False, float_format=lambda value: f"{value:.1f}"))
+    return int((table["part"] == registry.UNUSABLE).any())
 
 
 def add(verbs) -> None:
@@ -48,12 +51,13 @@ def add(verbs) -> None:
     verb = verbs.add_parser("advise", help="where a network should run, how long it takes there, and what to change")
     verb.add_argument("model", help="a torchvision name, a workload id (W1), or module:Class")
     verb.add_argument("--input", default="", metavar="3x224x224", help="one sample's shape (default: the network's usual one)")
-    verb.add_argument("--batch-size", type=int, default=0, help="default: the workload's own, or 1")
+    verb.add_argument("--batch-size", type=whole(1), default=0, help="default: the workload's own, or 1")
     verb.add_argument("--mode", default="infer", choices=("infer", "train"))
     verb.add_argument("--dtype", default="fp32", choices=("fp32", "bf16", "fp16"))
     verb.add_argument("--device", action="append", default=[], help="a device; may be given again (default: all with a model)")
     verb.add_argument("--verify", action="store_true", help="measure the prediction and the changes on this machine's CPU")
-    verb.add_argument("--json", action="store_true", help="print a list of objects, one a device; with --verify this CPU's also holds what was measured")
+    verb.add_argument("--json", action="store_true",
+                      help="print a list of objects, one a device; with --verify this CPU's holds what was measured, too")
     verb.set_defaults(call=_advise)
 
     verb = verbs.add_parser("models", help="the registry: every cost model with its scores; or train those that ship")
@@ -64,6 +68,6 @@ def add(verbs) -> None:
 
     verb = verbs.add_parser("calibrate", help="fine-tune the nearest model to this machine's device by a few measured points")
     verb.add_argument("--device", default="cpu", help="cpu (default) or cuda:0")
-    verb.add_argument("--budget-s", type=float, default=120.0, help="time for measuring (default 120)")
+    verb.add_argument("--budget-s", type=number(10, 1e6), default=120.0, help="time for measuring (default 120)")
     verb.add_argument("--dtype", default="fp32", choices=("fp32", "bf16", "fp16"))
     verb.set_defaults(call=_calibrate)

@@ -13,6 +13,7 @@ from lib.errors import InputError, choices
 Source = Literal["measure", "replay"]
 Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
+_SHOWN, _REASONS = 100, 5  # characters of a wrong value, and wrong values, that one line names
 
 
 class Strict(BaseModel):
@@ -40,7 +41,23 @@ def _reason(error: dict) -> str:
     if error["type"] == "missing":
         return f"{name} is missing"
     message = error["msg"].removeprefix("Value error, ").removeprefix("Input ")
-    return f"{name} = {error['input']!r} {message}"
+    return f"{name} = {_short(error['input'])} {message}"
+
+
+def _short(value: Any) -> str:
+    """Return how a value looks, cut where it is long: a file may hold anything."""
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+def _line(model: type[BaseModel], error: ValidationError, where: str) -> str:
+    """Return the line that names each wrong value, the first _REASONS of them, and the known names."""
+    errors = error.errors()
+    reasons = [_reason(item) for item in errors[:_REASONS]]
+    more = f"; and {len(errors) - _REASONS} more" if len(errors) > _REASONS else ""
+    unknown = any(item["type"] == "extra_forbidden" for item in errors)
+    known = f" (known: {choices(model.model_fields)})" if unknown else ""
+    return " ".join(f"{where}: {'; '.join(reasons)}{more}{known}".splitlines())
 
 
 def build(model: type[Strict], values: Mapping[str, Any], where: str) -> Any:
@@ -51,10 +68,15 @@ def build(model: type[Strict], values: Mapping[str, Any], where: str) -> Any:
     try:
         return model(**values)
     except ValidationError as error:
-        reasons = "; ".join(_reason(item) for item in error.errors())
-        unknown = any(item["type"] == "extra_forbidden" for item in error.errors())
-        known = f" (known: {choices(model.model_fields)})" if unknown else ""
-        raise InputError(f"{where}: {reasons}{known}") from None
+        raise InputError(_line(model, error, where)) from None
+
+
+def parse(model: type[BaseModel], text: bytes, where: str) -> Any:
+    """Build ``model`` from JSON; InputError as ``build`` raises it."""
+    try:
+        return model.model_validate_json(text)
+    except ValidationError as error:
+        raise InputError(_line(model, error, where)) from None
 
 
 def load(model: type[Strict], path: Path) -> Any:

@@ -20,6 +20,7 @@ from lib.work.graph import spaces
 from lib.work.graph.spaces import Config
 
 _POOL, _POINTS_A_SECOND, _ROUNDS, _LEAST = 900, 2.5, 3, 20
+_SHORTEST_S, _LONGEST_S = 10, 1_000_000
 _SHARE = 0.8  # of the points, chosen to fine-tune; the rest are drawn at random and validate
 
 
@@ -64,8 +65,9 @@ def calibrate(device: str = "cpu", dtype: str = "fp32", budget_s: float = 120.0)
     Raises InputError for a device that is not here, and where no model of its kind can be fine-tuned.
     """
     where = machine.device(device)
-    if budget_s < 10:
-        raise InputError(f"budget_s {budget_s:g} is too short to measure anything; give 10 s or more (120 is usual)")
+    if not _SHORTEST_S <= budget_s <= _LONGEST_S:
+        raise InputError(f"budget_s {budget_s:g} is too short to measure anything, or has no end; give {_SHORTEST_S} s to "
+                         f"{_LONGEST_S:,} s (120 is usual)")
     base = _nearest(str(where), dtype)
     configs, rows = _pool(dtype)
     tuning, validating = choose(base, rows, int(budget_s * _POINTS_A_SECOND))

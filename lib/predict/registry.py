@@ -14,7 +14,7 @@ from lib import paths
 from lib.config.definitions import VendorDevice, load_devices
 from lib.errors import InputError, choices
 from lib.measure import machine
-from lib.predict import transfer
+from lib.predict import model_file, transfer
 from lib.predict.analytic import roofline
 from lib.predict.analytic.roofline import Roof
 from lib.predict.networks import composition
@@ -22,9 +22,11 @@ from lib.predict.networks.composition import Composition, Estimate
 from lib.predict.networks.work import Work
 from lib.predict.operators.cost_model import CostModel
 from lib.predict.transfer import ANY_GPU
+from lib.work import dtypes
 
 SHIPPED = paths.REFERENCE / "models"
-_SUFFIX = ".json.gz"
+UNUSABLE = "none"  # the part of a file that holds no model, in the summary
+_SUFFIX, _CPU = ".json.gz", "cpu-"
 _MOST = 0.5  # of the predicted time, and it bounds the network
 
 
@@ -34,13 +36,42 @@ def path_of(device: str, dtype: str, folder: Path | None = None) -> Path:
 
 
 def model_files() -> dict[tuple[str, str], Path]:
-    """Return every model file by (device, element type); one that was calibrated here stands before a shipped one."""
-    files = {}
-    for folder in (SHIPPED, paths.MODELS):
-        for path in sorted(folder.glob(f"*_*{_SUFFIX}")):
-            device, _, dtype = path.name.removesuffix(_SUFFIX).rpartition("_")
-            files[device, dtype] = path
-    return files
+    """Return every model file by (device, element type); one that was calibrated here stands before a shipped one.
+
+    Raises InputError for a file that is named as no model is.
+    """
+    return {_key(path): path for folder in (SHIPPED, paths.MODELS) for path in sorted(folder.glob(f"*{_SUFFIX}"))}
+
+
+def _key(path: Path) -> tuple[str, str]:
+    """Return device and element type from a file's name."""
+    device, _, dtype = path.name.removesuffix(_SUFFIX).rpartition("_")
+    if not device or dtype not in dtypes.NAMES:
+        raise InputError(f"{path} is named as no model is, <device>_<element type>{_SUFFIX}, such as t4_fp32{_SUFFIX}; rename "
+                         "or remove it")
+    return device, dtype
+
+
+def load(path: Path) -> CostModel:
+    """Return the model of a file of the registry; InputError where it is damaged, lacks facts, or is not what its name says."""
+    device, dtype = _key(path)
+    model = CostModel.load(path)
+    needed = ("dtype", "latency_type", "launch_ms", *(() if device == ANY_GPU else ("hardware_id", "peak_gflops", "peak_gbps")))
+    missing = [name for name in needed if name not in model.facts]
+    if missing:
+        raise InputError(f"{path} lacks the facts {choices(missing)}, without which nothing is predicted; {model_file.RETRAIN}")
+    if (model.device, model.facts["dtype"]) != (device, dtype):
+        raise InputError(f"{path} holds a {model.facts['dtype']} model of {model.device}, not what its name says; rename it")
+    of_cpu = device.startswith(_CPU)
+    if of_cpu and not device.endswith(f"-{model.facts['hardware_id']}"):
+        raise InputError(f"{path} was fitted on other hardware, {model.facts['hardware_id']}, than its name says; calibrate "
+                         "again")
+    if (model.chip is None) != (of_cpu or device == ANY_GPU):
+        kind = "CPU" if of_cpu else "GPU"
+        raise InputError(f"{path} is named as that of a {kind}, and holds that of another device type")
+    if any(set(fitted["rates"]) != set(composition.TERMS) for fitted in model.compositions.values()):
+        raise InputError(f"{path}: a composition has other rates than {choices(composition.TERMS)}; {model_file.RETRAIN}")
+    return model
 
 
 @dataclass(frozen=True)
@@ -122,56 +153,69 @@ def _parts(work: Work) -> np.ndarray:
 def shipped_cpu(dtype: str) -> CostModel:
     """Return the CPU model that ships with the reference; InputError where there is none of that element type."""
     files = model_files()
-    own = [path for (device, kind), path in files.items() if device.startswith("cpu-") and kind == dtype
+    own = [path for (device, kind), path in files.items() if device.startswith(_CPU) and kind == dtype
            and path.parent == SHIPPED]
     if not own:
-        raise InputError(f"no {dtype} model of a CPU ships in {SHIPPED}; there are: {choices(sorted(files))}")
-    return CostModel.load(own[0])
+        raise InputError(f"no {dtype} model of a CPU ships in {SHIPPED}; there are: {choices(map(' '.join, sorted(files)))}")
+    return load(own[0])
 
 
 def vendor_of(name: str) -> str:
     """Return the id in params/devices.yaml of a device by the name that its driver gives; InputError lists the names."""
-    known = {device.name: device.id for device in load_devices().values()}
-    vendor = next((id_ for stated, id_ in known.items() if stated in name or name in stated), None)
+    ids = {device.name: device.id for device in load_devices().values()}
+    vendor = next((id_ for stated, id_ in ids.items() if stated in name or name in stated), None)
     if not vendor:
-        raise InputError(f"params/devices.yaml has no device named {name!r}, add it there; it has: {choices(known)}")
+        raise InputError(f"params/devices.yaml has no device named {name!r}, add it there; it has: {choices(ids)}")
     return vendor
 
 
 def _cpu(dtype: str, files: transfer.Files) -> Predictor | None:
     """Return this machine's CPU with its own model, or else a reference one, whose answers are then zero-shot."""
     memory_mb = psutil.virtual_memory().total / 1e6
-    own = files.get((f"cpu-{machine.name()}", dtype))
+    own = files.get((f"{_CPU}{machine.name()}", dtype))
     if own:
-        return Predictor("cpu", dtype, CostModel.load(own), memory_mb=memory_mb)
-    others = [path for (device, kind), path in files.items() if device.startswith("cpu-") and kind == dtype]
+        return Predictor("cpu", dtype, load(own), memory_mb=memory_mb)
+    others = [path for (device, kind), path in files.items() if device.startswith(_CPU) and kind == dtype]
     if not others:
         return None
-    model = CostModel.load(others[0])
+    model = load(others[0])
     return Predictor("cpu", dtype, model, model.device, memory_mb)
 
 
-def _gpu(vendor: VendorDevice, dtype: str, files: transfer.Files, load: Callable[[Path], CostModel]) -> Predictor | None:
+def _gpu(vendor: VendorDevice, dtype: str, files: transfer.Files, reader: Callable[[Path], CostModel]) -> Predictor | None:
     """Return a GPU with its model, completed from others; None for an element type without a rate, or without a donor."""
     if dtype not in vendor.peak_gflops or not vendor.multiprocessors:
         return None
-    model = transfer.gpu_model(vendor, dtype, files, load)
+    model = transfer.gpu_model(vendor, dtype, files, reader)
     return Predictor(vendor.id, dtype, model, "", vendor.memory_mb, vendor.price_per_hour) if model else None
+
+
+def _predictor(device: str, dtype: str, files: transfer.Files, vendors: Mapping[str, VendorDevice],
+               reader: Callable[[Path], CostModel]) -> Predictor | None:
+    gpu = vendors.get(device)
+    return _cpu(dtype, files) if device == "cpu" else _gpu(gpu, dtype, files, reader) if gpu else None
+
+
+def predictor(device: str, dtype: str) -> Predictor | None:
+    """Return a device that can be predicted, or None where it has no model; InputError for a file that holds none."""
+    return _predictor(device, dtype, model_files(), load_devices(), load)
 
 
 def for_devices(devices: Sequence[str], dtype: str) -> list[Predictor]:
     """Return the devices that can be predicted for an element type: those named, or all that have a model of any type.
 
-    Raises InputError for a device that has none, listing those that do and how to calibrate.
+    Raises InputError for a device that has none, listing those that do and how to calibrate, for one that is named twice, and
+    for a file that holds no model.
     """
-    files, vendors, load = model_files(), load_devices(), cache(CostModel.load)  # a donor serves several
+    if len(set(devices)) < len(devices):
+        raise InputError(f"a device is named twice: {choices(devices)}; name each once")
+    files, vendors, reader = model_files(), load_devices(), cache(load)  # a donor serves several
     usual = ["cpu", *sorted({device for device, _ in files if device in vendors})]
     predictors = []
     for device in devices or usual:
-        gpu = vendors.get(device)
-        predictor = _cpu(dtype, files) if device == "cpu" else _gpu(gpu, dtype, files, load) if gpu else None
-        if predictor:
-            predictors.append(predictor)
+        one = _predictor(device, dtype, files, vendors, reader)
+        if one:
+            predictors.append(one)
         elif devices:
             raise InputError(f"no {dtype} model of a device {device!r}; there are models of: {choices(usual)}; any GPU of "
                              f"params/devices.yaml is predicted zero-shot where {ANY_GPU} has its element type; for a machine "
@@ -182,10 +226,17 @@ def for_devices(devices: Sequence[str], dtype: str) -> list[Predictor]:
 
 
 def summary() -> pd.DataFrame:
-    """Return a row a part of every model at hand: device, dtype, part, rows, scores on held-out groups, source, licence."""
+    """Return a row a part of every model at hand: device, dtype, part, rows, scores on held-out groups, source, licence.
+
+    A file that holds no model is a row too, of part UNUSABLE, whose source says why.
+    """
     rows = []
     for (device, dtype), path in model_files().items():
-        model = CostModel.load(path)
+        try:
+            model = load(path)
+        except InputError as error:
+            rows.append({"device": device, "dtype": dtype, "part": UNUSABLE, "source": f"unusable: {error}"})
+            continue
         rows += [{"device": device, "dtype": dtype, "part": name, "rows": part.rows, "MAPE %": part.scores.get("mape"),
                   "median %": part.scores.get("median"), "within 10 %": part.scores.get("within_10"),
                   "interval ±%": (np.exp(np.mean(part.halves)) - 1) * 100, "source": model.facts.get("source", ""),

@@ -76,9 +76,8 @@ def _larger_batches(captured: CapturedQuery, predictor: Predictor, base: Estimat
 
 
 def _half_precision(captured: CapturedQuery, predictor: Predictor, base: Estimate) -> Change:
-    try:
-        other = registry.for_devices([predictor.device], "bf16")[0]
-    except InputError:
+    other = registry.predictor(predictor.device, "bf16")
+    if other is None:
         return Change("bf16 (autocast)", math.nan, f"not predicted: no bf16 model of {predictor.device}", {"dtype": "bf16"})
     half = CapturedQuery(replace(captured.query, dtype="bf16", batch_size=captured.batch_size))
     estimate = other.estimate(half.work())

@@ -13,11 +13,10 @@ from pathlib import Path
 import numpy as np
 
 from lib.config.definitions import VendorDevice, load_devices
-from lib.predict.operators.cost_model import CostModel
+from lib.predict.operators.cost_model import ANY_GPU, CostModel
 from lib.predict.operators.parts import Part
 from lib.predict.operators.regressors import Rates
 
-ANY_GPU = "any-gpu"
 ANALYTIC = "the roofline"  # the origin of what no published data hold of any GPU
 _ALIKE = {"bf16": ("bf16", "fp16", "fp32"), "fp16": ("fp16", "bf16", "fp32")}  # element types whose models stand in, in order
 _UNMEASURED = math.log(3)  # half interval of windows: depthwise kernels reach a third to all of what their terms say

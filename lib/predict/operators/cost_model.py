@@ -3,9 +3,6 @@
 One model answers for one device, one element type and one way of timing. It has a part for each group of families and pass.
 """
 
-import gzip
-import json
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,14 +12,14 @@ import pandas as pd
 
 from lib.config.definitions import VendorDevice
 from lib.errors import InputError, choices
+from lib.predict import model_file
 from lib.predict.operators import features, inputs
 from lib.predict.operators.features import Row
 from lib.predict.operators.features_gpu import Chip
 from lib.predict.operators.parts import Part
 
-SCHEMA = 4
-_RETRAIN = ("train it again with: python -m lib models --train cpu, neusight or aiconfigurator; a calibrated one with: "
-            "python -m lib calibrate")
+ANY_GPU = "any-gpu"  # the device of a model of several GPUs, which holds relative to a chip
+_ANY_CHIP = Chip(1.0, 1.0, 1.0, 1, 1.0, 4)
 
 
 @dataclass
@@ -97,30 +94,20 @@ class CostModel:
 
     def save(self, path: Path) -> Path:
         """Write the model as compressed JSON: numbers, arrays in base64, ranges, intervals, scores, provenance."""
-        content = {"schema": SCHEMA, "device": self.device, "facts": self.facts, "compositions": self.compositions,
-                   "chip": asdict(self.chip) if self.chip else None,
-                   "parts": {name: part.plain() for name, part in self.parts.items()}}
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(".partial")
-        temporary.write_bytes(gzip.compress(json.dumps(content).encode(), mtime=0))
-        return temporary.replace(path)
+        parts = {name: part.plain() for name, part in self.parts.items()}
+        return model_file.write(path, {"device": self.device, "facts": self.facts, "compositions": self.compositions,
+                                       "chip": asdict(self.chip) if self.chip else None, "parts": parts})
 
     @classmethod
     def load(cls, path: Path) -> "CostModel":
         """Read a model back; InputError says what is wrong with a damaged file or one of another schema. Runs no code."""
-        try:
-            content = json.loads(gzip.decompress(path.read_bytes()))
-            if content["schema"] != SCHEMA:
-                raise InputError(f"{path} is a cost model of schema {content['schema']}, this program reads schema {SCHEMA}: "
-                                 + (_RETRAIN if content["schema"] < SCHEMA else "update the program"))
-            return cls._of_plain(content)
-        except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError) as error:
-            if isinstance(error, InputError):
-                raise
-            raise InputError(f"{path} is no cost model, or is damaged ({type(error).__name__}: {error})") from None
-
-    @classmethod
-    def _of_plain(cls, content: Mapping[str, Any]) -> "CostModel":
-        parts = {name: Part.of_plain(part) for name, part in content["parts"].items()}
-        chip = Chip(**content["chip"]) if content["chip"] else None
-        return cls(content["device"], content["facts"], parts, chip, content["compositions"])
+        content = model_file.read(path)
+        chip = Chip(**content.chip.model_dump()) if content.chip else None
+        parts = {}
+        for name, entry in content.parts.items():
+            try:
+                parts[name] = Part.of_file(name, entry, _ANY_CHIP if content.device == ANY_GPU else chip)
+            except ValueError as error:
+                raise InputError(f"{path} is no cost model of this program: {name}: {error}") from None
+        plain = content.model_dump(mode="json", include={"facts", "compositions"}, exclude_unset=True)
+        return cls(content.device, plain["facts"], parts, chip, plain["compositions"])

@@ -16,6 +16,7 @@ from lib.predict.operators.features import Row, code
 from lib.work import dtypes
 
 TILES = ((32, 32), (64, 64), (64, 128), (128, 64), (128, 128), (64, 256), (256, 64), (128, 256), (256, 128), (192, 128))
+GROUPS = ("window", "gemm", "convolution", "memory")
 _CONVOLUTIONS, _POOLS = ("conv2d", "conv3d"), ("pool2d", "pool3d")
 _GEMMS = ("linear", "matmul", "bmm", "attention")
 _NARROW = 16  # channels a group below which a grouped convolution fills no tile: no library computes it as a GEMM
@@ -32,7 +33,7 @@ def groups(row: Row) -> np.ndarray:
     convolves = np.isin(row["op"], _CONVOLUTIONS)
     cases = [np.isin(row["op"], _POOLS) | (convolves & (row["groups"] > 1) & (channels < _NARROW)),
              np.isin(row["op"], _GEMMS) | (convolves & (size == 1)), convolves]
-    return np.select(cases, ["window", "gemm", "convolution"], "memory")
+    return np.select(cases, GROUPS[:-1], GROUPS[-1])
 
 
 @dataclass(frozen=True)

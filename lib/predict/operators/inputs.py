@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from lib.errors import choices
 from lib.predict.operators import features, features_gpu
 from lib.predict.operators.features import Row
 from lib.predict.operators.features_gpu import Chip
@@ -37,6 +38,15 @@ def frames(rows: pd.DataFrame, chip: Chip | None, group: str = "") -> tuple[pd.D
     row = features.columns(rows)
     several = _values(row, group or str(groups(row, chip)[0]), chip)
     return tuple(pd.DataFrame(_stacked(values, row), columns=list(values), index=rows.index) for values in several)
+
+
+def names(group: str, chip: Chip | None) -> tuple[list[str], list[str]]:
+    """Return the names of the terms and of the features of a group; ValueError where there is no such group."""
+    known = features.GROUPS if chip is None else features_gpu.GROUPS
+    if group not in known:
+        raise ValueError(f"there is no group {group!r}; there are: {choices(known)}")
+    row = features.one(features.GROUPS[group][0], {}, 1.0, 1.0)
+    return tuple(list(values) for values in _values(row, group, chip))
 
 
 def _values(row: Row, group: str, chip: Chip | None) -> tuple[Row, Row]:

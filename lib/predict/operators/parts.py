@@ -8,11 +8,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from lib.errors import choices
+from lib.predict import model_file
 from lib.predict.operators import inputs, regressors
 from lib.predict.operators.correction import Correction
 from lib.predict.operators.features import TEXTS
+from lib.predict.operators.features_gpu import Chip
 from lib.predict.operators.regressors import Regressor
 
+_PASSES = ("forward", "backward")
 _SAVED = ("features", "ranges", "kinds", "edges_ms", "halves", "rows", "scores", "origin")
 
 
@@ -69,11 +73,20 @@ class Part:
                 "correction": asdict(self.correction) if self.correction else None}
 
     @classmethod
-    def of_plain(cls, content: Mapping[str, Any]) -> "Part":
-        """Read what ``plain`` gave."""
-        correction = content["correction"]
-        return cls(regressors.of_plain(content["regressor"]), **{name: content[name] for name in _SAVED},
-                   correction=Correction(**correction) if correction else None)
+    def of_file(cls, name: str, entry: model_file.Part, chip: Chip | None) -> "Part":
+        """Take a part of a model of a CPU, or of a GPU by its chip, from its entry in a file.
+
+        Raises ValueError where its terms and features are not those that operators of its group and pass have.
+        """
+        group, _, passes = name.partition(" ")
+        terms, features = inputs.names(group, chip)
+        if passes not in _PASSES:
+            raise ValueError(f"there is no pass {passes!r}; there are: {choices(_PASSES)}")
+        if list(entry.regressor.terms) != terms or list(entry.features) not in (features, []):
+            raise ValueError("it has other terms or features than this program makes of operators")
+        saved = entry.model_dump(mode="json", include=set(_SAVED))
+        correction = entry.correction.model_dump() if entry.correction else None
+        return cls(regressors.of_file(entry.regressor), **saved, correction=Correction(**correction) if correction else None)
 
 
 def ranges(x: pd.DataFrame) -> dict[str, tuple[float, float]]:

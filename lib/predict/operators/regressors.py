@@ -6,7 +6,6 @@ averaged, and one small network is distilled from both (Hinton et al., 2015), so
 is a few arrays.
 """
 
-import base64
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from lib.predict import model_file
 from lib.predict.operators import mlp
 from lib.predict.operators.features import TEXTS
 from lib.predict.operators.trees import Trees
@@ -132,7 +132,7 @@ class Boosted:
 
     def plain(self) -> dict[str, Any]:
         """Return everything as what JSON can hold: numbers, and arrays in base64."""
-        trees = {name: _packed(getattr(self.trees, name)) for name in ("feature", "value", "right", "roots")}
+        trees = {name: model_file.Array.plain(getattr(self.trees, name)) for name in ("feature", "value", "right", "roots")}
         return {"form": "boosted", "terms": self.terms, "names": self.names, "costs": self.costs.tolist(), "known": self.known,
                 "quantiles": list(self.quantiles), "trees": {**trees, "ensembles": self.trees.ensembles}}
 
@@ -210,33 +210,30 @@ class Student:
         return {"form": "student", "terms": self.terms, "names": self.names, "costs": self.costs.tolist(),
                 "known": self.onehot.known, "bounds": list(self.bounds), "centre": self.nets.centre.tolist(),
                 "scale": self.nets.scale.tolist(),
-                "layers": [[_packed(w.astype("<f4")), _packed(b.astype("<f4"))] for w, b in self.nets.layers]}
+                "layers": [[model_file.Array.plain(one.astype("<f4")) for one in layer] for layer in self.nets.layers]}
 
 
 Regressor = Rates | Boosted | Student
 
 
-def of_plain(content: dict[str, Any]) -> Regressor:
-    """Read what ``plain`` of a regressor gave."""
-    form, costs = content["form"], np.array(content["costs"])
-    if form == "rates":
-        return Rates(content["terms"], costs)
-    facts = {"terms": content["terms"], "names": content["names"], "costs": costs}
-    if form == "boosted":
-        arrays = {name: value if name == "ensembles" else _unpacked(value) for name, value in content["trees"].items()}
-        return Boosted(**facts, trees=Trees(**arrays), known=content["known"], quantiles=tuple(content["quantiles"]))
-    layers = [(_unpacked(w), _unpacked(b)) for w, b in content["layers"]]
-    return Student(**facts, nets=mlp.Nets(np.array(content["centre"]), np.array(content["scale"]), layers),
-                   onehot=OneHot(content["known"]), bounds=tuple(content["bounds"]))
-
-
-def _packed(array: np.ndarray) -> dict[str, Any]:
-    small = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
-    return {"shape": list(array.shape), "dtype": small.dtype.str, "data": base64.b64encode(small.tobytes()).decode()}
-
-
-def _unpacked(content: dict[str, Any]) -> np.ndarray:
-    return np.frombuffer(base64.b64decode(content["data"]), content["dtype"]).reshape(content["shape"]).copy()
+def of_file(entry: model_file.Rates | model_file.Boosted | model_file.Student) -> Regressor:
+    """Take a regressor from its entry in a file; ValueError where its networks or trees are not of its features' width."""
+    terms, costs = list(entry.terms), np.array(entry.costs)
+    if entry.form == "rates":
+        return Rates(terms, costs)
+    names, known = list(entry.names), {name: list(values) for name, values in entry.known.items()}
+    shares_of = int((costs > 0).sum())
+    if entry.form == "boosted":
+        trees = {name: getattr(entry.trees, name).array() for name in ("feature", "value", "right", "roots")}
+        if trees["feature"].max() >= len(names) + shares_of:
+            raise ValueError(f"trees split on column {trees['feature'].max()} of {len(names) + shares_of}")
+        return Boosted(terms, names, costs, Trees(**trees, ensembles=entry.trees.ensembles), known, entry.quantiles)
+    onehot = OneHot(known)
+    width = onehot(names, np.zeros((1, len(names)))).shape[1] + shares_of
+    if len(entry.centre) != width:
+        raise ValueError(f"its networks take {len(entry.centre)} inputs, its features make {width}")
+    layers = [(weights.array(), biases.array()) for weights, biases in entry.layers]
+    return Student(terms, names, costs, mlp.Nets(np.array(entry.centre), np.array(entry.scale), layers), onehot, entry.bounds)
 
 
 def weights(table: pd.DataFrame) -> np.ndarray:
