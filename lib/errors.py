@@ -7,8 +7,13 @@ _NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "ca
 class InputError(ValueError):
     """A wrong input, told in one line: what was wrong, where, and what would be right.
 
-    The command line prints it without a traceback and exits with 2; a notebook shows the line alone and fails.
+    The command line prints it without a traceback and exits with 2; a notebook shows the line alone and fails. What it quotes
+    may come from anywhere: line breaks become spaces, and what no terminal should be sent its escape.
     """
+
+    def __init__(self, message: object):
+        line = " ".join(str(message).splitlines())
+        super().__init__("".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in line))
 
 
 def one_line(error: BaseException, most: int = 200) -> str:

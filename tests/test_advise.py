@@ -5,8 +5,11 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from lib import __main__, paths
@@ -16,6 +19,7 @@ from lib.predict import advise, advise_text, calibrate, registry, suggestions
 from lib.predict.advise import Query
 from lib.predict.operators.cost_model import CostModel
 from lib.predict.operators.features_gpu import Chip
+from lib.work.graph import spaces
 
 MINE = """
 import torch
@@ -86,6 +90,53 @@ def test_the_command_line_answers_in_json(tmp_path):
     assert "NaN" not in done.stdout
 
 
+@pytest.mark.parametrize("device", ["cpu", "h100-sxm"])
+def test_a_share_is_one_of_its_whole(device, tmp_path, monkeypatch):
+    """A network of activations alone: all of its operators can be fused, no more."""
+    (tmp_path / "fusible.py").write_text("from torch import nn\ndef net():\n    return nn.Sequential(*[nn.ReLU()] * 9)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "fusible", raising=False)
+    several = suggestions.suggestions(advise.advise(Query("fusible:net", 1, "8x224x224"), [device], crossovers=False))
+    why = next(change.why for change in several if change.what == "torch.compile")
+    assert why == "not predicted; operators that it could fuse take 100% of the predicted time of all operators"
+
+
+def test_what_was_verified_is_in_the_json(monkeypatch, capsys):
+    def verified(advice, several):
+        return 1.5, [replace(several[0], measured_gain=2.0), *several[1:]]
+
+    monkeypatch.setattr(suggestions, "verified", verified)
+    assert __main__.main("advise simple_cnn --input 3x28x28 --device cpu --device t4 --json --verify".split()) == 0
+    rows = {row["device"]: row for row in json.loads(capsys.readouterr().out)}
+    assert rows["cpu"]["verified_ms"] == 1.5
+    assert rows["cpu"]["changes"][0]["measured_gain"] == 2.0
+    assert None in [change["predicted_gain"] for change in rows["cpu"]["changes"]], "what is not known is null"
+    assert "verified_ms" not in rows["t4"]
+
+
+@pytest.mark.parametrize("arguments", [
+    "advise resnet18 --batch-size -1", "advise resnet18 --batch-size 0", "advise resnet18 --batch-size 1e3",
+    "advise resnet18 --batch-size 99999999999", "advise resnet18 --batch-size nan", "advise resnet18 --device t4 --device t4",
+    "advise resnet18 --device=", "advise resnet18 --input=-1", "advise resnet18 --input 3x0x224", "advise resnet18 --input x",
+    "advise resnet18 --input 3x999999999x999999999", "calibrate --budget-s nan", "calibrate --budget-s inf",
+    "calibrate --budget-s -5", "calibrate --budget-s 1", "calibrate --budget-s 1e12", "calibrate --budget-s x",
+    "calibrate --device abacus", "calibrate --device cpu,cpu", "calibrate --dtype fp64", "models --train x"])
+def test_odd_options_are_one_line_before_anything_is_measured(arguments, monkeypatch, capsys):
+    monkeypatch.setattr(calibrate.sweep, "measure_sweep", lambda *_, **__: pytest.fail("it was measured"))
+    try:
+        status = __main__.main(arguments.split())
+    except SystemExit as ended:
+        status = ended.code
+    out, err = capsys.readouterr()
+    assert (status, out, err.count("\n")) == (2, "", 1), err
+
+
+def test_a_budget_that_is_no_time_is_refused_before_measuring():
+    for budget_s in (float("nan"), float("inf"), -1.0):
+        with pytest.raises(InputError, match="is too short to measure anything, or has no end"):
+            calibrate.calibrate("cpu", budget_s=budget_s)
+
+
 @pytest.mark.parametrize(("arguments", "words"), [
     (["resnet18", "--device", "abacus"], "no fp32 model of a device 'abacus'; there are models of: .*calibrate"),
     (["alexnet", "--input", "3x8x8"], "does not run on an input of shape"),
@@ -145,6 +196,54 @@ def test_points_that_teach_are_spread_over_the_parts():
         calibrate.calibrate("cpu", budget_s=1)
     with pytest.raises(InputError, match="is not here; this machine has"):
         calibrate.calibrate("cuda:7")
+
+
+def _measured(monkeypatch, verdict, change=lambda rows: rows):
+    """Let a sweep measure half as fast as the model predicts, and judge its points so."""
+    model, chosen = registry.shipped_cpu("fp32"), []
+
+    def measure(p, chosen=(), swept=chosen):
+        swept.extend(chosen)
+        return paths.SWEEPS / p.name
+
+    def read(folder):
+        rows = [{"op": config.op, **dict(config.parameters), "pass": config.passes, "config": config.key,
+                 **dict(zip(("flops", "bytes"), spaces.work(config.ops()), strict=True))} for config in chosen]
+        table = pd.DataFrame(rows).assign(status="ok", verdict=verdict, hardware_id="here", device="cpu", dtype="fp32",
+                                          latency_type="kernel", cache="cold", latency_iqr_ms=0.0)
+        return SimpleNamespace(table=change(table.assign(latency_ms=2 * model.predict(table)["predicted_ms"])))
+
+    monkeypatch.setattr(calibrate, "_POOL", 120)
+    monkeypatch.setattr(calibrate.sweep, "measure_sweep", measure)
+    monkeypatch.setattr(calibrate.aggregate, "read", read)
+
+
+def test_a_calibration_is_used_afterwards(home, monkeypatch):
+    _measured(monkeypatch, "stable")
+    before = advise.advise(Query("simple_cnn", 4, "3x28x28"), ["cpu"])
+    result = calibrate.calibrate("cpu", budget_s=30)
+    assert result.path.parent == paths.MODELS and result.after["median"] < 20 < result.before["median"]
+    assert "fine-tuned by" in calibrate.summary(result)
+    after = advise.advise(Query("simple_cnn", 4, "3x28x28"), ["cpu"])
+    assert after.table["predicted_ms"][0] > 1.4 * before.table["predicted_ms"][0]
+
+
+@pytest.mark.parametrize("change", [lambda rows: rows.assign(verdict="unusable"), lambda rows: rows.assign(status="failed"),
+                                    lambda rows: rows.head(0), lambda rows: rows.head(20)])
+def test_a_calibration_without_usable_points_is_one_line_and_keeps_them(change, home, monkeypatch):
+    _measured(monkeypatch, "stable", change)
+    with pytest.raises(InputError, match="measured points are usable, 20 or more are needed .* the points are in .*sweeps"):
+        calibrate.calibrate("cpu", budget_s=10)
+    assert not paths.MODELS.exists()
+
+
+def test_a_calibration_whose_points_are_of_one_shape_falls_back_to_one_factor(home, monkeypatch):
+    def of_one_shape(rows):
+        same = rows[rows["op"] == "batch_norm"].iloc[[0] * 40].assign(config=list(rows["config"].head(40)))
+        return pd.concat([same, rows], ignore_index=True).drop_duplicates("config")
+
+    _measured(monkeypatch, "stable", of_one_shape)
+    assert calibrate.calibrate("cpu", budget_s=30).after["n"] >= 2
 
 
 def test_gains_of_one_device_are_not_measured_on_another():

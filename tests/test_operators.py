@@ -136,6 +136,22 @@ def test_wrong_definitions_are_refused(tmp_path, text, told):
         spaces.load_sweeps(path)
 
 
+@pytest.mark.parametrize(("op", "change", "words"), [
+    ("conv2d", {"groups": 0}, "groups 0 is no number from 1 to"),
+    ("conv2d", {"layout": "nt"}, "layout 'nt' is none; there are: contiguous, channels_last"),
+    ("conv2d", {"padding_h": 10**9}, "padding_h 1000000000 is no number from 0 to 1024"),
+    ("conv3d", {"width": 10**9}, "width 1000000000 is no number from 1 to 65536"),
+    ("conv2d", {"batch": "many"}, "batch 'many' is no number"), ("matmul", {"layout": "x"}, "'x' is none; there are: nn"),
+    ("attention", {"kind": "max"}, "kind 'max' is none; there are: sdpa, mha"), ("softmax", {"kind": "relu"}, "is none"),
+    ("activation", {"kind": "half", "inplace": 1}, "kind 'half' is none; there are: relu"),
+    ("cat", {"pieces": 10**9}, "pieces 1000000000 is no number from"),
+    ("pool2d", {"kind": "min"}, "kind 'min' is none; there are: max, avg, adaptive_avg"), ("copy", {"layout": "nn"}, "is none")])
+def test_what_no_operator_takes_is_refused(op, change, words):
+    params = next(spaces.sample(op, SWEEPS.spaces[op], SWEEPS.limits, 0))[0].parameters
+    with pytest.raises(InputError, match=words):
+        families.make(op, {**dict(params), **change})
+
+
 def test_a_space_without_a_valid_point_says_why():
     axes = {**{name: [value] for name, value in CONV.items()}, "kernel_h": [50]}
     with pytest.raises(InputError, match="no new valid point.*the kernel reaches over 50"):

@@ -1,5 +1,8 @@
 """Parameters: notebooks and classes agree, wrong values are told in one line with the choices."""
 
+import copy
+import random
+
 import papermill
 import pytest
 from hypothesis import given
@@ -9,7 +12,7 @@ from lib import paths
 from lib.config import base, definitions, notebooks
 from lib.config import definitions as config_definitions
 from lib.errors import InputError
-from lib.work.graph.spaces import load_sweeps
+from lib.work.graph import spaces
 
 
 @pytest.mark.parametrize("name", notebooks.NOTEBOOKS)
@@ -51,16 +54,111 @@ def test_a_checked_set_checks_again(iters, flag, lr):
     assert notebooks.check("02_profile", p.model_dump()) == p
 
 
+READERS = {"workloads.yaml": definitions.load_workloads, "report.yaml": definitions.load_report_plan,
+           "devices.yaml": definitions.load_devices, "matrix.yaml": definitions.load_matrix,
+           "networks.yaml": definitions.load_campaign, "scenarios.yaml": definitions.load_scenarios,
+           "nsight_metrics.yaml": definitions.load_metrics, "sweeps.yaml": spaces.load_sweeps}
+
+
 def test_every_yaml_of_the_project_loads():
     assert list(config_definitions.load_workloads()) == [f"W{n}" for n in range(1, 8)]
     assert [section.notebook for section in config_definitions.load_report_plan().sections] == list(notebooks.NOTEBOOKS)
-    readers = {"workloads.yaml": config_definitions.load_workloads, "report.yaml": config_definitions.load_report_plan}
-    readers |= {"devices.yaml": definitions.load_devices, "matrix.yaml": definitions.load_matrix,
-                "networks.yaml": definitions.load_campaign,
-                "scenarios.yaml": definitions.load_scenarios,
-                "nsight_metrics.yaml": definitions.load_metrics, "sweeps.yaml": load_sweeps}
-    assert all(reader() for reader in readers.values())
-    assert {path.name for path in paths.PARAMS.glob("*.yaml")} == set(readers), "each YAML file has a reader"
+    assert all(reader() for reader in READERS.values())
+    assert {path.name for path in paths.PARAMS.glob("*.yaml")} == set(READERS), "each YAML file has a reader"
+
+
+@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize("text", ["[1, 2]", "7", "text", "", "null", "{}", "{1: 2}", "2020-01-01", "? [a]\n: 1", "&a [*a]",
+                                  "!!set {a, b}", "- a: 1", "{unknown: 1}", "a: [", "!!python/object:os.system {}"])
+def test_a_yaml_that_is_no_mapping_of_what_it_should_be_is_one_line(name, text, tmp_path):
+    file = tmp_path / name
+    file.write_text(text)
+    with pytest.raises(InputError) as error:
+        READERS[name](file)
+    assert str(file) in str(error.value) and "\n" not in str(error.value)
+
+
+ODD = (None, True, -1, 0, 1e308, "", "x", "half", [], {}, [[]], [None], float("nan"), float("inf"), 2**70, {1: 2}, {"x": 1},
+       [1, "a"], [True], "two\nlines")
+
+
+def _places(value, place=()):
+    yield place
+    for key in value if isinstance(value, dict) else range(min(3, len(value))) if isinstance(value, list) else ():
+        yield from _places(value[key], (*place, key))
+
+
+@pytest.fixture(scope="module")
+def contents():
+    """Give what each file holds: YAML takes long to read."""
+    return {name: base.load_yaml(paths.PARAMS / name) for name in READERS}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_whatever_an_entry_of_a_yaml_becomes_it_is_taken_or_one_line(name, contents, monkeypatch):
+    """Entries in turn become something odd, or get an odd name; what a sweep then takes can be drawn from."""
+    draw, refused = random.Random(0), 0
+    for place in draw.choices(list(_places(contents[name]))[1:], k=60):
+        odd, holder = draw.choice(ODD), copy.deepcopy(contents[name])
+        content = holder
+        for key in place[:-1]:
+            holder = holder[key]
+        holder[place[-1]] = odd
+        if isinstance(holder, dict) and draw.random() < 0.2 and not isinstance(odd, list | dict):
+            holder[odd] = holder.pop(place[-1])
+        monkeypatch.setattr(base, "load_yaml", lambda _, content=content: content)
+        monkeypatch.setattr(definitions, "load_yaml", lambda _, content=content: content)
+        try:
+            taken = READERS[name](paths.PARAMS / name)
+            if name == "sweeps.yaml" and place[0] == "spaces" and len(place) > 1:
+                next(spaces.sample(place[1], taken.spaces[place[1]], taken.limits, 0))
+        except InputError as error:
+            assert "\n" not in str(error)
+            refused += 1
+    assert refused >= 30
+
+
+@pytest.mark.parametrize(("reader", "text", "words"), [
+    ("workloads.yaml", "workloads: {7: {dataset: x, size: 28, model: m, batch_size: 1}}", "the name 7 is no text; put it in q"),
+    ("workloads.yaml", "workloads: {W1: {id: W9, dataset: x, size: 28, model: m, batch_size: 1}}", "W1: its id is its name"),
+    ("workloads.yaml", "workloads: {W1: {dataset: x, size: 28, model: m, batch_size: true}}", "batch_size = True is no number"),
+    ("devices.yaml", "devices: {a: {}}\nmore: 1", "expected a mapping 'devices:' of name to definition and nothing else"),
+    ("scenarios.yaml", "kinds: {}\nscenarios: {}", "expected a mapping 'kinds:' of name to definition beside 'scenarios'"),
+    ("networks.yaml", "{rounds: 1, case_s: .inf, sets: []}", "case_s = inf must be a finite number"),
+    ("sweeps.yaml", "spaces: {copy: {axes: {outer: [], inner: 1}}}", "copy.axes.outer"),
+    ("sweeps.yaml", "spaces: {copy: {axes: {outer: {log: [0, 4]}, inner: 1}}}", "is no range from 0 to 4"),
+    ("sweeps.yaml", "spaces: {copy: {axes: {outer: {linear: [9, 4]}, inner: 1}}}", "is no range from 9 to 4"),
+    ("sweeps.yaml", "spaces: {copy: {axes: {outer: inner, inner: outer}}}", "copy: outer, inner refer to one another"),
+    ("sweeps.yaml", "spaces: {copy: {axes: {outer: two, inner: 1}}}", "outer = 'two' is no number, and no other axis"),
+    ("sweeps.yaml", "spaces: {copy: {axes: {outer: 2, inner: 1, layout: 3}}}", "layout = 3 is no text"),
+    ("sweeps.yaml", "spaces: {copy: {axes: {outer: layout, inner: 1, layout: contiguous}}}", "outer = 'layout' is no number"),
+    ("sweeps.yaml", "spaces: {copy: {axes: {outer: 2}}}", "missing [inner]"),
+    ("sweeps.yaml", "spaces: {copy: {passes: [sideways], axes: {outer: 2, inner: 1}}}", "copy.passes.0 = 'sideways'"),
+    ("sweeps.yaml", "spaces: {}\ngrids: {g: {op: fft, axes: {}}}", "no operator family 'fft'")])
+def test_a_wrong_entry_of_a_yaml_says_what_is_wrong(reader, text, words, tmp_path):
+    file = tmp_path / reader
+    file.write_text(text)
+    with pytest.raises(InputError) as error:
+        READERS[reader](file)
+    assert str(file) in str(error.value) and words in str(error.value)
+
+
+def test_a_sweep_of_everything_needs_a_space(monkeypatch, tmp_path):
+    monkeypatch.setattr(paths, "PARAMS", tmp_path)
+    for text, words in (("spaces: {}", "spaces is empty"), ("[1]", "expected a mapping"), ("spaces: 3", "spaces: expected")):
+        (tmp_path / "sweeps.yaml").write_text(text)
+        with pytest.raises(InputError, match=words):
+            _ = notebooks.SweepParams(op="all").ops
+
+
+def test_an_error_is_one_line_whatever_it_quotes():
+    assert str(InputError("a\nb\r\u2028c\x1b[2J")) == "a b  c\\x1b[2J"
+    deep = []
+    for _ in range(60):
+        deep = [deep, deep]
+    with pytest.raises(InputError) as error:
+        base.build(notebooks.ProfileParams, {"label": deep, "iters": "9" * 10_000}, "02_profile")
+    assert len(str(error.value)) < 500
 
 
 def test_yaml_is_version_1_2(tmp_path):

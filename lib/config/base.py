@@ -1,32 +1,47 @@
 """What every checked definition stands on: strict pydantic models, one-line errors, and YAML 1.2."""
 
 import math
+import reprlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 
 from lib import store
 from lib.errors import InputError, choices
 
+
+def _no_truth(value: Any) -> Any:
+    """Refuse true and false where a number is meant: they would count as 1 and 0."""
+    if isinstance(value, bool):
+        raise ValueError("is no number")
+    return value
+
+
+NUMBER = BeforeValidator(_no_truth)
 Source = Literal["measure", "replay"]
-Count = Annotated[int, Field(ge=0)]
-Positive = Annotated[int, Field(ge=1)]
-_SHOWN, _REASONS = 100, 5  # characters of a wrong value, and wrong values, that one line names
+Count = Annotated[int, NUMBER, Field(ge=0)]
+Positive = Annotated[int, NUMBER, Field(ge=1)]
+_REASONS = 5  # wrong values that one line names
+_SHORT = reprlib.Repr()  # how a wrong value looks in it: a file may hold anything, and more of it than memory holds
+_SHORT.maxstring = _SHORT.maxother = 100
+_SHORT.maxlevel = 2
 
 
 class Strict(BaseModel):
     """Base of every parameter set: frozen, unknown names refused."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     @field_validator("*", mode="before")
     @classmethod
     def _text_stays_text(cls, value: Any, info) -> Any:
         """Refuse a number where text is meant: papermill's ``-p`` reads ``12e5678`` as a number, ``-r`` does not."""
-        wants_text = cls.model_fields[info.field_name].annotation is str
-        if wants_text and isinstance(value, int | float) and not isinstance(value, bool):
+        wanted = cls.model_fields[info.field_name].annotation
+        if wanted in (int, float):
+            _no_truth(value)
+        if wanted is str and isinstance(value, int | float) and not isinstance(value, bool):
             raise ValueError(f"is text, but {value!r} arrived as a number; pass it with papermill's -r")
         if isinstance(value, float) and not math.isfinite(value):
             raise ValueError("must be a finite number")
@@ -41,13 +56,7 @@ def _reason(error: dict) -> str:
     if error["type"] == "missing":
         return f"{name} is missing"
     message = error["msg"].removeprefix("Value error, ").removeprefix("Input ")
-    return f"{name} = {_short(error['input'])} {message}"
-
-
-def _short(value: Any) -> str:
-    """Return how a value looks, cut where it is long: a file may hold anything."""
-    text = repr(value)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+    return f"{name} = {_SHORT.repr(error['input'])} {message}"
 
 
 def _line(model: type[BaseModel], error: ValidationError, where: str) -> str:
@@ -57,7 +66,7 @@ def _line(model: type[BaseModel], error: ValidationError, where: str) -> str:
     more = f"; and {len(errors) - _REASONS} more" if len(errors) > _REASONS else ""
     unknown = any(item["type"] == "extra_forbidden" for item in errors)
     known = f" (known: {choices(model.model_fields)})" if unknown else ""
-    return " ".join(f"{where}: {'; '.join(reasons)}{more}{known}".splitlines())
+    return f"{where}: {'; '.join(reasons)}{more}{known}"
 
 
 def build(model: type[Strict], values: Mapping[str, Any], where: str) -> Any:
@@ -84,10 +93,17 @@ def load(model: type[Strict], path: Path) -> Any:
     return build(model, mapping(store.read_json(path) if path.suffix == ".json" else load_yaml(path), path), str(path))
 
 
-def mapping(content: Any, path: Path) -> dict[str, Any]:
-    """Return what a file holds, which must be a mapping of names to values; InputError says what it is instead."""
-    if not isinstance(content, dict) or not all(isinstance(name, str) for name in content):
-        raise InputError(f"{path}: expected a mapping of names to values, not {str(content)[:60]!r}")
+def mapping(content: Any, where: Path | str) -> dict[str, Any]:
+    """Return what a file, or an entry of it, holds, which must be a mapping of names to values.
+
+    Raises InputError, which says what it is instead.
+    """
+    if not isinstance(content, dict):
+        raise InputError(f"{where}: expected a mapping of names to values, not {_SHORT.repr(content)}")
+    wrong = [name for name in content if not isinstance(name, str)]
+    if wrong:
+        raise InputError(f"{where}: expected a mapping of names to values, but the name {_SHORT.repr(wrong[0])} is no text; "
+                         "put it in quotes")
     return content
 
 

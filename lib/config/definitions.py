@@ -1,6 +1,5 @@
 """Definitions that people edit beside the workloads: vendors' devices, the run matrix, counters, scheduling scenarios."""
 
-from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -8,12 +7,12 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from lib import paths
-from lib.config.base import Positive, Strict, build, load_yaml
+from lib.config.base import NUMBER, Count, Positive, Strict, build, load, load_yaml, mapping
 from lib.config.notebooks import ProfileParams, notebook_model
 from lib.errors import InputError, choices
 
 Dtype = Literal["fp64", "fp32", "tf32", "bf16", "fp16"]
-Rate = Annotated[float, Field(gt=0, lt=1e8)]
+Rate = Annotated[float, NUMBER, Field(gt=0, lt=1e8)]
 
 
 class VendorDevice(Strict):
@@ -28,7 +27,7 @@ class VendorDevice(Strict):
     peak_gflops: dict[Dtype, Rate]
     peak_gbps: Rate
     memory_mb: Rate
-    multiprocessors: Annotated[int, Field(ge=0)] = 0
+    multiprocessors: Count = 0
     cache_mb: Annotated[float, Field(ge=0)] = 0.0
     architecture: Annotated[str, Field(pattern=r"^[a-z0-9-]*$")] = ""
     price_per_hour: Annotated[float, Field(gt=0)] | None = None
@@ -71,7 +70,7 @@ class JobClass(Strict):
     id: str
     model: str
     mode: Literal["train", "infer"]
-    batch_size: Annotated[int, Field(ge=0)] = 0
+    batch_size: Count = 0
 
 
 class Group(Strict):
@@ -97,33 +96,40 @@ class Scenario(Strict):
     longest_s: Annotated[float, Field(gt=0)]
 
 
-def _table(path: Path, key: str, model: type[Strict], named: str) -> dict[str, Any]:
-    """Read a mapping ``key`` of names to definitions; InputError names the file and the wrong entry."""
-    table = (load_yaml(path) or {}).get(key)
-    if not isinstance(table, dict) or not table:
-        raise InputError(f"{path}: expected a mapping '{key}:' of name to definition")
-    for name, value in table.items():
-        if not isinstance(value, Mapping):
-            raise InputError(f"{path}: {name} must be a mapping, not {value!r}")
-    return {str(name): build(model, {named: str(name), **value}, f"{path}: {name}") for name, value in table.items()}
+def _table(path: Path, key: str, model: type[Strict], named: str = "id", beside: str = "") -> dict[str, Any]:
+    """Read a mapping ``key`` of names to definitions, alone in its file but for ``beside``.
+
+    Raises InputError, which names the file and the wrong entry.
+    """
+    content = mapping(load_yaml(path), path)
+    if set(content) != {key, beside} - {""} or not content[key]:
+        raise InputError(f"{path}: expected a mapping '{key}:' of name to definition"
+                         f"{f' beside {beside!r}' if beside else ''} and nothing else; it has: {choices(content)}")
+    table = {}
+    for name, value in mapping(content[key], f"{path}: {key}").items():
+        entry = mapping(value, f"{path}: {name} must be a mapping: {name}")
+        if named in entry:
+            raise InputError(f"{path}: {name}: its {named} is its name, and not stated again")
+        table[name] = build(model, {named: name, **entry}, f"{path}: {name}")
+    return table
 
 
 def load_devices(path: Path = paths.PARAMS / "devices.yaml") -> dict[str, VendorDevice]:
     """Read the vendors' devices, id to definition; InputError names the file and the wrong entry."""
-    return _table(path, "devices", VendorDevice, "id")
+    return _table(path, "devices", VendorDevice)
 
 
 def vendor_device(device_id: str) -> VendorDevice:
     """Return one device as its vendor states it; InputError lists the known ones."""
-    known = load_devices()
-    if device_id not in known:
-        raise InputError(f"no device {device_id!r} in params/devices.yaml; there are: {choices(known)}")
-    return known[device_id]
+    devices = load_devices()
+    if device_id not in devices:
+        raise InputError(f"no device {device_id!r} in params/devices.yaml; there are: {choices(devices)}")
+    return devices[device_id]
 
 
 def load_scenarios(path: Path = paths.PARAMS / "scenarios.yaml") -> tuple[dict[str, JobClass], dict[str, Scenario]]:
     """Read the kinds of jobs and the scenarios; InputError names the file and the wrong entry."""
-    kinds, scenarios = _table(path, "kinds", JobClass, "id"), _table(path, "scenarios", Scenario, "id")
+    kinds, scenarios = _table(path, "kinds", JobClass, beside="scenarios"), _table(path, "scenarios", Scenario, beside="kinds")
     for scenario in scenarios.values():
         if scenario.shortest_s > scenario.longest_s:
             raise InputError(f"{path}: {scenario.id}: shortest_s {scenario.shortest_s:g} is above longest_s "
@@ -136,10 +142,10 @@ def load_scenarios(path: Path = paths.PARAMS / "scenarios.yaml") -> tuple[dict[s
 
 def scenario(name: str) -> Scenario:
     """Return one scenario; InputError lists the known ones."""
-    known = load_scenarios()[1]
-    if name not in known:
-        raise InputError(f"no scenario {name!r} in params/scenarios.yaml; there are: {choices(known)}")
-    return known[name]
+    scenarios = load_scenarios()[1]
+    if name not in scenarios:
+        raise InputError(f"no scenario {name!r} in params/scenarios.yaml; there are: {choices(scenarios)}")
+    return scenarios[name]
 
 
 def load_metrics(path: Path = paths.PARAMS / "nsight_metrics.yaml") -> dict[str, Metric]:
@@ -159,10 +165,7 @@ def load_metrics(path: Path = paths.PARAMS / "nsight_metrics.yaml") -> dict[str,
 
 def load_matrix(path: Path = paths.PARAMS / "matrix.yaml") -> Matrix:
     """Read the run matrix; every set of options is checked as parameters of a profiled run."""
-    content = load_yaml(path)
-    if not isinstance(content, dict):
-        raise InputError(f"{path}: expected a mapping with dataset, size, repeats, options and grids")
-    matrix = build(Matrix, content, str(path))
+    matrix = load(Matrix, path)
     for backend, grid in matrix.grids.items():
         build(ProfileParams, {**matrix.options, **grid.options}, f"{path}: options of {backend}")
     return matrix
@@ -217,22 +220,12 @@ class ReportPlan(Strict):
 
 def load_campaign(path: Path = paths.PARAMS / "networks.yaml") -> Campaign:
     """Read which networks are measured end to end; InputError names the file and the wrong entry."""
-    return build(Campaign, load_yaml(path) or {}, str(path))
+    return load(Campaign, path)
 
 
 def load_workloads(path: Path = paths.PARAMS / "workloads.yaml") -> dict[str, Workload]:
     """Read the workload definitions, id to Workload; InputError names the file and the wrong entry."""
-    table = (load_yaml(path) or {}).get("workloads")
-    if not isinstance(table, dict) or not table:
-        raise InputError(f"{path}: expected a mapping 'workloads:' of id to definition")
-    return {str(key): build(Workload, {"id": str(key), **_mapping(value, path, key)}, f"{path}: {key}")
-            for key, value in table.items()}
-
-
-def _mapping(value: Any, path: Path, key: str) -> dict:
-    if not isinstance(value, dict):
-        raise InputError(f"{path}: {key} must be a mapping such as {{dataset: pathmnist, size: 28, ...}}, not {value!r}")
-    return value
+    return _table(path, "workloads", Workload)
 
 
 @cache
@@ -251,7 +244,7 @@ def workload(workload_id: str) -> Workload:
 
 def load_report_plan(path: Path = paths.PARAMS / "report.yaml") -> ReportPlan:
     """Read the plan of the report; each parameter set is checked against its notebook's class."""
-    plan = build(ReportPlan, _mapping(load_yaml(path), path, "the file"), str(path))
+    plan = load(ReportPlan, path)
     for section in plan.sections:
         for name in ("quick", "full"):
             build(notebook_model(section.notebook), getattr(section, name), f"{path}: {section.notebook}.{name}")

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from lib import paths
-from lib.config.base import Count, Positive, Source, Strict, build, load_yaml
+from lib.config.base import Count, Positive, Source, Strict, build, load_yaml, mapping
 from lib.errors import InputError, choices
 
 
@@ -81,7 +81,11 @@ class SweepParams(Strict):
     def ops(self) -> list[str]:
         """Return the operator families; ``all`` are those that params/sweeps.yaml has a space for."""
         if self.op == "all":
-            return list(load_yaml(paths.PARAMS / "sweeps.yaml")["spaces"])
+            path = paths.PARAMS / "sweeps.yaml"
+            names = list(mapping(mapping(load_yaml(path), path).get("spaces"), f"{path}: spaces"))
+            if not names:
+                raise InputError(f"{path}: spaces is empty; op = 'all' needs one")
+            return names
         return self.op.split(",")
 
     @property

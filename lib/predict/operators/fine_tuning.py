@@ -19,11 +19,12 @@ _SMOOTH = ("log_flops", "log_bytes", "log_compute", "log_move", "over_ridge", "m
 def fine_tuned(model: CostModel, table: pd.DataFrame) -> CostModel:
     """Return ``model`` corrected by a few measured rows of another device: factors, intervals and scores from them.
 
-    Parts without LEAST_ROWS / 4 rows get the median factor of the others. Intervals come from rows left out in turn.
+    Parts without LEAST_ROWS / 4 rows of several shapes get the median factor of the others. Intervals come from rows left out
+    in turn.
     """
     corrected: dict[str, Part] = {}
     for name, rows in inputs.by_part(usable(table), model.chip):
-        if len(rows) >= LEAST_ROWS // 4 and name in model.parts:
+        if len(rows) >= LEAST_ROWS // 4 and len(set(shapes_of(rows))) > 1 and name in model.parts:
             corrected[name] = _corrected(model, name, rows)
     shift = float(np.median([part.correction.mean for part in corrected.values()])) if corrected else 0.0
     shifted = {name: replace(part, correction=Correction.constant(shift), origin=part.origin or model.device)

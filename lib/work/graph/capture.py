@@ -167,7 +167,7 @@ def capture_function(function: Callable[..., torch.Tensor], inputs: Sequence[tup
     Each input comes with whether it wants a gradient. Raises InputError with torch's reason when the shapes do not fit.
     """
     try:
-        with FakeTensorMode():
+        with _silent_torch(), FakeTensorMode():
             tensors = [torch.empty_strided(spec.shape, spec.stride, dtype=getattr(torch, spec.dtype),
                                            requires_grad=wants and passes == "backward") for spec, wants in inputs]
             recorder = Recorder({})

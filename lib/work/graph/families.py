@@ -9,12 +9,16 @@ from functools import cache
 from torch.nn import functional as F
 
 from lib.errors import InputError, choices
+from lib.tables import PARAMETERS
 from lib.work.graph import counts, gemm, memory_bound, windowed
 from lib.work.graph.capture import capture_function
 from lib.work.graph.family import Family, Params, names_in
 from lib.work.graph.ops import Op
 
 PASSES = ("forward", "backward")
+_LEAST = {column.name: column.least for column in PARAMETERS}  # None: a text
+_MOST = {**dict.fromkeys(_LEAST, 10**9), **dict.fromkeys(("depth", "height", "width"), 65_536), "pieces": 1024,
+         **{name: 1024 for name in _LEAST if name.startswith(("kernel_", "stride_", "padding_", "dilation_"))}}
 _LOSSES = "nll_loss_forward nll_loss_backward nll_loss2d_forward nll_loss2d_backward mse_loss mse_loss_backward " \
           "binary_cross_entropy_with_logits"
 _SOFTMAX = "_softmax _log_softmax _softmax_backward_data _log_softmax_backward_data"
@@ -70,7 +74,7 @@ def make(name: str, params: Params, dtype: str = "float32", passes: str = "forwa
     item, full = family(name), settled(name, params)
     if passes not in PASSES:
         raise InputError(f"no pass {passes!r}; there are: {choices(PASSES)}")
-    reason = item.check(full)
+    reason = _unlikely(item, full) or item.check(full)
     if reason:
         raise InputError(f"{name}: {reason}")
     function, inputs = item.build(full, dtype)
@@ -78,6 +82,18 @@ def make(name: str, params: Params, dtype: str = "float32", passes: str = "forwa
     if not ops:
         raise InputError(f"{name}: its {passes} pass runs no operator")
     return ops
+
+
+def _unlikely(item: Family, full: Params) -> str:
+    """Return which parameter is none at all: a text that the family does not have, or a number that no operator takes."""
+    texts = dict(item.texts)
+    for name, value in full.items():
+        least, most = _LEAST[name], _MOST[name]
+        if value not in texts.get(name, (value,)):
+            return f"{name} {value!r} is none; there are: {choices(texts[name])}"
+        if least is not None and (isinstance(value, str) or not least <= value <= most):
+            return f"{name} {value!r} is no number from {least} to {most}"
+    return ""
 
 
 def settled(name: str, params: Params) -> Params:

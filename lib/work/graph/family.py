@@ -11,6 +11,7 @@ from lib.work.graph.ops import Op, TensorSpec
 Params = dict[str, Any]
 Inputs = list[tuple[TensorSpec, bool]]  # each with whether it wants a gradient
 PASSES = ("forward", "backward")
+LAYOUTS = ("layout", ("contiguous", "channels_last"))
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,8 @@ class Family:
     """One family: the names of its parameters, the operators it covers by name, and the three functions.
 
     ``build`` gives the public function and its inputs for parameters and a dtype; ``read`` gives a covered operator's
-    parameters; ``check`` the reason why parameters are invalid, or nothing.
+    parameters; ``check`` the reason why parameters are invalid, or nothing. ``texts`` are the values of those that are texts,
+    unless ``check`` knows them.
     """
 
     name: str
@@ -28,6 +30,7 @@ class Family:
     build: Callable[[Params, str], tuple[Callable[..., torch.Tensor], Inputs]] | None = None
     check: Callable[[Params], str] = lambda params: ""
     defaults: tuple[tuple[str, Any], ...] = ()
+    texts: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
 
 def names_in(text: str) -> frozenset[str]:

@@ -30,7 +30,8 @@ def matmul(name: str, covers: str, names: Sequence[str], first: int) -> Family:
         return {**lead, "gemm_m": left.shape[-2], "gemm_k": left.shape[-1], "gemm_n": right.shape[-1],
                 "layout": shapes.order(left) + shapes.order(right)}
 
-    return Family(name, (*names, "layout"), names_in(covers), read, build, defaults=(("layout", "nt" if first else "nn"),))
+    return Family(name, (*names, "layout"), names_in(covers), read, build, defaults=(("layout", "nt" if first else "nn"),),
+                  texts=(("layout", ("nn", "nt", "tn", "tt")),))
 
 
 def attention() -> Family:
@@ -64,4 +65,4 @@ def attention() -> Family:
               "_scaled_dot_product_efficient_attention"
     covers = " ".join(f"{name} {name}_backward" for name in kernels.split())
     return Family("attention", names, names_in(f"_native_multi_head_attention {covers}"), read, build, check,
-                  (("kind", "sdpa"),))
+                  (("kind", "sdpa"),), (("kind", ("sdpa", "mha")),))

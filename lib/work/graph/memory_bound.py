@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from lib.errors import choices
 from lib.work.graph import counts, shapes
-from lib.work.graph.family import Family, Params, names_in
+from lib.work.graph.family import LAYOUTS, Family, Params, names_in
 from lib.work.graph.ops import Op
 from lib.work.graph.shapes import dense, matrix
 
@@ -31,7 +31,7 @@ def batch_norm() -> Family:
 
     return Family("batch_norm", ("batch", "in_channels", "inner", "training", "layout"),
                   names_in("native_batch_norm native_batch_norm_backward"), read, build,
-                  defaults=(("training", 1), ("layout", "contiguous")))
+                  defaults=(("training", 1), ("layout", "contiguous")), texts=(LAYOUTS,))
 
 
 def by_rows(name: str, covers: str, kinds: dict[str, Callable]) -> Family:
@@ -48,7 +48,8 @@ def by_rows(name: str, covers: str, kinds: dict[str, Callable]) -> Family:
         kind = next(kind for kind in sorted(kinds, key=len, reverse=True) if kind in op.short)
         return {"kind": kind, "rows": data.elements // columns, "columns": columns}
 
-    return Family(name, ("kind", "rows", "columns"), names_in(covers), read, build, defaults=(("kind", next(iter(kinds))),))
+    return Family(name, ("kind", "rows", "columns"), names_in(covers), read, build, defaults=(("kind", next(iter(kinds))),),
+                  texts=(("kind", tuple(kinds)),))
 
 
 ACTIVATIONS: dict[str, Callable] = {
@@ -68,7 +69,8 @@ def activation() -> Family:
                 "inplace": int(op.short.endswith("_"))}
 
     covers = " ".join(f"{kind} {kind}_ {kind}_backward" for kind in (*ACTIVATIONS, "threshold"))
-    return Family("activation", ("kind", "elements", "inplace"), names_in(covers), read, build, defaults=(("inplace", 0),))
+    return Family("activation", ("kind", "elements", "inplace"), names_in(covers), read, build, defaults=(("inplace", 0),),
+                  texts=(("kind", tuple(ACTIVATIONS)),))
 
 
 ELEMENTWISE = """add mul div sub sqrt exp addcmul addcdiv lerp neg abs maximum minimum clamp clamp_min clamp_max eq ne gt lt ge
@@ -145,7 +147,8 @@ def copy() -> Family:
                 "layout": "contiguous" if run > 1 or out.elements <= 1 else "transposed"}
 
     return Family("copy", ("kind", "outer", "inner", "layout"), counts.COPIES - {"cat", "stack"}, read, build,
-                  lambda p: "" if p["kind"] == "clone" else "kind must be clone", (("kind", "clone"), ("layout", "contiguous")))
+                  lambda p: "" if p["kind"] == "clone" else "kind must be clone", (("kind", "clone"), ("layout", "contiguous")),
+                  (("layout", ("contiguous", "transposed")),))
 
 
 def elements_only(name: str, covers: frozenset[str]) -> Family:

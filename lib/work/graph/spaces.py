@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import exp, log, prod
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
 from lib import paths
-from lib.config.base import Strict, build, load_yaml
+from lib.config.base import NUMBER, Positive, Strict, load
 from lib.errors import InputError, choices
+from lib.tables import PARAMETERS
 from lib.work import dtypes
 from lib.work.graph import counts, families
 from lib.work.graph.ops import Op
@@ -22,17 +23,24 @@ from lib.work.graph.ops import Op
 _BLOCK = 128  # points of one Latin hypercube
 _TRIES = 4000  # points drawn in vain before a space counts as empty
 _MOST_ORDERED = 300_000
+_DEPTH = 3  # axes, one referring to the next
+_TEXTS = {column.name for column in PARAMETERS if column.kind == "text"}
+
+
+Whole = Annotated[int, NUMBER, Field(ge=0, le=10**9)]
+Text = Annotated[str, Field(min_length=1)]
+Range = tuple[Annotated[float, NUMBER, Field(ge=0, le=1e9)], Annotated[float, NUMBER, Field(ge=0, le=1e9)]]
+Passes = Annotated[tuple[Literal[families.PASSES], ...], Field(min_length=1)]
+Dtypes = Annotated[tuple[Literal[tuple(dtypes.NAMES)], ...], Field(min_length=1)]
 
 
 class Axis(Strict):
-    """One parameter's values: a range on a logarithmic or linear scale, a list, or a copy (or half) of another axis."""
+    """One parameter's values: a range on a logarithmic or linear scale, or a list of values, other axes, or halves of them."""
 
-    log: tuple[float, float] | None = None
-    linear: tuple[float, float] | None = None
-    of: tuple[int | str, ...] = ()
-    same: str = ""
-    half: str = ""
-    multiple: Annotated[int, Field(ge=1)] = 1
+    log: Range | None = None
+    linear: Range | None = None
+    of: tuple[Whole | Text, ...] = ()
+    multiple: Positive = 1
 
     @model_validator(mode="before")
     @classmethod
@@ -40,6 +48,15 @@ class Axis(Strict):
         if isinstance(value, list):
             return {"of": value}
         return value if isinstance(value, dict) else {"of": [value]}
+
+    @model_validator(mode="after")
+    def _one_of(self) -> "Axis":
+        if (self.log is not None) + (self.linear is not None) + bool(self.of) != 1:
+            raise ValueError("is none: give a list of values, {log: [low, high]} or {linear: [low, high]}")
+        low, high = self.log or self.linear or (1, 1)
+        if not (1 if self.log else 0) <= low <= high:
+            raise ValueError(f"is no range from {low:g} to {high:g}: it grows, and from 1 or more where it is logarithmic")
+        return self
 
     def at(self, share: float) -> int | str:
         """Return the value at ``share`` of the axis, in [0, 1)."""
@@ -61,7 +78,7 @@ class Space(Strict):
     """The space of one family: its axes, the passes to draw from, and how often it is drawn among others."""
 
     axes: dict[str, Axis]
-    passes: tuple[str, ...] = ("forward",)
+    passes: Passes = ("forward",)
     weight: Annotated[float, Field(gt=0)] = 1.0
 
 
@@ -70,8 +87,8 @@ class Grid(Strict):
 
     op: str
     axes: dict[str, Axis]
-    dtypes: tuple[str, ...] = ("fp32",)
-    passes: tuple[str, ...] = ("forward",)
+    dtypes: Dtypes = ("fp32",)
+    passes: Passes = ("forward",)
 
 
 class Sweeps(Strict):
@@ -84,19 +101,42 @@ class Sweeps(Strict):
 
 def load_sweeps(path: Path = paths.PARAMS / "sweeps.yaml") -> Sweeps:
     """Read the sweep definitions; InputError names the file, the entry, and an unknown family or parameter."""
-    value = load_yaml(path)
-    if not isinstance(value, dict):
-        raise InputError(f"{path}: expected the mappings limits, spaces and grids")
-    sweeps = build(Sweeps, value, str(path))
-    for name, item in [*sweeps.spaces.items(), *((grid.op, grid) for grid in sweeps.grids.values())]:
-        unknown = set(item.axes) - set(families.family(name).parameters)
-        if unknown:
-            raise InputError(f"{path}: {name} has no parameters {choices(sorted(unknown))}; "
-                             f"it takes: {choices(families.family(name).parameters)}")
+    sweeps = load(Sweeps, path)
     for grid in sweeps.grids.values():
         if any(axis.log or axis.linear for axis in grid.axes.values()):
             raise InputError(f"{path}: a grid takes exact lists, no ranges")
+    for name, item in [*sweeps.spaces.items(), *((grid.op, grid) for grid in sweeps.grids.values())]:
+        try:
+            _check_axes(name, item.axes)
+        except InputError as error:
+            raise InputError(f"{path}: {error}") from None
     return sweeps
+
+
+def _check_axes(op: str, axes: dict[str, Axis]) -> None:
+    """Raise InputError unless the axes are the parameters of a family, and each value a number, a text or another axis."""
+    takes = families.family(op).parameters
+    unknown = set(axes) - set(takes)
+    if unknown:
+        raise InputError(f"{op} has no parameters {choices(sorted(unknown))}; it takes: {choices(takes)}")
+    families.settled(op, dict.fromkeys(axes, 1))
+    others = {name: _others(op, name, axes) for name in axes}
+    for _ in range(_DEPTH + 1):
+        others = {name: refers & set(others) for name, refers in others.items() if refers & set(others)}
+    if others:
+        raise InputError(f"{op}: {choices(others)} refer to one another, or over more than {_DEPTH} axes")
+
+
+def _others(op: str, name: str, axes: dict[str, Axis]) -> set[str]:
+    """Return the axes that an axis refers to; InputError for a value that is none, of a number or of a text."""
+    others = set()
+    for value in axes[name].of or (0,):
+        word = value.removeprefix("half ") if isinstance(value, str) else ""
+        if word in axes and word != "groups" and (word in _TEXTS) == (name in _TEXTS) and (word == value or name not in _TEXTS):
+            others.add(word)
+        elif isinstance(value, str) != (name in _TEXTS) and (name, value) != ("groups", "depthwise"):
+            raise InputError(f"{op}: {name} = {value!r} is {'no text' if name in _TEXTS else 'no number, and no other axis'}")
+    return others
 
 
 @dataclass(frozen=True)
@@ -144,7 +184,7 @@ def work(ops: tuple[Op, ...]) -> tuple[float, float]:
 def _resolve(axes: dict[str, Axis], drawn: dict[str, int | str]) -> dict[str, int | str]:
     """Turn names of other axes and ``half NAME`` into values, whatever their order."""
     values = dict(drawn)
-    for _ in range(3):
+    for _ in range(_DEPTH):
         for name, value in values.items():
             word = value.removeprefix("half ") if isinstance(value, str) else ""
             if word in axes:
@@ -163,7 +203,7 @@ def fitted(op: str, values: dict[str, int | str]) -> dict[str, int | str]:
     groups = values.get("groups", 1)
     if groups == "depthwise":
         return {**values, "groups": values["in_channels"], "out_channels": values["in_channels"]}
-    if op.startswith("conv") and groups != 1:
+    if op.startswith("conv") and groups > 1:
         return {**values, **{name: -(-values[name] // groups) * groups for name in ("in_channels", "out_channels")}}
     return values
 

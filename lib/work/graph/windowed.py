@@ -5,7 +5,7 @@ from torch.nn import functional as F
 
 from lib.errors import choices
 from lib.work.graph import shapes
-from lib.work.graph.family import Family, Params, names_in
+from lib.work.graph.family import LAYOUTS, Family, Params, names_in
 from lib.work.graph.ops import Op
 from lib.work.graph.shapes import AXES, dense
 
@@ -49,7 +49,8 @@ def convolution(dims: int) -> Family:
     return Family(f"conv{dims}d", (*sizes, *windows, "groups", "bias", "layout", "input_grad"),
                   names_in("convolution convolution_backward"), read, build, check,
                   (("bias", 0), ("layout", "contiguous"), ("input_grad", 1), ("groups", 1),
-                   *((f"dilation_{axis[0]}", 1) for axis in axes), *((f"padding_{axis[0]}", 0) for axis in axes)))
+                   *((f"dilation_{axis[0]}", 1) for axis in axes), *((f"padding_{axis[0]}", 0) for axis in axes)),
+                  (LAYOUTS,))
 
 
 def pool(dims: int) -> Family:
@@ -95,4 +96,4 @@ def pool(dims: int) -> Family:
     covers = f"{max_name} {max_name}_backward avg_pool{dims}d avg_pool{dims}d_backward _adaptive_avg_pool{dims}d " \
              f"_adaptive_avg_pool{dims}d_backward"
     return Family(f"pool{dims}d", ("kind", "batch", "in_channels", *axes, *windows, *outs, "layout"), names_in(covers), read,
-                  build, check, (("layout", "contiguous"),))
+                  build, check, (("layout", "contiguous"),), (("kind", ("max", "avg", "adaptive_avg")), LAYOUTS))
