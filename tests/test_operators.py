@@ -145,7 +145,8 @@ def test_wrong_definitions_are_refused(tmp_path, text, told):
     ("attention", {"kind": "max"}, "kind 'max' is none; there are: sdpa, mha"), ("softmax", {"kind": "relu"}, "is none"),
     ("activation", {"kind": "half", "inplace": 1}, "kind 'half' is none; there are: relu"),
     ("cat", {"pieces": 10**9}, "pieces 1000000000 is no number from"),
-    ("pool2d", {"kind": "min"}, "kind 'min' is none; there are: max, avg, adaptive_avg"), ("copy", {"layout": "nn"}, "is none")])
+    ("pool2d", {"kind": "min"}, "kind 'min' is none; there are: max, avg, adaptive_avg"),
+    ("copy", {"layout": "nn"}, "is none")])
 def test_what_no_operator_takes_is_refused(op, change, words):
     params = next(spaces.sample(op, SWEEPS.spaces[op], SWEEPS.limits, 0))[0].parameters
     with pytest.raises(InputError, match=words):
