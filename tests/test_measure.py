@@ -255,6 +255,21 @@ def test_ceilings_are_written_and_replayed(home, quiet, monkeypatch):
         archive.folders("replay", "nope")
 
 
+def test_what_a_reference_machine_has_is_found_at_one_place(home, monkeypatch):
+    monkeypatch.setattr(paths, "REFERENCE", home / "reference")
+    with pytest.raises(InputError, match="no reference machine with runs in .*reference; there are: none"):
+        archive.folders("replay")
+    for name in ("box/runs", "box/networks", "ant/networks", "cat/runs/a.csv", "cat/runs/b.csv"):
+        (home / "reference" / name).mkdir(parents=True)
+    assert archive.machines_with("runs/*.csv") == {"cat": home / "reference/cat/runs/b.csv"}, "the last"
+    assert archive.machine_with("networks", "networks") == ("ant", home / "reference/ant/networks"), "the first"
+    assert archive.machine_with("networks", "networks", "box")[0] == "box"
+    assert archive.folders("replay") == [home / "reference/box", home / "reference/cat"]
+    assert archive.folders("replay", "cat") == [home / "reference/cat"]
+    with pytest.raises(InputError, match="no reference machine 'cat' with networks in .*; there are: ant, box; measure some"):
+        archive.machine_with("networks", "networks", "cat", "; measure some")
+
+
 @pytest.mark.parametrize(("column", "value", "words"), [("dtype", "fp32", "fp32"), ("level", "RAM", "RAM")])
 def test_ceilings_of_a_busy_machine_are_the_best_there_is_and_say_so(column, value, words):
     found = ceilings.ceilings(MachineParams(source="replay"))

@@ -8,6 +8,7 @@ from lib import store
 from lib.predict import network_training, registry, training
 from lib.predict.evaluation import evaluate
 from lib.predict.networks import work
+from lib.studies.cost_model import findings, study
 from lib.work import networks
 
 
@@ -28,6 +29,17 @@ def test_shipped_compositions_come_from_the_published_tuning_networks(published,
     for case, one in again.items():
         assert one.rates == pytest.approx(model.compositions[case]["rates"], rel=1e-6)
         assert one.half == pytest.approx(model.compositions[case]["half"], rel=1e-6)
+
+
+def test_the_sentence_on_allocators_holds_a_number_of_each():
+    evaluation = study.evaluation()
+    words = findings.composition_words(evaluation)
+    scores = evaluation.scores[evaluation.scores["kind"] == "network"].set_index("family")["mape"]
+    kept = scores[scores.index.str.contains("kept")]
+    assert len(kept) and len(kept) < len(scores), "scores name the allocator"
+    assert words.startswith(f"Where freed memory stays in the process, a network is the sum of its operators to within "
+                            f"{kept.max():.0f} %.")
+    assert "default allocator" in words and "kept memory" not in words
 
 
 def test_published_predictions_and_scores_come_from_the_published_terms(published):

@@ -8,6 +8,25 @@ from lib import paths, store
 from lib.errors import InputError, choices
 
 
+def machines_with(pattern: str) -> dict[str, Path]:
+    """Return the reference machines that have what fits ``pattern`` below their folder, each with the last such path."""
+    return {path.relative_to(paths.REFERENCE).parts[0]: path for path in sorted(paths.REFERENCE.glob(f"*/{pattern}"))}
+
+
+def machine_with(pattern: str, what: str, reference: str = "", hint: str = "") -> tuple[str, Path]:
+    """Return a reference machine (empty: the first) that has what fits ``pattern``, and its path, see ``machines_with``.
+
+    Raises InputError, which lists the machines that have ``what``, and ends with ``hint``.
+    """
+    several = machines_with(pattern)
+    if not several or (reference and reference not in several):
+        which = f" {reference!r}" if reference else ""
+        raise InputError(f"no reference machine{which} with {what} in {paths.REFERENCE}; there are: "
+                         f"{choices(several) or 'none'}{hint}")
+    name = reference or next(iter(several))
+    return name, several[name]
+
+
 def folders(source: str, reference: str = "") -> list[Path]:
     """Return the folders that hold measured tables: this machine's own and imported ones, or one reference machine's.
 
@@ -15,10 +34,8 @@ def folders(source: str, reference: str = "") -> list[Path]:
     """
     if source == "measure":
         return [paths.DATA, *sorted(path for path in paths.IMPORTED.glob("*") if path.is_dir())]
-    known = sorted(path.name for path in paths.REFERENCE.glob("*") if (path / "runs").is_dir())
-    if not known or (reference and reference not in known):
-        raise InputError(f"no reference machine {reference!r} in {paths.REFERENCE}; there are: {choices(known) or 'none'}")
-    return [paths.REFERENCE / name for name in ([reference] if reference else known)]
+    first, path = machine_with("runs", "runs", reference)
+    return [path.parent for name, path in machines_with("runs").items() if name == first or not reference]
 
 
 def runs(source: str, reference: str = "") -> pd.DataFrame:

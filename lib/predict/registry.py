@@ -13,7 +13,7 @@ import psutil
 from lib import paths
 from lib.config.definitions import VendorDevice, load_devices
 from lib.errors import InputError, choices
-from lib.measure import machine
+from lib.measure import archive, machine
 from lib.predict import model_file, transfer
 from lib.predict.analytic import roofline
 from lib.predict.analytic.roofline import Roof
@@ -93,7 +93,7 @@ class Predictor:
         """Give the networks that were measured end to end on this device, or None."""
         if self.model.facts.get("hardware_id", "vendor:").startswith("vendor:"):
             return None
-        files = sorted(paths.REFERENCE.glob("*/networks/*.parquet"))
+        files = [path for folder in archive.machines_with("networks").values() for path in sorted(folder.glob("*.parquet"))]
         tables = [pd.read_parquet(path) for path in files]  # committed, so checked by the tests; here that takes a second
         own = [table[table["hardware_id"] == self.model.facts.get("hardware_id")] for table in tables]
         return pd.concat(own, ignore_index=True) if own else None

@@ -10,6 +10,7 @@ import pandas as pd
 from lib import paths, store
 from lib.config.definitions import load_devices
 from lib.errors import InputError, choices
+from lib.measure import archive
 from lib.predict.analytic import roofline
 from lib.predict.operators import fitting, inputs
 from lib.predict.operators.cost_model import CostModel
@@ -27,10 +28,7 @@ _SAMPLE = 12_000  # rows of one device that the model of any GPU is trained on
 
 def reference_machine() -> Path:
     """Return the folder of the reference machine that has sweeps and networks; InputError where there is none."""
-    folders = [path.parent for path in sorted(paths.REFERENCE.glob("*/networks"))]
-    if not folders:
-        raise InputError(f"no machine in {paths.REFERENCE} has measured networks")
-    return folders[0]
+    return archive.machine_with("networks", "measured networks")[1].parent
 
 
 def reference_sweeps(folder: Path, cache: str = "cold", latency_type: str = "kernel") -> tuple[pd.DataFrame, list[str]]:

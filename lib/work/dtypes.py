@@ -11,10 +11,10 @@ AUTOCAST = ("bf16", "fp16")  # what automatic mixed precision may compute in
 
 def torch_name(name: str) -> str:
     """Return torch's name of an element type: float32 for fp32, and for tf32, a way to multiply it. InputError lists them."""
-    known = {**NAMES, "tf32": "float32"}
-    if name not in known:
-        raise InputError(f"no element type {name!r}; there are: {choices(known)}")
-    return known[name]
+    names = {**NAMES, "tf32": "float32"}
+    if name not in names:
+        raise InputError(f"no element type {name!r}; there are: {choices(names)}")
+    return names[name]
 
 
 def torch_dtype(name: str) -> torch.dtype:

@@ -58,8 +58,8 @@ def family(name: str) -> str:
     """Return the family of a network: the module of torchvision that defines it; of others their own name."""
     import torchvision
 
-    known = name in torchvision.models.list_models()
-    return torchvision.models.get_model_builder(name).__module__.rpartition(".")[2] if known else name
+    listed = name in torchvision.models.list_models()
+    return torchvision.models.get_model_builder(name).__module__.rpartition(".")[2] if listed else name
 
 
 def _shape(text: str) -> tuple[int, ...]:

@@ -139,10 +139,10 @@ def _refuse_mixtures(work: pd.DataFrame, several: Sequence[Roof], axis: str) -> 
         raise InputError(f"points are set against one vendor's device, not {choices(sorted({r.device for r in several}))}")
     if len(machines) > 1 and axis != "hardware_id":
         raise InputError(f"points of several machines are not mixed: {choices(machines)} (unless axis is hardware_id)")
-    known = {roof.hardware_id for roof in several}
-    strangers = [name for name in machines if name not in known]
+    roofed = {roof.hardware_id for roof in several}
+    strangers = [name for name in machines if name not in roofed]
     if sources == {"measured"} and strangers:
-        raise InputError(f"points of {choices(strangers)} cannot be set against the roof of {choices(sorted(known))}; "
+        raise InputError(f"points of {choices(strangers)} cannot be set against the roof of {choices(sorted(roofed))}; "
                          "measure the ceilings of that machine with 01_machine")
 
 

@@ -26,13 +26,18 @@ def _cover(rows: pd.DataFrame) -> float:
     return float(((rows["low_ms"] <= rows["latency_ms"]) & (rows["latency_ms"] <= rows["high_ms"])).mean() * 100)
 
 
+def with_memory(memory: str) -> str:
+    """Return how the ``family`` of a network's scores ends for an allocator, as the column ``memory`` has it."""
+    return f"{memory} memory"
+
+
 def network_scores(table: pd.DataFrame) -> pd.DataFrame:
     """Return scores of networks by mode, batch size and way with memory, those that validate alone; and of tensors' peaks."""
     good = table[~table["tuning"] & (table["status"] == "ok") & (table["verdict"] != "unusable")]
     good, scores = good[~good["network"].str.fullmatch(WORKLOADS)], []
     for (memory, mode, batch), rows in good.sort_values("memory", ascending=False).groupby(
             ["memory", "mode", "batch_size"], sort=False):
-        scores.append({"kind": "network", "family": f"{mode}, batch {batch}, {memory} memory", "learner": "this model",
+        scores.append({"kind": "network", "family": f"{mode}, batch {batch}, {with_memory(memory)}", "learner": "this model",
                        "cover": _cover(rows), **score(rows["latency_ms"].to_numpy(), rows["predicted_ms"].to_numpy())})
     for mode, rows in good[good["memory"] == "default"].groupby("mode"):
         weights = rows["memory_mb"] - rows["peak_mb"]

@@ -201,7 +201,7 @@ _TERMS: dict[str, Callable[[Row], dict[str, Any]]] = {
     "memory": _moved_terms}
 _BUILDERS: dict[str, Callable[[Row], dict[str, Any]]] = {
     "convolution": _convolution, "gemm": _gemm, "attention": _attention, "window": _window, "memory": _memory}
-_INDEX = {column: {text: index for index, text in enumerate(known)} for column, known in TEXTS.items()}
+_INDEX = {column: {text: index for index, text in enumerate(texts)} for column, texts in TEXTS.items()}
 NUMBERS = ("batch", "in_channels", "out_channels", "depth", "height", "width",
            *(f"{what}_{axis}" for what in ("kernel", "stride", "dilation") for axis in "dhw"), "groups", "gemm_m", "gemm_k",
            "gemm_n", "heads", "q_len", "kv_len", "head_dim", "rows", "columns", "elements", "pieces", "outer", "inner")
@@ -234,8 +234,8 @@ def one(op: str, parameters: Row, flops: float, moved: float) -> Row:
 
 def code(column: str, value: Any) -> Any:
     """Turn a text (or an array of texts) into its index in TEXTS; -1 for one that is not there, or for none."""
-    known = _INDEX[column]
-    return known.get(value, -1) if isinstance(value, str | float) else np.array([known.get(text, -1) for text in value], float)
+    index = _INDEX[column]
+    return index.get(value, -1) if isinstance(value, str | float) else np.array([index.get(text, -1) for text in value], float)
 
 
 def groups(row: Row) -> Any:

@@ -42,9 +42,9 @@ def frames(rows: pd.DataFrame, chip: Chip | None, group: str = "") -> tuple[pd.D
 
 def names(group: str, chip: Chip | None) -> tuple[list[str], list[str]]:
     """Return the names of the terms and of the features of a group; ValueError where there is no such group."""
-    known = features.GROUPS if chip is None else features_gpu.GROUPS
-    if group not in known:
-        raise ValueError(f"there is no group {group!r}; there are: {choices(known)}")
+    several = features.GROUPS if chip is None else features_gpu.GROUPS
+    if group not in several:
+        raise ValueError(f"there is no group {group!r}; there are: {choices(several)}")
     row = features.one(features.GROUPS[group][0], {}, 1.0, 1.0)
     return tuple(list(values) for values in _values(row, group, chip))
 

@@ -94,9 +94,9 @@ def ranges(x: pd.DataFrame) -> dict[str, tuple[float, float]]:
     return {column: (float(x[column].min()), float(x[column].max())) for column in x if column not in TEXTS}
 
 
-def limits(known: Mapping[str, tuple[float, float]], names: list[str]) -> tuple[np.ndarray, np.ndarray]:
+def limits(trained: Mapping[str, tuple[float, float]], names: list[str]) -> tuple[np.ndarray, np.ndarray]:
     """Return the lower and upper limits of the features ``names``; a text has none."""
-    low, high = np.array([known.get(name, (-np.inf, np.inf)) for name in names]).reshape(-1, 2).T
+    low, high = np.array([trained.get(name, (-np.inf, np.inf)) for name in names]).reshape(-1, 2).T
     return low, high
 
 

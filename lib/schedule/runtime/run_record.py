@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lib import paths, store
-from lib.errors import InputError, choices
+from lib import store
+from lib.errors import choices
+from lib.measure import archive
 from lib.schedule.simulation import trace
 from lib.tables import columns
 
@@ -76,12 +77,8 @@ def read(folder: Path) -> RunRecord:
 
 def of_reference(reference: str = "") -> tuple[str, RunRecord]:
     """Return the name of a reference machine (empty: the first that has one) and its record; InputError lists them."""
-    known = {path.parent.parent.name: path.parent for path in sorted(paths.REFERENCE.glob(f"*/{FOLDER}/{_FILE}"))}
-    if not known or (reference and reference not in known):
-        raise InputError(f"no record of a real run on {reference or 'any machine'} in {paths.REFERENCE}; there are: "
-                         f"{choices(known) or 'none'}")
-    name = reference or next(iter(known))
-    return name, read(known[name])
+    name, path = archive.machine_with(f"{FOLDER}/{_FILE}", "a record of a real run", reference)
+    return name, read(path.parent)
 
 
 def text(record: RunRecord) -> str:

@@ -50,8 +50,8 @@ def shares_by_kind(groups: pd.DataFrame):
     figure, (panels,) = _bars(len(networks), 2)
     for axis, column, title in ((panels[0], "flops", "FLOPs"), (panels[1], "bytes", "Compulsory bytes")):
         unknown = set(groups.loc[groups[column].isna(), "network"])
-        known = groups.loc[~groups["network"].isin(unknown)]
-        wide = known.pivot_table(index="network", columns="group", values=column, aggfunc="sum").reindex(networks).fillna(0.0)
+        counted = groups.loc[~groups["network"].isin(unknown)]
+        wide = counted.pivot_table(index="network", columns="group", values=column, aggfunc="sum").reindex(networks).fillna(0.0)
         share, base = wide.div(wide.sum(axis=1).clip(lower=1), axis=0) * 100, np.zeros(len(networks))
         for kind in (kind for kind in KINDS if kind in share):
             axis.barh(networks, share[kind], 0.75, left=base, color=KINDS[kind], label=kind)

@@ -16,8 +16,8 @@ _PRODUCTS = ("convolution", "matrix product", "attention")
 
 @cache
 def _group_of() -> dict[str, str]:
-    known = [family for family in families.families().values() if family.name in GROUPS]
-    return {op: GROUPS[family.name] for family in known for op in family.covers}
+    grouped_ones = [family for family in families.families().values() if family.name in GROUPS]
+    return {op: GROUPS[family.name] for family in grouped_ones for op in family.covers}
 
 
 def grouped(rows: pd.DataFrame) -> pd.DataFrame:

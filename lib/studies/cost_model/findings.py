@@ -6,7 +6,8 @@ import numpy as np
 import pandas as pd
 
 from lib.missing import MissingError, needs
-from lib.studies.cost_model.study import OURS, Evaluation
+from lib.predict.evaluation import evaluate
+from lib.studies.cost_model.study import ALLOCATORS, OURS, Evaluation
 from lib.studies.cost_model.tables import case_name
 
 _COVERAGE = (88, 92)  # %, of intervals that are nominally 90 %
@@ -72,13 +73,13 @@ def network_words(study: Evaluation) -> str:
 def composition_words(study: Evaluation) -> str:
     """Say what the errors of whole networks mean: whether operators or memory are what is not understood."""
     rows = study.scores[study.scores["kind"] == "network"]
-    kept = rows[rows["family"].str.contains("kept memory")]["mape"]
-    default = rows[rows["family"].str.contains("default memory")]
+    kept, default = (rows[rows["family"].str.endswith(evaluate.with_memory(memory))] for memory in ALLOCATORS)
     if kept.empty or default.empty:
         raise MissingError("networks measured with both allocators")
     worst = default.loc[default["mape"].idxmax()]
-    text = (f"Where freed memory stays in the process, a network is the sum of its operators to within {kept.max():.0f} %. ")
-    if worst["mape"] > _SEVERAL * kept.mean():
+    text = "Where freed memory stays in the process, a network is the sum of its operators to within " \
+           f"{kept['mape'].max():.0f} %. "
+    if worst["mape"] > _SEVERAL * kept["mape"].mean():
         return text + (f"With the default allocator the error reaches {worst['mape']:.0f} % ({case_name(worst['family'])}): "
                        "what remains to be predicted is page faults, not arithmetic.")
     return text + "The default allocator changes that little."

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from lib import paths, store
+from lib import store
 from lib.errors import InputError, choices
+from lib.measure import archive
 from lib.predict import network_training, registry, training
 from lib.predict.evaluation import baselines, evaluate, learning, training_steps
 from lib.predict.networks.composition import Composition
@@ -73,11 +74,9 @@ def evaluation(reference: str = "") -> Evaluation:
 
     Raises InputError, which lists the machines, for one that has none.
     """
-    known = {path.parent.parent.name: path.parent for path in sorted(paths.REFERENCE.glob("*/predictions/scores.parquet"))}
-    if not known or (reference and reference not in known):
-        raise InputError(f"no evaluation of {reference or 'any machine'} in {paths.REFERENCE}; there are: {choices(known)}; "
-                         "run: python -m lib models --train cpu")
-    folder = known[reference] if reference else next(iter(known.values()))
+    _, path = archive.machine_with("predictions/scores.parquet", "an evaluation", reference,
+                                   "; run: python -m lib models --train cpu")
+    folder = path.parent
     machine, meta = folder.parent, store.read_json(folder / "scores.meta.json")
     predictions = store.read(folder / "predictions.parquet", "predictions").replace({"family": _FAMILIES})
     operators = _operators(predictions, machine)

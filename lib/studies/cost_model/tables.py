@@ -3,6 +3,7 @@
 import pandas as pd
 
 from lib.predict import registry
+from lib.predict.evaluation import evaluate
 from lib.studies.cost_model.study import ALLOCATORS, OURS
 
 _SHOWN = {"mape": "MAPE %", "mape_low": "from", "mape_high": "to", "median": "median %", "p90": "p90 %",
@@ -30,7 +31,7 @@ def by_case(scores: pd.DataFrame) -> pd.DataFrame:
 def case_name(family: str) -> str:
     """Return the name of a case of whole networks in the field's words: ``kept memory`` is a retained heap."""
     for memory, name in ALLOCATORS.items():
-        family = family.replace(f"{memory} memory", name)
+        family = family.replace(evaluate.with_memory(memory), name)
     return family
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from lib import paths, store
-from lib.errors import InputError, choices
+from lib.measure import archive, machine
 from lib.schedule import job_mixes
 from lib.schedule.contention import ALONE, Contention
 from lib.schedule.problem import Fleet, Problem
@@ -27,17 +27,12 @@ def contention_table(source: str, reference: str = "") -> tuple[pd.DataFrame, st
 
     The note says whose it is. Raises InputError where there is none at all.
     """
-    from lib.measure import machine
-
     own = interference.newest(machine.ids()["hardware_id"]) if source == "measure" else None
     if own is not None:
         return own, "Contention as measured on this machine."
-    known = {path.parent.parent.name: path for path in sorted(paths.REFERENCE.glob(f"*/{interference.FOLDER}/*.csv"))}
-    if not known or (reference and reference not in known):
-        raise InputError(f"no table of contention of {reference or 'any machine'} in {paths.REFERENCE}; there are: "
-                         f"{choices(known) or 'none'}; measure it: python -m lib contention")
-    name = reference or next(iter(known))
-    return store.read(known[name], "contention"), f"REPLAY of contention as measured on {name}."
+    name, path = archive.machine_with(f"{interference.FOLDER}/*.csv", "a table of contention", reference,
+                                      "; measure it: python -m lib contention")
+    return store.read(path, "contention"), f"REPLAY of contention as measured on {name}."
 
 
 @dataclass(frozen=True)

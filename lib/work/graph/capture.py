@@ -134,7 +134,7 @@ def _run(model: nn.Module, inputs: torch.Tensor, recorder: Recorder, optimizer: 
     """Run one step on fake tensors under ``recorder``; an optimizer's first step, which makes its state, is not recorded."""
     for tensor, kind in [*((t, "parameter") for t in model.parameters()), *((t, "buffer") for t in model.buffers()),
                          (inputs, "input")]:
-        recorder.known(tensor, kind)
+        recorder.number_of(tensor, kind)
     if not model.training:
         with torch.no_grad(), named_modules(model, recorder), recorder:
             return tuple(first_tensor(model(inputs)).shape)

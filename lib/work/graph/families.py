@@ -45,9 +45,9 @@ def families() -> dict[str, Family]:
 
 def family(name: str) -> Family:
     """Return one family that can be built; InputError lists them."""
-    known = [item.name for item in families().values() if item.build]
-    if name not in known:
-        raise InputError(f"no operator family {name!r}; there are: {choices(known)}")
+    buildable = [item.name for item in families().values() if item.build]
+    if name not in buildable:
+        raise InputError(f"no operator family {name!r}; there are: {choices(buildable)}")
     return families()[name]
 
 

@@ -52,7 +52,7 @@ class Recorder(TorchDispatchMode):
         self.freed: list[tuple[int, ...]] = []
         self._names = names
 
-    def known(self, tensor: torch.Tensor, kind: str) -> int:
+    def number_of(self, tensor: torch.Tensor, kind: str) -> int:
         """Return the number of a tensor's storage; a new one is entered as of ``kind``."""
         key = tensor.untyped_storage()._cdata
         if key not in self._storages:
@@ -63,7 +63,7 @@ class Recorder(TorchDispatchMode):
     def _spec(self, value: Any, kind: str = "activation") -> Any:
         if not isinstance(value, torch.Tensor):
             return value
-        number = self.known(value, kind)
+        number = self.number_of(value, kind)
         kind = self._storages[value.untyped_storage()._cdata][1]
         return TensorSpec(tuple(value.shape), tuple(value.stride()), str(value.dtype).removeprefix("torch."), number, kind)
 
