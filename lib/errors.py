@@ -8,12 +8,16 @@ class InputError(ValueError):
     """A wrong input, told in one line: what was wrong, where, and what would be right.
 
     The command line prints it without a traceback and exits with 2; a notebook shows the line alone and fails. What it quotes
-    may come from anywhere: line breaks become spaces, and what no terminal should be sent its escape.
+    may come from anywhere, so it is made ``printable``.
     """
 
     def __init__(self, message: object):
-        line = " ".join(str(message).splitlines())
-        super().__init__("".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in line))
+        super().__init__(printable(str(message)))
+
+
+def printable(text: str) -> str:
+    """Return a text as one line that a terminal only shows: line breaks are spaces, what would control it is escaped."""
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in " ".join(text.splitlines()))
 
 
 def one_line(error: BaseException, most: int = 200) -> str:

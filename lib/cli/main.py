@@ -4,12 +4,12 @@ import argparse
 import sys
 
 from lib.cli import exchange, measure, predict, report, schedule, work
-from lib.errors import InputError
+from lib.errors import InputError, printable
 
 
 def _say(error: Exception | str) -> None:
     """Print an error as one line; what it repeats of the input may hold line breaks or control a terminal."""
-    print("error: " + "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in str(error)), file=sys.stderr)
+    print(f"error: {printable(str(error))}", file=sys.stderr)
 
 
 class _Parser(argparse.ArgumentParser):
