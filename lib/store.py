@@ -23,51 +23,69 @@ from lib.tables import DTYPES, SCHEMA_VERSION, TABLES, columns, validate
 _LINE_BREAKS = re.compile(r"\r\n|\r|\n")  # a line is a row: what a killed writer leaves is then told from what is whole
 
 
-class Appender:
-    """A CSV that grows row by row and is readable at every moment.
+class Lines:
+    """A file that grows line by line and is readable at every moment.
 
-    Each row is one unbuffered write at the end of the file, so a killed process leaves whole rows and at most one torn last
-    line, which ``read`` drops. One process writes to a file at a time: another raises InputError. Opening an existing file
-    raises FileExistsError, for nothing is overwritten, unless ``resume`` says to go on after its last whole row; a file that
-    does not fit ``table`` then raises InputError.
+    Each line is one unbuffered write at the end of the file, so a killed process leaves whole lines and at most one torn last
+    line. One process writes to a file at a time: another waits ``timeout_s``, then raises HeldError, an InputError. Opening an
+    existing file raises FileExistsError, for nothing is overwritten, unless ``resume`` says to go on after its last whole line,
+    once ``check``, which may raise, has read it. A new file begins with ``first``.
     """
 
-    def __init__(self, path: Path, table: str, resume: bool = False):
-        self.path, self._width = path, len(columns(table))
-        self._text = io.StringIO()
-        self._csv = csv.writer(self._text, lineterminator="\n")
+    def __init__(self, path: Path, first: bytes = b"", resume: bool = False, timeout_s: float = 0.0,
+                 check: Callable[[], Any] = lambda: None):
+        self.path = path
         with ExitStack() as held:
-            held.enter_context(locks.writer(path))
-            going_on = resume and path.exists() and path.stat().st_size > 0
-            if going_on:
-                read(path, table)
-            flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | (0 if resume else os.O_EXCL)
-            self._file = held.enter_context(open(os.open(path, flags, files.MODE), "ab", buffering=0))
-            if going_on:
-                self._file.truncate(path.read_bytes().rfind(b"\n") + 1)
+            held.enter_context(locks.writer(path, timeout_s))
+            if path.exists() and not resume:
+                raise FileExistsError(errno.EEXIST, "exists already and is not overwritten", str(path))
+            with files.writing(path):
+                flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
+                self._file = held.enter_context(open(os.open(path, flags, files.MODE), "ab", buffering=0))
+                before = path.read_bytes()
+            if first.startswith(before):  # empty, or its writer was killed at its first line
+                self._file.truncate(0)
+                self.write(first)
             else:
-                self._write(columns(table))
+                check()
+                self._file.truncate(before.rfind(b"\n") + 1)
             self._held = held.pop_all()
 
-    def _write(self, values: Sequence[Any]) -> None:
-        self._text.seek(0)
-        self._text.truncate()
-        self._csv.writerow([_LINE_BREAKS.sub(" ", value) if isinstance(value, str) else value for value in values])
-        line = self._text.getvalue().encode()
+    def write(self, line: bytes) -> None:
+        """Write one line with its end; InputError on a full disk, where nothing of it stays."""
         with files.writing(self.path):
             if (written := self._file.write(line)) != len(line):
                 self._file.truncate(os.fstat(self._file.fileno()).st_size - written)
                 raise OSError(errno.ENOSPC, "short write: the disk is full")
 
+    def close(self) -> None:
+        """Close the file; a second call does nothing."""
+        self._held.close()
+
+
+class Appender(Lines):
+    """A CSV of ``table`` that grows row by row, see Lines; ``read`` drops a torn last row.
+
+    Going on with a file that does not fit ``table`` raises InputError.
+    """
+
+    def __init__(self, path: Path, table: str, resume: bool = False, timeout_s: float = 0.0):
+        self._width = len(columns(table))
+        super().__init__(path, _csv_line(columns(table)), resume, timeout_s, lambda: read(path, table))
+
     def append(self, values: Sequence[Any]) -> None:
         """Write one row; InputError on a full disk, ValueError on a row of the wrong width."""
         if len(values) != self._width:
             raise ValueError(f"{self.path}: a row of {len(values)} values for {self._width} columns")
-        self._write(values)
+        self.write(_csv_line(values))
 
-    def close(self) -> None:
-        """Close the file; a second call does nothing."""
-        self._held.close()
+
+def _csv_line(values: Sequence[Any]) -> bytes:
+    """Return a row of a CSV; line breaks in a text become spaces."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerow(
+        [_LINE_BREAKS.sub(" ", value) if isinstance(value, str) else value for value in values])
+    return text.getvalue().encode()
 
 
 def write(frame, path: Path, table: str, derived: bool = False) -> Path:

@@ -8,6 +8,7 @@ from pydantic import Field
 from lib import paths
 from lib.config.base import Count, Positive, Source, Strict, build, load_yaml
 from lib.errors import InputError, choices
+from lib.files import NAME
 
 
 class MachineParams(Strict):
@@ -75,14 +76,14 @@ class SweepParams(Strict):
     patience_s: Annotated[float, Field(ge=0, le=3600)] = 10.0
     memory_share: Annotated[float, Field(gt=0, le=1)] = 0.5
     seed: Count = 0
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]*$")] = ""
+    name: Annotated[str, Field(pattern=rf"^({NAME})?$")] = ""
 
     @property
     def ops(self) -> list[str]:
-        """Return the operator families; ``all`` are those that params/sweeps.yaml has a space for."""
+        """Return the operator families, each once; ``all`` are those that params/sweeps.yaml has a space for."""
         if self.op == "all":
             return list(load_yaml(paths.PARAMS / "sweeps.yaml")["spaces"])
-        return self.op.split(",")
+        return list(dict.fromkeys(self.op.split(",")))
 
     @property
     def shard_pair(self) -> tuple[int, int]:
