@@ -249,10 +249,11 @@ def measure_ceilings(p: MachineParams) -> Ceilings:
 
 def _save(table: pd.DataFrame, small: pd.DataFrame, p: MachineParams, facts: dict) -> Ceilings:
     stem = f"ceilings_{str(table['device'][0]).replace(':', '-')}"
-    name = store.fresh_name(stem, lambda candidate: (paths.CEILINGS / f"{candidate}.csv").exists())
     facts |= {"started_utc": store.utc_now(), "notebook": "01_machine", "parameters": p.model_dump()}
-    files = (store.write(table, paths.CEILINGS / f"{name}.csv", "ceilings"),
-             store.write(small, paths.CEILINGS / f"{name.replace('ceilings', 'overheads', 1)}.csv", "overheads"))
+    with locks.writer(paths.CEILINGS, locks.PATIENCE_S):  # of two hosts with one folder, each gets a name of its own
+        name = store.fresh_name(stem, lambda candidate: (paths.CEILINGS / f"{candidate}.csv").exists())
+        files = (store.write(table, paths.CEILINGS / f"{name}.csv", "ceilings"),
+                 store.write(small, paths.CEILINGS / f"{name.replace('ceilings', 'overheads', 1)}.csv", "overheads"))
     for path, kind in zip(files, ("ceilings", "overheads"), strict=True):
         store.write_meta(path, kind, **facts)
     return Ceilings(table, small, facts, f"Measured here, {facts['started_utc']}.", files)
