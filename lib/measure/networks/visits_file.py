@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import BaseModel, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 from lib import locks, store
 from lib.config.base import Count, Strict, build, mapping
@@ -25,13 +25,13 @@ class _Result(BaseModel, extra="forbid"):
     case: Case
     reason: str
     samples_ms: list[float] = []
-    yardstick_ms: list[float] = []
+    kernel_ms: list[float] = Field([], alias="yardstick_ms")  # of the reference kernel
     rss_mb: float = np.nan
     tensors_mb: float = np.nan
 
     @model_validator(mode="after")
     def _measured_or_failed(self) -> "_Result":
-        if not self.reason and not len(self.samples_ms) == len(self.yardstick_ms) > 0:
+        if not self.reason and not len(self.samples_ms) == len(self.kernel_ms) > 0:
             raise ValueError("has neither passes nor a reason")
         return self
 
@@ -58,14 +58,14 @@ def opened(path: Path) -> AbstractContextManager[store.Lines]:
 def line(key: Key, device_id: str, results: Results, identity: dict[str, Any]) -> bytes:
     """Return a visit as a line of the file."""
     visit = _Visit(round=key[0], network=key[1], memory=key[2], device=device_id, results=results, identity=identity)
-    return (json.dumps(visit.model_dump()) + "\n").encode()
+    return (json.dumps(visit.model_dump(by_alias=True)) + "\n").encode()
 
 
 def read(path: Path, device_id: str, groups: Mapping[tuple[str, str], list[Case]]) -> tuple[Visits, dict[str, Any]]:
     """Return the visits to a device whose cases are still wanted (by network and memory), and the last identity."""
     visits, identity = {}, {}
     for visit in _visits(path):
-        results = [dict(result) for result in visit.results]
+        results = [{**result.model_dump(by_alias=True), "case": result.case} for result in visit.results]
         if visit.device == device_id and groups.get((visit.network, visit.memory)) == [row["case"] for row in results]:
             identity = visit.identity or identity
             visits[visit.round, visit.network, visit.memory] = results
