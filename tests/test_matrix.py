@@ -45,12 +45,12 @@ def test_cells_of_the_default_matrix():
     assert matrix.workload_of(cell.workload.id, "resnet50", 16) == cell.workload
     cuda = definitions.load_matrix().grids["cuda"]
     assert len(cuda.models) * len(cuda.batch_sizes) * len(cuda.precisions) == 18
-    one, = matrix.cells(definitions.load_matrix(), "cpu", "vgg16/b16/fp32", {"iters": "3"})
+    one, = matrix.cells(definitions.load_matrix(), "cpu", ["vgg16/b16/fp32"], {"iters": "3"})
     assert (one.name, one.params.iters) == ("vgg16/b16/fp32", 3)
 
 
 @pytest.mark.parametrize(("ask", "words"), [
-    ({"wanted": "vgg19/b1/fp32"}, "no cell vgg19/b1/fp32; there are: simple_cnn/b8/fp32"),
+    ({"wanted": ["vgg19/b1/fp32"]}, "no cell vgg19/b1/fp32; there are: simple_cnn/b8/fp32"),
     ({"options": {"sauce": 1}}, "unknown name 'sauce'"), ({"device": "cuda:9"}, "not here")])
 def test_wrong_questions(ask, words):
     with pytest.raises(InputError, match=words):
@@ -97,7 +97,7 @@ def test_no_run_starts_after_the_budget(home):
 
 @pytest.mark.slow
 def test_a_real_cell_in_a_process_of_its_own(home):
-    found = matrix.cells(small(repeats=1), "cpu", "simple_cnn/b8/fp32")
+    found = matrix.cells(small(repeats=1), "cpu", ["simple_cnn/b8/fp32"])
     rows = matrix.run_matrix(found, 1)
     assert rows["status"].tolist() == ["ok"]
     run = archive.runs("measure").iloc[0]
@@ -115,7 +115,7 @@ def test_an_unusable_run_does_not_count(home):
     def disturbed(cell_params, workload):
         return pd.Series({**pretend(cell_params, workload), "verdict": "unusable", "reason": "others took 1.0 cores"})
 
-    rows = matrix.run_matrix(matrix.cells(small(), "cpu", "simple_cnn/b8/fp32"), 1, measure=disturbed)
+    rows = matrix.run_matrix(matrix.cells(small(), "cpu", ["simple_cnn/b8/fp32"]), 1, measure=disturbed)
     assert rows["reason"].tolist() == ["unusable, so it does not count: others took 1.0 cores"]
 
 
@@ -123,7 +123,7 @@ def test_a_killed_process_is_a_reason(home):
     def die(*_):
         raise WorkerLostError("the worker was killed (signal 9): out of memory?")
 
-    rows = matrix.run_matrix(matrix.cells(small(), "cpu", "simple_cnn/b8/fp32"), 1, measure=die)
+    rows = matrix.run_matrix(matrix.cells(small(), "cpu", ["simple_cnn/b8/fp32"]), 1, measure=die)
     assert rows["reason"].tolist() == ["the worker was killed (signal 9): out of memory?"]
 
 

@@ -45,7 +45,7 @@ def new_file(text: str) -> Path:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def name(text: str) -> str:
+def folder_name(text: str) -> str:
     """Read the name of a folder of the project's own: no path."""
     if not re.fullmatch(files.NAME, text):
         raise argparse.ArgumentTypeError(f"{text!r} is no name: up to a hundred letters, digits, dots, dashes and "

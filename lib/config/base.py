@@ -13,6 +13,8 @@ from lib.errors import InputError, choices
 Source = Literal["measure", "replay"]
 Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
+Threads = Annotated[int, Field(ge=0, le=1024)]
+Seed = Annotated[int, Field(ge=0, lt=2**32)]
 
 
 class Strict(BaseModel):

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from lib import paths
-from lib.config.base import Positive, Strict, build, load_yaml
+from lib.config.base import Positive, Strict, build, load, load_yaml
 from lib.config.notebooks import ProfileParams, notebook_model
 from lib.errors import InputError, choices
 
@@ -159,10 +159,7 @@ def load_metrics(path: Path = paths.PARAMS / "nsight_metrics.yaml") -> dict[str,
 
 def load_matrix(path: Path = paths.PARAMS / "matrix.yaml") -> Matrix:
     """Read the run matrix; every set of options is checked as parameters of a profiled run."""
-    content = load_yaml(path)
-    if not isinstance(content, dict):
-        raise InputError(f"{path}: expected a mapping with dataset, size, repeats, options and grids")
-    matrix = build(Matrix, content, str(path))
+    matrix = load(Matrix, path)
     for backend, grid in matrix.grids.items():
         build(ProfileParams, {**matrix.options, **grid.options}, f"{path}: options of {backend}")
     return matrix
@@ -193,8 +190,8 @@ class NetworkSet(Strict):
 class Campaign(Strict):
     """``params/networks.yaml``: the networks that are measured end to end, rounds, and seconds a case in each of them."""
 
-    rounds: Positive
-    case_s: Annotated[float, Field(gt=0)]
+    rounds: Annotated[int, Field(ge=1, le=1000)]
+    case_s: Annotated[float, Field(gt=0, le=1e5)]
     sets: Annotated[tuple[NetworkSet, ...], Field(min_length=1)]
 
 
@@ -217,7 +214,7 @@ class ReportPlan(Strict):
 
 def load_campaign(path: Path = paths.PARAMS / "networks.yaml") -> Campaign:
     """Read which networks are measured end to end; InputError names the file and the wrong entry."""
-    return build(Campaign, load_yaml(path) or {}, str(path))
+    return load(Campaign, path)
 
 
 def load_workloads(path: Path = paths.PARAMS / "workloads.yaml") -> dict[str, Workload]:

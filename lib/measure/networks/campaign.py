@@ -20,20 +20,23 @@ from lib.measure.networks.visits_file import Results, Visits
 from lib.measure.reference_kernel import SLOW, USUAL
 from lib.progress import track
 from lib.tables import columns
+from lib.work import networks
 
 
-def cases(plan: Campaign, some: str = "") -> list[tuple[Case, str]]:
+def cases(plan: Campaign, some: Sequence[str] = ()) -> list[tuple[Case, str]]:
     """Return the cases of a campaign, each with its memory (of the process: default, or kept); ``some`` names networks.
 
-    Raises InputError for a network that is not in it.
+    Raises InputError for a network that is not in it, and for one in it that is none (a user's own is looked up when it runs).
     """
-    names = [name for name in some.split(",") if name]
     known = list(dict.fromkeys(network for part in plan.sets for network in part.networks))
-    if unknown := set(names) - set(known):
+    if unknown := set(some) - set(known):
         raise InputError(f"no network {choices(sorted(unknown))} in the plan; there are: {choices(known)}")
+    for name in known:
+        if ":" not in name:
+            networks.network(name)
     several = [(Case(network, mode, batch, dtype=dtype), memory) for part in plan.sets for memory in part.memory
                for network in part.networks for mode in part.modes for batch in part.batch_sizes for dtype in part.dtypes]
-    return [pair for pair in dict.fromkeys(several) if not names or pair[0].network in names]
+    return [pair for pair in dict.fromkeys(several) if not some or pair[0].network in some]
 
 
 def measure(wanted: Sequence[tuple[Case, str]], device_id: str = "cpu", rounds: int = 2, case_s: float = 1.0,

@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -54,7 +54,8 @@ def workload_of(workload_id: str, model: str, batch_size: int) -> Workload:
                             "batch_size": batch_size}, workload_id)
 
 
-def cells(matrix: Matrix, device: str = "auto", wanted: str = "", options: dict[str, Any] | None = None) -> list[Cell]:
+def cells(matrix: Matrix, device: str = "auto", wanted: Sequence[str] = (),
+          options: dict[str, Any] | None = None) -> list[Cell]:
     """Return the cells of the matrix for one device; ``wanted`` names some of them, ``options`` override parameters.
 
     Raises InputError for a device without a grid, an unknown cell or a wrong option.
@@ -72,11 +73,10 @@ def cells(matrix: Matrix, device: str = "auto", wanted: str = "", options: dict[
                           "precision": precision, "label": label}
                 workload = workload_of(f"{matrix.dataset}-{matrix.size}", model, batch)
                 chosen.append(Cell(label, workload, build(ProfileParams, values, label)))
-    names = [name for name in wanted.split(",") if name]
-    unknown = [name for name in names if name not in [cell.name for cell in chosen]]
+    unknown = [name for name in wanted if name not in [cell.name for cell in chosen]]
     if unknown:
         raise InputError(f"no cell {choices(unknown)}; there are: {choices(cell.name for cell in chosen)}")
-    return [cell for cell in chosen if not names or cell.name in names]
+    return [cell for cell in chosen if not wanted or cell.name in wanted]
 
 
 def repeats_done(chosen: list[Cell]) -> dict[str, int]:
