@@ -116,7 +116,7 @@ def _triad_probes(p: MachineParams, device: torch.device, threads: int) -> list[
     caches, beyond = machine.levels(device, threads), "RAM" if device.type == "cpu" else "device"
     last = max(caches.values(), default=32 * 2**20)
     most = p.triad_max_mb * 1e6 if p.triad_max_mb else 8.0 * last
-    most = min(max(most, 4.0 * last), _free_bytes(device) / 2)
+    most = min(max(most, 2.0 ** np.ceil(np.log2(4 * last))), _free_bytes(device) / 2)
     width, pace_s = _triad_dtype(device).itemsize, _triad_pace_s(device, min(most, _LOOK_BYTES))
     probes: list[Probe] = []
     smallest = np.ceil(np.log2(caches.get("L1", 2**19) + 1))
