@@ -126,7 +126,7 @@ def _triad_probes(p: MachineParams, device: torch.device, threads: int) -> list[
             continue  # partly in cache: no level's own rate
         first = level not in [probe.row["level"] for probe in probes]
         if not first and touched * pace_s > _LARGEST_SHARE * p.budget_s:
-            break
+            continue  # of a level that has one already
         elements = int(touched) // (3 * width)
         probes.append(Probe({"dtype": "fp64" if width == 8 else "fp32", "level": level, "method": "triad a = b + s*c"}, 0.0,
                             3.0 * width * elements, lambda elements=elements: _triad(elements, device)))
