@@ -22,6 +22,7 @@ from lib.measure.training.summary import CONFIGURATION
 from lib.measure.worker import WorkerLostError, call
 
 KEYS = ["env", "arch", "backend", "batch_size", "precision"]
+_FIXED = {"workload", "source", "reference", "device", "batch_size", "precision", "label"}  # by the matrix, for each cell
 _STATISTICS = ["n", "mean", "std", "median"]
 Measure = Callable[[ProfileParams, Workload], pd.Series]
 
@@ -60,6 +61,8 @@ def cells(matrix: Matrix, device: str = "auto", wanted: Sequence[str] = (),
 
     Raises InputError for a device without a grid, an unknown cell or a wrong option.
     """
+    if fixed := _FIXED & set(options or ()):
+        raise InputError(f"the matrix itself sets {choices(sorted(fixed))}; see params/matrix.yaml, --device and --cells")
     where = machine.device(device)
     if where.type not in matrix.grids:
         raise InputError(f"params/matrix.yaml has no grid for {where.type}; it has: {choices(matrix.grids)}")
