@@ -45,7 +45,8 @@ class Lines:
                 before = path.read_bytes()
             if first.startswith(before):  # empty, or its writer was killed at its first line
                 self._file.truncate(0)
-                self.write(first)
+                if first:
+                    self.write(first)
             else:
                 check()
                 self._file.truncate(before.rfind(b"\n") + 1)

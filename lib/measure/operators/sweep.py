@@ -3,7 +3,7 @@
 import queue
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,20 +26,23 @@ _IDENTITY = ("op", "grid", "count", "rounds", "visit_ms", "latency_type", "cache
 
 @dataclass(frozen=True)
 class _Seconds:
-    """The visits of all devices as they end, counted in seconds: what a progress bar shows, with the time left."""
+    """The visits of all devices as they end, counted in seconds: what a progress bar shows, with the time left.
+
+    ``ticks`` gives the seconds of each visit, and None when a device has ended.
+    """
 
     ticks: queue.Queue
     total_s: float
-    threads: list[threading.Thread]
+    devices: int
 
     def __len__(self) -> int:
         return max(1, int(self.total_s))
 
     def __iter__(self) -> Iterator[int]:
-        shown, spent = 0, 0.0
-        while any(thread.is_alive() for thread in self.threads) or not self.ticks.empty():
-            with suppress(queue.Empty):
-                spent += self.ticks.get(timeout=0.2)
+        shown, spent, ended = 0, 0.0, 0
+        while ended < self.devices:
+            tick = self.ticks.get()
+            ended, spent = ended + (tick is None), spent + (tick or 0.0)
             while shown < min(int(spent), len(self)):
                 shown += 1
                 yield shown
@@ -119,13 +122,15 @@ def _measured(p: SweepParams, devices: list[str], folder: Path, chosen: Sequence
             identities[device] = drives[device].run()
         except Exception as error:  # whatever it is, it is raised where the sweep was started
             failures[device] = error
+        finally:
+            ticks.put(None)
 
     threads = [threading.Thread(target=lead, args=(device,), daemon=True) for device in devices]
     for thread in threads:
         thread.start()
     total_s = (p.budget_s or p.count * p.rounds * p.visit_ms * 2e-3) * len(devices)
     try:
-        for _ in track(_Seconds(ticks, total_s, threads), "sweep, s"):
+        for _ in track(_Seconds(ticks, total_s, len(devices)), "sweep, s"):
             pass
     finally:
         stop.set()

@@ -61,19 +61,19 @@ def cells(matrix: Matrix, device: str = "auto", wanted: Sequence[str] = (),
 
     Raises InputError for a device without a grid, an unknown cell or a wrong option.
     """
-    if fixed := _FIXED & set(options or ()):
-        raise InputError(f"the matrix itself sets {choices(sorted(fixed))}; see params/matrix.yaml, --device and --cells")
     where = machine.device(device)
     if where.type not in matrix.grids:
         raise InputError(f"params/matrix.yaml has no grid for {where.type}; it has: {choices(matrix.grids)}")
     grid, env = matrix.grids[where.type], matrix.environment or machine.name()
+    changed = {**matrix.options, **grid.options, **(options or {})}
+    if fixed := _FIXED & changed.keys():
+        raise InputError(f"{choices(sorted(fixed))} is no option: the matrix sets it for each cell")
     chosen = []
     for model in grid.models:
         for batch in grid.batch_sizes:
             for precision in grid.precisions:
                 label = f"{env}/{model}/b{batch}/{precision}"
-                values = {**matrix.options, **grid.options, **(options or {}), "device": str(where), "batch_size": batch,
-                          "precision": precision, "label": label}
+                values = {**changed, "device": str(where), "batch_size": batch, "precision": precision, "label": label}
                 workload = workload_of(f"{matrix.dataset}-{matrix.size}", model, batch)
                 chosen.append(Cell(label, workload, build(ProfileParams, values, label)))
     unknown = [name for name in wanted if name not in [cell.name for cell in chosen]]
