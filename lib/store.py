@@ -6,6 +6,7 @@ import hashlib
 import io
 import itertools
 import json
+import math
 import os
 import re
 import subprocess
@@ -20,6 +21,7 @@ from lib import csv_files, files, locks, paths
 from lib.errors import InputError, choices, one_line
 from lib.tables import DTYPES, SCHEMA_VERSION, TABLES, columns, validate
 
+_NOTHING = {False: [""], True: ["", "nan"]}  # what stands for no value; ``nan`` where a number may be missing (older files)
 _LINE_BREAKS = re.compile(r"\r\n|\r|\n")  # a line is a row: what a killed writer leaves is then told from what is whole
 
 
@@ -82,10 +84,11 @@ class Appender(Lines):
 
 
 def _csv_line(values: Sequence[Any]) -> bytes:
-    """Return a row of a CSV; line breaks in a text become spaces."""
+    """Return a row of a CSV; line breaks in a text become spaces, a number that is none (NaN) an empty field."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerow(
-        [_LINE_BREAKS.sub(" ", value) if isinstance(value, str) else value for value in values])
+        [_LINE_BREAKS.sub(" ", value) if isinstance(value, str) else
+         "" if isinstance(value, float) and math.isnan(value) else value for value in values])
     return text.getvalue().encode()
 
 
@@ -117,7 +120,7 @@ def read(path: Path, table: str):
             return validate(_parquet(path, table), table, str(path))
         texts = {c.name: str for c in TABLES[table] if c.kind == "text"}
         frame = pd.read_csv(io.StringIO(csv_files.read(path, torn=True)), dtype=texts, keep_default_na=False,
-                            index_col=False, na_values={c.name: [""] for c in TABLES[table]})
+                            index_col=False, na_values={c.name: _NOTHING[c.kind == "float" and c.empty] for c in TABLES[table]})
     except (FileNotFoundError, NotADirectoryError):
         raise InputError(f"{path} is missing") from None
     except (pd.errors.ParserError, pd.errors.EmptyDataError, OSError, ArithmeticError) as error:
