@@ -5,7 +5,7 @@ import math
 import pandas as pd
 import pytest
 
-from lib import __main__, paths, store, tables
+from lib import __main__, locks, paths, store, tables
 from lib.config import definitions
 from lib.config.base import build, load_yaml
 from lib.errors import InputError
@@ -51,7 +51,8 @@ def test_cells_of_the_default_matrix():
 
 @pytest.mark.parametrize(("ask", "words"), [
     ({"wanted": ["vgg19/b1/fp32"]}, "no cell vgg19/b1/fp32; there are: simple_cnn/b8/fp32"),
-    ({"options": {"sauce": 1}}, "unknown name 'sauce'"), ({"device": "cuda:9"}, "not here")])
+    ({"options": {"sauce": 1}}, "unknown name 'sauce'"), ({"options": {"batch_size": 3}}, "batch_size is no option"),
+    ({"device": "cuda:9"}, "not here")])
 def test_wrong_questions(ask, words):
     with pytest.raises(InputError, match=words):
         matrix.cells(small(), **{"device": "cpu", **ask})
@@ -111,6 +112,21 @@ def test_a_real_cell_in_a_process_of_its_own(home):
     assert meta["software"]["torch"]
 
 
+def test_a_device_that_others_hold_is_no_failed_cell(home, monkeypatch):
+    def wait(*_):
+        raise locks.HeldError("device cpu is being measured by another process")
+
+    found = matrix.cells(small(), "cpu")
+    with pytest.raises(InputError, match="device cpu is being measured"):
+        matrix.run_matrix(found, 1, measure=wait)
+    assert not (paths.MATRIX / "cells.csv").exists()
+    monkeypatch.setattr(locks, "PATIENCE_S", 0.1)
+    with locks.writer(paths.MATRIX / f"{machine.ids()['hardware_id']}-cpu"), \
+            pytest.raises(InputError, match="is being written by another process"):
+        matrix.run_matrix(found, 1, measure=pretend)
+    assert len(matrix.run_matrix(found, 1, measure=pretend)) == 2
+
+
 def test_an_unusable_run_does_not_count(home):
     def disturbed(cell_params, workload):
         return pd.Series({**pretend(cell_params, workload), "verdict": "unusable", "reason": "others took 1.0 cores"})
@@ -160,3 +176,17 @@ def test_the_verb(home, monkeypatch, capsys):
     assert "| box |" in capsys.readouterr().out
     assert __main__.main(["matrix", "--device", "cpu", "--cells", "none"]) == 2
     assert load_yaml(paths.PARAMS / "matrix.yaml")["repeats"] == 3
+
+
+@pytest.mark.parametrize("words", [
+    "matrix --repeats -3", "matrix --repeats 0", "matrix --repeats 1.5", "matrix --budget-s nan", "matrix --budget-s -1",
+    "matrix --cells ,", "networks --rounds 0", "networks --rounds x", "networks --case-s 0", "networks --case-s inf",
+    "networks --budget-s nan", "networks --name ../x", "networks --name ..", "networks --networks W6,W6",
+    "run --devices cpu,cpu", "run --devices cpu,,", "run --workloads W1,W1"])
+def test_a_wrong_option_is_one_line(home, capsys, words):
+    with pytest.raises(SystemExit) as ended:
+        __main__.main(words.split())
+    shown = capsys.readouterr()
+    assert ended.value.code == 2
+    assert shown.err.startswith(f"error: argument {words.split()[1]}: ")
+    assert (shown.err.count("\n"), shown.out) == (1, "")
