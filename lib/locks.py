@@ -8,8 +8,13 @@ from pathlib import Path
 from lib import files
 from lib.errors import InputError, choices
 
+PATIENCE_S = 600.0  # how long a measurement waits until another one ends
 _HOST = ("/run/lock", "/dev/shm", "/tmp")
 _EVERYBODY = 0o666
+
+
+class HeldError(InputError):
+    """Another process holds a lock, and did not release it in time."""
 
 
 def host_folder() -> Path:
@@ -26,10 +31,10 @@ def host_folder() -> Path:
 
 
 @contextmanager
-def device(name: str, timeout_s: float = 600.0) -> Iterator[None]:
+def device(name: str, timeout_s: float = PATIENCE_S) -> Iterator[None]:
     """Hold this host's lock of one device, so that two measurements never share it.
 
-    Raises InputError when another process still holds it after ``timeout_s``.
+    Raises HeldError, an InputError, when another process still holds it after ``timeout_s``.
     """
     path = host_folder() / f"measuring-{name.replace(':', '-')}.lock"
     with _held(path, timeout_s, f"device {name} is being measured by another process"):
@@ -40,7 +45,7 @@ def device(name: str, timeout_s: float = 600.0) -> Iterator[None]:
 def writer(path: Path, timeout_s: float = 0.0) -> Iterator[None]:
     """Hold the lock of a file or folder that one process writes to at a time; the lock lies beside it.
 
-    Raises InputError when another process still holds it after ``timeout_s``.
+    Raises HeldError, an InputError, when another process still holds it after ``timeout_s``.
     """
     files.folder(path.parent)
     with _held(path.with_name(f".{path.name}.lock"), timeout_s, f"{path} is being written by another process"):
@@ -56,7 +61,7 @@ def _held(path: Path, timeout_s: float, why: str) -> Iterator[None]:
         try:
             lock.acquire()
         except Timeout:
-            raise InputError(f"{why} (lock {path}); try again when it ends") from None
+            raise HeldError(f"{why} (lock {path}); try again when it ends") from None
     try:
         yield
     finally:

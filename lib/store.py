@@ -6,6 +6,7 @@ import hashlib
 import io
 import itertools
 import json
+import math
 import os
 import re
 import subprocess
@@ -20,54 +21,75 @@ from lib import csv_files, files, locks, paths
 from lib.errors import InputError, choices, one_line
 from lib.tables import DTYPES, SCHEMA_VERSION, TABLES, columns, validate
 
+_NOTHING = {False: [""], True: ["", "nan"]}  # what stands for no value; ``nan`` where a number may be missing (older files)
 _LINE_BREAKS = re.compile(r"\r\n|\r|\n")  # a line is a row: what a killed writer leaves is then told from what is whole
 
 
-class Appender:
-    """A CSV that grows row by row and is readable at every moment.
+class Lines:
+    """A file that grows line by line and is readable at every moment.
 
-    Each row is one unbuffered write at the end of the file, so a killed process leaves whole rows and at most one torn last
-    line, which ``read`` drops. One process writes to a file at a time: another raises InputError. Opening an existing file
-    raises FileExistsError, for nothing is overwritten, unless ``resume`` says to go on after its last whole row; a file that
-    does not fit ``table`` then raises InputError.
+    Each line is one unbuffered write at the end of the file, so a killed process leaves whole lines and at most one torn last
+    line. One process writes to a file at a time: another waits ``timeout_s``, then raises HeldError, an InputError. Opening an
+    existing file raises FileExistsError, for nothing is overwritten, unless ``resume`` says to go on after its last whole line,
+    once ``check``, which may raise, has read it. A new file begins with ``first``.
     """
 
-    def __init__(self, path: Path, table: str, resume: bool = False):
-        self.path, self._width = path, len(columns(table))
-        self._text = io.StringIO()
-        self._csv = csv.writer(self._text, lineterminator="\n")
+    def __init__(self, path: Path, first: bytes = b"", resume: bool = False, timeout_s: float = 0.0,
+                 check: Callable[[], Any] = lambda: None):
+        self.path = path
         with ExitStack() as held:
-            held.enter_context(locks.writer(path))
-            going_on = resume and path.exists() and path.stat().st_size > 0
-            if going_on:
-                read(path, table)
-            flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | (0 if resume else os.O_EXCL)
-            self._file = held.enter_context(open(os.open(path, flags, files.MODE), "ab", buffering=0))
-            if going_on:
-                self._file.truncate(path.read_bytes().rfind(b"\n") + 1)
+            held.enter_context(locks.writer(path, timeout_s))
+            if path.exists() and not resume:
+                raise FileExistsError(errno.EEXIST, "exists already and is not overwritten", str(path))
+            with files.writing(path):
+                flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
+                self._file = held.enter_context(open(os.open(path, flags, files.MODE), "ab", buffering=0))
+                before = path.read_bytes()
+            if first.startswith(before):  # empty, or its writer was killed at its first line
+                self._file.truncate(0)
+                if first:
+                    self.write(first)
             else:
-                self._write(columns(table))
+                check()
+                self._file.truncate(before.rfind(b"\n") + 1)
             self._held = held.pop_all()
 
-    def _write(self, values: Sequence[Any]) -> None:
-        self._text.seek(0)
-        self._text.truncate()
-        self._csv.writerow([_LINE_BREAKS.sub(" ", value) if isinstance(value, str) else value for value in values])
-        line = self._text.getvalue().encode()
+    def write(self, line: bytes) -> None:
+        """Write one line with its end; InputError on a full disk, where nothing of it stays."""
         with files.writing(self.path):
             if (written := self._file.write(line)) != len(line):
                 self._file.truncate(os.fstat(self._file.fileno()).st_size - written)
                 raise OSError(errno.ENOSPC, "short write: the disk is full")
 
+    def close(self) -> None:
+        """Close the file; a second call does nothing."""
+        self._held.close()
+
+
+class Appender(Lines):
+    """A CSV of ``table`` that grows row by row, see Lines; ``read`` drops a torn last row.
+
+    Going on with a file that does not fit ``table`` raises InputError.
+    """
+
+    def __init__(self, path: Path, table: str, resume: bool = False, timeout_s: float = 0.0):
+        self._width = len(columns(table))
+        super().__init__(path, _csv_line(columns(table)), resume, timeout_s, lambda: read(path, table))
+
     def append(self, values: Sequence[Any]) -> None:
         """Write one row; InputError on a full disk, ValueError on a row of the wrong width."""
         if len(values) != self._width:
             raise ValueError(f"{self.path}: a row of {len(values)} values for {self._width} columns")
-        self._write(values)
+        self.write(_csv_line(values))
 
-    def close(self) -> None:
-        """Close the file; a second call does nothing."""
-        self._held.close()
+
+def _csv_line(values: Sequence[Any]) -> bytes:
+    """Return a row of a CSV; line breaks in a text become spaces, a number that is none (NaN) an empty field."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerow(
+        [_LINE_BREAKS.sub(" ", value) if isinstance(value, str) else
+         "" if isinstance(value, float) and math.isnan(value) else value for value in values])
+    return text.getvalue().encode()
 
 
 def write(frame, path: Path, table: str, derived: bool = False) -> Path:
@@ -98,7 +120,7 @@ def read(path: Path, table: str):
             return validate(_parquet(path, table), table, str(path))
         texts = {c.name: str for c in TABLES[table] if c.kind == "text"}
         frame = pd.read_csv(io.StringIO(csv_files.read(path, torn=True)), dtype=texts, keep_default_na=False,
-                            index_col=False, na_values={c.name: [""] for c in TABLES[table]})
+                            index_col=False, na_values={c.name: _NOTHING[c.kind == "float" and c.empty] for c in TABLES[table]})
     except (FileNotFoundError, NotADirectoryError):
         raise InputError(f"{path} is missing") from None
     except (pd.errors.ParserError, pd.errors.EmptyDataError, OSError, ArithmeticError) as error:

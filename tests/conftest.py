@@ -1,6 +1,7 @@
 """What the tests share: a home of their own for everything that is measured or built."""
 
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -73,6 +74,17 @@ def busy_neighbours(count):
     finally:
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
+
+
+@contextmanager
+def full_disk(most_bytes):
+    """Let no file grow beyond so many bytes: what a disk does that is full in the middle of a write."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 @pytest.fixture

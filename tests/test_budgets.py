@@ -3,6 +3,7 @@
 import queue
 import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -78,6 +79,40 @@ def test_ceilings(clock, home, monkeypatch, call_s):
     assert "UNUSABLE" in found.warning
 
 
+@pytest.mark.parametrize("wanted", [{"triad_max_mb": 60_000}, {"gemm_max": 32_768}])
+def test_ceilings_of_sizes_that_take_longer_than_there_is(clock, home, monkeypatch, wanted):
+    def triad(elements, device):
+        clock.work(24 * elements / 2e9)
+        return lambda: clock.work(24 * elements / 1e10)
+
+    def gemm(dtype, n, device):
+        if n > 256:
+            clock.work(n**2 / 1e8)
+        return lambda: clock.work(2 * n**3 / 1e12)
+
+    monkeypatch.setattr(ceilings, "_triad", triad)
+    monkeypatch.setattr(ceilings, "_gemm", gemm)
+    monkeypatch.setattr(ceilings, "_convolution", lambda dtype, batch, device: lambda: clock.work(0.01))
+    monkeypatch.setattr(ceilings.machine, "levels", lambda device, threads: {"L1": 2**16, "L2": 2**21, "L3": 2**25})
+    monkeypatch.setattr(ceilings.psutil, "virtual_memory", lambda: SimpleNamespace(available=2e11))
+    monkeypatch.setattr(ceilings, "overheads", lambda device, budget_s: pd.DataFrame(
+        [dict.fromkeys(columns("overheads"), 1.0) | {"device": "cpu", "what": "launch", "n": 9, "method": "none"}],
+        columns=columns("overheads")))
+    found = ceilings.measure_ceilings(MachineParams(budget_s=15, device="cpu", **wanted))
+    assert spent_s(clock) <= 1.5 * 15
+    assert {"compute", "L2", "L3", "RAM"} <= set(found.table["level"])
+    expected = "Working sets end at" if "triad_max_mb" in wanted else "No GEMM of gemm_max = 32768 was measured"
+    assert expected in found.note
+
+
+def test_products_fit_into_the_free_memory(monkeypatch):
+    monkeypatch.setattr(ceilings, "_first_rate", lambda dtype, device: 1e14)
+    monkeypatch.setattr(ceilings.psutil, "virtual_memory", lambda: SimpleNamespace(available=3e10))
+    probes = ceilings._compute_probes(MachineParams(gemm_max=32_768, budget_s=3600), ceilings.machine.device("cpu"))
+    sizes = [int(probe.row["method"].split("x")[-1]) for probe in probes if probe.row["method"].startswith("torch.mm")]
+    assert max(sizes) == 16_384
+
+
 @pytest.mark.parametrize(("step_s", "slow_from"), [(0.05, np.inf), (0.5, np.inf), (3.0, np.inf), (6.0, np.inf), (0.2, 8)])
 def test_a_profiled_run(clock, home, monkeypatch, step_s, slow_from):
     place = Trainer._place
@@ -133,6 +168,15 @@ def test_a_sweep_spreads_it_over_all_rounds_and_an_earlier_call_counts(clock, ho
     assert len({tuple(sorted(order)) for order in orders}) == 1
     assert len(drive(p, tmp_path)) == len(visits), "all of it was spent before"
     assert spent_s(clock) == 20.0
+
+
+def test_a_sweep_that_is_slow_to_start_has_a_point(clock, home, monkeypatch, tmp_path):
+    monkeypatch.setattr(device_sweep, "Visitor", Even)
+    drawn = device_sweep.spaces.several
+    monkeypatch.setattr(device_sweep.spaces, "several", lambda *them: (clock.work(8) or one for one in drawn(*them)))
+    visits = drive(SweepParams(op="activation", device="cpu", budget_s=20.0, rounds=4), tmp_path)
+    assert len(visits) >= 4
+    assert spent_s(clock) <= 1.5 * 20
 
 
 def test_a_sweep_on_a_machine_that_becomes_slower(clock, home, monkeypatch, tmp_path):

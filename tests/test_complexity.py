@@ -15,6 +15,7 @@ from lib.report import style
 from lib.studies.complexity import figures, findings, study, tables
 from lib.tables import columns
 from lib.work.graph import capture, counts
+from tests.conftest import full_disk
 
 V100 = paths.ROOT.parent / "shared" / "data" / "pytorch-scheduler"
 CLASSIFIERS = ["resnet18", "mobilenet_v3_small", "shufflenet_v2_x1_0", "googlenet", "swin_v2_t", "convnext_tiny",
@@ -189,6 +190,14 @@ def test_what_is_saved(home):
         "flops_per_batch_forward": 31_681_024, "flops_per_sample_forward": 15_840_512}
     text = (paths.COMPLEXITY / "W1_b2.txt").read_text()
     assert "multiply-adds, forward    15,840,512 (7,920,256 a sample)" in text
+
+
+def test_a_full_disk_leaves_no_half_summary(home):
+    store.git_state()
+    sums = pd.DataFrame([complexity.totals("simple_cnn", 1, "3x28x28")]).assign(uncounted="x" * 9000)
+    with full_disk(5000), pytest.raises(InputError, match=r"simple_cnn_b1.txt: cannot be written \(File too large\)"):
+        complexity.save(complexity.table("simple_cnn", 1, "3x28x28"), sums)
+    assert {path.name for path in paths.COMPLEXITY.iterdir()} == {"complexity.csv", "complexity.meta.json", "summary.json"}
 
 
 @pytest.mark.parametrize(("values", "told"), [

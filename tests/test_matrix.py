@@ -5,7 +5,7 @@ import math
 import pandas as pd
 import pytest
 
-from lib import __main__, paths, store, tables
+from lib import __main__, locks, paths, store, tables
 from lib.config import definitions
 from lib.config.base import build, load_yaml
 from lib.errors import InputError
@@ -45,13 +45,14 @@ def test_cells_of_the_default_matrix():
     assert matrix.workload_of(cell.workload.id, "resnet50", 16) == cell.workload
     cuda = definitions.load_matrix().grids["cuda"]
     assert len(cuda.models) * len(cuda.batch_sizes) * len(cuda.precisions) == 18
-    one, = matrix.cells(definitions.load_matrix(), "cpu", "vgg16/b16/fp32", {"iters": "3"})
+    one, = matrix.cells(definitions.load_matrix(), "cpu", ["vgg16/b16/fp32"], {"iters": "3"})
     assert (one.name, one.params.iters) == ("vgg16/b16/fp32", 3)
 
 
 @pytest.mark.parametrize(("ask", "words"), [
-    ({"wanted": "vgg19/b1/fp32"}, "no cell vgg19/b1/fp32; there are: simple_cnn/b8/fp32"),
-    ({"options": {"sauce": 1}}, "unknown name 'sauce'"), ({"device": "cuda:9"}, "not here")])
+    ({"wanted": ["vgg19/b1/fp32"]}, "no cell vgg19/b1/fp32; there are: simple_cnn/b8/fp32"),
+    ({"options": {"sauce": 1}}, "unknown name 'sauce'"), ({"options": {"batch_size": 3}}, "batch_size is no option"),
+    ({"device": "cuda:9"}, "not here")])
 def test_wrong_questions(ask, words):
     with pytest.raises(InputError, match=words):
         matrix.cells(small(), **{"device": "cpu", **ask})
@@ -97,7 +98,7 @@ def test_no_run_starts_after_the_budget(home):
 
 @pytest.mark.slow
 def test_a_real_cell_in_a_process_of_its_own(home):
-    found = matrix.cells(small(repeats=1), "cpu", "simple_cnn/b8/fp32")
+    found = matrix.cells(small(repeats=1), "cpu", ["simple_cnn/b8/fp32"])
     rows = matrix.run_matrix(found, 1)
     assert rows["status"].tolist() == ["ok"]
     run = archive.runs("measure").iloc[0]
@@ -111,11 +112,26 @@ def test_a_real_cell_in_a_process_of_its_own(home):
     assert meta["software"]["torch"]
 
 
+def test_a_device_that_others_hold_is_no_failed_cell(home, monkeypatch):
+    def wait(*_):
+        raise locks.HeldError("device cpu is being measured by another process")
+
+    found = matrix.cells(small(), "cpu")
+    with pytest.raises(InputError, match="device cpu is being measured"):
+        matrix.run_matrix(found, 1, measure=wait)
+    assert not (paths.MATRIX / "cells.csv").exists()
+    monkeypatch.setattr(locks, "PATIENCE_S", 0.1)
+    with locks.writer(paths.MATRIX / f"{machine.ids()['hardware_id']}-cpu"), \
+            pytest.raises(InputError, match="is being written by another process"):
+        matrix.run_matrix(found, 1, measure=pretend)
+    assert len(matrix.run_matrix(found, 1, measure=pretend)) == 2
+
+
 def test_an_unusable_run_does_not_count(home):
     def disturbed(cell_params, workload):
         return pd.Series({**pretend(cell_params, workload), "verdict": "unusable", "reason": "others took 1.0 cores"})
 
-    rows = matrix.run_matrix(matrix.cells(small(), "cpu", "simple_cnn/b8/fp32"), 1, measure=disturbed)
+    rows = matrix.run_matrix(matrix.cells(small(), "cpu", ["simple_cnn/b8/fp32"]), 1, measure=disturbed)
     assert rows["reason"].tolist() == ["unusable, so it does not count: others took 1.0 cores"]
 
 
@@ -123,7 +139,7 @@ def test_a_killed_process_is_a_reason(home):
     def die(*_):
         raise WorkerLostError("the worker was killed (signal 9): out of memory?")
 
-    rows = matrix.run_matrix(matrix.cells(small(), "cpu", "simple_cnn/b8/fp32"), 1, measure=die)
+    rows = matrix.run_matrix(matrix.cells(small(), "cpu", ["simple_cnn/b8/fp32"]), 1, measure=die)
     assert rows["reason"].tolist() == ["the worker was killed (signal 9): out of memory?"]
 
 
@@ -160,3 +176,17 @@ def test_the_verb(home, monkeypatch, capsys):
     assert "| box |" in capsys.readouterr().out
     assert __main__.main(["matrix", "--device", "cpu", "--cells", "none"]) == 2
     assert load_yaml(paths.PARAMS / "matrix.yaml")["repeats"] == 3
+
+
+@pytest.mark.parametrize("words", [
+    "matrix --repeats -3", "matrix --repeats 0", "matrix --repeats 1.5", "matrix --budget-s nan", "matrix --budget-s -1",
+    "matrix --cells ,", "networks --rounds 0", "networks --rounds x", "networks --case-s 0", "networks --case-s inf",
+    "networks --budget-s nan", "networks --name ../x", "networks --name ..", "networks --networks W6,W6",
+    "run --devices cpu,cpu", "run --devices cpu,,", "run --workloads W1,W1"])
+def test_a_wrong_option_is_one_line(home, capsys, words):
+    with pytest.raises(SystemExit) as ended:
+        __main__.main(words.split())
+    shown = capsys.readouterr()
+    assert ended.value.code == 2
+    assert shown.err.startswith(f"error: argument {words.split()[1]}: ")
+    assert (shown.err.count("\n"), shown.out) == (1, "")

@@ -222,6 +222,18 @@ def test_devices_that_are_not_here_are_named():
     assert str(machine.device("auto")) in machine.devices()
 
 
+@pytest.mark.parametrize(("wanted", "words"), [
+    ("cpu,cpu", "devices 'cpu,cpu': cpu is there twice"), ("cpu, cpu", "cpu is there twice"),
+    ("cuda,cuda:0", "cuda:0 is there twice"), ("", "device '' is not here"), ("cpu,gpu", "device 'gpu' is not here")])
+def test_a_list_of_devices_names_each_once(monkeypatch, wanted, words):
+    monkeypatch.setattr(machine, "devices", lambda: ["cpu", "cuda:0", "cuda:1"])
+    assert machine.several("all") == ["cpu", "cuda:0", "cuda:1"]
+    assert machine.several("auto") == ["cuda:0"]
+    assert machine.several("cuda:1, cpu") == ["cuda:1", "cpu"]
+    with pytest.raises(InputError, match=words):
+        machine.several(wanted)
+
+
 def flops_of(rows):
     """Return the FLOPs of each product or convolution, from what its method says."""
     def one(method):

@@ -1,5 +1,6 @@
 """Whole networks measured in processes of their own: rounds, resuming, failures as rows, the verb."""
 
+import json
 import os
 import re
 import signal
@@ -10,7 +11,9 @@ import torch
 from lib import paths, store
 from lib.cli.main import main
 from lib.config import definitions
+from lib.config.base import build
 from lib.errors import InputError
+from lib.measure import machine
 from lib.measure.networks import campaign, case, end_to_end
 from lib.measure.networks.case import Case
 from lib.predict.networks import work
@@ -71,6 +74,59 @@ def test_no_process_starts_after_the_budget(monkeypatch):
     monkeypatch.setattr(campaign, "in_a_process", lambda *_: pytest.fail("nothing may be started"))
     table, _ = campaign.measure(PAIR, rounds=1, budget_s=1e-9)
     assert table.empty
+
+
+@pytest.fixture
+def pretended(monkeypatch):
+    """Measure nothing: each visit has five passes."""
+    def results(cases, *_):
+        samples = {"samples_ms": [1.0] * 5, "yardstick_ms": [1.0] * 5, "rss_mb": float("nan"), "tensors_mb": 1.0, "reason": ""}
+        return [{"case": case, **samples} for case in cases], {"threads": 1, "hardware_id": "h", "software_id": "s"}
+
+    monkeypatch.setattr(campaign, "in_a_process", results)
+
+
+def test_after_a_torn_line_the_next_visits_are_whole(tmp_path, pretended):
+    raw = tmp_path / "visits.jsonl"
+    campaign.measure(PAIR, rounds=1, raw=raw)
+    whole = raw.read_text()
+    raw.write_text(whole + whole[:40])
+    campaign.measure(PAIR, rounds=3, raw=raw)
+    assert [json.loads(line)["round"] for line in raw.read_text().splitlines()] == [0, 1, 2]
+    assert raw.read_text().startswith(whole)
+
+
+def test_visits_to_another_device_are_not_taken_for_this_one(tmp_path, pretended, monkeypatch):
+    monkeypatch.setattr(machine, "devices", lambda: ["cpu", "cuda:0"])
+    raw = tmp_path / "visits.jsonl"
+    for device in ("cpu", "cuda", "auto"):
+        table, _ = campaign.measure(PAIR, device, rounds=1, raw=raw)
+    assert set(table["device"]) == {"cuda:0"}
+    assert [json.loads(line)["device"] for line in raw.read_text().splitlines()] == ["cpu", "cuda:0"]
+
+
+@pytest.mark.parametrize(("line", "words"), [
+    ("{", "line 2 is no visit"), ("[]", "line 2: expected a mapping"), ('{"round": 0}', "line 2: network is missing"),
+    ('{"round": 0, "network": "n", "memory": "kept", "device": "cpu", "identity": {}, "results": [{}]}', "line 2: results.0"),
+    ("\x00\xff", "line 2 is no visit")])
+def test_a_file_of_visits_that_holds_something_else_is_refused_and_kept(tmp_path, pretended, line, words):
+    raw = tmp_path / "visits.jsonl"
+    campaign.measure(PAIR, rounds=1, raw=raw)
+    content = raw.read_bytes() + line.encode() + b"\n"
+    raw.write_bytes(content)
+    with pytest.raises(InputError, match=words) as error:
+        campaign.measure(PAIR, rounds=2, raw=raw)
+    assert "\n" not in str(error.value)
+    assert raw.read_bytes() == content
+
+
+def test_networks_that_are_none_are_refused_before_anything_is_measured():
+    plan = build(definitions.Campaign, {"rounds": 1, "case_s": 1, "sets": [
+        {"networks": ["W1", "my.module:Net", "resnet51"], "modes": ["infer"], "batch_sizes": [1]}]}, "here")
+    with pytest.raises(InputError, match="no model 'resnet51'; there are: W1"):
+        campaign.cases(plan, ["W1"])
+    with pytest.raises(InputError, match="no network W9 in the plan; there are: W1, my.module:Net, resnet51"):
+        campaign.cases(plan, ["W9"])
 
 
 def test_programs_and_heaps_that_are_none():

@@ -33,6 +33,9 @@ def test_parameters_cell_is_the_class(name):
     ({"lr": 0}, ["lr", "greater than 0"]),
     ({"label": 12e300}, ["label", "-r"]),
     ({"channels_last": "perhaps"}, ["channels_last", "perhaps"]),
+    ({"threads": 10**6}, ["threads", "less than or equal to 1024"]),
+    ({"seed": 2**64}, ["seed", "less than 4294967296"]),
+    ({"num_workers": 10**6}, ["num_workers", "less than or equal to 256"]),
     ({"sauce": 1}, ["unknown name 'sauce'", "known", "workload"]),
 ])
 def test_wrong_values_are_named(values, words):
@@ -193,3 +196,27 @@ def test_a_missing_file_and_an_unknown_workload_are_named(tmp_path):
         config_definitions.workload("W9")
     with pytest.raises(InputError, match="01_machine, 02_profile"):
         notebooks.notebook_model("99_nothing")
+
+
+@pytest.mark.parametrize("name", ["..", ".", "../x", "a/b", "-x", ".hidden", "x" * 101, "a b"])
+def test_a_sweeps_name_is_no_path(name):
+    with pytest.raises(InputError, match="03_sweep: name = "):
+        notebooks.check("03_sweep", {"name": name})
+    assert notebooks.check("03_sweep", {"op": "linear,linear,conv2d"}).ops == ["linear", "conv2d"]
+
+
+@pytest.mark.parametrize("text", ["[]", "3", "", "text", "[1, 2]", "{1: 2}", "rounds: ["])
+@pytest.mark.parametrize("load", [definitions.load_campaign, definitions.load_matrix])
+def test_a_plan_that_is_no_mapping_is_one_line(tmp_path, load, text):
+    (tmp_path / "plan.yaml").write_text(text)
+    with pytest.raises(InputError, match=r"plan.yaml(:| line \d+ is not readable)") as error:
+        load(tmp_path / "plan.yaml")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("change", [{"rounds": 0}, {"rounds": 10**9}, {"case_s": 0}, {"case_s": 1e300},
+                                    {"case_s": float("nan")}])
+def test_a_campaign_without_end_is_refused(change):
+    sets = [{"networks": ["W1"], "modes": ["infer"], "batch_sizes": [1]}]
+    with pytest.raises(InputError, match=next(iter(change))):
+        base.build(definitions.Campaign, {"rounds": 1, "case_s": 1.0, "sets": sets, **change}, "here")

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from contextlib import ExitStack
 
 import numpy as np
 import pytest
@@ -92,6 +93,16 @@ def test_a_second_run_gets_its_own_name(home, quiet):
     newest = tables.latest(table.assign(verdict="stable"), machine.ids()["hardware_id"])
     assert newest["run_id"].tolist() == [second.run["run_id"]]
     assert len(tables.latest(table.assign(verdict="unusable"), machine.ids()["hardware_id"])) == 0
+
+
+def test_runs_that_start_at_once_on_two_devices_get_names_of_their_own(home):
+    with ExitStack() as one, ExitStack() as other:
+        assert profile_run._free_name("run_x_cuda", one) == "run_x_cuda"
+        assert profile_run._free_name("run_x_cuda", other) == "run_x_cuda-v2"
+        paths.RUNS.mkdir(parents=True)
+        (paths.RUNS / "run_x_cuda.csv").touch()
+    with ExitStack() as third:
+        assert profile_run._free_name("run_x_cuda", third) == "run_x_cuda-v2", "nothing was written under that name"
 
 
 @pytest.mark.slow

@@ -138,6 +138,7 @@ def test_numbers_that_move_are_named(home, monkeypatch):
     (["run", "--workloads", "W1,W77"], "no workload 'W77'; there are: W1"),
     (["run", "02", "-p", "precision", "fp8"], "precision = 'fp8'"),
     (["run", "02", "--devices", "cpu", "-p", "nope", "1"], "no chosen notebook has the parameter nope"),
+    (["run", "01", "--devices", "gpu"], "device 'gpu' is not here"),
     (["import", "bundle", "nowhere.zip"], "nowhere.zip is missing"),
     (["bundle"], "nothing to pack"),
     (["report"], "nothing has been run yet"),

@@ -234,3 +234,14 @@ def test_a_cell_of_another_type_is_refused_and_not_converted(tmp_path, column, t
     (tmp_path / "a.csv").write_text("\n".join([lines[0], ",".join(cells), ""]))
     with pytest.raises(InputError, match=what):
         store.read(tmp_path / "a.csv", "profile")
+
+
+def test_a_number_that_is_none_is_an_empty_field_and_older_files_are_read(tmp_path):
+    file = store.Appender(tmp_path / "repeats.csv", "repeats")
+    row = ["a", 0, float("nan"), 0, 0, float("nan"), 0.0, 0.1, 0.0, 0.0, float("nan"), "failed", "why"]
+    file.append(row)
+    file.close()
+    assert "nan" not in (tmp_path / "repeats.csv").read_text()
+    (tmp_path / "older.csv").write_text((tmp_path / "repeats.csv").read_text().replace(",,", ",nan,"))
+    for name in ("repeats.csv", "older.csv"):
+        assert store.read(tmp_path / name, "repeats")[["latency_ms", "spread_ms"]].isna().all(axis=None)

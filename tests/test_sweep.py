@@ -4,16 +4,17 @@ import os
 import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pandas as pd
 import psutil
 import pytest
 
-from lib import __main__, paths, store
+from lib import __main__, locks, paths, store
 from lib.config.notebooks import SweepParams
 from lib.errors import InputError
-from lib.measure import compare, statistics
+from lib.measure import compare, machine, statistics
 from lib.measure.networks import allocator
 from lib.measure.operators import aggregate, device_sweep, sweep, visitor
 from lib.work.graph import spaces
@@ -87,25 +88,34 @@ def test_killed_again_and_again_it_ends_with_every_row_once(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_killed_worker_is_replaced_and_told(home, small_space, monkeypatch):
+def test_of_two_at_once_whose_worker_is_killed_one_goes_on_and_the_other_finds_all_rows(home, small_space, monkeypatch):
     monkeypatch.setattr(visitor, "_DEATHS", 1)
+    raw = paths.SWEEPS / "killed" / "cpu" / "repeats.csv"
+
+    def workers():
+        return [child for child in psutil.Process().children() if "spawn_main" in " ".join(child.cmdline())]
 
     def kill_once():
         end = time.monotonic() + 60
-        path = paths.SWEEPS / "killed" / "cpu" / "repeats.csv"
-        while time.monotonic() < end and not (path.is_file() and path.read_text().count("\n") > 3):
+        while time.monotonic() < end and not (raw.is_file() and raw.read_text().count("\n") > 3):
             time.sleep(0.01)
-        for child in psutil.Process().children():
-            if "spawn_main" in " ".join(child.cmdline()):
-                os.kill(child.pid, signal.SIGKILL)
+        counted.append(len(workers()))
+        for child in workers():
+            os.kill(child.pid, signal.SIGKILL)
 
+    counted, p = [], SweepParams(**{**SMALL, "visit_ms": 100}, name="killed")
     threading.Thread(target=kill_once, daemon=True).start()
-    folder = sweep.measure_sweep(SweepParams(**{**SMALL, "visit_ms": 100}, name="killed"))
-    table = aggregate.read(folder).table
+    with ThreadPoolExecutor(2) as pool:
+        folder, other = pool.map(sweep.measure_sweep, (p, p))
+    assert counted == [1], "the other one takes no device before it has the files"
+    assert folder == other
+    table, visits = aggregate.read(folder).table, store.read(raw, "repeats")
     failed = table[table["status"] == "failed"]
     assert len(failed) == 1
     assert "the worker was killed (signal 9): out of memory?" in failed["reason"].iloc[0]
     assert (table["status"] == "ok").sum() == 5
+    assert not visits.duplicated(["config", "round"]).any()
+    assert (visits.loc[visits["config"].isin(table.loc[table["status"] == "ok", "config"]), "round"] < 3).sum() == 15
 
 
 @pytest.mark.slow
@@ -147,6 +157,8 @@ def test_a_grid_without_a_valid_point_says_why(home, grids):
 @pytest.mark.parametrize(("change", "told"), [
     ({"op": "conv9d"}, "no operator family 'conv9d'; there are: conv2d"), ({"grid": "none"}, "no grid 'none'; there are"),
     ({"dtype": "fp7"}, "no element type 'fp7'"), ({"device": "cuda:99"}, "device 'cuda:99' is not here"),
+    ({"device": "cpu,cpu"}, "devices 'cpu,cpu': cpu is there twice"),
+    ({"device": "cpu,"}, "device '' is not here"),
     ({"count": 0}, "it would never end"), ({"op": "linear", "grid": "original_linear", "shard": "9/8"}, "i below n"),
 ])
 def test_wrong_parameters_are_told_before_anything_is_measured(home, change, told):
@@ -165,6 +177,59 @@ def test_foreign_and_corrupt_files_are_refused_and_kept(home, small_space, file,
     with pytest.raises(InputError, match=told):
         sweep.measure_sweep(SweepParams(**SMALL, name="mine"))
     assert text is None or path.read_text() == text
+
+
+class Failing:
+    """A worker whose visits all fail, each with a reason of its own or the one before."""
+
+    def __init__(self, device, p):
+        self._number = 0
+
+    def ready(self):
+        return {**machine.identity(), "threads": 1}
+
+    def visit(self, config, ops):
+        self._number += 1
+        nothing = dict.fromkeys(("latency_ms", "spread_ms", "yardstick_ms"), float("nan"))
+        return {**nothing, "n": 0, "calls": 0, "at_s": 0.0, "visit_s": 0.1, "other_cores": 0.0, "stolen_cores": 0.0,
+                "status": "failed", "reason": f"reason {self._number // 2}"}
+
+    def shut_down(self):
+        pass
+
+
+def test_a_sweep_without_one_good_visit_says_why_and_keeps_its_rows(home, small_space, monkeypatch):
+    monkeypatch.setattr(device_sweep, "Visitor", Failing)
+    with pytest.raises(InputError, match="cpu: each of 3 configurations failed, 2 of them with: reason 1$"):
+        sweep.measure_sweep(SweepParams(**{**SMALL, "count": 3}, name="failing"))
+    table = aggregate.read(paths.SWEEPS / "failing").table
+    assert table["status"].tolist() == ["failed"] * 3
+    assert sorted(table["reason"]) == ["reason 0", "reason 1", "reason 1"]
+
+
+def test_what_stops_a_device_unexpectedly_is_raised(home, small_space, monkeypatch):
+    monkeypatch.setattr(device_sweep.DeviceSweep, "run", lambda self: 1 / 0)
+    monkeypatch.setattr(device_sweep, "Visitor", Failing)
+    with pytest.raises(ZeroDivisionError):
+        sweep.measure_sweep(SweepParams(**SMALL))
+
+
+@pytest.mark.parametrize("more", [{"count": 3, "budget_s": 0}, {"budget_s": 1e5}])
+def test_a_space_that_is_too_large_for_the_memory_comes_to_an_end(home, small_space, monkeypatch, more):
+    monkeypatch.setattr(device_sweep, "Visitor", Failing)
+    monkeypatch.setattr(device_sweep, "_MOST_SKIPPED", 20)
+    with pytest.raises(InputError, match=r"no valid point to measure \(0 invalid, 20 skipped\); the last: .* MB needed"):
+        sweep.measure_sweep(SweepParams(**{**SMALL, **more}, memory_share=1e-10, name="tiny"))
+    with pytest.raises(InputError, match="20 skipped"):
+        sweep.measure_sweep(SweepParams(**{**SMALL, **more}, memory_share=1e-10, name="tiny"))
+
+
+def test_the_same_sweep_in_another_process_is_waited_for_and_its_device_is_not_taken(home, monkeypatch):
+    monkeypatch.setattr(locks, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(sweep, "DeviceSweep", lambda *_: pytest.fail("no worker may start"))
+    with locks.writer(sweep._folder(SweepParams(**SMALL, name="one")) / "cpu"), \
+            pytest.raises(InputError, match="one/cpu is being written by another process"):
+        sweep.measure_sweep(SweepParams(**SMALL, name="one"))
 
 
 def visits(latencies, others=0.0, status="ok"):

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from lib.cli.options import assignments
+from lib.cli.options import assignments, folder_name, names, number, whole
 
 
 def _machine(_: argparse.Namespace) -> int:
@@ -99,20 +99,26 @@ def add(verbs) -> None:
     verb = verbs.add_parser("networks", help="measure whole networks, a process each, as params/networks.yaml says; a second "
                             "call resumes")
     verb.add_argument("--device", default="cpu", help="device id (default cpu)")
-    verb.add_argument("--networks", default="", metavar="resnet50,W1,...", help="some of its networks (default: all)")
+    verb.add_argument("--networks", type=names, default=(), metavar="resnet50,W1,...",
+                      help="some of its networks (default: all)")
     verb.add_argument("--plan", type=Path, help="another file than params/networks.yaml")
-    verb.add_argument("--rounds", type=int, default=0, help="visits a case (default: as in the file)")
-    verb.add_argument("--case-s", type=float, default=0.0, help="seconds a case and round (default: as in the file)")
-    verb.add_argument("--budget-s", type=float, default=0.0, help="start no process after so many seconds (default: no limit)")
-    verb.add_argument("--name", default="networks", help="folder in data/networks/ that keeps the visits and the table")
+    verb.add_argument("--rounds", type=whole(1, 1000), default=0, help="visits a case (default: as in the file)")
+    verb.add_argument("--case-s", type=number(0, 1e5, above=True), default=0.0,
+                      help="seconds a case and round (default: as in the file)")
+    verb.add_argument("--budget-s", type=number(), default=0.0,
+                      help="start no process after so many seconds (default: no limit)")
+    verb.add_argument("--name", type=folder_name, default="networks",
+                      help="folder in data/networks/ that keeps the visits and the table")
     verb.add_argument("--dry-run", action="store_true", help="print the cases")
     verb.set_defaults(call=_networks)
 
     verb = verbs.add_parser("matrix", help="measure the run matrix of params/matrix.yaml; a second call resumes")
     verb.add_argument("--device", default="auto", help="device id, or auto (default)")
-    verb.add_argument("--cells", default="", metavar="resnet50/b16/fp32,...", help="some cells by name (default: all)")
-    verb.add_argument("--repeats", type=int, default=0, help="runs a cell (default: as in params/matrix.yaml)")
-    verb.add_argument("--budget-s", type=float, default=0.0, help="start no run after this many seconds (default: no limit)")
+    verb.add_argument("--cells", type=names, default=(), metavar="resnet50/b16/fp32,...",
+                      help="some cells by name (default: all)")
+    verb.add_argument("--repeats", type=whole(1, 1000), default=0, help="runs a cell (default: as in params/matrix.yaml)")
+    verb.add_argument("--budget-s", type=number(), default=0.0,
+                      help="start no run after this many seconds (default: no limit)")
     verb.add_argument("-p", "--parameter", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"),
                       help="a parameter of 02_profile for every run")
     verb.add_argument("--dry-run", action="store_true", help="print the cells and how many of their runs are there")

@@ -2,6 +2,7 @@
 
 import argparse
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -42,6 +43,14 @@ def new_file(text: str) -> Path:
         return files.check_new(Path(text))
     except InputError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def folder_name(text: str) -> str:
+    """Read the name of a folder of the project's own: no path."""
+    if not re.fullmatch(files.NAME, text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no name: up to a hundred letters, digits, dots, dashes and "
+                                         "underscores, a letter or digit first")
+    return text
 
 
 def names(text: str) -> list[str]:

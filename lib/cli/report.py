@@ -6,26 +6,26 @@ import sys
 from pathlib import Path
 
 from lib import paths
-from lib.cli.options import assignments
+from lib.cli.options import assignments, names
 
 
-def _devices(wanted: str, source: str) -> list[str]:
+def _devices(wanted: list[str], source: str) -> list[str]:
     """Return the device ids to run over; ``all`` are those of this machine or, in a replay, of the reference."""
-    if wanted not in ("all", "auto"):
-        return wanted.split(",")
-    if source == "replay":
+    if source == "replay" and wanted in (["all"], ["auto"]):
         from lib.measure import archive
 
         return sorted(set(archive.runs("replay")["backend"]))
+    if source == "replay":
+        return wanted
     from lib.measure import machine
 
-    return machine.devices() if wanted == "all" else [str(machine.device("auto"))]
+    return machine.several(",".join(wanted))
 
 
-def _workloads(wanted: str) -> list[str]:
+def _workloads(wanted: list[str]) -> list[str]:
     from lib.config import definitions
 
-    return list(definitions.workloads()) if wanted == "all" else wanted.split(",")
+    return list(definitions.workloads()) if wanted == ["all"] else wanted
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -33,7 +33,7 @@ def _run(options: argparse.Namespace) -> int:
 
     source = "replay" if options.check else options.source
     jobs = runner.plan(options.full, options.names, _workloads(options.workloads),
-                    _devices("all" if options.check else options.devices, source),
+                    _devices(["all"] if options.check else options.devices, source),
                     {**assignments(options.parameter), "source": source})
     folder = paths.REPORT / "replayed" / "executed" if options.check else paths.EXECUTED
     if options.dry_run:
@@ -66,8 +66,8 @@ def add(verbs) -> None:
     verb = verbs.add_parser("run", help="run notebooks for the report, or check that the reference data reproduce")
     verb.add_argument("names", nargs="*", help="notebooks by name or number (default: all in params/report.yaml)")
     verb.add_argument("--full", action="store_true", help="the full parameter sets instead of the quick ones")
-    verb.add_argument("--workloads", default="all", metavar="W1,W5", help="workload ids, or all (default)")
-    verb.add_argument("--devices", default="auto", metavar="cpu,cuda:0", help="device ids, all, or auto (default)")
+    verb.add_argument("--workloads", type=names, default="all", metavar="W1,W5", help="workload ids, or all (default)")
+    verb.add_argument("--devices", type=names, default="auto", metavar="cpu,cuda:0", help="device ids, all, or auto (default)")
     verb.add_argument("--source", default="measure", choices=("measure", "replay"),
                       help="measure here, or replay the reference")
     verb.add_argument("-p", "--parameter", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"),

@@ -23,6 +23,8 @@ NUMBER = BeforeValidator(_no_truth)
 Source = Literal["measure", "replay"]
 Count = Annotated[int, NUMBER, Field(ge=0)]
 Positive = Annotated[int, NUMBER, Field(ge=1)]
+Threads = Annotated[int, NUMBER, Field(ge=0, le=1024)]
+Seed = Annotated[int, NUMBER, Field(ge=0, lt=2**32)]
 _REASONS = 5  # wrong values that one line names
 _SHORT = reprlib.Repr()  # how a wrong value looks in it: a file may hold anything, and more of it than memory holds
 _SHORT.maxstring = _SHORT.maxother = 100

@@ -196,8 +196,8 @@ class NetworkSet(Strict):
 class Campaign(Strict):
     """``params/networks.yaml``: the networks that are measured end to end, rounds, and seconds a case in each of them."""
 
-    rounds: Positive
-    case_s: Annotated[float, Field(gt=0)]
+    rounds: Annotated[int, Field(ge=1, le=1000)]
+    case_s: Annotated[float, Field(gt=0, le=1e5)]
     sets: Annotated[tuple[NetworkSet, ...], Field(min_length=1)]
 
 

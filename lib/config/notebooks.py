@@ -6,8 +6,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from lib import paths
-from lib.config.base import Count, Positive, Source, Strict, build, load_yaml, mapping
+from lib.config.base import Count, Positive, Seed, Source, Strict, Threads, build, load_yaml, mapping
 from lib.errors import InputError, choices
+from lib.files import NAME
 
 
 class MachineParams(Strict):
@@ -19,7 +20,7 @@ class MachineParams(Strict):
     budget_s: Annotated[float, Field(ge=1, le=3600)] = 15.0
     gemm_max: Annotated[int, Field(ge=0, le=32768)] = 0
     triad_max_mb: Annotated[float, Field(ge=0, le=65536)] = 0.0
-    threads: Count = 0
+    threads: Threads = 0
 
 
 class ProfileParams(Strict):
@@ -42,15 +43,15 @@ class ProfileParams(Strict):
     lr: Annotated[float, Field(gt=0, le=10)] = 1e-3
     channels_last: bool = False
     grad_accum_steps: Positive = 1
-    num_workers: Count = 0
+    num_workers: Annotated[int, Field(ge=0, le=256)] = 0
     pin_memory: bool = False
     prefetch_factor: Count = 0
     augment: bool = False
     deterministic: bool = False
     cudnn_benchmark: bool = False
     nvtx: bool = False
-    threads: Count = 0
-    seed: Count = 42
+    threads: Threads = 0
+    seed: Seed = 42
     label: str = ""
 
 
@@ -70,23 +71,23 @@ class SweepParams(Strict):
     cache: Literal["warm", "cold", "both"] = "warm"
     dtype: str = "fp32"
     shard: Annotated[str, Field(pattern=r"^\d+/\d+$")] = "0/1"
-    threads: Count = 0
+    threads: Threads = 0
     timeout_s: Annotated[float, Field(gt=0, le=1e5)] = 60.0
     patience_s: Annotated[float, Field(ge=0, le=3600)] = 10.0
     memory_share: Annotated[float, Field(gt=0, le=1)] = 0.5
-    seed: Count = 0
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]*$")] = ""
+    seed: Seed = 0
+    name: Annotated[str, Field(pattern=rf"^({NAME})?$")] = ""
 
     @property
     def ops(self) -> list[str]:
-        """Return the operator families; ``all`` are those that params/sweeps.yaml has a space for."""
+        """Return the operator families, each once; ``all`` are those that params/sweeps.yaml has a space for."""
         if self.op == "all":
             path = paths.PARAMS / "sweeps.yaml"
             names = list(mapping(mapping(load_yaml(path), path).get("spaces"), f"{path}: spaces"))
             if not names:
                 raise InputError(f"{path}: spaces is empty; op = 'all' needs one")
             return names
-        return self.op.split(",")
+        return list(dict.fromkeys(self.op.split(",")))
 
     @property
     def shard_pair(self) -> tuple[int, int]:

@@ -1,7 +1,7 @@
 """The measured ceilings of a device: GEMM rate, memory bandwidth by level, launch and timer overheads."""
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +25,9 @@ from lib.work.dtypes import torch_dtype
 ROUNDS = 3
 _LEAST, _OVERRUN = 3, 2.0  # samples of a visit, unless they take more than so many times its share of the budget
 _CHANNELS, _SIDE = 256, 32
+_GEMM_BYTES = 32.0  # of memory an element: three matrices of fp64, and what one is made from
+_LOOKS, _LOOK_BYTES = 4, 2.0**28  # a first look at the rate of a dtype, and at how long memory takes
+_LARGEST_SHARE = 0.1  # of the budget, for a visit of a convolution or of a working set, beyond the smallest of its level
 _VECTOR_RATE = 2e10  # FLOP/s below which a dtype has no kernels of its own, and a convolution would take seconds
 DTYPES = ("fp64", "fp32", "tf32", "bf16", "fp16")
 
@@ -72,22 +75,22 @@ def _triad_dtype(device: torch.device) -> torch.dtype:
 
 
 def _compute_probes(p: MachineParams, device: torch.device) -> list[Probe]:
-    """Return the three largest GEMMs of each dtype that the budget allows, and a convolution."""
+    """Return the three largest GEMMs of each dtype that the budget and the free memory allow, and a convolution."""
     largest = p.gemm_max or (2048 if device.type == "cpu" else 8192)
     sizes = [size for size in (256, 512, 1024, 2048, 4096, 8192, 16384) if size < largest] + [largest]
-    most_s, probes = p.budget_s / 100, []
+    most_s, free, probes = p.budget_s / 100, _free_bytes(device), []
     for dtype in DTYPES:
         rate = _first_rate(dtype, device)
-        fit = [n for n in sizes if rate and 2.0 * n**3 / rate < most_s][-3:]
+        fit = [n for n in sizes if rate and 2.0 * n**3 / rate < most_s and _GEMM_BYTES * n**2 < free / 2][-3:]
         probes += [Probe({"dtype": dtype, "level": "compute", "method": f"torch.mm {n}x{n}x{n}"}, 2.0 * n**3,
                          3.0 * n * n * torch_dtype(dtype).itemsize, lambda dtype=dtype, n=n: _gemm(dtype, n, device))
                    for n in fit]
-        if rate > _VECTOR_RATE:
-            batch = 8 if device.type == "cpu" else 256
+        batch = 8 if device.type == "cpu" else 256
+        work = 2.0 * 9 * _CHANNELS**2 * _SIDE**2 * batch
+        if rate > _VECTOR_RATE and work / rate < _LARGEST_SHARE * p.budget_s:
             images = 2.0 * batch * _CHANNELS * _SIDE**2 * torch_dtype(dtype).itemsize
             method = f"conv2d 3x3, {_CHANNELS} channels, batch {batch}"
-            probes.append(Probe({"dtype": dtype, "level": "compute", "method": method},
-                                2.0 * 9 * _CHANNELS**2 * _SIDE**2 * batch, images,
+            probes.append(Probe({"dtype": dtype, "level": "compute", "method": method}, work, images,
                                 lambda dtype=dtype, batch=batch: _convolution(dtype, batch, device)))
     return probes
 
@@ -98,12 +101,13 @@ def _first_rate(dtype: str, device: torch.device) -> float:
         return 0.0
     try:
         call = _gemm(dtype, 256, device)
-        call()
-        synchronize(device)
-        begin = time.perf_counter()
-        call()
-        synchronize(device)
-        return 2.0 * 256**3 / (time.perf_counter() - begin)
+        times_s = []
+        for _ in range(_LOOKS):
+            begin = time.perf_counter()
+            call()
+            synchronize(device)
+            times_s.append(time.perf_counter() - begin)
+        return 2.0 * 256**3 / min(times_s)
     except (RuntimeError, TypeError):
         return 0.0
 
@@ -112,19 +116,36 @@ def _triad_probes(p: MachineParams, device: torch.device, threads: int) -> list[
     caches, beyond = machine.levels(device, threads), "RAM" if device.type == "cpu" else "device"
     last = max(caches.values(), default=32 * 2**20)
     most = p.triad_max_mb * 1e6 if p.triad_max_mb else 8.0 * last
-    free = psutil.virtual_memory().available if device.type != "cuda" else torch.cuda.mem_get_info(device)[0]
-    most = min(max(most, 4.0 * last), free / 2)
-    width = _triad_dtype(device).itemsize
-    probes = []
-    first = np.ceil(np.log2(caches.get("L1", 2**19) + 1))
-    for touched in 2 ** np.arange(first, np.log2(most) + 1e-9, 1.0):
+    most = min(max(most, 2.0 ** np.ceil(np.log2(4 * last))), _free_bytes(device) / 2)
+    width, pace_s = _triad_dtype(device).itemsize, _triad_pace_s(device, min(most, _LOOK_BYTES))
+    probes: list[Probe] = []
+    smallest = np.ceil(np.log2(caches.get("L1", 2**19) + 1))
+    for touched in 2 ** np.arange(smallest, np.log2(most) + 1e-9, 1.0):
         level = next((name for name, size in caches.items() if touched <= size), beyond)
         if level == beyond and touched < 4 * last:
             continue  # partly in cache: no level's own rate
+        first = level not in [probe.row["level"] for probe in probes]
+        if not first and touched * pace_s > _LARGEST_SHARE * p.budget_s:
+            continue  # of a level that has one already
         elements = int(touched) // (3 * width)
         probes.append(Probe({"dtype": "fp64" if width == 8 else "fp32", "level": level, "method": "triad a = b + s*c"}, 0.0,
                             3.0 * width * elements, lambda elements=elements: _triad(elements, device)))
     return probes
+
+
+def _free_bytes(device: torch.device) -> float:
+    return psutil.virtual_memory().available if device.type != "cuda" else torch.cuda.mem_get_info(device)[0]
+
+
+def _triad_pace_s(device: torch.device, touched: float) -> float:
+    """Return how long a visit takes for each byte that it touches, in seconds: to have the memory, and a few calls."""
+    begin = time.monotonic()
+    call = _triad(int(touched) // (3 * _triad_dtype(device).itemsize), device)
+    synchronize(device)
+    built = time.monotonic()
+    call()
+    synchronize(device)
+    return (built - begin + _LEAST * (time.monotonic() - built)) / touched
 
 
 def _rounds(probes: list[Probe], device: torch.device, budget: Budget) -> list[np.ndarray]:
@@ -249,13 +270,25 @@ def measure_ceilings(p: MachineParams) -> Ceilings:
 
 def _save(table: pd.DataFrame, small: pd.DataFrame, p: MachineParams, facts: dict) -> Ceilings:
     stem = f"ceilings_{str(table['device'][0]).replace(':', '-')}"
-    name = store.fresh_name(stem, lambda candidate: (paths.CEILINGS / f"{candidate}.csv").exists())
     facts |= {"started_utc": store.utc_now(), "notebook": "01_machine", "parameters": p.model_dump()}
-    files = (store.write(table, paths.CEILINGS / f"{name}.csv", "ceilings"),
-             store.write(small, paths.CEILINGS / f"{name.replace('ceilings', 'overheads', 1)}.csv", "overheads"))
+    with locks.writer(paths.CEILINGS, locks.PATIENCE_S):  # of two hosts with one folder, each gets a name of its own
+        name = store.fresh_name(stem, lambda candidate: (paths.CEILINGS / f"{candidate}.csv").exists())
+        files = (store.write(table, paths.CEILINGS / f"{name}.csv", "ceilings"),
+                 store.write(small, paths.CEILINGS / f"{name.replace('ceilings', 'overheads', 1)}.csv", "overheads"))
     for path, kind in zip(files, ("ceilings", "overheads"), strict=True):
         store.write_meta(path, kind, **facts)
-    return Ceilings(table, small, facts, f"Measured here, {facts['started_utc']}.", files)
+    note = " ".join([f"Measured here, {facts['started_utc']}.", *_left_out(table, p)])
+    return Ceilings(table, small, facts, note, files)
+
+
+def _left_out(table: pd.DataFrame, p: MachineParams) -> Iterator[str]:
+    """Yield which wanted sizes were not measured, since neither the free memory nor the budget allows everything."""
+    largest_mb = table.loc[table["peak_gbps"].notna(), "working_set_mb"].max()
+    if largest_mb < p.triad_max_mb / 2:  # sizes double
+        yield (f"Working sets end at {largest_mb:,.0f} MB, before triad_max_mb = {p.triad_max_mb:,g}: memory or budget_s = "
+               f"{p.budget_s:g} allow no more.")
+    if p.gemm_max and not table["method"].str.startswith(f"torch.mm {p.gemm_max}x").any():
+        yield f"No GEMM of gemm_max = {p.gemm_max} was measured: memory or budget_s = {p.budget_s:g} do not allow it."
 
 
 def replay_ceilings(p: MachineParams) -> Ceilings:

@@ -137,6 +137,20 @@ def device(wanted: str) -> torch.device:
     return torch.device(chosen)
 
 
+def several(wanted: str) -> list[str]:
+    """Return the ids of ``wanted``: one device, several with commas, auto, or all of this machine.
+
+    Raises InputError for one that is not here, or is there twice: it would wait for its own lock.
+    """
+    if wanted == "all":
+        return devices()
+    chosen = [str(device(name.strip())) for name in wanted.split(",")]
+    doubled = sorted({name for name in chosen if chosen.count(name) > 1})
+    if doubled:
+        raise InputError(f"devices {wanted!r}: {choices(doubled)} is there twice; name each device once")
+    return chosen
+
+
 def levels(device: torch.device, threads: int) -> dict[str, int]:
     """Return the bytes that each level of the memory holds for ``threads`` cores, from the nearest to the last cache."""
     if device.type == "cuda":

@@ -1,8 +1,7 @@
 """Many networks measured in interleaved rounds, resumable, and the table ``networks`` that they give."""
 
-import json
-import os
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,28 +13,30 @@ from lib.config.definitions import Campaign
 from lib.errors import InputError, choices
 from lib.measure import machine, statistics
 from lib.measure.budget import Budget
+from lib.measure.networks import visits_file
 from lib.measure.networks.case import Case
 from lib.measure.networks.end_to_end import LEAST, in_a_process
+from lib.measure.networks.visits_file import Results, Visits
 from lib.measure.reference_kernel import SLOW, USUAL
 from lib.progress import track
 from lib.tables import columns
-
-Results = list[dict[str, Any]]
-Visits = dict[tuple[int, str, str], Results]  # by round, network and memory
+from lib.work import networks
 
 
-def cases(plan: Campaign, some: str = "") -> list[tuple[Case, str]]:
+def cases(plan: Campaign, some: Sequence[str] = ()) -> list[tuple[Case, str]]:
     """Return the cases of a campaign, each with its memory (of the process: default, or kept); ``some`` names networks.
 
-    Raises InputError for a network that is not in it.
+    Raises InputError for a network that is not in it, and for one in it that is none (a user's own is looked up when it runs).
     """
-    names = [name for name in some.split(",") if name]
     known = list(dict.fromkeys(network for part in plan.sets for network in part.networks))
-    if unknown := set(names) - set(known):
+    if unknown := set(some) - set(known):
         raise InputError(f"no network {choices(sorted(unknown))} in the plan; there are: {choices(known)}")
+    for name in known:
+        if ":" not in name:
+            networks.network(name)
     several = [(Case(network, mode, batch, dtype=dtype), memory) for part in plan.sets for memory in part.memory
                for network in part.networks for mode in part.modes for batch in part.batch_sizes for dtype in part.dtypes]
-    return [pair for pair in dict.fromkeys(several) if not names or pair[0].network in names]
+    return [pair for pair in dict.fromkeys(several) if not some or pair[0].network in some]
 
 
 def measure(wanted: Sequence[tuple[Case, str]], device_id: str = "cpu", rounds: int = 2, case_s: float = 1.0,
@@ -43,46 +44,26 @@ def measure(wanted: Sequence[tuple[Case, str]], device_id: str = "cpu", rounds: 
     """Measure networks in rounds of random order, a process a network; return the table ``networks`` and the identity.
 
     A case has ``case_s`` seconds a round, and five passes at least; no process starts after ``budget_s`` (0: no limit).
-    ``raw``, a file of JSON lines, keeps every visit as it ends, and a second call resumes after them. Passes while the
-    processor was slower than usual do not count where five others exist.
+    ``raw``, a file of JSON lines, keeps every visit as it ends, and a second call resumes after them; one that comes meanwhile
+    waits first. Passes while the processor was slower than usual do not count where five others exist.
     """
+    device_id = str(machine.device(device_id))
     groups: dict[tuple[str, str], list[Case]] = {}
     for case, memory in wanted:
         groups.setdefault((case.network, memory), []).append(case)
-    visits, identity = _read(raw, groups)
-    draw, keys, budget = np.random.default_rng(0), list(groups), Budget(budget_s)
+    draw, keys = np.random.default_rng(0), list(groups)
     order = [(number, *keys[index]) for number in range(rounds) for index in draw.permutation(len(keys))]
-    for key in track([key for key in order if key not in visits], "networks"):
-        if budget.spent:
-            break
-        results, ids = in_a_process(groups[key[1:]], device_id, case_s, key[2])
-        visits[key], identity = results, ids or identity
-        if raw:
-            _append(raw, key, results, identity)
+    with visits_file.opened(raw) if raw else nullcontext() as file:
+        visits, identity = visits_file.read(raw, device_id, groups) if raw else ({}, {})
+        budget = Budget(budget_s)
+        for key in track([key for key in order if key not in visits], "networks"):
+            if budget.spent:
+                break
+            results, ids = in_a_process(groups[key[1:]], device_id, case_s, key[2])
+            visits[key], identity = results, ids or identity
+            if file:
+                file.write(visits_file.line(key, device_id, results, identity))
     return summarise(visits, identity or {**machine.identity(), "threads": 0}, device_id), identity
-
-
-def _append(raw: Path, key: tuple[int, str, str], results: Results, identity: dict[str, Any]) -> None:
-    plain = [{**row, "case": vars(row["case"])} for row in results]
-    raw.parent.mkdir(parents=True, exist_ok=True)
-    with raw.open("a", encoding="utf-8") as file:
-        file.write(json.dumps({"round": key[0], "network": key[1], "memory": key[2], "results": plain, "identity": identity})
-                   + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _read(raw: Path | None, groups: dict[tuple[str, str], list[Case]]) -> tuple[Visits, dict[str, Any]]:
-    """Read back the visits of an earlier call that are still wanted; a torn last line is dropped."""
-    visits, identity = {}, {}
-    lines = raw.read_text(encoding="utf-8").split("\n")[:-1] if raw and raw.is_file() else []
-    for line in lines:
-        visit = json.loads(line)
-        results = [{**row, "case": Case(**row["case"])} for row in visit["results"]]
-        if groups.get((visit["network"], visit["memory"])) == [row["case"] for row in results]:
-            identity = visit["identity"] or identity
-            visits[visit["round"], visit["network"], visit["memory"]] = results
-    return visits, identity
 
 
 def _usual_ms(visits: Iterable[Results]) -> float:

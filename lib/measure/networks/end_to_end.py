@@ -87,7 +87,7 @@ def _measure(cases: Sequence[Case], device_id: str, budget_s: float) -> tuple[li
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler counts allocations, and is to say nothing
     device = machine.device(device_id)
     machine.use(device)
-    with locks.device(device_id):
+    with locks.device(str(device)):
         kernel = ReferenceKernel() if device.type == "cpu" else None
         if kernel:
             kernel.settle()

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lib import store
+from lib import files, store
 from lib.config.notebooks import SweepParams
 from lib.errors import InputError, choices
 from lib.measure import load
 from lib.measure.archive import folders
+from lib.measure.operators.raw_files import raw_folder
 from lib.measure.reference_kernel import SLOW, USUAL
 from lib.measure.statistics import VERDICTS, spread_verdict, worst
 from lib.tables import PARAMETERS, columns
@@ -113,7 +114,7 @@ def _checked(visits: pd.DataFrame, configs: pd.DataFrame) -> pd.DataFrame:
 
 def derive(folder: Path, facts: dict[str, Any]) -> pd.DataFrame:
     """Derive ``sweep.parquet`` (all devices) and, for convolutions, ``results_convolution.csv`` from a sweep's raw files."""
-    tables = [_device_table(folder / device.replace(":", "-"), device, identity)
+    tables = [_device_table(raw_folder(folder, device), device, identity)
               for device, identity in facts["devices"].items()]
     table = pd.concat([part for part in tables if len(part)] or tables, ignore_index=True)
     path = store.write(table, folder / "sweep.parquet", "sweep", derived=True)
@@ -132,10 +133,7 @@ def export(table: pd.DataFrame, path: Path) -> Path:
         (table["kernel_h"] == table["kernel_w"]) & (table["stride_h"] == table["stride_w"])
     chosen = table[fits]
     named = chosen[list(_EXPORTED)].set_axis(ORIGINAL[:-1], axis=1).assign(**{ORIGINAL[-1]: chosen["latency_type"].map(_TYPES)})
-    temporary = path.with_suffix(".partial")
-    named.astype({"Flops": "int64"}).to_csv(temporary, index=False)
-    temporary.replace(path)
-    return path
+    return files.replace(path, named.astype({"Flops": "int64"}).to_csv(index=False).encode())
 
 
 def stale(latency: pd.Series, work: pd.Series) -> pd.Series:

@@ -15,13 +15,14 @@ import torch
 from lib.config.notebooks import SweepParams
 from lib.errors import InputError
 from lib.measure.operators import aggregate
-from lib.measure.operators.raw_files import RawFiles
+from lib.measure.operators.raw_files import RawFiles, raw_folder
 from lib.measure.operators.visitor import Visitor
 from lib.work.graph import spaces
 from lib.work.graph.ops import Op
 from lib.work.graph.spaces import Config
 
 SAME_FAILURES = 5  # in a row, of one family, before it is abandoned
+_MOST_SKIPPED = 1000  # points too large, in a row, before a space counts as too large for this machine
 _EXTRA_ROUNDS = 2
 _EXTRA_SHARE = 0.15  # of the budget, for configurations whose rounds disagree
 
@@ -45,7 +46,7 @@ class DeviceSweep:
         self.device, self.p, self._ticks, self._stop, self._chosen = device, p, ticks, stop, chosen
         self.visitor = Visitor(device, p)
         try:
-            self.files = RawFiles(folder / device.replace(":", "-"))
+            self.files = RawFiles(raw_folder(folder, device))
             _load_capture()
             self.identity = self.visitor.ready()
         except BaseException:
@@ -63,26 +64,37 @@ class DeviceSweep:
         return psutil.virtual_memory().available
 
     def run(self) -> dict[str, Any]:
-        """Carry the sweep out as far as budget and count allow; return the worker's identity."""
+        """Carry the sweep out as far as budget and count allow; return the worker's identity.
+
+        Raises InputError where there was nothing to visit; where every visit failed, ``failure`` says why.
+        """
         try:
             self._first_round()
             for number in range(1, self.p.rounds):
-                self._again(number, sorted(set(self.files.configs) - self.files.failed), self.p.budget_s)
+                self._again(number, sorted(self.files.promising), self.p.budget_s)
             for number in range(self.p.rounds, self.p.rounds + _EXTRA_ROUNDS):
                 unsettled = aggregate.unsettled(self.files.folder)
-                self._again(number, sorted(unsettled - self.files.failed), self.p.budget_s * (1 + _EXTRA_SHARE))
+                self._again(number, sorted(unsettled & self.files.promising), self.p.budget_s * (1 + _EXTRA_SHARE))
         except StoppedError:
             pass
         finally:
             self.files.close()
             self.visitor.shut_down()
-        if self._abandoned and not set(self.files.configs) - self.files.failed:
-            raise InputError(f"{self.device}: stopped after {SAME_FAILURES} identical failures; "
-                             + "; ".join(f"{op}: {why}" for op, why in self._abandoned.items()))
         if not self.files.configs:
             raise InputError(f"{self.device}: no valid point to measure ({self.invalid} invalid, {len(self.files.skipped)} "
                              f"skipped); the last: {self.last_invalid}")
         return self.identity
+
+    @property
+    def failure(self) -> str:
+        """Return why not one configuration could be measured; empty where one was."""
+        if self.files.promising:
+            return ""
+        if self._abandoned:
+            return (f"{self.device}: stopped after {SAME_FAILURES} identical failures; "
+                    + "; ".join(f"{op}: {why}" for op, why in self._abandoned.items()))
+        (reason, times), = Counter(self.files.failed.values()).most_common(1)
+        return f"{self.device}: each of {len(self.files.failed)} configurations failed, {times} of them with: {reason}"
 
     def _over(self, budget_s: float) -> bool:
         """Return whether so much time was spent: the visits of earlier calls, and all that this one has taken."""
@@ -97,20 +109,37 @@ class DeviceSweep:
                 self._visit(config, ops, 0)
         if any(number > 0 for _, number in self.files.visits):
             return
+        skipped, families = 0, self._families()
         for config, ops in self._candidates():
-            if self._over(self.p.budget_s / self.p.rounds) or (self.p.count and len(self.files.configs) >= self.p.count):
+            if self._first_round_is_over(skipped) or self._abandoned.keys() >= families:
                 return
-            if config.key in self.files.configs or config.key in self.files.skipped or config.op in self._abandoned:
-                if len(self._abandoned) == len(self.p.ops):
-                    return
+            if config.key in self.files.configs or config.op in self._abandoned:
                 continue
             need = spaces.footprint(ops)
-            if need > self._limit_bytes:
-                self.last_invalid = f"{need / 1e6:,.0f} MB needed, {self._limit_bytes / 1e6:,.0f} MB allowed"
-                self.files.enter(config, ops, "skipped", self.last_invalid)
+            if need <= self._limit_bytes:
+                self.files.enter(config, ops)
+                self._visit(config, ops, 0)
+                skipped = 0
                 continue
-            self.files.enter(config, ops)
-            self._visit(config, ops, 0)
+            skipped += 1
+            self.last_invalid = f"{need / 1e6:,.6g} MB needed, {self._limit_bytes / 1e6:,.6g} MB allowed by memory_share"
+            if config.key not in self.files.skipped:
+                self.files.enter(config, ops, "skipped", self.last_invalid)
+
+    def _families(self) -> set[str]:
+        """Return the families that points are drawn from."""
+        if self._chosen:
+            return {config.op for config in self._chosen}
+        return {spaces.load_sweeps().grids[self.p.grid].op} if self.p.grid else set(self.p.ops)
+
+    def _first_round_is_over(self, skipped: int) -> bool:
+        """Return whether there are ``count`` points, or a round's share of the budget is spent and there is one at least.
+
+        Where all points are too large, it is over with the budget, or after _MOST_SKIPPED drawn ones.
+        """
+        spent = self._over(self.p.budget_s / self.p.rounds if self.files.configs else self.p.budget_s)
+        return (spent and bool(self.files.configs or skipped)) or (skipped >= _MOST_SKIPPED and not self.p.grid) or \
+            bool(self.p.count and len(self.files.configs) >= self.p.count)
 
     def _candidates(self) -> Iterator[tuple[Config, tuple[Op, ...]]]:
         """Yield valid configurations in every wanted way of timing them."""
@@ -132,6 +161,8 @@ class DeviceSweep:
                 yield config, config.ops()
             except InputError as error:
                 self.invalid, self.last_invalid = self.invalid + 1, str(error)
+                if self._over(self.p.budget_s):
+                    return
 
     def _again(self, number: int, keys: list[str], budget_s: float) -> None:
         """Visit the given configurations once more, in a new random order."""

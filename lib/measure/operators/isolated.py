@@ -187,8 +187,9 @@ def measure_work(models: list[str], batch_size: int, precision: str, device_id: 
 def save_points(frame: pd.DataFrame, facts: dict[str, Any]) -> Path:
     """Write a table ``points`` to ``data/points/`` with its provenance; return its path."""
     stem = f"points_{facts['parameters']['device'].replace(':', '-')}_{facts['parameters']['dtype']}"
-    name = store.fresh_name(stem, lambda candidate: (paths.POINTS / f"{candidate}.csv").exists())
-    path = store.write(frame, paths.POINTS / f"{name}.csv", "points")
+    with locks.writer(paths.POINTS, locks.PATIENCE_S):  # another device or host may write its points at the same time
+        name = store.fresh_name(stem, lambda candidate: (paths.POINTS / f"{candidate}.csv").exists())
+        path = store.write(frame, paths.POINTS / f"{name}.csv", "points")
     store.write_meta(path, "points", **facts)
     return path
 

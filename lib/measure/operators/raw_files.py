@@ -1,6 +1,7 @@
 """The raw files of a sweep on one device: configurations as they are entered, visits as they end."""
 
 import json
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,20 +14,37 @@ from lib.work.graph.ops import Op
 from lib.work.graph.spaces import Config
 
 
+def raw_folder(sweep: Path, device: str) -> Path:
+    """Return where a sweep keeps the raw files of a device."""
+    return sweep / device.replace(":", "-")
+
+
 @dataclass
 class RawFiles:
-    """What one device has measured so far, on disk (``configs.csv``, ``repeats.csv``) and in memory."""
+    """What one device has measured so far, on disk (``configs.csv``, ``repeats.csv``) and in memory.
+
+    Both files are this process's alone from before they are read until ``close``; else the memory would not be what they hold.
+    """
 
     folder: Path
     configs: dict[str, tuple[Config, tuple[Op, ...]]] = field(default_factory=dict)
     visits: set[tuple[str, int]] = field(default_factory=set)
-    failed: set[str] = field(default_factory=set)
+    failed: dict[str, str] = field(default_factory=dict)  # the reason of each
     skipped: set[str] = field(default_factory=set)
     spent_s: float = 0.0
 
     def __post_init__(self):
-        self._configs = store.Appender(self.folder / "configs.csv", "configs", resume=True)
-        self._repeats = store.Appender(self.folder / "repeats.csv", "repeats", resume=True)
+        with ExitStack() as opened:
+            self._configs, self._repeats = (self._appender(opened, name) for name in ("configs", "repeats"))
+            self._read()
+            self._opened = opened.pop_all()
+
+    def _appender(self, opened: ExitStack, table: str) -> store.Appender:
+        appender = store.Appender(self.folder / f"{table}.csv", table, resume=True)
+        opened.callback(appender.close)
+        return appender
+
+    def _read(self) -> None:
         entered = store.read(self.folder / "configs.csv", "configs")
         done = store.read(self.folder / "repeats.csv", "repeats")
         foreign = set(done["config"]) - set(entered["config"])
@@ -35,7 +53,8 @@ class RawFiles:
                              f"{choices(sorted(foreign)[:3])}; the folder is no sweep of this project")
         self.skipped = set(entered.loc[entered["status"] == "skipped", "config"])
         self.visits = set(zip(done["config"], done["round"], strict=True))
-        self.failed = set(done.loc[done["status"] != "ok", "config"])
+        failed = done[done["status"] != "ok"]
+        self.failed = dict(zip(failed["config"], failed["reason"], strict=True))
         self.spent_s = float(done["visit_s"].sum())  # by earlier calls
         for row in entered[entered["status"] == "ok"].to_dict("records"):
             config = Config(row["op"], tuple(json.loads(row["parameters"]).items()), row["dtype"], row["pass"],
@@ -58,9 +77,13 @@ class RawFiles:
         self._repeats.append([row[name] for name in columns("repeats")])
         self.visits.add((key, number))
         if result["status"] != "ok":
-            self.failed.add(key)
+            self.failed[key] = result["reason"]
+
+    @property
+    def promising(self) -> set[str]:
+        """Return the configurations of which no visit failed."""
+        return self.configs.keys() - self.failed.keys()
 
     def close(self) -> None:
         """Close both files."""
-        self._configs.close()
-        self._repeats.close()
+        self._opened.close()

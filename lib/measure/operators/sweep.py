@@ -3,16 +3,18 @@
 import queue
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from lib import paths, store
+from lib import locks, paths, store
+from lib.config import base
 from lib.config.notebooks import SweepParams
 from lib.errors import InputError, choices
 from lib.measure import machine
 from lib.measure.operators import aggregate
 from lib.measure.operators.device_sweep import DeviceSweep
+from lib.measure.operators.raw_files import raw_folder
 from lib.measure.worker import WorkerLostError
 from lib.progress import track
 from lib.work import dtypes
@@ -24,30 +26,26 @@ _IDENTITY = ("op", "grid", "count", "rounds", "visit_ms", "latency_type", "cache
 
 @dataclass(frozen=True)
 class _Seconds:
-    """The visits of all devices as they end, counted in seconds: what a progress bar shows, with the time left."""
+    """The visits of all devices as they end, counted in seconds: what a progress bar shows, with the time left.
+
+    ``ticks`` gives the seconds of each visit, and None when a device has ended.
+    """
 
     ticks: queue.Queue
     total_s: float
-    threads: list[threading.Thread]
+    devices: int
 
     def __len__(self) -> int:
         return max(1, int(self.total_s))
 
     def __iter__(self) -> Iterator[int]:
-        shown, spent = 0, 0.0
-        while any(thread.is_alive() for thread in self.threads) or not self.ticks.empty():
-            with suppress(queue.Empty):
-                spent += self.ticks.get(timeout=0.2)
+        shown, spent, ended = 0, 0.0, 0
+        while ended < self.devices:
+            tick = self.ticks.get()
+            ended, spent = ended + (tick is None), spent + (tick or 0.0)
             while shown < min(int(spent), len(self)):
                 shown += 1
                 yield shown
-
-
-def devices(wanted: str) -> list[str]:
-    """Return the ids of ``wanted``: one, several with commas, auto, or all of this machine."""
-    if wanted == "all":
-        return machine.devices()
-    return [str(machine.device(name)) for name in wanted.split(",")]
 
 
 def _check(p: SweepParams) -> None:
@@ -72,30 +70,49 @@ def _folder(p: SweepParams) -> Path:
     identity = {name: getattr(p, name) for name in _IDENTITY}
     stem = p.name or f"{p.grid or p.op.replace(',', '-')}_{p.latency_type}_{p.cache}_{store.digest(identity)}"
     finished = (lambda name: (paths.SWEEPS / name / "sweep.parquet").exists()) if not p.name else (lambda _: False)
-    folder = paths.SWEEPS / store.fresh_name(stem, finished)
-    plan = folder / "plan.json"
-    if plan.exists():
-        other = store.read_json(plan)
-        differing = [name for name in _IDENTITY if other.get(name) != identity[name]]
-        if differing:
-            raise InputError(f"{folder} holds another sweep, with " + ", ".join(f"{n} = {other.get(n)!r}" for n in differing)
-                             + "; give this one another name")
-    elif folder.exists() and any(folder.iterdir()):
-        raise InputError(f"{folder} is not empty and has no plan.json: it is no sweep of this project; give another name")
-    else:
-        store.write_json(identity, plan)
+    with locks.writer(paths.SWEEPS / stem, locks.PATIENCE_S):  # sweeps that start at once agree on the folder and its plan
+        folder = paths.SWEEPS / store.fresh_name(stem, finished)
+        plan = folder / "plan.json"
+        if not plan.exists():
+            if folder.exists() and any(not path.name.startswith(".") for path in folder.iterdir()):
+                raise InputError(f"{folder} is not empty and has no plan.json: it is no sweep of this project; give another "
+                                 "name")
+            store.write_json(identity, plan)
+    other = base.mapping(store.read_json(plan), plan)
+    differing = [name for name in _IDENTITY if other.get(name) != identity[name]]
+    if differing:
+        raise InputError(f"{folder} holds another sweep, with " + ", ".join(f"{n} = {other.get(n)!r}" for n in differing)
+                         + "; give this one another name")
     return folder
+
+
+@contextmanager
+def _alone(folder: Path, devices: Sequence[str]) -> Iterator[None]:
+    """Hold a sweep's raw files of some devices, from before a worker takes a device until the table is derived.
+
+    The same sweep in another process waits meanwhile, and then goes on with what this one left.
+    """
+    with ExitStack() as held:
+        for device in sorted(devices):  # one order for all: two that want both never wait for each other
+            held.enter_context(locks.writer(raw_folder(folder, device), locks.PATIENCE_S))
+        yield
 
 
 def measure_sweep(p: SweepParams, chosen: Sequence[Config] = ()) -> Path:
     """Measure one sweep on the wanted devices, all at once, and derive its table; return its folder in ``data/sweeps/``.
 
     ``chosen`` configurations are measured instead of drawn ones; such a sweep needs a name.
-    The same parameters again go on with a sweep that was stopped. Raises InputError for wrong parameters, and when no
-    device could measure anything; what others measured is kept.
+    The same parameters again go on with a sweep that was stopped, or wait for one that is being measured. Raises InputError
+    for wrong parameters, and when no device could measure anything; what others measured is kept.
     """
     _check(p)
-    wanted, folder = devices(p.device), _folder(p)
+    devices, folder = machine.several(p.device), _folder(p)
+    with _alone(folder, devices):
+        return _measured(p, devices, folder, chosen)
+
+
+def _measured(p: SweepParams, devices: list[str], folder: Path, chosen: Sequence[Config]) -> Path:
+    """Lead each device in a thread of its own until all have ended, and derive the table."""
     ticks, stop, drives, failures, identities = queue.Queue(), threading.Event(), {}, {}, {}
     started = store.utc_now()
 
@@ -103,26 +120,33 @@ def measure_sweep(p: SweepParams, chosen: Sequence[Config] = ()) -> Path:
         try:
             drives[device] = DeviceSweep(device, p, folder, ticks, stop, chosen)
             identities[device] = drives[device].run()
-        except (InputError, WorkerLostError, OSError) as error:
+        except Exception as error:  # whatever it is, it is raised where the sweep was started
             failures[device] = error
+        finally:
+            ticks.put(None)
 
-    threads = [threading.Thread(target=lead, args=(device,), daemon=True) for device in wanted]
+    threads = [threading.Thread(target=lead, args=(device,), daemon=True) for device in devices]
     for thread in threads:
         thread.start()
-    total_s = (p.budget_s or p.count * p.rounds * p.visit_ms * 2e-3) * len(wanted)
+    total_s = (p.budget_s or p.count * p.rounds * p.visit_ms * 2e-3) * len(devices)
     try:
-        for _ in track(_Seconds(ticks, total_s, threads), "sweep, s"):
+        for _ in track(_Seconds(ticks, total_s, len(devices)), "sweep, s"):
             pass
     finally:
         stop.set()
         for thread in threads:
             thread.join()
-    if not identities:
-        raise InputError("; ".join(str(error) for error in failures.values()))
-    facts = {"started_utc": started, "notebook": "03_sweep", "parameters": p.model_dump(), "devices": identities,
-             "failures": {device: str(error) for device, error in failures.items()},
-             "invalid": {device: drive.invalid for device, drive in drives.items()}}
-    aggregate.derive(folder, facts)
+    for error in failures.values():
+        if not isinstance(error, InputError | WorkerLostError | OSError):
+            raise error
+    reasons = {device: str(error) for device, error in failures.items()}
+    reasons |= {device: drives[device].failure for device in identities if drives[device].failure}
+    if identities:
+        aggregate.derive(folder, {
+            "started_utc": started, "notebook": "03_sweep", "parameters": p.model_dump(), "devices": identities,
+            "failures": reasons, "invalid": {device: drive.invalid for device, drive in drives.items()}})
+    if len(reasons) == len(devices):
+        raise InputError("; ".join(reasons.values()))
     return folder
 
 

@@ -2,14 +2,15 @@
 
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from lib import paths, store
+from lib import locks, paths, store
 from lib.config.base import build
 from lib.config.definitions import Matrix, Workload, workloads
 from lib.config.notebooks import ProfileParams
@@ -21,6 +22,7 @@ from lib.measure.training.summary import CONFIGURATION
 from lib.measure.worker import WorkerLostError, call
 
 KEYS = ["env", "arch", "backend", "batch_size", "precision"]
+_FIXED = {"workload", "source", "reference", "device", "batch_size", "precision", "label"}  # by the matrix, for each cell
 _STATISTICS = ["n", "mean", "std", "median"]
 Measure = Callable[[ProfileParams, Workload], pd.Series]
 
@@ -53,7 +55,8 @@ def workload_of(workload_id: str, model: str, batch_size: int) -> Workload:
                             "batch_size": batch_size}, workload_id)
 
 
-def cells(matrix: Matrix, device: str = "auto", wanted: str = "", options: dict[str, Any] | None = None) -> list[Cell]:
+def cells(matrix: Matrix, device: str = "auto", wanted: Sequence[str] = (),
+          options: dict[str, Any] | None = None) -> list[Cell]:
     """Return the cells of the matrix for one device; ``wanted`` names some of them, ``options`` override parameters.
 
     Raises InputError for a device without a grid, an unknown cell or a wrong option.
@@ -62,20 +65,21 @@ def cells(matrix: Matrix, device: str = "auto", wanted: str = "", options: dict[
     if where.type not in matrix.grids:
         raise InputError(f"params/matrix.yaml has no grid for {where.type}; it has: {choices(matrix.grids)}")
     grid, env = matrix.grids[where.type], matrix.environment or machine.name()
+    changed = {**matrix.options, **grid.options, **(options or {})}
+    if fixed := _FIXED & changed.keys():
+        raise InputError(f"{choices(sorted(fixed))} is no option: the matrix sets it for each cell")
     chosen = []
     for model in grid.models:
         for batch in grid.batch_sizes:
             for precision in grid.precisions:
                 label = f"{env}/{model}/b{batch}/{precision}"
-                values = {**matrix.options, **grid.options, **(options or {}), "device": str(where), "batch_size": batch,
-                          "precision": precision, "label": label}
+                values = {**changed, "device": str(where), "batch_size": batch, "precision": precision, "label": label}
                 workload = workload_of(f"{matrix.dataset}-{matrix.size}", model, batch)
                 chosen.append(Cell(label, workload, build(ProfileParams, values, label)))
-    names = [name for name in wanted.split(",") if name]
-    unknown = [name for name in names if name not in [cell.name for cell in chosen]]
+    unknown = [name for name in wanted if name not in [cell.name for cell in chosen]]
     if unknown:
         raise InputError(f"no cell {choices(unknown)}; there are: {choices(cell.name for cell in chosen)}")
-    return [cell for cell in chosen if not names or cell.name in names]
+    return [cell for cell in chosen if not wanted or cell.name in wanted]
 
 
 def repeats_done(chosen: list[Cell]) -> dict[str, int]:
@@ -98,7 +102,7 @@ def in_a_process(p: ProfileParams, workload: Workload) -> pd.Series:
 
 
 def _outcome(cell: Cell, repeat: int, measure: Measure) -> dict[str, Any]:
-    """Measure one repeat of one cell; whatever goes wrong becomes a row with its reason."""
+    """Measure one repeat of one cell; whatever goes wrong becomes a row with its reason, but for a device that others hold."""
     row = {"label": cell.label, "arch": cell.workload.model, "backend": cell.params.device.partition(":")[0],
            "batch_size": cell.workload.batch_size, "precision": cell.params.precision, "repeat": repeat, "status": "ok",
            "reason": "", "run_id": "", "images_per_sec": np.nan, "hardware_id": machine.ids()["hardware_id"]}
@@ -106,6 +110,8 @@ def _outcome(cell: Cell, repeat: int, measure: Measure) -> dict[str, Any]:
         run = measure(cell.params, cell.workload)
         why = f"unusable, so it does not count: {run['reason']}" if run["verdict"] == "unusable" else ""
         row |= {"run_id": run["run_id"], "images_per_sec": run["images_per_sec"], "reason": why}
+    except locks.HeldError:
+        raise
     except (InputError, RuntimeError, OSError, MemoryError) as error:
         plain = isinstance(error, InputError | WorkerLostError)
         row |= {"status": "failed", "reason": str(error) if plain else one_line(error)}
@@ -121,18 +127,34 @@ def _left(chosen: list[Cell], repeats: int) -> Iterator[tuple[Cell, int]]:
                 yield chosen[index], repeat
 
 
+@contextmanager
+def _alone(chosen: list[Cell]) -> Iterator[None]:
+    """Hold the cells of this hardware's devices, so that what is done is counted while nobody else adds to it."""
+    here = machine.ids()["hardware_id"]
+    with ExitStack() as held:
+        for device in sorted({cell.params.device for cell in chosen}):
+            held.enter_context(locks.writer(paths.MATRIX / f"{here}-{device.replace(':', '-')}", locks.PATIENCE_S))
+        yield
+
+
+def _keep(row: dict[str, Any]) -> None:
+    """Append a row to ``cells.csv``, where other devices add theirs too."""
+    with closing(store.Appender(paths.MATRIX / "cells.csv", "cells", resume=True, timeout_s=locks.PATIENCE_S)) as file:
+        file.append(list(row.values()))
+
+
 def run_matrix(chosen: list[Cell], repeats: int, budget_s: float = 0.0, measure: Measure = in_a_process,
                report: Callable[[dict[str, Any]], None] = lambda row: None) -> pd.DataFrame:
     """Measure every cell until it has ``repeats`` usable runs; return what became of each attempt (table ``cells``).
 
-    Cells that have them are skipped, so that a second call resumes. A cell that fails is not tried again in this call; the rest
-    goes on. No run starts after ``budget_s`` (0: no limit), nor one that would end later than half of that again if it took as
-    long as the longest so far. Rows are kept in ``data/matrix/cells.csv`` and given to ``report``.
+    Cells that have them are skipped, so that a second call resumes; one that comes meanwhile waits, and then measures what is
+    left on its devices. A cell that fails is not tried again in this call; the rest goes on. No run starts after ``budget_s``
+    (0: no limit), nor one that would end later than half of that again if it took as long as the longest so far. Rows are kept
+    in ``data/matrix/cells.csv`` and given to ``report``.
     """
-    budget, longest_s = Budget(budget_s), 0.0
-    appender = store.Appender(paths.MATRIX / "cells.csv", "cells", resume=True)
-    rows, failed = [], set()
-    try:
+    rows, failed, longest_s = [], set(), 0.0
+    with _alone(chosen):
+        budget = Budget(budget_s)
         for cell, repeat in _left(chosen, repeats):
             if cell.label in failed:
                 continue
@@ -141,11 +163,9 @@ def run_matrix(chosen: list[Cell], repeats: int, budget_s: float = 0.0, measure:
             begin = time.monotonic()
             rows.append(_outcome(cell, repeat, measure))
             longest_s = max(longest_s, time.monotonic() - begin) if budget_s else 0.0
-            appender.append(list(rows[-1].values()))
+            _keep(rows[-1])
             failed |= {cell.label} if rows[-1]["status"] == "failed" else set()
             report(rows[-1])
-    finally:
-        appender.close()
     return pd.DataFrame(rows, columns=list(rows[0]) if rows else None)
 
 

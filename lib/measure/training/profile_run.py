@@ -92,9 +92,19 @@ def _summary(run: Run, outcome: Outcome, rows: pd.DataFrame, started: str) -> di
     return row
 
 
-def _taken(run_id: str) -> bool:
-    names = [paths.PROFILES / f"{run_id}_{kind}.csv" for kind in PASSES] + [paths.RUNS / f"{run_id}.csv"]
-    return any(path.exists() for path in names)
+def _free_name(stem: str, stack: ExitStack) -> str:
+    """Return a run id without files, and hold it until ``stack`` closes: one on another device may start at the same time."""
+    def taken(run_id: str) -> bool:
+        names = [paths.PROFILES / f"{run_id}_{kind}.csv" for kind in PASSES] + [paths.RUNS / f"{run_id}.csv"]
+        if any(path.exists() for path in names):
+            return True
+        try:
+            stack.enter_context(locks.writer(paths.PROFILES / run_id))
+        except locks.HeldError:
+            return True
+        return any(path.exists() for path in names)  # its holder ended in between
+
+    return store.fresh_name(stem, taken)
 
 
 def measure(p: ProfileParams, workload: Workload | None = None) -> Profiled:
@@ -117,7 +127,7 @@ def measure(p: ProfileParams, workload: Workload | None = None) -> Profiled:
         stack.enter_context(locks.device(str(device)))
         before = load.wait_for_quiet(torch.get_num_threads(), patience_s=budget.patience_s)
         stem = f"run_{task.workload.id}_{task.workload.dataset}_{task.workload.model}_{device.type}"
-        run_id = store.fresh_name(stem, _taken)
+        run_id = _free_name(stem, stack)
         run = Run(p, task, opened, device, trainer, run_id)
         started = store.utc_now()
         facts = {"run_id": run_id, "started_utc": started, "notebook": "02_profile", "parameters": p.model_dump(),

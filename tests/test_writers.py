@@ -1,0 +1,77 @@
+"""Several writers at once, kills at a start, full disks: no line is lost, nothing is measured twice, nothing is half there."""
+
+from contextlib import closing
+
+import pytest
+
+from lib import locks, paths, store
+from lib.config.notebooks import MachineParams, SweepParams
+from lib.errors import InputError
+from lib.measure import ceilings
+from lib.measure.networks import visits_file
+from lib.measure.networks.case import Case
+from lib.measure.operators import aggregate, sweep
+from tests import writers
+from tests.conftest import full_disk
+
+
+@pytest.mark.slow
+def test_two_four_and_eight_writers_and_kills_at_a_start_lose_nothing():
+    found = writers.run("sweep", "matrix", "networks", "--rounds", 3, "--kills", 3)
+    assert [(name, one["wrong"], one["lost"]) for name, one in found.items()] == [
+        ("sweep", [], 0), ("matrix", [], 0), ("networks", [], 0)]
+    assert found["sweep"]["rows"] >= 6 * 34, "headers, configurations and visits of each round"
+
+
+def test_a_second_writer_waits_for_the_first_and_then_goes_on(tmp_path):
+    path = tmp_path / "lines.jsonl"
+    first = store.Lines(path, resume=True)
+    first.write(b"one\n")
+    with pytest.raises(locks.HeldError, match="lines.jsonl is being written by another process"):
+        store.Lines(path, resume=True, timeout_s=0.1)
+    first.close()
+    with closing(store.Lines(path, resume=True, timeout_s=0.1)) as second:
+        second.write(b"two\n")
+    assert path.read_bytes() == b"one\ntwo\n"
+
+
+@pytest.mark.parametrize("kept", [b"", b"device,wh", b"device,what,median_us,p99_us,n,method,hardware_id,software_id\ncpu,la"])
+def test_a_writer_killed_in_a_line_leaves_a_file_to_go_on_with(tmp_path, kept):
+    path = tmp_path / "a.csv"
+    path.write_bytes(kept)
+    with closing(store.Appender(path, "overheads", resume=True)) as file:
+        file.append(["cpu", "launch", 1.0, 1.0, 3, "how", "h", "s"])
+    assert store.read(path, "overheads")["what"].tolist() == ["launch"]
+
+
+def _visits(home):
+    results = [{"case": Case("W1", "infer", 1), "reason": "x" * 200}]
+    with closing(store.Lines(home / "visits.jsonl", resume=True)) as file:
+        file.write(visits_file.line((0, "W1", "kept"), "cpu", results, {}))
+
+
+def _convolutions(home):
+    aggregate.export(store.read(next(paths.REFERENCE.glob("*/sweeps/*/sweep.parquet")), "sweep"), home / "convolutions.csv")
+
+
+def _ceilings(home):
+    measured = ceilings.replay_ceilings(MachineParams(source="replay"))
+    ceilings._save(measured.table, measured.overheads, MachineParams(), {})
+
+
+@pytest.mark.parametrize("write", [lambda home: sweep._folder(SweepParams()), _visits, _convolutions, _ceilings],
+                         ids=["plan", "visits", "convolutions", "ceilings"])
+def test_a_full_disk_is_one_line_and_leaves_nothing_half(home, write):
+    store.git_state()
+    with full_disk(40), pytest.raises(InputError, match=r"cannot be written \((File too large|short write)"):
+        write(home)
+    assert not [path for path in home.rglob("*") if path.is_file() and path.stat().st_size == 40], "half there"
+    write(home)
+
+
+def test_a_sweep_killed_before_its_plan_was_there_starts_again(home):
+    folder = paths.SWEEPS / "young"
+    folder.mkdir(parents=True)
+    (folder / ".plan.json.abcd").write_text("{")
+    assert sweep._folder(SweepParams(name="young")) == folder
+    assert store.read_json(folder / "plan.json")["op"] == "conv2d"
