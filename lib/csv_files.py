@@ -4,7 +4,7 @@ import csv
 import io
 from pathlib import Path
 
-from lib.errors import InputError, choices
+from lib.errors import InputError, choices, one_line
 
 _LARGEST_MB = 2000.0
 
@@ -35,7 +35,7 @@ def check(text: str, path: Path) -> None:
         raise InputError(f"{path} is not a readable CSV: it holds zero bytes")
     lines = csv.reader(io.StringIO(text, newline=""), strict=True)
     try:
-        header = [name.strip() for name in next(lines, [])]
+        header = [name.strip() for name in next((row for row in lines if row), [])]
         if not any(header):
             raise InputError(f"{path} is not a readable CSV: it has no header")
         if "" in header:
@@ -48,3 +48,13 @@ def check(text: str, path: Path) -> None:
                 raise InputError(f"{path}: line {lines.line_num} has {len(row)} fields, the header has {len(header)}")
     except csv.Error as error:
         raise InputError(f"{path} is not a readable CSV: line {lines.line_num}: {error}") from None
+
+
+def frame(path: Path, torn: bool = False, **options):
+    """Return a CSV that ``read`` lets through as a DataFrame; ``options`` are pandas' own. InputError names the file."""
+    import pandas as pd
+
+    try:
+        return pd.read_csv(io.StringIO(read(path, torn)), index_col=False, **options)
+    except (pd.errors.ParserError, pd.errors.EmptyDataError, ArithmeticError) as error:
+        raise InputError(f"{path} is not a readable CSV: {one_line(error)}") from None

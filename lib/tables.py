@@ -340,7 +340,7 @@ def validate(frame, table: str, where: str):
         first = error.failure_cases.iloc[0]
         raise InputError(f"{where} does not fit the {table} table: column {first['column']!r}, "
                          f"value {first['failure_case']!r} fails {first['check']}") from None
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, OverflowError) as error:
         raise InputError(f"{where} does not fit the {table} table: {error}") from None
 
 
@@ -359,8 +359,8 @@ def _of_another_type(values, kind: str):
     stored = values.dtype.kind
     if kind != "text" and stored not in "biuf":
         return values.map(lambda value: isinstance(value, str | bytes | list | dict)).astype(bool)
-    if kind == "bool":
-        return values.notna() & (stored != "b")
+    if kind == "bool" or (kind != "text" and stored == "b"):
+        return values.notna() & ((stored == "b") != (kind == "bool"))
     if kind in ("int", "count") and stored == "f":
         return values.notna() & (values % 1 != 0)
     return values.isna() & False
