@@ -11,6 +11,7 @@ from lib.errors import InputError
 
 MODE = 0o644
 PRIVATE = 0o600
+NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"  # of a folder of the project's own, where people choose it
 
 
 @contextlib.contextmanager

@@ -19,7 +19,8 @@ def read(path: Path, columns: tuple[Column, ...], others: bool = False):
     """
     import pandas as pd
 
-    cells = csv_files.frame(path, dtype=str, keep_default_na=False, skipinitialspace=True).rename(columns=str.strip)
+    header, *rows = csv_files.rows(csv_files.text(path), path, skipinitialspace=True)
+    cells = pd.DataFrame(rows, columns=header, dtype=str)
     names = [column.name for column in columns]
     if len(set(names)) < len(names):
         raise InputError(f"{path}: {columns[0].name!r} is the column of ids; nothing else can have that name")

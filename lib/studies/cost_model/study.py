@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from lib import paths, store
+from lib import csv_files, paths, store
 from lib.errors import InputError, choices
 from lib.predict import network_training, registry, training
 from lib.predict.evaluation import baselines, evaluate, learning, training_steps
@@ -81,7 +81,7 @@ def evaluation(reference: str = "") -> Evaluation:
     machine, meta = folder.parent, store.read_json(folder / "scores.meta.json")
     predictions = store.read(folder / "predictions.parquet", "predictions").replace({"family": _FAMILIES})
     operators = _operators(predictions, machine)
-    networks = _networks(pd.read_csv(folder / "networks.csv"), machine)
+    networks = _networks(csv_files.frame(folder / "networks.csv"), machine)
     published = store.read(folder / "scores.parquet", "scores").replace({"family": _FAMILIES})
     scores = pd.concat([published[(published["kind"] == "operator") & (published["learner"] != OURS)], _scores(operators),
                         evaluate.network_scores(networks), _steps(predictions, networks)], ignore_index=True)
