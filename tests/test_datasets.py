@@ -137,6 +137,7 @@ def test_an_image_folder(home, tmp_path):
 def test_the_real_xrays_open(xrays):
     workload = Workload(id="R", dataset="pneumoniamnist", size=28, model="simple_cnn", batch_size=64)
     opened = datasets.open_splits(workload, "auto", "native")
-    assert opened.data_source == "medmnist"
+    assert opened.data_source == "unofficial"
+    assert "UNOFFICIAL" in opened.note
     assert [datasets.length(opened.splits[split]) for split in medmnist_files.SPLITS] == [3882, 524, 624]
     assert not medmnist_files.is_official(xrays, "pneumoniamnist", 28)
