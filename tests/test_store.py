@@ -279,6 +279,18 @@ def test_a_table_that_people_write_is_read_with_its_blanks_and_quotes(tmp_path):
         input_tables.read(tmp_path / "people.csv", (key, tables.Column("job_id", "float", "a device type")))
 
 
+def test_actual_times_name_a_job_once_and_their_columns_do_not_shift(tmp_path):
+    from lib.schedule import problem_files
+
+    (tmp_path / "d.csv").write_text("device,type,count\nc,cpu,1\n")
+    (tmp_path / "times.csv").write_text("job_id,cpu\n100,1\n101,2\n")
+    for text, what in (("job_id,cpu\n100,1\n101,2\n100,3\n", "actual.csv: row 3 below the header: job_id '100' is there twice"),
+                       ("job_id,cpu\n100,101,5\n101,100,7\n", "actual.csv: line 2 has 3 fields, the header has 2")):
+        (tmp_path / "actual.csv").write_text(text)
+        with pytest.raises(InputError, match=what):
+            problem_files.read(tmp_path / "times.csv", tmp_path / "d.csv", actual=tmp_path / "actual.csv")
+
+
 def test_people_name_devices_without_naming_one_twice(tmp_path):
     from lib.schedule import problem_files
 
