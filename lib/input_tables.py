@@ -7,7 +7,7 @@ from lib import csv_files
 from lib.errors import InputError, choices
 from lib.tables import DTYPES, Column
 
-_NO_IDS = ("na", "n/a", "nan", "null", "none")  # how programs write that a cell is empty
+_NO_IDS = ("NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "null", "NULL", "None")  # how programs write an empty cell
 _MOST = 1_000_000_000  # of a whole number
 
 
@@ -48,7 +48,7 @@ def _check_texts(cells, columns: tuple[Column, ...], path: Path) -> None:
             where = f"{path}: row {row} below the header"
             if required and not text:
                 raise InputError(f"{where} has no {column.name}")
-            if required and text.lower() in _NO_IDS:
+            if required and text in _NO_IDS:
                 raise InputError(f"{where}: {column.name} {text!r} stands for an empty cell; give it another name")
             if not text.isprintable():
                 raise InputError(f"{where}: {column.name} {text!r} holds characters that are not printed")

@@ -293,7 +293,8 @@ def test_what_does_not_fit_its_schema_is_refused(home, tmp_path, good, name, cha
     {"format": 1, "machine": "box", "files": {"runs/x.csv": 1}},
     {"format": 1, "machine": "box", "files": {}, "more": 1}, {"format": 1, "machine": "box\n", "files": {}},
     {"format": 1, "machine": ".hidden", "files": {}}, {"format": 1, "machine": "/etc", "files": {}},
-    {"format": 1, "machine": "x" * 300, "files": {}}, {"format": None, "machine": "box", "files": {}}])
+    {"format": 1, "machine": "x" * 300, "files": {}}, {"format": None, "machine": "box", "files": {}},
+    {"format": "1", "machine": "box", "files": {}}, {"format": True, "machine": "box", "files": {}}])
 def test_an_index_of_a_wrong_type_is_refused(home, tmp_path, index):
     forged(tmp_path / "b.zip", index, {})
     refused(tmp_path / "b.zip", r"bundle\.json|no name of a machine")

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from pydantic import JsonValue
+from pydantic import ConfigDict, JsonValue
 
 from lib import csv_files, files, store
 from lib.config.base import Strict, build, mapping
@@ -24,7 +24,13 @@ _WITH_PATHS = ("data_note", "failed", "software")
 _PATH = re.compile(r"(?<![\w./])/(?:[^\s/:]+/)+")  # the folders of an absolute path
 
 
-class Index(Strict):
+class _Typed(Strict):
+    """Base of what JSON holds: a text is no number, and a number no text."""
+
+    model_config = ConfigDict(strict=True)
+
+
+class Index(_Typed):
     """``bundle.json``: the format, the machine's name, and the SHA-256 of every other file by its name."""
 
     format: int
@@ -32,7 +38,7 @@ class Index(Strict):
     files: dict[str, str]
 
 
-class Load(Strict):
+class Load(_Typed):
     """What else ran on the machine, see ``load.Load``."""
 
     seconds: float
@@ -42,7 +48,7 @@ class Load(Strict):
     involuntary_per_s: float
 
 
-class Provenance(Strict):
+class Provenance(_Typed):
     """The provenance beside a table, as ``store.write_meta`` writes it."""
 
     table: str
