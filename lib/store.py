@@ -110,7 +110,7 @@ def read_parquet(path: Path, names: Sequence[str], others: bool = False):
     if not path.is_file():
         raise InputError(f"{path} is missing" if not path.exists() else f"{path} is no file")
     try:
-        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+        with open(path, "rb") as source, pq.ParquetFile(source, page_checksum_verification=True) as file:
             _check_parquet(file, path, names, others)
             return file.read(list(names)).to_pandas()
     except InputError:

@@ -195,6 +195,14 @@ def test_no_host_name_and_no_folder_leaves_the_machine_unless_it_is_asked_for(fi
     assert store.read(folder / "runs" / f"{RUN}.csv", "runs")["hostname"].tolist() == ["alices-laptop"]
 
 
+def test_a_table_whose_last_line_is_cut_short_is_not_taken_for_whole(home, tmp_path, good):
+    index, contents = good
+    contents[EVAL] = contents[EVAL][:-4]
+    index["files"][EVAL] = hashlib.sha256(contents[EVAL]).hexdigest()
+    forged(tmp_path / "b.zip", index, {**contents, "bundle.json": None})
+    refused(tmp_path / "b.zip", "its last line is cut short")
+
+
 def test_a_table_that_does_not_fit_is_not_packed(finished, tmp_path):
     path = paths.DATA / "profiles" / f"{RUN}_train.csv"
     path.write_text(path.read_text().replace("cnn3d", "cnn3d,more", 1))

@@ -266,6 +266,13 @@ def test_images_that_do_not_fit_into_memory_are_refused_before_they_are_read(vol
         datasets.open_splits(small(), "auto", "native")
 
 
+@pytest.mark.parametrize(("name", "size", "words"), [("../x", "28", "no MedMNIST dataset"), ("organmnist3d", "224", "28, 64")])
+def test_only_what_medmnist_published_is_checked(volumes, capsys, name, size, words):
+    volumes().rename(paths.MEDMNIST / "organmnist3d_224.npz")
+    assert __main__.main(["data", "check", name, "--size", size]) == 1
+    assert words in capsys.readouterr().err
+
+
 def test_fetching_overwrites_no_other_file_and_leaves_no_half_one(volumes, monkeypatch, capsys):
     path = volumes()
     before = path.read_bytes()

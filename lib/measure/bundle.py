@@ -9,6 +9,7 @@ import re
 import stat
 import tempfile
 import zipfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -132,9 +133,9 @@ def _check_directory(source: Path) -> None:
 
 
 def _check_entries(archive: zipfile.ZipFile, source: Path) -> None:
-    names = archive.namelist()
-    if len(set(names)) < len(names):
-        raise InputError(f"{source} holds {next(name for name in names if names.count(name) > 1)!r} twice")
+    (name, times), = Counter(archive.namelist()).most_common(1) or [("", 0)]
+    if times > 1:
+        raise InputError(f"{source} holds {name!r} twice")
     for entry in archive.infolist():
         if entry.filename != _INDEX:
             _table_of(entry.filename, source)

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ _PATH = re.compile(r"(?<![\w./])/(?:[^\s/:]+/)+")  # the folders of an absolute 
 class _Typed(Strict):
     """Base of what JSON holds: a text is no number, and a number no text."""
 
-    model_config = ConfigDict(strict=True)
+    model_config = ConfigDict(strict=True, allow_inf_nan=True)  # a metric may be unknown
 
 
 class Index(_Typed):
@@ -102,6 +103,10 @@ def check(path: Path, name: str) -> None:
             raise InputError(f"it is of table {meta.table!r}, run {meta.run_id!r}, and lacks [{choices(lacking)}]")
         return
     frame = store.read(path, table)
+    with open(path, "rb") as file:
+        file.seek(-1, os.SEEK_END)
+        if file.read() != b"\n":
+            raise InputError("its last line is cut short")
     if table in ("profile", "runs") and not (frame["run_id"] == run_id).all():
         raise InputError(f"it holds rows of another run than {run_id!r}")
     if table == "profile" and not (frame["task_type"] == kind).all():

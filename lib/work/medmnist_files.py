@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import io
 import math
 import os
 import tempfile
@@ -28,6 +29,17 @@ def info() -> dict[str, dict]:
     from medmnist import INFO
 
     return INFO
+
+
+def _published(dataset: str, native: int) -> tuple[str, str]:
+    """Return address and MD5 of a published file; InputError lists the datasets, or the sizes of one."""
+    if dataset not in info():
+        raise InputError(f"no MedMNIST dataset {dataset!r}; there are: {choices(info())}")
+    entry, key = info()[dataset], "" if native == 28 else f"_{native}"
+    if f"url{key}" not in entry:
+        sizes = [28, *(name.removeprefix("url_") for name in entry if name.startswith("url_"))]
+        raise InputError(f"{dataset} has no size {native}; there are: {choices(sizes)}")
+    return entry[f"url{key}"], entry[f"MD5{key}"]
 
 
 def native_size(dataset: str, size: int, resolution: str) -> int:
@@ -87,6 +99,7 @@ def check_file(path: Path, dataset: str, native: int) -> dict[str, int]:
 
     Raises InputError naming the file and what is wrong with it, and where it does not fit into memory.
     """
+    _published(dataset, native)
     if not path.is_file():
         raise InputError(f"{path} is missing; get it with: python -m lib data fetch {dataset} --size {native}")
     with reading(path), zipfile.ZipFile(path) as archive:
@@ -124,7 +137,7 @@ def _check_labels(path: Path, dataset: str) -> None:
 def is_official(path: Path, dataset: str, native: int) -> bool:
     """Return whether the file's MD5 is the one that MedMNIST published for it."""
     state = path.stat()
-    return _md5(path, state.st_size, state.st_mtime_ns) == info()[dataset]["MD5" if native == 28 else f"MD5_{native}"]
+    return _md5(path, state.st_size, state.st_mtime_ns) == _published(dataset, native)[1]
 
 
 @cache
@@ -140,24 +153,17 @@ def fetch(dataset: str, native: int, folder: Path | None = None) -> Path:
     """
     from torchvision.datasets.utils import download_url
 
-    if dataset not in info():
-        raise InputError(f"no MedMNIST dataset {dataset!r}; there are: {choices(info())}")
-    key = "" if native == 28 else f"_{native}"
-    entry = info()[dataset]
-    if f"url{key}" not in entry:
-        sizes = [28, *(name.removeprefix("url_") for name in entry if name.startswith("url_"))]
-        raise InputError(f"{dataset} has no size {native}; there are: {choices(sizes)}")
+    url, md5 = _published(dataset, native)
     path = files.folder(folder or paths.MEDMNIST) / file_name(dataset, native)
     if path.exists() and not is_official(path, dataset, native):
         raise InputError(f"{path} is there already and is {UNOFFICIAL}; move it away, then fetch again")
     if not path.exists():
         try:
             with tempfile.TemporaryDirectory(dir=path.parent, prefix=".fetch-") as scratch:
-                download_url(entry[f"url{key}"], scratch, path.name, entry[f"MD5{key}"])
+                download_url(url, scratch, path.name, md5)
                 os.replace(Path(scratch) / path.name, path)
         except (OSError, RuntimeError) as error:
-            raise InputError(f"cannot fetch {path.name} from {entry[f'url{key}']}: {error}; "
-                             f"put the file there by hand: {path}") from None
+            raise InputError(f"cannot fetch {path.name} from {url}: {error}; put the file there by hand: {path}") from None
     check_file(path, dataset, native)
     return path
 
@@ -195,18 +201,11 @@ def synthesise(dataset: str, native: int, folder: Path | None = None) -> Path:
     path = folder / file_name(dataset, native)
     if path.is_file():
         return path
-    folder.mkdir(parents=True, exist_ok=True)
     arrays = {}
     for split in SPLITS:
         arrays[f"{split}_images"], arrays[f"{split}_labels"] = _synthetic_split(dataset, native, split)
-    handle, temporary = tempfile.mkstemp(dir=folder, suffix=".npz")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            np.savez(file, **arrays)
-        os.replace(temporary, path)
-    except OSError as error:
-        raise InputError(f"{path}: cannot write the synthetic data ({error.strerror or error})") from None
-    finally:
-        Path(temporary).unlink(missing_ok=True)
+    content = io.BytesIO()
+    np.savez(content, **arrays)
+    files.replace(path, content.getvalue())
     store.write_meta(path, "synthetic", version=_SYNTHETIC_VERSION, dataset=dataset, size=native)
     return path
