@@ -2,9 +2,10 @@
 
 import csv
 import io
+from collections.abc import Iterator
 from pathlib import Path
 
-from lib.errors import InputError, choices
+from lib.errors import InputError, choices, one_line
 
 _LARGEST_MB = 2000.0
 
@@ -14,28 +15,39 @@ def read(path: Path, torn: bool = False) -> str:
 
     ``torn``: a last line without its end, which a killed writer leaves, is dropped. Raises InputError naming file and line.
     """
+    content = text(path, torn)
+    check(content, path)
+    return content
+
+
+def text(path: Path, torn: bool = False) -> str:
+    """Return what a file holds as text, whatever it is, without a torn last line; InputError where it is none."""
     try:
         if path.stat().st_size > _LARGEST_MB * 1e6:
             raise InputError(f"{path} is {path.stat().st_size / 1e6:,.0f} MB large; a table has at most {_LARGEST_MB:,.0f}")
         raw = path.read_bytes()
-        text = (raw[: raw.rfind(b"\n") + 1] if torn else raw).decode("utf-8-sig")
+        return (raw[: raw.rfind(b"\n") + 1] if torn else raw).decode("utf-8-sig")
     except (FileNotFoundError, NotADirectoryError):
         raise InputError(f"{path} is missing") from None
     except UnicodeDecodeError as error:
         raise InputError(f"{path} is not a readable CSV: byte {error.start} is no UTF-8") from None
     except (OSError, ValueError) as error:
         raise InputError(f"{path} is not a readable CSV: {getattr(error, 'strerror', None) or error}") from None
-    check(text, path)
-    return text
 
 
-def check(text: str, path: Path) -> None:
+def check(content: str, path: Path) -> None:
     """Raise InputError for a header that is missing, empty in places or doubled, and for a row of another width."""
-    if "\0" in text:
+    for _ in rows(content, path):
+        pass
+
+
+def rows(content: str, path: Path, skipinitialspace: bool = False) -> Iterator[list[str]]:
+    """Give the rows of a CSV as texts, the header first, blank lines left out; raises what ``check`` does."""
+    if "\0" in content:
         raise InputError(f"{path} is not a readable CSV: it holds zero bytes")
-    lines = csv.reader(io.StringIO(text, newline=""), strict=True)
+    lines = csv.reader(io.StringIO(content, newline=""), strict=True, skipinitialspace=skipinitialspace)
     try:
-        header = [name.strip() for name in next(lines, [])]
+        header = [name.strip() for name in next((row for row in lines if row), [])]
         if not any(header):
             raise InputError(f"{path} is not a readable CSV: it has no header")
         if "" in header:
@@ -43,8 +55,21 @@ def check(text: str, path: Path) -> None:
         doubled = sorted({name for name in header if header.count(name) > 1})
         if doubled:
             raise InputError(f"{path}: column {choices(doubled)} is there twice")
+        yield header
         for row in lines:
             if row and len(row) != len(header):
                 raise InputError(f"{path}: line {lines.line_num} has {len(row)} fields, the header has {len(header)}")
+            if row:
+                yield row
     except csv.Error as error:
         raise InputError(f"{path} is not a readable CSV: line {lines.line_num}: {error}") from None
+
+
+def frame(path: Path, torn: bool = False, **options):
+    """Return a CSV that ``read`` lets through as a DataFrame; ``options`` are pandas' own. InputError names the file."""
+    import pandas as pd
+
+    try:
+        return pd.read_csv(io.StringIO(read(path, torn)), index_col=False, **options)
+    except (pd.errors.ParserError, pd.errors.EmptyDataError, ArithmeticError) as error:
+        raise InputError(f"{path} is not a readable CSV: {one_line(error)}") from None

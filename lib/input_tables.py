@@ -1,12 +1,14 @@
 """Tables that people write: lenient on what may be left out, strict on the rest, and exact about which cell is wrong."""
 
-import io
 from functools import cache
 from pathlib import Path
 
 from lib import csv_files
 from lib.errors import InputError, choices
 from lib.tables import DTYPES, Column
+
+_NO_IDS = ("NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "null", "NULL", "None")  # how programs write an empty cell
+_MOST = 1_000_000_000  # of a whole number
 
 
 def read(path: Path, columns: tuple[Column, ...], others: bool = False):
@@ -17,10 +19,11 @@ def read(path: Path, columns: tuple[Column, ...], others: bool = False):
     """
     import pandas as pd
 
-    cells = pd.read_csv(io.StringIO(csv_files.read(path)), dtype=str, keep_default_na=False, skipinitialspace=True,
-                        index_col=False)
-    cells = cells.rename(columns=str.strip)
+    header, *rows = csv_files.rows(csv_files.text(path), path, skipinitialspace=True)
+    cells = pd.DataFrame(rows, columns=header, dtype=str)
     names = [column.name for column in columns]
+    if len(set(names)) < len(names):
+        raise InputError(f"{path}: {columns[0].name!r} is the column of ids; nothing else can have that name")
     missing = [column.name for column in columns if column.name not in cells and column.default is None]
     unknown = [name for name in cells if name not in names and not others]
     if missing or unknown:
@@ -29,10 +32,28 @@ def read(path: Path, columns: tuple[Column, ...], others: bool = False):
     if not len(cells):
         raise InputError(f"{path} has no row")
     cells = cells.reindex(columns=names, fill_value="").apply(lambda texts: texts.str.strip())
+    _check_texts(cells, columns, path)
     frame = pd.DataFrame({column.name: _parsed(cells, column, path) for column in columns})
     frame = _checked(frame, cells, columns, path)
     defaults = {column.name: column.default for column in columns if column.kind != "text" and column.default is not None}
     return frame.fillna(defaults).astype({column.name: DTYPES[column.kind] for column in columns})
+
+
+def _check_texts(cells, columns: tuple[Column, ...], path: Path) -> None:
+    """Refuse ids that are empty, stand for an empty cell or are there twice, and characters that nobody sees."""
+    for column in columns:
+        texts = cells[column.name] if column.kind == "text" else cells[column.name].iloc[:0]
+        required, key = column.default is None, column is columns[0]
+        for row, (text, doubled) in enumerate(zip(texts, texts.duplicated(), strict=True), start=1):
+            where = f"{path}: row {row} below the header"
+            if required and not text:
+                raise InputError(f"{where} has no {column.name}")
+            if required and text in _NO_IDS:
+                raise InputError(f"{where}: {column.name} {text!r} stands for an empty cell; give it another name")
+            if not text.isprintable():
+                raise InputError(f"{where}: {column.name} {text!r} holds characters that are not printed")
+            if key and doubled:
+                raise InputError(f"{where}: {column.name} {text!r} is there twice")
 
 
 def _parsed(cells, column: Column, path: Path):
@@ -45,7 +66,7 @@ def _parsed(cells, column: Column, path: Path):
     numbers = pd.to_numeric(texts.where(texts != ""), errors="coerce").astype(float)
     unreadable = numbers.isna() & (texts != "")
     if column.kind != "float":
-        unreadable |= numbers.notna() & (numbers % 1 != 0)
+        unreadable |= numbers.notna() & ((numbers % 1 != 0) | (numbers > _MOST))
     if unreadable.any():
         raise _wrong(cells, column, unreadable.idxmax(), path)
     return numbers
@@ -69,8 +90,7 @@ def _schema(columns: tuple[Column, ...]):
 
     def one(column: Column):
         if column.kind == "text":
-            checks = [] if column.default is not None else [pa.Check.ne("")]
-            return pa.Column("str", checks, unique=column is columns[0])
+            return pa.Column("str")
         least = -float("inf") if column.least is None else column.least
         return pa.Column("float64", pa.Check.in_range(least, float("inf"), include_max=False),
                          nullable=column.empty or column.default is not None)
@@ -80,9 +100,7 @@ def _schema(columns: tuple[Column, ...]):
 
 def _wrong(cells, column: Column, row: int, path: Path) -> InputError:
     cell = cells.loc[row, column.name]
-    if column.kind == "text":
-        return InputError(f"{path}: {column.name} {cell!r} is there twice" if cell else f"{path}: a row has no {column.name}")
-    kind = "finite" if column.kind == "float" else "whole"
+    kind = "finite number" if column.kind == "float" else f"whole number of at most {_MOST:,}"
     least = "" if column.least is None else f", {column.least:g} or more"
     empty = ", or empty" if column.empty or column.default is not None else ""
-    return InputError(f"{path}: {column.name} of {cells.iloc[:, 0][row]!r} is {cell!r}: it is a {kind} number{least}{empty}")
+    return InputError(f"{path}: {column.name} of {cells.iloc[:, 0][row]!r} is {cell!r}: it is a {kind}{least}{empty}")

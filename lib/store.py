@@ -22,6 +22,7 @@ from lib.errors import InputError, choices, one_line
 from lib.tables import DTYPES, SCHEMA_VERSION, TABLES, columns, validate
 
 _NOTHING = {False: [""], True: ["", "nan"]}  # what stands for no value; ``nan`` where a number may be missing (older files)
+_LARGEST_MB = 2000.0  # what a table may take in memory, and more than any that this project writes
 _LINE_BREAKS = re.compile(r"\r\n|\r|\n")  # a line is a row: what a killed writer leaves is then told from what is whole
 
 
@@ -104,7 +105,7 @@ def write(frame, path: Path, table: str, derived: bool = False) -> Path:
 def encoded(frame, suffix: str) -> bytes:
     """Return a table as the content of a CSV or, by its suffix, of a Parquet file."""
     if suffix == ".parquet":
-        return frame.to_parquet(index=False, compression="zstd")
+        return frame.to_parquet(index=False, compression="zstd", write_page_checksum=True)
     return frame.to_csv(index=False).encode()
 
 
@@ -113,36 +114,44 @@ def read(path: Path, table: str):
 
     Raises InputError naming the file and what does not fit.
     """
-    import pandas as pd
-
-    try:
-        if path.suffix == ".parquet":
-            return validate(_parquet(path, table), table, str(path))
-        texts = {c.name: str for c in TABLES[table] if c.kind == "text"}
-        frame = pd.read_csv(io.StringIO(csv_files.read(path, torn=True)), dtype=texts, keep_default_na=False,
-                            index_col=False, na_values={c.name: _NOTHING[c.kind == "float" and c.empty] for c in TABLES[table]})
-    except (FileNotFoundError, NotADirectoryError):
-        raise InputError(f"{path} is missing") from None
-    except (pd.errors.ParserError, pd.errors.EmptyDataError, OSError, ArithmeticError) as error:
-        raise InputError(f"{path} is not a readable table: {one_line(error)}") from None
-    return validate(frame, table, str(path))
+    if path.suffix == ".parquet":
+        return validate(read_parquet(path, columns(table)), table, str(path))
+    texts = {c.name: str for c in TABLES[table] if c.kind == "text"}
+    empty = {c.name: _NOTHING[c.kind == "float" and c.empty] for c in TABLES[table]}
+    return validate(csv_files.frame(path, torn=True, dtype=texts, keep_default_na=False, na_values=empty), table, str(path))
 
 
-def _parquet(path: Path, table: str):
-    """Return a Parquet file's rows; InputError for what pyarrow cannot read, and for columns beyond the table's."""
-    import pyarrow as pa
+def read_parquet(path: Path, names: Sequence[str], others: bool = False):
+    """Return the columns ``names`` of a Parquet file as a DataFrame: the one door for this format.
+
+    More columns are allowed, and left out, only with ``others``. Raises InputError for a file that is missing, damaged, too
+    large, or has other columns.
+    """
     import pyarrow.parquet as pq
 
+    if not path.is_file():
+        raise InputError(f"{path} is missing" if not path.exists() else f"{path} is no file")
     try:
-        with open(path, "rb") as file:
-            names = pq.read_schema(file).names
-            if names != columns(table):
-                raise InputError(f"{path} is no {table} table: its columns are {choices(names)}")
-            return pq.read_table(file).to_pandas()
-    except (pa.ArrowException, ValueError, TypeError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(f"{path} is not a readable table: {one_line(error)}") from None
+        with open(path, "rb") as source, pq.ParquetFile(source, page_checksum_verification=True) as file:
+            _check_parquet(file, path, names, others)
+            return file.read(list(names)).to_pandas()
+    except InputError:
+        raise
+    except Exception as error:  # a damaged file fails in many ways
+        raise InputError(f"{path} is not readable Parquet: {one_line(error)}") from None
+
+
+def _check_parquet(file, path: Path, names: Sequence[str], others: bool) -> None:
+    """Refuse by its footer a file with other columns than ``names``, and one that does not fit into memory."""
+    there, rows = file.schema_arrow.names, file.metadata.num_rows
+    missing = [name for name in names if there.count(name) != 1]
+    unknown = [name for name in there if name not in names and not others]
+    if missing or unknown:
+        raise InputError(f"{path}: missing (or doubled) columns [{choices(missing)}], unknown [{choices(unknown)}]")
+    stored = sum(file.metadata.row_group(group).total_byte_size for group in range(file.metadata.num_row_groups))
+    megabytes = max(stored, rows * len(names)) / 1e6  # a repeated value is stored once
+    if megabytes > _LARGEST_MB:
+        raise InputError(f"{path} holds {rows:,} rows, {megabytes:,.0f} MB or more; a table has at most {_LARGEST_MB:,.0f} MB")
 
 
 def read_all(files: Iterable[Path], table: str):
@@ -167,13 +176,21 @@ def write_json(value: Any, path: Path, mode: int = files.MODE) -> Path:
 
 
 def read_json(path: Path) -> Any:
-    """Read one JSON file; InputError names it when it is missing or damaged."""
+    """Read one JSON file; InputError names it when it is missing or damaged, or names something twice."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_named_once)
     except (FileNotFoundError, NotADirectoryError):
         raise InputError(f"{path} is missing") from None
     except (ValueError, OSError, RecursionError) as error:
         raise InputError(f"{path} is not readable JSON: {one_line(error)}") from None
+
+
+def _named_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return what a JSON object holds; ValueError for a name that is there twice, of which only the last would count."""
+    names = [name for name, _ in pairs]
+    if len(set(names)) < len(names):
+        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} is there twice")
+    return dict(pairs)
 
 
 def digest(value: Any) -> str:

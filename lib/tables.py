@@ -49,6 +49,9 @@ _IDS = (_text("hardware_id", "which machine: a hash of its hardware"),
         _text("software_id", "which software: a hash of versions, threads and math settings"))
 _VERDICT = _text("verdict", "how far to trust the row", "stable", "noisy", "unusable")
 
+_DATA_SOURCE = _text("data_source", "where the images came from; unofficial: a file of MedMNIST's name that it did not "
+                     "publish", "medmnist", "synthetic", "imagefolder", "unofficial")
+
 PROFILE = (
     _text("run_id", "the run, also the start of the file's name"), _text("workload_id", "id in params/workloads.yaml"),
     _text("dataset", "MedMNIST flag or imagefolder"), _text("model", "model name"),
@@ -78,7 +81,7 @@ PROFILE = (
     _float("peak_rss_mb", "peak resident memory of the process so far"), _int("threads", "torch CPU threads", 1),
     _bool("warmup", "a warm-up row: stays in the file, but enters no statistic"),
     _text("sync", "how phases were clocked", "none", "event", "synchronize"),
-    _text("data_source", "where the images came from", "medmnist", "synthetic", "imagefolder"), *_IDS)
+    _DATA_SOURCE, *_IDS)
 
 RUNS = (
     _text("run_id", "the run"), _text("label", "the run's name for people"), _text("timestamp", "UTC start, ISO 8601"),
@@ -89,7 +92,7 @@ RUNS = (
     _float("elapsed_sec", "the unsynchronised pass, synchronised before and after"),
     _float("images_per_sec", "images_processed / elapsed_sec"), _int("images_processed", "images in elapsed_sec", 1),
     _text("workload_id", "id in params/workloads.yaml"), _text("dataset", "MedMNIST flag or imagefolder"),
-    _text("data_source", "where the images came from", "medmnist", "synthetic", "imagefolder"),
+    _DATA_SOURCE,
     _text("resolution", "native or resized", "native", "resized"),
     _bool("channels_last", "switch"), _int("grad_accum_steps", "switch", 1), _int("num_workers", "switch"),
     _bool("pin_memory", "switch"), _int("prefetch_factor", "switch; 0 without workers"), _bool("augment", "switch"),
@@ -340,7 +343,7 @@ def validate(frame, table: str, where: str):
         first = error.failure_cases.iloc[0]
         raise InputError(f"{where} does not fit the {table} table: column {first['column']!r}, "
                          f"value {first['failure_case']!r} fails {first['check']}") from None
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, OverflowError) as error:
         raise InputError(f"{where} does not fit the {table} table: {error}") from None
 
 
@@ -359,8 +362,8 @@ def _of_another_type(values, kind: str):
     stored = values.dtype.kind
     if kind != "text" and stored not in "biuf":
         return values.map(lambda value: isinstance(value, str | bytes | list | dict)).astype(bool)
-    if kind == "bool":
-        return values.notna() & (stored != "b")
+    if kind == "bool" or (kind != "text" and stored == "b"):
+        return values.notna() & ((stored == "b") != (kind == "bool"))
     if kind in ("int", "count") and stored == "f":
         return values.notna() & (values % 1 != 0)
     return values.isna() & False

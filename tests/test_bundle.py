@@ -1,14 +1,22 @@
 """Bundles: packed here, merged there, twice, damaged, or hostile."""
 
+import csv
+import hashlib
+import io
 import json
+import os
+import resource
+import signal
+import stat
 import zipfile
+from pathlib import Path
 
 import pandas as pd
 import pytest
 
-from lib import paths, store, tables
+from lib import __main__, paths, store, tables
 from lib.errors import InputError
-from lib.measure import bundle
+from lib.measure import bundle, bundle_contents, machine
 
 
 def measured(home, median=1.0):
@@ -55,7 +63,8 @@ def forged(path, index, files):
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("bundle.json", json.dumps(index))
         for name, content in files.items():
-            archive.writestr(name, content)
+            if content is not None:
+                archive.writestr(name, content)
 
 
 @pytest.mark.parametrize(("index", "files", "words"), [
@@ -83,3 +92,333 @@ def test_no_zip_at_all(home, tmp_path):
     (tmp_path / "b.zip").write_text("hello")
     with pytest.raises(InputError, match="no bundle or is damaged"):
         bundle.merge(tmp_path / "b.zip")
+
+
+RUN = "run_W6_organmnist3d_cnn3d_cpu"
+REFERENCE = next(path.parent for path in sorted(paths.REFERENCE.glob("*/runs")))
+
+
+CSV, META = f"runs/{RUN}.csv", f"runs/{RUN}.meta.json"
+EVAL = f"profiles/{RUN}_eval.csv"
+
+
+def copied(folder, *names):
+    """Copy some tables of the reference machine, with their provenance, to a folder."""
+    for name in names:
+        for suffix in (".csv", ".meta.json"):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / f"{name}{suffix}").write_bytes((REFERENCE / f"{name}{suffix}").read_bytes())
+
+
+@pytest.fixture
+def finished(home):
+    """Put a finished run, ceilings and points of the reference machine where this machine's own would lie."""
+    copied(paths.DATA, f"runs/{RUN}", f"profiles/{RUN}_train", f"profiles/{RUN}_eval", "ceilings/ceilings_cpu",
+           "ceilings/overheads_cpu", "points/points_cpu_fp32")
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """Return a folder with one run of one pass, and ``good.zip``, which it makes."""
+    folder = tmp_path_factory.mktemp("small")
+    copied(folder, f"runs/{RUN}", f"profiles/{RUN}_eval")
+    bundle.pack(folder / "good.zip", "box", folder)
+    return folder
+
+
+@pytest.fixture
+def good(small):
+    """Return the index of a good bundle and its files by name."""
+    with zipfile.ZipFile(small / "good.zip") as archive:
+        return json.loads(archive.read("bundle.json")), {name: archive.read(name) for name in archive.namelist()}
+
+
+def cells(path, **changed):
+    """Write a CSV again with some columns changed in every row."""
+    header, *rows = csv.reader(io.StringIO(path.read_text(), newline=""))
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(
+        [header, *([changed.get(name, cell) for name, cell in zip(header, row, strict=True)] for row in rows)])
+    path.write_text(text.getvalue())
+
+
+def test_all_comes_back_as_it_was_byte_by_byte(finished, tmp_path):
+    stray = ["runs/notes.txt", "runs/.run_x.csv.lock", "profiles/run_W9_x_train.csv", "runs/model.pkl", "ceilings/run.sh",
+             "points/points.parquet"]
+    for name in stray:
+        (paths.DATA / name).write_text("x")
+    names = bundle.pack(tmp_path / "b.zip", "box", host_name=True)
+    assert len(names) == 12 and not set(names) & set(stray)
+    folder, new = bundle.merge(tmp_path / "b.zip")
+    assert new == 12
+    assert all((folder / name).read_bytes() == (paths.DATA / name).read_bytes() for name in names)
+    assert sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()) == sorted(names)
+    assert bundle.merge(tmp_path / "b.zip") == (folder, 0)
+
+
+def test_users_texts_come_back_as_they_were(finished, tmp_path):
+    label = '<img src=x onerror="alert(1)">, =1+1, é 日本 \\ /home/alice/x'
+    cells(paths.DATA / "runs" / f"{RUN}.csv", label=label)
+    meta = paths.DATA / "runs" / f"{RUN}.meta.json"
+    facts = store.read_json(meta)
+    facts["parameters"]["label"] = label
+    store.write_json(facts, meta)
+    bundle.pack(tmp_path / "b.zip", "box")
+    folder, _ = bundle.merge(tmp_path / "b.zip")
+    assert store.read(folder / "runs" / f"{RUN}.csv", "runs")["label"].tolist() == [label]
+    assert store.read_json(folder / "runs" / f"{RUN}.meta.json") == facts
+
+
+def test_no_host_name_and_no_folder_leaves_the_machine_unless_it_is_asked_for(finished, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(machine, "name", lambda: "box")
+    cells(paths.DATA / "runs" / f"{RUN}.csv", hostname="alices-laptop")
+    meta = paths.DATA / "profiles" / f"{RUN}_train.meta.json"
+    facts = store.read_json(meta)
+    facts["software"]["environment"] = {"LD_PRELOAD": "/home/alice/lib/a.so:/opt/b.so", "OMP_NUM_THREADS": "2"}
+    store.write_json({**facts, "data_note": "Images from /home/alice/pets. See https://medmnist.com/x"}, meta)
+    assert __main__.main(["bundle", "--out", str(tmp_path / "b.zip")]) == 0
+    assert __main__.main(["bundle", "--out", str(tmp_path / "asked.zip"), "--with-host-name"]) == 0
+    with zipfile.ZipFile(tmp_path / "b.zip") as archive:
+        index = json.loads(archive.read("bundle.json"))
+        contents = {name: archive.read(name) for name in archive.namelist()}
+    assert not any(word in content for content in contents.values() for word in (b"alice", b"/home", b"/opt"))
+    assert {name: hashlib.sha256(contents[name]).hexdigest() for name in index["files"]} == index["files"]
+    folder, _ = bundle.merge(tmp_path / "b.zip")
+    rows = store.read(folder / "runs" / f"{RUN}.csv", "runs")
+    assert rows["hostname"].tolist() == rows["hardware_id"].tolist()
+    own = store.read(paths.DATA / "runs" / f"{RUN}.csv", "runs")
+    assert rows.drop(columns="hostname").equals(own.drop(columns="hostname"))
+    back = store.read_json(folder / "profiles" / f"{RUN}_train.meta.json")
+    assert back["software"]["environment"] == {"LD_PRELOAD": "a.so:b.so", "OMP_NUM_THREADS": "2"}
+    assert back["data_note"] == "Images from pets. See https://medmnist.com/x"
+    folder, _ = bundle.merge(tmp_path / "asked.zip", tmp_path / "asked")
+    assert store.read(folder / "runs" / f"{RUN}.csv", "runs")["hostname"].tolist() == ["alices-laptop"]
+
+
+def test_a_table_whose_last_line_is_cut_short_is_not_taken_for_whole(home, tmp_path, good):
+    index, contents = good
+    contents[EVAL] = contents[EVAL][:-4]
+    index["files"][EVAL] = hashlib.sha256(contents[EVAL]).hexdigest()
+    forged(tmp_path / "b.zip", index, {**contents, "bundle.json": None})
+    refused(tmp_path / "b.zip", "its last line is cut short")
+
+
+def test_a_table_that_does_not_fit_is_not_packed(finished, tmp_path):
+    path = paths.DATA / "profiles" / f"{RUN}_train.csv"
+    path.write_text(path.read_text().replace("cnn3d", "cnn3d,more", 1))
+    with pytest.raises(InputError, match=f"{RUN}_train.csv: line 2 has"):
+        bundle.pack(tmp_path / "b.zip", "box")
+    assert not (tmp_path / "b.zip").exists()
+
+
+def test_runs_of_a_workload_with_a_dot_in_its_name_are_packed(finished, tmp_path):
+    for path in [*paths.DATA.glob("runs/*.csv"), *paths.DATA.glob("profiles/*.csv")]:
+        cells(path, run_id=path.stem.replace("W6", "v1.2").removesuffix("_train").removesuffix("_eval").removesuffix("_test"))
+        path.rename(path.with_name(path.name.replace("W6", "v1.2")))
+    names = bundle.pack(tmp_path / "b.zip", "box")
+    assert "profiles/run_v1.2_organmnist3d_cnn3d_cpu_train.csv" in names
+
+
+def in_a_process_with_little_space(call, most):
+    """Return whether ``call`` raised one line that says so, where no file may be larger than ``most`` bytes."""
+    if child := os.fork():
+        return os.waitpid(child, 0)[1] == 0
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+    try:
+        call()
+    except InputError as error:
+        os._exit(int("cannot be written" not in str(error) or "\n" in str(error)))
+    finally:
+        os._exit(1)
+
+
+def test_a_full_disk_leaves_no_half_bundle_and_no_half_file(home, small, tmp_path):
+    before = set(tmp_path.rglob("*"))
+    assert in_a_process_with_little_space(lambda: bundle.pack(tmp_path / "b.zip", "box", small), 3000)
+    assert set(tmp_path.rglob("*")) == before
+    bundle.pack(tmp_path / "b.zip", "box", small)
+    assert in_a_process_with_little_space(lambda: bundle.merge(tmp_path / "b.zip"), 3000)
+    assert not list(paths.IMPORTED.rglob("*.*"))
+    assert bundle.merge(tmp_path / "b.zip")[1] == 4
+
+
+def refused(path, words):
+    """Assert that a bundle is refused in one line, and that nothing is written."""
+    with pytest.raises(InputError, match=words) as error:
+        bundle.merge(path)
+    assert "\n" not in str(error.value) and str(path) in str(error.value)
+    assert not paths.IMPORTED.exists()
+
+
+@pytest.mark.parametrize("name", [
+    "runs/model.pkl", "runs/x.sh", "runs/x.py", "runs/x.parquet", "index.html", "runs/", "/etc/x.csv", "runs/../runs/x.csv",
+    "./runs/x.csv", "runs//x.csv", "runs\\x.csv", "runs/a/x.csv", "runs/.x.csv", "runs/x\n.csv", "runs/<b>.csv", "runs/x.CSV",
+    "profiles/x.csv", "points/x.csv", "ceilings/x.csv", "sweeps/x.csv", f"runs/{'x' * 200}.csv", "runs/.csv", "bundle.json/x"])
+def test_what_no_bundle_holds_is_refused_by_its_name(home, tmp_path, good, name):
+    index, contents = good
+    index["files"][name] = hashlib.sha256(b"").hexdigest()
+    forged(tmp_path / "b.zip", index, {**contents, "bundle.json": None, name: b""})
+    refused(tmp_path / "b.zip", "lies outside")
+
+
+@pytest.mark.parametrize(("name", "content", "words"), [
+    ("runs/x.meta.json", b"{}", "comes without its table"), (CSV, b"", "no header"), (CSV, b"\xff\n", "no UTF-8"),
+    (CSV, b"a,b\n1,2\n", f"{CSV} does not fit its table: .*missing columns"), (META, b"[]", "expected a mapping"),
+    (META, b"{", "not readable JSON"), (META, b'{"table": 1}', "schema_version is missing"),
+    (META, b'{"table": "runs", "table": "runs"}', "'table' is there twice"), (META, b"[" * 10**5, "not readable JSON")])
+def test_what_is_no_table_is_refused(home, tmp_path, good, name, content, words):
+    index, contents = good
+    index["files"][name] = hashlib.sha256(content).hexdigest()
+    forged(tmp_path / "b.zip", index, {**contents, "bundle.json": None, name: content})
+    refused(tmp_path / "b.zip", words)
+
+
+@pytest.mark.parametrize(("name", "changed", "words"), [
+    (CSV, {"run_id": "../../evil"}, "holds rows of another run"), (CSV, {"batch_size": "-1"}, "batch_size"),
+    (CSV, {"data_source": "elsewhere"}, "data_source"), (EVAL, {"run_id": "x"}, "holds rows of another run"),
+    (EVAL, {"task_type": "train"}, "holds rows of another pass"), (META, {"table": "profile"}, "of table 'profile'"),
+    (META, {"run_id": "x"}, "run 'x'"), (META, {"data_note": ""}, r"lacks \[data_note\]"),
+    (META, {"sauce": 1}, "unknown name 'sauce'"), (META, {"metrics": {"train": 1}}, "metrics"),
+    (META, {"load_at_end": {"seconds": "x"}}, "load_at_end"), (META, {"hardware": "none"}, "hardware")])
+def test_what_does_not_fit_its_schema_is_refused(home, tmp_path, good, name, changed, words):
+    index, contents = good
+    path = tmp_path / "changed"
+    path.write_bytes(contents[name])
+    if name.endswith(".csv"):
+        cells(path, **changed)
+    else:
+        path.write_text(json.dumps({**json.loads(contents[name]), **changed}))
+    contents[name] = path.read_bytes()
+    index["files"][name] = hashlib.sha256(contents[name]).hexdigest()
+    forged(tmp_path / "b.zip", index, {**contents, "bundle.json": None})
+    refused(tmp_path / "b.zip", f"{name} does not fit its table: .*{words}")
+
+
+@pytest.mark.parametrize("index", [
+    [], None, 1, "x", {}, {"format": 1}, {"format": "one", "machine": "box", "files": {}},
+    {"format": 1, "machine": 1, "files": {}}, {"format": 1, "machine": "box", "files": []},
+    {"format": 1, "machine": "box", "files": {"runs/x.csv": 1}},
+    {"format": 1, "machine": "box", "files": {}, "more": 1}, {"format": 1, "machine": "box\n", "files": {}},
+    {"format": 1, "machine": ".hidden", "files": {}}, {"format": 1, "machine": "/etc", "files": {}},
+    {"format": 1, "machine": "x" * 300, "files": {}}, {"format": None, "machine": "box", "files": {}},
+    {"format": "1", "machine": "box", "files": {}}, {"format": True, "machine": "box", "files": {}}])
+def test_an_index_of_a_wrong_type_is_refused(home, tmp_path, index):
+    forged(tmp_path / "b.zip", index, {})
+    refused(tmp_path / "b.zip", r"bundle\.json|no name of a machine")
+
+
+def entry(name, method=zipfile.ZIP_DEFLATED, mode=0):
+    made = zipfile.ZipInfo(name)
+    made.compress_type, made.external_attr = method, mode << 16
+    return made
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_entries_that_are_no_plain_files_are_refused(home, tmp_path, small, good):
+    path = tmp_path / "b.zip"
+    for made, words in ((entry(CSV), f"holds '{CSV}' twice"), (entry("bundle.json"), "holds 'bundle.json' twice"),
+                        (entry("runs/x.csv"), r"its index does not name \[runs/x.csv\]"),
+                        (entry("runs/x.csv", mode=stat.S_IFLNK | 0o777), "is a link or no file"),
+                        (entry("runs/x.csv", mode=stat.S_IFIFO), "is a link or no file"),
+                        (entry("runs/x.csv", zipfile.ZIP_BZIP2), "compressed in a way that a bundle is not"),
+                        (entry("runs/x.csv", zipfile.ZIP_LZMA), "compressed in a way that a bundle is not")):
+        with zipfile.ZipFile(path, "w") as archive:
+            for name, content in good[1].items():
+                archive.writestr(name, content)
+            archive.writestr(made, b"/etc/passwd")
+        refused(path, words)
+    raw = (small / "good.zip").read_bytes()
+    at = raw.index(b"PK\1\2")
+    for offset, value, words in ((8, 1, "is encrypted"), (10, 99, "compressed in a way"), (10, 12, "compressed in a way")):
+        path.write_bytes(raw[:at + offset] + bytes([value]) + raw[at + offset + 1:])
+        refused(path, words)
+
+
+def test_what_is_cut_short_or_changed_anywhere_is_refused_or_the_same(home, tmp_path, small, good):
+    raw, path = (small / "good.zip").read_bytes(), tmp_path / "b.zip"
+    for length in (0, 1, 21, 22, 100, len(raw) // 2, len(raw) - 22, len(raw) - 1):
+        path.write_bytes(raw[:length])
+        refused(path, "no bundle or is damaged")
+    for at in range(0, len(raw), len(raw) // 60):
+        path.write_bytes(raw[:at] + bytes([raw[at] ^ 0x55]) + raw[at + 1:])
+        try:
+            folder, _ = bundle.merge(path, tmp_path / f"merged{at}")
+        except InputError as error:
+            assert "\n" not in str(error)
+        else:
+            assert (folder / CSV).read_bytes() == good[1][CSV]
+
+
+def test_a_large_file_from_a_small_one_is_refused_before_it_is_read(home, tmp_path, monkeypatch):
+    path = tmp_path / "b.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        archive.writestr("bundle.json", "{}")
+        with archive.open("runs/x.csv", "w") as file:
+            for _ in range(30):
+                file.write(bytes(10**6))
+    monkeypatch.setattr(bundle, "_extract", None)
+    refused(path, r"runs/x.csv has 30\.0 MB, packed 0\.\d\d; it has at most 200 MB, and 100 times of that")
+
+
+def test_a_file_that_says_it_is_small_is_read_no_further(home, tmp_path, good):
+    index, contents = good
+    large = contents[CSV] + b"x" * 5_000_000
+    index["files"][CSV] = hashlib.sha256(large).hexdigest()
+    forged(tmp_path / "b.zip", index, {**contents, CSV: large, "bundle.json": None})
+    raw = (tmp_path / "b.zip").read_bytes()
+    (tmp_path / "b.zip").write_bytes(raw.replace(len(large).to_bytes(4, "little"), (900).to_bytes(4, "little")))
+    refused(tmp_path / "b.zip", "damaged")
+
+
+@pytest.mark.parametrize(("name", "value", "words"), [
+    ("_FILE_MB", 0.001, "has at most 0.001 MB"), ("_JSON_MB", 0.0001, "has at most 0.0001 MB"),
+    ("_ALL_MB", 0.01, "are more than a bundle may hold"), ("_MOST_FILES", 3, "more than a bundle|larger than a bundle"),
+    ("_BUNDLE_MB", 0.001, "more than a bundle|larger than a bundle")])
+def test_limits_hold_for_packing_and_for_merging(home, tmp_path, small, monkeypatch, name, value, words):
+    monkeypatch.setattr(bundle, name, value)
+    refused(small / "good.zip", words)
+    with pytest.raises(InputError, match=words):
+        bundle.pack(tmp_path / "b.zip", "box", small)
+    assert not (tmp_path / "b.zip").exists()
+
+
+def test_a_long_list_of_entries_is_not_read(home, tmp_path):
+    with zipfile.ZipFile(tmp_path / "b.zip", "w") as archive:
+        archive.writestr("bundle.json", "{}")
+    raw = bytearray((tmp_path / "b.zip").read_bytes())
+    for place, width in ((-12, 2), (-10, 4)):
+        more = bytearray(raw)
+        more[place:place + width] = b"\xff" * width
+        (tmp_path / "b.zip").write_bytes(more)
+        refused(tmp_path / "b.zip", "larger than a bundle may be")
+
+
+def test_a_merge_that_was_interrupted_goes_on(home, small):
+    folder, _ = bundle.merge(small / "good.zip")
+    (folder / CSV).unlink()
+    assert bundle.merge(small / "good.zip") == (folder, 1)
+    (folder / CSV).write_text("of a user")
+    assert bundle.merge(small / "good.zip") == (folder.with_name("box-v2"), 4)
+    assert (folder / CSV).read_text() == "of a user"
+
+
+def test_what_is_no_file_is_no_bundle(home, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", tmp_path, Path("/dev/null")):
+        with pytest.raises(InputError, match="is no file"):
+            bundle.merge(path)
+
+
+def test_out_is_a_new_file(finished, tmp_path, capsys):
+    for taken in (paths.DATA / CSV, tmp_path, tmp_path / "no" / "b.zip"):
+        with pytest.raises(SystemExit) as status:
+            __main__.main(["bundle", "--out", str(taken)])
+        assert status.value.code == 2
+    assert not (tmp_path / "no").exists()
+
+
+def test_provenance_of_every_table_of_the_reference_fits_its_schema():
+    for folder in bundle_contents.FOLDERS:
+        for path in (REFERENCE / folder).glob("*.json"):
+            bundle_contents.check(path, f"{folder}/{path.name}")

@@ -1,10 +1,17 @@
 """Datasets: real classes on real and synthetic files, odd last batches, damaged files."""
 
+import hashlib
+import io
+import pickle
+import zipfile
+from pathlib import Path
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 
-from lib import paths
+from lib import __main__, paths, tables
 from lib.config import definitions
 from lib.config.definitions import Workload
 from lib.errors import InputError
@@ -137,6 +144,148 @@ def test_an_image_folder(home, tmp_path):
 def test_the_real_xrays_open(xrays):
     workload = Workload(id="R", dataset="pneumoniamnist", size=28, model="simple_cnn", batch_size=64)
     opened = datasets.open_splits(workload, "auto", "native")
-    assert opened.data_source == "medmnist"
+    assert opened.data_source == "unofficial"
+    assert "UNOFFICIAL" in opened.note
     assert [datasets.length(opened.splits[split]) for split in medmnist_files.SPLITS] == [3882, 524, 624]
     assert not medmnist_files.is_official(xrays, "pneumoniamnist", 28)
+
+
+@pytest.fixture
+def volumes(home):
+    """Return a way to write a file where organmnist3d lies: a few images, some arrays changed; the path is returned."""
+    size, path = {"train": 6, "val": 2, "test": 2}, paths.MEDMNIST / "organmnist3d.npz"
+    path.parent.mkdir(parents=True)
+    arrays = {f"{split}_{part}": np.zeros((size[split], *((28, 28, 28) if part == "images" else (1,))), np.uint8)
+              for split in medmnist_files.SPLITS for part in ("images", "labels")}
+
+    def write(save=np.savez, **changed):
+        save(path, **{**arrays, **changed})
+        return path
+    return write
+
+
+def test_a_file_that_medmnist_did_not_publish_is_marked(volumes, monkeypatch):
+    path = volumes()
+    opened = datasets.open_splits(small(), "auto", "native")
+    assert opened.data_source == "unofficial"
+    assert opened.note.startswith("UNOFFICIAL images: organmnist3d.npz is not the file that MedMNIST published")
+    for table in ("profile", "runs"):
+        assert "unofficial" in next(column.of for column in tables.TABLES[table] if column.name == "data_source")
+    with pytest.raises(InputError, match=r"organmnist3d\.npz is not the file .* use data_source=auto"):
+        datasets.open_splits(small(), "medmnist", "native")
+    monkeypatch.setattr(medmnist_files, "is_official", lambda *_: True)
+    assert datasets.open_splits(small(), "auto", "native").data_source == "medmnist"
+    assert datasets.open_splits(small(), "medmnist", "native").note == f"Real MedMNIST images: {path.name}."
+
+
+def test_the_checksum_is_that_of_the_file_that_is_there_now(volumes, monkeypatch):
+    path = volumes()
+    monkeypatch.setitem(medmnist_files.info()["organmnist3d"], "MD5", hashlib.md5(path.read_bytes()).hexdigest())
+    assert medmnist_files.is_official(path, "organmnist3d", 28)
+    volumes(train_images=np.ones((6, 28, 28, 28), np.uint8))
+    assert not medmnist_files.is_official(path, "organmnist3d", 28)
+
+
+NO_IMAGES = {"test_images": np.zeros((0, 28, 28, 28), np.uint8), "test_labels": np.zeros((0, 1), np.uint8)}
+
+
+@pytest.mark.parametrize(("changed", "what"), [
+    ({"train_labels": np.array([["a"]] * 6)}, r"train has .* labels \(6, 1\) <U1; .* of whole numbers"),
+    ({"train_labels": np.array([["1"]] * 6, "S1")}, "of whole numbers"), ({"val_labels": np.full((2, 1), np.nan)}, "float64"),
+    ({"test_labels": np.ones((2, 1), bool)}, "of whole numbers"), ({"test_labels": np.ones((2, 1), "M8[s]")}, "of whole"),
+    ({"train_labels": np.array([[0]] * 5 + [[11]])}, r"label 5 of train is \[11\]; organmnist3d has 0 to 10"),
+    ({"val_labels": np.array([[-1], [0]])}, r"label 0 of val is \[-1\]"),
+    ({"test_labels": np.array([[2**63 - 1]] * 2)}, r"label 0 of test is \[9223372036854775807\]"),
+    ({"train_labels": np.array([[{}]] * 6)}, "train_labels holds Python objects, not numbers; they are never loaded"),
+    ({"train_labels": np.zeros((6, 2), np.uint8)}, r"labels \(6, 2\)"),
+    ({"train_labels": np.zeros(6, np.uint8)}, r"labels \(6,\)"), ({"val_images": np.zeros((2, 28, 28, 28))}, "float64"),
+    ({"val_images": np.zeros((2, 28, 28), np.uint8)}, r"\(2, 28, 28\)"), (NO_IMAGES, r"test has images \(0, 28"),
+    ({"test_images": np.uint8(3)}, r"test has images \(\)")])
+def test_labels_and_images_are_checked_when_the_file_is_read(volumes, changed, what):
+    path = volumes(**changed)
+    with pytest.raises(InputError, match=what) as error:
+        datasets.open_splits(small(), "auto", "native")
+    assert str(path) in str(error.value)
+    assert "pickle" not in str(error.value) and "\n" not in str(error.value)
+
+
+def test_labels_of_several_kinds_are_zero_or_one(home):
+    path = medmnist_files.synthesise("chestmnist", 28)
+    arrays = dict(np.load(path))
+    arrays["val_labels"][3, 7] = 2
+    np.savez(path, **arrays)
+    with pytest.raises(InputError, match=r"label 3 of val is \[.*2.*\]; chestmnist has 0 to 1"):
+        medmnist_files.check_file(path, "chestmnist", 28)
+
+
+def replaced(path, **members):
+    """Write an npz again with some members replaced by these bytes."""
+    with zipfile.ZipFile(path) as archive:
+        contents = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in {**contents, **{f"{name}.npy": content for name, content in members.items()}}.items():
+            archive.writestr(name, content)
+
+
+def header(shape, write=np.lib.format.write_array_header_1_0):
+    with io.BytesIO() as file:
+        write(file, {"descr": "|u1", "fortran_order": False, "shape": shape})
+        return file.getvalue()
+
+
+@pytest.mark.parametrize(("content", "what"), [
+    (header((10**11, 28, 28, 28)), r"train_images states shape \(100000000000, 28, 28, 28\), for which it is too short"),
+    (header((6, 28, 28, 28)) + bytes(10**7), "for which it is too short or too long"),
+    (header((6, 28, 28, 28), np.lib.format.write_array_header_2_0), "format of .npy that MedMNIST does not use"),
+    (b"\x93NUMPY\x02\x00\xff\xff\xff\xff" + b" " * 10**6, "format of .npy that MedMNIST does not use"),
+    (pickle.dumps([1]), "magic string"), (b"text", "magic string|header"), (b"", "header|magic"),
+    (b"\x93NUMPY\x01\x00\x10\x00" + b"(" * 16, "TokenError")])
+def test_an_array_that_is_none_is_refused_in_one_line(volumes, content, what):
+    replaced(volumes(), train_images=content)
+    with pytest.raises(InputError, match=f"damaged or truncated .*({what})") as error:
+        datasets.open_splits(small(), "auto", "native")
+    assert "pickle" not in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_file_that_is_no_npz_is_refused_without_advice(volumes):
+    path = volumes()
+    for content in (b"", b"text", pickle.dumps({"train_images": 1}), b"\x93NUMPY\x01\x00", path.read_bytes()[:-30]):
+        path.write_bytes(content)
+        with pytest.raises(InputError, match="damaged or truncated") as error:
+            datasets.open_splits(small(), "auto", "native")
+        assert "pickle" not in str(error.value) and "\n" not in str(error.value)
+    path.unlink()
+    path.mkdir()
+    assert datasets.open_splits(small(), "auto", "native").data_source == "synthetic"
+
+
+def test_images_that_do_not_fit_into_memory_are_refused_before_they_are_read(volumes, monkeypatch):
+    volumes(np.savez_compressed)
+    monkeypatch.setattr(medmnist_files.psutil, "virtual_memory", lambda: SimpleNamespace(available=10 * 28**3 - 1))
+    with pytest.raises(InputError, match=r"organmnist3d\.npz holds 0\.0 GB of images; 0\.0 GB of memory are free"):
+        datasets.open_splits(small(), "auto", "native")
+
+
+@pytest.mark.parametrize(("name", "size", "words"), [("../x", "28", "no MedMNIST dataset"), ("organmnist3d", "224", "28, 64")])
+def test_only_what_medmnist_published_is_checked(volumes, capsys, name, size, words):
+    volumes().rename(paths.MEDMNIST / "organmnist3d_224.npz")
+    assert __main__.main(["data", "check", name, "--size", size]) == 1
+    assert words in capsys.readouterr().err
+
+
+def test_fetching_overwrites_no_other_file_and_leaves_no_half_one(volumes, monkeypatch, capsys):
+    path = volumes()
+    before = path.read_bytes()
+    assert __main__.main(["data", "fetch", "organmnist3d", "--size", "28"]) == 1
+    assert "is there already and is not the file that MedMNIST published" in capsys.readouterr().err
+    assert path.read_bytes() == before
+    path.unlink()
+
+    def half(url, root, name, md5):
+        (Path(root) / name).write_bytes(before[:100])
+        raise RuntimeError("File not found or corrupted.")
+
+    monkeypatch.setattr("torchvision.datasets.utils.download_url", half)
+    with pytest.raises(InputError, match=r"cannot fetch organmnist3d\.npz .* corrupted"):
+        medmnist_files.fetch("organmnist3d", 28)
+    assert list(path.parent.iterdir()) == [], "what was not whole is not there"

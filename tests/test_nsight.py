@@ -111,6 +111,10 @@ def test_users_choose_the_counters(tmp_path):
     (page([kernel()], units={"dram__bytes_read.sum": "sector"}), "unit 'sector' is none of bytes"),
     (quoted([*FIXED, "Section Name", "Metric Name", "Metric Unit", "Metric Value"]), "details page.*--page raw"),
     (quoted([*FIXED, *NEEDED]) + quoted(["0"] * (len(FIXED) + len(NEEDED))), "row of units"),
+    (page([kernel()]).replace('"9.0",', '"9.0","7",', 1), "line 5 has [0-9]+ fields, the header has"),
+    (page([kernel()], after='"1","4242","python\n'), "line 6: unexpected end of data"),
+    (page([kernel()], metrics=[*NEEDED, NEEDED[0]]), f"column {NEEDED[0]} is there twice"),
+    *[(page([kernel(**{FFMA: text})]), f"kernel 0 has '{text}' for {FFMA}") for text in ("nan", "inf", "-1", "1_0", "")],
 ])
 def test_a_wrong_file_is_told_in_one_line(tmp_path, text, words):
     with pytest.raises(InputError, match=words) as error:

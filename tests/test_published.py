@@ -95,3 +95,123 @@ def test_what_cannot_be_imported(tmp_path):
     (tmp_path / "conv" / "Tesla T9.csv").rename(tmp_path / "conv" / "Tesla T4.csv").write_text("a,b\n1,2\n")
     with pytest.raises(InputError, match="has no columns"):
         importers.neusight(tmp_path)
+
+
+PUBLISHED = ("Batch size,In Channels,Out Channels,Kernel Size,Stride,Width,Height,Flops,Latency,Latency Type\n"
+             "1,1,16,3,2,32,32,73728,0.00717,external\n1,1,16,3,2,64,32,147456,0.0081,internal\n")
+
+
+@pytest.mark.parametrize(("old", "new", "what"), [
+    ("1,1,16,3,2,64", "one,1,16,3,2,64", "row 2 below the header has 'one' as Batch size: it is a whole number from 1"),
+    ("1,1,16,3,2,64", "0,1,16,3,2,64", "as Batch size"), ("1,1,16,3,2,64", ",1,16,3,2,64", "row 2 .* as Batch size"),
+    ("1,1,16,3,2,64", "1,1.5,16,3,2,64", "as In Channels"), ("1,1,16,3,2,64", "1,1e30,16,3,2,64", "as In Channels"),
+    ("1,1,16,3,2,64", "1,1,16,3,0,64", "as Stride"),
+    ("0.0081", "fast", "row 2 below the header has 'fast' as Latency: it is a number"), ("0.0081", "1_0", "as Latency"),
+    (",internal", ",inward", "row 2 below the header has a Latency Type that is none of external, internal"),
+    (",internal", ",", "row 2 .* Latency Type"), (",internal", ",internal,7", "line 3 has 11 fields, the header has 10"),
+    ("Width", "Height", "column Height is there twice"), ("Width", "W", "has no columns Width"), ("Batch", "\xff", "no UTF-8"),
+    (PUBLISHED, "", "no header"), (PUBLISHED.partition("\n")[2], "", "has no row"), (PUBLISHED, "hello", "has no columns")])
+def test_a_damaged_original_is_refused_in_one_line(tmp_path, monkeypatch, old, new, what):
+    monkeypatch.setattr(paths, "IMPORTED", tmp_path / "imported")
+    path = tmp_path / "results_convolution.csv"
+    path.write_bytes(PUBLISHED.replace(old, new).encode("latin-1"))
+    with pytest.raises(InputError, match=what) as error:
+        importers.bring_in("pytorch-scheduler", path)
+    assert "\n" not in str(error.value)
+    assert not paths.IMPORTED.exists()
+
+
+def test_a_field_more_than_the_header_shifts_no_column(neusight):
+    (neusight / "linear" / "Tesla T4.csv").write_text(LINEAR.replace("linear,", "linear,7,", 1))
+    with pytest.raises(InputError, match="line 2 has 9 fields, the header has 8"):
+        importers.neusight(neusight)
+
+
+def test_a_kernel_larger_than_its_input_has_no_output(neusight):
+    (neusight / "conv" / "Tesla T4.csv").write_text(CONV.replace("16,1,14,2,0", "16,15,14,2,0"))
+    with pytest.raises(InputError, match="row 2 below the header has a kernel larger than its padded input"):
+        importers.neusight(neusight)
+
+
+def test_a_folder_for_a_file_and_a_file_for_a_folder_are_told(tmp_path, neusight):
+    with pytest.raises(InputError, match="is not a readable CSV: Is a directory"):
+        importers.bring_in("pytorch-scheduler", neusight)
+    for kind in ("neusight", "aiconfigurator"):
+        with pytest.raises(InputError, match=r"has no <"):
+            importers.bring_in(kind, neusight / "conv" / "Tesla T4.csv")
+
+
+def perf(folder, **columns):
+    path = folder / "h200_sxm" / "gemm" / "trtllm" / "1.0.0" / "gemm_perf.parquet"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    frame = {"gemm_dtype": ["bfloat16", "fp8"], "m": 64, "n": 128, "k": 256, "latency": 2.0, "sauce": 1, **columns}
+    pd.DataFrame({name: value for name, value in frame.items() if value is not None}).to_parquet(path)
+    return path
+
+
+@pytest.mark.parametrize(("columns", "what"), [
+    ({"k": None}, r"missing \(or doubled\) columns \[k\]"), ({"m": ["many", "1"]}, "row 1 below the header has 'many' as m"),
+    ({"m": [-1, 1]}, "as m: it is a whole number from 1"), ({"latency": ["fast", "1"]}, "'fast' as latency"),
+    ({"n": [[1], [2]]}, "as n"), ({"gemm_dtype": [[1], [2]]}, "has no <gpu>"), ({"gemm_dtype": [None, None]}, "has no <gpu>")])
+def test_damaged_parquet_of_others_is_refused_in_one_line(tmp_path, columns, what):
+    perf(tmp_path, **columns)
+    with pytest.raises(InputError, match=what) as error:
+        importers.aiconfigurator(tmp_path)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("length", [0, 10, 0.5, 0.99])
+def test_parquet_of_others_that_is_cut_short_is_refused(tmp_path, length):
+    path = perf(tmp_path)
+    content = path.read_bytes()
+    path.write_bytes(content[: int(len(content) * length) if isinstance(length, float) else length])
+    with pytest.raises(InputError, match="is not readable Parquet"):
+        importers.aiconfigurator(tmp_path)
+
+
+def test_counts_too_large_for_an_integer_give_work_and_not_an_overflow():
+    values = {**dict.fromkeys(("batch", "in_channels", "out_channels", "height", "width"), 2**20), "kernel_h": 2, "stride_h": 1,
+              "padding_h": 0}
+    flops, moved = importers.convolution({name: np.array([value]) for name, value in values.items()}, 4)
+    assert flops[0] == pytest.approx(2.0 * 2**100 * 4, rel=1e-5)
+    assert moved[0] > 2**80
+
+
+@pytest.mark.parametrize("name", ["...csv", "..csv", "a b.csv", "-x.csv", ".hidden.csv"])
+def test_the_name_of_a_file_leads_nowhere_else(tmp_path, monkeypatch, name):
+    monkeypatch.setattr(paths, "IMPORTED", tmp_path / "imported")
+    (tmp_path / name).write_text(PUBLISHED)
+    with pytest.raises(InputError, match="cannot be the name of a folder; rename the file"):
+        importers.bring_in("pytorch-scheduler", tmp_path / name)
+    assert not paths.IMPORTED.exists()
+
+
+def test_an_import_replaces_an_import_and_nothing_else(tmp_path, monkeypatch):
+    monkeypatch.setattr(paths, "IMPORTED", tmp_path / "imported")
+    (tmp_path / "r.csv").write_text(PUBLISHED)
+    path, _ = importers.bring_in("pytorch-scheduler", tmp_path / "r.csv")["v100-pcie-32gb"]
+    path.with_name("sweep.meta.json").unlink()
+    path.write_text("of a user")
+    with pytest.raises(InputError, match="is there already and was not imported"):
+        importers.bring_in("pytorch-scheduler", tmp_path / "r.csv")
+    assert path.read_text() == "of a user"
+
+
+RATES = ('"4"', "true", "NaN", "-1", "1e999", "1" + "0" * 400, "[]")
+
+
+@pytest.mark.parametrize("text", [
+    "", "[]", "{}", '"x"', '{"v100": []}', '{"v100": {}}', '{"v100": {"(1, 1)": {"null": 1}}}', '{"v100": {"x": {"null": 1}}}',
+    *[f'{{"v100": {{"(\'A\', 1)": {{"null": {value}}}}}}}' for value in RATES],
+    '{"v100": {"(\'A\', 1)": 4}}', '{"v100": {"(\'A\', 1)": {"null": 1}, "(\'A\', 1)": {"null": 2}}}',
+    '{"v100": {"' + "(" * 5000 + '": {"null": 1}}}', "[" * 100_000])
+def test_throughputs_that_are_none_are_refused_in_one_line(home, text):
+    from lib.schedule import gavel
+
+    (home / "given.json").write_text(text)
+    with pytest.raises(InputError, match="no throughput file") as error:
+        gavel.bring_in(home / "given.json")
+    assert "\n" not in str(error.value)
+    with pytest.raises(InputError, match="no throughput file"):
+        gavel.bring_in(home)
+    assert not paths.IMPORTED.exists()

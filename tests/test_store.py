@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lib import files, locks, paths, store, tables
+from lib import csv_files, files, input_tables, locks, paths, store, tables
 from lib.errors import InputError
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\r\n\x00"), min_size=1)
@@ -245,3 +245,125 @@ def test_a_number_that_is_none_is_an_empty_field_and_older_files_are_read(tmp_pa
     (tmp_path / "older.csv").write_text((tmp_path / "repeats.csv").read_text().replace(",,", ",nan,"))
     for name in ("repeats.csv", "older.csv"):
         assert store.read(tmp_path / name, "repeats")[["latency_ms", "spread_ms"]].isna().all(axis=None)
+
+
+@pytest.mark.parametrize(("cells", "what"), [
+    ("True,1,3", "holds .*True.*, it takes a number"), ("1_0,1,3", "'1_0', it takes a number"), ("1,1,1e300", "fails in_range"),
+    (f"1,1,{10**25}", "too large"), ("1,1,True", "it takes a whole number"), ("nan,1,3", "'nan', it takes a number"),
+    ("Infinity,1,3", "inf"), ("1e999,1,3", "inf")])
+def test_what_is_no_number_is_not_made_one(tmp_path, cells, what):
+    (tmp_path / "a.csv").write_text(f"{HEADER}\ncpu,launch,{cells},how,h,s\n")
+    with pytest.raises(InputError, match=what):
+        store.read(tmp_path / "a.csv", "overheads")
+
+
+def people(tmp_path, text, table="jobs"):
+    (tmp_path / "people.csv").write_text(text)
+    return input_tables.read(tmp_path / "people.csv", tables.TABLES[table])
+
+
+@pytest.mark.parametrize(("text", "what"), [
+    ("job_id,steps\na,1\n,1\n", "row 2 below the header has no job_id"), ("job_id\na\n \n", "row 2 below .* has no job_id"),
+    *[(f"job_id,steps\na,1\n{word},1\n", f"row 2 below the header: job_id '{word}' stands for an empty cell")
+      for word in ("NA", "N/A", "NaN", "nan", "null", "None")],
+    ("job_id,steps\na,1\nb,1\n a ,1\n", "row 3 below the header: job_id 'a' is there twice"),
+    ('job_id,steps\n"a\nb",1\n', "row 1 below the header: job_id .* not printed"), ("job_id\na\u202eb\n", "not printed"),
+    ('job_id,workload_id\na,"W\x1b[31m1"\n', "row 1 below the header: workload_id .* not printed"),
+    ("job_id,steps\na,1e300\n", "steps of 'a' is '1e300': it is a whole number of at most"),
+    ("job_id,steps\na,1.5\n", "steps of 'a' is '1.5'"), ("job_id,arrival_s\na,Infinity\n", "arrival_s of 'a' is 'Infinity'"),
+    ("job_id,arrival_s\na,NaN\n", "arrival_s of 'a' is 'NaN'"), ("job_id,arrival_s\na,-1e999\n", "of 'a' is '-1e999'"),
+    ("job_id,steps\na,1,7\n", "line 2 has 3 fields, the header has 2"), ("job_id,steps,steps\na,1,7\n", "steps is there twice"),
+    ('job_id,steps,arrival_s\n1, "2,3"\n', "line 2 has 2 fields, the header has 3")])
+def test_a_wrong_cell_of_a_table_that_people_write_is_refused_with_its_row(tmp_path, text, what):
+    with pytest.raises(InputError, match=what) as error:
+        people(tmp_path, text)
+    assert "\n" not in str(error.value)
+
+
+def test_a_table_that_people_write_is_read_with_its_blanks_and_quotes(tmp_path):
+    table = people(tmp_path, '\n job_id , steps,workload_id\n\n a b ,2,"W1"\nc, "3", W2\n')
+    assert table["job_id"].tolist() == ["a b", "c"]
+    assert table["steps"].tolist() == [2, 3]
+    assert table["workload_id"].tolist() == ["W1", "W2"]
+    key = tables.TABLES["jobs"][0]
+    with pytest.raises(InputError, match="nothing else can have that name"):
+        input_tables.read(tmp_path / "people.csv", (key, tables.Column("job_id", "float", "a device type")))
+
+
+def test_actual_times_name_a_job_once_and_their_columns_do_not_shift(tmp_path):
+    from lib.schedule import problem_files
+
+    (tmp_path / "d.csv").write_text("device,type,count\nc,cpu,1\n")
+    (tmp_path / "times.csv").write_text("job_id,cpu\n100,1\n101,2\n")
+    for text, what in (("job_id,cpu\n100,1\n101,2\n100,3\n", "actual.csv: row 3 below the header: job_id '100' is there twice"),
+                       ("job_id,cpu\n100,101,5\n101,100,7\n", "actual.csv: line 2 has 3 fields, the header has 2")):
+        (tmp_path / "actual.csv").write_text(text)
+        with pytest.raises(InputError, match=what):
+            problem_files.read(tmp_path / "times.csv", tmp_path / "d.csv", actual=tmp_path / "actual.csv")
+
+
+def test_people_name_devices_without_naming_one_twice(tmp_path):
+    from lib.schedule import problem_files
+
+    (tmp_path / "d.csv").write_text("device,type,count\nc,cpu,2\nc[0],cpu,1\n")
+    with pytest.raises(InputError, match=r"two devices would be called 'c\[0\]'"):
+        problem_files.read_fleet(tmp_path / "d.csv")
+    (tmp_path / "d.csv").write_text("device,type,count\nc,cpu,9e18\nd,cpu,9e18\n")
+    with pytest.raises(InputError, match="count of 'c' is '9e18'"):
+        problem_files.read_fleet(tmp_path / "d.csv")
+
+
+@pytest.fixture(scope="module")
+def parquet():
+    return store.encoded(pd.DataFrame([overhead_row()] * 50, columns=tables.columns("overheads")), ".parquet")
+
+
+@pytest.mark.parametrize("length", [0, 4, 12, 0.5, 0.9, -1])
+def test_parquet_that_is_cut_short_is_refused_in_one_line(tmp_path, parquet, length):
+    (tmp_path / "a.parquet").write_bytes(parquet[: int(len(parquet) * length) if isinstance(length, float) else length])
+    with pytest.raises(InputError, match=r"a\.parquet is not readable Parquet") as error:
+        store.read(tmp_path / "a.parquet", "overheads")
+    assert "\n" not in str(error.value)
+
+
+def test_a_changed_bit_of_parquet_never_passes_for_a_measurement(tmp_path, parquet):
+    (tmp_path / "b.parquet").write_bytes(parquet)
+    expected = store.read(tmp_path / "b.parquet", "overheads")
+    for at in range(4, len(parquet) - 8, 37):
+        damaged = bytearray(parquet)
+        damaged[at] ^= 0x10
+        (tmp_path / "a.parquet").write_bytes(damaged)
+        try:
+            assert store.read(tmp_path / "a.parquet", "overheads").equals(expected), f"byte {at}"
+        except InputError as error:
+            assert "\n" not in str(error)
+
+
+def test_parquet_of_other_columns_and_of_too_many_rows_is_refused_by_its_footer(tmp_path, monkeypatch):
+    frame = pd.DataFrame([overhead_row()], columns=tables.columns("overheads"))
+    for name, other in (("more", frame.assign(sauce=1)), ("less", frame.drop(columns="n"))):
+        other.to_parquet(tmp_path / f"{name}.parquet")
+    with pytest.raises(InputError, match=r"unknown \[sauce\]"):
+        store.read(tmp_path / "more.parquet", "overheads")
+    with pytest.raises(InputError, match=r"missing \(or doubled\) columns \[n\]"):
+        store.read(tmp_path / "less.parquet", "overheads")
+    assert list(store.read_parquet(tmp_path / "more.parquet", ["n", "sauce"], others=True)) == ["n", "sauce"]
+    (tmp_path / "folder.parquet").mkdir()
+    with pytest.raises(InputError, match="is no file"):
+        store.read(tmp_path / "folder.parquet", "overheads")
+    pd.concat([frame] * 2000).to_parquet(tmp_path / "large.parquet", index=False)
+    monkeypatch.setattr(store, "_LARGEST_MB", 0.01)
+    with pytest.raises(InputError, match="holds 2,000 rows"):
+        store.read(tmp_path / "large.parquet", "overheads")
+
+
+def test_json_that_names_something_twice_is_refused(tmp_path):
+    (tmp_path / "a.json").write_text('{"a": {"b": 1, "b": 2}}')
+    with pytest.raises(InputError, match="'b' is there twice"):
+        store.read_json(tmp_path / "a.json")
+
+
+def test_csv_files_gives_rows_and_frames_alike(tmp_path):
+    (tmp_path / "a.csv").write_text('\nname,value\n"x, y",1\n\nz,2\n')
+    assert list(csv_files.rows(csv_files.text(tmp_path / "a.csv"), tmp_path)) == [["name", "value"], ["x, y", "1"], ["z", "2"]]
+    assert csv_files.frame(tmp_path / "a.csv").to_dict("list") == {"name": ["x, y", "z"], "value": [1, 2]}

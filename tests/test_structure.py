@@ -100,6 +100,26 @@ def test_names_are_words_of_the_field(name):
     assert not {one for one in names if PRIVATE_WORDS & set(re.findall("[A-Z]?[a-z]+", one.replace("_", " ").lower()))}
 
 
+# Where one format or another is parsed. Files come in through the first group, whose readers check them; the second reads what
+# this project's own processes hand one another, and cells of tables that were checked when they were read.
+DOORS = {"lib.csv_files": "pd.read_csv", "lib.store": "json.loads pq.ParquetFile", "lib.config.base": "YAML",
+         "lib.work.medmnist_files": "np.load", "lib.work.training": "torch.load",
+         "lib.predict.operators.cost_model": "json.loads"}
+OWN = dict.fromkeys(("lib.execution", "lib.schedule.runtime.worker_process", "lib.schedule.runtime.journal",
+                     "lib.measure.networks.allocator", "lib.measure.networks.end_to_end", "lib.measure.networks.campaign",
+                     "lib.measure.operators.raw_files", "lib.measure.operators.aggregate"), "json.loads")
+PARSERS = re.compile(r"(pd|pandas)\.read_\w+|(pq|pa|pyarrow)\.(ParquetFile|read_\w+|ipc.*)|(json|pickle|marshal|yaml|joblib|np|"
+                     r"numpy|torch|tomllib)\.loads?|np\.(genfromtxt|loadtxt|fromfile)|YAML|ast\.literal_eval|eval|exec")
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_files_come_in_through_the_doors(name):
+    nodes = ast.walk(ast.parse(MODULES[name].read_text()))
+    names = {ast.unparse(node.func if isinstance(node, ast.Call) else node) for node in nodes
+             if isinstance(node, ast.Call | ast.Attribute)}
+    assert {one for one in names if PARSERS.fullmatch(one)} <= {*DOORS.get(name, "").split(), *OWN.get(name, "").split()}
+
+
 def test_folders_are_small():
     for folder in {path.parent for path in SOURCES}:
         files = [path.name for path in folder.glob("*.py") if path.name != "__init__.py"]

@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 from lib import paths
+from lib.cli.options import new_file
 from lib.errors import InputError
 
 
@@ -12,7 +13,7 @@ def _bundle(options: argparse.Namespace) -> int:
 
     name = machine.name()
     target = options.out or Path(f"{name}.zip")
-    print(f"{target}: {len(bundle.pack(target, name))} files")
+    print(f"{target}: {len(bundle.pack(target, name, host_name=options.with_host_name))} files")
     return 0
 
 
@@ -40,7 +41,9 @@ def _import(options: argparse.Namespace) -> int:
 def add(verbs) -> None:
     """Add the verbs that carry measurements from one machine to another."""
     verb = verbs.add_parser("bundle", help="pack what was measured on this machine into one file")
-    verb.add_argument("--out", type=Path, help="the file to write (default: <machine>.zip)")
+    verb.add_argument("--out", type=new_file, help="the file to write (default: <machine>.zip)")
+    verb.add_argument("--with-host-name", action="store_true",
+                      help="keep the host's name and the folders in paths (default: left out)")
     verb.set_defaults(call=_bundle)
 
     verb = verbs.add_parser("import", help="bring in another machine's bundle, or published measurements")

@@ -3,7 +3,8 @@
 import argparse
 from pathlib import Path
 
-from lib.cli.options import assignments, folder_name, names, number, whole
+from lib import files
+from lib.cli.options import assignments, folder_name, names, new_file, number, whole
 
 
 def _machine(_: argparse.Namespace) -> int:
@@ -75,11 +76,12 @@ def _networks(options: argparse.Namespace) -> int:
 
 def _compare(options: argparse.Namespace) -> int:
     """Compare two measurements; the exit status is 1 when B is slower, for CI."""
+    from lib import store
     from lib.measure import compare
 
     difference = compare.difference(options.a, options.b, options.threshold)
     if options.out:
-        difference.pairs.to_csv(options.out, index=False)
+        files.create(options.out, store.encoded(difference.pairs, ".csv"))
     print(compare.words(difference))
     return int(difference.word == "slower")
 
@@ -92,8 +94,8 @@ def add(verbs) -> None:
     verb = verbs.add_parser("compare", help="two measured runs or sweeps: is B faster, slower or the same, and by how much")
     verb.add_argument("a", help="a run id, a sweep's name, or a file or folder of either")
     verb.add_argument("b")
-    verb.add_argument("--threshold", type=float, default=0.03, help="differences up to this are the same (default 0.03)")
-    verb.add_argument("--out", type=Path, help="write every pair to this CSV")
+    verb.add_argument("--threshold", type=number(), default=0.03, help="differences up to this are the same (default 0.03)")
+    verb.add_argument("--out", type=new_file, help="write every pair to this CSV")
     verb.set_defaults(call=_compare)
 
     verb = verbs.add_parser("networks", help="measure whole networks, a process each, as params/networks.yaml says; a second "

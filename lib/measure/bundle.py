@@ -1,103 +1,204 @@
 """Bundles: what was measured on one machine, packed into one file and merged on another."""
 
+import contextlib
+import filecmp
 import hashlib
+import io
 import json
-import shutil
+import re
+import stat
 import tempfile
 import zipfile
-from pathlib import Path, PurePosixPath
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
 
-from lib import paths, store
-from lib.errors import InputError, choices
+from lib import files, paths, store
+from lib.config.base import build, mapping
+from lib.errors import InputError, choices, one_line
+from lib.measure import bundle_contents
+from lib.measure.bundle_contents import FOLDERS, Index
 
-FOLDERS = {"profiles": "profile", "runs": "runs", "ceilings": "ceilings", "points": "points"}
 _FORMAT = 1
+_INDEX = "bundle.json"
+_MOST_FILES = 20_000
+_FILE_MB, _JSON_MB, _ALL_MB, _BUNDLE_MB = 200, 8, 1000, 200
+_RATIO = 100  # of a file to what it takes in the bundle; measurements come to about ten
+_CHUNK = 2**20
+_MACHINE = r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}"
 
 
-def _table_of(name: str) -> str:
-    """Return the table that a file in a bundle holds, by its folder and name."""
-    path = PurePosixPath(name)
-    return "overheads" if path.name.startswith("overheads") else FOLDERS[path.parts[0]]
-
-
-def pack(target: Path, machine: str, folder: Path | None = None) -> list[str]:
+def pack(target: Path, machine: str, folder: Path | None = None, host_name: bool = False) -> list[str]:
     """Pack the finished tables of ``folder`` (default: data/) with their provenance into ``target``; return the packed names.
 
-    A run that was cut short (rows, but no line in ``runs``) is left out. Raises InputError when there is nothing to
-    pack or ``target`` exists.
+    A run that was cut short (rows, but no line in ``runs``) is left out, and unless ``host_name``, so are the host's name and
+    the folders of paths. Raises InputError when there is nothing to pack, a table does not fit, or ``target`` exists.
     """
-    folder = folder or paths.DATA
-    finished = {path.stem for path in (folder / "runs").glob("*.csv")}
-    files = [path for name in FOLDERS for path in sorted((folder / name).glob("*"))
-             if name != "profiles" or path.name.partition(".")[0].rpartition("_")[0] in finished]
-    names = [path.relative_to(folder).as_posix() for path in files]
+    folder, digests = folder or paths.DATA, {}
+    files.check_new(target)
+    names = _finished(folder)
     if not names:
         raise InputError(f"nothing to pack: no finished runs or ceilings in {folder}; measure something first")
-    digests = {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in zip(names, files, strict=True)}
-    try:
-        with zipfile.ZipFile(target, "x", zipfile.ZIP_DEFLATED) as archive:
-            archive.writestr("bundle.json", json.dumps({"format": _FORMAT, "machine": machine, "files": digests}, indent=1))
-            for name, path in zip(names, files, strict=True):
-                archive.write(path, name)
-    except FileExistsError:
-        raise InputError(f"{target} exists already and is not overwritten") from None
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in names:
+            path = folder / name
+            bundle_contents.check(path, name)
+            data = path.read_bytes() if host_name else bundle_contents.without_host(path, name)
+            digests[name] = hashlib.sha256(data).hexdigest()
+            archive.writestr(zipfile.ZipInfo(name), data, zipfile.ZIP_DEFLATED)
+        index = json.dumps({"format": _FORMAT, "machine": machine, "files": digests}, indent=1)
+        archive.writestr(zipfile.ZipInfo(_INDEX), index, zipfile.ZIP_DEFLATED)
+        _check_sizes(archive, str(folder))
+    files.create(target, content.getvalue())
     return names
 
 
-def _opened(source: Path) -> tuple[dict, dict[str, bytes]]:
-    """Return a bundle's index and files, each checked against its digest, its place and its table."""
-    try:
-        with zipfile.ZipFile(source) as archive:
-            index = json.loads(archive.read("bundle.json"))
-            files = {name: archive.read(name) for name in index["files"]}
-    except FileNotFoundError:
-        raise InputError(f"{source} is missing") from None
-    except (zipfile.BadZipFile, KeyError, ValueError, OSError) as error:
-        raise InputError(f"{source} is no bundle or is damaged: {error}") from None
-    if index.get("format") != _FORMAT:
-        raise InputError(f"{source} has format {index.get('format')}; this version reads {_FORMAT}")
-    machine = str(index.get("machine", ""))
-    if PurePosixPath(machine).name != machine or machine in ("", ".", ".."):
-        raise InputError(f"{source}: {machine!r} is no name of a machine")
-    for name, content in files.items():
-        parts = PurePosixPath(name).parts
-        if len(parts) != 2 or parts[0] not in FOLDERS or ".." in parts:
-            raise InputError(f"{source}: {name!r} lies outside of {choices(FOLDERS)}")
-        if hashlib.sha256(content).hexdigest() != index["files"][name]:
-            raise InputError(f"{source}: {name} is damaged (its digest does not fit)")
-    return index, files
-
-
-def _checked(path: Path, name: str, source: Path) -> None:
-    try:
-        store.read(path, _table_of(name))
-    except InputError as error:
-        raise InputError(f"{source}: {name} does not fit its table: {error}") from None
+def _finished(folder: Path) -> list[str]:
+    """Return the names of the tables of finished runs, ceilings and points, each with its provenance."""
+    runs = {path.stem for path in (folder / "runs").glob("*.csv")}
+    names = []
+    for path in (path for name in FOLDERS for path in sorted((folder / name).glob("[!.]*.csv"))):
+        if path.parent.name == "profiles" and path.stem.rpartition("_")[0] not in runs:
+            continue
+        meta = path.with_name(bundle_contents.meta_of(path.name))
+        names += [one.relative_to(folder).as_posix() for one in (path, meta) if one.is_file()]
+    return names
 
 
 def merge(source: Path, target: Path | None = None) -> tuple[Path, int]:
     """Merge a bundle into ``target`` (default: data/imported), under its machine's name; return the folder and new files.
 
-    The same files again change nothing; other files of the same names go to ``<machine>-v2``. All tables are checked
-    before anything is written. Raises InputError for a damaged bundle or a table that does not fit.
+    The same files again change nothing; other files of the same names go to ``<machine>-v2``. All files are checked before
+    anything is written, and none is held but the one being read. Raises InputError for a damaged bundle, one that holds
+    anything else than tables with their provenance, and one that is too large.
     """
     target = target or paths.IMPORTED
-    index, files = _opened(source)
-    with tempfile.TemporaryDirectory() as scratch:
-        for name, content in files.items():
-            path = Path(scratch) / name
-            path.parent.mkdir(exist_ok=True)
-            path.write_bytes(content)
-            if path.suffix == ".csv":
-                _checked(path, name, source)
+    with tempfile.TemporaryDirectory() as temporary:
+        scratch = Path(temporary)
+        with _opened(source) as archive:
+            index = _index(archive, source, scratch)
+            for name, digest in index.files.items():
+                if _extract(archive, name, scratch) != digest:
+                    raise InputError(f"{source}: {name} is damaged (its digest does not fit)")
+        for name in index.files:
+            try:
+                bundle_contents.check(scratch / name, name)
+            except InputError as error:
+                raise InputError(f"{source}: {name} does not fit its table: {str(error).replace(f'{scratch}/', '')}") from None
 
         def collides(machine: str) -> bool:
-            there = {name: target / machine / name for name in files}
-            return any(path.is_file() and path.read_bytes() != files[name] for name, path in there.items())
+            there = [(target / machine / name, scratch / name) for name in index.files]
+            return any(path.is_file() and not filecmp.cmp(path, new, shallow=False) for path, new in there)
 
-        folder = target / store.fresh_name(index["machine"], collides)
-        new = [name for name in files if not (folder / name).is_file()]
+        folder = target / store.fresh_name(index.machine, collides)
+        new = [name for name in _written_order(index.files) if not (folder / name).is_file()]
         for name in new:
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(Path(scratch) / name, folder / name)
+            files.create(files.folder((folder / name).parent) / Path(name).name, (scratch / name).read_bytes())
     return folder, len(new)
+
+
+def _written_order(names: dict[str, str]) -> list[str]:
+    """Return a bundle's files so that whoever reads meanwhile, or after a full disk, sees whole runs: ``runs`` comes last."""
+    return sorted(names, key=lambda name: (name.startswith("runs/"), name.endswith(bundle_contents.META), name))
+
+
+@contextlib.contextmanager
+def _opened(source: Path) -> Iterator[zipfile.ZipFile]:
+    """Open a bundle whose entries are tables, plainly stored or deflated, and not too large; nothing is read of them yet."""
+    if not source.is_file():
+        raise InputError(f"{source} is no file" if source.exists() else f"{source} is missing")
+    try:
+        _check_directory(source)
+        with zipfile.ZipFile(source) as archive:
+            _check_entries(archive, source)
+            _check_sizes(archive, str(source))
+            yield archive
+    except InputError:
+        raise
+    except Exception as error:  # a damaged file fails in many ways
+        raise InputError(f"{source} is no bundle or is damaged: {one_line(error)}") from None
+
+
+def _check_directory(source: Path) -> None:
+    """Refuse an archive whose list of entries, which is read whole, is longer than that of any bundle."""
+    with open(source, "rb") as file:
+        file.seek(max(0, source.stat().st_size - 42))
+        locator, end = (tail := file.read().rjust(42, b"\0"))[:20], tail[20:]
+    if end[:4] != b"PK\5\6" or end[20:] != b"\0\0" or locator[:4] == b"PK\6\7":
+        raise InputError(f"{source} is no bundle or is damaged: it does not end as one")
+    if int.from_bytes(end[10:12], "little") > _MOST_FILES or int.from_bytes(end[12:16], "little") > _MOST_FILES * 1000 \
+            or source.stat().st_size > _BUNDLE_MB * 1e6:
+        raise InputError(f"{source} is larger than a bundle may be ({_BUNDLE_MB} MB, {_MOST_FILES:,} files)")
+
+
+def _check_entries(archive: zipfile.ZipFile, source: Path) -> None:
+    (name, times), = Counter(archive.namelist()).most_common(1) or [("", 0)]
+    if times > 1:
+        raise InputError(f"{source} holds {name!r} twice")
+    for entry in archive.infolist():
+        if entry.filename != _INDEX:
+            _table_of(entry.filename, source)
+        if entry.flag_bits & 1:
+            raise InputError(f"{source}: {entry.filename} is encrypted; a bundle is not")
+        if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise InputError(f"{source}: {entry.filename} is compressed in a way that a bundle is not ({entry.compress_type})")
+        if stat.S_IFMT(entry.external_attr >> 16) not in (0, stat.S_IFREG):
+            raise InputError(f"{source}: {entry.filename} is a link or no file")
+
+
+def _check_sizes(archive: zipfile.ZipFile, where: str) -> None:
+    """Refuse by the list of entries what would be too large when it is read; more than it says is never read."""
+    entries = archive.infolist()
+    for entry in entries:
+        most_mb = _JSON_MB if entry.filename.endswith(".json") else _FILE_MB
+        if entry.file_size > most_mb * 1e6 or entry.file_size > _CHUNK + _RATIO * entry.compress_size:
+            raise InputError(f"{where}: {entry.filename} has {entry.file_size / 1e6:,.1f} MB, packed "
+                             f"{entry.compress_size / 1e6:,.2f}; it has at most {most_mb} MB, and {_RATIO} times of that")
+    total = sum(entry.file_size for entry in entries)
+    if total > _ALL_MB * 1e6 or len(entries) > _MOST_FILES or sum(entry.compress_size for entry in entries) > _BUNDLE_MB * 1e6:
+        raise InputError(f"{where}: {len(entries):,} files of {total / 1e6:,.0f} MB are more than a bundle may hold "
+                         f"({_MOST_FILES:,}, {_ALL_MB:,} MB, packed {_BUNDLE_MB})")
+
+
+def _table_of(name: str, source: Path) -> str:
+    try:
+        return bundle_contents.table_of(name)
+    except InputError as error:
+        raise InputError(f"{source}: {error}") from None
+
+
+def _index(archive: zipfile.ZipFile, source: Path, scratch: Path) -> Index:
+    """Return the index of a bundle, which names every other file in it and nothing else."""
+    _extract(archive, _INDEX, scratch)
+    where = f"{source}: {_INDEX}"
+    try:
+        index = build(Index, mapping(store.read_json(scratch / _INDEX), Path(where)), where)
+    except InputError as error:
+        raise InputError(str(error).replace(str(scratch / _INDEX), where)) from None
+    if index.format != _FORMAT:
+        raise InputError(f"{source} has format {index.format}; this version reads {_FORMAT}")
+    if not re.fullmatch(_MACHINE, index.machine):
+        raise InputError(f"{source}: {index.machine[:60]!r} is no name of a machine")
+    for name in index.files:
+        _table_of(name, source)
+    missing, others = set(index.files) - set(archive.namelist()), set(archive.namelist()) - {*index.files, _INDEX}
+    if missing or others:
+        raise InputError(f"{source} is damaged: it lacks [{choices(sorted(missing)[:3])}], and its index does not name "
+                         f"[{choices(sorted(others)[:3])}]")
+    alone = [name for name in index.files if name.endswith(bundle_contents.META)
+             and name.removesuffix(bundle_contents.META) + ".csv" not in index.files]
+    if alone:
+        raise InputError(f"{source}: {alone[0]} comes without its table")
+    return index
+
+
+def _extract(archive: zipfile.ZipFile, name: str, scratch: Path) -> str:
+    """Write one checked entry below ``scratch``, a piece at a time; return its SHA-256."""
+    digest, path = hashlib.sha256(), scratch / name
+    files.folder(path.parent)
+    with archive.open(name) as packed, files.writing(path), open(path, "xb") as file:
+        while piece := packed.read(_CHUNK):
+            digest.update(piece)
+            file.write(piece)
+    return digest.hexdigest()

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from lib import paths, store
-from lib.errors import InputError
+from lib.errors import InputError, choices
 from lib.measure import statistics
 from lib.measure.statistics import VERDICTS
 from lib.measure.training import summary
@@ -75,10 +75,8 @@ def _differs(a: pd.DataFrame, b: pd.DataFrame) -> dict[str, tuple[str, str]]:
 
 def _sweeps(a: pd.DataFrame, b: pd.DataFrame, threshold: float) -> tuple[pd.DataFrame, int]:
     """Pair two sweeps by configuration; a pair differs when the ranges of its rounds do not touch."""
-    columns = ["config", "op", "pass", "dtype", "device", "latency_ms", "low_ms", "high_ms"]
-    good = [frame[(frame["status"] == "ok") & (frame["verdict"] != VERDICTS[2])][columns] for frame in (a, b)]
-    several = [len(set(frame["device"])) > 1 for frame in good]
-    pairs = good[0].merge(good[1], on=["config", "device"] if all(several) else ["config"], suffixes=("", "_b"))
+    several = any(len(set(frame["device"])) > 1 for frame in (a, b))
+    pairs = _usable(a).merge(_usable(b), on=["config", "device"] if several else ["config"], suffixes=("", "_b"))
     left_out = max(len(a), len(b)) - len(pairs)
     frame = pd.DataFrame({
         "what": pairs["op"] + " " + pairs["pass"] + " " + pairs["dtype"] + " " + pairs["config"],
@@ -89,37 +87,71 @@ def _sweeps(a: pd.DataFrame, b: pd.DataFrame, threshold: float) -> tuple[pd.Data
     return frame, left_out
 
 
+def _usable(sweep: pd.DataFrame) -> pd.DataFrame:
+    """Return a sweep's rows that can be compared: those with a time, and a range of rounds around it."""
+    timed = sweep["low_ms"].gt(0) & sweep["latency_ms"].between(sweep["low_ms"], sweep["high_ms"])
+    good = timed & (sweep["status"] == "ok") & (sweep["verdict"] != VERDICTS[2])
+    return sweep.loc[good, ["config", "op", "pass", "dtype", "device", "latency_ms", "low_ms", "high_ms"]]
+
+
 def _runs(a: pd.DataFrame, b: pd.DataFrame, threshold: float) -> tuple[pd.DataFrame, int]:
     """Compare the steady steps of two profiled runs, pass by pass; intervals by bootstrap of both medians."""
     rows, random = [], np.random.default_rng(0)
-    for kind in sorted(set(a["task_type"]) & set(b["task_type"])):
-        one, two = (summary.steady(frame[frame["task_type"] == kind])["step_time_ms"].to_numpy() for frame in (a, b))
+    kinds = {*a["task_type"], *b["task_type"]}
+    for kind in sorted(kinds):
+        one, two = (_steps_ms(frame[frame["task_type"] == kind]) for frame in (a, b))
         if len(one) < _LEAST_PAIRS or len(two) < _LEAST_PAIRS:
             continue
         drawn = [statistics.resampled(part, np.median, _DRAWS, random) for part in (one, two)]
         low, high = statistics.interval(drawn[1] / drawn[0])
         rows.append({"what": f"{a['workload_id'].iloc[0]} {kind} step", "a_ms": np.median(one), "b_ms": np.median(two),
                      "ratio": np.median(two) / np.median(one), "low": low, "high": high, "word": _word(low, high, threshold)})
-    return pd.DataFrame(rows, columns=["what", "a_ms", "b_ms", "ratio", "low", "high", "word"]), 0
+    return pd.DataFrame(rows, columns=["what", "a_ms", "b_ms", "ratio", "low", "high", "word"]), len(kinds) - len(rows)
+
+
+def _steps_ms(rows: pd.DataFrame) -> np.ndarray:
+    """Return the times of a pass's steady steps (n,); a step of 0 ms is none."""
+    steps_ms = summary.steady(rows)["step_time_ms"].to_numpy()
+    return steps_ms[steps_ms > 0]
+
+
+_ROW_KEYS = {"sweep": ["config", "device"], "profile": ["task_type", "global_step"]}
+
+
+def _read(path: Path, table: str) -> pd.DataFrame:
+    """Read one sweep or one run; InputError for a file without rows, of several runs, or with a row that is there twice."""
+    frame = store.read(path, table)
+    if not len(frame):
+        raise InputError(f"{path} has no whole row: nothing can be compared with it")
+    if table == "profile" and len(frame.drop_duplicates(["run_id", "workload_id"])) > 1:
+        raise InputError(f"{path} holds several runs ({choices(sorted(set(frame['run_id']))[:3])}); compare one file a run")
+    doubled = frame[frame.duplicated(_ROW_KEYS[table])]
+    if len(doubled):
+        what = " ".join(f"{name} {doubled[name].iloc[0]}" for name in _ROW_KEYS[table])
+        raise InputError(f"{path}: {len(doubled)} rows are there twice, the first of {what}")
+    return frame
 
 
 def difference(a: str, b: str, threshold: float = 0.03) -> Difference:
     """Compare what was measured as ``b`` against ``a``; differences within ``threshold`` are the same.
 
-    Sweeps are matched configuration by configuration (those that either lacks are left out and counted), runs pass by
-    pass. Raises InputError when they are of different kinds or workloads, or have nothing in common.
+    Sweeps are matched configuration by configuration, runs pass by pass; what has no time, or no partner, is left out and
+    counted. Raises InputError when they are of different kinds or workloads, or have nothing in common.
     """
+    if not 0 <= threshold < np.inf:
+        raise InputError(f"threshold = {threshold}: it is a number, 0 or more")
     (kind_a, path_a), (kind_b, path_b) = find(a), find(b)
     if kind_a != kind_b:
         raise InputError(f"{a} is a {kind_a} and {b} a {kind_b}: only like can be compared with like")
     table = "sweep" if kind_a == "sweep" else "profile"
-    left, right = store.read(path_a, table), store.read(path_b, table)
+    left, right = _read(path_a, table), _read(path_b, table)
     if table == "profile" and set(left["workload_id"]) != set(right["workload_id"]):
         raise InputError(f"{a} is {left['workload_id'].iloc[0]} and {b} {right['workload_id'].iloc[0]}: not the same work")
     pairs, left_out = (_sweeps if table == "sweep" else _runs)(left, right, threshold)
-    if table == "sweep" and 0 < len(pairs) < _LEAST_PAIRS or pairs.empty:
-        raise InputError(f"{a} and {b} have {len(pairs)} configurations that are usable in both ({left_out} are not, or lack a "
-                         f"partner); {_LEAST_PAIRS} are needed")
+    if len(pairs) < (_LEAST_PAIRS if table == "sweep" else 1):
+        raise InputError(f"{a} and {b} are not comparable: {len(pairs)} configurations are usable in both, {_LEAST_PAIRS} are "
+                         f"needed ({left_out} have no time or no partner)" if table == "sweep" else
+                         f"{a} and {b} are not comparable: no pass has {_LEAST_PAIRS} steady steps in both")
     if table == "sweep":
         ratio, low, high = _overall(pairs["ratio"].to_numpy())
     else:

@@ -6,15 +6,16 @@ from the shapes. Where an original says neither spread nor repeats, the verdict 
 
 import importlib.util
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from lib import paths, store
+from lib import csv_files, files, paths, store
 from lib.config import definitions
+from lib.config.base import mapping
 from lib.errors import InputError, choices
 from lib.tables import PARAMETERS, columns
 
@@ -22,6 +23,8 @@ _BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 _AICONFIGURATOR = {"h200_sxm": "h200-sxm", "h100_sxm": "h100-sxm", "b200_sxm": "b200", "l40s": "l40s",
                    "a100_sxm": "a100-sxm-80gb"}
 _AICONFIGURATOR_DTYPES = {"bfloat16": "bf16", "bf16": "bf16", "float16": "fp16", "fp16": "fp16"}
+_LATENCY_TYPES = {"external": "kernel", "internal": "end_to_end"}
+_MOST = 2**31 - 1  # of what an original counts
 _ONE_VALUE = "the original gives one value, without spread"
 
 
@@ -50,10 +53,16 @@ def _table(values: Mapping[str, Any], rows: int, device: str, software: str, how
     return frame[columns("sweep")]
 
 
+def _output(v: Mapping[str, np.ndarray], size: np.ndarray) -> np.ndarray:
+    return (size + 2 * v["padding_h"] - v["kernel_h"]) // v["stride_h"] + 1
+
+
 def convolution(v: Mapping[str, np.ndarray], item: int) -> tuple[np.ndarray, np.ndarray]:
     """Return FLOPs and compulsory bytes of square, dense 2-D convolutions without bias, from arrays of their parameters."""
+    v = {name: values.astype(float) for name, values in v.items()}  # no product of counts overflows
+
     def out(size: np.ndarray) -> np.ndarray:
-        return (size + 2 * v["padding_h"] - v["kernel_h"]) // v["stride_h"] + 1
+        return _output(v, size)
 
     def read(size: np.ndarray) -> np.ndarray:
         dense = v["stride_h"] <= v["kernel_h"]
@@ -73,6 +82,9 @@ def _convolutions(frame: pd.DataFrame, named: Mapping[str, str], device: str, so
     v.setdefault("batch", np.ones(len(frame), np.int64))
     v.setdefault("width", v["height"])
     v.setdefault("padding_h", v["kernel_h"] // 2)
+    empty = np.minimum(_output(v, v["height"]), _output(v, v["width"])) < 1
+    if empty.any():
+        raise InputError(f"{software}: {_row(frame.index[empty][0])} has a kernel larger than its padded input")
     flops, moved = convolution(v, _BYTES[dtype])
     ones = np.ones(len(frame), np.int64)
     values = {**v, **{f"{what}_w": v[f"{what}_h"] for what in ("kernel", "stride", "padding")}, "dilation_h": ones,
@@ -83,7 +95,7 @@ def _convolutions(frame: pd.DataFrame, named: Mapping[str, str], device: str, so
 def _products(m: np.ndarray, k: np.ndarray, n: np.ndarray, latency_ms: np.ndarray, device: str, software: str,
               how: Mapping[str, str], dtype: str) -> pd.DataFrame:
     m, k, n = (np.asarray(values, np.int64) for values in (m, k, n))
-    moved = _BYTES[dtype] * (m * k + k * n + m * n).astype(float)
+    moved = _BYTES[dtype] * (1.0 * m * k + 1.0 * k * n + 1.0 * m * n)
     values = {"gemm_m": m, "gemm_k": k, "gemm_n": n, "layout": "nt"}
     return _table(values, len(m), device, software, how, 2.0 * m * k * n, moved, np.asarray(latency_ms, float), dtype, "linear")
 
@@ -91,7 +103,7 @@ def _products(m: np.ndarray, k: np.ndarray, n: np.ndarray, latency_ms: np.ndarra
 def _batched(batch: np.ndarray, m: np.ndarray, k: np.ndarray, n: np.ndarray, latency_ms: np.ndarray, device: str, software: str,
              how: Mapping[str, str]) -> pd.DataFrame:
     batch, m, k, n = (np.asarray(values, np.int64) for values in (batch, m, k, n))
-    moved = _BYTES["fp32"] * batch * (m * k + k * n + m * n).astype(float)
+    moved = _BYTES["fp32"] * batch * (1.0 * m * k + 1.0 * k * n + 1.0 * m * n)
     values = {"batch": batch, "gemm_m": m, "gemm_k": k, "gemm_n": n, "layout": "nn"}
     return _table(values, len(m), device, software, how, 2.0 * batch * m * k * n, moved, np.asarray(latency_ms, float), "fp32",
                   "bmm")
@@ -119,15 +131,32 @@ def _device_id(name: str) -> str:
     return known[name]
 
 
-def _read_csv(path: Path, needed: set[str]) -> pd.DataFrame:
-    try:
-        frame = pd.read_csv(path)
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path} is no readable CSV: {error}") from None
-    missing = needed - set(frame.columns)
+def _read_csv(path: Path, counts: Iterable[str], numbers: tuple[str, ...] = ("Latency",)) -> pd.DataFrame:
+    """Read a CSV with these columns, whole numbers and others; InputError names what is missing or no such number."""
+    frame = csv_files.frame(path)
+    missing = {*counts, *numbers} - set(frame.columns)
     if missing:
         raise InputError(f"{path} has no columns {choices(sorted(missing))}; it has: {choices(frame.columns)}")
-    return frame
+    if not len(frame):
+        raise InputError(f"{path} has no row")
+    return _checked(frame, path, counts, numbers)
+
+
+def _checked(frame: pd.DataFrame, path: Path, counts: Iterable[str], numbers: tuple[str, ...]) -> pd.DataFrame:
+    """Return an original's rows, with what it counts as int64; InputError names the first cell that is no such number."""
+    for name in (*counts, *numbers):
+        values = pd.to_numeric(frame[name], errors="coerce").astype(float)
+        least = 0 if name in (*numbers, "Padding") else 1
+        wrong = ~values.between(least, _MOST) | (values % 1 != 0) if name in counts else values.isna() & frame[name].notna()
+        wrong |= frame[name].dtype == bool
+        if wrong.any():
+            raise InputError(f"{path}: {_row(wrong.idxmax())} has {frame[name][wrong].iloc[0]!r} as {name}: it is a "
+                             + (f"whole number from {least} to {_MOST:,}" if name in counts else "number"))
+    return frame.astype({**dict.fromkeys(counts, "int64"), **dict.fromkeys(numbers, "float64")})
+
+
+def _row(index: int) -> str:
+    return f"row {index + 1} below the header"
 
 
 _NEUSIGHT_CONV = {"batch": "B", "in_channels": "Input_Channel", "out_channels": "Output_Channel", "kernel_h": "Kernel_Szie",
@@ -141,21 +170,21 @@ def neusight(folder: Path) -> dict[str, pd.DataFrame]:
     device. Raises InputError naming what is not there.
     """
     readers: dict[str, tuple[set[str], Callable]] = {
-        "conv": ({*_NEUSIGHT_CONV.values(), "Latency"},
+        "conv": ({*_NEUSIGHT_CONV.values()},
                  lambda frame, *rest: _convolutions(frame, _NEUSIGHT_CONV, *rest)),
-        "linear": ({"B", "M", "N", "K", "Latency"},
+        "linear": ({"B", "M", "N", "K"},
                    lambda frame, *rest: _products(frame["B"] * frame["M"], frame["N"], frame["K"], frame["Latency"], *rest,
                                                   "fp32")),
-        "bmm": ({"B", "M", "N", "K", "Latency"},
+        "bmm": ({"B", "M", "N", "K"},
                 lambda frame, *rest: _batched(frame["B"], frame["M"], frame["N"], frame["K"], frame["Latency"], *rest)),
-        **{op: ({"B", "H", "Latency"}, lambda frame, *rest, op=op: _rowwise(op, frame, *rest))
+        **{op: ({"B", "H"}, lambda frame, *rest, op=op: _rowwise(op, frame, *rest))
            for op in ("softmax", "ln", "add", "relu")}}
     how = {"latency_type": "end_to_end", "cache": "warm"}
     tables: dict[str, list[pd.DataFrame]] = {}
-    for op, (needed, reader) in readers.items():
+    for op, (counts, reader) in readers.items():
         for path in sorted(folder.glob(f"{op}/*.csv")):
             device = _device_id(path.stem)
-            table = reader(_read_csv(path, needed), device, "neusight torch-2.1 fp32 tf32-off", how)
+            table = reader(_read_csv(path, counts), device, "neusight torch-2.1 fp32 tf32-off", how)
             tables.setdefault(device, []).append(table)
     if not tables:
         raise InputError(f"{folder} has no <operator>/<GPU>.csv of {choices(readers)}; it is the folder of NeuSight's data "
@@ -168,15 +197,19 @@ def pytorch_scheduler(path: Path, device: str = "v100-pcie-32gb") -> dict[str, p
 
     Raises InputError naming missing columns, and for FLOPs that are not those of the shapes.
     """
-    frame = _read_csv(path, {"In Channels", "Out Channels", "Kernel Size", "Stride", "Flops", "Latency"})
-    old = "Input Size" in frame
+    there = csv_files.frame(path)
+    old = "Input Size" in there
     named = {"in_channels": "In Channels", "out_channels": "Out Channels", "kernel_h": "Kernel Size", "stride_h": "Stride",
              "height": "Input Size" if old else "Height", "width": "Input Size" if old else "Width",
-             **({} if "Batch size" not in frame else {"batch": "Batch size"})}
+             **({} if "Batch size" not in there else {"batch": "Batch size"})}
+    frame = _read_csv(path, set(named.values()), ("Flops", "Latency"))
     kinds = frame["Latency Type"] if "Latency Type" in frame else pd.Series("external", index=frame.index)
+    if not kinds.isin(_LATENCY_TYPES).all():
+        raise InputError(f"{path}: {_row((~kinds.isin(_LATENCY_TYPES)).idxmax())} has a Latency Type that is none of "
+                         f"{choices(_LATENCY_TYPES)}")
     parts = []
     for kind, rows in frame.groupby(kinds):
-        how = {"latency_type": {"external": "kernel", "internal": "end_to_end"}[kind], "cache": "warm"}
+        how = {"latency_type": _LATENCY_TYPES[kind], "cache": "warm"}
         table = _convolutions(rows, named, device, "pytorch-scheduler 2023", how)
         wrong = table["flops"].to_numpy() != rows["Flops"].to_numpy(float)
         if wrong.any():
@@ -207,8 +240,10 @@ def aiconfigurator(folder: Path | None = None, framework: str = "trtllm", versio
         files = sorted(folder.glob(f"{name}/gemm/{framework}/{version or '*'}/gemm_perf.parquet"), key=_order)
         if not files:
             continue
-        frame = pd.read_parquet(files[-1])
-        frame = frame[frame["gemm_dtype"].map(_AICONFIGURATOR_DTYPES).notna()]
+        frame = store.read_parquet(files[-1], ("gemm_dtype", "m", "n", "k", "latency"), others=True)
+        frame = frame.assign(gemm_dtype=frame["gemm_dtype"].astype(str))
+        frame = _checked(frame[frame["gemm_dtype"].isin(_AICONFIGURATOR_DTYPES)].reset_index(drop=True), files[-1],
+                         ("m", "n", "k"), ("latency",))
         parts = [_products(part["m"], part["k"], part["n"], part["latency"], device,
                            f"aiconfigurator {framework} {files[-1].parent.name}", {"latency_type": "kernel", "cache": "warm"},
                            _AICONFIGURATOR_DTYPES[dtype]) for dtype, part in frame.groupby("gemm_dtype")]
@@ -233,18 +268,28 @@ READERS = {"neusight": neusight, "pytorch-scheduler": pytorch_scheduler, "aiconf
 def bring_in(kind: str, path: Path | None) -> dict[str, tuple[Path, int]]:
     """Turn published data into ``sweep`` tables under ``data/imported/<device>/sweeps/<kind>``; return file and rows by device.
 
-    A second import replaces the first.
+    A second import replaces the first, and no other file.
     """
     if path is None and kind != "aiconfigurator":
         raise InputError(f"import {kind} needs the path of its data")
     if path is not None and not path.exists():
         raise InputError(f"{path} is missing")
-    written = {}
-    for device, table in READERS[kind](path).items():
-        stem = kind if kind != "pytorch-scheduler" else path.stem
-        target = paths.IMPORTED / device / "sweeps" / stem / "sweep.parquet"
-        store.write(table, target, "sweep", derived=True)
-        store.write_meta(target, "sweep", source=kind, origin=(path or Path("aiconfigurator-core")).name, device=device,
-                         rows=len(table))
-        written[device] = (target, len(table))
-    return written
+    stem = kind if kind != "pytorch-scheduler" else path.stem
+    if not re.fullmatch(files.NAME, stem):
+        raise InputError(f"{path}: {stem!r} cannot be the name of a folder; rename the file (letters, digits, dots, dashes)")
+    tables = READERS[kind](path)
+    targets = {device: imported(device, "sweeps", stem, "sweep.parquet") for device in tables}
+    for device, table in tables.items():
+        store.write(table, targets[device], "sweep", derived=True)
+        store.write_meta(targets[device], "sweep", source=kind, origin=path.name if path else "aiconfigurator-core",
+                         device=device, rows=len(table))
+    return {device: (targets[device], len(table)) for device, table in tables.items()}
+
+
+def imported(*parts: str) -> Path:
+    """Return the path of an import in ``data/imported``; InputError where a file lies that no import wrote."""
+    path = paths.IMPORTED.joinpath(*parts)
+    meta = path.with_name(f"{path.stem}.meta.json")
+    if path.exists() and not (meta.is_file() and "source" in mapping(store.read_json(meta), meta)):
+        raise InputError(f"{path} is there already and was not imported; move it elsewhere")
+    return path

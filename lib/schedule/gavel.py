@@ -1,19 +1,22 @@
 """Measured training throughputs published with Gavel (OSDI 2020), and job mixes drawn from them."""
 
-import ast
-import json
+import re
 from math import sqrt
 from pathlib import Path
 
 import pandas as pd
 
-from lib import paths, store
+from lib import store
+from lib.config.base import mapping
 from lib.errors import InputError, choices
 from lib.schedule import job_mixes
 from lib.schedule.problem import Fleet, Problem
 
 TYPES = ("v100", "p100", "k80")
 FILE = "throughputs.csv"
+_MOST_PER_S = 1e9
+_ALONE = "null"
+_JOB = re.compile(r"\('([^'\\]{1,100})', ([1-9]\d{0,3})\)")
 SPAN_S = (600 * sqrt(10), 600_000.0)
 
 
@@ -24,23 +27,29 @@ def bring_in(path: Path | None) -> tuple[Path, int]:
     """
     if path is None:
         raise InputError("import gavel needs the path of simulation_throughputs.json (stanford-futuredata/gavel, scheduler/)")
+    from lib.measure import importers
+
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        rows = []
-        for device, entries in content.items():
-            for text, rates in entries.items():
-                job, devices = ast.literal_eval(text)
-                rows.append({"job_type": str(job), "devices": int(devices), "device": str(device),
-                             "steps_per_s": float(rates["null"])})
-    except FileNotFoundError:
-        raise InputError(f"{path} is missing") from None
-    except (ValueError, SyntaxError, KeyError, TypeError, AttributeError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is no throughput file of Gavel ({type(error).__name__}: {error})") from None
-    table = pd.DataFrame(rows)
-    target = paths.IMPORTED / "gavel" / FILE
-    store.write(table, target, "throughputs", derived=True)
-    store.write_meta(target, "throughputs", source=str(path.name), licence="MIT, stanford-futuredata/gavel")
-    return target, len(table)
+        rows = _rows(path)
+    except InputError as error:
+        raise InputError(f"this is no throughput file of Gavel: {error}") from None
+    target = importers.imported("gavel", FILE)
+    store.write(pd.DataFrame(rows), target, "throughputs", derived=True)
+    store.write_meta(target, "throughputs", source="gavel", origin=path.name, licence="MIT, stanford-futuredata/gavel")
+    return target, len(rows)
+
+
+def _rows(path: Path) -> list[dict[str, str | int | float]]:
+    rows = []
+    for device, entries in mapping(store.read_json(path), path).items():
+        for text, rates in mapping(entries, path).items():
+            job, rate = _JOB.fullmatch(text), rates.get(_ALONE) if isinstance(rates, dict) else None
+            if not job or isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate < _MOST_PER_S:
+                raise InputError(f"{path}: {device!r}: {text[:60]!r} is no ('<job type>', <devices>) with {_ALONE!r}: steps/s")
+            rows.append({"job_type": job[1], "devices": int(job[2]), "device": device, "steps_per_s": float(rate)})
+    if not rows:
+        raise InputError(f"{path} has no job")
+    return rows
 
 
 def single(table: pd.DataFrame, types: tuple[str, ...] = TYPES) -> pd.DataFrame:

@@ -99,18 +99,22 @@ def _augment(tensor: torch.Tensor) -> torch.Tensor:
 def _medmnist_source(workload: Workload, native: int, data_source: str) -> tuple[Path, str, str]:
     """Choose the folder that is read: (folder, data_source of the rows, note for the banner)."""
     name = medmnist_files.file_name(workload.dataset, native)
-    if data_source == "medmnist":
-        path = paths.MEDMNIST / name
-        if not path.is_file():
-            medmnist_files.fetch(workload.dataset, native)
-        return paths.MEDMNIST, "medmnist", f"Real MedMNIST images: {name}."
-    if data_source == "auto" and (paths.MEDMNIST / name).is_file():
-        return paths.MEDMNIST, "medmnist", f"Real MedMNIST images: {name}."
+    path, fetch = paths.MEDMNIST / name, f"python -m lib data fetch {workload.dataset} --size {native}"
+    if data_source == "medmnist" and not path.is_file():
+        medmnist_files.fetch(workload.dataset, native)
+    if data_source != "synthetic" and path.is_file():
+        if medmnist_files.is_official(path, workload.dataset, native):
+            return paths.MEDMNIST, "medmnist", f"Real MedMNIST images: {name}."
+        if data_source == "medmnist":
+            raise InputError(f"{path} is {medmnist_files.UNOFFICIAL}; use data_source=auto, which marks its rows, or move it "
+                             f"away and get the published one: {fetch}")
+        return paths.MEDMNIST, "unofficial", (f"UNOFFICIAL images: {name} is {medmnist_files.UNOFFICIAL}. Times are real, "
+                                              "losses and accuracies are not those of MedMNIST.")
     medmnist_files.synthesise(workload.dataset, native)
     return paths.SYNTHETIC, "synthetic", (
         f"SYNTHETIC images: {name} is not in {paths.MEDMNIST.name}/, so stand-ins of the same shapes and classes are used. "
         "Times are real, losses and accuracies say nothing about medicine. "
-        f"Real ones: python -m lib data fetch {workload.dataset} --size {native}")
+        f"Real ones: {fetch}")
 
 
 def open_splits(workload: Workload, data_source: str, resolution: str, augment: bool = False) -> Opened:
@@ -134,12 +138,10 @@ def open_splits(workload: Workload, data_source: str, resolution: str, augment: 
     spatial = 3 if workload.dataset.endswith("3d") else 2
     if native != workload.size:
         note += f" Resized from {native} to {workload.size} while loading."
-    try:
+    with medmnist_files.reading(folder / medmnist_files.file_name(workload.dataset, native)):
         splits = {split: real_class(split=split, root=str(folder), size=native,
                                     transform=_Prepare(spatial, workload.size, augment and split == "train"))
                   for split in medmnist_files.SPLITS}
-    except medmnist_files.DAMAGE as error:
-        raise medmnist_files.damaged(folder / medmnist_files.file_name(workload.dataset, native), error) from None
     return Opened(splits, source, note)
 
 

@@ -1,17 +1,23 @@
 """MedMNIST's files: the published ones, fetched and checked, and synthetic stand-ins of the same layout."""
 
+import contextlib
 import hashlib
+import io
+import math
 import os
 import tempfile
 import zipfile
-import zlib
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import numpy as np
+import psutil
 
-from lib import paths, store
-from lib.errors import InputError, choices
+from lib import files, paths, store
+from lib.errors import InputError, choices, one_line
 
+UNOFFICIAL = "not the file that MedMNIST published (its MD5 differs)"
 SPLITS = ("train", "val", "test")
 _PERIOD = 64  # a synthetic split keeps its real size modulo this, so the odd last batch of every 2^k batch up to 64 is kept
 _SYNTHETIC_MB = 64
@@ -23,6 +29,17 @@ def info() -> dict[str, dict]:
     from medmnist import INFO
 
     return INFO
+
+
+def _published(dataset: str, native: int) -> tuple[str, str]:
+    """Return address and MD5 of a published file; InputError lists the datasets, or the sizes of one."""
+    if dataset not in info():
+        raise InputError(f"no MedMNIST dataset {dataset!r}; there are: {choices(info())}")
+    entry, key = info()[dataset], "" if native == 28 else f"_{native}"
+    if f"url{key}" not in entry:
+        sizes = [28, *(name.removeprefix("url_") for name in entry if name.startswith("url_"))]
+        raise InputError(f"{dataset} has no size {native}; there are: {choices(sizes)}")
+    return entry[f"url{key}"], entry[f"MD5{key}"]
 
 
 def native_size(dataset: str, size: int, resolution: str) -> int:
@@ -41,7 +58,7 @@ def file_name(dataset: str, native: int) -> str:
     return f"{dataset}.npz" if native == 28 else f"{dataset}_{native}.npz"
 
 
-def _expected(dataset: str, native: int, split: str) -> tuple[tuple[int, ...], int]:
+def _expected(dataset: str, native: int) -> tuple[tuple[int, ...], int]:
     """Return the shape of one image and the number of labels that a split must have."""
     entry = info()[dataset]
     spatial = 3 if dataset.endswith("3d") else 2
@@ -50,78 +67,103 @@ def _expected(dataset: str, native: int, split: str) -> tuple[tuple[int, ...], i
     return ((native,) * spatial + colour, labels)
 
 
-def _headers(path: Path) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
-    """Return shape and dtype of every array of an npz, without reading the arrays."""
-    headers = {}
-    with zipfile.ZipFile(path) as archive:
-        for name in archive.namelist():
-            with archive.open(name) as member:
-                version = np.lib.format.read_magic(member)
-                read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-                shape, _, dtype = read(member)
-                headers[name.removesuffix(".npy")] = (shape, dtype)
-    return headers
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turn whatever a damaged file raises while it is read into an InputError that names it."""
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:  # a damaged file fails in many ways
+        raise InputError(f"{path} is damaged or truncated ({one_line(error)}); remove it and fetch it again") from None
+
+
+def _header(archive: zipfile.ZipFile, name: str) -> tuple[tuple[int, ...], np.dtype | None]:
+    """Return shape and dtype of an array of an npz, or ((), None) where it has none; ValueError for one that is cut short."""
+    if f"{name}.npy" not in archive.namelist():
+        return (), None
+    entry = archive.getinfo(f"{name}.npy")
+    with archive.open(entry) as member:
+        if np.lib.format.read_magic(member) != (1, 0):
+            raise ValueError(f"{name} is in a format of .npy that MedMNIST does not use")
+        shape, _, dtype = np.lib.format.read_array_header_1_0(member)
+        if dtype.hasobject:
+            raise InputError(f"{archive.filename}: {name} holds Python objects, not numbers; they are never loaded")
+        if entry.file_size != member.tell() + math.prod(shape) * dtype.itemsize:
+            raise ValueError(f"{name} states shape {shape}, for which it is too short or too long")
+    return shape, dtype
 
 
 def check_file(path: Path, dataset: str, native: int) -> dict[str, int]:
-    """Check that an npz has MedMNIST's layout, shapes and dtypes; return the number of samples a split.
+    """Check that an npz has MedMNIST's layout, shapes, dtypes and labels in range; return the number of samples a split.
 
-    Raises InputError naming the file and what is wrong with it.
+    Raises InputError naming the file and what is wrong with it, and where it does not fit into memory.
     """
+    _published(dataset, native)
     if not path.is_file():
         raise InputError(f"{path} is missing; get it with: python -m lib data fetch {dataset} --size {native}")
-    try:
-        headers = _headers(path)
-    except DAMAGE as error:
-        raise damaged(path, error) from None
-    sizes = {}
-    for split in SPLITS:
-        shape, width = _expected(dataset, native, split)
-        (images, dtype), (labels, _) = (headers.get(f"{split}_{part}", ((), None)) for part in ("images", "labels"))
-        if not images or images[1:] != shape or dtype != np.uint8 or labels != (images[0], width) or images[0] == 0:
-            raise InputError(f"{path}: {split} has images {images} {dtype} and labels {labels}; "
-                             f"{dataset} at {native} needs images (n, {choices(shape)}) uint8 and labels (n, {width})")
-        sizes[split] = images[0]
-    return sizes
+    with reading(path), zipfile.ZipFile(path) as archive:
+        headers = {split: (_header(archive, f"{split}_images"), _header(archive, f"{split}_labels")) for split in SPLITS}
+    for split, ((images, dtype), (labels, label_dtype)) in headers.items():
+        shape, width = _expected(dataset, native)
+        if not images or images[1:] != shape or dtype != np.uint8 or labels != (images[0], width) or images[0] == 0 \
+                or label_dtype.kind not in "iu":
+            raise InputError(f"{path}: {split} has images {images} {dtype} and labels {labels} {label_dtype}; {dataset} at "
+                             f"{native} needs images (n, {choices(shape)}) uint8 and labels (n, {width}) of whole numbers")
+    _check_memory(path, sum(math.prod(images) for (images, _), _ in headers.values()))
+    _check_labels(path, dataset)
+    return {split: images[0] for split, ((images, _), _) in headers.items()}
 
 
-DAMAGE = (zipfile.BadZipFile, zlib.error, ValueError, EOFError, OSError)
+def _check_memory(path: Path, images_bytes: int) -> None:
+    """Refuse a file whose images do not fit into the memory that is free, however small it is on disk."""
+    free = psutil.virtual_memory().available
+    if images_bytes > free:
+        raise InputError(f"{path} holds {images_bytes / 1e9:,.1f} GB of images; {free / 1e9:,.1f} GB of memory are free")
 
 
-def damaged(path: Path, error: Exception) -> InputError:
-    """Return the error that says that a file cannot be read."""
-    return InputError(f"{path} is damaged or truncated ({error}); remove it and fetch it again")
+def _check_labels(path: Path, dataset: str) -> None:
+    """Refuse labels that are no class of the dataset: with them a loss fails in the middle of an epoch."""
+    entry = info()[dataset]
+    most = 1 if entry["task"].startswith("multi-label") else len(entry["label"]) - 1
+    with reading(path), np.load(path) as arrays:
+        for split in SPLITS:
+            labels = arrays[f"{split}_labels"]
+            if labels.min() < 0 or labels.max() > most:
+                row = int(((labels < 0) | (labels > most)).any(axis=1).argmax())
+                raise InputError(f"{path}: label {row} of {split} is {labels[row].tolist()}; {dataset} has 0 to {most}")
 
 
 def is_official(path: Path, dataset: str, native: int) -> bool:
     """Return whether the file's MD5 is the one that MedMNIST published for it."""
+    state = path.stat()
+    return _md5(path, state.st_size, state.st_mtime_ns) == _published(dataset, native)[1]
+
+
+@cache
+def _md5(path: Path, size: int, changed_ns: int) -> str:  # noqa: ARG001 - another file of that name is read again
     with open(path, "rb") as file:
-        digest = hashlib.file_digest(file, "md5").hexdigest()
-    return digest == info()[dataset]["MD5" if native == 28 else f"MD5_{native}"]
+        return hashlib.file_digest(file, "md5").hexdigest()
 
 
 def fetch(dataset: str, native: int, folder: Path | None = None) -> Path:
-    """Download one MedMNIST file with progress and check its MD5; a good file that is there is kept.
+    """Download one MedMNIST file with progress and check its MD5; a file that is there is kept.
 
-    Raises InputError with the reason when it cannot be had.
+    Raises InputError with the reason when it cannot be had, or when what is there is another file.
     """
     from torchvision.datasets.utils import download_url
 
-    if dataset not in info():
-        raise InputError(f"no MedMNIST dataset {dataset!r}; there are: {choices(info())}")
-    key = "" if native == 28 else f"_{native}"
-    entry = info()[dataset]
-    if f"url{key}" not in entry:
-        sizes = [28, *(name.removeprefix("url_") for name in entry if name.startswith("url_"))]
-        raise InputError(f"{dataset} has no size {native}; there are: {choices(sizes)}")
-    folder = folder or paths.MEDMNIST
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / file_name(dataset, native)
-    try:
-        download_url(entry[f"url{key}"], str(folder), path.name, entry[f"MD5{key}"])
-    except (OSError, RuntimeError) as error:
-        raise InputError(f"cannot fetch {path.name} from {entry[f'url{key}']}: {error}; "
-                         f"put the file there by hand: {path}") from None
+    url, md5 = _published(dataset, native)
+    path = files.folder(folder or paths.MEDMNIST) / file_name(dataset, native)
+    if path.exists() and not is_official(path, dataset, native):
+        raise InputError(f"{path} is there already and is {UNOFFICIAL}; move it away, then fetch again")
+    if not path.exists():
+        try:
+            with tempfile.TemporaryDirectory(dir=path.parent, prefix=".fetch-") as scratch:
+                download_url(url, scratch, path.name, md5)
+                os.replace(Path(scratch) / path.name, path)
+        except (OSError, RuntimeError) as error:
+            raise InputError(f"cannot fetch {path.name} from {url}: {error}; put the file there by hand: {path}") from None
     check_file(path, dataset, native)
     return path
 
@@ -138,7 +180,7 @@ def _capped(real: int, image_bytes: int) -> int:
 def _synthetic_split(dataset: str, native: int, split: str) -> tuple[np.ndarray, np.ndarray]:
     """Draw images whose texture depends on the label, so that a network can learn them, and their labels."""
     entry = info()[dataset]
-    shape, width = _expected(dataset, native, split)
+    shape, width = _expected(dataset, native)
     count = _capped(entry["n_samples"][split], int(np.prod(shape)))
     draw = np.random.default_rng([_SYNTHETIC_VERSION, native, *dataset.encode(), SPLITS.index(split)])
     classes = len(entry["label"])
@@ -159,18 +201,11 @@ def synthesise(dataset: str, native: int, folder: Path | None = None) -> Path:
     path = folder / file_name(dataset, native)
     if path.is_file():
         return path
-    folder.mkdir(parents=True, exist_ok=True)
     arrays = {}
     for split in SPLITS:
         arrays[f"{split}_images"], arrays[f"{split}_labels"] = _synthetic_split(dataset, native, split)
-    handle, temporary = tempfile.mkstemp(dir=folder, suffix=".npz")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            np.savez(file, **arrays)
-        os.replace(temporary, path)
-    except OSError as error:
-        raise InputError(f"{path}: cannot write the synthetic data ({error.strerror or error})") from None
-    finally:
-        Path(temporary).unlink(missing_ok=True)
+    content = io.BytesIO()
+    np.savez(content, **arrays)
+    files.replace(path, content.getvalue())
     store.write_meta(path, "synthetic", version=_SYNTHETIC_VERSION, dataset=dataset, size=native)
     return path

@@ -31,7 +31,7 @@ NAMES = [
     "runs/",
     "runs/\n.csv",
     "runs/<img src=x onerror=alert(1)>.csv",
-    "",
+    " ",
     "bundle.json",
 ]
 MACHINES = ["", ".", "..", "../x", "a/b", "/abs", "\0", "x" * 300, "<img src=x onerror=alert(1)>", 7, None, ["box"]]

@@ -1,7 +1,5 @@
 """Import of Nsight Compute's raw page as CSV: FLOPs, bytes and time that the hardware counted, summed over kernels."""
 
-import csv
-import io
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,6 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from lib import csv_files
 from lib.config.definitions import Metric, load_metrics
 from lib.errors import InputError, choices
 
@@ -82,11 +81,10 @@ def _table(text: str, name: str) -> tuple[list[str], list[str], list[list[str]]]
     reason = next((words for key, words in _MESSAGES.items() if key in text), "")
     if not start:
         raise InputError(f"{name}: {reason or 'this is no CSV of Nsight Compute: no header that starts with ID'}")
-    lines = [line for line in text[start.start():].splitlines() if line and not line.startswith("==")]
-    header, *rows = csv.reader(io.StringIO("\n".join(lines)))
+    log = re.sub(r"[^\n]", "", text[:start.start()])  # so that lines keep their numbers
+    header, *rows = csv_files.rows(log + re.sub(r"(?m)^==.*$", "", text[start.start():]), Path(name))
     if "Metric Name" in header:
         raise InputError(f"{name} is the details page, a row a metric; export the raw page: ncu --import FILE --csv --page raw")
-    rows = [row for row in rows if len(row) == len(header)]
     if rows and not rows[0][0].strip():
         units, *rows = rows
     else:
@@ -105,10 +103,9 @@ def _check(header: list[str], metrics: Mapping[str, Metric], name: str) -> None:
 
 
 def _value(text: str, metric: str, row: list[str], name: str) -> float:
-    try:
-        return float(text.replace(",", ""))
-    except ValueError:
-        raise InputError(f"{name}: kernel {row[0]} has {text!r} for {metric}; it was not counted there") from None
+    if not re.fullmatch(r"[\d,]+(\.\d+)?([eE][+-]?\d{1,2})?", text.strip()):
+        raise InputError(f"{name}: kernel {row[0]} has {text!r} for {metric}; it was not counted there")
+    return float(text.replace(",", ""))
 
 
 def read(path: Path, metrics: Mapping[str, Metric] | None = None) -> Counted:
@@ -119,9 +116,9 @@ def read(path: Path, metrics: Mapping[str, Metric] | None = None) -> Counted:
     """
     metrics = metrics or load_metrics()
     try:
-        text = path.read_text(encoding="utf-8-sig", errors="replace")
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}") from None
+        text = csv_files.text(path)
+    except InputError as error:
+        raise InputError(f"the counters cannot be read: {error}") from None
     header, units, rows = _table(text, path.name)
     _check(header, metrics, path.name)
     here = {metric.name: (metric, header.index(metric.name)) for metric in metrics.values() if metric.name in header}

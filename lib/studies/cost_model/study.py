@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from lib import store
+from lib import csv_files, store
 from lib.errors import InputError, choices
 from lib.measure import archive
 from lib.predict import network_training, registry, training
@@ -80,7 +80,7 @@ def evaluation(reference: str = "") -> Evaluation:
     machine, meta = folder.parent, store.read_json(folder / "scores.meta.json")
     predictions = store.read(folder / "predictions.parquet", "predictions").replace({"family": _FAMILIES})
     operators = _operators(predictions, machine)
-    networks = _networks(pd.read_csv(folder / "networks.csv"), machine)
+    networks = _networks(csv_files.frame(folder / "networks.csv"), machine)
     published = store.read(folder / "scores.parquet", "scores").replace({"family": _FAMILIES})
     scores = pd.concat([published[(published["kind"] == "operator") & (published["learner"] != OURS)], _scores(operators),
                         evaluate.network_scores(networks), _steps(predictions, networks)], ignore_index=True)
