@@ -100,8 +100,10 @@ def measure(slots: Sequence[Slot], workloads: Sequence[str], rounds: int = 3, sp
     """Return the table ``contention``: a row a workload, a type of slot, and what ran beside it.
 
     Every case is visited once a round, in random order; a slowdown is the median over rounds of a step's time over that
-    alone, in the same round. Workers live through all of it. Raises InputError for fewer than two slots.
+    alone, in the same round. Workers live through all of it. Raises InputError for fewer than two slots, no round, no workload.
     """
+    if rounds < 1 or not workloads:
+        raise InputError(f"contention needs a round and a workload at least, not {rounds} rounds of {len(workloads)} workloads")
     measured = _measured_slots(slots)
     sides = [_Side(slot, name) for slot in measured for name in workloads]
     with _started(measured, spawn) as workers:

@@ -21,7 +21,7 @@ from lib import paths
 from lib.errors import InputError
 from lib.schedule.problem import Jobs
 from lib.schedule.runtime.worker_process import THREADS, ActorWorker
-from lib.schedule.runtime.workers import WARM_UP, Limits, Site, Slot, SlotLost, cores_here
+from lib.schedule.runtime.workers import WARM_UP, Capacity, Limits, Site, Slot, SlotLost, able, cores_here
 
 _CONNECT_S, _JOIN_S = 5.0, 60.0
 _STORE_BYTES = 100 * 2**20  # jobs pass nothing through Ray's object store
@@ -48,14 +48,8 @@ class _Share:
     """What a slot takes of its node, and what it offers to a job."""
 
     node: Node
-    device_type: str
     number: int
-    cores: int
-    memory_mb: float
-
-    def able(self, jobs: Jobs) -> np.ndarray:
-        """Return whether each job has the memory and the cores that it asks for here."""
-        return (jobs.memory_mb <= self.memory_mb) & (jobs.cpu_cores <= self.cores)
+    capacity: Capacity
 
 
 class RayWorker:
@@ -64,13 +58,13 @@ class RayWorker:
     def __init__(self, ray: Any, share: _Share, slot: Slot, limits: Limits):
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        gpu = share.device_type != "cpu"
+        gpu = share.capacity.device_type != "cpu"
         environment = {"PYTHONPATH": os.pathsep.join(filter(None, (str(paths.ROOT), os.environ.get("PYTHONPATH")))),
                        "LIB_OUTPUT": str(paths.OUTPUT), **dict.fromkeys(THREADS, str(slot.threads))}
         actor = ray.remote(concurrency_groups=dict.fromkeys(_GROUPS, 1))(ActorWorker)
         self._ray = ray
         here = NodeAffinitySchedulingStrategy(share.node.id, soft=False)
-        self._actor = actor.options(num_cpus=0 if gpu else share.cores, num_gpus=int(gpu), scheduling_strategy=here,
+        self._actor = actor.options(num_cpus=0 if gpu else share.capacity.cores, num_gpus=int(gpu), scheduling_strategy=here,
                                     runtime_env={"env_vars": environment}).remote()
         device = "cuda:0" if gpu else slot.name  # of the GPUs, Ray shows it the one that it gave it
         self._actor.run.remote(device, (), slot.threads, limits.beat_s, slot.warm_up)
@@ -194,7 +188,7 @@ class Cluster:
             seen[name] += 1
             gpu = next((key.partition(":")[2] for key in has if key.startswith("accelerator_type:")), "")
             nodes.append(Node(node["NodeID"], name if seen[name] == 1 else f"{name}#{seen[name]}", int(has.get("CPU", 0)),
-                              int(has.get("GPU", 0)), f"cuda:{gpu}" if gpu else "cuda", has.get("memory", np.inf) / 2**20))
+                              int(has.get("GPU", 0)), f"cuda:{gpu}" if gpu else "cuda", has.get("memory", np.inf) / 1e6))
         return nodes
 
     def site(self, jobs: Jobs, count: int = 0, warm_up: str = WARM_UP) -> Site:
@@ -208,15 +202,15 @@ class Cluster:
         shares = [share for node in self.nodes() for share in _shares(node, count)]
         if not shares:
             raise InputError(f"the cluster at {self.address or 'local'} has neither a CPU nor a GPU")
-        able = {share: share.able(jobs) for share in shares}
-        _refuse(jobs, shares, np.any(list(able.values()), axis=0))
+        fits = able(jobs, [share.capacity for share in shares], "the cluster").T
         types: dict[tuple[str, bytes], str] = {}  # device type and which jobs can run -> name of the type
         slots = []
-        for share in shares:
-            alike, first = (share.device_type, able[share].tobytes()), all(one != share.device_type for one, _ in types)
-            own = share.device_type if first else f"{share.device_type}:{share.cores}c{share.memory_mb:.0f}mb"
+        for share, jobs_fit in zip(shares, fits, strict=True):
+            has = share.capacity
+            alike, first = (has.device_type, jobs_fit.tobytes()), all(one != has.device_type for one, _ in types)
+            own = has.device_type if first else f"{has.device_type}:{has.cores}c{has.memory_mb:.0f}mb"
             name = f"{types.setdefault(alike, own)}[{share.node.host}/{share.number}]"
-            slots.append(Slot(name, (), share.cores if share.device_type == "cpu" else 1, warm_up))
+            slots.append(Slot(name, (), has.cores if has.device_type == "cpu" else 1, warm_up))
             self._shares[name] = share
         able_types = np.column_stack([np.frombuffer(which, bool) for _, which in types])
         return Site(tuple(slots), self.spawn, able_types, "probe-ray")
@@ -233,19 +227,8 @@ def _shares(node: Node, count: int) -> list[_Share]:
     if count < 0 or count > node.cpus > 0:
         raise InputError(f"{count} slots a node, but {node.host} has {node.cpus} CPUs: it must be 1 to {node.cpus}")
     cut = (count or node.cpus) if node.cpus else 0
-    return [*(_Share(node, "cpu", number, node.cpus // cut, node.memory_mb / cut) for number in range(cut)),
-            *(_Share(node, node.gpu, number, node.cpus, np.inf) for number in range(node.gpus))]
-
-
-def _refuse(jobs: Jobs, shares: list[_Share], able: np.ndarray) -> None:
-    """Refuse jobs that no slot can take: Ray would let them wait for ever."""
-    if able.all():
-        return
-    job = int(np.argmin(able))
-    most = max(shares, key=lambda share: (share.memory_mb, share.cores))
-    raise InputError(f"no slot of the cluster can run job {jobs.ids[job]!r}: it needs {jobs.memory_mb[job]:,.0f} MB and "
-                     f"{jobs.cpu_cores[job]:g} cores, the largest has {most.memory_mb:,.0f} MB and {most.cores} (slots share "
-                     "their node's memory and CPUs: fewer --slots are larger)")
+    cpu, gpu = Capacity("cpu", node.cpus // max(1, cut), node.memory_mb / max(1, cut)), Capacity(node.gpu, node.cpus, np.inf)
+    return [*(_Share(node, number, cpu) for number in range(cut)), *(_Share(node, number, gpu) for number in range(node.gpus))]
 
 
 def _check_address(address: str) -> None:
