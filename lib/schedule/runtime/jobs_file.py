@@ -58,14 +58,13 @@ def read(path: Path, out: Path) -> tuple[tuple[Spec, ...], Jobs]:
     Raises InputError naming the row that is wrong.
     """
     table, specs = problem_files.read_jobs(path), []
-    table["notebook"] = [text and notebook_of(text, path, job_id)
-                         for text, job_id in zip(table["notebook"], table["job_id"], strict=True)]
     for row in table.itertuples():
         if bool(row.workload_id) == bool(row.notebook):
             raise InputError(f"{path}: job {row.job_id!r} must have a workload_id or a notebook, one of them")
         if row.notebook:
+            notebook = table.loc[row.Index, "notebook"] = notebook_of(row.notebook, path, row.job_id)
             target = out.resolve() / "notebooks" / f"{files.safe_name(row.job_id)}.ipynb"
-            specs.append(Spec(row.job_id, f"{_TASKS}:notebook", {"path": row.notebook, "parameters": {}, "out": str(target)}))
+            specs.append(Spec(row.job_id, f"{_TASKS}:notebook", {"path": notebook, "parameters": {}, "out": str(target)}))
             continue
         if pd.isna(row.steps):
             raise InputError(f"{path}: steps of {row.job_id!r} is empty: a workload needs a whole number, 1 or more")
