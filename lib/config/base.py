@@ -62,7 +62,7 @@ def load(model: type[Strict], path: Path) -> Any:
     return build(model, mapping(store.read_json(path) if path.suffix == ".json" else load_yaml(path), path), str(path))
 
 
-def mapping(content: Any, path: Path) -> dict[str, Any]:
+def mapping(content: Any, path: Path | str) -> dict[str, Any]:
     """Return what a file holds, which must be a mapping of names to values; InputError says what it is instead."""
     if not isinstance(content, dict) or not all(isinstance(name, str) for name in content):
         raise InputError(f"{path}: expected a mapping of names to values, not {str(content)[:60]!r}")

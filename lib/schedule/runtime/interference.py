@@ -154,10 +154,25 @@ def write(table: pd.DataFrame, folder: Path = paths.DATA / FOLDER) -> Path:
     return path
 
 
+def read(path: Path) -> pd.DataFrame:
+    """Read a measured table back; InputError for a case that is there twice, or lacks its time alone, and for a time of 0."""
+    table = store.read(path, "contention")
+    case, key = ["workload_id", "device_type", "beside", "beside_type"], ["workload_id", "device_type"]
+    doubled, alone = table[table.duplicated(case)], table[table["beside"] == ALONE[0]]
+    lacking = set(table[key].itertuples(index=False, name=None)) - set(alone[key].itertuples(index=False, name=None))
+    if len(doubled):
+        raise InputError(f"{path}: {choices(doubled[case].iloc[0])} is there twice; each case has one row")
+    if lacking:
+        raise InputError(f"{path}: {choices(min(lacking))} has no row of what it takes beside {ALONE[0]}")
+    if not (table[["step_ms", "slowdown"]] > 0).all(axis=None):
+        raise InputError(f"{path}: a step_ms or a slowdown is 0; both are above it")
+    return table
+
+
 def newest(hardware_id: str, folder: Path = paths.DATA / FOLDER) -> pd.DataFrame | None:
     """Return the newest table that was measured on this hardware, None if there is none."""
     for path in sorted(folder.glob("*.csv"), key=lambda path: path.stat().st_mtime, reverse=True):
-        table = store.read(path, "contention")
+        table = read(path)
         if set(table["hardware_id"]) == {hardware_id}:
             return table
     return None
