@@ -18,7 +18,7 @@ Positive = Annotated[int, Field(ge=1)]
 class Strict(BaseModel):
     """Base of every parameter set: frozen, unknown names refused."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     @field_validator("*", mode="before")
     @classmethod
@@ -83,4 +83,5 @@ def load_yaml(path: Path) -> Any:
     except (YAMLError, ValueError, OSError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         line = f" line {mark.line + 1}" if mark else ""
-        raise InputError(f"{path}{line} is not readable YAML: {getattr(error, 'problem', None) or error}") from None
+        reason = " ".join(str(getattr(error, "problem", None) or error).split())
+        raise InputError(f"{path}{line} is not readable YAML: {reason}") from None
