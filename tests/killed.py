@@ -137,8 +137,8 @@ def trial(home, moment_s=None, statement=None, size_kib=None):
     effects, again = _effects(home, ended), prepared(home)
     try:
         jobs_file.folder_of(Path("jobs.csv"), folder)
-        _, ends, _ = executor.execute(again.specs, again.jobs, again.fleet, again.slots, again.predicted_s, again.policy, folder,
-                                      spawn=again.spawn)
+        _, ends, _ = executor.execute(again.specs, again.jobs, again.fleet, again.slots, again.predicted_s, again.policy,
+                                      folder, spawn=again.spawn)
     except Exception as error:  # whatever it is, it is what is looked for
         return reached, [*wrong, f"{type(error).__name__}: {error}"]
     if sorted(ends["job_id"]) != names or set(ends["status"]) != {"done"}:

@@ -28,6 +28,10 @@ _STORE_BYTES = 100 * 2**20  # jobs pass nothing through Ray's object store
 _JOIN = "import ray, sys; ray.init(address=sys.argv[1], log_to_driver=False, logging_level='ERROR')"
 _SOCKET_BYTES = 107 if sys.platform.startswith("linux") else 103  # that a socket's path may have
 _IN_FOLDER_BYTES = len("/session_2026-01-31_23-59-59_999999_4194304/sockets/plasma_store.99")
+_INNER = "r"  # the folder that Ray is given, in one of ours
+_LOOPBACK = "127.0.0.1"
+_LOCAL = {"RAY_AUTH_MODE": "token",  # who reaches a cluster without a token runs code there, as other users of this host could
+          "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # as Ray does there, listen on the loopback interface alone
 _GROUPS = ("put", "take")  # of the actor's methods; each has a thread of its own: messages stay in order
 
 
@@ -111,11 +115,12 @@ class RayWorker:
 def short_folder() -> tempfile.TemporaryDirectory:
     """Make a temporary folder of a path so short that Ray's sockets can lie in it; InputError where none can be made.
 
-    It is in the usual temporary folder (RAY_TMPDIR or TMPDIR), or else in one of the system's.
+    It is in the usual temporary folder (RAY_TMPDIR or TMPDIR), or else in one of the system's. Only its owner can enter it, and
+    Ray is given a folder within, for it opens its own to everybody.
     """
     usual = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
     for parent in (usual, "/tmp", "/dev/shm", "/var/tmp"):
-        if len(os.fsencode(os.path.join(parent, "ray-abcdefgh"))) + _IN_FOLDER_BYTES > _SOCKET_BYTES:
+        if len(os.fsencode(os.path.join(parent, "ray-abcdefgh", _INNER))) + _IN_FOLDER_BYTES > _SOCKET_BYTES:
             continue
         try:
             return tempfile.TemporaryDirectory(prefix="ray-", dir=parent, ignore_cleanup_errors=True)
@@ -157,6 +162,8 @@ class Cluster:
     def join(self) -> None:
         """Join it, or start it; InputError where it cannot be joined."""
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+        if not self.address:
+            os.environ.update(_LOCAL)
         try:
             import ray
         except ImportError:
@@ -167,7 +174,7 @@ class Cluster:
         else:
             os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))  # lest Ray writes one into the home folder
             self._folder = short_folder()
-            how = {"address": "local", "_temp_dir": self._folder.name, "num_cpus": len(cores_here()),
+            how = {"address": "local", "_temp_dir": os.path.join(self._folder.name, _INNER), "num_cpus": len(cores_here()),
                    "include_dashboard": False, "object_store_memory": _STORE_BYTES,
                    "_system_config": {"worker_niceness": 0}}  # Ray's default, 15, yields to whatever else runs here
         try:
@@ -176,6 +183,9 @@ class Cluster:
             why = (str(error).strip().splitlines() or [type(error).__name__])[-1]
             raise InputError(f"Ray does not start, or cannot be joined at {self.address or 'this machine'}: {why}") from error
         self._ray = ray
+        if not self.address and any(node["NodeManagerAddress"] != _LOOPBACK for node in ray.nodes()):
+            raise InputError(f"Ray listens on other interfaces than {_LOOPBACK}, as it was imported before; start it from a "
+                             "new process")
 
     def nodes(self) -> list[Node]:
         """Return the nodes that are alive, the head first; hosts with several are numbered."""
