@@ -1,12 +1,8 @@
-"""A sweep killed with SIGKILL at 20 random moments, and 1,000 runs of jobs killed within 50 ms of their start: what is lost?"""
+"""A sweep killed with SIGKILL at 20 random moments: what is lost, torn or measured twice."""
 
-import json
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
-from lib import paths
 from tests.interrupted import cut_again_and_again
 
 
@@ -15,9 +11,6 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as home:
         print("   " + ", ".join(f"{name} {value}" for name, value in
                                 cut_again_and_again(Path(home), kills=20, count=120, seed=0).items()))
-    ran = subprocess.run([sys.executable, "-m", "tests.killed", "1000", "0"], cwd=paths.ROOT, capture_output=True, text=True,
-                         check=False)  # in a process of its own: it forks
-    print("   " + ", ".join(f"{name} {value}" for name, value in json.loads(ran.stdout).items()))
 
 
 if __name__ == "__main__":

@@ -8,12 +8,8 @@ _NO_SPACE = ("no space left on device", "disk quota exceeded", "disk is full")
 class InputError(ValueError):
     """A wrong input, told in one line: what was wrong, where, and what would be right.
 
-    The command line prints it without a traceback and exits with 2; a notebook shows the line alone and fails. What it repeats
-    of the input may hold line breaks or control a terminal: these are shown as Python writes them.
+    The command line prints it without a traceback and exits with 2; a notebook shows the line alone and fails.
     """
-
-    def __init__(self, message: str):
-        super().__init__("".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in message))
 
 
 def one_line(error: BaseException, most: int = 200) -> str:

@@ -50,7 +50,8 @@ def _drawn(record, path: Path) -> Path:
     from lib.report import gantt, style
 
     style.use_style()
-    return style.write(gantt.gantt(record.side_by_side(), record.job_classes, record.facts["bound_s"]), path)
+    gantt.gantt(record.side_by_side(), record.job_classes, record.facts["bound_s"]).savefig(path)
+    return path
 
 
 def _contention(options: argparse.Namespace) -> int:

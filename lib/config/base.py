@@ -18,7 +18,7 @@ Positive = Annotated[int, Field(ge=1)]
 class Strict(BaseModel):
     """Base of every parameter set: frozen, unknown names refused."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
     @field_validator("*", mode="before")
     @classmethod
@@ -62,7 +62,7 @@ def load(model: type[Strict], path: Path) -> Any:
     return build(model, mapping(store.read_json(path) if path.suffix == ".json" else load_yaml(path), path), str(path))
 
 
-def mapping(content: Any, path: Path | str) -> dict[str, Any]:
+def mapping(content: Any, path: Path) -> dict[str, Any]:
     """Return what a file holds, which must be a mapping of names to values; InputError says what it is instead."""
     if not isinstance(content, dict) or not all(isinstance(name, str) for name in content):
         raise InputError(f"{path}: expected a mapping of names to values, not {str(content)[:60]!r}")
@@ -83,5 +83,4 @@ def load_yaml(path: Path) -> Any:
     except (YAMLError, ValueError, OSError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         line = f" line {mark.line + 1}" if mark else ""
-        reason = " ".join(str(getattr(error, "problem", None) or error).split())
-        raise InputError(f"{path}{line} is not readable YAML: {reason}") from None
+        raise InputError(f"{path}{line} is not readable YAML: {getattr(error, 'problem', None) or error}") from None

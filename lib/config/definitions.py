@@ -1,5 +1,6 @@
 """Definitions that people edit beside the workloads: vendors' devices, the run matrix, counters, scheduling scenarios."""
 
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -7,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from lib import paths
-from lib.config.base import Positive, Strict, build, load_yaml, mapping
+from lib.config.base import Positive, Strict, build, load_yaml
 from lib.config.notebooks import ProfileParams, notebook_model
 from lib.errors import InputError, choices
 
@@ -96,19 +97,14 @@ class Scenario(Strict):
     longest_s: Annotated[float, Field(gt=0)]
 
 
-def _table(path: Path, key: str, model: type[Strict], named: str, beside: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Read a mapping ``key`` of names to definitions; the file holds nothing else but what is named ``beside`` it.
-
-    Raises InputError naming the file and the wrong entry.
-    """
-    content = mapping(load_yaml(path), path)
-    table, unknown = content.get(key), sorted(set(content) - {key, *beside})
-    if unknown or not isinstance(table, dict) or not table:
-        raise InputError(f"{path}: expected a mapping '{key}:' of name to definition"
-                         + (f", and nothing named {choices(unknown)}" if unknown else ""))
+def _table(path: Path, key: str, model: type[Strict], named: str) -> dict[str, Any]:
+    """Read a mapping ``key`` of names to definitions; InputError names the file and the wrong entry."""
+    table = (load_yaml(path) or {}).get(key)
+    if not isinstance(table, dict) or not table:
+        raise InputError(f"{path}: expected a mapping '{key}:' of name to definition")
     for name, value in table.items():
-        if named in mapping(value, f"{path}: {name}"):
-            raise InputError(f"{path}: {name}: unknown name {named!r}; it is {name} already")
+        if not isinstance(value, Mapping):
+            raise InputError(f"{path}: {name} must be a mapping, not {value!r}")
     return {str(name): build(model, {named: str(name), **value}, f"{path}: {name}") for name, value in table.items()}
 
 
@@ -127,8 +123,7 @@ def vendor_device(device_id: str) -> VendorDevice:
 
 def load_scenarios(path: Path = paths.PARAMS / "scenarios.yaml") -> tuple[dict[str, JobClass], dict[str, Scenario]]:
     """Read the kinds of jobs and the scenarios; InputError names the file and the wrong entry."""
-    kinds = _table(path, "kinds", JobClass, "id", ("scenarios",))
-    scenarios = _table(path, "scenarios", Scenario, "id", ("kinds",))
+    kinds, scenarios = _table(path, "kinds", JobClass, "id"), _table(path, "scenarios", Scenario, "id")
     for scenario in scenarios.values():
         if scenario.shortest_s > scenario.longest_s:
             raise InputError(f"{path}: {scenario.id}: shortest_s {scenario.shortest_s:g} is above longest_s "

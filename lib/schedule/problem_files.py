@@ -69,8 +69,7 @@ def read_fleet(path: Path) -> Fleet:
              for name in ([f"{device}[{number}]" for number in range(count)] if count > 1 else [device] * count)]
     doubled = [name for name, times in Counter(names).items() if times > 1]
     if doubled:
-        raise InputError(f"{path}: device {doubled[0]!r} is there twice: devices of a group of several are numbered, "
-                         "from [0] on; give one another name")
+        raise InputError(f"{path}: two devices would be called {doubled[0]!r}; give the groups other names")
     type_of = np.repeat([types.index(device_type) for device_type in table["type"]], table["count"])
     columns = {name: groups[name].first().to_numpy(float) for name in PER_TYPE}
     cpu = [number for number, device_type in enumerate(types) if device_type.startswith("cpu")]
