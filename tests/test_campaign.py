@@ -224,6 +224,21 @@ def test_real_workloads_survive_the_death_of_a_worker(tmp_path):
     assert {result["steps"] for result in ran.ends["result"]} == {150, 20}
     assert len(store.read(tmp_path / "out" / "schedule.csv", "schedule")) >= 3
     assert (tmp_path / "out" / "trace.json").is_file() and "done" in run_record.text(ran)
+    again = run_record.read(tmp_path / "out")
+    pd.testing.assert_frame_equal(again.ends, ran.ends)
+    assert again.facts == ran.facts and again.job_classes == ran.job_classes
+
+
+def test_a_record_that_is_none_is_refused(tmp_path):
+    _, record = run_record.of_reference()
+    run_record.write(record, tmp_path)
+    pd.testing.assert_frame_equal(run_record.read(tmp_path).ends, record.ends)
+    content = store.read_json(tmp_path / "ran.json")
+    for wrong in ([], 5, "text", None, {}, {**content, "ends": {}}, {**content, "ends": [{}]}, {**content, "facts": {}},
+                  {**content, "kinds": []}, {**content, "more": 1}):
+        store.write_json(wrong, tmp_path / "ran.json")
+        with pytest.raises(InputError, match=r"ran\.json"):
+            run_record.read(tmp_path)
 
 
 def test_paced_work_counts_whole_steps(monkeypatch):
