@@ -70,6 +70,13 @@ def refuse(job):
     raise InputError("this input is wrong")
 
 
+def wait_in_vain(job):
+    class HeldForNowError(InputError):
+        pass
+
+    raise HeldForNowError("another process is at it")
+
+
 def hang(job):
     while True:
         time.sleep(1)

@@ -100,7 +100,8 @@ def test_faults_lose_nothing():
 
 def test_a_job_that_always_fails_ends_with_its_reason(tmp_path):
     specs = [Spec("bad", "tests.light:fail", {}), Spec("deadly", "tests.light:kill", {}), Spec("nowhere", "tests.light:no", {}),
-             Spec("odd", "tests.light:odd", {}), Spec("refused", "tests.light:refuse", {}), *sleeping(2)]
+             Spec("odd", "tests.light:odd", {}), Spec("refused", "tests.light:refuse", {}),
+             Spec("held", "tests.light:wait_in_vain", {}), *sleeping(2)]
     attempts, ends, _ = run(specs, tmp_path)
     check(attempts, ends, specs)
     ends = ends.set_index("job_id")
@@ -108,6 +109,7 @@ def test_a_job_that_always_fails_ends_with_its_reason(tmp_path):
     assert "no function" in ends.loc["nowhere", "reason"]
     assert "cannot be written as JSON" in ends.loc["odd", "reason"]
     assert ends.loc["j0", "status"] == "done" and (attempts["job_id"] == "bad").sum() == 3
+    assert (attempts["job_id"] == "held").sum() == 3
     for name, reason in (("refused", "this input is wrong"), ("nowhere", "no function 'tests.light:no'")):  # and would again be
         assert (attempts["job_id"] == name).sum() == 1 and ends.loc[name, "reason"].startswith(reason)
 

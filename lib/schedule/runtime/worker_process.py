@@ -121,7 +121,8 @@ def _outcome(token: str, call: str, arguments: dict[str, Any], job: Job) -> tupl
     except Stopped:
         return "stopped", token
     except InputError as error:
-        return "failed" if is_no_space(str(error)) else "refused", token, str(error)
+        passing = type(error) is not InputError or is_no_space(str(error))  # such as a lock that another process holds
+        return "failed" if passing else "refused", token, str(error)
     except Exception as error:  # whatever a job does wrong is its own end, not the worker's
         return "failed", token, "out of memory" if is_out_of_memory(error) else one_line(error)
 
