@@ -13,7 +13,6 @@ from lib.errors import InputError
 
 MODE = 0o644
 PRIVATE = 0o600
-_PLAIN = re.compile(r"[a-z0-9]([a-z0-9._-]{0,78}[a-z0-9_-])?")
 
 
 @contextlib.contextmanager
@@ -31,7 +30,7 @@ def safe_name(text: str) -> str:
 
     Plain texts are their own names; others are cut, and end in ``~`` and a hash.
     """
-    if _PLAIN.fullmatch(text):
+    if re.fullmatch(r"[a-z0-9]([a-z0-9._-]{0,78}[a-z0-9_-])?", text):
         return text
     digest = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:16]
     return f"{re.sub('[^a-z0-9]+', '_', text.lower())[:60].strip('_')}~{digest}"
