@@ -2,6 +2,7 @@
 
 
 _NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "cannot allocate memory", "bad_alloc")
+_NO_SPACE = ("no space left on device", "disk quota exceeded", "disk is full")
 
 
 class InputError(ValueError):
@@ -21,8 +22,9 @@ def printable(text: str) -> str:
 
 
 def one_line(error: BaseException, most: int = 200) -> str:
-    """Return an error as its type and its first line, cut at ``most`` characters."""
-    return f"{type(error).__name__}: {(_text(error).strip().splitlines() or [''])[0][:most]}"
+    """Return an error as its type and its first line, cut at ``most`` characters, of which a terminal can show each."""
+    line = "".join(letter for letter in (_text(error).strip().splitlines() or [""])[0][:most] if letter.isprintable())
+    return f"{type(error).__name__}: {line}" if line else f"{type(error).__name__} without a message"
 
 
 def _text(error: BaseException) -> str:
@@ -37,6 +39,11 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an error says that memory ran out: Python's, the system's, or torch's on any device."""
     text = _text(error).lower()
     return isinstance(error, MemoryError) or any(words in text for words in _NO_MEMORY)
+
+
+def is_no_space(reason: str) -> bool:
+    """Return whether the reason of a failure is that a disk was full, the system's words or SQLite's: it may pass."""
+    return any(words in reason.lower() for words in _NO_SPACE)
 
 
 def death(status: int | None) -> str:

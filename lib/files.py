@@ -1,7 +1,9 @@
 """How files are written: whole or not at all, nothing overwritten unasked, and what a disk refuses in one line."""
 
 import contextlib
+import hashlib
 import os
+import re
 import stat
 import tempfile
 from collections.abc import Iterator
@@ -24,6 +26,17 @@ def writing(path: Path) -> Iterator[None]:
                          "space, or set LIB_OUTPUT to another disk") from None
 
 
+def safe_name(text: str) -> str:
+    """Return a file name for any text: of plain letters, and another one for every other text, on any file system.
+
+    Plain texts are their own names; others are cut, and end in ``~`` and a hash.
+    """
+    if re.fullmatch(r"[a-z0-9]([a-z0-9._-]{0,78}[a-z0-9_-])?", text):
+        return text
+    digest = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:16]
+    return f"{re.sub('[^a-z0-9]+', '_', text.lower())[:60].strip('_')}~{digest}"
+
+
 def folder(path: Path) -> Path:
     """Return a folder of the project's own output, made if it is not there; InputError where that is refused."""
     with writing(path):
@@ -39,7 +52,9 @@ def check_new(path: Path) -> Path:
     """
     if is_stream(path):
         return path
-    if path.is_symlink() or path.exists():
+    with writing(path):
+        exists = path.is_symlink() or path.exists()
+    if exists:
         what = "is a folder" if path.is_dir() else "exists already and is not overwritten"
         raise InputError(f"{path} {what}; name a new file")
     if not path.name or not path.absolute().parent.is_dir():
@@ -87,7 +102,7 @@ def replace(path: Path, content: bytes, mode: int = MODE) -> Path:
 @contextlib.contextmanager
 def _beside(path: Path, content: bytes, mode: int) -> Iterator[str]:
     """Write ``content`` to a temporary file in the folder of ``path``, which is gone afterwards."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:100]}.")
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(content)

@@ -259,8 +259,8 @@ SCORES = (
 SCHEDULE = (
     _text("job_id", "the job"), _text("device", "where it ran"), _float("start_s", "seconds since the first arrival could be"),
     _float("end_s", "when it ended there"), _int("attempt", "from 1", 1),
-    _text("status", "how the attempt ended; moved: stopped and restarted elsewhere; lost: the whole run was killed", "done",
-          "failed", "retried", "moved", "lost"))
+    _text("status", "how the attempt ended; moved: stopped and restarted elsewhere; lost: does not count, for the run was "
+          "killed or the disk full", "done", "failed", "retried", "moved", "lost"))
 
 THROUGHPUTS = (
     _text("job_type", "model and batch size, as published"), _int("devices", "devices that the job uses at once", 1),
@@ -281,7 +281,8 @@ JOBS = (
     Column("arrival_s", "float", "when it arrives", 0, default=0.0),
     Column("deadline_s", "float", "when it should have ended; empty: no deadline", 0, default=float("inf")),
     Column("memory_mb", "float", "memory that it needs on its device", 0, default=0.0),
-    Column("cpu_cores", "float", "cores of the host that it needs beside a GPU", 0, default=0.0))
+    Column("cpu_cores", "float", "cores of the host that it needs beside a GPU; run-jobs wants as many of a CPU slot", 0,
+           default=0.0))
 
 _UNKNOWN = {"empty": True, "default": float("nan")}
 DEVICES = (

@@ -1,10 +1,13 @@
 """Jobs that weigh nothing, and faults, for workers that import no torch."""
 
+import errno
 import os
 import resource
 import signal
 import sys
 import time
+
+from lib.errors import InputError
 
 
 def sleep(job, seconds=0.01, value=None):
@@ -54,6 +57,24 @@ def fail(job):
 
 def starve(job):
     raise MemoryError
+
+
+def full(job, until):
+    """Find the disk full until there is a file."""
+    if not os.path.exists(until):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    return {"value": "written"}
+
+
+def refuse(job):
+    raise InputError("this input is wrong")
+
+
+def wait_in_vain(job):
+    class HeldForNowError(InputError):
+        pass
+
+    raise HeldForNowError("another process is at it")
 
 
 def hang(job):

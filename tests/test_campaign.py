@@ -1,18 +1,30 @@
 """Files of jobs: what is refused, and a real run of two small workloads that survives the death of a worker."""
 
+import json
+import os
+import stat
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
+import nbformat
 import numpy as np
+import pandas as pd
 import psutil
 import pytest
 
-from lib import store
-from lib.errors import InputError
+from lib import __main__ as command
+from lib import files, store, tables
+from lib.errors import InputError, one_line
+from lib.measure import machine
 from lib.schedule import api
-from lib.schedule.runtime import jobs_file, local_site, run_record, tasks
-from lib.schedule.runtime.worker_process import Job
-from lib.schedule.runtime.workers import ProcessWorker, Slot
+from lib.schedule.problem import Jobs
+from lib.schedule.runtime import jobs_file, local_site, probe, run_record, tasks
+from lib.schedule.runtime.journal import Spec
+from lib.schedule.runtime.worker_process import Job, _outcome
+from lib.schedule.runtime.workers import ProcessWorker, Site, Slot
+from tests import killed
 
 
 def write(path, text):
@@ -25,10 +37,154 @@ def write(path, text):
     ("job_id,workload_id,steps\na,W1,0\n", "steps"), ("job_id,workload_id,steps\na,W1,\n", "steps"),
     ("job_id,steps\na,1\n", "one of them"), ("job_id,workload_id,notebook,steps\na,W1,n.ipynb,1\n", "one of them"),
     ("job_id,workload_id,steps,colour\na,W1,1,red\n", "unknown"),
-    ("job_id,workload_id,steps,arrival_s\na,W1,1,-3\n", "arrival_s"), ("job_id,workload_id,steps\n", "no row")])
+    ("job_id,workload_id,steps,arrival_s\na,W1,1,-3\n", "arrival_s"), ("job_id,workload_id,steps\n", "no row"),
+    ("job_id,workload_id,steps\na,W1,5,9\n", "line 2 has 4 fields, the header has 3"),
+    ("job_id,workload_id,steps,steps\na,W1,5,6\n", "column steps is there twice"),
+    ("job_id,workload_id,steps\n,W1,5\n", "no job_id"), ("job_id,workload_id,steps\nNA,W1,5\n", "empty cell"),
+    *((f"job_id,workload_id,steps\na,W1,{steps}\n", "whole number, 1 or more") for steps in
+      ("inf", "nan", "text", "0", "-1", "1.5", "1e30", "9223372036854775808", "1e400")),
+    *((f"job_id,workload_id,steps,{name}\na,W1,5,{value}\n", f"{name} of 'a' is '{value}': it is a finite number, 0 or more")
+      for name in ("arrival_s", "deadline_s", "memory_mb", "cpu_cores") for value in ("nan", "inf", "-1", "x"))])
 def test_bad_files_of_jobs_are_refused(tmp_path, text, word):
     with pytest.raises(InputError, match=word):
         jobs_file.read(write(tmp_path / "jobs.csv", text), tmp_path)
+
+
+NOTEBOOKS = "job_id,notebook\n"
+
+
+def test_whatever_a_job_is_called_it_stays_in_its_folder(tmp_path):
+    """The executed notebook has a plain name of its own, also where file systems do not tell cases apart."""
+    names = ["a", "A", "a.b", "../../x", "/etc/x", "a/b", "a\\b", ".", "..", ".hidden", "x" * 300, "x" * 299 + "y", "ä", "é",
+             "con.", "-rf", "~", "a b", "a~0123456789abcdef", "$HOME", "%2e%2e", "a\u202eb"]
+    (tmp_path / "n.ipynb").touch()
+    path = write(tmp_path / "jobs.csv", NOTEBOOKS + "".join(f"{name},n.ipynb\n" for name in names if name.isprintable()))
+    specs, _ = jobs_file.read(path, tmp_path / "out")
+    targets = [Path(spec.arguments["out"]) for spec in specs]
+    assert {target.resolve().parent for target in targets} == {tmp_path / "out" / "notebooks"}
+    assert len({target.name.lower() for target in targets}) == len(specs) == len(names) - 1
+    assert all(len(target.name) < 100 and not target.name.startswith((".", "-")) for target in targets)
+    assert targets[0].name == "a.ipynb"
+    assert files.safe_name("a\nb") != files.safe_name("a b") and files.safe_name("\ud800\0") and files.safe_name("") != "~"
+
+
+def test_a_notebook_lies_beside_its_jobs_or_in_the_repository(tmp_path):
+    folder = tmp_path / "jobs"
+    (folder / "sub").mkdir(parents=True)
+    for name in ("jobs/own.ipynb", "jobs/sub/deep.ipynb", "jobs/no.txt", "outside.ipynb"):
+        (tmp_path / name).touch()
+    (folder / "linked.ipynb").symlink_to(tmp_path / "outside.ipynb")
+    texts = ["own.ipynb", "sub/../sub/deep.ipynb", "notebooks/01_machine.ipynb", f"{folder}/own.ipynb"]
+    path = write(folder / "jobs.csv", NOTEBOOKS + "".join(f"j{n},{text}\n" for n, text in enumerate(texts)))
+    specs, jobs = jobs_file.read(path, tmp_path / "out")
+    assert [spec.arguments["path"] for spec in specs] == [f"{folder}/own.ipynb", f"{folder}/sub/deep.ipynb",
+                                                          "notebooks/01_machine.ipynb", f"{folder}/own.ipynb"]
+    assert jobs.job_class.tolist() == [0, 1, 2, 0]  # alike is what is the same file
+    for text in ("none.ipynb", "no.txt", "../outside.ipynb", str(tmp_path / "outside.ipynb"), "linked.ipynb", "sub", ".",
+                 "/etc/passwd", "x" * 300 + ".ipynb", "notebooks"):
+        with pytest.raises(InputError, match="the notebook of job 'j', .* is no .ipynb file in"):
+            jobs_file.read(write(folder / "jobs.csv", f"{NOTEBOOKS}j,{text}\n"), tmp_path / "out")
+
+
+def test_a_run_has_a_folder_of_its_own(tmp_path):
+    jobs = tmp_path / "jobs.csv"
+    assert jobs_file.folder_of(jobs, tmp_path / "new") == tmp_path / "new" and not (tmp_path / "new").exists()
+    assert jobs_file.folder_of(jobs).name == "jobs"
+    with pytest.raises(InputError, match=f"there is no folder {tmp_path}/none"):
+        jobs_file.folder_of(jobs, tmp_path / "none" / "new")
+    with pytest.raises(InputError, match="Not a directory"):
+        jobs_file.folder_of(jobs, write(tmp_path / "file", ""))
+    own = tmp_path / "own"
+    for name in ("probe-cpu-1/run.sqlite", "probe-ray-cpu-1/run.sqlite", "jobs.csv", ".run.sqlite.lock"):
+        (own / name).parent.mkdir(parents=True, exist_ok=True)
+        (own / name).touch()
+        assert jobs_file.folder_of(jobs, own) == own
+    (own / "schedule.csv").touch()
+    with pytest.raises(InputError, match=r"own holds other things than a run, such as schedule.csv"):
+        jobs_file.folder_of(jobs, own)
+    (own / "run.sqlite").touch()
+    assert jobs_file.folder_of(jobs, own) == own
+    assert command.main(["run-jobs", str(jobs), "--out", str(tmp_path)]) == 2
+
+
+def _site(jobs, count=0):
+    """Return one slot without a process, whose workloads are those of this test."""
+    return Site((Slot("cpu"),), killed.Inline, np.ones((len(jobs), 1), bool))
+
+
+def test_a_failed_probe_says_why_and_is_tried_by_the_next_call(tmp_path, monkeypatch):
+    path = write(tmp_path / "jobs.csv", "job_id,workload_id,steps\na,W1,50\nb,W2,10\n")
+
+    def probe(job, workload_id, seconds):
+        if workload_id == "W2" and not (tmp_path / "space").exists():
+            raise OSError(28, "No space left on device")
+        ran.append(workload_id)
+        return {"step_s": 0.1, "setup_s": 1.0}
+
+    ran = []
+    monkeypatch.setattr(tasks, "probe", probe)
+    with pytest.raises(InputError, match="no slot can run job 'b': W2 could not be probed on cpu: .*No space left on device"):
+        jobs_file.prepare(path, tmp_path / "out", site_of=_site)
+    (tmp_path / "space").touch()
+    prepared = jobs_file.prepare(path, tmp_path / "out", site_of=_site)
+    assert ran == ["W1", "W2"] and prepared.predicted_s.tolist() == [[pytest.approx(6.0)], [pytest.approx(2.0)]]
+
+
+def test_what_could_not_be_probed_on_one_device_is_noted_where_another_can(tmp_path):
+    spec, slots = Spec("a", "tasks:workload", {"workload_id": "W1", "steps": 10}), (Slot("cpu"), Slot("cuda:0"))
+    fleet = local_site.fleet_of(slots)
+    found = probe.Probes({("W1", "cpu"): {"setup_s": 1.0, "step_s": 0.1}}, {("W1", "cuda:0"): "out of memory"})
+    site = Site(slots, killed.Inline, np.array([[True, True]]))
+    assert probe.predicted_s([spec], found, site, fleet).tolist() == [[2.0, np.inf]]
+    assert found.notes() == ["W1 could not be probed on cuda:0: out of memory"]
+    with pytest.raises(InputError, match="no slot can run job 'a': W1 could not be probed on cuda:0: out of memory"):
+        probe.predicted_s([spec], found, replace(site, able=np.array([[False, True]])), fleet)
+
+
+@pytest.mark.parametrize("column, value, word", [("memory_mb", "1e9", "1,000,000,000 MB and 0 cores; there are: cpu with "),
+                                                 ("cpu_cores", "4096", "0 MB and 4096 cores; there are: cpu with ")])
+def test_a_job_too_large_for_this_machine_is_refused_before_anything_runs(tmp_path, column, value, word):
+    path = write(tmp_path / "jobs.csv", f"job_id,workload_id,steps,{column}\nsmall,W1,1,0\nlarge,W1,1,{value}\n")
+    with pytest.raises(InputError, match=f"no slot of this machine can run job 'large': it needs {word}"):
+        jobs_file.prepare(path, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_runs_at_once_fits_together(monkeypatch):
+    """Slots share memory and cores: what one slot takes is its share, and fewer slots have larger ones; a GPU has its own."""
+    monkeypatch.setattr(local_site, "cores_here", lambda: [0, 1, 2, 3])
+    monkeypatch.setattr(machine, "devices", lambda: ["cpu", "cuda:0"])
+    monkeypatch.setattr(machine, "memory_mb", {"cpu": 8000.0, "cuda:0": 16000.0}.__getitem__)
+    jobs = replace(Jobs.plain(4), memory_mb=np.array([2000.0, 2001.0, 16000.0, 0.0]), cpu_cores=np.array([1.0, 0.0, 4.0, 2.0]))
+    assert local_site.local_site(jobs).able.tolist() == [[True, True], [False, True], [False, True], [False, True]]
+    assert local_site.local_site(jobs, 2).able.tolist() == [[True, True], [True, True], [False, True], [True, True]]
+    with pytest.raises(InputError, match=r"cpu with 2,000 MB and 1 cores, cuda:0 with 16,000 MB and 4 cores \(.*fewer --slots"):
+        local_site.local_site(replace(jobs, memory_mb=np.full(4, 16001.0)))
+
+
+@pytest.mark.parametrize("words", [
+    ["contention", "--rounds", "0"], ["contention", "--rounds", "-3"], ["contention", "--rounds", "nan"],
+    ["contention", "--slots", "-1"], ["contention", "--workloads", "W1,W1"], ["contention", "--workloads", "W1,,W3"],
+    ["contention", "--workloads", "W99"], ["contention", "--slots", "4097"], ["run-jobs", "j.csv", "--slots", "-1"],
+    ["run-jobs", "j.csv", "--slots", "0"], ["run-jobs", "j.csv", "--slots", "1e3"]])
+def test_wrong_numbers_of_the_command_are_refused(words, capsys):
+    try:
+        status = command.main(words)
+    except SystemExit as end:
+        status = end.code
+    said = capsys.readouterr().err
+    assert status == 2 and said.startswith("error: ") and said.count("\n") == 1
+
+
+def test_a_failing_notebook_says_why_and_a_missing_one_is_refused(tmp_path):
+    cell = nbformat.v4.new_code_cell("raise Exception()")
+    notebook = nbformat.v4.new_notebook(cells=[cell], metadata={"kernelspec": {"name": "python3", "display_name": "Python 3"}})
+    nbformat.write(notebook, tmp_path / "bare.ipynb")
+    for name, outcome, words in (("bare", "failed", "Exception without a message"), ("no", "refused", "no.ipynb is missing")):
+        arguments = {"path": str(tmp_path / f"{name}.ipynb"), "parameters": {}, "out": str(tmp_path / "out.ipynb")}
+        how, _, reason = _outcome("token", "lib.schedule.runtime.tasks:notebook", arguments, Job("cpu", (), 1))
+        assert how == outcome and words in reason
+    assert one_line(ValueError()) == "ValueError without a message" and one_line(OSError("a\x1b[31m")) == "OSError: a[31m"
 
 
 def test_slots_share_the_cores_and_never_overlap():
@@ -68,6 +224,21 @@ def test_real_workloads_survive_the_death_of_a_worker(tmp_path):
     assert {result["steps"] for result in ran.ends["result"]} == {150, 20}
     assert len(store.read(tmp_path / "out" / "schedule.csv", "schedule")) >= 3
     assert (tmp_path / "out" / "trace.json").is_file() and "done" in run_record.text(ran)
+    again = run_record.read(tmp_path / "out")
+    pd.testing.assert_frame_equal(again.ends, ran.ends)
+    assert again.facts == ran.facts and again.job_classes == ran.job_classes
+
+
+def test_a_record_that_is_none_is_refused(tmp_path):
+    _, record = run_record.of_reference()
+    run_record.write(record, tmp_path)
+    pd.testing.assert_frame_equal(run_record.read(tmp_path).ends, record.ends)
+    content = store.read_json(tmp_path / "ran.json")
+    for wrong in ([], 5, "text", None, {}, {**content, "ends": {}}, {**content, "ends": [{}]}, {**content, "facts": {}},
+                  {**content, "kinds": []}, {**content, "more": 1}):
+        store.write_json(wrong, tmp_path / "ran.json")
+        with pytest.raises(InputError, match=r"ran\.json"):
+            run_record.read(tmp_path)
 
 
 def test_paced_work_counts_whole_steps(monkeypatch):
@@ -95,4 +266,53 @@ def test_the_command_answers_from_files(tmp_path):
     late = api.schedule_files(times, devices, actual=actual)
     assert late.figures["makespan_s"] > 4 and late.figures["ratio"] >= 1
     found.write(tmp_path / "s.csv", tmp_path / "trace.json")
-    assert len(store.read(tmp_path / "s.csv", "schedule")) == 4
+    assert len(store.read(tmp_path / "s.csv", "schedule")) == 4 and json.loads((tmp_path / "trace.json").read_text())
+    for out, trace_path in ((tmp_path / "s.csv", None), (None, tmp_path / "trace.json"), (times, None),
+                            (tmp_path / "none" / "s.csv", None)):
+        before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+        with pytest.raises(InputError, match="exists already|there is no folder"):
+            late.write(out, trace_path)
+        assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_the_command_overwrites_nothing(tmp_path, capsys):
+    times = write(tmp_path / "t.csv", "job_id,cpu\na,4\nb,4\n")
+    devices = write(tmp_path / "d.csv", "device,type,count\nhost,cpu,1\n")
+    (tmp_path / "link.csv").symlink_to(tmp_path / "nowhere.csv")
+    given = ["schedule", "--times", str(times), "--devices", str(devices), "--policy", "first-come"]
+    before = {path.name for path in tmp_path.iterdir()}
+    for option in ("--out", "--trace"):
+        for name in ("t.csv", "d.csv", ".", "none/x.csv", "link.csv", "x" * 300):
+            with pytest.raises(SystemExit) as end:
+                command.main([*given, option, str(tmp_path / name)])
+            assert end.value.code == 2 and capsys.readouterr().err.count("\n") == 1
+        assert command.main([*given, option, "/dev/full"]) == 2 and "No space left on device" in capsys.readouterr().err
+    assert command.main([*given, "--out", str(tmp_path / "o"), "--trace", f"{tmp_path}/./o"]) == 2
+    assert {path.name for path in tmp_path.iterdir()} == before and times.read_text() == "job_id,cpu\na,4\nb,4\n"
+    assert stat.S_ISCHR(os.stat("/dev/full").st_mode)
+    os.mkfifo(tmp_path / "pipe")
+    with ThreadPoolExecutor(1) as pool:
+        received = pool.submit((tmp_path / "pipe").read_text)
+        assert command.main([*given, "--out", str(tmp_path / "pipe"), "--trace", str(tmp_path / "new.json")]) == 0
+    assert received.result().startswith("job_id,device") and (tmp_path / "new.json").is_file()
+
+
+def test_a_chart_is_whole_or_not_there(tmp_path, monkeypatch):
+    """What cannot be drawn to its end leaves the one before it."""
+    from matplotlib.figure import Figure
+
+    from lib.cli import schedule as verbs
+
+    schedule = pd.DataFrame([("a", "cpu", 0.0, 1.0, 1, "done")], columns=tables.columns("schedule"))
+    record = run_record.RunRecord(schedule, schedule, pd.DataFrame({"end_s": [1.0]}), {}, {"bound_s": 1.0})
+    path = verbs._drawn(record, tmp_path / "gantt.svg")
+    before = path.read_bytes()
+
+    def torn(self, target, **options):
+        Path(target).write_bytes(b"<svg") if isinstance(target, str | Path) else target.write(b"<svg")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Figure, "savefig", torn)
+    with pytest.raises((OSError, InputError)):
+        verbs._drawn(record, path)
+    assert path.read_bytes() == before

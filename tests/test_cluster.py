@@ -36,7 +36,7 @@ def nodes():
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("RAY_TMPDIR", home)
         (Path(home) / "ray").mkdir()  # Ray's Cluster writes the head's address there, and does not make the folder
-        head = {**NODE, "include_dashboard": False, "no_monitor": True, "temp_dir": home,
+        head = {**NODE, "include_dashboard": False, "no_monitor": True, "temp_dir": f"{home}/r",
                 "_system_config": {"worker_niceness": 0}}
         found = Cluster(initialize_head=True, head_node_args=head)
         found.add_node(**NODE)
@@ -153,14 +153,28 @@ def test_nodes_that_differ_in_what_they_can_run_are_of_different_types(joined, m
 
 
 LOCAL = """
-import json, sys
+import json, os, subprocess, sys, time
 from pathlib import Path
+import psutil
+from lib.schedule.problem import Jobs
 from lib.schedule.runtime import ray_workers as cluster
+from lib.schedule.runtime.workers import Limits
 with cluster.Cluster() as local:
     local.join()
     folder = Path(local._folder.name)
-    sockets = [str(path) for path in folder.glob("session_*/sockets/*")]
-    print(json.dumps({"nodes": len(local.nodes()), "sockets": sockets, "folder": str(folder)}))
+    sockets = [str(path) for path in folder.glob("*/session_*/sockets/*")]
+    worker, end = local.spawn(local.site(Jobs.plain(1), warm_up="").slots[0], Limits()), time.monotonic() + 60
+    while not worker.messages() and time.monotonic() < end:
+        time.sleep(0.05)
+    this = psutil.Process()
+    listening = {(process.name(), connection.laddr.ip) for process in (this, *this.children(recursive=True))
+                 for connection in process.net_connections("inet") if connection.status in ("LISTEN", "NONE")}
+    address = local._ray.get_runtime_context().gcs_address
+    stranger = subprocess.run([sys.executable, "-c", f"import ray; ray.init(address={address!r}, log_to_driver=False)"],
+                              env={**os.environ, "RAY_AUTH_TOKEN": "of another cluster", "RAY_NUM_REDIS_GET_RETRIES": "1"},
+                              capture_output=True)
+    print(json.dumps({"nodes": len(local.nodes()), "sockets": sockets, "folder": str(folder), "listening": sorted(listening),
+                      "mode": oct(folder.stat().st_mode & 0o777), "joined": stranger.returncode == 0}))
 """
 
 
@@ -172,11 +186,15 @@ def test_a_cluster_starts_on_a_machine_that_never_ran_ray(tmp_path):
         path.mkdir()
         fresh[name] = str(path)
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "XDG_"))}
-    ran = subprocess.run([sys.executable, "-c", LOCAL], env={**kept, **fresh}, cwd=paths.ROOT, capture_output=True, text=True,
-                         timeout=120, check=False)
+    open_door = {"RAY_AUTH_MODE": "disabled"}  # for the clusters of somebody who trusts all who reach them, not for this one
+    ran = subprocess.run([sys.executable, "-c", LOCAL], env={**kept, **fresh, **open_door}, cwd=paths.ROOT,
+                         capture_output=True, text=True, timeout=120, check=False)
     assert ran.returncode == 0, ran.stderr
     found = json.loads(ran.stdout.splitlines()[-1])
     assert found["nodes"] == 1 and found["sockets"] and max(map(len, found["sockets"])) <= 107
+    loopback = {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
+    assert len(found["listening"]) >= 4 and not [one for one in found["listening"] if one[1] not in loopback]
+    assert found["mode"] == "0o700" and not found["joined"]
     assert not Path(found["folder"]).exists() and not list(Path(fresh["HOME"]).rglob("*"))
 
 

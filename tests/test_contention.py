@@ -2,6 +2,7 @@
 
 import dataclasses
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -16,11 +17,16 @@ from lib.schedule.problem import Fleet, Jobs, Problem
 from lib.schedule.runtime import interference
 from lib.schedule.runtime.workers import Slot
 from lib.schedule.simulation.events import simulate
-from lib.studies.scheduler_eval import prediction_errors, scenario, tradeoffs
+from lib.studies.scheduler_eval import comparison, findings, host, prediction_errors, scenario, tradeoffs
 from tests.schedules import contention_of
 
 STEP_S = {"light": 0.01, "heavy": 0.1}
 SLOWED = {("light", "heavy"): 1.5, ("heavy", "heavy"): 2.0}  # (who, beside whom)
+
+SCENARIOS = """
+kinds: {a: {model: W1, mode: train}}
+scenarios: {s: {note: n, shortest_s: 1, longest_s: 2, devices: {cpu: {count: 1}}}}
+"""
 
 
 class Clockwork:
@@ -67,6 +73,29 @@ def test_pairs_are_found(table):
 def test_one_slot_cannot_be_measured_in_pairs():
     with pytest.raises(InputError, match="two slots"):
         interference.measure([Slot("cpu[0]")], ["light"], spawn=Clockwork)
+
+
+@pytest.mark.parametrize("options", [{"rounds": 0}, {"rounds": -3}, {"workloads": []}])
+def test_nothing_is_not_measured_with_success(options):
+    with pytest.raises(InputError, match="a round and a workload at least"):
+        interference.measure([Slot("cpu[0]"), Slot("cpu[1]")], **{"workloads": ["light"], "spawn": Clockwork, **options})
+
+
+def test_a_table_from_a_file_has_each_case_once_and_all_that_it_is_compared_with(table, tmp_path):
+    path = interference.write(table, tmp_path / "measured")
+    assert len(interference.read(path)) == len(table)
+    alone = table["beside"] == ALONE[0]
+    for number, (wrong, word) in enumerate([(pd.concat([table, table.head(1)]), "is there twice"),
+                                            (table[~alone], "has no row of what it takes beside nothing"),
+                                            (table.assign(slowdown=0.0), "is 0"), (table.assign(step_ms=0.0), "is 0"),
+                                            (table.assign(slowdown=-1.0), "slowdown")]):
+        path = tmp_path / f"{number}.csv"
+        path.write_text(wrong.to_csv(index=False))
+        with pytest.raises(InputError, match=word):
+            interference.read(path)
+        with pytest.raises(InputError, match=word):
+            interference.newest("x", tmp_path)
+        path.unlink()
 
 
 def test_what_was_measured_is_simulated(table):
@@ -129,6 +158,57 @@ def test_drift_is_shared_by_kind_and_type():
     assert table["over_perfect"].iloc[0] == pytest.approx(1.0) and (table["ratio"] >= 1 - 1e-9).all()
 
 
+@pytest.mark.parametrize("count", [1, 2, 3, 10])
+def test_few_jobs_are_not_of_every_class(count):
+    """Their predictions may be wrong all the same, by what is known of every class; the same jobs by the same factors."""
+    rates, fleet = pd.DataFrame({"a": np.arange(1.0, 11.0), "b": np.ones(10)}), Fleet.of({"a": 1, "b": 1})
+    spread = np.full((10, 2), 0.3)
+    for seed in range(5):
+        problem = job_mixes.draw(rates, fleet, count, seed)
+        wrong, same = (prediction_errors.drifted(problem, one, seed) for one in (spread, 0.3))
+        assert np.array_equal(wrong.actual_s, same.actual_s) and (wrong.actual_s != problem.actual_s).all()
+    results = prediction_errors.uncertain(partial(job_mixes.draw, rates, fleet, count), spread, ("fastest",), 2)
+    assert (results["ratio"] > 0).all()
+
+
+def test_where_nothing_can_be_saved_no_share_of_it_is_won():
+    """One job: the best device does all, whatever the policy."""
+    draw = partial(job_mixes.draw, pd.DataFrame({"cpu": [1.0], "gpu": [2.0]}), Fleet.of({"cpu": 1, "gpu": 1}), 1)
+    results = comparison.against_bound({"one": draw}, ("cpu-only", "gpu-only", "fastest", "hybrid"), 2)
+    assert results["headroom"].isna().all() and (results["room"].abs() < 1e-9).all()
+    assert "nan" not in findings.bound_words(results) and "inf" not in findings.bound_words(results)
+
+
+def test_a_host_takes_step_times_of_its_gpu_where_the_scenarios_have_none(table, monkeypatch):
+    def times(device):
+        return scenario.StepTimes(pd.DataFrame({"job_class": ["light", "other"], "device": device, "step_ms": 5.0}))
+
+    monkeypatch.setattr(scenario, "step_times", lambda devices: times(devices[0]))
+    assert host.host(table, times("a100")).rates.to_dict("index") == {"light": {"cpu": pytest.approx(100.0), "t4": 200.0}}
+    unknown = table.assign(workload_id="W99")
+    with pytest.raises(InputError, match="measured of W99, and step times are known of light, other: no job class has both"):
+        host.host(unknown[unknown["beside"] == ALONE[0]].head(1), times("t4"))
+
+
+def test_a_file_of_jobs_for_the_notebook_is_read(home, monkeypatch):
+    p = SimpleNamespace(source="measure", jobs=str(home / "none.csv"))
+    with pytest.raises(InputError, match="none.csv is missing"):
+        host.real_run(p)
+
+
+@pytest.mark.parametrize("text", ["- a\n- b\n", "5", "text", "[]", "", "kinds: {a: {1: W1}}\n", "kinds: 5\n", "kinds: [a]\n",
+                                  "kinds: {a: 5}\n", "\x00", SCENARIOS + "scenarioz: {}\n",
+                                  SCENARIOS.replace("model: W1", "id: b, model: W1"),
+                                  SCENARIOS.replace("count: 1", 'count: 1, idle_w: "inf"'),
+                                  SCENARIOS.replace("shortest_s: 1", "shortest_s: .nan")])
+def test_scenarios_that_are_no_scenarios_are_refused_in_one_line(tmp_path, text):
+    path = tmp_path / "scenarios.yaml"
+    path.write_text(text)
+    with pytest.raises(InputError, match="scenarios.yaml") as caught:
+        definitions.load_scenarios(path)
+    assert len(str(caught.value).splitlines()) == 1
+
+
 @pytest.mark.slow
 def test_the_front_holds_what_nothing_beats():
     fleet = Fleet.of({"slow": 3, "fast": 1}, idle_w=[1, 5], busy_w=[5, 200])
@@ -139,12 +219,6 @@ def test_the_front_holds_what_nothing_beats():
     ours = front[front["policy"] == "hybrid"].set_index("weight")
     assert ours["energy_j"][1.0] < 0.95 * ours["energy_j"][0.0]
     assert ours["makespan_s"][0.0] < 1.01 * front["makespan_s"].min()
-
-
-SCENARIOS = """
-kinds: {a: {model: W1, mode: train}}
-scenarios: {s: {note: n, shortest_s: 1, longest_s: 2, devices: {cpu: {count: 1}}}}
-"""
 
 
 @pytest.mark.parametrize(("right", "wrong", "word"), [("mode: train", "mode: fly", "mode"), ("count: 1", "count: 0", "count"),

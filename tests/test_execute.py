@@ -1,4 +1,4 @@
-"""Real runs with light jobs: nothing is lost, nothing is done twice, whatever is killed; a killed run goes on."""
+"""Real runs with light jobs: nothing is lost, no job ends twice, whatever is killed; a killed run goes on."""
 
 import json
 import multiprocessing
@@ -11,7 +11,7 @@ import time
 import numpy as np
 import pytest
 
-from lib import paths, tables
+from lib import locks, paths, tables
 from lib.errors import InputError
 from lib.schedule.policies import registry
 from lib.schedule.problem import Fleet, Jobs
@@ -19,7 +19,7 @@ from lib.schedule.runtime import executor, local_site
 from lib.schedule.runtime.journal import Journal, Spec
 from lib.schedule.runtime.workers import Limits, ProcessWorker, Slot, SlotLost
 from lib.schedule.state import Restart, Start, Wait
-from tests import faults
+from tests import faults, killed
 
 # Patient, as busy machines are slow.
 LIMITS = Limits(beat_s=0.05, silent_s=30, ready_s=120, grace_s=0.3, late=5, least_s=30, attempts=3)
@@ -100,7 +100,8 @@ def test_faults_lose_nothing():
 
 def test_a_job_that_always_fails_ends_with_its_reason(tmp_path):
     specs = [Spec("bad", "tests.light:fail", {}), Spec("deadly", "tests.light:kill", {}), Spec("nowhere", "tests.light:no", {}),
-             Spec("odd", "tests.light:odd", {}), *sleeping(2)]
+             Spec("odd", "tests.light:odd", {}), Spec("refused", "tests.light:refuse", {}),
+             Spec("held", "tests.light:wait_in_vain", {}), *sleeping(2)]
     attempts, ends, _ = run(specs, tmp_path)
     check(attempts, ends, specs)
     ends = ends.set_index("job_id")
@@ -108,6 +109,9 @@ def test_a_job_that_always_fails_ends_with_its_reason(tmp_path):
     assert "no function" in ends.loc["nowhere", "reason"]
     assert "cannot be written as JSON" in ends.loc["odd", "reason"]
     assert ends.loc["j0", "status"] == "done" and (attempts["job_id"] == "bad").sum() == 3
+    assert (attempts["job_id"] == "held").sum() == 3
+    for name, reason in (("refused", "this input is wrong"), ("nowhere", "no function 'tests.light:no'")):  # and would again be
+        assert (attempts["job_id"] == name).sum() == 1 and ends.loc[name, "reason"].startswith(reason)
 
 
 def test_workers_that_cannot_start_are_told_and_not_tried_for_ever(tmp_path):
@@ -223,6 +227,43 @@ def test_orphaned_workers_end(tmp_path):
     while any(os.path.exists(f"/proc/{child}") for child in children) and time.monotonic() < end:
         time.sleep(0.1)
     assert not any(os.path.exists(f"/proc/{child}") for child in children)
+
+
+@pytest.mark.slow
+def test_a_run_cut_short_at_any_moment_of_its_start_resumes():
+    """Killed at 24 moments of its first 50 ms, or refused space: benchmarks/faults.py does the same a thousand times."""
+    ran = subprocess.run([sys.executable, "-m", "tests.killed", "24", "0"], cwd=paths.ROOT, capture_output=True, text=True,
+                         check=False)
+    assert ran.stdout, ran.stderr
+    summary = json.loads(ran.stdout)
+    assert summary["wrong"] == [] and sum(summary["reached"].values()) == 24 + len(killed.SIZES)
+    assert summary["reached"]["empty journal"] > 5
+
+
+def test_what_failed_for_want_of_space_is_tried_by_the_next_call(tmp_path):
+    specs = [Spec("full", "tests.light:full", {"until": str(tmp_path / "space")}), Spec("bad", "tests.light:fail", {})]
+    attempts, ends, _ = run(specs, tmp_path / "run", spawn=killed.Inline)
+    assert set(ends["status"]) == {"failed"} and len(attempts) == 6
+    assert "No space left on device" in ends.set_index("job_id").loc["full", "reason"]
+    (tmp_path / "space").touch()
+    attempts, ends, _ = run(specs, tmp_path / "run", spawn=killed.Inline)
+    check(attempts, ends, specs)
+    assert ends.set_index("job_id")["status"].to_dict() == {"bad": "failed", "full": "done"}
+    assert attempts[attempts["job_id"] == "full"]["status"].tolist() == ["lost"] * 3 + ["done"]
+    assert (attempts["job_id"] == "bad").sum() == 3
+
+
+def test_a_journal_is_read_by_its_owner_alone_and_written_by_one_process(tmp_path):
+    path = tmp_path / "run.sqlite"
+    Journal(path, sleeping(2)).close()
+    path.chmod(0o644)  # as it was made before
+    journal = Journal(path, sleeping(2))
+    journal.start("j0", "cpu", 0.0)
+    assert {one.stat().st_mode & 0o777 for one in tmp_path.glob("run.sqlite*")} == {0o600}
+    assert {one.name for one in tmp_path.iterdir()} >= {"run.sqlite", "run.sqlite-wal", "run.sqlite-shm"}
+    journal.close()
+    with locks.writer(path), pytest.raises(InputError, match="being written by another process"):
+        run(sleeping(2), tmp_path)
 
 
 def test_records_are_guarded(tmp_path):

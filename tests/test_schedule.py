@@ -19,7 +19,7 @@ from lib.schedule import bounds, gavel, problem_files
 from lib.schedule.policies import registry
 from lib.schedule.policies.hybrid import local_search
 from lib.schedule.policies.hybrid.policy import HybridMemory
-from lib.schedule.problem import Fleet, Jobs, Problem, feasible
+from lib.schedule.problem import PER_TYPE, Fleet, Jobs, Problem, feasible
 from lib.schedule.simulation import metrics, trace
 from lib.schedule.simulation.events import Faults, PolicyError, simulate
 from lib.schedule.state import Restart, Start, Wait
@@ -337,7 +337,12 @@ def test_what_a_job_may_not_use_is_not_told():
 @pytest.mark.parametrize("text, word", [
     ("job_id,cpu,gpu\na,1,-2\n", "gpu"), ("job_id,cpu,gpu\na,1,inf\n", "finite"), ("job_id,cpu,gpu\na,,\n", "no device"),
     ("job_id,cpu,gpu\na,1,1\na,1,1\n", "twice"), ("job_id,cpu\na,1\n", "missing"), ("job_id,cpu,gpu\na,x,1\n", "x"),
-    ("job_id,cpu,gpu\na,0,1\n", "positive"), ("", "readable"), ("job_id,cpu,gpu\n", "no row")])
+    ("job_id,cpu,gpu\na,0,1\n", "positive"), ("", "readable"), ("job_id,cpu,gpu\n", "no row"),
+    ("job_id,cpu,gpu\n100,1,2,3\n101,4,5,6\n", "line 2 has 4 fields, the header has 3"),
+    ("job_id,cpu,gpu\na,1\n", "line 2 has 2 fields"), ("job_id,cpu,gpu,cpu\na,1,2,3\n", "column cpu is there twice"),
+    ("job_id,cpu,gpu, gpu\na,1,2,3\n", "column gpu is there twice"), ("job_id,cpu,gpu\n,1,1\n", "no job_id"),
+    ("job_id,cpu,gpu\nNA,1,1\n", "empty cell"), ("job_id,cpu,gpu\na,nan,1\n", "'nan'"),
+    ("job_id,cpu,gpu\na,1e999,1\n", "1e999")])
 def test_bad_times_are_refused(tmp_path, text, word):
     times, devices = tmp_path / "times.csv", tmp_path / "devices.csv"
     times.write_text(text)
@@ -359,13 +364,34 @@ def test_columns_that_are_not_aligned_are_refused():
 @pytest.mark.parametrize("text, word", [
     ("device,type,count\nhost,cpu,0\ncard,gpu,0\n", "no device"), ("device,type,count\nhost,cpu,-1\n", "count"),
     ("device,type,count\nhost,cpu,1.5\n", "whole"), ("device,type,count\nhost,cpu,1\nhost,gpu,1\n", "twice"),
-    ("device,type,count,memory_mb\na,cpu,1,5\nb,cpu,1,6\n", "differ"), ("device,kind\na,cpu\n", "missing")])
+    ("device,type,count,memory_mb\na,cpu,1,5\nb,cpu,1,6\n", "differ"), ("device,kind\na,cpu\n", "missing"),
+    ("device,type,count\nc,cpu,2\nc[0],cpu,1\nd,gpu,1\n", r"two devices would be called 'c\[0\]'"),
+    ("device,type,count\nc[1],gpu,1\nc,cpu,2\n", r"two devices would be called 'c\[1\]'"),
+    ("device,type,count\nc,cpu,1,2\n", "line 2 has 4 fields"), ("device,type,type\na,cpu,gpu\n", "column type is there twice"),
+    ("device,type,count\n,cpu,1\n", "no device"), ("device,type,count\nNA,cpu,1\n", "empty cell"),
+    ("device,type,count\na,,1\n", "no type"), ("device,type,count\na,job_id,1\n", "column of ids"),
+    *((f"device,type,count\na,cpu,{count}\n", "count of 'a'|count is at most") for count in ("1e30", "inf", "nan", "1e9")),
+    *((f"device,type,{name}\na,cpu,{value}\n", f"{name} of 'a' is '{value}'") for name in PER_TYPE
+      for value in ("inf", "nan", "-1"))])
 def test_bad_devices_are_refused(tmp_path, text, word):
     times, devices = tmp_path / "times.csv", tmp_path / "devices.csv"
     times.write_text("job_id,cpu,gpu\na,1,1\n")
     devices.write_text(text)
     with pytest.raises(InputError, match=word):
         problem_files.read(times, devices)
+
+
+@pytest.mark.parametrize("name, text, word", [
+    ("actual", "job_id,cpu\na,1\na,2\nb,1\n", "'a' is there twice"), ("actual", "job_id,cpu\na,1\n", "lacks jobs of .*: b"),
+    ("actual", "job_id,cpu,cpu\na,1,2\nb,1,2\n", "column cpu is there twice"),
+    ("jobs", "job_id\na\na\nb\n", "'a' is there twice"), ("jobs", "job_id\na\nc\n", "do not name the same jobs: b, c"),
+    *(("jobs", f"job_id,{column}\na,{value}\nb,1\n", f"{column} of 'a' is '{value}'")
+      for column in ("arrival_s", "deadline_s") for value in ("nan", "inf", "-1", "1e999"))])
+def test_bad_jobs_and_actual_times_are_refused(tmp_path, name, text, word):
+    for file, content in (("times", "job_id,cpu\na,1\nb,2\n"), ("devices", "device,type,count\nhost,cpu,2\n"), (name, text)):
+        (tmp_path / f"{file}.csv").write_text(content)
+    with pytest.raises(InputError, match=word):
+        problem_files.read(tmp_path / "times.csv", tmp_path / "devices.csv", **{name: tmp_path / f"{name}.csv"})
 
 
 def test_trace_is_what_perfetto_reads(tmp_path):

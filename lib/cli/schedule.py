@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
+from lib.cli.options import names, new_file, whole
 from lib.errors import InputError
 
 
@@ -12,6 +13,8 @@ def _schedule(options: argparse.Namespace) -> int:
 
     from lib.schedule import api
 
+    if options.out and options.trace and options.out.resolve() == options.trace.resolve():
+        raise InputError(f"--out and --trace are both {options.out}; name two files")
     answer = api.schedule_files(options.times, options.devices, options.jobs, options.actual, options.policy, options.objective)
     answer.write(options.out, options.trace)
     print(json.dumps(answer.figures, indent=1) if options.json else api.text(answer))
@@ -34,7 +37,7 @@ def _run_jobs(options: argparse.Namespace) -> int:
 def _run_on(options: argparse.Namespace, site_of: Callable) -> int:
     from lib.schedule.runtime import jobs_file, run_record
 
-    out = options.out or jobs_file.default_folder(options.jobs)
+    out = jobs_file.folder_of(options.jobs, options.out)
     prepared = jobs_file.prepare(options.jobs, out, options.policy, options.objective, options.slots, site_of)
     record = jobs_file.run(prepared, out)
     print(run_record.text(record))
@@ -55,8 +58,8 @@ def _contention(options: argparse.Namespace) -> int:
     from lib.config import definitions
     from lib.schedule.runtime import interference, local_site
 
-    names = list(definitions.workloads()) if options.workloads == "all" else options.workloads.split(",")
-    workloads = [definitions.workload(name).id for name in names]
+    chosen = list(definitions.workloads()) if options.workloads == ["all"] else options.workloads
+    workloads = [definitions.workload(name).id for name in chosen]
     table = interference.measure(local_site.slots_here(options.slots), workloads, options.rounds)
     print(interference.text(table))
     print(interference.write(table))
@@ -74,25 +77,29 @@ def add(verbs) -> None:
     verb.add_argument("--policy", default="hybrid", help="hybrid (default), or a baseline; an unknown name lists all")
     verb.add_argument("--objective", default="makespan",
                       help="for hybrid: makespan, mean_jct, p99_jct, deadline, energy, price")
-    verb.add_argument("--out", type=Path, help="write the schedule to this CSV")
-    verb.add_argument("--trace", type=Path, help="write a Chrome trace, which ui.perfetto.dev opens, to this JSON")
+    verb.add_argument("--out", type=new_file, help="write the schedule to this new CSV")
+    verb.add_argument("--trace", type=new_file, help="write a Chrome trace, which ui.perfetto.dev opens, to this new JSON")
     verb.add_argument("--json", action="store_true", help="print the figures as one object")
     verb.set_defaults(call=_schedule)
 
-    verb = verbs.add_parser("run-jobs", help="run jobs on this machine's slots and GPUs or on a cluster; a second call resumes")
-    verb.add_argument("jobs", type=Path, help="CSV: job_id, and workload_id with steps or notebook; arrival_s, memory_mb, ...")
+    verb = verbs.add_parser("run-jobs", help="run jobs on this machine's slots and GPUs or on a cluster; a second call resumes",
+                            epilog="A job that is killed runs again: what it does besides its result happens at least once.")
+    verb.add_argument("jobs", type=Path, help="CSV: job_id, and workload_id with steps or notebook (a path in the folder of "
+                      "this file, or in the repository); arrival_s, memory_mb, ...")
     verb.add_argument("--policy", default="hybrid", help="as in schedule")
     verb.add_argument("--objective", default="makespan", help="as in schedule")
-    verb.add_argument("--slots", type=int, default=0, help="CPU slots of equal size, a node (default: one a core)")
+    verb.add_argument("--slots", type=whole(1), default=0, help="CPU slots of equal size, a node (default: one a core)")
     verb.add_argument("--engine", default="local", choices=("local", "ray"),
                       help="worker processes on this machine (default), or a Ray cluster of one or many nodes")
     verb.add_argument("--address", default="", metavar="HOST:PORT",
                       help="the Ray cluster's head, or auto (default: Ray is started here, and ended with the run)")
-    verb.add_argument("--out", type=Path, help="folder of journal and record (default: data/schedule/<name of the file>)")
+    verb.add_argument("--out", type=Path,
+                      help="folder of its own for journal and record (default: data/schedule/<name of the file>)")
     verb.set_defaults(call=_run_jobs)
 
     verb = verbs.add_parser("contention", help="measure how workloads slow each other down on these slots, for run-jobs")
-    verb.add_argument("--workloads", default="W1,W3,W6", metavar="W1,W3,...", help="which, or all (default W1,W3,W6)")
-    verb.add_argument("--slots", type=int, default=0, help="CPU slots of equal size (default: one a core)")
-    verb.add_argument("--rounds", type=int, default=3, help="visits of every pair, in random order (default 3)")
+    verb.add_argument("--workloads", type=names, default="W1,W3,W6", metavar="W1,W3,...",
+                      help="which, or all (default W1,W3,W6)")
+    verb.add_argument("--slots", type=whole(1), default=0, help="CPU slots of equal size (default: one a core)")
+    verb.add_argument("--rounds", type=whole(1, 1000), default=3, help="visits of every pair, in random order (default 3)")
     verb.set_defaults(call=_contention)

@@ -125,6 +125,12 @@ def devices() -> list[str]:
     return ["cpu", *cuda, *mps]
 
 
+def memory_mb(name: str) -> float:
+    """Return the memory of a device that is here, in 10^6 bytes: a GPU's own, else the host's."""
+    own = torch.cuda.get_device_properties(name).total_memory if name.startswith("cuda") else psutil.virtual_memory().total
+    return own / 1e6
+
+
 def device(wanted: str) -> torch.device:
     """Return the device of an id; ``auto`` is the first accelerator, else the CPU; ``cuda`` is ``cuda:0``.
 

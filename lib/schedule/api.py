@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from lib import store
+from lib import files, store
 from lib.schedule import bounds, problem_files
 from lib.schedule.policies import registry
 from lib.schedule.problem import Problem
@@ -41,11 +41,14 @@ class Answer:
         return self.outcome.schedule[columns("schedule")].sort_values(["start_s", "device"], ignore_index=True)
 
     def write(self, out: Path | None = None, trace_path: Path | None = None) -> None:
-        """Write the schedule as CSV and the trace as JSON, where asked; a file that is there is replaced in one step."""
+        """Write the schedule as CSV and the trace as JSON to new files, where asked; InputError where one is there already."""
+        for path in (out, trace_path):
+            if path is not None:
+                files.check_new(path)
         if out is not None:
-            store.write(self.schedule, out, "schedule", derived=True)
+            store.write(self.schedule, out, "schedule")
         if trace_path is not None:
-            trace.write(self.outcome.schedule, trace_path, self.policy)
+            files.create(trace_path, trace.encoded(self.outcome.schedule, self.policy))
 
 
 def schedule(problem: Problem, policy: str = "hybrid", objective: str = "makespan") -> Answer:

@@ -1,7 +1,8 @@
 """Runs a schedule for real: a worker a device or CPU slot, led by a policy, and a journal from which a killed run resumes."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -9,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from filelock import FileLock, Timeout
 
-from lib.errors import InputError, choices
+from lib import locks
+from lib.errors import InputError, choices, is_no_space
 from lib.progress import track
 from lib.schedule.contention import Contention
 from lib.schedule.problem import Fleet, Jobs, Problem
@@ -19,6 +20,7 @@ from lib.schedule.runtime.journal import Journal, Spec
 from lib.schedule.runtime.workers import Limits, ProcessWorker, Slot, SlotLost, Spawn, Worker
 from lib.schedule.state import Finished, Policy, Predict, Restart, State, Wait
 
+JOURNAL = "run.sqlite"
 _TICK_S = 0.2
 _LEAST_S = 1e-3
 
@@ -128,7 +130,7 @@ class _Executor:
         elif what == "stopped":
             self._moved(device, job)
         else:
-            self._fail(device, job, message[2])
+            self._fail(device, job, message[2], final=what == "refused")
         return True
 
     def _watch(self, device: int, slot: _SlotState) -> bool:
@@ -174,14 +176,14 @@ class _Executor:
         else:
             self.state.arrived.append(job)
 
-    def _fail(self, device: int, job: int, reason: str) -> None:
-        """End an attempt that went wrong, and the job with it when it was tried often enough."""
+    def _fail(self, device: int, job: int, reason: str, final: bool = False) -> None:
+        """End an attempt that went wrong, and the job with it when that is ``final`` or it was tried often enough."""
         slot, name = self.slot_states[device], self.specs[job].job_id
         self.state.stop(device)
         self.attempts[name] = self.attempts.get(name, 0) + 1
-        if self.attempts[name] >= self.limits.attempts:
-            self.left -= self.journal.end(name, slot.attempt, self.state.now_s, "failed",
-                                          f"{reason} (attempt {self.attempts[name]} of {self.limits.attempts})")
+        if final or self.attempts[name] >= self.limits.attempts:
+            times = "" if final else f" (attempt {self.attempts[name]} of {self.limits.attempts})"
+            self.left -= self.journal.end(name, slot.attempt, self.state.now_s, "failed", f"{reason}{times}")
         else:
             self.journal.stop(name, slot.attempt, self.state.now_s, "retried", reason)
             self.state.waiting[job] = None
@@ -277,31 +279,20 @@ class _Executor:
 
 
 def execute(specs: Sequence[Spec], jobs: Jobs, fleet: Fleet, slots: Sequence[Slot], predicted_s: np.ndarray, policy: Policy,
-            folder: Path, limits: Limits | None = None, spawn: Spawn = ProcessWorker,
-            contention: Contention | None = None) -> tuple[pd.DataFrame, pd.DataFrame, list[str]]:
+            folder: Path, limits: Limits | None = None, spawn: Spawn = ProcessWorker, contention: Contention | None = None,
+            again: Callable[[str], bool] = is_no_space) -> tuple[pd.DataFrame, pd.DataFrame, list[str]]:
     """Run jobs on slots as a policy says; return the attempts, the ends with results, and notes of what went wrong.
 
-    ``folder`` holds the journal; the same jobs again resume a run that was stopped or killed. Every job ends once: done, or
-    failed with a reason. The policy knows ``contention``. Raises InputError when another process is at it, the journal is of
-    other jobs, or a job can run nowhere.
+    ``folder`` holds the journal; the same jobs again resume a run that was stopped or killed. Every job ends once in it: done,
+    or failed with a reason, and is tried again when that is one for which ``again`` holds. What a job does besides happens at
+    least once: one that is killed between its effect and its entry runs anew. The policy knows ``contention``. Raises
+    InputError when another process is at it, the journal is of other jobs, a disk is full, or a job can run nowhere.
     """
     feasible_s = Problem(jobs, fleet, predicted_s, predicted_s).feasible_s
-    folder.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(folder / "run.lock")
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        raise InputError(f"another process is running the jobs of {folder}") from None
-    try:
-        journal = Journal(folder / "run.sqlite", specs)
+    path = folder / JOURNAL
+    with locks.writer(path), closing(Journal(path, specs, again)) as journal:
         state = State.at_start(jobs, fleet)
         state.contention = contention
         executor = _Executor(specs, state, slots, Predict(feasible_s), policy, journal, limits or Limits(), spawn)
-        try:
-            executor.run()
-        finally:
-            attempts, ends = journal.attempts(), journal.results()
-            journal.close()
-        return attempts, ends, executor.notes
-    finally:
-        lock.release()
+        executor.run()
+        return journal.attempts(), journal.results(), executor.notes

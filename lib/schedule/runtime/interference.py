@@ -100,8 +100,10 @@ def measure(slots: Sequence[Slot], workloads: Sequence[str], rounds: int = 3, sp
     """Return the table ``contention``: a row a workload, a type of slot, and what ran beside it.
 
     Every case is visited once a round, in random order; a slowdown is the median over rounds of a step's time over that
-    alone, in the same round. Workers live through all of it. Raises InputError for fewer than two slots.
+    alone, in the same round. Workers live through all of it. Raises InputError for fewer than two slots, no round, no workload.
     """
+    if rounds < 1 or not workloads:
+        raise InputError(f"contention needs a round and a workload at least, not {rounds} rounds of {len(workloads)} workloads")
     measured = _measured_slots(slots)
     sides = [_Side(slot, name) for slot in measured for name in workloads]
     with _started(measured, spawn) as workers:
@@ -152,10 +154,25 @@ def write(table: pd.DataFrame, folder: Path = paths.DATA / FOLDER) -> Path:
     return path
 
 
+def read(path: Path) -> pd.DataFrame:
+    """Read a measured table back; InputError for a case that is there twice, or lacks its time alone, and for a time of 0."""
+    table = store.read(path, "contention")
+    case, key = ["workload_id", "device_type", "beside", "beside_type"], ["workload_id", "device_type"]
+    doubled, alone = table[table.duplicated(case)], table[table["beside"] == ALONE[0]]
+    lacking = set(table[key].itertuples(index=False, name=None)) - set(alone[key].itertuples(index=False, name=None))
+    if len(doubled):
+        raise InputError(f"{path}: {choices(doubled[case].iloc[0])} is there twice; each case has one row")
+    if lacking:
+        raise InputError(f"{path}: {choices(min(lacking))} has no row of what it takes beside {ALONE[0]}")
+    if not (table[["step_ms", "slowdown"]] > 0).all(axis=None):
+        raise InputError(f"{path}: a step_ms or a slowdown is 0; both are above it")
+    return table
+
+
 def newest(hardware_id: str, folder: Path = paths.DATA / FOLDER) -> pd.DataFrame | None:
     """Return the newest table that was measured on this hardware, None if there is none."""
     for path in sorted(folder.glob("*.csv"), key=lambda path: path.stat().st_mtime, reverse=True):
-        table = store.read(path, "contention")
+        table = read(path)
         if set(table["hardware_id"]) == {hardware_id}:
             return table
     return None

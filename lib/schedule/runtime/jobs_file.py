@@ -1,5 +1,7 @@
 """A file of jobs, run here or on a cluster: jobs.csv -> what to call, where it can run, how long it should take; its record."""
 
+import os
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from lib import paths, store
+from lib import files, paths, store
 from lib.config.definitions import workload
-from lib.errors import InputError
+from lib.errors import InputError, choices
 from lib.schedule import bounds, problem_files
 from lib.schedule.contention import Contention
 from lib.schedule.policies import registry
@@ -23,13 +25,14 @@ from lib.schedule.simulation.events import simulate
 from lib.schedule.state import Policy
 
 _TASKS = "lib.schedule.runtime.tasks"
+_BEFORE = re.compile(rf"probe-.*|jobs\.csv|\.{executor.JOURNAL}\.lock")  # what lies in a run's folder before its journal
 
 
 @dataclass(frozen=True)
 class PreparedJobs:
     """Jobs, slots and how their workers are spawned, the predicted seconds (jobs, types), the policy with its name.
 
-    ``contention`` is what is known of how jobs slow each other down there.
+    ``contention`` is what is known of how jobs slow each other down there, ``notes`` say what could not be probed.
     """
 
     specs: tuple[Spec, ...]
@@ -41,6 +44,7 @@ class PreparedJobs:
     name: str
     spawn: Spawn = ProcessWorker
     contention: Contention | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def problem(self) -> Problem:
@@ -49,24 +53,42 @@ class PreparedJobs:
 
 
 def read(path: Path, out: Path) -> tuple[tuple[Spec, ...], Jobs]:
-    """Read ``jobs.csv`` (table ``jobs``); a job has a workload_id with steps, or a notebook.
+    """Read ``jobs.csv`` (table ``jobs``); a job has a workload_id with steps, or a notebook (``notebook_of``).
 
     Raises InputError naming the row that is wrong.
     """
-    table = problem_files.read_jobs(path)
-    specs = []
+    table, specs = problem_files.read_jobs(path), []
     for row in table.itertuples():
         if bool(row.workload_id) == bool(row.notebook):
             raise InputError(f"{path}: job {row.job_id!r} must have a workload_id or a notebook, one of them")
         if row.notebook:
-            target = out / "notebooks" / f"{row.job_id}.ipynb"
-            specs.append(Spec(row.job_id, f"{_TASKS}:notebook", {"path": row.notebook, "parameters": {}, "out": str(target)}))
+            notebook = table.loc[row.Index, "notebook"] = notebook_of(row.notebook, path, row.job_id)
+            target = out.resolve() / "notebooks" / f"{files.safe_name(row.job_id)}.ipynb"
+            specs.append(Spec(row.job_id, f"{_TASKS}:notebook", {"path": notebook, "parameters": {}, "out": str(target)}))
             continue
         if pd.isna(row.steps):
             raise InputError(f"{path}: steps of {row.job_id!r} is empty: a workload needs a whole number, 1 or more")
         specs.append(Spec(row.job_id, f"{_TASKS}:workload",
                           {"workload_id": workload(row.workload_id).id, "steps": int(row.steps)}))
     return tuple(specs), problem_files.jobs_of(table)
+
+
+def notebook_of(text: str, path: Path, job_id: str) -> str:
+    """Return the notebook that a job executes: a file in the folder of its file of jobs ``path``, or in the repository.
+
+    It is looked for in this order, and given relative to the repository where it lies in there. Raises InputError for one that
+    lies in neither.
+    """
+    for folder in (path.parent.resolve(), paths.ROOT):
+        try:
+            notebook = (folder / text).resolve()
+            there = notebook.suffix == ".ipynb" and notebook.is_relative_to(folder) and notebook.is_file()
+        except (OSError, RuntimeError):  # a name that no file can have, a circle of links
+            there = False
+        if there:
+            return str(notebook.relative_to(paths.ROOT) if notebook.is_relative_to(paths.ROOT) else notebook)
+    raise InputError(f"{path}: the notebook of job {job_id!r}, {text!r}, is no .ipynb file in {path.parent.resolve()} or "
+                     f"{paths.ROOT}, where it is looked for")
 
 
 def job_class_of(spec: Spec) -> str:
@@ -96,8 +118,8 @@ def prepare(path: Path, out: Path, name: str = "hybrid", objective: str = "makes
     known, fleet = _known_contention(tuple(dict.fromkeys(map(job_class_of, specs))), site), fleet_of(site.slots)
     workloads = [spec.arguments["workload_id"] for spec in specs if "workload_id" in spec.arguments]
     probes = probe.probe(workloads, site, fleet, out, Limits(), known is not None)
-    predicted_s = np.where(site.able, probe.predicted_s(specs, probes, fleet), np.inf)
-    return PreparedJobs(specs, jobs, site.slots, fleet, predicted_s, policy, name, site.spawn, known)
+    return PreparedJobs(specs, jobs, site.slots, fleet, probe.predicted_s(specs, probes, site, fleet), policy, name, site.spawn,
+                        known, tuple(probes.notes()))
 
 
 def write_trial(workloads: Sequence[str], count: int, job_s: float, out: Path, seed: int = 0) -> Path:
@@ -111,20 +133,19 @@ def write_trial(workloads: Sequence[str], count: int, job_s: float, out: Path, s
     probes = probe.probe(names, site, fleet, out, Limits(), known is not None)
     long_s, rows = np.random.default_rng(seed).uniform(0.5, 1.5, count) * job_s, []
     for number, name in enumerate(names):
-        if (name, fleet.types[0]) not in probes:
-            raise InputError(f"{name} could not be probed on {fleet.types[0]}; its reason is in {out}")
-        times = probes[name, fleet.types[0]]
+        if (name, fleet.types[0]) not in probes.times:
+            raise InputError(choices(probes.notes(name)))
+        times = probes.times[name, fleet.types[0]]
         steps = max(1, round((long_s[number] - times["setup_s"]) / times["step_s"]))
         rows.append({"job_id": f"{name}-{number}", "workload_id": name, "steps": steps})
-    path = out / "jobs.csv"
-    pd.DataFrame(rows).to_csv(path, index=False)
-    return path
+    return files.create(out / "jobs.csv", pd.DataFrame(rows).to_csv(index=False).encode())
 
 
 def run(prepared: PreparedJobs, out: Path, limits: Limits | None = None) -> RunRecord:
     """Run prepared jobs; ``out`` holds journal and record. The same again resumes where it was.
 
-    The simulation beforehand includes contention where that was measured.
+    Each job ends once, but what it does besides happens at least once (``executor.execute``). The simulation beforehand
+    includes contention where that was measured.
     """
     from lib.measure import machine
 
@@ -133,7 +154,7 @@ def run(prepared: PreparedJobs, out: Path, limits: Limits | None = None) -> RunR
     attempts, ends, notes = executor.execute(
         prepared.specs, prepared.jobs, prepared.fleet, prepared.slots, prepared.predicted_s, prepared.policy, out, limits,
         prepared.spawn, known)
-    facts = {"policy": prepared.name, "bound_s": bounds.makespan_bound(problem), "notes": notes,
+    facts = {"policy": prepared.name, "bound_s": bounds.makespan_bound(problem), "notes": [*prepared.notes, *notes],
              "contention": known is not None, "machine": machine.name(), "written_utc": store.utc_now()}
     record = RunRecord(attempts[attempts["status"] != "running"], simulated, ends,
                        {spec.job_id: job_class_of(spec) for spec in prepared.specs}, facts)
@@ -141,6 +162,18 @@ def run(prepared: PreparedJobs, out: Path, limits: Limits | None = None) -> RunR
     return record
 
 
-def default_folder(path: Path) -> Path:
-    """Return where the record of a file of jobs lies."""
-    return paths.DATA / run_record.FOLDER / path.stem
+def folder_of(path: Path, out: Path | None = None) -> Path:
+    """Return the folder of a run: ``out`` or, by default, ``data/schedule/<name of the file of jobs>``.
+
+    Raises InputError where it holds anything but a run (the file of jobs may lie in it as jobs.csv), and where the folder that
+    ``out`` shall be in is missing.
+    """
+    folder = out or paths.DATA / run_record.FOLDER / path.stem
+    if out and not out.absolute().parent.is_dir():
+        raise InputError(f"{out}: there is no folder {out.absolute().parent}; make it first, or name another")
+    with files.writing(folder):
+        others = [] if not os.path.lexists(folder) or (folder / executor.JOURNAL).exists() else sorted(
+            entry.name for entry in folder.iterdir() if not _BEFORE.fullmatch(entry.name))
+    if others:
+        raise InputError(f"{folder} holds other things than a run, such as {choices(others[:3])}; name a folder of its own")
+    return folder

@@ -6,7 +6,7 @@ import numpy as np
 
 from lib.errors import InputError
 from lib.schedule.problem import Fleet, Jobs
-from lib.schedule.runtime.workers import WARM_UP, ProcessWorker, Site, Slot, cores_here, device_type_of
+from lib.schedule.runtime.workers import WARM_UP, Capacity, ProcessWorker, Site, Slot, able, cores_here, device_type_of
 
 
 def slots_here(count: int = 0) -> tuple[Slot, ...]:
@@ -28,9 +28,19 @@ def slots_here(count: int = 0) -> tuple[Slot, ...]:
 
 
 def local_site(jobs: Jobs, count: int = 0) -> Site:
-    """Return the slots of this machine, on which every job is tried; InputError for more slots than cores."""
+    """Return the slots of this machine and which jobs they can take; InputError for more slots than cores, or a job too large.
+
+    CPU slots share the host's memory equally, and a job on a GPU has that of the GPU.
+    """
+    from lib.measure import machine
+
     slots = slots_here(count)
-    return Site(slots, ProcessWorker, np.ones((len(jobs), len(fleet_of(slots).types)), bool))
+    cpus = [slot for slot in slots if slot.cores]
+    one = Capacity("cpu", len(cpus[0].cores), machine.memory_mb("cpu") / len(cpus))
+    host_cores = sum(len(slot.cores) for slot in cpus)
+    capacities = [one if name == "cpu" else Capacity(name, host_cores, machine.memory_mb(name))
+                  for name in fleet_of(slots).types]
+    return Site(slots, ProcessWorker, able(jobs, capacities, "this machine"))
 
 
 def fleet_of(slots: tuple[Slot, ...]) -> Fleet:

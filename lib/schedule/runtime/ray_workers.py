@@ -21,13 +21,17 @@ from lib import paths
 from lib.errors import InputError
 from lib.schedule.problem import Jobs
 from lib.schedule.runtime.worker_process import THREADS, ActorWorker
-from lib.schedule.runtime.workers import WARM_UP, Limits, Site, Slot, SlotLost, cores_here
+from lib.schedule.runtime.workers import WARM_UP, Capacity, Limits, Site, Slot, SlotLost, able, cores_here
 
 _CONNECT_S, _JOIN_S = 5.0, 60.0
 _STORE_BYTES = 100 * 2**20  # jobs pass nothing through Ray's object store
 _JOIN = "import ray, sys; ray.init(address=sys.argv[1], log_to_driver=False, logging_level='ERROR')"
 _SOCKET_BYTES = 107 if sys.platform.startswith("linux") else 103  # that a socket's path may have
 _IN_FOLDER_BYTES = len("/session_2026-01-31_23-59-59_999999_4194304/sockets/plasma_store.99")
+_INNER = "r"  # the folder that Ray is given, in one of ours
+_LOOPBACK = "127.0.0.1"
+_LOCAL = {"RAY_AUTH_MODE": "token",  # who reaches a cluster without a token runs code there, as other users of this host could
+          "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # as Ray does there, listen on the loopback interface alone
 _GROUPS = ("put", "take")  # of the actor's methods; each has a thread of its own: messages stay in order
 
 
@@ -48,14 +52,8 @@ class _Share:
     """What a slot takes of its node, and what it offers to a job."""
 
     node: Node
-    device_type: str
     number: int
-    cores: int
-    memory_mb: float
-
-    def able(self, jobs: Jobs) -> np.ndarray:
-        """Return whether each job has the memory and the cores that it asks for here."""
-        return (jobs.memory_mb <= self.memory_mb) & (jobs.cpu_cores <= self.cores)
+    capacity: Capacity
 
 
 class RayWorker:
@@ -64,13 +62,13 @@ class RayWorker:
     def __init__(self, ray: Any, share: _Share, slot: Slot, limits: Limits):
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        gpu = share.device_type != "cpu"
+        gpu = share.capacity.device_type != "cpu"
         environment = {"PYTHONPATH": os.pathsep.join(filter(None, (str(paths.ROOT), os.environ.get("PYTHONPATH")))),
                        "LIB_OUTPUT": str(paths.OUTPUT), **dict.fromkeys(THREADS, str(slot.threads))}
         actor = ray.remote(concurrency_groups=dict.fromkeys(_GROUPS, 1))(ActorWorker)
         self._ray = ray
         here = NodeAffinitySchedulingStrategy(share.node.id, soft=False)
-        self._actor = actor.options(num_cpus=0 if gpu else share.cores, num_gpus=int(gpu), scheduling_strategy=here,
+        self._actor = actor.options(num_cpus=0 if gpu else share.capacity.cores, num_gpus=int(gpu), scheduling_strategy=here,
                                     runtime_env={"env_vars": environment}).remote()
         device = "cuda:0" if gpu else slot.name  # of the GPUs, Ray shows it the one that it gave it
         self._actor.run.remote(device, (), slot.threads, limits.beat_s, slot.warm_up)
@@ -117,11 +115,12 @@ class RayWorker:
 def short_folder() -> tempfile.TemporaryDirectory:
     """Make a temporary folder of a path so short that Ray's sockets can lie in it; InputError where none can be made.
 
-    It is in the usual temporary folder (RAY_TMPDIR or TMPDIR), or else in one of the system's.
+    It is in the usual temporary folder (RAY_TMPDIR or TMPDIR), or else in one of the system's. Only its owner can enter it, and
+    Ray is given a folder within, for it opens its own to everybody.
     """
     usual = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
     for parent in (usual, "/tmp", "/dev/shm", "/var/tmp"):
-        if len(os.fsencode(os.path.join(parent, "ray-abcdefgh"))) + _IN_FOLDER_BYTES > _SOCKET_BYTES:
+        if len(os.fsencode(os.path.join(parent, "ray-abcdefgh", _INNER))) + _IN_FOLDER_BYTES > _SOCKET_BYTES:
             continue
         try:
             return tempfile.TemporaryDirectory(prefix="ray-", dir=parent, ignore_cleanup_errors=True)
@@ -163,6 +162,8 @@ class Cluster:
     def join(self) -> None:
         """Join it, or start it; InputError where it cannot be joined."""
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+        if not self.address:
+            os.environ.update(_LOCAL)
         try:
             import ray
         except ImportError:
@@ -173,7 +174,7 @@ class Cluster:
         else:
             os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))  # lest Ray writes one into the home folder
             self._folder = short_folder()
-            how = {"address": "local", "_temp_dir": self._folder.name, "num_cpus": len(cores_here()),
+            how = {"address": "local", "_temp_dir": os.path.join(self._folder.name, _INNER), "num_cpus": len(cores_here()),
                    "include_dashboard": False, "object_store_memory": _STORE_BYTES,
                    "_system_config": {"worker_niceness": 0}}  # Ray's default, 15, yields to whatever else runs here
         try:
@@ -182,6 +183,9 @@ class Cluster:
             why = (str(error).strip().splitlines() or [type(error).__name__])[-1]
             raise InputError(f"Ray does not start, or cannot be joined at {self.address or 'this machine'}: {why}") from error
         self._ray = ray
+        if not self.address and any(node["NodeManagerAddress"] != _LOOPBACK for node in ray.nodes()):
+            raise InputError(f"Ray listens on other interfaces than {_LOOPBACK}, as it was imported before; start it from a "
+                             "new process")
 
     def nodes(self) -> list[Node]:
         """Return the nodes that are alive, the head first; hosts with several are numbered."""
@@ -194,7 +198,7 @@ class Cluster:
             seen[name] += 1
             gpu = next((key.partition(":")[2] for key in has if key.startswith("accelerator_type:")), "")
             nodes.append(Node(node["NodeID"], name if seen[name] == 1 else f"{name}#{seen[name]}", int(has.get("CPU", 0)),
-                              int(has.get("GPU", 0)), f"cuda:{gpu}" if gpu else "cuda", has.get("memory", np.inf) / 2**20))
+                              int(has.get("GPU", 0)), f"cuda:{gpu}" if gpu else "cuda", has.get("memory", np.inf) / 1e6))
         return nodes
 
     def site(self, jobs: Jobs, count: int = 0, warm_up: str = WARM_UP) -> Site:
@@ -208,15 +212,15 @@ class Cluster:
         shares = [share for node in self.nodes() for share in _shares(node, count)]
         if not shares:
             raise InputError(f"the cluster at {self.address or 'local'} has neither a CPU nor a GPU")
-        able = {share: share.able(jobs) for share in shares}
-        _refuse(jobs, shares, np.any(list(able.values()), axis=0))
+        fits = able(jobs, [share.capacity for share in shares], "the cluster").T
         types: dict[tuple[str, bytes], str] = {}  # device type and which jobs can run -> name of the type
         slots = []
-        for share in shares:
-            alike, first = (share.device_type, able[share].tobytes()), all(one != share.device_type for one, _ in types)
-            own = share.device_type if first else f"{share.device_type}:{share.cores}c{share.memory_mb:.0f}mb"
+        for share, jobs_fit in zip(shares, fits, strict=True):
+            has = share.capacity
+            alike, first = (has.device_type, jobs_fit.tobytes()), all(one != has.device_type for one, _ in types)
+            own = has.device_type if first else f"{has.device_type}:{has.cores}c{has.memory_mb:.0f}mb"
             name = f"{types.setdefault(alike, own)}[{share.node.host}/{share.number}]"
-            slots.append(Slot(name, (), share.cores if share.device_type == "cpu" else 1, warm_up))
+            slots.append(Slot(name, (), has.cores if has.device_type == "cpu" else 1, warm_up))
             self._shares[name] = share
         able_types = np.column_stack([np.frombuffer(which, bool) for _, which in types])
         return Site(tuple(slots), self.spawn, able_types, "probe-ray")
@@ -233,19 +237,8 @@ def _shares(node: Node, count: int) -> list[_Share]:
     if count < 0 or count > node.cpus > 0:
         raise InputError(f"{count} slots a node, but {node.host} has {node.cpus} CPUs: it must be 1 to {node.cpus}")
     cut = (count or node.cpus) if node.cpus else 0
-    return [*(_Share(node, "cpu", number, node.cpus // cut, node.memory_mb / cut) for number in range(cut)),
-            *(_Share(node, node.gpu, number, node.cpus, np.inf) for number in range(node.gpus))]
-
-
-def _refuse(jobs: Jobs, shares: list[_Share], able: np.ndarray) -> None:
-    """Refuse jobs that no slot can take: Ray would let them wait for ever."""
-    if able.all():
-        return
-    job = int(np.argmin(able))
-    most = max(shares, key=lambda share: (share.memory_mb, share.cores))
-    raise InputError(f"no slot of the cluster can run job {jobs.ids[job]!r}: it needs {jobs.memory_mb[job]:,.0f} MB and "
-                     f"{jobs.cpu_cores[job]:g} cores, the largest has {most.memory_mb:,.0f} MB and {most.cores} (slots share "
-                     "their node's memory and CPUs: fewer --slots are larger)")
+    cpu, gpu = Capacity("cpu", node.cpus // max(1, cut), node.memory_mb / max(1, cut)), Capacity(node.gpu, node.cpus, np.inf)
+    return [*(_Share(node, number, cpu) for number in range(cut)), *(_Share(node, number, gpu) for number in range(node.gpus))]
 
 
 def _check_address(address: str) -> None:

@@ -2,12 +2,13 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 
 from lib import store
+from lib.config.base import Positive, Strict, load
 from lib.errors import choices
 from lib.measure import archive
 from lib.schedule.simulation import trace
@@ -15,7 +16,35 @@ from lib.tables import columns
 
 FOLDER = "schedule"
 _FILE = "ran.json"
-_ENDS = ("job_id", "status", "reason", "result", "attempt", "end_s")
+
+
+class _End(Strict):
+    job_id: str
+    status: Literal["done", "failed"]
+    reason: str
+    result: Any
+    attempt: Positive
+    end_s: float
+
+
+class _Facts(Strict):
+    policy: str
+    bound_s: float
+    notes: list[str]
+    contention: bool
+    machine: str
+    written_utc: str
+
+
+class _Content(Strict):
+    """What ``ran.json`` holds."""
+
+    ends: list[_End]
+    kinds: dict[str, str]
+    facts: _Facts
+
+
+_ENDS = tuple(_End.model_fields)
 
 
 @dataclass(frozen=True)
@@ -69,10 +98,10 @@ def write(record: RunRecord, folder: Path) -> None:
 
 
 def read(folder: Path) -> RunRecord:
-    """Read a record back; InputError where there is none."""
-    content = store.read_json(folder / _FILE)
+    """Read a record back; InputError where there is none, or it is none."""
+    content = load(_Content, folder / _FILE)
     return RunRecord(store.read(folder / "schedule.csv", "schedule"), store.read(folder / "simulated.csv", "schedule"),
-                     pd.DataFrame(content["ends"], columns=list(_ENDS)), content["kinds"], content["facts"])
+                     pd.DataFrame([dict(end) for end in content.ends], columns=list(_ENDS)), content.kinds, dict(content.facts))
 
 
 def of_reference(reference: str = "") -> tuple[str, RunRecord]:

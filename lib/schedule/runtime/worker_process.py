@@ -1,7 +1,8 @@
 """A worker: one long-lived process a device or CPU slot, which runs one task after another. Imports nothing heavy itself.
 
 Messages are tuples. To the worker: ``("run", token, call, arguments)``, ``("stop", token)``, ``("end",)``. From it:
-``("ready", pid)``, ``("heartbeat",)``, ``("done", token, result)``, ``("failed", token, reason)``, ``("stopped", token)``.
+``("ready", pid)``, ``("heartbeat",)``, ``("done", token, result)``, ``("failed", token, reason)``, ``("stopped", token)``,
+``("refused", token, reason)``: its input is wrong, and would be at every attempt.
 """
 
 import importlib
@@ -12,7 +13,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from lib.errors import InputError, is_out_of_memory, one_line
+from lib.errors import InputError, is_no_space, is_out_of_memory, one_line
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
@@ -119,6 +120,9 @@ def _outcome(token: str, call: str, arguments: dict[str, Any], job: Job) -> tupl
             return "failed", token, f"its result cannot be written as JSON: {error}"
     except Stopped:
         return "stopped", token
+    except InputError as error:
+        passing = type(error) is not InputError or is_no_space(str(error))  # such as a lock that another process holds
+        return "failed" if passing else "refused", token, str(error)
     except Exception as error:  # whatever a job does wrong is its own end, not the worker's
         return "failed", token, "out of memory" if is_out_of_memory(error) else one_line(error)
 

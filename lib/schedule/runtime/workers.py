@@ -1,13 +1,15 @@
 """Slots and the workers that run tasks on them: a process on this machine, or whatever else offers the same interface."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 import psutil
 
+from lib.errors import InputError, choices
 from lib.measure import worker
+from lib.schedule.problem import Jobs
 from lib.schedule.runtime import worker_process
 
 WARM_UP = "lib.schedule.runtime.tasks:warm_up"
@@ -91,6 +93,37 @@ class ProcessWorker:
     def shut_down(self) -> None:
         """End it at once."""
         self.process.shut_down()
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """What a slot offers to a job: cores, and memory in 10^6 bytes (inf: not known).
+
+    Slots share the cores and the memory of their host, so that what runs on all of them at once fits it together.
+    """
+
+    device_type: str
+    cores: int
+    memory_mb: float
+
+    def able(self, jobs: Jobs) -> np.ndarray:
+        """Return whether each job has the memory and the cores that it asks for here."""
+        return (jobs.memory_mb <= self.memory_mb) & (jobs.cpu_cores <= self.cores)
+
+    def __str__(self) -> str:
+        memory = "memory that is not known" if np.isinf(self.memory_mb) else f"{self.memory_mb:,.0f} MB"
+        return f"{self.device_type} with {memory} and {self.cores} cores"
+
+
+def able(jobs: Jobs, capacities: Sequence[Capacity], where: str) -> np.ndarray:
+    """Return (jobs, capacities): what can run in which slot of a place; InputError for a job that can run in none of them."""
+    fits = np.column_stack([capacity.able(jobs) for capacity in capacities])
+    if not fits.any(axis=1).all():
+        job = int(np.argmin(fits.any(axis=1)))
+        raise InputError(f"no slot of {where} can run job {jobs.ids[job]!r}: it needs {jobs.memory_mb[job]:,.0f} MB and "
+                         f"{jobs.cpu_cores[job]:g} cores; there are: {choices(dict.fromkeys(map(str, capacities)))} (slots "
+                         "share their host's memory and cores: fewer --slots are larger)")
+    return fits
 
 
 Spawn = Callable[[Slot, Limits], Worker]  # raises SlotLost

@@ -1,11 +1,12 @@
 """A schedule as Chrome-trace JSON, which Perfetto (ui.perfetto.dev) and chrome://tracing open."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from lib import store
+from lib import files
 
 _US = 1e6
 _PROCESS, _FIRST = 1, 2  # a thread 0 would be the idle one, and one with its process' number the main one
@@ -32,6 +33,12 @@ def events(schedule: pd.DataFrame, name: str = "schedule") -> list[dict[str, Any
     return trace
 
 
+def encoded(schedule: pd.DataFrame, name: str = "schedule") -> bytes:
+    """Return the trace as the content of a file."""
+    trace = {"traceEvents": events(schedule, name), "displayTimeUnit": "ms"}
+    return (json.dumps(trace, indent=1, sort_keys=True) + "\n").encode()
+
+
 def write(schedule: pd.DataFrame, path: Path, name: str = "schedule") -> Path:
-    """Write the trace in one step."""
-    return store.write_json({"traceEvents": events(schedule, name), "displayTimeUnit": "ms"}, path)
+    """Write the trace in one step; one that is there is replaced."""
+    return files.replace(path, encoded(schedule, name))

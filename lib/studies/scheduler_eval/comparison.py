@@ -16,6 +16,7 @@ from lib.schedule.simulation.events import simulate
 
 Mix = Callable[[int], Problem]  # a seed -> the same kind of problem, drawn anew
 NOISE = (0.0, 0.1, 0.3, 1.0)
+_NOTHING = 1e-9  # of a makespan, that rounding may leave
 LOADS = (0.5, 0.7, 0.85, 0.95)
 
 
@@ -33,7 +34,8 @@ def run(problem: Problem, name: str, bound_s: float | None = None, contention: C
 def against_bound(mixes: dict[str, Mix], names: Sequence[str], seeds: int = 5) -> pd.DataFrame:
     """Return ``mix, seed, policy`` and the figures of every policy on every mix; ``headroom`` is the share of what can be won.
 
-    Headroom lies between the best policy that uses one type of device for each job (cpu-only, gpu-only, fastest) and the bound.
+    Headroom lies between the best policy that uses one type of device for each job (cpu-only, gpu-only, fastest) and the bound;
+    NaN where there is none, as with few jobs of which one is the longest by far.
     """
     rows = []
     for mix, draw in mixes.items():
@@ -47,8 +49,10 @@ def against_bound(mixes: dict[str, Mix], names: Sequence[str], seeds: int = 5) -
     single = table[table["policy"].isin(("cpu-only", "gpu-only", "fastest"))]
     best = single.groupby(["mix", "seed"])["makespan_s"].min().rename("best_single_s")
     table = table.join(best, on=["mix", "seed"])
-    room = table["best_single_s"] - table["lower_bound_s"]
-    return table.assign(room=room / table["best_single_s"], headroom=(table["best_single_s"] - table["makespan_s"]) / room)
+    room_s = table["best_single_s"] - table["lower_bound_s"]
+    share = room_s / table["best_single_s"]
+    won = (table["best_single_s"] - table["makespan_s"]) / room_s.where(share > _NOTHING)
+    return table.assign(room=share, headroom=won)
 
 
 def completion(mixes: dict[str, Mix], seeds: int = 5) -> pd.DataFrame:

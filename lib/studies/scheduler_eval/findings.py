@@ -23,7 +23,8 @@ def bound_words(results: pd.DataFrame) -> str:
         text = f"**{mix}**: {row['room']:.1%} could be saved over the best policy that gives each job to one type of device"
         if row["room"] < _LITTLE:
             text += " - little: the fast device would do nearly all of the work anyway"
-        parts.append(f"{text}; `hybrid` saves {row['headroom']:.0%} of that and ends {row['ratio'] - 1:.2%} above the bound")
+        saves = "" if pd.isna(row["headroom"]) else f"saves {row['headroom']:.0%} of that and "
+        parts.append(f"{text}; `hybrid` {saves}ends {row['ratio'] - 1:.2%} above the bound")
     return "- " + "\n- ".join(parts)
 
 

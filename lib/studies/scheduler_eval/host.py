@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from lib.schedule.contention import ALONE, Contention
 from lib.schedule.problem import Fleet, Problem
 from lib.schedule.runtime import interference, jobs_file, run_record
 from lib.schedule.runtime.run_record import RunRecord
-from lib.studies.scheduler_eval import comparison
+from lib.studies.scheduler_eval import comparison, scenario
 from lib.studies.scheduler_eval.scenario import StepTimes
 
 _SLOTS = 2
@@ -32,7 +33,7 @@ def contention_table(source: str, reference: str = "") -> tuple[pd.DataFrame, st
         return own, "Contention as measured on this machine."
     name, path = archive.machine_with(f"{interference.FOLDER}/*.csv", "a table of contention", reference,
                                       "; measure it: python -m lib contention")
-    return store.read(path, "contention"), f"REPLAY of contention as measured on {name}."
+    return interference.read(path), f"REPLAY of contention as measured on {name}."
 
 
 @dataclass(frozen=True)
@@ -58,10 +59,14 @@ class Host:
 
 
 def host(table: pd.DataFrame, times: StepTimes) -> Host:
-    """Return the measured workloads with their times alone on a slot, and on a GPU as the step times have them."""
+    """Return the measured workloads with their times alone on a slot, and on a GPU as step times have them, given or not."""
     alone = table[(table["beside"] == ALONE[0]) & (table["device_type"] == "cpu")].set_index("workload_id")["step_ms"]
-    gpu = times.wide("step_ms", [_GPU])[_GPU]
+    known = times if _GPU in set(times.table["device"]) else scenario.step_times([_GPU])
+    gpu = known.wide("step_ms", [_GPU])[_GPU]
     names = [name for name in alone.index if name in gpu.index]
+    if not names:
+        raise InputError(f"contention was measured of {choices(alone.index) or 'nothing'}, and step times are known of "
+                         f"{choices(gpu.index)}: no job class has both; python -m lib contention --workloads all measures it")
     return Host(pd.DataFrame({"cpu": 1e3 / alone[names], _GPU: 1e3 / gpu[names]}), table)
 
 
@@ -72,6 +77,6 @@ def real_run(p: Any) -> tuple[RunRecord, str]:
         return record, f"REPLAY of a real run on {name}, {record.facts['written_utc'][:10]}."
     folder = paths.DATA / run_record.FOLDER
     out = folder / store.fresh_name("trial", lambda name: (folder / name).exists())
-    jobs = p.jobs or jobs_file.write_trial(p.workloads.split(","), p.real, p.job_s, out)
+    jobs = Path(p.jobs) if p.jobs else jobs_file.write_trial(p.workloads.split(","), p.real, p.job_s, out)
     record = jobs_file.run(jobs_file.prepare(jobs, out), out)
     return record, f"Run on this machine, {record.facts['machine']}; its record and trace are in data/schedule/{out.name}."

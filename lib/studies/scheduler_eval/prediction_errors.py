@@ -18,7 +18,7 @@ def drifted(problem: Problem, spread: float | np.ndarray, seed: int, sigma: floa
 
     ``spread`` is in log time, one number or (classes, types). ``sigma`` is what the policy knows of it; 0: nothing.
     """
-    classes = int(problem.jobs.job_class.max()) + 1
+    classes = len(spread) if np.ndim(spread) else int(problem.jobs.job_class.max()) + 1  # few jobs: not of every class
     drawn = np.random.default_rng([seed, 3]).normal(0, 1, (classes, problem.predicted_s.shape[1]))
     factor = portable.exp(drawn * spread)
     actual_s = problem.predicted_s * factor[problem.jobs.job_class]

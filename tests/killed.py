@@ -1,0 +1,177 @@
+"""Runs of light jobs cut short, and resumed: ``python -m tests.killed KILLS SEED``. What their test and benchmark share.
+
+A run starts in a fork of this process, in which all is imported already. It is killed within 50 ms of its start: at a random
+moment or, as some windows are narrow, before one of the statements that its journal executes, each in turn. Some runs are not
+killed, but find that files cannot grow beyond some size, as on a full disk.
+"""
+
+import argparse
+import json
+import os
+import random
+import resource
+import signal
+import sqlite3
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+JOBS, WITHIN_S = 6, 0.05
+STATEMENTS = 60  # of a journal, as many as a run executes
+SIZES = (0, 20, 40, 80)  # KiB that a file may have
+
+
+class Inline:
+    """A worker without a process: it calls a task as it is sent, so that all of a run happens in one process."""
+
+    def __init__(self, slot, limits):
+        self.outbox = [("ready", 0)]
+
+    def send(self, *message):
+        from lib.schedule.runtime.worker_process import Job, _outcome
+
+        if message[0] == "run":
+            self.outbox.append(_outcome(*message[1:], Job("cpu", (), 1)))
+
+    def messages(self):
+        messages, self.outbox = self.outbox, []
+        return messages
+
+    def shut_down(self):
+        pass
+
+
+def prepared(home):
+    """Return jobs that each leave a line in ``home``, on two slots."""
+    from dataclasses import replace
+
+    import numpy as np
+
+    from lib.schedule.policies import registry
+    from lib.schedule.problem import Jobs
+    from lib.schedule.runtime.jobs_file import PreparedJobs
+    from lib.schedule.runtime.journal import Spec
+    from lib.schedule.runtime.local_site import fleet_of
+    from lib.schedule.runtime.workers import Slot
+
+    specs = tuple(Spec(f"j{number}", "tests.light:marked", {"path": str(home / f"j{number}"), "value": number})
+                  for number in range(JOBS))
+    slots = (Slot("cpu[0]"), Slot("cpu[1]"))
+    jobs = replace(Jobs.plain(JOBS), ids=tuple(spec.job_id for spec in specs), job_class=np.zeros(JOBS, int))
+    return PreparedJobs(specs, jobs, slots, fleet_of(slots), np.full((JOBS, 1), 0.01), registry.policy("first-come"),
+                        "first-come", Inline)
+
+
+def _killed_at(statement):
+    """Let this process be killed before the journal's statement of that number."""
+    connect, left = sqlite3.connect, [statement]
+
+    def traced(_):
+        left[0] -= 1
+        if left[0] < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def connected(*words, **options):
+        base = connect(*words, **options)
+        base.set_trace_callback(traced)
+        return base
+
+    sqlite3.connect = connected
+
+
+def _run_in_child(home, folder, statement, size_kib):
+    """Run until it ends, is killed, or is refused space; never return."""
+    from lib.errors import InputError
+    from lib.schedule.runtime import jobs_file
+
+    status = 1
+    try:
+        if statement is not None:
+            _killed_at(statement)
+        if size_kib is not None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (size_kib * 1024, resource.RLIM_INFINITY))
+        jobs_file.run(prepared(home), folder)
+        status = 0
+    except InputError as error:
+        status = 0 if size_kib is not None and "cannot be written" in str(error) and "\n" not in str(error) else 1
+    finally:
+        os._exit(status)
+
+
+def _state(folder):
+    """Return how far a run had come that was cut short, and which of its jobs had ended."""
+    if not (folder / "run.sqlite").exists():
+        return "no journal", set()
+    base = sqlite3.connect(folder / "run.sqlite")
+    try:
+        ended = {name for (name,) in base.execute("SELECT job_id FROM ends")}
+        return f"{len(ended)} of {JOBS} ended", ended
+    except sqlite3.OperationalError:
+        return "empty journal", set()
+    finally:
+        base.close()
+
+
+def _effects(home, names):
+    return {name: path.read_text().count("\n") if (path := home / f"{name}.done").exists() else 0 for name in names}
+
+
+def trial(home, moment_s=None, statement=None, size_kib=None):
+    """Cut a run short and resume it; return how far it had come, and what is wrong."""
+    from lib.schedule.runtime import executor, jobs_file
+
+    folder, names = home / "run", [f"j{number}" for number in range(JOBS)]
+    child = os.fork()
+    if not child:
+        _run_in_child(home, folder, statement, size_kib)
+    if moment_s is not None:
+        time.sleep(moment_s)
+        os.kill(child, signal.SIGKILL)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    wrong = [] if status in (0, -signal.SIGKILL) else ["it ended with an error other than a refusal in one line"]
+    wrong += [f"{path.name} can be read by others" for path in folder.glob("run.sqlite*") if path.stat().st_mode & 0o77]
+    reached, ended = _state(folder)
+    effects, again = _effects(home, ended), prepared(home)
+    try:
+        jobs_file.folder_of(Path("jobs.csv"), folder)
+        _, ends, _ = executor.execute(again.specs, again.jobs, again.fleet, again.slots, again.predicted_s, again.policy,
+                                      folder, spawn=again.spawn)
+    except Exception as error:  # whatever it is, it is what is looked for
+        return reached, [*wrong, f"{type(error).__name__}: {error}"]
+    if sorted(ends["job_id"]) != names or set(ends["status"]) != {"done"}:
+        wrong.append(f"ends: {ends[['job_id', 'status']].to_dict('records')}")
+    now = _effects(home, names)
+    wrong += [f"{name} ran again though its end was recorded" for name in ended if now[name] != effects[name]]
+    wrong += [f"{name} took effect {count} times" for name, count in now.items() if not 1 <= count <= 2]
+    return reached, wrong
+
+
+def run(kills, seed):
+    """Kill so many runs, and fill the disk of some more; return how far they had come, and what was wrong."""
+    from lib.schedule.runtime import executor, jobs_file
+
+    executor._TICK_S = 0.002
+    draw, reached, wrong, begin = random.Random(seed), Counter(), [], time.monotonic()
+    ways = [{"statement": number * 2 // 3 % STATEMENTS} if number % 3 else {"moment_s": draw.uniform(0, WITHIN_S)}
+            for number in range(kills)]
+    with tempfile.TemporaryDirectory() as top:
+        jobs_file.run(prepared(Path(top)), Path(top) / "first")  # all is imported now
+        for number, way in enumerate([*ways, *({"size_kib": size} for size in SIZES)]):
+            home = Path(top) / str(number)
+            home.mkdir()
+            how_far, problems = trial(home, **way)
+            reached[how_far] += 1
+            wrong += [f"{way}, {how_far}: {text}" for text in problems]
+    return {"kills": kills, "seconds": round(time.monotonic() - begin, 1), "reached": dict(reached), "wrong": wrong}
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("kills", type=int)
+    parser.add_argument("seed", type=int)
+    options = parser.parse_args()
+    summary = run(options.kills, options.seed)
+    print(json.dumps(summary))
+    sys.exit(bool(summary["wrong"]))
