@@ -4,7 +4,7 @@ import nbformat
 import pytest
 
 from lib.errors import InputError
-from lib.execution import ExecutionError, execute_notebook, main
+from lib.execution import ExecutionError, execute_notebook
 from lib.schedule.runtime import tasks
 from lib.schedule.runtime.worker_process import Job
 
@@ -46,11 +46,11 @@ def test_a_failure_is_one_line(written, tmp_path, code, words):
     assert "before" not in code or printed(tmp_path / "out.ipynb") == "before\n", "what ran before the failure is kept"
 
 
-def test_what_cannot_be_executed_is_refused(written, tmp_path, capsys):
+def test_what_cannot_be_executed_is_refused(written, tmp_path):
     with pytest.raises(InputError, match=r"source.ipynb has no parameter epochs; there are: steps"):
         execute_notebook(written("1"), tmp_path / "out.ipynb", {"epochs": 1}, tmp_path)
-    assert main([str(tmp_path / "none.ipynb"), str(tmp_path / "out.ipynb"), "{}"]) == 1
-    assert capsys.readouterr().err == f"{tmp_path / 'none.ipynb'} is missing\n"
+    with pytest.raises(InputError, match=r"none.ipynb is missing"):
+        execute_notebook(tmp_path / "none.ipynb", tmp_path / "out.ipynb", {}, tmp_path)
 
 
 def test_a_job_executes_a_notebook_as_the_report_does(written, tmp_path):

@@ -1,9 +1,6 @@
 """Run notebooks for the report: strict parameters, a process each, every outcome in a manifest."""
 
-import json
-import os
 import shlex
-import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -12,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lib import paths, store
+from lib import execution, paths, store
 from lib.config import base, definitions, notebooks
 from lib.errors import InputError, choices
 from lib.report.notebook import KEYS_MIME
@@ -102,24 +99,16 @@ def execute(job: Job, folder: Path, output: Path | None = None, one_thread: bool
     ``output`` moves what the notebook writes (see LIB_OUTPUT). ``one_thread`` is for replays beside each other, whose threads
     would wait for one another at every barrier.
     """
-    environment = {**os.environ, "LIB_BATCH": "1", **({"LIB_OUTPUT": str(output)} if output else {}),
+    environment = {"LIB_BATCH": "1", **({"LIB_OUTPUT": str(output)} if output else {}),
                    **({"OMP_NUM_THREADS": "1"} if one_thread else {})}
-    words = [sys.executable, "-m", "lib.execution", str(paths.NOTEBOOKS / f"{job.notebook}.ipynb"),
-             str(folder.resolve() / f"{job.stem}.ipynb"), json.dumps(job.values)]
-    begin = time.monotonic()
-    done = subprocess.run(words, env=environment, cwd=paths.ROOT, capture_output=True, text=True, errors="replace",
-                          check=False)
-    return Outcome(job.notebook, job.stem, job.command, job.values, "failed" if done.returncode else "ok", _error(done),
+    begin, reason = time.monotonic(), ""
+    try:
+        execution.execute_notebook(paths.NOTEBOOKS / f"{job.notebook}.ipynb", folder / f"{job.stem}.ipynb", job.values,
+                                   paths.ROOT, environment)
+    except (InputError, execution.ExecutionError) as error:
+        reason = str(error)
+    return Outcome(job.notebook, job.stem, job.command, job.values, "failed" if reason else "ok", reason,
                    round(time.monotonic() - begin, 1), store.utc_now())
-
-
-def _error(done: subprocess.CompletedProcess) -> str:
-    """Return in one line why a run failed; empty when it did not."""
-    if done.returncode < 0:
-        return f"stopped by signal {-done.returncode}"
-    if not done.returncode:
-        return ""
-    return (done.stderr.strip().splitlines() or [f"the notebook's process ended with {done.returncode}"])[-1]
 
 
 def outputs(executed: Path) -> Iterator[dict]:
@@ -149,12 +138,17 @@ def run(jobs: list[Job], folder: Path, output: Path | None = None, parallel: int
 
     done: list[Outcome] = []
     with ThreadPoolExecutor(parallel) as pool, tqdm(total=len(jobs), unit="notebook", disable=None) as bar:
-        for outcome in pool.map(lambda job: execute(job, folder, output, parallel > 1), jobs):
-            done.append(outcome)
-            bar.update()
-            bar.write(f"{outcome.status:>6} {outcome.seconds:6.1f} s  {outcome.stem}"
-                      + (f"  {outcome.error}" if outcome.error else ""), file=sys.stderr)
-            _merge(done, folder)
+        try:
+            for outcome in pool.map(lambda job: execute(job, folder, output, parallel > 1), jobs):
+                done.append(outcome)
+                bar.update()
+                bar.write(f"{outcome.status:>6} {outcome.seconds:6.1f} s  {outcome.stem}"
+                          + (f"  {outcome.error}" if outcome.error else ""), file=sys.stderr)
+                _merge(done, folder)
+        except BaseException:  # Ctrl-C, a full disk: what still runs would run for nobody
+            pool.shutdown(wait=False, cancel_futures=True)
+            execution.end_all()
+            raise
     return done
 
 
