@@ -192,7 +192,7 @@ def test_what_is_saved(home):
 
 
 @pytest.mark.parametrize(("values", "told"), [
-    ({"models": "resnet51"}, "no model 'resnet51'"), ({"models": " , "}, "models is empty"),
+    ({"models": "resnet51"}, "no model 'resnet51'"), ({"models": " , "}, "is empty; name some"),
     ({"models": "W1", "detail": "W2"}, "detail = 'W2' is not among the models"),
     ({"models": "vgg16", "input_shape": "3x8x8"}, "does not run on an input of shape")])
 def test_wrong_input_is_one_line(values, told, home):

@@ -72,9 +72,9 @@ def failing(home, monkeypatch):
 def test_a_failing_notebook_fails_the_run_and_is_red_in_the_report(failing):
     assert [outcome.status for outcome in failing] == ["ok", "failed"]
     assert failing[1].error == "ValueError: it broke <here>"
-    built, problems = page.build(paths.EXECUTED, paths.REPORT / "index.html")
-    text = built.read_text()
-    assert problems == ["02_profile: ValueError: it broke <here>"]
+    built = page.assemble(paths.EXECUTED)
+    text = built.html.decode()
+    assert built.problems == ["02_profile: ValueError: it broke <here>"]
     assert '<p class="failed">02_profile: ValueError: it broke &lt;here&gt;</p>' in text
     assert "before" in text, "what ran before the failure is shown"
     assert "fine" in text
@@ -85,9 +85,9 @@ def test_a_failing_notebook_fails_the_run_and_is_red_in_the_report(failing):
 def test_a_notebook_that_never_ran_is_red_too(failing):
     path = paths.EXECUTED / "manifest.json"
     store.write_json([entry for entry in store.read_json(path) if entry["notebook"] == "01_machine"], path)
-    built, problems = page.build(paths.EXECUTED, paths.REPORT / "index.html")
-    assert problems == ["02_profile: has not been run"]
-    assert "This notebook has not been run" in built.read_text()
+    built = page.assemble(paths.EXECUTED)
+    assert built.problems == ["02_profile: has not been run"]
+    assert "This notebook has not been run" in built.html.decode()
 
 
 @pytest.mark.slow
@@ -109,13 +109,18 @@ def test_a_dead_kernel_is_named(home, monkeypatch):
     assert (outcome.status, outcome.error) == ("failed", "the kernel died: out of memory?")
 
 
+def outcome(stem, **more):
+    return runner.Outcome(**{"notebook": "01_machine", "stem": stem, "command": "papermill x", "values": {}, "status": "ok",
+                             "error": "", "seconds": 1.0, "finished_utc": "now", **more})
+
+
 def executed(folder, stem, **numbers):
     """Write an executed notebook that recorded ``numbers`` (name=(value, tolerance))."""
     recorded = {name: {"value": value, "unit": "", "tolerance": tolerance} for name, (value, tolerance) in numbers.items()}
     cell = nbformat.v4.new_code_cell("", outputs=[nbformat.v4.new_output("display_data", {runner.KEYS_MIME: recorded})])
     folder.mkdir(parents=True, exist_ok=True)
     nbformat.write(nbformat.v4.new_notebook(cells=[cell]), folder / f"{stem}.ipynb")
-    return runner.Outcome("01_machine", stem, "papermill x", {}, "ok", "", 1.0, "now")
+    return outcome(stem)
 
 
 def test_numbers_that_move_are_named(home, monkeypatch):
@@ -129,7 +134,7 @@ def test_numbers_that_move_are_named(home, monkeypatch):
         "s: 'rows' moved from 10 to 11 (tolerance 0.0%)"]
     nothing = executed(home / "c", "s", rows=(float("nan"), 0.0), error=(5.0, 0.1), gone=(1.0, 0.0))
     assert runner.moved(home / "c", [nothing]) == ["s: 'rows' moved from 10 to nan (tolerance 0.0%)"]
-    failed = runner.Outcome("01_machine", "s", "papermill x", {}, "failed", "it broke", 1.0, "now")
+    failed = outcome("s", status="failed", error="it broke")
     assert runner.moved(home / "c", [failed]) == ["s: it broke"]
 
 

@@ -1,6 +1,7 @@
 """What every checked definition stands on: strict pydantic models, one-line errors, and YAML 1.2."""
 
 import math
+import reprlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -13,6 +14,7 @@ from lib.errors import InputError, choices
 Source = Literal["measure", "replay"]
 Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
+PlainName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)]  # becomes that of a file or folder
 
 
 class Strict(BaseModel):
@@ -22,11 +24,13 @@ class Strict(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _text_stays_text(cls, value: Any, info) -> Any:
-        """Refuse a number where text is meant: papermill's ``-p`` reads ``12e5678`` as a number, ``-r`` does not."""
-        wants_text = cls.model_fields[info.field_name].annotation is str
-        if wants_text and isinstance(value, int | float) and not isinstance(value, bool):
-            raise ValueError(f"is text, but {value!r} arrived as a number; pass it with papermill's -r")
+    def _types_stay(cls, value: Any, info) -> Any:
+        """Refuse a number where text is meant (papermill's ``-p`` reads ``12e5678`` as one, ``-r`` does not), and True for one."""
+        wanted = cls.model_fields[info.field_name].annotation
+        if wanted is str and isinstance(value, int | float) and not isinstance(value, bool):
+            raise ValueError("is text, but arrived as a number; pass it with papermill's -r")
+        if wanted in (int, float) and isinstance(value, bool):
+            raise ValueError("is a number, neither True nor False")
         if isinstance(value, float) and not math.isfinite(value):
             raise ValueError("must be a finite number")
         return value
@@ -40,7 +44,15 @@ def _reason(error: dict) -> str:
     if error["type"] == "missing":
         return f"{name} is missing"
     message = error["msg"].removeprefix("Value error, ").removeprefix("Input ")
-    return f"{name} = {error['input']!r} {message}"
+    return f"{name} = {_short(error['input'])} {message}"
+
+
+def _short(value: Any) -> str:
+    """Return a value as its representation, in one line and cut where it is long."""
+    try:
+        return " ".join(reprlib.repr(value).split())
+    except ValueError:  # a whole number of more digits than Python writes
+        return f"an endless {type(value).__name__}"
 
 
 def build(model: type[Strict], values: Mapping[str, Any], where: str) -> Any:

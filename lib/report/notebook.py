@@ -115,6 +115,6 @@ def _must(tolerance: float | None) -> str:
 
 
 def _short(value: float | str) -> str:
-    if isinstance(value, str) or math.isnan(value):
+    if isinstance(value, str) or not math.isfinite(value):
         return str(value)
     return f"{value:.4g}" if value != int(value) else f"{int(value):,}"

@@ -1,11 +1,13 @@
 """Executed notebooks to one self-contained HTML page, written like a paper."""
 
+import math
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lib import files, paths, store
+from lib import paths, store
 from lib.config import definitions
 from lib.errors import InputError
 from lib.report import markup, runner, style, summary
@@ -18,11 +20,19 @@ _SHOWN = ["text/html", "text/markdown", "image/png", "image/jpeg", "text/plain"]
 _GAP = "\N{EMPTY SET}"  # stands for a number without a usable row; no sentence with one is shown
 
 
-def build(folder: Path, target: Path, figure: Path | None = None, own: bool = True) -> tuple[Path, list[str]]:
-    """Assemble the report from the executed notebooks of ``folder``; its summary figure is also written to ``figure`` (SVG).
+@dataclass(frozen=True)
+class Report:
+    """The page as HTML, its summary figure as SVG, and a line for each section that failed, is missing, or wrote to stderr."""
 
-    ``own`` files of the project are replaced, others are new. Returns the page and a line for each section that failed, is missing, or
-    wrote to stderr; such sections stay in the page, marked. Raises InputError when nothing has been run, or what was is damaged.
+    html: bytes
+    figure: bytes
+    problems: list[str]
+
+
+def assemble(folder: Path) -> Report:
+    """Assemble the report from the executed notebooks of ``folder``; sections with problems stay in the page, marked.
+
+    Raises InputError when nothing has been run, or when what is there is damaged.
     """
     outcomes = runner.manifest(folder)
     if not outcomes:
@@ -37,33 +47,24 @@ def build(folder: Path, target: Path, figure: Path | None = None, own: bool = Tr
              "series": lambda suffix: list(summary.series(numbers, suffix)), "git": store.git_state(),
              "built_utc": store.utc_now(), "synthetic": _banners(folder, outcomes, "SYNTHETIC"),
              "replayed": _banners(folder, outcomes, "REPLAY")}
-    write = files.replace if own else files.create
-    drawing = _summary(numbers)
-    if figure:
-        write(figure, drawing)
-    write(target, _rendered(facts, drawing, summary.description(numbers)).encode())
-    return target, problems
+    style.use_style()
+    description = summary.description(numbers)
+    figure = style.svg(summary.draw(numbers), description)
+    shown = style.as_html(figure, "The report in one figure, from the key numbers that the notebooks below recorded.", description)
+    return Report(_rendered(facts | {"summary": shown}).encode(), figure, problems)
 
 
-def _rendered(facts: dict[str, Any], drawing: bytes, description: str) -> str:
-    """Return the page as text; whatever is put into its template is escaped, except for what was cleaned before."""
+def _rendered(facts: dict[str, Any]) -> str:
+    """Return the page as text; what is put into its template is escaped, or cleaned where it is HTML."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 
     environment = Environment(loader=FileSystemLoader(paths.TEMPLATE), undefined=StrictUndefined, autoescape=True,
                               trim_blocks=True, lstrip_blocks=True)
-    environment.filters["markdown"] = lambda text: Markup(markup.clean(_markdown(str(text))))
-    environment.filters["clean"] = lambda text: Markup(markup.clean(text))
+    environment.filters |= {"clean": lambda html: Markup(markup.clean(html)),
+                            "markdown": lambda text: Markup(markup.clean(_markdown(str(text))))}
     css = (paths.TEMPLATE / "style.css").read_text(encoding="utf-8")
-    figure = style.as_html(drawing, "The report in one figure, from the key numbers that the notebooks below recorded.",
-                           description)
-    return environment.get_template("report.html.j2").render(**facts, summary=figure, style=Markup(css), policy=markup.policy(css))
-
-
-def _summary(numbers: summary.Numbers) -> bytes:
-    """Return the summary figure as SVG."""
-    style.use_style()
-    return style.svg(summary.draw(numbers), summary.description(numbers))
+    return environment.get_template("report.html.j2").render(**facts, style=Markup(css), policy=markup.policy(css))
 
 
 def _markdown(text: str) -> str:
@@ -97,7 +98,7 @@ def _lookup(numbers: dict[str, dict[str, Any]]):
 
 
 def _number(value: float) -> str:
-    return f"{value:,.0f}" if value == int(value) else f"{value:,.3g}"
+    return f"{value:,.0f}" if math.isfinite(value) and value == int(value) else f"{value:,.3g}"
 
 
 def _banners(folder: Path, outcomes: Iterable[runner.Outcome], word: str) -> int:
@@ -141,11 +142,10 @@ def _run(anchor: str, outcome: runner.Outcome, folder: Path, first: bool, last: 
 
 def _body(path: Path, first: bool, last: bool) -> tuple[str, list[str]]:
     """Return the HTML of an executed notebook's prose and results, and the first line of each stderr output."""
-    import nbformat
     from nbconvert import HTMLExporter
     from traitlets.config import Config
 
-    notebook, warnings = nbformat.read(path, as_version=4), []
+    notebook, warnings = runner.read(path), []
     drop = ({"once"} if not first else set()) | ({"last"} if not last else set()) | {"papermill-error-cell-tag"}
     notebook.cells = [cell for cell in notebook.cells if not drop & set(cell.metadata.get("tags", []))]
     for cell in notebook.cells:
