@@ -197,7 +197,7 @@ def test_what_is_saved(home):
     ({"models": "vgg16", "input_shape": "3x8x8"}, "does not run on an input of shape")])
 def test_wrong_input_is_one_line(values, told, home):
     with pytest.raises(InputError, match=told):
-        study.study(notebooks.ComplexityParams(**values))
+        study.study(notebooks.check("04_complexity", values))
 
 
 def test_a_source_that_fails_says_why(odd, monkeypatch):

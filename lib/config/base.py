@@ -25,7 +25,7 @@ class Strict(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _types_stay(cls, value: Any, info) -> Any:
-        """Refuse a number where text is meant (papermill's ``-p`` reads ``12e5678`` as one, ``-r`` does not), and True for one."""
+        """Refuse a number where text is meant (papermill's ``-p`` takes ``12e5678`` for one, ``-r`` not), and True for one."""
         wanted = cls.model_fields[info.field_name].annotation
         if wanted is str and isinstance(value, int | float) and not isinstance(value, bool):
             raise ValueError("is text, but arrived as a number; pass it with papermill's -r")
