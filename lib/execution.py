@@ -40,6 +40,8 @@ def execute_notebook(source: Path, target: Path, parameters: Mapping[str, Any], 
     if not source.is_file():
         raise InputError(f"{source} is missing")
     target = files.folder(target.parent).resolve() / target.name
+    if target == source.resolve():
+        raise InputError(f"{source} would be replaced by its own execution; give another target")
     with files.writing(target):
         target.unlink(missing_ok=True)
     request = json.dumps([str(source.resolve()), str(target), dict(parameters), str(cwd.resolve())])
@@ -143,9 +145,9 @@ def _execute(source: Path, target: Path, parameters: Mapping[str, Any], cwd: str
 
 
 def _reason(error: Any) -> str:
-    """Return why a cell failed: its error and the message, or where it was where there is none."""
-    name = error.ename or "an error"
-    return f"{name}: {error.evalue}" if error.evalue else f"{name} without a message, in cell [{error.exec_count}]"
+    """Return why a cell failed: its error and the message or, where there is none, which cell it was."""
+    name, message = error.ename or "an error", str(error.evalue or "").strip()
+    return f"{name}: {message}" if message else f"{name} without a message, in cell [{error.exec_count}]"
 
 
 def _check(source: Path) -> None:

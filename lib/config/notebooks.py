@@ -17,6 +17,7 @@ Device = Annotated[str, Field(pattern=f"^{_DEVICE}$")]
 Devices = Annotated[str, Field(pattern=f"^(all|{_DEVICE}(,{_DEVICE})*)$")]
 Names = Annotated[str, Field(pattern=r"^[^,\s]+(,[^,\s]+)*$")]
 FolderName = Annotated[str, Field(pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]*)?$", max_length=100)]
+Shape = Annotated[str, Field(pattern=r"^([0-9]{1,6}(x[0-9]{1,6}){2,3})?$")]  # such as 3x224x224
 Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]
 Threads = Annotated[int, Field(ge=0, le=1024)]
 BatchSize = Annotated[int, Field(ge=0, le=1_000_000)]
@@ -151,7 +152,7 @@ class ComplexityParams(Parameters):
     source: Source = "measure"
     reference: FolderName = ""
     models: str = "W1,W2,W3,W4,W5,W6,W7,resnet50,vgg16,mobilenet_v2"
-    input_shape: str = ""
+    input_shape: Shape = ""
     batch_sizes: Annotated[str, Field(pattern=r"^[1-9][0-9]{0,5}( *, *[1-9][0-9]{0,5})*$")] = "1,8,32"
     detail: str = ""
 
@@ -181,7 +182,7 @@ class CostModelParams(Parameters):
     quick: bool = True
     families: str = "conv2d forward,matmul and linear"
     model: Annotated[str, Field(min_length=1)] = "resnet50"
-    input_shape: str = ""
+    input_shape: Shape = ""
     batch_size: BatchSize = 16
     mode: Literal["infer", "train"] = "infer"
     dtype: Literal["fp32", "bf16", "fp16"] = "fp32"

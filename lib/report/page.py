@@ -152,7 +152,7 @@ def _body(path: Path, first: bool, last: bool) -> tuple[str, list[str]]:
         outputs = cell.get("outputs", [])
         warnings += [output["text"].splitlines()[0] for output in outputs if output.get("name") == "stderr" and output["text"]]
         if outputs:
-            cell.outputs = [output for output in outputs if output.get("name") != "stderr" and output["output_type"] != "error"]
+            cell.outputs = [output for output in outputs if output.get("name") == "stdout" or set(_SHOWN) & set(output.get("data", ()))]
     exporter = HTMLExporter(template_name="basic", exclude_input=True, exclude_output_prompt=True,
                             config=Config(NbConvertBase={"display_data_priority": _SHOWN}))
     return exporter.from_notebook_node(notebook)[0], warnings

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -77,6 +78,6 @@ def real_run(p: Any) -> tuple[RunRecord, str]:
         return record, f"REPLAY of a real run on {name}, {record.facts['written_utc'][:10]}."
     folder = paths.DATA / run_record.FOLDER
     out = folder / store.fresh_name("trial", lambda name: (folder / name).exists())
-    jobs = p.jobs or jobs_file.write_trial(p.workloads.split(","), p.real, p.job_s, out)
+    jobs = Path(p.jobs) if p.jobs else jobs_file.write_trial(p.workloads.split(","), p.real, p.job_s, out)
     record = jobs_file.run(jobs_file.prepare(jobs, out), out)
     return record, f"Run on this machine, {record.facts['machine']}; its record and trace are in data/schedule/{out.name}."
