@@ -95,20 +95,26 @@ def _end_with_leader() -> None:
 
 
 def _kernel_manager() -> type:
-    """Return the manager of a kernel that Linux ends with this process; elsewhere ipykernel itself looks for its parent."""
+    """Return the manager of a kernel that talks encrypted, and that Linux ends with this process.
+
+    Elsewhere ipykernel looks for its parent each second.
+    """
+    import zmq
     from jupyter_client import AsyncKernelManager
 
-    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
-    this = os.getpid()
+    libc, this = ctypes.CDLL(None), os.getpid()
 
     def end_with_parent() -> None:
         libc.prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL)
         if os.getppid() != this:  # it was gone before
             os._exit(_FAILED)
 
+    how = {"transport_encryption": "auto" if zmq.has("curve") else "disabled",
+           **({"preexec_fn": end_with_parent} if sys.platform == "linux" else {})}
+
     class Manager(AsyncKernelManager):
         async def start_kernel(self, **options: Any) -> None:
-            await self._async_start_kernel(**options, **({"preexec_fn": end_with_parent} if libc else {}))
+            await self._async_start_kernel(**options, **how)
 
     return Manager
 
