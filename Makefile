@@ -14,9 +14,9 @@ $(READY): requirements.txt pyproject.toml
 	touch $@
 
 # Run the notebooks on this machine and assemble report/index.html (FULL=1: more steps, larger ceilings).
-# A failing notebook is shown in the page and fails the target after the page is built.
+# A failing notebook is shown in the page and fails the target after the page is built. One process, so that it ends with make.
 report: $(READY)
-	@$(BIN)/python -m lib run $(if $(FULL),--full); status=$$?; $(BIN)/python -m lib report && exit $$status
+	@$(BIN)/python -m lib run --report $(if $(FULL),--full)
 
 # Lint, tests, and every notebook once in quick mode on the reference data, whose key numbers must reproduce.
 test: lint

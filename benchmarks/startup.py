@@ -26,6 +26,6 @@ def main() -> None:
     outcomes = runner.manifest(paths.EXECUTED)
     if outcomes:
         begin = time.perf_counter()
-        page.build(paths.EXECUTED, paths.REPORT / "index.html")
+        page.assemble(paths.EXECUTED)
         print(f"   building the page: {time.perf_counter() - begin:.1f} s")
         print("   notebooks, as last run: " + ", ".join(f"{outcome.stem} {outcome.seconds:.0f} s" for outcome in outcomes))

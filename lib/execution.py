@@ -1,54 +1,195 @@
 """How a notebook is executed: by papermill, with declared parameters alone, and one line for whatever went wrong.
 
-``python -m lib.execution SOURCE TARGET PARAMETERS_AS_JSON`` does the same in a process of its own.
+It runs in a process of its own (``python -m lib.execution REQUEST_AS_JSON``), which ends as soon as the process that it works
+for is gone, however that went, and takes its kernel and whatever the kernel started along.
 """
 
+import contextlib
+import ctypes
 import json
+import os
+import signal
+import subprocess
 import sys
+import tempfile
+import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from lib.errors import InputError, choices
+from lib import files, paths
+from lib.errors import InputError, choices, death, one_line
+
+_LONGEST = 1000
+_FAILED, _INPUT = 1, 2
+_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux
+_running: set[subprocess.Popen] = set()
 
 
 class ExecutionError(RuntimeError):
-    """Raised for a notebook that did not run to its end; the message is one line."""
+    """Raised for a notebook that did not run to its end; the message is one line, and never empty."""
 
 
-def execute_notebook(source: Path, target: Path, parameters: Mapping[str, Any], cwd: Path) -> None:
+def execute_notebook(source: Path, target: Path, parameters: Mapping[str, Any], cwd: Path,
+                     environment: Mapping[str, str] | None = None) -> None:
     """Execute ``source`` in a kernel that starts in ``cwd`` and keep the executed notebook at ``target``, also when it fails.
 
-    Raises InputError for a missing notebook or a parameter that it does not declare, ExecutionError for one that failed.
+    ``environment`` are variables for it. Raises InputError for what is no notebook, a parameter that it does not declare or a
+    kernel that is not installed, ExecutionError for one that failed.
     """
-    import papermill
-    from nbclient.exceptions import DeadKernelError
-
     if not source.is_file():
         raise InputError(f"{source} is missing")
-    declared = papermill.inspect_notebook(str(source)) if parameters else {}
+    target = files.folder(target.parent).resolve() / target.name
+    if target == source.resolve():
+        raise InputError(f"{source} would be replaced by its own execution; give another target")
+    with files.writing(target):
+        target.unlink(missing_ok=True)
+    request = json.dumps([str(source.resolve()), str(target), dict(parameters), str(cwd.resolve())])
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log:
+        status, answer = _child(request, {**os.environ, **(environment or {})}, log)
+        if status:
+            log.seek(0)
+            last = log.read().strip().rpartition("\n")[2]
+            reason = answer or f"the notebook's process {death(status)}" + (f": {last}" if last else "")
+            raise (InputError if status == _INPUT else ExecutionError)(_line(reason))
+
+
+def _line(text: str) -> str:
+    """Return text as one line of bounded length that a terminal can show."""
+    return "".join(letter for letter in " ".join(text.split()) if letter.isprintable())[:_LONGEST]
+
+
+def _child(request: str, environment: Mapping[str, str], log: IO[str]) -> tuple[int, str]:
+    """Run a request in a process of its own; return its exit status and its answer; ``log`` gets what it writes besides.
+
+    Its stdin is a pipe that it watches and whose other end only this process holds. In a session of its own it does not see a
+    terminal's Ctrl-C, which is for this process.
+    """
+    with subprocess.Popen([sys.executable, "-m", "lib.execution", request], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                          stderr=log, text=True, errors="replace", cwd=paths.ROOT, env=environment,
+                          start_new_session=True) as child:
+        _running.add(child)
+        try:
+            answer = child.stdout.read()
+            return child.wait(), answer
+        finally:
+            _running.discard(child)
+
+
+def end_all() -> None:
+    """End every notebook that this process is executing, in whatever thread."""
+    for child in list(_running):
+        child.stdin.close()
+
+
+def _end_with_leader() -> None:
+    """Wait until the process that holds the other end of stdin is gone; then end this one and all that it started."""
+    import psutil
+
+    while os.read(0, 1):
+        pass
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+    os._exit(_FAILED)
+
+
+def _kernel_manager() -> type:
+    """Return the manager of a kernel that talks encrypted, and that Linux ends with this process.
+
+    Elsewhere ipykernel looks for its parent each second.
+    """
+    import zmq
+    from jupyter_client import AsyncKernelManager
+
+    libc, this = ctypes.CDLL(None), os.getpid()
+
+    def end_with_parent() -> None:
+        libc.prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+        if os.getppid() != this:  # it was gone before
+            os._exit(_FAILED)
+
+    how = {"transport_encryption": "auto" if zmq.has("curve") else "disabled",
+           **({"preexec_fn": end_with_parent} if sys.platform == "linux" else {})}
+
+    class Manager(AsyncKernelManager):
+        async def start_kernel(self, **options: Any) -> None:
+            await self._async_start_kernel(**options, **how)
+
+    return Manager
+
+
+def _execute(source: Path, target: Path, parameters: Mapping[str, Any], cwd: str) -> None:
+    """Execute a notebook in this process, as ``execute_notebook`` says."""
+    import papermill
+    from jupyter_client.kernelspec import NoSuchKernel, find_kernel_specs
+    from nbclient.exceptions import DeadKernelError
+
+    _check(source)
+    declared = papermill.inspect_notebook(_literal(source)) if parameters else {}
     if unknown := set(parameters) - set(declared):
         raise InputError(f"{source.name} has no parameter {choices(sorted(unknown))}; there are: {choices(declared)}")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.unlink(missing_ok=True)
+    partial, failure = target.with_name(f".{target.stem}.partial.ipynb"), ""
     try:
-        papermill.execute_notebook(source.resolve(), target.resolve(), dict(parameters), cwd=cwd, progress_bar=False,
-                                   log_output=False, request_save_on_cell_execute=False, autosave_cell_every=0)
-    except papermill.PapermillExecutionError as error:
-        raise ExecutionError(f"{error.ename}: {' '.join(str(error.evalue).split())}") from None
+        papermill.execute_notebook(_literal(source), _literal(partial), dict(parameters), cwd=cwd, progress_bar=False,
+                                   log_output=False, request_save_on_cell_execute=False, autosave_cell_every=0,
+                                   kernel_manager_class=_kernel_manager())
+    except papermill.PapermillExecutionError as error:  # what was executed is written
+        failure = _reason(error)
     except DeadKernelError:
         raise ExecutionError("the kernel died: out of memory?") from None
+    except NoSuchKernel as error:
+        raise InputError(f"{source.name} asks for the kernel {error.name!r}, which is not installed; there are: "
+                         f"{choices(sorted(find_kernel_specs()))}") from None
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
+    with files.writing(target):
+        partial.replace(target)
+    if failure:
+        raise ExecutionError(failure)
+
+
+def _reason(error: Any) -> str:
+    """Return why a cell failed: its error and the message or, where there is none, which cell it was."""
+    name, message = error.ename or "an error", str(error.evalue or "").strip()
+    return f"{name}: {message}" if message else f"{name} without a message, in cell [{error.exec_count}]"
+
+
+def _check(source: Path) -> None:
+    """Raise InputError for a file that is no notebook, or one that names no kernel."""
+    import nbformat
+
+    try:
+        notebook = nbformat.read(source, as_version=4)
+    except Exception as error:  # nbformat raises whatever its reading of the content runs into
+        raise InputError(f"{source} is no notebook: {one_line(error)}") from None
+    if not notebook.metadata.get("kernelspec", {}).get("name"):
+        raise InputError(f"{source.name} names no kernel; open it in JupyterLab, choose one, and save it")
+
+
+def _literal(path: Path) -> str:
+    """Return a path as papermill takes it, which puts parameters in for names in braces."""
+    return str(path).replace("{", "{{").replace("}", "}}")
 
 
 def main(arguments: list[str]) -> int:
-    """Execute one notebook; the exit status is 1 and the last line of stderr says why when it failed."""
-    source, target, parameters = arguments
+    """Execute the one notebook of a request; where that fails, stdout says why and the exit status of what kind it is."""
+    answer = os.dup(1)
+    os.dup2(2, 1)  # from here on stdout is the kernel's, and of the libraries
+    threading.Thread(target=_end_with_leader, daemon=True).start()
+    source, target, parameters, cwd = json.loads(arguments[0])
     try:
-        execute_notebook(Path(source), Path(target), json.loads(parameters), Path.cwd())
-    except (InputError, ExecutionError) as error:
-        print(error, file=sys.stderr)
-        return 1
-    return 0
+        _execute(Path(source), Path(target), parameters, cwd)
+        return 0
+    except InputError as error:
+        status, reason = _INPUT, str(error)
+    except ExecutionError as error:
+        status, reason = _FAILED, str(error)
+    except Exception as error:  # of papermill and of what it stands on: a notebook that is none, a kernel that does not start
+        status, reason = _FAILED, one_line(error)
+    os.write(answer, reason.encode())
+    return status
 
 
 if __name__ == "__main__":

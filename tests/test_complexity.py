@@ -201,12 +201,12 @@ def test_a_full_disk_leaves_no_half_summary(home):
 
 
 @pytest.mark.parametrize(("values", "told"), [
-    ({"models": "resnet51"}, "no model 'resnet51'"), ({"models": " , "}, "models is empty"),
+    ({"models": "resnet51"}, "no model 'resnet51'"), ({"models": " , "}, "is empty; name some"),
     ({"models": "W1", "detail": "W2"}, "detail = 'W2' is not among the models"),
     ({"models": "vgg16", "input_shape": "3x8x8"}, "does not run on an input of shape")])
 def test_wrong_input_is_one_line(values, told, home):
     with pytest.raises(InputError, match=told):
-        study.study(notebooks.ComplexityParams(**values))
+        study.study(notebooks.check("04_complexity", values))
 
 
 def test_a_source_that_fails_says_why(odd, monkeypatch):

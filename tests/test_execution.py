@@ -1,10 +1,20 @@
 """The one way in which notebooks are executed: strict parameters, one line for a failure, the executed notebook kept."""
 
+import errno
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
 import nbformat
+import psutil
 import pytest
 
+from lib import execution, paths
 from lib.errors import InputError
-from lib.execution import ExecutionError, execute_notebook, main
+from lib.execution import ExecutionError, execute_notebook
 from lib.schedule.runtime import tasks
 from lib.schedule.runtime.worker_process import Job
 
@@ -38,19 +48,100 @@ def test_a_notebook_runs_with_its_parameters_where_it_was_asked_to(written, tmp_
 @pytest.mark.slow
 @pytest.mark.parametrize(("code", "words"), [
     ("print('before')\nraise ValueError('it broke,\\nbadly')", "ValueError: it broke, badly"),
+    ("assert False", "AssertionError without a message, in cell [2]"),
     ("import os; os.kill(os.getpid(), 9)", "the kernel died: out of memory?")])
 def test_a_failure_is_one_line(written, tmp_path, code, words):
     with pytest.raises(ExecutionError) as caught:
-        execute_notebook(written(code), tmp_path / "out.ipynb", {}, tmp_path)
-    assert str(caught.value) == words
+        execution._execute(written(code), tmp_path / "out.ipynb", {}, str(tmp_path))
+    assert str(caught.value).replace("\n", " ") == words
     assert "before" not in code or printed(tmp_path / "out.ipynb") == "before\n", "what ran before the failure is kept"
 
 
-def test_what_cannot_be_executed_is_refused(written, tmp_path, capsys):
+@pytest.mark.parametrize(("name", "message", "words"), [
+    ("", "", "an error without a message, in cell [3]"), (None, None, "an error without a message, in cell [3]"),
+    ("KeyboardInterrupt", " \n", "KeyboardInterrupt without a message, in cell [3]"), ("SystemExit", "3", "SystemExit: 3"),
+    ("E", "\x1b[31ma\n\tb\u2028c", "E: [31ma b c"), ("E", "x" * 9999, f"E: {'x' * 997}")])
+def test_a_reason_is_never_empty_nor_more_than_a_line(name, message, words):
+    error = SimpleNamespace(ename=name, evalue=message, exec_count=3)
+    assert execution._line(execution._reason(error)) == words
+
+
+def test_a_failure_comes_back_from_its_process(written, tmp_path):
+    with pytest.raises(ExecutionError, match="^ValueError: it broke, badly$"):
+        execute_notebook(written("raise ValueError('it broke,\\nbadly')"), tmp_path / "{out}.ipynb", {}, tmp_path)
+    assert [path.name for path in tmp_path.glob("*out*")] == ["{out}.ipynb"]
     with pytest.raises(InputError, match=r"source.ipynb has no parameter epochs; there are: steps"):
         execute_notebook(written("1"), tmp_path / "out.ipynb", {"epochs": 1}, tmp_path)
-    assert main([str(tmp_path / "none.ipynb"), str(tmp_path / "out.ipynb"), "{}"]) == 1
-    assert capsys.readouterr().err == f"{tmp_path / 'none.ipynb'} is missing\n"
+    with pytest.raises(InputError, match=r"source.ipynb would be replaced by its own execution"):
+        execute_notebook(written("1"), tmp_path / "source.ipynb", {}, tmp_path)
+
+
+@pytest.mark.parametrize("answer", [("", -9, "the notebook's process was killed (signal 9): out of memory?: the last line"),
+                                    ("", 7, "the notebook's process ended with status 7: the last line"), ("why", 1, "why")])
+def test_a_process_without_an_answer_still_has_a_reason(written, tmp_path, monkeypatch, answer):
+    def child(request, environment, log):
+        log.write("the first line\nthe last line\n")
+        return answer[1], answer[0]
+
+    monkeypatch.setattr(execution, "_child", child)
+    with pytest.raises(ExecutionError) as caught:
+        execute_notebook(written("1"), tmp_path / "out.ipynb", {}, tmp_path)
+    assert str(caught.value) == answer[2]
+
+
+@pytest.mark.parametrize(("change", "told"), [
+    (lambda notebook: notebook.metadata.kernelspec.update(name="gone"), "'gone', which is not installed; there are: "),
+    (lambda notebook: notebook.metadata.pop("kernelspec"), "source.ipynb names no kernel"),
+    (None, "is no notebook"), ("missing", "source.ipynb is missing")])
+def test_what_is_no_notebook_to_run_is_refused(written, tmp_path, change, told):
+    path = written("1")
+    if change is None:
+        path.write_text("[1]")
+    elif change == "missing":
+        path.unlink()
+    else:
+        notebook = nbformat.read(path, as_version=4)
+        change(notebook)
+        nbformat.write(notebook, path)
+    with pytest.raises(InputError, match=told):
+        execute_notebook(path, tmp_path / "out.ipynb", {}, tmp_path) if change == "missing" else \
+            execution._execute(path, tmp_path / "out.ipynb", {}, str(tmp_path))
+
+
+def test_a_full_disk_leaves_nothing_half(written, tmp_path, monkeypatch):
+    def full(_, path):
+        Path(path).write_text('{"cells": [')
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("papermill.execute.write_ipynb", full)
+    with pytest.raises(OSError, match="No space left"):
+        execution._execute(written("1"), tmp_path / "out.ipynb", {}, str(tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == ["source.ipynb"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("with_signal", [signal.SIGKILL, signal.SIGINT])
+def test_whatever_a_notebook_started_ends_with_its_run(written, tmp_path, with_signal):
+    pids = tmp_path / "pids"
+    slow = written("import os, subprocess\nchild = subprocess.Popen(['sleep', '300'])\n"
+                   f"open({str(pids)!r}, 'w').write(f'{{os.getpid()}} {{child.pid}}\\n')\nwhile True: pass")
+    program = ("from pathlib import Path; from lib import paths; from lib.report import runner\n"
+               f"paths.NOTEBOOKS = Path({str(slow.parent)!r})\n"
+               f"runner.run([runner.Job('source', 'first'), runner.Job('source', 'second')], Path({str(tmp_path / 'out')!r}))")
+    process = subprocess.Popen([sys.executable, "-c", program], cwd=paths.ROOT, stderr=subprocess.DEVNULL)
+    until(lambda: pids.is_file() and pids.read_text().endswith("\n"), 60)
+    started = psutil.Process(process.pid).children(recursive=True)
+    assert {int(pid) for pid in pids.read_text().split()} < {child.pid for child in started}
+    process.send_signal(with_signal)
+    process.wait(timeout=10)
+    until(lambda: not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in started), 5)
+
+
+def until(condition, seconds):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it took too long"
+        time.sleep(0.05)
 
 
 def test_a_job_executes_a_notebook_as_the_report_does(written, tmp_path):

@@ -1,5 +1,6 @@
 """The runner, the report and the command line: strict, red where something failed, silent about nothing."""
 
+import errno
 import subprocess
 import sys
 
@@ -49,8 +50,8 @@ def test_text_that_looks_like_a_number_stays_text():
 
 
 @pytest.fixture
-def failing(home, monkeypatch):
-    """Give a plan of two notebooks, one of which fails in its second cell, and run it."""
+def two(home, monkeypatch):
+    """Give a plan of two notebooks, one of which fails in its second cell."""
     folder = home / "notebooks"
     folder.mkdir()
     good, bad = (nbformat.v4.new_notebook() for _ in range(2))
@@ -63,39 +64,22 @@ def failing(home, monkeypatch):
         nbformat.write(notebook, folder / f"{name}.ipynb")
     monkeypatch.setattr(paths, "NOTEBOOKS", folder)
     plan = definitions.load_report_plan()
-    two = plan.model_copy(update={"sections": plan.sections[:2]})
-    monkeypatch.setattr(definitions, "load_report_plan", lambda: two)
-    return runner.run([runner.Job("01_machine", "01_machine"), runner.Job("02_profile", "02_profile")], paths.EXECUTED)
+    both = plan.model_copy(update={"sections": plan.sections[:2]})
+    monkeypatch.setattr(definitions, "load_report_plan", lambda: both)
 
 
 @pytest.mark.slow
-def test_a_failing_notebook_fails_the_run_and_is_red_in_the_report(failing):
+def test_a_failing_notebook_fails_the_run_and_is_red_in_the_report(two):
+    failing = runner.run([runner.Job("01_machine", "01_machine"), runner.Job("02_profile", "02_profile")], paths.EXECUTED)
     assert [outcome.status for outcome in failing] == ["ok", "failed"]
     assert failing[1].error == "ValueError: it broke <here>"
-    built, problems = page.build(paths.EXECUTED, paths.REPORT / "index.html")
-    text = built.read_text()
-    assert problems == ["02_profile: ValueError: it broke <here>"]
+    built = page.assemble(paths.EXECUTED)
+    text = built.html.decode()
+    assert built.problems == ["02_profile: ValueError: it broke <here>"]
     assert '<p class="failed">02_profile: ValueError: it broke &lt;here&gt;</p>' in text
     assert "before" in text, "what ran before the failure is shown"
     assert "fine" in text
     assert cli.main(["report"]) == 1
-
-
-@pytest.mark.slow
-def test_a_notebook_that_never_ran_is_red_too(failing):
-    path = paths.EXECUTED / "manifest.json"
-    store.write_json([entry for entry in store.read_json(path) if entry["notebook"] == "01_machine"], path)
-    built, problems = page.build(paths.EXECUTED, paths.REPORT / "index.html")
-    assert problems == ["02_profile: has not been run"]
-    assert "This notebook has not been run" in built.read_text()
-
-
-@pytest.mark.slow
-def test_a_second_run_replaces_its_entry_alone(failing):
-    (paths.NOTEBOOKS / "02_profile.ipynb").write_text((paths.NOTEBOOKS / "01_machine.ipynb").read_text())
-    runner.run([runner.Job("02_profile", "02_profile")], paths.EXECUTED)
-    entries = [(entry.stem, entry.status) for entry in runner.manifest(paths.EXECUTED)]
-    assert entries == [("01_machine", "ok"), ("02_profile", "ok")]
 
 
 @pytest.mark.slow
@@ -109,13 +93,35 @@ def test_a_dead_kernel_is_named(home, monkeypatch):
     assert (outcome.status, outcome.error) == ("failed", "the kernel died: out of memory?")
 
 
+def outcome(stem, **more):
+    return runner.Outcome(**{"notebook": "01_machine", "stem": stem, "command": "papermill x", "values": {}, "status": "ok",
+                             "error": "", "seconds": 1.0, "finished_utc": "now", **more})
+
+
 def executed(folder, stem, **numbers):
     """Write an executed notebook that recorded ``numbers`` (name=(value, tolerance))."""
     recorded = {name: {"value": value, "unit": "", "tolerance": tolerance} for name, (value, tolerance) in numbers.items()}
     cell = nbformat.v4.new_code_cell("", outputs=[nbformat.v4.new_output("display_data", {runner.KEYS_MIME: recorded})])
     folder.mkdir(parents=True, exist_ok=True)
     nbformat.write(nbformat.v4.new_notebook(cells=[cell]), folder / f"{stem}.ipynb")
-    return runner.Outcome("01_machine", stem, "papermill x", {}, "ok", "", 1.0, "now")
+    return outcome(stem)
+
+
+def test_a_notebook_that_never_ran_is_red_too(two):
+    runner._merge([executed(paths.EXECUTED, "01_machine")], paths.EXECUTED)
+    built = page.assemble(paths.EXECUTED)
+    assert built.problems == ["02_profile: has not been run"]
+    assert "This notebook has not been run" in built.html.decode()
+
+
+@pytest.mark.slow
+def test_a_second_run_replaces_its_entry_alone(two):
+    before = outcome("02_profile", notebook="02_profile", status="failed", error="it broke")
+    runner._merge([executed(paths.EXECUTED, "01_machine"), before], paths.EXECUTED)
+    (paths.NOTEBOOKS / "02_profile.ipynb").write_text((paths.NOTEBOOKS / "01_machine.ipynb").read_text())
+    runner.run([runner.Job("02_profile", "02_profile")], paths.EXECUTED)
+    entries = [(entry.stem, entry.status) for entry in runner.manifest(paths.EXECUTED)]
+    assert entries == [("01_machine", "ok"), ("02_profile", "ok")]
 
 
 def test_numbers_that_move_are_named(home, monkeypatch):
@@ -129,7 +135,7 @@ def test_numbers_that_move_are_named(home, monkeypatch):
         "s: 'rows' moved from 10 to 11 (tolerance 0.0%)"]
     nothing = executed(home / "c", "s", rows=(float("nan"), 0.0), error=(5.0, 0.1), gone=(1.0, 0.0))
     assert runner.moved(home / "c", [nothing]) == ["s: 'rows' moved from 10 to nan (tolerance 0.0%)"]
-    failed = runner.Outcome("01_machine", "s", "papermill x", {}, "failed", "it broke", 1.0, "now")
+    failed = outcome("s", status="failed", error="it broke")
     assert runner.moved(home / "c", [failed]) == ["s: it broke"]
 
 
@@ -142,6 +148,12 @@ def test_numbers_that_move_are_named(home, monkeypatch):
     (["import", "bundle", "nowhere.zip"], "nowhere.zip is missing"),
     (["bundle"], "nothing to pack"),
     (["report"], "nothing has been run yet"),
+    (["report", "--executed", "nowhere"], "nothing has been run yet: no manifest in nowhere"),
+    (["run", "02", "--devices", "cpu,xpu"], "device 'xpu' is not here; this machine has: cpu"),
+    (["run", "02", "--source", "replay", "--devices", "xpu"], "the reference has no device xpu; it has: cpu (or all)"),
+    (["run", "02", "--devices", "auto,cpu"], "--devices auto,cpu names one device twice"),
+    (["run", "02", "-p", "workload", "W9"], "no workload 'W9'; there are: W1"),
+    (["run", "02", "-p", "device", "../x"], "device = '../x'"), (["run", "03", "-p", "name", ".."], "name = '..'"),
 ])
 def test_the_command_line_refuses_wrong_input_in_one_line(home, capsys, arguments, words):
     assert cli.main(arguments) == 2
@@ -149,6 +161,53 @@ def test_the_command_line_refuses_wrong_input_in_one_line(home, capsys, argument
     assert shown.startswith("error: ")
     assert words in shown
     assert "\n" not in shown
+
+
+@pytest.mark.parametrize(("arguments", "words"), [
+    (["run", "--devices", "cpu,cpu"], "'cpu,cpu' is no list of names"), (["run", "--devices", ""], "'' is no list of names"),
+    (["run", "--workloads", "W1,,W2"], "'W1,,W2' is no list of names"), (["run", "--workloads", "W1,W1"], "each there once"),
+    (["run", "--report", "--check"], "not allowed with"), (["report", "--out", "there.html"], "there.html exists already"),
+    (["report", "--figure", "there.html"], "there.html exists already"), (["report", "--out", "."], "is a folder"),
+    (["report", "--out", "no/x.html"], "there is no folder")])
+def test_options_that_cannot_be_are_refused_in_one_line(home, capsys, monkeypatch, arguments, words):
+    monkeypatch.chdir(home)
+    (home / "there.html").write_text("theirs")
+    with pytest.raises(SystemExit) as ended:
+        cli.main(arguments)
+    shown = capsys.readouterr().err.strip()
+    assert (ended.value.code, shown.startswith("error: "), len(shown.splitlines())) == (2, True, 1)
+    assert words in shown
+    assert [path.name for path in home.iterdir()] == ["there.html"]
+
+
+def test_a_report_goes_to_new_files_or_replaces_its_own(home, capsysbinary, monkeypatch):
+    runner._merge([executed(paths.EXECUTED, "01_machine")], paths.EXECUTED)
+    for _ in range(2):
+        assert cli.main(["report"]) == 1, "the other notebooks have not been run"
+    assert sorted(path.name for path in paths.REPORT.iterdir()) == ["executed", "index.html", "summary.svg"]
+    assert cli.main(["report", "--out", str(home / "a.html"), "--figure", str(home / "a.svg")]) == 1
+    assert [(home / f"a.{kind}").read_bytes()[:5] for kind in ("html", "svg")] == [b"<!DOC", b"<?xml"]
+    capsysbinary.readouterr()
+    assert cli.main(["report", "--out", "/dev/null"]) == 1
+    assert capsysbinary.readouterr().out == b"", "what goes to a stream is not named after it"
+    full = OSError(errno.ENOSPC, "No space left on device")
+    monkeypatch.setattr("lib.files.os.replace", lambda *_: (_ for _ in ()).throw(full))
+    before = (paths.REPORT / "index.html").read_bytes()
+    assert cli.main(["report"]) == 2
+    assert "cannot be written (No space left on device)" in capsysbinary.readouterr().err.decode().splitlines()[-1]
+    assert (paths.REPORT / "index.html").read_bytes() == before
+    assert sorted(path.name for path in paths.REPORT.iterdir()) == ["executed", "index.html", "summary.svg"], "nothing half"
+
+
+def test_a_full_disk_ends_a_run_in_one_line(two, monkeypatch, capsys):
+    def full(*_, **__):
+        raise InputError("manifest.json: cannot be written (No space left on device)")
+
+    monkeypatch.setattr(runner, "execute", lambda job, *_: outcome(job.stem, notebook=job.notebook))
+    monkeypatch.setattr(store, "write_json", full)
+    assert cli.main(["run", "01", "--devices", "cpu"]) == 2
+    last = capsys.readouterr().err.strip().splitlines()[-1]
+    assert last == "error: manifest.json: cannot be written (No space left on device)"
 
 
 def test_help_and_import_are_light():

@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
+from lib import files
 from lib.cli.options import names, new_file, whole
 from lib.errors import InputError
 
@@ -50,8 +51,7 @@ def _drawn(record, path: Path) -> Path:
     from lib.report import gantt, style
 
     style.use_style()
-    gantt.gantt(record.side_by_side(), record.job_classes, record.facts["bound_s"]).savefig(path)
-    return path
+    return files.replace(path, style.svg(gantt.gantt(record.side_by_side(), record.job_classes, record.facts["bound_s"])))
 
 
 def _contention(options: argparse.Namespace) -> int:

@@ -10,6 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from lib import store
 from lib.errors import InputError, choices
+from lib.files import NAME
 
 
 def _no_truth(value: Any) -> Any:
@@ -25,6 +26,7 @@ Count = Annotated[int, NUMBER, Field(ge=0)]
 Positive = Annotated[int, NUMBER, Field(ge=1)]
 Threads = Annotated[int, NUMBER, Field(ge=0, le=1024)]
 Seed = Annotated[int, NUMBER, Field(ge=0, lt=2**32)]
+PlainName = Annotated[str, Field(pattern=rf"^{NAME}$")]
 _REASONS = 5  # wrong values that one line names
 _SHORT = reprlib.Repr()  # how a wrong value looks in it: a file may hold anything, and more of it than memory holds
 _SHORT.maxstring = _SHORT.maxother = 100
@@ -38,13 +40,13 @@ class Strict(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _text_stays_text(cls, value: Any, info) -> Any:
-        """Refuse a number where text is meant: papermill's ``-p`` reads ``12e5678`` as a number, ``-r`` does not."""
+    def _types_stay(cls, value: Any, info) -> Any:
+        """Refuse a number where text is meant (papermill's ``-p`` takes ``12e5678`` for one, ``-r`` not), and True for one."""
         wanted = cls.model_fields[info.field_name].annotation
         if wanted in (int, float):
             _no_truth(value)
         if wanted is str and isinstance(value, int | float) and not isinstance(value, bool):
-            raise ValueError(f"is text, but {value!r} arrived as a number; pass it with papermill's -r")
+            raise ValueError("is text, but arrived as a number; pass it with papermill's -r")
         if isinstance(value, float) and not math.isfinite(value):
             raise ValueError("must be a finite number")
         return value
@@ -58,7 +60,15 @@ def _reason(error: dict) -> str:
     if error["type"] == "missing":
         return f"{name} is missing"
     message = error["msg"].removeprefix("Value error, ").removeprefix("Input ")
-    return f"{name} = {_SHORT.repr(error['input'])} {message}"
+    return f"{name} = {_short(error['input'])} {message}"
+
+
+def _short(value: Any) -> str:
+    """Return a value as its representation, in one line and cut where it is long."""
+    try:
+        return " ".join(_SHORT.repr(value).split())
+    except ValueError:  # a whole number of more digits than Python writes
+        return f"an endless {type(value).__name__}"
 
 
 def _line(model: type[BaseModel], error: ValidationError, where: str) -> str:

@@ -1,51 +1,74 @@
 """Typed parameters of the notebooks and typed definitions from ``params/*.yaml``; errors list the choices."""
 
+import unicodedata
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from lib import paths
-from lib.config.base import Count, Positive, Seed, Source, Strict, Threads, build, load_yaml, mapping
+from lib.config.base import Seed, Source, Strict, Threads, build, load_yaml, mapping
 from lib.errors import InputError, choices
 from lib.files import NAME
 
+_DEVICE = r"(auto|cpu|mps|cuda(:\d{1,3})?)"
+_NO_TEXT = ("Cc", "Cs", "Zl", "Zp")  # categories of control characters, half characters, breaks of lines
+_LONGEST = 1000
+Device = Annotated[str, Field(pattern=f"^{_DEVICE}$")]
+Devices = Annotated[str, Field(pattern=f"^(all|{_DEVICE}(,{_DEVICE})*)$")]
+Names = Annotated[str, Field(pattern=r"^[^,\s]+(,[^,\s]+)*$")]
+FolderName = Annotated[str, Field(pattern=rf"^({NAME})?$")]
+Shape = Annotated[str, Field(pattern=r"^([0-9]{1,6}(x[0-9]{1,6}){2,3})?$")]  # such as 3x224x224
+BatchSize = Annotated[int, Field(ge=0, le=1_000_000)]
+Batches = Annotated[int, Field(ge=0, le=1_000_000_000)]
 
-class MachineParams(Strict):
+
+class Parameters(Strict):
+    """Base of the parameters of a notebook: whatever is text is one line of bounded length."""
+
+    @field_validator("*")
+    @classmethod
+    def _one_line(cls, value: Any) -> Any:
+        if isinstance(value, str) and (len(value) > _LONGEST or any(unicodedata.category(sign) in _NO_TEXT for sign in value)):
+            raise ValueError(f"must be one line of at most {_LONGEST} characters")
+        return value
+
+
+class MachineParams(Parameters):
     """Parameters of ``01_machine``."""
 
     source: Source = "measure"
-    reference: str = ""
-    device: str = "auto"
+    reference: FolderName = ""
+    device: Device = "auto"
     budget_s: Annotated[float, Field(ge=1, le=3600)] = 15.0
     gemm_max: Annotated[int, Field(ge=0, le=32768)] = 0
     triad_max_mb: Annotated[float, Field(ge=0, le=65536)] = 0.0
     threads: Threads = 0
 
 
-class ProfileParams(Strict):
+class ProfileParams(Parameters):
     """Parameters of ``02_profile`` and of one profiled run."""
 
     workload: str = "W1"
-    device: str = "auto"
+    device: Device = "auto"
     source: Source = "measure"
-    reference: str = ""
+    reference: FolderName = ""
     data_source: Literal["auto", "medmnist", "synthetic", "imagefolder"] = "auto"
     resolution: Literal["native", "resized"] = "native"
-    batch_size: Count = 0
-    epochs: Positive = 1
-    warmup_iters: Count = 5
+    batch_size: BatchSize = 0
+    epochs: Annotated[int, Field(ge=1, le=1_000_000)] = 1
+    warmup_iters: Batches = 5
     warmup_s: Annotated[float, Field(ge=0, le=600)] = 4.0
-    iters: Count = 30
+    iters: Batches = 30
     budget_s: Annotated[float, Field(ge=0, le=1e6)] = 24.0
     profile: bool = True
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     lr: Annotated[float, Field(gt=0, le=10)] = 1e-3
     channels_last: bool = False
-    grad_accum_steps: Positive = 1
+    grad_accum_steps: Annotated[int, Field(ge=1, le=1_000_000)] = 1
     num_workers: Annotated[int, Field(ge=0, le=256)] = 0
     pin_memory: bool = False
-    prefetch_factor: Count = 0
+    prefetch_factor: Annotated[int, Field(ge=0, le=1000)] = 0
     augment: bool = False
     deterministic: bool = False
     cudnn_benchmark: bool = False
@@ -55,28 +78,28 @@ class ProfileParams(Strict):
     label: str = ""
 
 
-class SweepParams(Strict):
+class SweepParams(Parameters):
     """Parameters of ``03_sweep`` and of one sweep."""
 
     source: Source = "measure"
-    reference: str = ""
-    op: str = "conv2d"
+    reference: FolderName = ""
+    op: Names = "conv2d"
     grid: str = ""
-    device: str = "auto"
+    device: Devices = "auto"
     budget_s: Annotated[float, Field(ge=0, le=1e6)] = 30.0
-    count: Count = 0
+    count: Batches = 0
     rounds: Annotated[int, Field(ge=1, le=100)] = 5
     visit_ms: Annotated[float, Field(ge=1, le=10_000)] = 20.0
     latency_type: Literal["kernel", "end_to_end", "both"] = "kernel"
     cache: Literal["warm", "cold", "both"] = "warm"
     dtype: str = "fp32"
-    shard: Annotated[str, Field(pattern=r"^\d+/\d+$")] = "0/1"
+    shard: Annotated[str, Field(pattern=r"^[0-9]{1,6}/[0-9]{1,6}$")] = "0/1"
     threads: Threads = 0
     timeout_s: Annotated[float, Field(gt=0, le=1e5)] = 60.0
     patience_s: Annotated[float, Field(ge=0, le=3600)] = 10.0
     memory_share: Annotated[float, Field(gt=0, le=1)] = 0.5
     seed: Seed = 0
-    name: Annotated[str, Field(pattern=rf"^({NAME})?$")] = ""
+    name: FolderName = ""
 
     @property
     def ops(self) -> list[str]:
@@ -89,46 +112,64 @@ class SweepParams(Strict):
             return names
         return list(dict.fromkeys(self.op.split(",")))
 
+    @field_validator("shard")
+    @classmethod
+    def _below(cls, shard: str) -> str:
+        number, of = shard.split("/")
+        if int(number) >= int(of):
+            raise ValueError("must be i/n with i below n, such as 0/8 to 7/8")
+        return shard
+
+    @field_validator("device")
+    @classmethod
+    def _each_once(cls, device: str) -> str:
+        names = ["cuda:0" if name == "cuda" else name for name in device.split(",")]
+        if len(set(names)) < len(names):
+            raise ValueError("names a device twice")
+        return device
+
     @property
     def shard_pair(self) -> tuple[int, int]:
         """Return the shard as (i, n)."""
-        number, of = (int(part) for part in self.shard.split("/"))
-        if number >= of:
-            raise InputError(f"shard = {self.shard!r} must be i/n with i below n, such as 0/8 to 7/8")
-        return number, of
+        number, of = self.shard.split("/")
+        return int(number), int(of)
 
 
-class RooflineParams(Strict):
+class RooflineParams(Parameters):
     """Parameters of ``05_roofline``."""
 
     source: Source = "measure"
-    reference: str = ""
-    device: str = "auto"
-    models: Annotated[str, Field(pattern=r"^[^,\s]+(,[^,\s]+)*$")] = "resnet50,vgg16,mobilenet_v2"
-    batch_size: Positive = 1
+    reference: FolderName = ""
+    device: Device = "auto"
+    models: Names = "resnet50,vgg16,mobilenet_v2"
+    batch_size: Annotated[BatchSize, Field(ge=1)] = 1
     dtype: Literal["fp64", "fp32", "bf16", "fp16"] = "fp32"
     budget_s: Annotated[float, Field(ge=0, le=3600)] = 20.0
-    vendor: str = ""
+    vendor: Annotated[str, Field(pattern=r"^[a-z0-9-]*$")] = ""
     nsight: str = ""
 
 
-class ComplexityParams(Strict):
+class ComplexityParams(Parameters):
     """Parameters of ``04_complexity``."""
 
     source: Source = "measure"
-    reference: str = ""
+    reference: FolderName = ""
     models: str = "W1,W2,W3,W4,W5,W6,W7,resnet50,vgg16,mobilenet_v2"
-    input_shape: str = ""
-    batch_sizes: Annotated[str, Field(pattern=r"^[1-9]\d*( *, *[1-9]\d*)*$")] = "1,8,32"
+    input_shape: Shape = ""
+    batch_sizes: Annotated[str, Field(pattern=r"^[1-9][0-9]{0,5}( *, *[1-9][0-9]{0,5})*$")] = "1,8,32"
     detail: str = ""
+
+    @field_validator("models")
+    @classmethod
+    def _some(cls, models: str) -> str:
+        if not any(name.strip() for name in models.split(",")):
+            raise ValueError("is empty; name some with commas, such as W1,resnet50,mymodule:Class")
+        return models
 
     @property
     def names(self) -> list[str]:
-        """Return the models in order, each once; InputError when there is none."""
-        names = list(dict.fromkeys(name.strip() for name in self.models.split(",") if name.strip()))
-        if not names:
-            raise InputError("models is empty; name some with commas, such as W1,resnet50,mymodule:Class")
-        return names
+        """Return the models in order, each once."""
+        return list(dict.fromkeys(name.strip() for name in self.models.split(",") if name.strip()))
 
     @property
     def sizes(self) -> list[int]:
@@ -136,16 +177,16 @@ class ComplexityParams(Strict):
         return sorted({int(size) for size in self.batch_sizes.split(",")})
 
 
-class CostModelParams(Strict):
+class CostModelParams(Parameters):
     """Parameters of ``06_cost_model``."""
 
     source: Source = "measure"
-    reference: str = ""
+    reference: FolderName = ""
     quick: bool = True
     families: str = "conv2d forward,matmul and linear"
     model: Annotated[str, Field(min_length=1)] = "resnet50"
-    input_shape: str = ""
-    batch_size: Count = 16
+    input_shape: Shape = ""
+    batch_size: BatchSize = 16
     mode: Literal["infer", "train"] = "infer"
     dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
     verify: bool = False
@@ -156,18 +197,18 @@ class CostModelParams(Strict):
         return [name.strip() for name in self.families.split(",") if name.strip()]
 
 
-class SchedulerParams(Strict):
+class SchedulerParams(Parameters):
     """Parameters of ``07_scheduler_eval``."""
 
     source: Source = "measure"
-    reference: str = ""
-    scenarios: Annotated[str, Field(pattern=r"^[^,\s]+(,[^,\s]+)*$")] = "one_gpu,large_gpu,mixed"
+    reference: FolderName = ""
+    scenarios: Names = "one_gpu,large_gpu,mixed"
     count: Annotated[int, Field(ge=10, le=20_000)] = 120
     seeds: Annotated[int, Field(ge=1, le=100)] = 2
     arriving: Annotated[int, Field(ge=100, le=100_000)] = 800
     scale: Annotated[int, Field(ge=1000, le=1_000_000)] = 10_000
     jobs: str = ""
-    workloads: Annotated[str, Field(pattern=r"^[^,\s]+(,[^,\s]+)*$")] = "W1,W6"
+    workloads: Names = "W1,W6"
     real: Annotated[int, Field(ge=2, le=1000)] = 6
     job_s: Annotated[float, Field(ge=0.5, le=3600)] = 1.5
 

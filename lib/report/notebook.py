@@ -8,9 +8,10 @@ from typing import Any
 from lib.config import notebooks
 from lib.errors import InputError
 from lib.missing import Missing
-from lib.report import style
+from lib.report import markup, style
 
 UNKNOWN = "not measured"
+BANNER = '<p class="banner '
 KEYS_MIME = "application/vnd.lib.keys+json"
 
 
@@ -48,17 +49,17 @@ class Notebook:
         self._keys: dict[str, dict[str, Any]] = {}
 
     def say(self, text: str) -> None:
-        """Show Markdown text, usually with numbers put in."""
+        """Show Markdown text, usually with numbers and names put in; HTML and links in them show as they are written."""
         from IPython.display import Markdown, display
 
-        display(Markdown(text))
+        display(Markdown(markup.words(text)))
 
     def banner(self, note: str) -> None:
         """Show where the numbers below come from; a note of synthetic data or of a replay stands out."""
         from IPython.display import HTML, display
 
         kind = next((word for word in ("SYNTHETIC", "REPLAY") if word in note), "")
-        display(HTML(f'<p class="banner {kind.lower()}" style="border-left:4px solid #b7791f;padding:.4em .8em;'
+        display(HTML(f'{BANNER}{kind.lower()}" style="border-left:4px solid #b7791f;padding:.4em .8em;'
                      f'background:#fdf6e3;color:#333">{html.escape(note)}</p>'))
 
     def figure(self, figure, name: str, caption: str, hint: str = "") -> None:
@@ -71,8 +72,7 @@ class Notebook:
         if isinstance(figure, Missing):
             self.say(f"*{caption}* {figure} {hint}")
             return
-        path = style.save(figure, self.name, name)
-        display(HTML(style.as_html(path, caption)))
+        display(HTML(style.as_html(style.save(figure, self.name, name), caption)))
 
     def table(self, frame, caption: str, digits: int = 2, hint: str = "") -> None:
         """Show a DataFrame with its caption; where it has no rows, one line says so, and by ``hint`` what would fill it."""
@@ -115,6 +115,6 @@ def _must(tolerance: float | None) -> str:
 
 
 def _short(value: float | str) -> str:
-    if isinstance(value, str) or math.isnan(value):
+    if isinstance(value, str) or not math.isfinite(value):
         return str(value)
     return f"{value:.4g}" if value != int(value) else f"{int(value):,}"

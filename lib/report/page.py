@@ -1,28 +1,38 @@
 """Executed notebooks to one self-contained HTML page, written like a paper."""
 
-import html
+import math
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lib import paths, store
 from lib.config import definitions
 from lib.errors import InputError
-from lib.report import runner, style, summary
-from lib.report.notebook import UNKNOWN
+from lib.report import markup, runner, style, summary
+from lib.report.notebook import BANNER, UNKNOWN
 
 _HEADING = re.compile(r"^h[1-6]$")
 _SENTENCE = re.compile(r"(?<=[.!?])\s+")
 _LEAD = re.compile(r"- \*\*[^*]+\*\*:?")
+_SHOWN = ["text/html", "text/markdown", "image/png", "image/jpeg", "text/plain"]  # of an output the first of these
 _GAP = "\N{EMPTY SET}"  # stands for a number without a usable row; no sentence with one is shown
 
 
-def build(folder: Path, target: Path, figure: Path | None = None) -> tuple[Path, list[str]]:
-    """Assemble the report from the executed notebooks of ``folder``; its summary figure is also written to ``figure``.
+@dataclass(frozen=True)
+class Report:
+    """The page as HTML, its summary figure as SVG, and a line for each section that failed, is missing, or wrote to stderr."""
 
-    Returns the page and a line for each section that failed, is missing, or wrote to stderr; such sections stay in the
-    page, marked. Raises InputError when nothing has been run.
+    html: bytes
+    figure: bytes
+    problems: list[str]
+
+
+def assemble(folder: Path) -> Report:
+    """Assemble the report from the executed notebooks of ``folder``; sections with problems stay in the page, marked.
+
+    Raises InputError when nothing has been run, or when what is there is damaged.
     """
     outcomes = runner.manifest(folder)
     if not outcomes:
@@ -35,32 +45,26 @@ def build(folder: Path, target: Path, figure: Path | None = None) -> tuple[Path,
     problems = [line for section in sections for line in section["problems"]]
     facts = {"plan": plan, "problems": problems, "sections": sections, "outcomes": outcomes, "key": _lookup(numbers),
              "series": lambda suffix: list(summary.series(numbers, suffix)), "git": store.git_state(),
-             "built_utc": store.utc_now(), "synthetic": _mentions(folder, outcomes, "SYNTHETIC"),
-             "replayed": _mentions(folder, outcomes, "REPLAY"), "escape": html.escape,
-             "summary": _summary(numbers, figure or target.with_name("summary.svg"))}
-    page = _environment().get_template("report.html.j2").render(**facts, style=(paths.TEMPLATE / "style.css").read_text("utf-8"))
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_suffix(".partial")
-    temporary.write_text(page, encoding="utf-8")
-    temporary.replace(target)
-    return target, problems
-
-
-def _environment():
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    environment = Environment(loader=FileSystemLoader(paths.TEMPLATE), undefined=StrictUndefined, autoescape=False,
-                              trim_blocks=True, lstrip_blocks=True)
-    environment.filters["markdown"] = _markdown
-    return environment
-
-
-def _summary(numbers: summary.Numbers, path: Path) -> str:
-    """Draw the summary figure into ``path`` (SVG) and return it as HTML."""
+             "built_utc": store.utc_now(), "synthetic": _banners(folder, outcomes, "SYNTHETIC"),
+             "replayed": _banners(folder, outcomes, "REPLAY")}
     style.use_style()
-    text = summary.description(numbers)
-    style.write(summary.draw(numbers), path, text)
-    return style.as_html(path, "The report in one figure, from the key numbers that the notebooks below recorded.", text)
+    description = summary.description(numbers)
+    figure = style.svg(summary.draw(numbers), description)
+    shown = style.as_html(figure, "The report in one figure, from the key numbers that the notebooks below recorded.", description)
+    return Report(_rendered(facts | {"summary": shown}).encode(), figure, problems)
+
+
+def _rendered(facts: dict[str, Any]) -> str:
+    """Return the page as text; what is put into its template is escaped, or cleaned where it is HTML."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from markupsafe import Markup
+
+    environment = Environment(loader=FileSystemLoader(paths.TEMPLATE), undefined=StrictUndefined, autoescape=True,
+                              trim_blocks=True, lstrip_blocks=True)
+    environment.filters |= {"clean": lambda html: Markup(markup.clean(html)),
+                            "markdown": lambda text: Markup(markup.clean(_markdown(str(text))))}
+    css = (paths.TEMPLATE / "style.css").read_text(encoding="utf-8")
+    return environment.get_template("report.html.j2").render(**facts, style=Markup(css), policy=markup.policy(css))
 
 
 def _markdown(text: str) -> str:
@@ -94,13 +98,16 @@ def _lookup(numbers: dict[str, dict[str, Any]]):
 
 
 def _number(value: float) -> str:
-    return f"{value:,.0f}" if value == int(value) else f"{value:,.3g}"
+    return f"{value:,.0f}" if math.isfinite(value) and value == int(value) else f"{value:,.3g}"
 
 
-def _mentions(folder: Path, outcomes: Iterable[runner.Outcome], word: str) -> int:
-    """Count the executed notebooks whose banner has ``word``."""
-    files = (folder / f"{outcome.stem}.ipynb" for outcome in outcomes)
-    return sum(any(word in str(output.get("data", "")) for output in runner.outputs(file)) for file in files if file.is_file())
+def _banners(folder: Path, outcomes: Iterable[runner.Outcome], word: str) -> int:
+    """Count the executed notebooks that have ``word`` in a banner."""
+    def shown(path: Path) -> bool:
+        html = ("".join(output.get("data", {}).get("text/html", "")) for output in runner.outputs(path))
+        return any(text.startswith(BANNER) and word in text for text in html)
+
+    return sum(shown(path) for path in (folder / f"{outcome.stem}.ipynb" for outcome in outcomes) if path.is_file())
 
 
 def _section(number: int, section: definitions.Section, outcomes: list[runner.Outcome], folder: Path) -> dict[str, Any]:
@@ -135,18 +142,19 @@ def _run(anchor: str, outcome: runner.Outcome, folder: Path, first: bool, last: 
 
 def _body(path: Path, first: bool, last: bool) -> tuple[str, list[str]]:
     """Return the HTML of an executed notebook's prose and results, and the first line of each stderr output."""
-    import nbformat
     from nbconvert import HTMLExporter
+    from traitlets.config import Config
 
-    notebook, warnings = nbformat.read(path, as_version=4), []
+    notebook, warnings = runner.read(path), []
     drop = ({"once"} if not first else set()) | ({"last"} if not last else set()) | {"papermill-error-cell-tag"}
     notebook.cells = [cell for cell in notebook.cells if not drop & set(cell.metadata.get("tags", []))]
     for cell in notebook.cells:
         outputs = cell.get("outputs", [])
         warnings += [output["text"].splitlines()[0] for output in outputs if output.get("name") == "stderr" and output["text"]]
         if outputs:
-            cell.outputs = [output for output in outputs if output.get("name") != "stderr" and output["output_type"] != "error"]
-    exporter = HTMLExporter(template_name="basic", exclude_input=True, exclude_output_prompt=True)
+            cell.outputs = [output for output in outputs if output.get("name") == "stdout" or set(_SHOWN) & set(output.get("data", ()))]
+    exporter = HTMLExporter(template_name="basic", exclude_input=True, exclude_output_prompt=True,
+                            config=Config(NbConvertBase={"display_data_priority": _SHOWN}))
     return exporter.from_notebook_node(notebook)[0], warnings
 
 
@@ -155,8 +163,10 @@ def _anchored(body: str, anchor: str) -> tuple[str, str, list[tuple[str, str]]]:
     from bs4 import BeautifulSoup
 
     soup = BeautifulSoup(body, "html.parser")
-    for link in soup.select("a.anchor-link"):
-        link.decompose()
+    for element in soup.select("a.anchor-link, script, style"):
+        element.decompose()
+    for element in soup.find_all(id=True):
+        del element["id"]
     title = soup.find("h1")
     text = title.get_text().strip() if title else ""
     if title:

@@ -1,20 +1,20 @@
 """Run notebooks for the report: strict parameters, a process each, every outcome in a manifest."""
 
-import json
-import os
 import shlex
-import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from lib import paths, store
+from pydantic import TypeAdapter, ValidationError
+from typing_extensions import TypedDict  # of pydantic; before Python 3.12 it needs this one
+
+from lib import execution, paths, store
 from lib.config import base, definitions, notebooks
-from lib.errors import InputError, choices
+from lib.errors import InputError, choices, one_line
 from lib.report.notebook import KEYS_MIME
 
 
@@ -47,18 +47,25 @@ def _flag(value: Any) -> str:
     return "-r"
 
 
-@dataclass
-class Outcome:
-    """How a job ended; one entry of the manifest. ``status`` is ok or failed."""
+class Outcome(base.Strict):
+    """How a job ended; one entry of the manifest. ``error`` says why where the status is failed."""
 
-    notebook: str
-    stem: str
+    notebook: base.PlainName
+    stem: base.PlainName
     command: str
     values: dict[str, Any]
-    status: str
+    status: Literal["ok", "failed"]
     error: str
     seconds: float
     finished_utc: str
+
+
+class KeyNumber(TypedDict):
+    """A key number as an executed notebook recorded it."""
+
+    value: float | str
+    unit: str
+    tolerance: float | None
 
 
 def plan(full: bool, names: Iterable[str], workloads: list[str], devices: list[str], extra: dict[str, Any]) -> list[Job]:
@@ -91,7 +98,9 @@ def _jobs(section: definitions.Section, full: bool, workloads: list[str], device
             over = {"workload": workload, "device": device}
             values = {**{key: value for key, value in over.items() if value}, **(section.full if full else section.quick),
                       **{key: value for key, value in extra.items() if key in model.model_fields}}
-            base.build(model, values, section.notebook)
+            checked = base.build(model, values, section.notebook)
+            if "workload" in model.model_fields:
+                definitions.workload(checked.workload)
             stem = "_".join(part for part in (section.notebook, workload, device.replace(":", "-")) if part)
             yield Job(section.notebook, stem, values)
 
@@ -102,42 +111,52 @@ def execute(job: Job, folder: Path, output: Path | None = None, one_thread: bool
     ``output`` moves what the notebook writes (see LIB_OUTPUT). ``one_thread`` is for replays beside each other, whose threads
     would wait for one another at every barrier.
     """
-    environment = {**os.environ, "LIB_BATCH": "1", **({"LIB_OUTPUT": str(output)} if output else {}),
+    environment = {"LIB_BATCH": "1", **({"LIB_OUTPUT": str(output)} if output else {}),
                    **({"OMP_NUM_THREADS": "1"} if one_thread else {})}
-    words = [sys.executable, "-m", "lib.execution", str(paths.NOTEBOOKS / f"{job.notebook}.ipynb"),
-             str(folder.resolve() / f"{job.stem}.ipynb"), json.dumps(job.values)]
-    begin = time.monotonic()
-    done = subprocess.run(words, env=environment, cwd=paths.ROOT, capture_output=True, text=True, errors="replace",
-                          check=False)
-    return Outcome(job.notebook, job.stem, job.command, job.values, "failed" if done.returncode else "ok", _error(done),
-                   round(time.monotonic() - begin, 1), store.utc_now())
+    begin, reason = time.monotonic(), ""
+    try:
+        execution.execute_notebook(paths.NOTEBOOKS / f"{job.notebook}.ipynb", folder / f"{job.stem}.ipynb", job.values,
+                                   paths.ROOT, environment)
+    except (InputError, execution.ExecutionError) as error:
+        reason = str(error)
+    return Outcome(notebook=job.notebook, stem=job.stem, command=job.command, values=job.values, error=reason,
+                   status="failed" if reason else "ok", seconds=round(time.monotonic() - begin, 1), finished_utc=store.utc_now())
 
 
-def _error(done: subprocess.CompletedProcess) -> str:
-    """Return in one line why a run failed; empty when it did not."""
-    if done.returncode < 0:
-        return f"stopped by signal {-done.returncode}"
-    if not done.returncode:
-        return ""
-    return (done.stderr.strip().splitlines() or [f"the notebook's process ended with {done.returncode}"])[-1]
+def read(executed: Path) -> Any:
+    """Return an executed notebook; InputError for what is none."""
+    import nbformat
+
+    try:
+        notebook = nbformat.read(executed, as_version=4)
+        nbformat.validate(notebook)
+    except Exception as error:  # nbformat raises whatever its reading of the content runs into
+        raise InputError(f"{executed} is no executed notebook: {one_line(error)}") from None
+    return notebook
 
 
-def outputs(executed: Path) -> Iterator[dict]:
+def outputs(executed: Path) -> Iterator[Mapping[str, Any]]:
     """Yield every output of an executed notebook."""
-    for cell in store.read_json(executed)["cells"]:
+    for cell in read(executed).cells:
         yield from cell.get("outputs", ())
 
 
-def keys(executed: Path) -> dict[str, dict[str, Any]]:
+def keys(executed: Path) -> dict[str, KeyNumber]:
     """Return the key numbers that an executed notebook recorded; empty when it did not get that far."""
     recorded = [output["data"][KEYS_MIME] for output in outputs(executed) if KEYS_MIME in output.get("data", {})]
-    return recorded[-1] if recorded else {}
+    try:
+        return TypeAdapter(dict[str, KeyNumber]).validate_python(recorded[-1] if recorded else {})
+    except ValidationError as error:
+        raise InputError(f"{executed}: its key numbers are damaged: {one_line(error)}") from None
 
 
 def manifest(folder: Path) -> list[Outcome]:
-    """Return the outcomes of the runs in ``folder``, in the order of the report."""
+    """Return the outcomes of the runs in ``folder``, in the order of the report; InputError for a damaged manifest."""
     path = folder / "manifest.json"
-    return [Outcome(**entry) for entry in store.read_json(path)] if path.is_file() else []
+    entries = store.read_json(path) if path.is_file() else []
+    if not isinstance(entries, list):
+        raise InputError(f"{path}: expected a list of runs, not {str(entries)[:60]!r}")
+    return [base.build(Outcome, base.mapping(entry, path), str(path)) for entry in entries]
 
 
 def run(jobs: list[Job], folder: Path, output: Path | None = None, parallel: int = 1) -> list[Outcome]:
@@ -149,21 +168,26 @@ def run(jobs: list[Job], folder: Path, output: Path | None = None, parallel: int
 
     done: list[Outcome] = []
     with ThreadPoolExecutor(parallel) as pool, tqdm(total=len(jobs), unit="notebook", disable=None) as bar:
-        for outcome in pool.map(lambda job: execute(job, folder, output, parallel > 1), jobs):
-            done.append(outcome)
-            bar.update()
-            bar.write(f"{outcome.status:>6} {outcome.seconds:6.1f} s  {outcome.stem}"
-                      + (f"  {outcome.error}" if outcome.error else ""), file=sys.stderr)
-            _merge(done, folder)
+        try:
+            for outcome in pool.map(lambda job: execute(job, folder, output, parallel > 1), jobs):
+                done.append(outcome)
+                bar.update()
+                bar.write(f"{outcome.status:>6} {outcome.seconds:6.1f} s  {outcome.stem}"
+                          + (f"  {outcome.error}" if outcome.error else ""), file=sys.stderr)
+                _merge(done, folder)
+        except BaseException:  # Ctrl-C, a full disk: what still runs would run for nobody
+            pool.shutdown(wait=False, cancel_futures=True)
+            execution.end_all()
+            raise
     return done
 
 
 def _merge(done: list[Outcome], folder: Path) -> None:
     """Merge outcomes into the manifest: a job that ran again replaces its entry."""
     entries = {entry.stem: entry for entry in [*manifest(folder), *done]}
-    order = [section.notebook for section in definitions.load_report_plan().sections]
-    ranked = sorted(entries.values(), key=lambda entry: (order.index(entry.notebook), entry.stem))
-    store.write_json([asdict(entry) for entry in ranked], folder / "manifest.json")
+    order = {section.notebook: number for number, section in enumerate(definitions.load_report_plan().sections)}
+    ranked = sorted(entries.values(), key=lambda entry: (order.get(entry.notebook, len(order)), entry.stem))
+    store.write_json([entry.model_dump() for entry in ranked], folder / "manifest.json")
 
 
 def moved(folder: Path, outcomes: list[Outcome]) -> list[str]:

@@ -2,17 +2,19 @@
 
 import base64
 import html
-import os
-from pathlib import Path
+import io
+import re
 
 import numpy as np
 import pandas as pd
 
-from lib import paths
+from lib import files, paths
 
 COLOURS = {"loader wait": "#7a7a7a", "copy to device": "#c9a227", "forward": "#2b6cb0", "backward": "#c05621",
            "optimizer": "#2f855a"}
 WARM_UP = "#ece7da"
+_LONGEST = 120  # characters of a name
+_NO_NAME, _DOLLAR = re.compile(r"[^A-Za-z0-9._-]+"), re.compile(r"(?<!\\)\$")
 SERIES = ("#2b6cb0", "#c05621", "#2f855a", "#805ad5", "#b7791f", "#d53f8c")
 
 
@@ -30,30 +32,59 @@ def use_style() -> None:
         "axes.prop_cycle": mpl.cycler(color=SERIES)})
 
 
-def save(figure, notebook: str, name: str) -> Path:
-    """Write ``figures/<notebook>/<name>.svg`` and ``.png``, close the figure, return the SVG's path."""
-    target = paths.FIGURES / notebook / f"{name}.svg"
-    write(figure, target.with_suffix(".png"), close=False)
-    return write(figure, target)
+def save(figure, notebook: str, name: str) -> bytes:
+    """Write ``figures/<notebook>/<name>.svg`` and ``.png``, close the figure, return the SVG; ``name`` becomes that of a file."""
+    stem, drawn = paths.FIGURES / notebook / _NO_NAME.sub("-", name)[:_LONGEST], png(figure)
+    files.replace(stem.with_name(f"{stem.name}.png"), drawn)
+    drawn = svg(figure)
+    files.replace(stem.with_name(f"{stem.name}.svg"), drawn)
+    return drawn
 
 
-def write(figure, path: Path, description: str = "", close: bool = True) -> Path:
-    """Write a figure in one step as what the suffix says; an SVG carries ``description`` and no date."""
+def png(figure) -> bytes:
+    """Return a figure as PNG."""
+    return _encoded(figure, "png", dpi=200)
+
+
+def svg(figure, description: str = "") -> bytes:
+    """Return a figure as SVG, which carries ``description`` and no date, and close it."""
     import matplotlib.pyplot as plt
 
-    options = {"metadata": {"Date": None, "Description": description}} if path.suffix == ".svg" else {"dpi": 200}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
-    figure.savefig(temporary, **options)
-    temporary.replace(path)
-    if close:
-        plt.close(figure)
-    return path
+    drawn = _encoded(figure, "svg", metadata={"Date": None, "Description": _printable(description)})
+    plt.close(figure)
+    return drawn
 
 
-def as_html(path: Path, caption: str, description: str = "") -> str:
-    """Return an SVG file as a self-contained HTML figure with its caption; ``description`` for those who do not see it."""
-    data = base64.b64encode(path.read_bytes()).decode()
+def _encoded(figure, kind: str, **options) -> bytes:
+    """Return a figure as a file of this kind; names in it show as they are written, shortened where they are endless."""
+    from matplotlib.text import Text
+    from matplotlib.ticker import LogFormatter, ScalarFormatter
+
+    for text in figure.findobj(Text):
+        text.set_text(_shown(text.get_text()))
+    for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
+        formatter = axis.get_major_formatter()
+        if not isinstance(formatter, LogFormatter | ScalarFormatter):  # those write numbers, the logarithmic one as formulas
+            axis.set_major_formatter(lambda value, place, label=formatter: _shown(label(value, place)))
+    content = io.BytesIO()
+    figure.savefig(content, format=kind, **options)
+    return content.getvalue()
+
+
+def _shown(text: str) -> str:
+    """Return text for a figure, where matplotlib would read a formula between two dollars."""
+    kept = _printable(text)
+    return _DOLLAR.sub(r"\$", kept if len(kept) <= _LONGEST else f"{kept[:_LONGEST - 1]}…")
+
+
+def _printable(text: str) -> str:
+    """Return text without what breaks an SVG: control characters, line breaks apart."""
+    return "".join(letter if letter.isprintable() or letter == "\n" else " " for letter in text)
+
+
+def as_html(svg: bytes, caption: str, description: str = "") -> str:
+    """Return an SVG as a self-contained HTML figure with its caption; ``description`` for those who do not see it."""
+    data = base64.b64encode(svg).decode()
     return (f'<figure><img src="data:image/svg+xml;base64,{data}" alt="{html.escape(description or caption)}" '
             f'style="max-width:100%"><figcaption>{html.escape(caption)}</figcaption></figure>')
 

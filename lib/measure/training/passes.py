@@ -131,6 +131,8 @@ def measure_passes(run: Run, budget: Budget) -> Outcome:
             passes.step_s = pipelined.seconds / pipelined.batches
             observer.pipelined_ms = passes.step_s * 1000
             for epoch in track(range(p.epochs), "train"):
+                if epoch and budget.spent:
+                    break
                 observer.epoch = epoch
                 metrics["train"] = {"loss": run.trainer.train(run.bounded("train", *passes.next()), observer)}
         seen = watch.reading()

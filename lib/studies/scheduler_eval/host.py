@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from lib import paths, store
+from lib.errors import InputError, choices
 from lib.measure import archive, machine
 from lib.schedule import job_mixes
 from lib.schedule.contention import ALONE, Contention

@@ -1,0 +1,222 @@
+"""What tables, jobs and executed notebooks of others bring into the page and into notebooks: words, and nothing that runs."""
+
+import html
+import json
+import os
+import re
+import shutil
+import subprocess
+from xml.etree import ElementTree
+
+import nbformat
+import pandas as pd
+import pytest
+from bs4 import BeautifulSoup
+
+from lib import paths, store, tables
+from lib.config import notebooks
+from lib.errors import InputError
+from lib.report import markup, notebook, page, runner, style, summary
+
+RUN = "document.title=7"
+PAYLOADS = (f"<img src=x onerror={RUN}>", f"<script>{RUN}</script>", f"<svg onload={RUN}>", f"[k](javascript:{RUN})",
+            f"![k](x onerror={RUN})", f"<a href=\"javascript:{RUN}\">k</a>", f"<javascript:{RUN}>", f"[k]: javascript:{RUN}",
+            f"'\"><iframe srcdoc='<script>{RUN}</script>'>", f"</code></pre></p><style>*{{}}</style><body onload={RUN}>",
+            f"`</code><img src=x onerror={RUN}>`", f"\x1b[31m<b onclick={RUN}>\x1b[0m", f"$<img src=x onerror={RUN}>$")
+FORGED = " ".join(PAYLOADS)
+
+
+def dangers(content):
+    """Return what in a page could run, load or submit something."""
+    soup = BeautifulSoup(content, "html.parser")
+    elements = soup.select("script, iframe, object, embed, form, input, base, link, svg, math, video, audio, template")
+    attributes = [f"{element.name} {name}={value}" for element in soup.find_all(True) for name, value in element.attrs.items()
+                  if name.startswith("on") or name in ("style", "srcdoc", "formaction")
+                  or (name in ("href", "src", "action") and not re.match(r"#|data:image/", str(value)))]
+    return [str(element)[:80] for element in elements] + attributes
+
+
+def executed(folder, cells, stem="01_machine", **more):
+    """Write an executed notebook of these cells and its entry of the manifest; return the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), folder / f"{stem}.ipynb")
+    entry = {"notebook": "01_machine", "stem": stem, "command": "papermill x", "values": {}, "status": "ok", "error": "",
+             "seconds": 1.0, "finished_utc": "now", **more}
+    store.write_json([entry], folder / "manifest.json")
+    return folder
+
+
+def code(*outputs):
+    return nbformat.v4.new_code_cell("", outputs=list(outputs))
+
+
+def data(**kinds):
+    return nbformat.v4.new_output("display_data", {kind.replace("_", "/", 1): value for kind, value in kinds.items()})
+
+
+@pytest.fixture
+def shown(monkeypatch):
+    """Collect what is displayed as the outputs of an executed notebook."""
+    collected = []
+
+    def display(value, raw=False):
+        kinds = value if raw else {"text/html" if type(value).__name__ == "HTML" else "text/markdown": value.data}
+        collected.append(nbformat.v4.new_output("display_data", kinds))
+
+    monkeypatch.setattr("IPython.display.display", display)
+    return collected
+
+
+def test_what_a_notebook_shows_is_words(home, shown):
+    helper, frame = notebook.Notebook("01_machine", None), pd.DataFrame({FORGED: [FORGED, "b"], "n": [1.0, 2.0]})
+    helper.say(f"**bold** and {FORGED}\n- a list")
+    helper.banner(f"REPLAY {FORGED}")
+    helper.table(frame, FORGED)
+    helper.table(frame[:0], FORGED, hint=FORGED)
+    helper.figure(summary.draw({"x": {f"{FORGED} throughput": {"value": 1.0, "unit": FORGED}}}), f"../../{FORGED}", FORGED)
+    helper.record(f"{FORGED} throughput", 3.0, FORGED)
+    helper.record("a verdict", FORGED)
+    helper.finish()
+    for output in shown:  # JupyterLab trusts what was just executed, so each of them has to be harmless by itself
+        if "text/html" in output.data:
+            assert [danger for danger in dangers(output.data["text/html"]) if "style=" not in danger] == []
+        if "text/markdown" in output.data:
+            assert "<" not in output.data["text/markdown"]
+            assert not re.search(r"\](\(|:|\[)", output.data["text/markdown"])
+    built = page.assemble(executed(paths.EXECUTED, [code(*shown)]))
+    text = BeautifulSoup(built.html, "html.parser").get_text()
+    assert dangers(built.html) == []
+    assert text.count(PAYLOADS[0]) >= 8, "it is shown, as it is written"
+    assert [path.parent for path in paths.FIGURES.rglob("*.*")] == [paths.FIGURES / "01_machine"] * 2
+    assert "<strong>bold</strong>" in built.html.decode()
+
+
+KEYS = "application/vnd.lib.keys+json"
+HOSTILE = [nbformat.v4.new_markdown_cell(f"# {FORGED}\n\n## {FORGED}\n\n{FORGED}\n\n<b id='abstract'>x</b>"),
+           code(data(text_html=FORGED)), code(data(text_markdown=FORGED)), code(data(application_javascript=RUN)),
+           code(data(**{"image_svg+xml": f"<svg onload='{RUN}'><script>{RUN}</script></svg>"})), code(data(text_latex=FORGED)),
+           code(data(text_plain=FORGED), nbformat.v4.new_output("stream", name="stdout", text=FORGED)),
+           code(nbformat.v4.new_output("stream", name="stderr", text=FORGED)),
+           code(nbformat.v4.new_output("error", ename=FORGED, evalue=FORGED, traceback=[FORGED])),
+           code(data(**{KEYS: {f"{FORGED} throughput": {"value": 1.0, "unit": FORGED, "tolerance": None}}})),
+           nbformat.v4.new_raw_cell(FORGED, metadata={"format": "text/html"})]
+
+
+@pytest.fixture
+def hostile(home):
+    return executed(home / "theirs", HOSTILE, status="failed", error=FORGED, command=FORGED, finished_utc=FORGED,
+                    values={"workload": FORGED, "device": FORGED})
+
+
+def test_a_hostile_executed_notebook_is_shown_and_not_run(hostile):
+    built = page.assemble(hostile).html.decode()
+    assert dangers(built) == []
+    assert built.count('id="abstract"') == 1
+    css, = re.findall(r"<style>(.*?)</style>", built, re.S)
+    policy = BeautifulSoup(built, "html.parser").find("meta", {"http-equiv": "Content-Security-Policy"})
+    assert policy["content"] == markup.policy(css), "the policy is that of its style"
+    assert policy["content"].startswith("default-src 'none'; img-src data:; style-src 'sha256-")
+
+
+def opened(chromium, folder, content):
+    """Return the title of a page after a browser has opened it."""
+    path = folder / "opened.html"
+    path.write_text(content)
+    words = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--dump-dom", "--disable-background-networking",
+             f"--user-data-dir={folder / 'user'}", "--virtual-time-budget=2000", f"file://{path}"]
+    done = subprocess.run([chromium, *words], capture_output=True, text=True, timeout=120, check=False,
+                          env={**os.environ, "TMPDIR": "/tmp"})  # the path of its socket must be short
+    assert "<title>" in done.stdout, done.stderr
+    return re.search(r"<title>(.*?)</title>", done.stdout).group(1)
+
+
+@pytest.mark.slow
+def test_nothing_runs_in_a_browser(hostile, chromium, tmp_path):
+    built = page.assemble(hostile).html.decode()
+    free = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", built)
+    title = re.search(r"<title>(.*?)</title>", built).group(1)
+    assert free != built
+    assert opened(chromium, tmp_path, free) == title, "cleaned, it runs nothing even without the policy"
+    assert opened(chromium, tmp_path, built.replace("</body>", f"{FORGED}</body>")) == title, "the policy alone stops it too"
+    assert opened(chromium, tmp_path, free.replace("</body>", f"{FORGED}</body>")) == "7", "this browser would run it"
+
+
+def forge(path, table, kept=()):
+    """Put forged text into every free text column of a table."""
+    frame = store.read(path, table)
+    for column in tables.TABLES[table]:
+        if column.kind == "text" and not column.of and column.name not in kept:
+            frame[column.name] = frame[column.name].fillna("") + FORGED
+    path.write_bytes(store.encoded(frame, ".csv"))
+
+
+@pytest.mark.slow
+def test_forged_tables_beside_a_run(home, shown, monkeypatch):
+    """The cells of 02_profile, one honest run, and a forged one of another workload."""
+    here = next(path for path in paths.REFERENCE.iterdir() if (path / "runs").is_dir())
+    there = home / "reference" / here.name
+    for workload in ("W1", "W6"):
+        for kind, table in (("runs", "runs"), ("profiles", "profile")):
+            (there / kind).mkdir(parents=True, exist_ok=True)
+            for path in (here / kind).glob(f"run_{workload}_*"):
+                shutil.copy(path, there / kind)
+                if workload == "W6" and path.suffix == ".csv":
+                    forge(there / kind / path.name, table, kept=("run_id", "hardware_id", "software_id"))
+    monkeypatch.setattr(paths, "REFERENCE", home / "reference")
+    monkeypatch.setattr(style, "save", lambda figure, folder, name: b"<svg/>")
+    namespace = {"source": "replay"}
+    for cell in nbformat.read(paths.NOTEBOOKS / "02_profile.ipynb", as_version=4).cells:
+        if cell.cell_type == "code" and "parameters" not in cell.metadata.get("tags", []):
+            exec(cell.source, namespace)
+    built = page.assemble(executed(paths.EXECUTED, [code(*shown)])).html
+    assert dangers(built) == []
+    assert BeautifulSoup(built, "html.parser").get_text().count(f"W6{PAYLOADS[0]}") == 2, "in a table and in a sentence"
+
+
+@pytest.mark.parametrize("name", ["cost $5 and $6", r"a $\frac{$ b", "$x^{$", "a\x01b c", "a -- <b>&amp;", "x" * 100_000])
+def test_a_name_in_a_figure_is_what_it_says(name):
+    import matplotlib.pyplot as plt
+
+    style.use_style()
+    figure, (left, right) = plt.subplots(1, 2)
+    left.barh([name, "b"], [1, 2], label=name)
+    left.set(title=name, xscale="log")
+    left.annotate(name, (1, 0))
+    right.set_yticks([0, 1], labels=[name, "b"])
+    figure.legend()
+    drawn = style.svg(figure, name)
+    assert len(drawn) < 200_000
+    texts = html.unescape(" ".join(re.findall(r"<!-- (.*?) -->", drawn.decode(), re.S)))
+    assert texts.count(name.replace("\x01", " ").replace("--", "- -")[:100]) == 5, "in both axes, title, note and legend"
+    assert "10^" in texts, "powers of ten are still written as such"
+    ElementTree.fromstring(drawn)
+
+
+@pytest.mark.parametrize(("what", "told"), [
+    ({"manifest.json": "[1]"}, "expected a mapping"), ({"manifest.json": "{}"}, "expected a list of runs"),
+    ({"manifest.json": "[{}]"}, "stem is missing"), ({"manifest.json": "{"}, "not readable JSON"),
+    ({"stem": "../../x"}, "stem = '../../x'"), ({"status": "red"}, "status = 'red'"), ({"stem": 7}, "stem = 7"),
+    ({"01_machine.ipynb": "{}"}, "is no executed notebook"), ({"01_machine.ipynb": "\0"}, "is no executed notebook"),
+    ({"01_machine.ipynb": '{"cells": [1], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}'}, "is no executed notebook"),
+    ({"keys": {"a": 1}}, "its key numbers are damaged"), ({"keys": [1]}, "its key numbers are damaged")])
+def test_a_damaged_folder_of_executed_notebooks_is_one_line(home, what, told):
+    folder = executed(home / "theirs", [code(data(**{KEYS: what.get("keys", {})}))])
+    for name, text in what.items():
+        if "." in name:
+            (folder / name).write_text(text)
+        elif name != "keys":
+            entries = json.loads((folder / "manifest.json").read_text())
+            (folder / "manifest.json").write_text(json.dumps([entries[0] | {name: text}]))
+    with pytest.raises(InputError, match=told) as error:
+        page.assemble(folder)
+    assert len(str(error.value).splitlines()) == 1
+
+
+def test_numbers_without_a_size_are_shown(home):
+    recorded = {name: {"value": float(name), "unit": "", "tolerance": None} for name in ("inf", "-inf", "nan")}
+    folder = executed(home / "theirs", [code(data(**{KEYS: recorded}))])
+    assert runner.keys(folder / "01_machine.ipynb")["inf"]["value"] == float("inf")
+    assert page.assemble(folder).problems == [f"{name}: has not been run" for name in list(notebooks.NOTEBOOKS)[1:]]
+    helper = notebook.Notebook("01_machine", None)
+    helper.record("x", float("inf"))
+    helper.finish()
