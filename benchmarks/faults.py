@@ -1,19 +1,20 @@
-"""Sweeps killed at random moments, several writers at once, writers killed as they start: what is lost, torn or doubled."""
+"""Sweeps and runs of jobs killed at random moments and as they start, several writers at once: what is lost, torn or doubled."""
 
 import tempfile
 from pathlib import Path
 
-from tests import writers
+from tests import killed, writers
 from tests.interrupted import cut_again_and_again
 
 
 def main() -> None:
-    """Print what was found after the last resumption, and after rounds of two, four and eight writers and 1,000 early kills."""
+    """Print what was left after resumption: 20 kills of a sweep, rounds of 2, 4 and 8 writers, 1,000 early kills of each kind."""
     with tempfile.TemporaryDirectory() as home:
         print("   " + ", ".join(f"{name} {value}" for name, value in
                                 cut_again_and_again(Path(home), kills=20, count=120, seed=0).items()))
-    for scene, found in writers.run("sweep", "matrix", "networks", "--rounds", 300, "--kills", 334).items():
-        print(f"   {scene}: " + ", ".join(f"{name} {value}" for name, value in found.items()))
+    for scene, left in writers.run("sweep", "matrix", "networks", "--rounds", 300, "--kills", 334).items():
+        print(f"   {scene}: " + ", ".join(f"{name} {value}" for name, value in left.items()))
+    print("   runs of jobs: " + ", ".join(f"{name} {value}" for name, value in killed.in_a_process(1000).items()))
 
 
 if __name__ == "__main__":

@@ -7,9 +7,21 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from tests.doors import own_tables, parameters
+from tests.doors import (
+    bundles,
+    comparisons,
+    definitions,
+    models,
+    networks,
+    own_tables,
+    parameters,
+    problems,
+    published,
+    verbs,
+)
 
-DOORS = [one.DOOR for one in (own_tables, parameters)]
+DOORS = [one.DOOR for one in (own_tables, problems, definitions, bundles, models, networks, published, comparisons, parameters,
+                              verbs)]
 
 
 @pytest.mark.slow

@@ -151,7 +151,7 @@ def test_numbers_that_move_are_named(home, monkeypatch):
     (["report", "--executed", "nowhere"], "nothing has been run yet: no manifest in nowhere"),
     (["run", "02", "--devices", "cpu,xpu"], "device 'xpu' is not here; this machine has: cpu"),
     (["run", "02", "--source", "replay", "--devices", "xpu"], "the reference has no device xpu; it has: cpu (or all)"),
-    (["run", "02", "--devices", "auto,cpu"], "--devices auto,cpu names one device twice"),
+    (["run", "02", "--devices", "auto,cpu"], "devices 'auto,cpu': cpu is there twice"),
     (["run", "02", "-p", "workload", "W9"], "no workload 'W9'; there are: W1"),
     (["run", "02", "-p", "device", "../x"], "device = '../x'"), (["run", "03", "-p", "name", ".."], "name = '..'"),
 ])

@@ -104,9 +104,9 @@ def test_names_are_words_of_the_field(name):
 # this project's own processes hand one another, and cells of tables that were checked when they were read.
 DOORS = {"lib.csv_files": "pd.read_csv", "lib.store": "json.loads pq.ParquetFile", "lib.config.base": "YAML",
          "lib.work.medmnist_files": "np.load", "lib.work.training": "torch.load",
-         "lib.predict.operators.cost_model": "json.loads"}
+         "lib.predict.model_file": "json.loads"}
 OWN = dict.fromkeys(("lib.execution", "lib.schedule.runtime.worker_process", "lib.schedule.runtime.journal",
-                     "lib.measure.networks.allocator", "lib.measure.networks.end_to_end", "lib.measure.networks.campaign",
+                     "lib.measure.networks.allocator", "lib.measure.networks.end_to_end", "lib.measure.networks.visits_file",
                      "lib.measure.operators.raw_files", "lib.measure.operators.aggregate"), "json.loads")
 PARSERS = re.compile(r"(pd|pandas)\.read_\w+|(pq|pa|pyarrow)\.(ParquetFile|read_\w+|ipc.*)|(json|pickle|marshal|yaml|joblib|np|"
                      r"numpy|torch|tomllib)\.loads?|np\.(genfromtxt|loadtxt|fromfile)|YAML|ast\.literal_eval|eval|exec")

@@ -128,7 +128,7 @@ FAILURES = [
     ("zoo:Exits", "it ends the program, by sys.exit(0) (zoo.py, line 29)"),
     ("zoo:Recurses", "RecursionError: maximum recursion depth exceeded (zoo.py, line 31)"),
     ("zoo:Lacks", "AttributeError: 'Lacks' object has no attribute 'missing' (zoo.py, line 33)"),
-    ("zoo:FailsOddly", "(1, 3, 8, 8): Unspeakable:  (zoo.py, line 37)"),
+    ("zoo:FailsOddly", "(1, 3, 8, 8): Unspeakable without a message (zoo.py, line 37)"),
     ("zoo:Warns", "UserWarning: old (zoo.py, line 41)"),
     ("zoo:GivesNone", "(1, 3, 8, 8): it returns a NoneType without a tensor, where a tensor"),
     ("zoo:GivesText", "it returns a str without a tensor"),
