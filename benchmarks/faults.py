@@ -1,4 +1,4 @@
-"""Sweeps and runs of jobs killed at random moments and as they start, several writers at once: what is lost, torn or doubled."""
+"""Sweeps and runs of jobs killed at random moments and as they start, several writers at once: what is lost or doubled."""
 
 import tempfile
 from pathlib import Path
@@ -8,7 +8,7 @@ from tests.interrupted import cut_again_and_again
 
 
 def main() -> None:
-    """Print what was left after resumption: 20 kills of a sweep, rounds of 2, 4 and 8 writers, 1,000 early kills of each kind."""
+    """Print what was left after 20 kills of a sweep, rounds of 2, 4 and 8 writers, and 1,000 early kills of each."""
     with tempfile.TemporaryDirectory() as home:
         print("   " + ", ".join(f"{name} {value}" for name, value in
                                 cut_again_and_again(Path(home), kills=20, count=120, seed=0).items()))

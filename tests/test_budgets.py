@@ -113,8 +113,9 @@ def test_products_fit_into_the_free_memory(monkeypatch):
     assert max(sizes) == 16_384
 
 
-@pytest.mark.parametrize(("step_s", "slow_from"), [(0.05, np.inf), (0.5, np.inf), (3.0, np.inf), (6.0, np.inf), (0.2, 8)])
-def test_a_profiled_run(clock, home, monkeypatch, step_s, slow_from):
+@pytest.mark.parametrize(("step_s", "slow_from", "epochs"), [
+    (0.05, np.inf, 1), (0.5, np.inf, 1), (3.0, np.inf, 1), (6.0, np.inf, 1), (0.2, 8, 1), (0.5, np.inf, 1_000_000)])
+def test_a_profiled_run(clock, home, monkeypatch, step_s, slow_from, epochs):
     place = Trainer._place
     clock._slow_from, clock._factor = slow_from, 4.0
 
@@ -124,7 +125,7 @@ def test_a_profiled_run(clock, home, monkeypatch, step_s, slow_from):
 
     monkeypatch.setattr(Trainer, "_place", slow)
     run = profile_run.measure(
-        ProfileParams(workload="W6", device="cpu", data_source="synthetic", budget_s=24, iters=0, threads=1))
+        ProfileParams(workload="W6", device="cpu", data_source="synthetic", budget_s=24, iters=0, threads=1, epochs=epochs))
     assert spent_s(clock) <= 1.5 * 24
     counts = run.rows[~run.rows["warmup"]]["task_type"].value_counts()
     assert set(counts.index) == {"train", "eval", "test"}

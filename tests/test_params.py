@@ -1,17 +1,20 @@
 """Parameters: notebooks and classes agree, wrong values are told in one line with the choices."""
 
 import copy
+import math
 import random
+from pathlib import Path
 
 import papermill
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lib import paths
 from lib.config import base, definitions, notebooks
 from lib.config import definitions as config_definitions
 from lib.errors import InputError
+from lib.studies.scheduler_eval import host
 from lib.work.graph import spaces
 
 
@@ -44,6 +47,59 @@ def test_wrong_values_are_named(values, words):
     assert "\n" not in str(error.value)
     for word in words:
         assert word in str(error.value)
+
+
+ODD = st.sampled_from([
+    None, True, False, math.nan, math.inf, -math.inf, -1, 0, 1, 0.5, 1e30, -1e308, 10**30, 10**5000, "", " ", "nan", "7",
+    "true", [], ["W1"], {}, {"a": 1}, (), b"x", object(), "../x", "/etc/passwd", "..", ".", "-x", "a/b", "a'b\"c", "x" * 2000,
+    "a\nb", "a\0b", "\ud800", "\u2028", "\N{GRINNING FACE}", "\u0663x28x28", "cpu,cpu", "cuda,cuda:0", "all", "W1,,W2",
+    ",", "1/1", "0/0", "9" * 400 + "/1", "<img src=x>", "%s{0}", "3x28x28"]) | st.text(max_size=8) | st.integers() | st.floats()
+
+
+@pytest.mark.parametrize("name", notebooks.NOTEBOOKS)
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_any_values_give_parameters_or_one_line(name, data):
+    model = notebooks.NOTEBOOKS[name]
+    values = data.draw(st.dictionaries(st.sampled_from(sorted(model.model_fields)), ODD, max_size=3))
+    try:
+        p = notebooks.check(name, values)
+    except InputError as error:
+        assert len(str(error).splitlines()) == 1
+        assert len(str(error)) < 2000
+        assert any(f"{field} = " in str(error) for field in values)
+        return
+    assert notebooks.check(name, p.model_dump()) == p
+    for field, value in p:
+        assert not isinstance(value, str) or len(value.splitlines()) <= 1
+        assert field not in ("reference", "name") or value in ("", Path(value).name)
+    for attribute, kind in vars(model).items():
+        assert not isinstance(kind, property) or isinstance(getattr(p, attribute), list | tuple)
+
+
+@pytest.mark.parametrize(("name", "values", "words"), [
+    ("01_machine", {"device": "../x"}, "device = '../x' "), ("01_machine", {"threads": 10**9}, "threads = 1000000000 "),
+    ("02_profile", {"iters": True}, "iters = True is a number"), ("02_profile", {"seed": 2**32}, "seed = 4294967296 "),
+    ("02_profile", {"reference": ".."}, "reference = '..' "), ("02_profile", {"batch_size": 10**7}, "batch_size = 10000000 "),
+    ("02_profile", {"label": "a\nb"}, "label = 'a\\nb' must be one line"),
+    ("02_profile", {"iters": 10**5000}, "iters = an endless int"),
+    ("03_sweep", {"name": ".."}, "name = '..' "), ("03_sweep", {"name": "-rf"}, "name = '-rf' "),
+    ("03_sweep", {"device": "cpu,cpu"}, "device = 'cpu,cpu' names a device twice"),
+    ("03_sweep", {"device": "cuda,cuda:0"}, "device = 'cuda,cuda:0' names a device twice"),
+    ("03_sweep", {"shard": "8/8"}, "shard = '8/8' must be i/n with i below n"), ("03_sweep", {"op": ""}, "op = '' "),
+    ("04_complexity", {"input_shape": "nope"}, "input_shape = 'nope' "),
+    ("04_complexity", {"models": " ,"}, "models = ' ,' is empty"),
+    ("05_roofline", {"vendor": "../x"}, "vendor = '../x' "), ("07_scheduler_eval", {"jobs": "a\0b"}, "jobs = 'a\\x00b' "),
+])
+def test_a_value_beyond_its_bounds_is_refused(name, values, words):
+    with pytest.raises(InputError) as error:
+        notebooks.check(name, values)
+    assert words in str(error.value)
+
+
+def test_the_jobs_of_a_notebook_are_a_file(home):
+    with pytest.raises(InputError, match="nowhere.csv is missing"):
+        host.real_run(notebooks.check("07_scheduler_eval", {"jobs": "nowhere.csv"}))
 
 
 def test_text_from_the_command_line_is_coerced():
