@@ -207,6 +207,16 @@ def test_a_sweep_without_one_good_visit_says_why_and_keeps_its_rows(home, small_
     assert sorted(table["reason"]) == ["reason 0", "reason 1", "reason 1"]
 
 
+def test_the_table_holds_every_device_of_a_folder(home, small_space, monkeypatch):
+    monkeypatch.setattr(device_sweep, "Visitor", Failing)
+    monkeypatch.setattr(device_sweep.DeviceSweep, "_memory", lambda self: 1e12)
+    monkeypatch.setattr(machine, "devices", lambda: ["cpu", "cuda:0"])
+    for device in ("cpu", "cuda:0"):
+        with pytest.raises(InputError, match=f"{device}: each of 3"):
+            sweep.measure_sweep(SweepParams(**{**SMALL, "count": 3, "device": device}, name="both"))
+    assert aggregate.read(paths.SWEEPS / "both").table["device"].value_counts().to_dict() == {"cpu": 3, "cuda:0": 3}
+
+
 def test_what_stops_a_device_unexpectedly_is_raised(home, small_space, monkeypatch):
     monkeypatch.setattr(device_sweep.DeviceSweep, "run", lambda self: 1 / 0)
     monkeypatch.setattr(device_sweep, "Visitor", Failing)

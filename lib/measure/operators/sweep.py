@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from lib import locks, paths, store
 from lib.config import base
@@ -142,12 +143,20 @@ def _measured(p: SweepParams, devices: list[str], folder: Path, chosen: Sequence
     reasons = {device: str(error) for device, error in failures.items()}
     reasons |= {device: drives[device].failure for device in identities if drives[device].failure}
     if identities:
-        aggregate.derive(folder, {
+        _derive(folder, {
             "started_utc": started, "notebook": "03_sweep", "parameters": p.model_dump(), "devices": identities,
             "failures": reasons, "invalid": {device: drive.invalid for device, drive in drives.items()}})
     if len(reasons) == len(devices):
         raise InputError("; ".join(reasons.values()))
     return folder
+
+
+def _derive(folder: Path, facts: dict[str, Any]) -> None:
+    """Derive the table from all devices that were measured in this folder, also by other processes meanwhile."""
+    with locks.writer(folder / "sweep.parquet", locks.PATIENCE_S):
+        meta = folder / "sweep.meta.json"
+        earlier = store.read_json(meta)["devices"] if meta.exists() else {}
+        aggregate.derive(folder, {**facts, "devices": {**earlier, **facts["devices"]}})
 
 
 def sweep(p: SweepParams) -> aggregate.Sweep:
