@@ -79,7 +79,7 @@ def test_any_values_give_parameters_or_one_line(name, data):
 
 @pytest.mark.parametrize(("name", "values", "words"), [
     ("01_machine", {"device": "../x"}, "device = '../x' "), ("01_machine", {"threads": 10**9}, "threads = 1000000000 "),
-    ("02_profile", {"iters": True}, "iters = True is a number"), ("02_profile", {"seed": 2**32}, "seed = 4294967296 "),
+    ("02_profile", {"iters": True}, "iters = True is no number"), ("02_profile", {"seed": 2**32}, "seed = 4294967296 "),
     ("02_profile", {"reference": ".."}, "reference = '..' "), ("02_profile", {"batch_size": 10**7}, "batch_size = 10000000 "),
     ("02_profile", {"label": "a\nb"}, "label = 'a\\nb' must be one line"),
     ("02_profile", {"iters": 10**5000}, "iters = an endless int"),
@@ -137,7 +137,7 @@ def test_a_yaml_that_is_no_mapping_of_what_it_should_be_is_one_line(name, text, 
     assert str(file) in str(error.value) and "\n" not in str(error.value)
 
 
-ODD = (None, True, -1, 0, 1e308, "", "x", "half", [], {}, [[]], [None], float("nan"), float("inf"), 2**70, {1: 2}, {"x": 1},
+ODD_LEAVES = (None, True, -1, 0, 1e308, "", "x", "half", [], {}, [[]], [None], float("nan"), float("inf"), 2**70, {1: 2}, {"x": 1},
        [1, "a"], [True], "two\nlines")
 
 
@@ -158,7 +158,7 @@ def test_whatever_an_entry_of_a_yaml_becomes_it_is_taken_or_one_line(name, conte
     """Entries in turn become something odd, or get an odd name; what a sweep then takes can be drawn from."""
     draw, refused = random.Random(0), 0
     for place in draw.choices(list(_places(contents[name]))[1:], k=60):
-        odd, holder = draw.choice(ODD), copy.deepcopy(contents[name])
+        odd, holder = draw.choice(ODD_LEAVES), copy.deepcopy(contents[name])
         content = holder
         for key in place[:-1]:
             holder = holder[key]
