@@ -1,5 +1,6 @@
 """A scheduling problem read from CSV files: times, devices, and if there are any, jobs and actual times."""
 
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -66,9 +67,9 @@ def read_fleet(path: Path) -> Fleet:
     types, counts = tuple(dict.fromkeys(table["type"])), groups["count"].sum().to_numpy()
     names = [name for device, count in zip(table["device"], table["count"], strict=True)
              for name in ([f"{device}[{number}]" for number in range(count)] if count > 1 else [device] * count)]
-    if len(set(names)) < len(names):
-        doubled = next(name for name in names if names.count(name) > 1)
-        raise InputError(f"{path}: two devices would be called {doubled!r}; give the groups other names")
+    doubled = [name for name, times in Counter(names).items() if times > 1]
+    if doubled:
+        raise InputError(f"{path}: two devices would be called {doubled[0]!r}; give the groups other names")
     type_of = np.repeat([types.index(device_type) for device_type in table["type"]], table["count"])
     columns = {name: groups[name].first().to_numpy(float) for name in PER_TYPE}
     cpu = [number for number, device_type in enumerate(types) if device_type.startswith("cpu")]
