@@ -23,7 +23,7 @@ def sweeps(home):
 
 
 @pytest.mark.parametrize("threshold", ["nan", "inf", "-0.1", "much"])
-def test_a_threshold_is_a_number(sweeps, capsys, threshold):
+def test_a_threshold_is_a_number(capsys, threshold):
     with pytest.raises(SystemExit) as status:
         __main__.main(["compare", "a", "b", f"--threshold={threshold}"])
     assert status.value.code == 2
@@ -31,13 +31,12 @@ def test_a_threshold_is_a_number(sweeps, capsys, threshold):
 
 
 @pytest.mark.parametrize("threshold", [float("nan"), float("inf"), -0.1])
-def test_a_threshold_is_a_number_in_a_notebook_too(sweeps, threshold):
+def test_a_threshold_is_a_number_in_a_notebook_too(threshold):
     with pytest.raises(InputError, match="threshold = "):
         compare.difference("a", "b", threshold)
 
 
-@pytest.mark.parametrize("column", ["latency_ms", "low_ms", "high_ms"])
-@pytest.mark.parametrize("value", [float("nan"), 0.0])
+@pytest.mark.parametrize(("column", "value"), [("latency_ms", float("nan")), ("high_ms", float("nan")), ("low_ms", 0.0)])
 def test_what_has_no_time_is_left_out_and_counted(sweeps, capsys, column, value):
     some = sweeps(lambda rows: rows.assign(**{column: rows[column].where(rows.index >= 2, value)}))
     assert __main__.main(["compare", "a", some]) == 1
