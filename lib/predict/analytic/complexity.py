@@ -4,7 +4,6 @@ Nothing is run: the operators come from ``capture`` and their work from ``counts
 include element-wise work; ``macs`` are the multiply-adds of convolutions, matrix products and attention alone.
 """
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -14,7 +13,7 @@ from typing import Any
 import pandas as pd
 import torch
 
-from lib import paths, store
+from lib import files, paths, store
 from lib.config.definitions import workloads
 from lib.tables import columns
 from lib.work import networks
@@ -198,12 +197,6 @@ def text_summary(rows: pd.DataFrame, sums: Any) -> str:
             f"FLOPs not known           {sums.uncounted or 'none'}\n")
 
 
-def _write_text(text: str, path: Path) -> Path:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(text, encoding="utf-8")
-    return temporary.replace(path)
-
-
 def save(rows: pd.DataFrame, sums: pd.DataFrame, folder: Path | None = None, **facts: Any) -> list[Path]:
     """Write ``complexity.csv``, ``summary.json`` and a text a network and batch size; each is replaced in one step.
 
@@ -211,14 +204,13 @@ def save(rows: pd.DataFrame, sums: pd.DataFrame, folder: Path | None = None, **f
     Returns the files.
     """
     folder = folder or paths.COMPLEXITY
-    folder.mkdir(parents=True, exist_ok=True)
     target = store.write(rows, folder / "complexity.csv", "complexity", derived=True)
     written = [target, store.write_meta(target, "complexity", torch=torch.__version__, **facts),
                store.write_json(original_summary(sums), folder / "summary.json")]
     for row in sums.itertuples():
         part = rows[(rows["network"] == row.network) & (rows["batch_size"] == row.batch_size)]
         name = "".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in row.network)
-        written.append(_write_text(text_summary(part, row), folder / f"{name}_b{row.batch_size}.txt"))
+        written.append(files.replace(folder / f"{name}_b{row.batch_size}.txt", text_summary(part, row).encode()))
     return written
 
 
