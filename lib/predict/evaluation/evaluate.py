@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lib import store
+from lib import files, store
 from lib.predict import network_training, registry, training
 from lib.predict.evaluation import baselines, gpu_networks, training_steps
 from lib.predict.network_training import TUNING, WORKLOADS
@@ -78,7 +78,7 @@ def write(folder: Path, model: CostModel, path: Path, scores: pd.DataFrame, pred
     target = folder / "predictions"
     for schema, table in (("scores", joined), ("predictions", _predictions(predictions, networks, steps))):
         store.write_meta(store.write(table, target / f"{schema}.parquet", schema, derived=True), schema, **facts)
-    _networks(networks).to_csv(target / "networks.csv", index=False)
+    files.replace(target / "networks.csv", _networks(networks).to_csv(index=False).encode())
     return steps, joined
 
 
@@ -111,4 +111,4 @@ def published(kind: str, dtype: str, quick: bool = False) -> None:
     for device, table in track(list(tables.items()), kind):
         training.gpu_model(device, table, kind, dtype, quick).save(registry.path_of(device, dtype, registry.SHIPPED))
     training.any_gpu(tables, kind, dtype, quick).save(registry.path_of(registry.ANY_GPU, dtype, registry.SHIPPED))
-    gpu_networks.table().to_csv(gpu_networks.path(), index=False)
+    files.replace(gpu_networks.path(), gpu_networks.table().to_csv(index=False).encode())
