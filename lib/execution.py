@@ -188,7 +188,7 @@ def main(arguments: list[str]) -> int:
         status, reason = _FAILED, str(error)
     except Exception as error:  # of papermill and of what it stands on: a notebook that is none, a kernel that does not start
         status, reason = _FAILED, one_line(error)
-    os.write(answer, reason.encode())
+    os.write(answer, reason.encode(errors="replace"))
     return status
 
 
