@@ -137,8 +137,8 @@ def test_a_yaml_that_is_no_mapping_of_what_it_should_be_is_one_line(name, text, 
     assert str(file) in str(error.value) and "\n" not in str(error.value)
 
 
-ODD_LEAVES = (None, True, -1, 0, 1e308, "", "x", "half", [], {}, [[]], [None], float("nan"), float("inf"), 2**70, {1: 2}, {"x": 1},
-       [1, "a"], [True], "two\nlines")
+ODD_LEAVES = (None, True, -1, 0, 1e308, "", "x", "half", [], {}, [[]], [None], float("nan"), float("inf"), 2**70, {1: 2},
+              {"x": 1},[1, "a"], [True], "two\nlines")
 
 
 def _places(value, place=()):

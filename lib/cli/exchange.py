@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from lib import paths
-from lib.cli.options import new_file
+from lib.cli.options import a_path, new_file
 from lib.errors import InputError
 
 
@@ -48,6 +48,6 @@ def add(verbs) -> None:
 
     verb = verbs.add_parser("import", help="bring in another machine's bundle, or published measurements")
     verb.add_argument("kind", choices=("bundle", "neusight", "pytorch-scheduler", "aiconfigurator", "gavel"))
-    verb.add_argument("path", type=Path, nargs="?", help="file or folder (aiconfigurator: default is the installed package)")
+    verb.add_argument("path", type=a_path, nargs="?", help="file or folder (aiconfigurator: default is the installed package)")
     verb.add_argument("--reference", action="store_true", help="into data/reference, to be committed, instead of data/imported")
     verb.set_defaults(call=_import)

@@ -1,10 +1,9 @@
 """The verbs that measure and compare: ``machine``, ``networks``, ``matrix``, ``compare``. Imports nothing heavy."""
 
 import argparse
-from pathlib import Path
 
 from lib import files
-from lib.cli.options import assignments, folder_name, names, new_file, number, whole
+from lib.cli.options import a_path, assignments, folder_name, names, new_file, number, whole
 
 
 def _machine(_: argparse.Namespace) -> int:
@@ -103,7 +102,7 @@ def add(verbs) -> None:
     verb.add_argument("--device", default="cpu", help="device id (default cpu)")
     verb.add_argument("--networks", type=names, default=(), metavar="resnet50,W1,...",
                       help="some of its networks (default: all)")
-    verb.add_argument("--plan", type=Path, help="another file than params/networks.yaml")
+    verb.add_argument("--plan", type=a_path, help="another file than params/networks.yaml")
     verb.add_argument("--rounds", type=whole(1, 1000), default=0, help="visits a case (default: as in the file)")
     verb.add_argument("--case-s", type=number(0, 1e5, above=True), default=0.0,
                       help="seconds a case and round (default: as in the file)")

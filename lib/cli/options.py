@@ -1,4 +1,4 @@
-"""What several verbs read from their options: numbers in their range, new files, lists of names, assignments."""
+"""What several verbs read from their options: numbers in their range, paths, new files, lists of names, assignments."""
 
 import argparse
 import math
@@ -8,6 +8,8 @@ from pathlib import Path
 
 from lib import files
 from lib.errors import InputError
+
+_LONGEST_NAME = 255  # bytes
 
 
 def whole(least: int, most: int = 1_000_000_000) -> Callable[[str], int]:
@@ -37,10 +39,17 @@ def number(least: float = 0.0, most: float = 1e9, above: bool = False) -> Callab
     return read
 
 
+def a_path(text: str) -> Path:
+    """Read the path of a file or folder; one that no file system could hold is refused here."""
+    if not text.strip() or "\0" in text or any(len(part.encode(errors="replace")) > _LONGEST_NAME for part in Path(text).parts):
+        raise argparse.ArgumentTypeError(f"{text[:60]!r} is no path")
+    return Path(text)
+
+
 def new_file(text: str) -> Path:
     """Read the path of a file to write; what is there already is not overwritten."""
     try:
-        return files.check_new(Path(text))
+        return files.check_new(a_path(text))
     except InputError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 

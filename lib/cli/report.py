@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from lib import files, paths
-from lib.cli.options import assignments, names, new_file
+from lib.cli.options import a_path, assignments, names, new_file
 from lib.errors import InputError, choices
 
 
@@ -95,7 +95,7 @@ def add(verbs) -> None:
     verb.set_defaults(call=_run)
 
     verb = verbs.add_parser("report", help="assemble report/index.html from the executed notebooks")
-    verb.add_argument("--executed", type=Path, help="folder of executed notebooks (default: report/executed)")
+    verb.add_argument("--executed", type=a_path, help="folder of executed notebooks (default: report/executed)")
     verb.add_argument("--out", type=new_file, help="the page, a new file (default: report/index.html, replaced)")
     verb.add_argument("--figure", type=new_file,
                       help="the summary figure, SVG, a new file (default: report/summary.svg, replaced; none with --out)")

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lib import files
-from lib.cli.options import names, new_file, whole
+from lib.cli.options import a_path, names, new_file, whole
 from lib.errors import InputError
 
 
@@ -69,11 +69,11 @@ def _contention(options: argparse.Namespace) -> int:
 def add(verbs) -> None:
     """Add the verbs of scheduling."""
     verb = verbs.add_parser("schedule", help="where and when jobs should run, from files of times and devices")
-    verb.add_argument("--times", type=Path, required=True, help="CSV: job_id and a column a device type, in seconds")
-    verb.add_argument("--devices", type=Path, required=True,
+    verb.add_argument("--times", type=a_path, required=True, help="CSV: job_id and a column a device type, in seconds")
+    verb.add_argument("--devices", type=a_path, required=True,
                       help="CSV: device, type, count; memory, cores, watts, price")
-    verb.add_argument("--jobs", type=Path, help="CSV: job_id and arrival_s, deadline_s, memory_mb, cpu_cores, workload_id")
-    verb.add_argument("--actual", type=Path, help="CSV like --times: what the jobs really take; policies see --times")
+    verb.add_argument("--jobs", type=a_path, help="CSV: job_id and arrival_s, deadline_s, memory_mb, cpu_cores, workload_id")
+    verb.add_argument("--actual", type=a_path, help="CSV like --times: what the jobs really take; policies see --times")
     verb.add_argument("--policy", default="hybrid", help="hybrid (default), or a baseline; an unknown name lists all")
     verb.add_argument("--objective", default="makespan",
                       help="for hybrid: makespan, mean_jct, p99_jct, deadline, energy, price")
@@ -84,7 +84,7 @@ def add(verbs) -> None:
 
     verb = verbs.add_parser("run-jobs", help="run jobs on this machine's slots and GPUs or on a cluster; a second call resumes",
                             epilog="A job that is killed runs again: what it does besides its result happens at least once.")
-    verb.add_argument("jobs", type=Path, help="CSV: job_id, and workload_id with steps or notebook (a path in the folder of "
+    verb.add_argument("jobs", type=a_path, help="CSV: job_id, and workload_id with steps or notebook (a path in the folder of "
                       "this file, or in the repository); arrival_s, memory_mb, ...")
     verb.add_argument("--policy", default="hybrid", help="as in schedule")
     verb.add_argument("--objective", default="makespan", help="as in schedule")
@@ -93,7 +93,7 @@ def add(verbs) -> None:
                       help="worker processes on this machine (default), or a Ray cluster of one or many nodes")
     verb.add_argument("--address", default="", metavar="HOST:PORT",
                       help="the Ray cluster's head, or auto (default: Ray is started here, and ended with the run)")
-    verb.add_argument("--out", type=Path,
+    verb.add_argument("--out", type=a_path,
                       help="folder of its own for journal and record (default: data/schedule/<name of the file>)")
     verb.set_defaults(call=_run_jobs)
 
