@@ -2,6 +2,7 @@
 
 
 _NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "cannot allocate memory", "bad_alloc")
+_LONGEST, _END = 2000, 500  # characters of a line that is read; the end says what would be right
 _NO_SPACE = ("no space left on device", "disk quota exceeded", "disk is full")
 
 
@@ -9,11 +10,12 @@ class InputError(ValueError):
     """A wrong input, told in one line: what was wrong, where, and what would be right.
 
     The command line prints it without a traceback and exits with 2; a notebook shows the line alone and fails. What it quotes
-    may come from anywhere, so it is made ``printable``.
+    may come from anywhere, so it is made ``printable``, and cut in the middle where it is longer than anybody reads.
     """
 
     def __init__(self, message: object):
-        super().__init__(printable(str(message)))
+        text = printable(str(message))
+        super().__init__(text if len(text) <= _LONGEST else f"{text[:_LONGEST - _END]} ... {text[-_END:]}")
 
 
 def printable(text: str) -> str:

@@ -26,7 +26,7 @@ DOORS = [one.DOOR for one in (own_tables, problems, definitions, bundles, models
 
 @pytest.mark.slow
 @pytest.mark.parametrize("door", DOORS, ids=lambda door: door.name)
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck),
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck),
           phases=[Phase.explicit, Phase.reuse, Phase.generate], print_blob=True)
 @given(data=st.data())
 def test_what_is_wrong_is_refused_in_one_line_and_nothing_else(door, data):

@@ -367,3 +367,10 @@ def test_csv_files_gives_rows_and_frames_alike(tmp_path):
     (tmp_path / "a.csv").write_text('\nname,value\n"x, y",1\n\nz,2\n')
     assert list(csv_files.rows(csv_files.text(tmp_path / "a.csv"), tmp_path)) == [["name", "value"], ["x, y", "1"], ["z", "2"]]
     assert csv_files.frame(tmp_path / "a.csv").to_dict("list") == {"name": ["x, y", "z"], "value": [1, 2]}
+
+
+def test_an_error_is_one_printable_line_of_readable_length():
+    error = InputError("file\n\x1b[31m" + "x" * 100_000 + " here; there are: a, b")
+    assert str(error).startswith("file \\x1b[31mxxx")
+    assert str(error).endswith("here; there are: a, b")
+    assert len(str(error)) < 2100
