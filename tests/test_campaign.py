@@ -41,7 +41,7 @@ def write(path, text):
     ("job_id,workload_id,steps\na,W1,5,9\n", "line 2 has 4 fields, the header has 3"),
     ("job_id,workload_id,steps,steps\na,W1,5,6\n", "column steps is there twice"),
     ("job_id,workload_id,steps\n,W1,5\n", "no job_id"), ("job_id,workload_id,steps\nNA,W1,5\n", "empty cell"),
-    *((f"job_id,workload_id,steps\na,W1,{steps}\n", "whole number, 1 or more") for steps in
+    *((f"job_id,workload_id,steps\na,W1,{steps}\n", f"steps of 'a' is '{steps}': it is a whole number") for steps in
       ("inf", "nan", "text", "0", "-1", "1.5", "1e30", "9223372036854775808", "1e400")),
     *((f"job_id,workload_id,steps,{name}\na,W1,5,{value}\n", f"{name} of 'a' is '{value}': it is a finite number, 0 or more")
       for name in ("arrival_s", "deadline_s", "memory_mb", "cpu_cores") for value in ("nan", "inf", "-1", "x"))])
