@@ -1,9 +1,8 @@
-"""A sweep killed at 20 random moments, 1,000 runs of jobs within 50 ms of their start: what is lost, torn or done twice."""
+"""A sweep killed with SIGKILL at 20 random moments: what is lost, torn or measured twice."""
 
 import tempfile
 from pathlib import Path
 
-from tests import killed
 from tests.interrupted import cut_again_and_again
 
 
@@ -12,7 +11,6 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as home:
         print("   " + ", ".join(f"{name} {value}" for name, value in
                                 cut_again_and_again(Path(home), kills=20, count=120, seed=0).items()))
-    print("   runs of jobs: " + ", ".join(f"{name} {value}" for name, value in killed.in_a_process(1000).items()))
 
 
 if __name__ == "__main__":
