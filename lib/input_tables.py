@@ -9,6 +9,7 @@ from lib.tables import DTYPES, Column
 
 _NO_IDS = ("NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "null", "NULL", "None")  # how programs write an empty cell
 _MOST = 1_000_000_000  # of a whole number
+_LARGEST = 1e12  # of any number: beyond it sums of times lose what is small, and say so to nobody
 
 
 def read(path: Path, columns: tuple[Column, ...], others: bool = False):
@@ -67,6 +68,7 @@ def _parsed(cells, column: Column, path: Path):
     unreadable = numbers.isna() & (texts != "")
     if column.kind != "float":
         unreadable |= numbers.notna() & ((numbers % 1 != 0) | (numbers > _MOST))
+    unreadable |= numbers.abs() > _LARGEST
     if unreadable.any():
         raise _wrong(cells, column, unreadable.idxmax(), path)
     return numbers
@@ -102,5 +104,6 @@ def _wrong(cells, column: Column, row: int, path: Path) -> InputError:
     cell = cells.loc[row, column.name]
     kind = "finite number" if column.kind == "float" else f"whole number of at most {_MOST:,}"
     least = "" if column.least is None else f", {column.least:g} or more"
+    most = f", at most {_LARGEST:g}" if column.kind == "float" else ""
     empty = ", or empty" if column.empty or column.default is not None else ""
-    return InputError(f"{path}: {column.name} of {cells.iloc[:, 0][row]!r} is {cell!r}: it is a {kind}{least}{empty}")
+    return InputError(f"{path}: {column.name} of {cells.iloc[:, 0][row]!r} is {cell!r}: it is a {kind}{least}{most}{empty}")

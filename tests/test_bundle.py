@@ -422,3 +422,25 @@ def test_provenance_of_every_table_of_the_reference_fits_its_schema():
     for folder in bundle_contents.FOLDERS:
         for path in (REFERENCE / folder).glob("*.json"):
             bundle_contents.check(path, f"{folder}/{path.name}")
+
+
+def again(index, contents, path, **changed):
+    """Write a bundle with some of its files changed (None: left out), digests and all."""
+    contents = {name: content for name, content in {**contents, **changed, "bundle.json": None}.items() if name == "bundle.json"
+                or content is not None}
+    index["files"] = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items() if name != "bundle.json"}
+    forged(path, index, contents)
+
+
+def test_a_bundle_does_not_contradict_itself(home, tmp_path, good):
+    index, contents = good
+    header, row, *rest = contents[EVAL].decode().splitlines()
+    again(index, contents, tmp_path / "doubled.zip", **{EVAL: "\n".join([header, row, *rest, row, ""]).encode()})
+    refused(tmp_path / "doubled.zip", "is there twice")
+    again(index, contents, tmp_path / "orphan.zip", **{CSV: None, META: None})
+    refused(tmp_path / "orphan.zip", "of a run that was cut short")
+    forged(tmp_path / "empty.zip", {**index, "files": {}}, {"bundle.json": None})
+    refused(tmp_path / "empty.zip", "holds no table")
+    for name in ("models", "Gavel"):
+        again({**index, "machine": name}, contents, tmp_path / f"{name}.zip")
+        refused(tmp_path / f"{name}.zip", "is no name of a machine")

@@ -447,3 +447,15 @@ def test_only_hybrid_takes_an_objective():
                                   ("magic", "makespan", "no policy 'magic'")):
         with pytest.raises(InputError, match=word):
             registry.aimed(name, objective)
+
+
+@pytest.mark.parametrize(("seconds", "what"), [("1e-320", "1e-09 or more"), ("1e308", "at most 1e"), ("0", "1e-09 or more")])
+def test_times_that_no_sum_can_hold_are_refused(tmp_path, seconds, what):
+    (tmp_path / "d.csv").write_text("device,type,count\nc,cpu,1\n")
+    (tmp_path / "t.csv").write_text(f"job_id,cpu\na,{seconds}\nb,1\n")
+    with pytest.raises(InputError, match=what):
+        problem_files.read(tmp_path / "t.csv", tmp_path / "d.csv")
+    (tmp_path / "t.csv").write_text("job_id,cpu\na,1\n")
+    (tmp_path / "j.csv").write_text("job_id,arrival_s\na,1e300\n")
+    with pytest.raises(InputError, match="at most 1e"):
+        problem_files.read(tmp_path / "t.csv", tmp_path / "d.csv", tmp_path / "j.csv")

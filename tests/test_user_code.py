@@ -56,6 +56,10 @@ class Unspeakable(Exception):
     def __str__(self): raise ValueError
 class FailsOddly(Fine):
     def forward(self, x): raise Unspeakable
+class Leaves(Fine):
+    def forward(self, x): os._exit(0)
+class Forks(Fine):
+    def forward(self, x): os.fork()
 class Warns(Fine):
     def forward(self, x):
         warnings.simplefilter("error")
@@ -129,7 +133,9 @@ FAILURES = [
     ("zoo:Recurses", "RecursionError: maximum recursion depth exceeded (zoo.py, line 31)"),
     ("zoo:Lacks", "AttributeError: 'Lacks' object has no attribute 'missing' (zoo.py, line 33)"),
     ("zoo:FailsOddly", "(1, 3, 8, 8): Unspeakable without a message (zoo.py, line 37)"),
-    ("zoo:Warns", "UserWarning: old (zoo.py, line 41)"),
+    ("zoo:Leaves", "it calls os._exit, which a network cannot (zoo.py, line 39)"),
+    ("zoo:Forks", "it calls os.fork, which a network cannot (zoo.py, line 41)"),
+    ("zoo:Warns", "UserWarning: old (zoo.py, line 45)"),
     ("zoo:GivesNone", "(1, 3, 8, 8): it returns a NoneType without a tensor, where a tensor"),
     ("zoo:GivesText", "it returns a str without a tensor"),
     ("zoo:GivesDictionary", "it returns a dict without a tensor"),

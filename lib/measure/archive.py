@@ -39,14 +39,31 @@ def folders(source: str, reference: str = "") -> list[Path]:
 
 
 def runs(source: str, reference: str = "") -> pd.DataFrame:
-    """Return every run that was measured here and imported, or a reference machine's, oldest first."""
-    files = [path for folder in folders(source, reference) for path in sorted((folder / "runs").glob("*.csv"))]
-    return store.read_all(files, "runs").sort_values("timestamp", kind="stable", ignore_index=True)
+    """Return every run that was measured here and imported, or a reference machine's, oldest first.
+
+    Machines of the same hardware may have runs of one id: a later machine's is called MACHINE/RUN.
+    """
+    tables, seen = [store.read_all([], "runs")], set()
+    for folder in folders(source, reference):
+        table = store.read_all(sorted((folder / "runs").glob("*.csv")), "runs")
+        keys = list(zip(table["hardware_id"], table["run_id"], strict=True))
+        table["run_id"] = [f"{folder.name}/{key[1]}" if key in seen else key[1] for key in keys]
+        seen.update(keys)
+        tables += [table] if len(table) else []
+    together = pd.concat(tables[1:], ignore_index=True) if len(tables) > 1 else tables[0]
+    return together.sort_values("timestamp", kind="stable", ignore_index=True)
 
 
 def rows(chosen: pd.DataFrame, source: str, reference: str = "") -> pd.DataFrame:
-    """Return the profile rows of ``chosen`` runs (rows of ``runs``)."""
-    files = [path for folder in folders(source, reference) for run_id in chosen["run_id"]
-             for path in sorted((folder / "profiles").glob(f"{run_id}_*.csv"))]
-    table = store.read_all(files, "profile")
-    return table[table["hardware_id"].isin(chosen["hardware_id"])]
+    """Return the profile rows of ``chosen`` runs (rows of ``runs``), by the ids that these have."""
+    tables: list[pd.DataFrame] = []
+    for run_id in dict.fromkeys(chosen["run_id"]):
+        machine, _, plain = run_id.rpartition("/")
+        hardware = set(chosen.loc[chosen["run_id"] == run_id, "hardware_id"])
+        for folder in folders(source, reference):
+            if machine in ("", folder.name):
+                table = store.read_all(sorted((folder / "profiles").glob(f"{plain}_*.csv")), "profile")
+                own = table[table["hardware_id"].isin(hardware)]
+                hardware -= set(own["hardware_id"])  # of two machines of one hardware, the first has this id
+                tables += [own.assign(run_id=run_id)] if len(own) else []
+    return pd.concat(tables, ignore_index=True) if tables else store.read_all([], "profile")

@@ -25,6 +25,7 @@ _MOST_FILES = 20_000
 _FILE_MB, _JSON_MB, _ALL_MB, _BUNDLE_MB = 200, 8, 1000, 200
 _RATIO = 100  # of a file to what it takes in the bundle; measurements come to about ten
 _CHUNK = 2**20
+_OTHER_FOLDERS = ("models", "gavel")  # of data/reference and data/imported, which are no machines
 _MACHINE = r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}"
 
 
@@ -178,10 +179,16 @@ def _index(archive: zipfile.ZipFile, source: Path, scratch: Path) -> Index:
         raise InputError(str(error).replace(str(scratch / _INDEX), where)) from None
     if index.format != _FORMAT:
         raise InputError(f"{source} has format {index.format}; this version reads {_FORMAT}")
-    if not re.fullmatch(_MACHINE, index.machine):
+    if not re.fullmatch(_MACHINE, index.machine) or index.machine.lower() in _OTHER_FOLDERS:
         raise InputError(f"{source}: {index.machine[:60]!r} is no name of a machine")
-    for name in index.files:
-        _table_of(name, source)
+    if not index.files:
+        raise InputError(f"{source} holds no table")
+    tables = {name: _table_of(name, source) for name in index.files}
+    runs = {Path(name).stem for name, table in tables.items() if table == "runs"}
+    orphans = [name for name, table in tables.items() if table == "profile" and name.endswith(".csv")
+               and Path(name).stem.rpartition("_")[0] not in runs]
+    if orphans:
+        raise InputError(f"{source}: {orphans[0]} is of a run that was cut short: its line in runs/ is missing")
     missing, others = set(index.files) - set(archive.namelist()), set(archive.namelist()) - {*index.files, _INDEX}
     if missing or others:
         raise InputError(f"{source} is damaged: it lacks [{choices(sorted(missing)[:3])}], and its index does not name "

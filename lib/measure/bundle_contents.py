@@ -21,6 +21,7 @@ _TABLES = (("profiles", r".+_(train|eval|test)", "profile"), ("runs", r".+", "ru
 _RUN_FACTS = ("run_id", "data_note", "started_utc", "hardware_id")
 _FACTS = {"profile": _RUN_FACTS, "runs": _RUN_FACTS, "overheads": (), "points": ("started_utc", "hardware_id"),
           "ceilings": ("started_utc", "machine", "hardware", "software", "load_at_start", "load_at_end")}  # that replays read
+_KEYS = {"profile": ["split", "epoch", "global_step"], "runs": ["run_id"]}  # what a row is of, once
 _WITH_PATHS = ("data_note", "failed", "software")
 _PATH = re.compile(r"(?<![\w./])/(?:[^\s/:]+/)+")  # the folders of an absolute path
 
@@ -111,6 +112,9 @@ def check(path: Path, name: str) -> None:
         raise InputError(f"it holds rows of another run than {run_id!r}")
     if table == "profile" and not (frame["task_type"] == kind).all():
         raise InputError(f"it holds rows of another pass than {kind!r}")
+    doubled = frame.duplicated(_KEYS.get(table, list(frame)))
+    if doubled.any():
+        raise InputError(f"row {int(doubled.idxmax()) + 1} is there twice")
 
 
 def without_host(path: Path, name: str) -> bytes:

@@ -13,6 +13,7 @@ from lib.schedule.problem import PER_TYPE, Fleet, Jobs, Problem
 from lib.tables import TABLES, Column
 
 MOST_DEVICES = 1_000_000
+_SHORTEST_S = 1e-9
 
 
 def read(times: Path, devices: Path, jobs: Path | None = None, actual: Path | None = None) -> Problem:
@@ -80,7 +81,7 @@ def read_fleet(path: Path) -> Fleet:
 
 def _read_times(path: Path, fleet: Fleet) -> tuple[list[str], np.ndarray]:
     """Return the ids of a file of times, and the times (jobs, types), inf where there is none."""
-    seconds = tuple(Column(name, "float", "seconds on this device type; empty: cannot run", 0.0, empty=True)
+    seconds = tuple(Column(name, "float", "seconds on this device type; empty: cannot run", _SHORTEST_S, empty=True)
                     for name in fleet.types)
     table = input_tables.read(path, (TABLES["jobs"][0], *seconds), others=True)
     return table["job_id"].tolist(), table[list(fleet.types)].fillna(np.inf).to_numpy(float)

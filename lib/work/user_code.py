@@ -12,6 +12,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest import mock
 
 import torch
 from torch import nn
@@ -36,7 +37,7 @@ def running(what: str) -> Iterator[None]:
     """
     before = [read() for read, _ in _STATE]
     try:
-        with warnings.catch_warnings(), _stdout_is_stderr():
+        with warnings.catch_warnings(), _stdout_is_stderr(), _one_process():
             yield
     except (InputError, KeyboardInterrupt):
         raise
@@ -46,6 +47,21 @@ def running(what: str) -> Iterator[None]:
         for value, (read, put) in zip(before, _STATE, strict=True):
             if read() != value:
                 put(value)
+
+
+@contextlib.contextmanager
+def _one_process() -> Iterator[None]:
+    """Keep users' code from ending this process behind Python's back, and from going on in two of them: each is an error."""
+    def refused(name: str) -> Callable:
+        def refuse(*_):
+            raise RuntimeError(f"it calls os.{name}, which a network cannot")
+        return refuse
+
+    names = [name for name in ("_exit", "fork") if hasattr(os, name)]
+    with contextlib.ExitStack() as stack:
+        for name in names:
+            stack.enter_context(mock.patch.object(os, name, refused(name)))
+        yield
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ import sys
 from dataclasses import dataclass
 from math import prod
 
+from lib.errors import InputError
 from lib.work.graph.ops import Graph, Op, TensorSpec
 
 # what a process is started with so that its heap retains what it frees, and by the names of the column ``memory``
@@ -154,7 +155,9 @@ def fresh_bytes(plan: Plan) -> float:
     line = json.dumps([plan.weights, plan.beside, plan.made, plan.freed])
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
     done = subprocess.run([sys.executable, "-I", "-S", "-c", _REPLAY], input=line + "\n", capture_output=True, text=True,
-                          check=True, env=environment)
+                          check=False, env=environment)
+    if done.returncode:
+        raise InputError(f"a pass's allocations cannot be repeated: {(done.stderr.strip().splitlines() or ['no reason'])[-1]}")
     return float(done.stdout)
 
 
