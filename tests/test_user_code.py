@@ -6,11 +6,14 @@ import subprocess
 import sys
 import warnings
 
+import numpy as np
 import pytest
 import torch
 
 from lib import paths
+from lib.cli.main import main
 from lib.errors import InputError
+from lib.measure.networks import end_to_end
 from lib.measure.networks.case import Case
 from lib.predict import advise
 from lib.predict.advise import Query
@@ -93,6 +96,17 @@ class Random(Fine):
         x = self.layer(x)
         for _ in range(random.randint(1, 9)): x = self.more(x)
         return x
+class PartlyEmpty(Fine):
+    def __init__(self):
+        super().__init__()
+        self.none = nn.Linear(0, 4)
+    def forward(self, x): return self.none(x[..., :0]).sum() + super().forward(x)
+class Empty(PartlyEmpty):
+    def forward(self, x): return x[:0].relu()
+class InLibrary(Fine):
+    def forward(self, x):
+        import torchvision
+        return torchvision.ops.nms(x[0, 0], x[0, 0, 0], 0.5)
 class NotOne: pass
 def made(): return Fine()
 def nothing(): return None
@@ -141,6 +155,7 @@ FAILURES = [
     ("zoo:GivesDictionary", "it returns a dict without a tensor"),
     ("zoo:Same", "model 'zoo:Same' computes nothing of an input of shape (1, 3, 8, 8)"),
     ("zoo:OnlyViews", "computes nothing of an input"),
+    ("zoo:Empty", "computes nothing of an input"), ("zoo:InLibrary", "(zoo.py, line 81)"),
     ("zoo:NotOne", "model 'zoo:NotOne' is a class, but not a torch.nn.Module"),
     ("zoo:nothing", "model 'zoo:nothing' gives a NoneType, not a torch.nn.Module"),
     ("zoo:with_width", "must be buildable without arguments: missing a required argument: 'width'"),
@@ -198,10 +213,11 @@ def test_what_users_code_sets_for_the_process_is_put_back(zoo):
                      sys.stdout, sys.stderr, warnings.filters[:]]
 
 
-@pytest.mark.parametrize("name", ["zoo:made", "zoo:GivesNested", "zoo:Random"])
-def test_what_can_be_answered_is(name, zoo):
-    answer = advise.advise(Query(name, 1, "3x8x8"), ["cpu", "t4"])
-    assert (answer.table["predicted_ms"] > 0).all() and len(answer.crossovers)
+@pytest.mark.parametrize("name", ["zoo:made", "zoo:GivesNested", "zoo:Random", "zoo:PartlyEmpty"])
+@pytest.mark.parametrize("mode", ["infer", "train"])
+def test_what_can_be_answered_is(name, mode, zoo):
+    answer = advise.advise(Query(name, 1, "3x8x8", mode), ["cpu", "t4"])
+    assert (answer.table["low_ms"] > 0).all() and np.isfinite(answer.table["high_ms"]).all() and len(answer.crossovers)
 
 
 @pytest.mark.parametrize(("shape", "words"), [
@@ -230,24 +246,22 @@ def test_a_shape_beyond_any_memory_is_one_line(zoo):
 
 
 @pytest.mark.slow
-def test_a_network_that_prints_breaks_no_json_and_one_that_exits_is_an_error(zoo):
-    def lines(name, *more):
-        return subprocess.run([sys.executable, "-m", "lib", "advise", name, "--input", "3x8x8", "--device", "cpu", *more],
-                              capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": str(paths.ROOT)})
-
-    done = lines("zoo:Prints", "--json")
+def test_a_network_that_prints_breaks_no_json(zoo):
+    done = subprocess.run([sys.executable, "-m", "lib", *"advise zoo:Prints --input 3x8x8 --device cpu --json".split()],
+                          capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": str(paths.ROOT)})
     assert json.loads(done.stdout)[0]["device"] == "cpu"
     assert "by a child" in done.stderr
-    done = lines("zoo:Exits", "--json")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.count("\n") == 1 and "it ends the program, by sys.exit(0) (zoo.py, line 29)" in done.stderr
 
 
-@pytest.mark.slow
-def test_a_measured_network_that_exits_is_a_reason(zoo):
-    from lib.measure.networks import end_to_end
+def test_a_network_that_exits_is_an_error_of_the_command_line(zoo, capsys):
+    assert main("advise zoo:Exits --input 3x8x8 --device cpu --json".split()) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1 and "it ends the program, by sys.exit(0) (zoo.py, line 29)" in err
 
-    results, _ = end_to_end.in_a_process([Case("zoo:Exits", "infer", 1, "3x8x8"), Case("zoo:Fine", "infer", 1, "3x8x8")], "cpu",
-                                         0.01)
+
+def test_a_measured_network_that_exits_is_a_reason(zoo, capfd, monkeypatch):
+    monkeypatch.setenv("LIB_LOCKS", str(zoo))
+    results, _ = end_to_end._measure([Case(f"zoo:{name}", "infer", 1, "3x8x8") for name in ("Exits", "Prints")], "cpu", 0.001)
     assert results[0]["reason"] == "model 'zoo:Exits' does not run: it ends the program, by sys.exit(0) (zoo.py, line 29)"
     assert results[1]["reason"] == "" and len(results[1]["samples_ms"]) >= end_to_end.LEAST
+    assert capfd.readouterr().out == ""

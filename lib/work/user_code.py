@@ -22,7 +22,7 @@ from lib.errors import InputError, is_out_of_memory, one_line
 
 _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 _NOT_USERS = tuple(f"{Path(folder)}{os.sep}" for folder in (paths.ROOT / "lib", Path(torch.__file__).parent))
-_STANDARD = f"{sysconfig.get_path('stdlib')}{os.sep}"
+_STANDARD, _INSTALLED = f"{sysconfig.get_path('stdlib')}{os.sep}", f"{os.sep}site-packages{os.sep}"
 _STATE: tuple[tuple[Callable, Callable], ...] = (
     (torch.get_default_dtype, torch.set_default_dtype), (torch.is_grad_enabled, torch.set_grad_enabled),
     (torch.get_num_threads, torch.set_num_threads), (torch.get_default_device, lambda _: torch.set_default_device(None)))
@@ -103,15 +103,12 @@ def _reason(error: BaseException) -> str:
 
 
 def _place(error: BaseException) -> str:
-    """Return file and line of users' code where an error arose; empty where there is none, or the error itself says it."""
+    """Return file and line of users' code, else of a library's, where an error arose; empty where the error itself says it."""
     frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
-    own = [(name, line) for name, line in frames if _is_users(name)]
+    libraries = [(name, line) for name, line in frames if _INSTALLED in name and not name.startswith(_NOT_USERS)]
+    own = [(name, line) for name, line in frames
+           if _INSTALLED not in name and not name.startswith(("<", _STANDARD, *_NOT_USERS))] or libraries
     return f" ({Path(own[-1][0]).name}, line {own[-1][1]})" if own and not isinstance(error, SyntaxError) else ""
-
-
-def _is_users(file: str) -> bool:
-    standard = file.startswith(_STANDARD) and "site-packages" not in file
-    return not standard and not file.startswith(("<", *_NOT_USERS))
 
 
 def builder(name: str) -> Callable[[], nn.Module]:

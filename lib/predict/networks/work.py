@@ -71,7 +71,7 @@ class Work:
         """Take the work of a captured graph."""
         rows, calls = {}, {}
         for op in graph.ops:
-            if op.short in counts.VIEWS:
+            if not counts.is_work(op):
                 continue
             key = (op, op.phase == "backward" and "backward" in op.short)
             if key not in rows:

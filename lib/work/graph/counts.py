@@ -152,6 +152,11 @@ def _other(op: Op) -> int | None:
     return PER_INPUT[bare] * op.tensors[0].elements if bare in PER_INPUT and op.tensors else None
 
 
+def is_work(op: Op) -> bool:
+    """Return whether an operator makes anything: it is no view, and its outputs have elements."""
+    return op.short not in VIEWS and (not op.outputs or any(spec.elements for spec in op.outputs))
+
+
 def is_counted(op: Op) -> bool:
     """Return whether the FLOPs of ``op`` are known; those of an operator that is not are never taken for zero."""
     return _other(op) is not None
