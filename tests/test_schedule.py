@@ -337,7 +337,7 @@ def test_what_a_job_may_not_use_is_not_told():
 @pytest.mark.parametrize("text, word", [
     ("job_id,cpu,gpu\na,1,-2\n", "gpu"), ("job_id,cpu,gpu\na,1,inf\n", "finite"), ("job_id,cpu,gpu\na,,\n", "no device"),
     ("job_id,cpu,gpu\na,1,1\na,1,1\n", "twice"), ("job_id,cpu\na,1\n", "missing"), ("job_id,cpu,gpu\na,x,1\n", "x"),
-    ("job_id,cpu,gpu\na,0,1\n", "positive"), ("", "readable"), ("job_id,cpu,gpu\n", "no row"),
+    ("job_id,cpu,gpu\na,0,1\n", "finite number, 1e-09 or more"), ("", "readable"), ("job_id,cpu,gpu\n", "no row"),
     ("job_id,cpu,gpu\n100,1,2,3\n101,4,5,6\n", "line 2 has 4 fields, the header has 3"),
     ("job_id,cpu,gpu\na,1\n", "line 2 has 2 fields"), ("job_id,cpu,gpu,cpu\na,1,2,3\n", "column cpu is there twice"),
     ("job_id,cpu,gpu, gpu\na,1,2,3\n", "column gpu is there twice"), ("job_id,cpu,gpu\n,1,1\n", "no job_id"),

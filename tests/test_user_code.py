@@ -155,7 +155,7 @@ FAILURES = [
     ("zoo:GivesDictionary", "it returns a dict without a tensor"),
     ("zoo:Same", "model 'zoo:Same' computes nothing of an input of shape (1, 3, 8, 8)"),
     ("zoo:OnlyViews", "computes nothing of an input"),
-    ("zoo:Empty", "computes nothing of an input"), ("zoo:InLibrary", "(zoo.py, line 81)"),
+    ("zoo:Empty", "computes nothing of an input"), ("zoo:InLibrary", "(zoo.py, line 85)"),
     ("zoo:NotOne", "model 'zoo:NotOne' is a class, but not a torch.nn.Module"),
     ("zoo:nothing", "model 'zoo:nothing' gives a NoneType, not a torch.nn.Module"),
     ("zoo:with_width", "must be buildable without arguments: missing a required argument: 'width'"),
