@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from lib import files, paths
-from lib.errors import InputError, choices, death, one_line
+from lib.errors import InputError, choices, death, one_line, printable
 
-_LONGEST = 1000
+_LONGEST = 2000  # characters of a reason
 _FAILED, _INPUT = 1, 2
 _PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux
 _running: set[subprocess.Popen] = set()
@@ -51,12 +51,7 @@ def execute_notebook(source: Path, target: Path, parameters: Mapping[str, Any], 
             log.seek(0)
             last = log.read().strip().rpartition("\n")[2]
             reason = answer or f"the notebook's process {death(status)}" + (f": {last}" if last else "")
-            raise (InputError if status == _INPUT else ExecutionError)(_line(reason))
-
-
-def _line(text: str) -> str:
-    """Return text as one line of bounded length that a terminal can show."""
-    return "".join(letter for letter in " ".join(text.split()) if letter.isprintable())[:_LONGEST]
+            raise (InputError if status == _INPUT else ExecutionError)(printable(" ".join(reason.split()))[:_LONGEST])
 
 
 def _child(request: str, environment: Mapping[str, str], log: IO[str]) -> tuple[int, str]:

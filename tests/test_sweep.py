@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from lib import __main__, locks, paths, store
+from lib.config import notebooks
 from lib.config.notebooks import SweepParams
 from lib.errors import InputError
 from lib.measure import compare, machine, statistics
@@ -157,13 +158,13 @@ def test_a_grid_without_a_valid_point_says_why(home, grids):
 @pytest.mark.parametrize(("change", "told"), [
     ({"op": "conv9d"}, "no operator family 'conv9d'; there are: conv2d"), ({"grid": "none"}, "no grid 'none'; there are"),
     ({"dtype": "fp7"}, "no element type 'fp7'"), ({"device": "cuda:99"}, "device 'cuda:99' is not here"),
-    ({"device": "cpu,cpu"}, "devices 'cpu,cpu': cpu is there twice"),
-    ({"device": "cpu,"}, "device '' is not here"),
+    ({"device": "cpu,cpu"}, "device = 'cpu,cpu' names a device twice"), ({"device": "cpu,"}, "device = 'cpu,'"),
+    ({"device": "auto,cpu"}, "devices 'auto,cpu': cpu is there twice"),
     ({"count": 0}, "it would never end"), ({"op": "linear", "grid": "original_linear", "shard": "9/8"}, "i below n"),
 ])
 def test_wrong_parameters_are_told_before_anything_is_measured(home, change, told):
     with pytest.raises(InputError, match=told):
-        sweep.measure_sweep(SweepParams(**{**SMALL, **change}))
+        sweep.measure_sweep(notebooks.check("03_sweep", {**SMALL, **change}))
 
 
 @pytest.mark.slow
