@@ -66,11 +66,11 @@ def run(joined, specs, folder, name="first-come", predicted=0.02, on_done=lambda
 
 
 def test_all_jobs_end_on_both_nodes_in_one_record(joined, tmp_path):
-    specs = [*sleeping(12, 0.1), Spec("where", "tests.light:where", {}), Spec("bad", "tests.light:fail", {})]
+    specs = [*sleeping(24, 0.25), Spec("where", "tests.light:where", {}), Spec("bad", "tests.light:fail", {})]
     attempts, ends, notes = run(joined, specs, tmp_path)
     check(attempts, ends, specs)
     ends = ends.set_index("job_id")
-    assert not notes and (ends["status"] == "done").sum() == 13
+    assert not notes and (ends["status"] == "done").sum() == 25
     assert "this job is wrong" in ends.loc["bad", "reason"] and (attempts["job_id"] == "bad").sum() == 3
     assert set(attempts["device"]) == {f"cpu[{node.host}/0]" for node in joined.nodes()} and len(set(attempts["device"])) == 2
     assert ends.loc["where", "result"] == {"lib": str(paths.ROOT / "lib"), "output": str(paths.OUTPUT), "threads": "1"}

@@ -119,20 +119,24 @@ def test_a_full_disk_leaves_nothing_half(written, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("with_signal", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("with_signal", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_whatever_a_notebook_started_ends_with_its_run(written, tmp_path, with_signal):
     pids = tmp_path / "pids"
     slow = written("import os, subprocess\nchild = subprocess.Popen(['sleep', '300'])\n"
                    f"open({str(pids)!r}, 'w').write(f'{{os.getpid()}} {{child.pid}}\\n')\nwhile True: pass")
-    program = ("from pathlib import Path; from lib import paths; from lib.report import runner\n"
+    program = ("import signal; signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it\n"
+               "from pathlib import Path; from lib import paths; from lib.report import runner\n"
                f"paths.NOTEBOOKS = Path({str(slow.parent)!r})\n"
                f"runner.run([runner.Job('source', 'first'), runner.Job('source', 'second')], Path({str(tmp_path / 'out')!r}))")
     process = subprocess.Popen([sys.executable, "-c", program], cwd=paths.ROOT, stderr=subprocess.DEVNULL)
-    until(lambda: pids.is_file() and pids.read_text().endswith("\n"), 60)
-    started = psutil.Process(process.pid).children(recursive=True)
-    assert {int(pid) for pid in pids.read_text().split()} < {child.pid for child in started}
-    process.send_signal(with_signal)
-    process.wait(timeout=10)
+    try:
+        until(lambda: pids.is_file() and pids.read_text().endswith("\n"), 60)
+        started = psutil.Process(process.pid).children(recursive=True)
+        assert {int(pid) for pid in pids.read_text().split()} < {child.pid for child in started}
+        process.send_signal(with_signal)
+        process.wait(timeout=20)
+    finally:
+        process.kill()
     until(lambda: not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in started), 5)
 
 

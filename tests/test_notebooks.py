@@ -109,7 +109,9 @@ PROBE = """
 @pytest.mark.parametrize("width", [1300, 500])
 def test_the_report_in_a_browser(page, chromium, tmp_path, width):
     probe = tmp_path / "probe.html"
-    allowed = page.read_text().replace("default-src 'none'", "default-src 'none'; script-src 'unsafe-inline'")
+    allowed, policies = re.subn("default-src ('|&#39;)none('|&#39;)", "default-src 'none'; script-src 'unsafe-inline'",
+                                page.read_text())
+    assert policies == 1
     probe.write_text(allowed.replace("</body>", PROBE))
     done = subprocess.run([chromium, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--enable-logging=stderr",
                            "--disable-background-networking", "--disable-component-update", f"--user-data-dir={tmp_path / 'u'}",
