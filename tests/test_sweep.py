@@ -343,3 +343,9 @@ def test_two_runs_are_compared_with_an_interval():
     assert found.ratio == 1.0
     assert found.low <= 1.0 <= found.high
     assert set(found.pairs["what"]) == {"W2 train step"}
+
+
+def test_a_replay_is_of_the_element_type_that_was_asked_for():
+    assert set(aggregate.replay(SweepParams(source="replay", op="conv2d")).table["dtype"]) == {"fp32"}
+    with pytest.raises(InputError, match="no warm kernel sweep of conv2d in bf16 on auto; it has: .*conv2d fp32"):
+        aggregate.replay(SweepParams(source="replay", op="conv2d", dtype="bf16"))

@@ -178,15 +178,16 @@ def replay(p: SweepParams) -> Sweep:
             sweep = read(path.parent, "")
             device = "cpu" if p.device == "auto" else {"cuda": "cuda:0"}.get(p.device, p.device)
             wanted = {name: BOTH[name] if getattr(p, name) == "both" else (getattr(p, name),) for name in BOTH}
+            wanted |= {} if p.grid else {"dtype": (p.dtype,)}  # a grid has its own
             fits = np.logical_and.reduce([sweep.table[name].isin(values) for name, values in wanted.items()])
             chosen = sweep.table[sweep.table["op"].isin(p.ops) & (sweep.table["device"] == device) & fits]
-            available |= set(sweep.table["op"])
+            available |= set(sweep.table["op"] + " " + sweep.table["dtype"])
             if set(p.ops) <= set(chosen["op"]):
                 facts = store.read_json(path.with_name("sweep.meta.json"))
                 note = f"REPLAY of {path.parent.name}, measured {facts['started_utc']} on {folder.name}."
                 return Sweep(chosen.reset_index(drop=True), sweep.visits, path.parent, note)
-    raise InputError(f"the reference has no {p.cache} {p.latency_type} sweep of {choices(p.ops)} on {p.device}; it has: "
-                     f"{choices(sorted(available)) or 'none'}")
+    raise InputError(f"the reference has no {p.cache} {p.latency_type} sweep of {choices(p.ops)} in {p.dtype} on {p.device}; "
+                     f"it has: {choices(sorted(available)) or 'none'}")
 
 
 def pace(visits: pd.DataFrame) -> float:
