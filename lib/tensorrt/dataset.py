@@ -1,0 +1,148 @@
+"""From raw recordings to training data: ``raw_data/<model>/`` -> ``preprocessed_data/<model>/`` -> ``training_data/<model>/``.
+
+Raw: ``trt_engine_info.json``, ``trt_layer_latency.json``, and where power was recorded ``power_log.log`` and
+``idling_power.json``, in the model's folder or in its ``trt_profiling``.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from lib import csv_files, files
+from lib.errors import InputError
+from lib.tensorrt import engine, latencies, mapping, power_log
+from lib.tensorrt.engine import KINDS, Engine, Layer
+
+ENGINE, LATENCY, LAYERWISE = "trt_engine_info.json", "trt_layer_latency.json", "power_runtime_mapping_layerwise.csv"
+POWER, IDLE = "power_log.log", "idling_power.json"
+LEAST_SAMPLES = 10
+_SPATIAL = ("input_size_0", "input_size_1", "input_size_2", "output_size_0", "output_size_1", "output_size_2", "kernel_0",
+            "kernel_1")
+_MEASURED = ("power", "runtime", "layer_name")
+ORIGINAL = {
+    "convolutional": ("batch_size", *_SPATIAL, "padding_0", "padding_1", "stride_0", "stride_1", *_MEASURED),
+    "pooling": ("batch_size", *_SPATIAL, "stride_0", "stride_1", *_MEASURED),
+    "dense": ("batch_size", "input_size", "output_size", *_MEASURED)}
+OURS = ("groups", "dilation_0", "dilation_1", "dtype", "weights_dtype", "flops", "bytes", "weight_bytes", "power_n",
+        "runtime_n")
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What one step of the way left of a model: the file that it wrote, and notes on what is missing or was left out."""
+
+    model: str
+    written: tuple[Path, ...]
+    notes: tuple[str, ...]
+
+
+def models(raw: Path) -> dict[str, Path]:
+    """Return the folders of recordings under ``raw`` by their models; InputError where there is none."""
+    folders = {}
+    for path in sorted(raw.rglob(ENGINE)) if raw.is_dir() else []:
+        folder = path.parent.parent if path.parent.name == "trt_profiling" else path.parent
+        folders[folder.relative_to(raw).as_posix().replace("/", "-") or folder.name] = path.parent
+    if not folders:
+        raise InputError(f"{raw} holds no recording: no folder with {ENGINE}, and {LATENCY} beside it")
+    return folders
+
+
+def preprocess(raw: Path, target: Path) -> list[Recording]:
+    """Bring power to layers for each recording under ``raw``; write ``target/<model>/`` with a row a cycle and layer.
+
+    Power stays empty where none was recorded. Raises InputError where nothing is there to read, or for a damaged file.
+    """
+    return [_preprocessed(model, folder, target / model) for model, folder in models(raw).items()]
+
+
+def _preprocessed(model: str, folder: Path, target: Path) -> Recording:
+    read = engine.read(folder / ENGINE)
+    times = latencies.read(folder / LATENCY)
+    absent = [name for name in (POWER, IDLE) if not (folder / name).is_file()]
+    notes = list(_strangers(read, times))
+    if absent:
+        notes.append(f"no power: {' and '.join(absent)} missing")
+        table = _without_power(read, times)
+    else:
+        log = power_log.read(folder / POWER)
+        table, coverage = mapping.layerwise(read, times, log, power_log.read_idle_w(folder / IDLE))
+        notes += [*log.notes, f"{coverage.sampled} of {coverage.windows} windows hold a power sample, "
+                  f"{coverage.outside} lie outside of the log"]
+    written = (files.replace(target / LAYERWISE, table.to_csv(index=False).encode()),
+               files.replace(target / ENGINE, (folder / ENGINE).read_bytes()))
+    return Recording(model, written, tuple(notes))
+
+
+def _strangers(read: Engine, times: dict) -> Sequence[str]:
+    """Say which layers have no latencies, and which latencies no layer."""
+    unknown, silent = set(times) - {layer.name for layer in read.layers}, [one for one in read.layers if one.name not in times]
+    return [*([f"{len(unknown)} latencies are of no layer of the engine"] if unknown else []),
+            *([f"{len(silent)} of {len(read.layers)} layers have no latency"] if silent else [])]
+
+
+def _without_power(read: Engine, times: dict) -> pd.DataFrame:
+    rows = [(cycle, layer.name, layer.layer_type, np.nan, np.nan, latency) for layer in read.layers if layer.name in times
+            for cycle, latency in enumerate(times[layer.name].latency_ms, start=1)]
+    if not rows:
+        raise InputError(f"{read.path}: none of its layers has latencies; the two are not of one engine")
+    return pd.DataFrame(rows, columns=mapping.COLUMNS).sort_values("cycle", kind="stable", ignore_index=True)
+
+
+def convert(preprocessed: Path, target: Path) -> list[Recording]:
+    """Turn each model's layers into ``target/<model>/{convolutional,pooling,dense}.csv``: features, mean watts, mean ms.
+
+    ``power`` excludes idle power, and is empty where a layer has fewer than ``LEAST_SAMPLES`` windows with samples.
+    """
+    folders = [path.parent for path in sorted(preprocessed.glob(f"*/{LAYERWISE}"))]
+    if not folders:
+        raise InputError(f"{preprocessed} holds no <model>/{LAYERWISE}; make them with: python -m lib layer-power preprocess")
+    return [_converted(folder, target / folder.name) for folder in folders]
+
+
+def _converted(folder: Path, target: Path) -> Recording:
+    read = engine.read(folder / ENGINE)
+    table = layer_table(read, read_layerwise(folder / LAYERWISE))
+    written = [files.replace(target / f"{kind}.csv", rows[[*ORIGINAL[kind], *OURS]].to_csv(index=False).encode())
+               for kind in ORIGINAL if len(rows := table[table["kind"] == kind])]
+    lacking = int(table["power"].isna().sum())
+    return Recording(folder.name, tuple(written), (f"{lacking} of {len(table)} layers without power",) if lacking else ())
+
+
+def read_layerwise(path: Path) -> pd.DataFrame:
+    """Read a preprocessed table; InputError for other columns, or values that are no numbers."""
+    csv_files.read(path)
+    table = pd.read_csv(path)
+    if tuple(table) != mapping.COLUMNS:
+        raise InputError(f"{path} has other columns than {', '.join(mapping.COLUMNS)}")
+    return table
+
+
+def layer_table(read: Engine, layerwise: pd.DataFrame) -> pd.DataFrame:
+    """Return a row for each convolutional, pooling and dense layer: the columns of its kind, ``OURS``, and ``kind``."""
+    groups = layerwise.groupby("layer_name")
+    excluding = groups["layer_power_excluding_idle_power_micro_watt"]
+    power_w, samples = excluding.mean() / 1e6, excluding.count()
+    runtime_ms, runs = groups["layer_run_time"].mean(), groups["layer_run_time"].count()
+    rows = [{**features(layer), "power": power_w.get(layer.name, np.nan), "power_n": int(samples.get(layer.name, 0)),
+             "runtime": runtime_ms.get(layer.name, np.nan), "runtime_n": int(runs.get(layer.name, 0))}
+            for layer in read.layers if layer.kind in KINDS.values()]
+    table = pd.DataFrame(rows)
+    return table.assign(power=table["power"].where(table["power_n"] >= LEAST_SAMPLES)) if len(table) else table
+
+
+def features(layer: Layer) -> dict:
+    """Return a layer's features by the original's names (NCHW; sizes of a dense layer are products) and ours."""
+    into, out = layer.inputs[0].dimensions, layer.outputs[0].dimensions
+    window = layer.window if layer.kind == "pooling" else layer.kernel
+    padding = [before + after for before, after in zip(layer.padding_before, layer.padding_after, strict=False)] or [0, 0]
+    pairs = {"kernel": window, "padding": padding, "stride": layer.stride, "dilation": layer.dilation or (1, 1)}
+    return {"layer_name": layer.name, "kind": layer.kind, "batch_size": into[0],
+            **{f"input_size_{axis}": size for axis, size in enumerate(into[1:4])},
+            **{f"output_size_{axis}": size for axis, size in enumerate(out[1:4])},
+            "input_size": int(np.prod(into)), "output_size": int(np.prod(out)),
+            **{f"{name}_{axis}": size for name, sizes in pairs.items() for axis, size in enumerate(sizes[:2])},
+            "groups": layer.groups, "dtype": layer.dtype, "weights_dtype": layer.weights.type, "flops": layer.flops,
+            "bytes": layer.bytes, "weight_bytes": layer.weights.bytes + layer.bias.bytes}

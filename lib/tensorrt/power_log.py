@@ -1,0 +1,90 @@
+"""Logs of an INA3221 power sensor, as a Jetson board gives them: a line a sample, ``YYYYMMDD-HH:MM:SS.ffffff,mV,mA``."""
+
+from dataclasses import dataclass
+from math import isfinite
+from pathlib import Path
+
+import numpy as np
+
+from lib import files, store
+from lib.errors import InputError
+from lib.tensorrt.latencies import seconds
+
+_LEAST = 2
+_MOST_W = 1000.0
+
+
+@dataclass(frozen=True)
+class PowerLog:
+    """Samples in the order of time: seconds since the epoch, and watts. ``notes`` say what was left out, and why."""
+
+    at_s: np.ndarray
+    power_w: np.ndarray
+    notes: tuple[str, ...] = ()
+
+    def between(self, start_s: float, end_s: float) -> "PowerLog":
+        """Return the samples from ``start_s`` to ``end_s``."""
+        first, last = np.searchsorted(self.at_s, [start_s, end_s], side="left")
+        return PowerLog(self.at_s[first:last], self.power_w[first:last])
+
+    @property
+    def longest_gap_s(self) -> float:
+        """Return the longest time without a sample."""
+        return float(np.diff(self.at_s).max()) if len(self.at_s) > 1 else float("inf")
+
+
+def read(path: Path) -> PowerLog:
+    """Read a log; a torn last line is left out and noted, as are samples after which the clock jumped back.
+
+    Raises InputError for a file with fewer than two samples, and for a line that is no sample, naming it.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    except FileNotFoundError:
+        raise InputError(f"{path} is missing") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is not a readable power log: {error}") from None
+    notes = []
+    if lines and not lines[-1].endswith("\n"):
+        notes.append("the last line is torn")
+        lines.pop()
+    samples = np.array([_sample(path, number, line) for number, line in enumerate(lines, start=1)]).reshape(-1, 2)
+    ordered = samples[:, 0] > np.maximum.accumulate(np.concatenate([[-np.inf], samples[:, 0]]))[:-1] if len(samples) else []
+    if not np.all(ordered):
+        notes.append(f"{int((~ordered).sum())} samples are not later than those before them (the clock jumped back)")
+        samples = samples[ordered]
+    if len(samples) < _LEAST:
+        raise InputError(f"{path} holds {len(samples)} samples; a power log has {_LEAST} or more")
+    return PowerLog(samples[:, 0], samples[:, 1], tuple(notes))
+
+
+def _sample(path: Path, number: int, line: str) -> tuple[float, float]:
+    try:
+        stamp, millivolts, milliamperes = line.strip().split(",")
+        power_w = float(millivolts) * float(milliamperes) / 1e6
+        if not isfinite(power_w) or not 0 <= power_w <= _MOST_W:
+            raise ValueError(f"{power_w:g} W")
+        return seconds(stamp), power_w
+    except ValueError as error:
+        raise InputError(f"{path}: line {number} is {line.strip()[:60]!r} ({error}); a sample is YYYYMMDD-HH:MM:SS.ffffff,mV,mA"
+                         ) from None
+
+
+def read_idle_w(path: Path) -> float:
+    """Read the mean power of an idle board, in W, from ``{"timestamp": ..., "avg_idle_power": uW}``. Raises InputError."""
+    content = store.read_json(path)
+    value = content.get("avg_idle_power") if isinstance(content, dict) else None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value) or not 0 < value < _MOST_W * 1e6:
+        raise InputError(f"{path}: avg_idle_power is {value!r}: it is a positive number of microwatts")
+    return value / 1e6
+
+
+def write(log: PowerLog, path: Path) -> Path:
+    """Write a log in the sensor's own format, at 5 V; InputError where a file is there already."""
+    from datetime import UTC, datetime
+
+    from lib.tensorrt.latencies import STAMP
+
+    lines = [f"{datetime.fromtimestamp(at_s, UTC).strftime(STAMP)},5000,{power_w * 200:.3f}\n"
+             for at_s, power_w in zip(log.at_s, log.power_w, strict=True)]
+    return files.create(path, "".join(lines).encode())
