@@ -2,5 +2,6 @@
 
 from lib import paths
 
-# Real images that a clone does not have; what needs them skips and says so.
-XRAYS = paths.ROOT.parent / "shared" / "data" / "medmnist" / "pneumoniamnist.npz"
+# Measurements and images of others that a clone does not have; what needs them skips and says so.
+SHARED = paths.ROOT.parent / "shared"
+XRAYS = SHARED / "data" / "medmnist" / "pneumoniamnist.npz"

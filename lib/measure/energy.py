@@ -96,7 +96,7 @@ class Rapl:
         return math.nan
 
     def counter_j(self) -> float:
-        """Return the energy since the meter was opened, in J; a counter that began anew (it does within minutes) is followed."""
+        """Return the energy since the meter was opened, in J; a counter that begins anew is followed."""
         values = [self._read(zone, "energy_uj") for zone in self._zones]
         steps = [value - last + (size if value < last else 0.0)
                  for value, last, size in zip(values, self._last, self._ranges, strict=True)]
