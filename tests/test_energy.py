@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lib.errors import InputError
-from lib.measure import energy
+from lib.measure.energy import meters, windows
 
 
 class Constant:
@@ -35,9 +35,9 @@ def test_a_known_trace_has_its_joules_by_both_ways(watts, steps, start, length):
     power_w = np.interp(at_s, np.linspace(0, 1, len(watts)), watts)
     fine = np.linspace(start, start + length, 20001)
     expected = float(np.trapezoid(np.interp(fine, at_s, power_w), fine))
-    trace = energy.Trace.of_power(at_s, power_w)
-    result = energy.of_window(trace, start, start + length, idle_w=0.0)
-    if result.samples < energy.LEAST_SAMPLES:
+    trace = windows.Trace.of_power(at_s, power_w)
+    result = windows.of_window(trace, start, start + length, idle_w=0.0)
+    if result.samples < windows.LEAST_SAMPLES:
         assert math.isnan(result.energy_j)
         assert "samples within" in result.reason
     else:
@@ -49,8 +49,8 @@ def test_a_known_trace_has_its_joules_by_both_ways(watts, steps, start, length):
 @given(watts=st.floats(1, 700), start=st.floats(0.01, 0.5), length=st.floats(0.2, 0.45))
 def test_counter_and_integral_agree_and_check_each_other(watts, start, length):
     at_s = np.linspace(0, 1, 101)
-    trace = energy.Trace(at_s, np.full(101, watts * 1.1), watts * at_s)
-    result = energy.of_window(trace, start, start + length, idle_w=watts / 2)
+    trace = windows.Trace(at_s, np.full(101, watts * 1.1), watts * at_s)
+    result = windows.of_window(trace, start, start + length, idle_w=watts / 2)
     assert result.method == "counter"
     assert result.energy_j == pytest.approx(watts * length)
     assert result.above_idle_j == pytest.approx(watts * length / 2)
@@ -60,14 +60,14 @@ def test_counter_and_integral_agree_and_check_each_other(watts, start, length):
 @pytest.mark.parametrize(("window", "why"), [((0.5, 1.2), "not within the trace"), ((-1, 0.5), "not within the trace"),
                                              ((0.5, 0.52), "3 samples within 0.02 s; 10 are needed")])
 def test_no_number_comes_from_too_few_samples_or_beyond_the_trace(window, why):
-    result = energy.of_window(energy.Trace.of_power(np.linspace(0, 1, 101), np.ones(101)), *window)
+    result = windows.of_window(windows.Trace.of_power(np.linspace(0, 1, 101), np.ones(101)), *window)
     assert math.isnan(result.energy_j)
     assert math.isnan(result.power_w)
     assert why in result.reason
 
 
 def test_windows_are_recorded_beside_the_work_and_idle_power_is_of_the_same_run():
-    with energy.Recorder(Constant(50.0)) as recorder:
+    with windows.Recorder(Constant(50.0)) as recorder:
         recorder.rest(0.1)
         for _ in range(2):
             with recorder.window("work"):
@@ -81,12 +81,12 @@ def test_windows_are_recorded_beside_the_work_and_idle_power_is_of_the_same_run(
 
 
 def test_without_a_meter_everything_is_not_measured_and_says_why():
-    with energy.Recorder(energy.Absent("no sensor here")) as recorder:
+    with windows.Recorder(meters.Absent("no sensor here")) as recorder:
         recorder.rest(10.0)
         with recorder.window("work"):
             pass
     (result,) = recorder.energies("work")
-    assert (result.method, result.reason) == (energy.NOT_MEASURED, "no sensor here")
+    assert (result.method, result.reason) == (meters.NOT_MEASURED, "no sensor here")
     assert math.isnan(result.energy_j)
     assert math.isnan(recorder.idle_w)
 
@@ -97,14 +97,14 @@ def test_a_rapl_counter_is_followed_when_it_begins_anew(tmp_path):
         (tmp_path / name / "energy_uj").write_text(f"{value}\n")
         (tmp_path / name / "max_energy_range_uj").write_text("6000000\n")
     (tmp_path / "intel-rapl:0:0").mkdir()  # a part of a package is not counted again
-    meter = energy.Rapl(tmp_path)
+    meter = meters.Rapl(tmp_path)
     assert meter.counter_j() == 0.0
     (tmp_path / "intel-rapl:0" / "energy_uj").write_text("2001000")
     (tmp_path / "intel-rapl:1" / "energy_uj").write_text("500000")
     assert meter.counter_j() == pytest.approx(2.0 + 1.5)
     with pytest.raises(InputError, match="no energy counters"):
-        energy.Rapl(tmp_path / "nowhere")
+        meters.Rapl(tmp_path / "nowhere")
 
 
 def test_a_device_without_a_meter_says_why():
-    assert "no meter of mps" in energy.open_meter("mps").reason
+    assert "no meter of mps" in meters.open_meter("mps").reason

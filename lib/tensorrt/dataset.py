@@ -113,8 +113,7 @@ def _converted(folder: Path, target: Path) -> Recording:
 
 def read_layerwise(path: Path) -> pd.DataFrame:
     """Read a preprocessed table; InputError for other columns, or values that are no numbers."""
-    csv_files.read(path)
-    table = pd.read_csv(path)
+    table = csv_files.frame(path)
     if tuple(table) != mapping.COLUMNS:
         raise InputError(f"{path} has other columns than {', '.join(mapping.COLUMNS)}")
     return table

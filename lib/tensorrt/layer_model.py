@@ -1,8 +1,9 @@
 """Runtime and energy of a layer from its counted work: non-negative rates, fitted in relative error over all kinds of layers.
 
-Runtime (ms) is a sum of a launch, FLOPs at the rate of each unit, bytes of activations and of weights at theirs, and the length of the
-reduction, which no parallelism shortens. Energy (mJ above idle) is a sum of the same work at energies of its own and of the runtime
-at a static power; power is their quotient. One model serves the three kinds, so that few rows of one are helped by many of another.
+Runtime (ms) is a sum of a launch, FLOPs at the rate of each unit, bytes of activations and of weights at theirs, and the length
+of the reduction, which no parallelism shortens. Energy (mJ above idle) is a sum of the same work at energies of its own and of
+the runtime at a static power; power is their quotient. One model serves the three kinds, so that few rows of one are helped by
+many of another.
 """
 
 from dataclasses import dataclass, field
@@ -38,8 +39,8 @@ def work(table: pd.DataFrame) -> np.ndarray:
     weights, moved = table["weight_bytes"].to_numpy(float) / 1e6, table["bytes"].to_numpy(float) / 1e6
     reduction = gemm * table["flops"].to_numpy(float) / (2 * table["output_size"].to_numpy(float)) / 1e3
     runtime = table["runtime"].to_numpy(float) if "runtime" in table else np.full(len(table), np.nan)
-    return np.column_stack([np.ones(len(table)), gflop * half * gemm, gflop * (1 - half) * gemm, gflop * grouped, moved - weights,
-                            weights, reduction * half, reduction * (1 - half), runtime])
+    return np.column_stack([np.ones(len(table)), gflop * half * gemm, gflop * (1 - half) * gemm, gflop * grouped,
+                            moved - weights, weights, reduction * half, reduction * (1 - half), runtime])
 
 
 @dataclass(frozen=True)
