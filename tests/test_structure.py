@@ -11,7 +11,8 @@ import pytest
 
 from lib import paths
 
-ROOMS = ("config", "work", "measure", "predict", "schedule", "tensorrt", "studies", "cli")  # from the ground up; report stands on config
+# From the ground up; report stands on config.
+ROOMS = ("config", "work", "measure", "predict", "schedule", "tensorrt", "studies", "cli")
 MODULES = {".".join(path.relative_to(paths.ROOT).with_suffix("").parts).removesuffix(".__init__"): path
            for path in sorted((paths.ROOT / "lib").rglob("*.py"))}
 SOURCES = list(MODULES.values())
