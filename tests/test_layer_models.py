@@ -61,7 +61,8 @@ def test_a_model_comes_back_from_its_file_and_a_damaged_one_is_one_line(tmp_path
     back = layer_model.read(path)
     pd.testing.assert_frame_equal(back.predict(layers(seed=2)), model.predict(layers(seed=2)))
     content = json.loads(path.read_text())
-    for name, value in (("rates", {"launch": 1.0}), ("rates", {**content["rates"], "launch": -1}), ("halves", {}), ("schema", 2),
+    negative = {**content["rates"], "launch": -1}
+    for name, value in (("rates", {"launch": 1.0}), ("rates", negative), ("halves", {}), ("schema", 2),
                         ("target", "x"), ("more", 1), ("rows", {"dense": "x"})):
         path.write_text(json.dumps({**content, name: value}))
         with pytest.raises(InputError) as error:
