@@ -19,7 +19,7 @@ from lib.schedule.policies import registry
 from lib.schedule.problem import Jobs
 from lib.schedule.runtime import executor, local_site, ray_workers
 from lib.schedule.runtime.journal import Spec
-from lib.schedule.runtime.workers import Limits, Slot
+from lib.schedule.runtime.workers import Limits, ProcessWorker, Slot
 from tests.test_execute import calling_back, check, sleeping
 
 pytestmark = pytest.mark.slow
@@ -52,6 +52,27 @@ def joined(nodes):
         yield found
 
 
+def together(spawn, workers):
+    """Return a spawn whose workers say that they are ready when all of them are, so that none has a head start."""
+    ready = set()
+
+    def spawned(slot, limits):
+        worker, held = spawn(slot, limits), []
+        receive = worker.messages
+
+        def messages():
+            received = receive()
+            if any(message[0] == "ready" for message in received):
+                ready.add(slot.name)
+            held.extend(received)
+            return [held.pop(0) for _ in range(len(held))] if len(ready) >= workers else []
+
+        worker.messages = messages
+        return worker
+
+    return spawned
+
+
 def named(specs, **columns):
     return replace(Jobs.plain(len(specs)), ids=tuple(spec.job_id for spec in specs), **columns)
 
@@ -62,7 +83,7 @@ def run(joined, specs, folder, name="first-come", predicted=0.02, on_done=lambda
     fleet = local_site.fleet_of(site.slots)
     times = np.full((len(specs), 1), predicted) if np.isscalar(predicted) else predicted
     return executor.execute(specs, jobs, fleet, site.slots, times, registry.policy(name), folder, LIMITS,
-                            calling_back(site.spawn, on_done))
+                            calling_back(together(site.spawn, len(site.slots)), on_done))
 
 
 def test_all_jobs_end_on_both_nodes_in_one_record(joined, tmp_path):
@@ -121,7 +142,7 @@ def test_the_same_policy_places_as_it_does_here(joined, tmp_path):
     there, _, _ = run(joined, specs, tmp_path / "there", "earliest-finish", predicted)
     slots = (Slot("cpu[0]"), Slot("cpu[1]"))
     here, _, _ = executor.execute(specs, named(specs), local_site.fleet_of(slots), slots, predicted,
-                                 registry.policy("earliest-finish"), tmp_path / "here", LIMITS)
+                                 registry.policy("earliest-finish"), tmp_path / "here", LIMITS, together(ProcessWorker, 2))
     order = {slot.name: number for number, slot in enumerate(joined.site(named(specs)).slots)}
     order |= {"cpu[0]": 0, "cpu[1]": 1}
     placed = [{row.job_id: order[row.device] for row in table.itertuples()} for table in (there, here)]
