@@ -7,7 +7,7 @@ from pathlib import Path
 
 from lib.errors import InputError, choices, one_line
 
-_LARGEST_MB = 2000.0
+LARGEST_MB = 2000.0  # of a table, in a file or in memory; more than any that this project writes
 
 
 def read(path: Path, torn: bool = False) -> str:
@@ -23,8 +23,8 @@ def read(path: Path, torn: bool = False) -> str:
 def text(path: Path, torn: bool = False) -> str:
     """Return what a file holds as text, whatever it is, without a torn last line; InputError where it is none."""
     try:
-        if path.stat().st_size > _LARGEST_MB * 1e6:
-            raise InputError(f"{path} is {path.stat().st_size / 1e6:,.0f} MB large; a table has at most {_LARGEST_MB:,.0f}")
+        if path.stat().st_size > LARGEST_MB * 1e6:
+            raise InputError(f"{path} is {path.stat().st_size / 1e6:,.0f} MB large; a table has at most {LARGEST_MB:,.0f}")
         raw = path.read_bytes()
         return (raw[: raw.rfind(b"\n") + 1] if torn else raw).decode("utf-8-sig")
     except (FileNotFoundError, NotADirectoryError):

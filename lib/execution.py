@@ -117,32 +117,40 @@ def _kernel_manager() -> type:
 def _execute(source: Path, target: Path, parameters: Mapping[str, Any], cwd: str) -> None:
     """Execute a notebook in this process, as ``execute_notebook`` says."""
     import papermill
-    from jupyter_client.kernelspec import NoSuchKernel, find_kernel_specs
-    from nbclient.exceptions import DeadKernelError
 
     _check(source)
     declared = papermill.inspect_notebook(_literal(source)) if parameters else {}
     if unknown := set(parameters) - set(declared):
         raise InputError(f"{source.name} has no parameter {choices(sorted(unknown))}; there are: {choices(declared)}")
-    partial, failure = target.with_name(f".{target.stem}.partial.ipynb"), ""
+    partial = target.with_name(f".{target.stem}.partial.ipynb")
     try:
-        papermill.execute_notebook(_literal(source), _literal(partial), dict(parameters), cwd=cwd, progress_bar=False,
-                                   log_output=False, request_save_on_cell_execute=False, autosave_cell_every=0,
+        failure = _failure(source, partial, parameters, cwd)
+        with files.writing(target):
+            partial.replace(target)
+    finally:
+        partial.unlink(missing_ok=True)
+    if failure:
+        raise ExecutionError(failure)
+
+
+def _failure(source: Path, target: Path, parameters: Mapping[str, Any], cwd: str) -> str:
+    """Execute a notebook to ``target`` with papermill, as far as it goes; return why it failed, empty where it did not."""
+    import papermill
+    from jupyter_client.kernelspec import NoSuchKernel, find_kernel_specs
+    from nbclient.exceptions import DeadKernelError
+
+    try:
+        papermill.execute_notebook(_literal(source), _literal(target), dict(parameters), cwd=cwd, progress_bar=False,
+                                   log_output=False, request_save_on_cell_execute=True, autosave_cell_every=0,
                                    kernel_manager_class=_kernel_manager())
-    except papermill.PapermillExecutionError as error:  # what was executed is written
-        failure = _reason(error)
+    except papermill.PapermillExecutionError as error:
+        return _reason(error)
     except DeadKernelError:
-        raise ExecutionError("the kernel died: out of memory?") from None
+        return "the kernel died: out of memory?"
     except NoSuchKernel as error:
         raise InputError(f"{source.name} asks for the kernel {error.name!r}, which is not installed; there are: "
                          f"{choices(sorted(find_kernel_specs()))}") from None
-    except OSError:
-        partial.unlink(missing_ok=True)
-        raise
-    with files.writing(target):
-        partial.replace(target)
-    if failure:
-        raise ExecutionError(failure)
+    return ""
 
 
 def _reason(error: Any) -> str:

@@ -1,8 +1,8 @@
 """Locks: one writer of a file, one measurement of a device. They end with the process that holds them, however it ends."""
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from lib import files
@@ -49,6 +49,18 @@ def writer(path: Path, timeout_s: float = 0.0) -> Iterator[None]:
     """
     files.folder(path.parent)
     with _held(path.with_name(f".{path.name}.lock"), timeout_s, f"{path} is being written by another process"):
+        yield
+
+
+@contextmanager
+def writers(targets: Iterable[Path], timeout_s: float) -> Iterator[None]:
+    """Hold the locks of several files or folders, as ``writer`` does of one.
+
+    Always in one order: two processes that want the same ones never wait for each other.
+    """
+    with ExitStack() as locks:
+        for target in sorted(set(targets)):
+            locks.enter_context(writer(target, timeout_s))
         yield
 
 

@@ -22,7 +22,6 @@ from lib.errors import InputError, choices, one_line
 from lib.tables import DTYPES, SCHEMA_VERSION, TABLES, columns, validate
 
 _NOTHING = {False: [""], True: ["", "nan"]}  # what stands for no value; ``nan`` where a number may be missing (older files)
-_LARGEST_MB = 2000.0  # what a table may take in memory, and more than any that this project writes
 _LINE_BREAKS = re.compile(r"\r\n|\r|\n")  # a line is a row: what a killed writer leaves is then told from what is whole
 
 
@@ -150,8 +149,9 @@ def _check_parquet(file, path: Path, names: Sequence[str], others: bool) -> None
         raise InputError(f"{path}: missing (or doubled) columns [{choices(missing)}], unknown [{choices(unknown)}]")
     stored = sum(file.metadata.row_group(group).total_byte_size for group in range(file.metadata.num_row_groups))
     megabytes = max(stored, rows * len(names)) / 1e6  # a repeated value is stored once
-    if megabytes > _LARGEST_MB:
-        raise InputError(f"{path} holds {rows:,} rows, {megabytes:,.0f} MB or more; a table has at most {_LARGEST_MB:,.0f} MB")
+    if megabytes > csv_files.LARGEST_MB:
+        raise InputError(f"{path} holds {rows:,} rows, {megabytes:,.0f} MB or more; "
+                         f"a table has at most {csv_files.LARGEST_MB:,.0f} MB")
 
 
 def read_all(files: Iterable[Path], table: str):
@@ -170,9 +170,14 @@ def fresh_name(stem: str, taken: Callable[[str], bool]) -> str:
     return next(name for name in names if not taken(name))
 
 
+def encoded_json(value: Any) -> bytes:
+    """Return ``value`` as the content of a JSON file, the same for the same value."""
+    return (json.dumps(value, indent=1, sort_keys=True) + "\n").encode()
+
+
 def write_json(value: Any, path: Path, mode: int = files.MODE) -> Path:
     """Write ``value`` as JSON in one step: readers see the old file or the new one, never half of it."""
-    return files.replace(path, (json.dumps(value, indent=1, sort_keys=True) + "\n").encode(), mode)
+    return files.replace(path, encoded_json(value), mode)
 
 
 def read_json(path: Path) -> Any:

@@ -322,6 +322,8 @@ def schema(table: str):
             checks.append(pa.Check.in_range(column.least, float("inf"), include_max=False))
         if column.of:
             checks.append(pa.Check.isin(column.of))
+        elif column.kind == "text":  # a line of a CSV is a row: a line break within one is a quote that did not end
+            checks.append(pa.Check(lambda texts: ~texts.str.contains(r"[\r\n]", na=False), name="one_line", error="one line"))
         return pa.Column(DTYPES[column.kind], checks, nullable=column.empty, description=column.meaning)
 
     return pa.DataFrameSchema({c.name: one(c) for c in TABLES[table]}, strict=True, ordered=True, name=table)

@@ -49,12 +49,14 @@ def test_a_notebook_runs_with_its_parameters_where_it_was_asked_to(written, tmp_
 @pytest.mark.parametrize(("code", "words"), [
     ("print('before')\nraise ValueError('it broke,\\nbadly')", "ValueError: it broke, badly"),
     ("assert False", "AssertionError without a message, in cell [2]"),
-    ("import os; os.kill(os.getpid(), 9)", "the kernel died: out of memory?")])
+    ("print('before', flush=True)\nimport os, time\ntime.sleep(0.5)\nos.kill(os.getpid(), 9)",
+     "the kernel died: out of memory?")])
 def test_a_failure_is_one_line(written, tmp_path, code, words):
     with pytest.raises(ExecutionError) as caught:
         execution._execute(written(code), tmp_path / "out.ipynb", {}, str(tmp_path))
     assert str(caught.value).replace("\n", " ") == words
     assert "before" not in code or printed(tmp_path / "out.ipynb") == "before\n", "what ran before the failure is kept"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.ipynb", "source.ipynb"], "and nothing else stays behind"
 
 
 @pytest.mark.parametrize(("name", "message", "words"), [

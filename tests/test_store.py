@@ -339,6 +339,14 @@ def test_a_changed_bit_of_parquet_never_passes_for_a_measurement(tmp_path, parqu
             assert "\n" not in str(error)
 
 
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_a_text_of_two_lines_is_a_quote_that_did_not_end(tmp_path, suffix):
+    path, frame = tmp_path / f"t{suffix}", pd.DataFrame([overhead_row()], columns=tables.columns("overheads"))
+    path.write_bytes(store.encoded(frame.assign(what="launch,1.0\nlaunch"), suffix))
+    with pytest.raises(InputError, match=r"column 'what', value 'launch,1.0\\nlaunch' fails one line"):
+        store.read(path, "overheads")
+
+
 def test_parquet_of_other_columns_and_of_too_many_rows_is_refused_by_its_footer(tmp_path, monkeypatch):
     frame = pd.DataFrame([overhead_row()], columns=tables.columns("overheads"))
     for name, other in (("more", frame.assign(sauce=1)), ("less", frame.drop(columns="n"))):
@@ -352,7 +360,7 @@ def test_parquet_of_other_columns_and_of_too_many_rows_is_refused_by_its_footer(
     with pytest.raises(InputError, match="is no file"):
         store.read(tmp_path / "folder.parquet", "overheads")
     pd.concat([frame] * 2000).to_parquet(tmp_path / "large.parquet", index=False)
-    monkeypatch.setattr(store, "_LARGEST_MB", 0.01)
+    monkeypatch.setattr(csv_files, "LARGEST_MB", 0.01)
     with pytest.raises(InputError, match="holds 2,000 rows"):
         store.read(tmp_path / "large.parquet", "overheads")
 

@@ -18,11 +18,11 @@ def _devices(names: list[str], source: str) -> list[str]:
     if source == "replay":
         from lib.measure import archive
 
-        known = sorted(set(archive.runs("replay")["backend"]))
+        measured = sorted(set(archive.runs("replay")["backend"]))
         if names in (["all"], ["auto"]):
-            return known
-        if unknown := set(names) - set(known):
-            raise InputError(f"the reference has no device {choices(sorted(unknown))}; it has: {choices(known)} (or all)")
+            return measured
+        if unknown := set(names) - set(measured):
+            raise InputError(f"the reference has no device {choices(sorted(unknown))}; it has: {choices(measured)} (or all)")
         return names
     from lib.measure import machine
 

@@ -34,7 +34,7 @@ def folders(source: str, reference: str = "") -> list[Path]:
     """
     if source == "measure":
         return [paths.DATA, *sorted(path for path in paths.IMPORTED.glob("*") if path.is_dir())]
-    first, path = machine_with("runs", "runs", reference)
+    first, _ = machine_with("runs", "runs", reference)
     return [path.parent for name, path in machines_with("runs").items() if name == first or not reference]
 
 

@@ -2,7 +2,6 @@
 
 import csv
 import io
-import json
 import os
 import re
 from pathlib import Path
@@ -122,7 +121,7 @@ def without_host(path: Path, name: str) -> bytes:
     if name.endswith(META):
         meta = store.read_json(path)
         neutral = {fact: _without_folders(value) if fact in _WITH_PATHS else value for fact, value in meta.items()}
-        return path.read_bytes() if neutral == meta else (json.dumps(neutral, indent=1, sort_keys=True) + "\n").encode()
+        return path.read_bytes() if neutral == meta else store.encoded_json(neutral)
     if table_of(name) != "runs":
         return path.read_bytes()
     header, *rows = csv_files.rows(csv_files.text(path), path)

@@ -1,8 +1,6 @@
 """What is this machine: its inventory, its devices, and the two ids that every measured row carries."""
 
-import hashlib
 import importlib.util
-import json
 import os
 import platform
 import re
@@ -14,6 +12,7 @@ from typing import Any
 import psutil
 import torch
 
+from lib import store
 from lib.errors import InputError, choices
 
 _RSS_UNIT = 1 if platform.system() == "Darwin" else 1024
@@ -102,19 +101,15 @@ def _driver() -> str | None:
         return None
 
 
-def _hash(facts: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:8]
-
-
 def ids() -> dict[str, str]:
     """Return ``hardware_id`` and ``software_id`` of this process as it is set up now."""
-    return {"hardware_id": _hash(hardware()), "software_id": _hash(software())}
+    return {"hardware_id": store.digest(hardware()), "software_id": store.digest(software())}
 
 
 def name() -> str:
     """Return a readable name of this machine that is unique by its hardware: ``amd-epyc-2c-1a2b3c4d``."""
     parts = [re.sub(r"\(.*?\)|\bprocessor\b|\d+-core\b|\bcpu\b|@.*", "", hardware()["cpu"], flags=re.I)]
-    parts += [f"{hardware()['cores']}c", *{gpu["name"] for gpu in hardware()["gpus"]}, _hash(hardware())]
+    parts += [f"{hardware()['cores']}c", *{gpu["name"] for gpu in hardware()["gpus"]}, store.digest(hardware())]
     return re.sub(r"[^a-z0-9]+", "-", " ".join(parts).lower()).strip("-")
 
 

@@ -73,8 +73,8 @@ def _encoded(figure, kind: str, **options) -> bytes:
 
 def _shown(text: str) -> str:
     """Return text for a figure, where matplotlib would read a formula between two dollars."""
-    kept = _printable(text)
-    return _DOLLAR.sub(r"\$", kept if len(kept) <= _LONGEST else f"{kept[:_LONGEST - 1]}…")
+    whole = _printable(text)
+    return _DOLLAR.sub(r"\$", whole if len(whole) <= _LONGEST else f"{whole[:_LONGEST - 1]}…")
 
 
 def _printable(text: str) -> str:

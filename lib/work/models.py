@@ -9,6 +9,7 @@ from lib.errors import InputError, choices
 
 CHANNELS = 3  # that torchvision's classifiers take, unless their first layer is fitted to a dataset
 
+
 class SimpleCNN(nn.Module):
     """Three 3x3 convolutions (32, 64, 128 channels), each with ReLU and 2x2 max-pooling, then two linear layers.
 

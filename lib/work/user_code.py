@@ -67,19 +67,19 @@ def _one_process() -> Iterator[None]:
 @contextlib.contextmanager
 def _stdout_is_stderr() -> Iterator[None]:
     """Send what is printed meanwhile to stderr: by Python, and by C and child processes, which know the descriptor alone."""
-    stdout, kept = sys.stdout, None
+    stdout, real_stdout = sys.stdout, None
     with contextlib.redirect_stdout(sys.stderr), contextlib.redirect_stderr(sys.stderr):
         try:
             _flush(stdout)
             with contextlib.suppress(OSError):  # there may be no such streams
-                kept = os.dup(1)
+                real_stdout = os.dup(1)
                 os.dup2(2, 1)
             yield
         finally:
             _flush(stdout)
-            if kept is not None:
-                os.dup2(kept, 1)
-                os.close(kept)
+            if real_stdout is not None:
+                os.dup2(real_stdout, 1)
+                os.close(real_stdout)
 
 
 def _flush(stdout) -> None:

@@ -3,7 +3,6 @@
 import queue
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -87,18 +86,6 @@ def _folder(p: SweepParams) -> Path:
     return folder
 
 
-@contextmanager
-def _alone(folder: Path, devices: Sequence[str]) -> Iterator[None]:
-    """Hold a sweep's raw files of some devices, from before a worker takes a device until the table is derived.
-
-    The same sweep in another process waits meanwhile, and then goes on with what this one left.
-    """
-    with ExitStack() as held:
-        for device in sorted(devices):  # one order for all: two that want both never wait for each other
-            held.enter_context(locks.writer(raw_folder(folder, device), locks.PATIENCE_S))
-        yield
-
-
 def measure_sweep(p: SweepParams, chosen: Sequence[Config] = ()) -> Path:
     """Measure one sweep on the wanted devices, all at once, and derive its table; return its folder in ``data/sweeps/``.
 
@@ -108,7 +95,8 @@ def measure_sweep(p: SweepParams, chosen: Sequence[Config] = ()) -> Path:
     """
     _check(p)
     devices, folder = machine.several(p.device), _folder(p)
-    with _alone(folder, devices):
+    # From before a worker takes a device until the table is derived: the same sweep in another process then goes on with it.
+    with locks.writers((raw_folder(folder, device) for device in devices), locks.PATIENCE_S):
         return _measured(p, devices, folder, chosen)
 
 

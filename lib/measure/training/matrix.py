@@ -3,7 +3,7 @@
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -127,16 +127,6 @@ def _left(chosen: list[Cell], repeats: int) -> Iterator[tuple[Cell, int]]:
                 yield chosen[index], repeat
 
 
-@contextmanager
-def _alone(chosen: list[Cell]) -> Iterator[None]:
-    """Hold the cells of this hardware's devices, so that what is done is counted while nobody else adds to it."""
-    here = machine.ids()["hardware_id"]
-    with ExitStack() as held:
-        for device in sorted({cell.params.device for cell in chosen}):
-            held.enter_context(locks.writer(paths.MATRIX / f"{here}-{device.replace(':', '-')}", locks.PATIENCE_S))
-        yield
-
-
 def _keep(row: dict[str, Any]) -> None:
     """Append a row to ``cells.csv``, where other devices add theirs too."""
     with closing(store.Appender(paths.MATRIX / "cells.csv", "cells", resume=True, timeout_s=locks.PATIENCE_S)) as file:
@@ -153,7 +143,9 @@ def run_matrix(chosen: list[Cell], repeats: int, budget_s: float = 0.0, measure:
     in ``data/matrix/cells.csv`` and given to ``report``.
     """
     rows, failed, longest_s = [], set(), 0.0
-    with _alone(chosen):
+    here = machine.ids()["hardware_id"]  # its cells are this process's: what is done is counted while nobody else adds to it
+    held = {paths.MATRIX / f"{here}-{cell.params.device.replace(':', '-')}" for cell in chosen}
+    with locks.writers(held, locks.PATIENCE_S):
         budget = Budget(budget_s)
         for cell, repeat in _left(chosen, repeats):
             if cell.label in failed:

@@ -49,8 +49,10 @@ def probe(workloads: Sequence[str], site: Site, fleet: Fleet, folder: Path, limi
         _, ends, _ = executor.execute(specs, jobs, Fleet.of({type_name: len(slots)}), slots, guess_s,
                                       registry.policy("first-come"), own, limits, site.spawn, again=lambda _: True)
         for row in ends.itertuples():
-            known, value = (probes.times, row.result) if row.status == "done" else (probes.failed, row.reason)
-            known[row.job_id, type_name] = value
+            if row.status == "done":
+                probes.times[row.job_id, type_name] = row.result
+            else:
+                probes.failed[row.job_id, type_name] = row.reason
     return probes
 
 

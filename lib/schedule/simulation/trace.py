@@ -1,12 +1,11 @@
 """A schedule as Chrome-trace JSON, which Perfetto (ui.perfetto.dev) and chrome://tracing open."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from lib import files
+from lib import files, store
 
 _US = 1e6
 _PROCESS, _FIRST = 1, 2  # a thread 0 would be the idle one, and one with its process' number the main one
@@ -36,7 +35,7 @@ def events(schedule: pd.DataFrame, name: str = "schedule") -> list[dict[str, Any
 def encoded(schedule: pd.DataFrame, name: str = "schedule") -> bytes:
     """Return the trace as the content of a file."""
     trace = {"traceEvents": events(schedule, name), "displayTimeUnit": "ms"}
-    return (json.dumps(trace, indent=1, sort_keys=True) + "\n").encode()
+    return store.encoded_json(trace)
 
 
 def write(schedule: pd.DataFrame, path: Path, name: str = "schedule") -> Path:

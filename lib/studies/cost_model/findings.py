@@ -73,13 +73,13 @@ def network_words(study: Evaluation) -> str:
 def composition_words(study: Evaluation) -> str:
     """Say what the errors of whole networks mean: whether operators or memory are what is not understood."""
     rows = study.scores[study.scores["kind"] == "network"]
-    kept, default = (rows[rows["family"].str.endswith(evaluate.with_memory(memory))] for memory in ALLOCATORS)
-    if kept.empty or default.empty:
+    keeping, default = (rows[rows["family"].str.endswith(evaluate.with_memory(memory))] for memory in ALLOCATORS)
+    if keeping.empty or default.empty:
         raise MissingError("networks measured with both allocators")
     worst = default.loc[default["mape"].idxmax()]
     text = "Where freed memory stays in the process, a network is the sum of its operators to within " \
-           f"{kept['mape'].max():.0f} %. "
-    if worst["mape"] > _SEVERAL * kept["mape"].mean():
+           f"{keeping['mape'].max():.0f} %. "
+    if worst["mape"] > _SEVERAL * keeping["mape"].mean():
         return text + (f"With the default allocator the error reaches {worst['mape']:.0f} % ({case_name(worst['family'])}): "
                        "what remains to be predicted is page faults, not arithmetic.")
     return text + "The default allocator changes that little."
