@@ -50,6 +50,14 @@ def test_nominal_90_percent_intervals_cover_noisy_layers_of_new_networks():
     assert 0.85 <= inside.mean() <= 0.95
 
 
+def test_the_mean_and_the_roofline_are_what_their_names_say():
+    train = pd.DataFrame({"flops": [8.0, 1.0, 2.0], "bytes": [1.0, 8.0, 2.0], "runtime": [2.0, 2.0, 2.0]})
+    test = pd.DataFrame({"flops": [80.0, 0.0, 8.0, 0.0], "bytes": [0.0, 40.0, 8.0, 0.0]})
+    np.testing.assert_array_equal(baselines.mean(train, test, "runtime"), 2.0)
+    rate = 4 - 0.1 * 3  # the 95th percentile of 0.5, 1 and 4 FLOPs a unit of time, and of as many bytes
+    np.testing.assert_allclose(baselines.roofline(train, test, "runtime"), [80 / rate, 40 / rate, 8 / rate, 2.0])
+
+
 def test_power_is_made_of_measured_rows_alone():
     with pytest.raises(InputError, match="0 of 90 layers have a measured power; a model needs 5"):
         layer_model.fit(layers().assign(power=np.nan), "power", "board")
