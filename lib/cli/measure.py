@@ -78,7 +78,7 @@ def _compare(options: argparse.Namespace) -> int:
     from lib import store
     from lib.measure import compare
 
-    difference = compare.difference(options.a, options.b, options.threshold)
+    difference = compare.difference(str(options.a), str(options.b), options.threshold)
     if options.out:
         files.create(options.out, store.encoded(difference.pairs, ".csv"))
     print(compare.words(difference))
@@ -91,8 +91,8 @@ def add(verbs) -> None:
     verb.set_defaults(call=_machine)
 
     verb = verbs.add_parser("compare", help="two measured runs or sweeps: is B faster, slower or the same, and by how much")
-    verb.add_argument("a", help="a run id, a sweep's name, or a file or folder of either")
-    verb.add_argument("b")
+    verb.add_argument("a", type=a_path, help="a run id, a sweep's name, or a file or folder of either")
+    verb.add_argument("b", type=a_path)
     verb.add_argument("--threshold", type=number(), default=0.03, help="differences up to this are the same (default 0.03)")
     verb.add_argument("--out", type=new_file, help="write every pair to this CSV")
     verb.set_defaults(call=_compare)
