@@ -2,12 +2,16 @@
 
 import csv
 import io
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 from lib.errors import InputError, choices, one_line
 
 LARGEST_MB = 2000.0  # of a table, in a file or in memory; more than any that this project writes
+_LARGEST_PIPE_MB = 100.0  # of what has no size before it is read
+_MOST_COLUMNS = 10_000
+_SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars"}
 
 
 def read(path: Path, torn: bool = False) -> str:
@@ -23,9 +27,13 @@ def read(path: Path, torn: bool = False) -> str:
 def text(path: Path, torn: bool = False) -> str:
     """Return what a file holds as text, whatever it is, without a torn last line; InputError where it is none."""
     try:
-        if path.stat().st_size > LARGEST_MB * 1e6:
-            raise InputError(f"{path} is {path.stat().st_size / 1e6:,.0f} MB large; a table has at most {LARGEST_MB:,.0f}")
-        raw = path.read_bytes()
+        most_mb = LARGEST_MB if path.is_file() else _LARGEST_PIPE_MB
+        if path.stat().st_size > most_mb * 1e6:
+            raise InputError(f"{path} is {path.stat().st_size / 1e6:,.0f} MB large; a table has at most {most_mb:,.0f}")
+        with open(path, "rb") as file:
+            raw = file.read(int(most_mb * 1e6) + 1 if not path.is_file() else -1)
+        if len(raw) > most_mb * 1e6:
+            raise InputError(f"{path} gives more than {most_mb:,.0f} MB; a table that is no plain file has at most that")
         return (raw[: raw.rfind(b"\n") + 1] if torn else raw).decode("utf-8-sig")
     except (FileNotFoundError, NotADirectoryError):
         raise InputError(f"{path} is missing") from None
@@ -48,13 +56,7 @@ def rows(content: str, path: Path, skipinitialspace: bool = False) -> Iterator[l
     lines = csv.reader(io.StringIO(content, newline=""), strict=True, skipinitialspace=skipinitialspace)
     try:
         header = [name.strip() for name in next((row for row in lines if row), [])]
-        if not any(header):
-            raise InputError(f"{path} is not a readable CSV: it has no header")
-        if "" in header:
-            raise InputError(f"{path}: column {header.index('') + 1} has no name; the header is: {choices(header)}")
-        doubled = sorted({name for name in header if header.count(name) > 1})
-        if doubled:
-            raise InputError(f"{path}: column {choices(doubled)} is there twice")
+        _check_header(header, path)
         yield header
         for row in lines:
             if row and len(row) != len(header):
@@ -63,6 +65,22 @@ def rows(content: str, path: Path, skipinitialspace: bool = False) -> Iterator[l
                 yield row
     except csv.Error as error:
         raise InputError(f"{path} is not a readable CSV: line {lines.line_num}: {error}") from None
+
+
+def _check_header(header: list[str], path: Path) -> None:
+    if not any(header):
+        raise InputError(f"{path} is not a readable CSV: it has no header")
+    if len(header) > _MOST_COLUMNS:
+        raise InputError(f"{path} has {len(header):,} columns; a table has at most {_MOST_COLUMNS:,}")
+    if len(header) == 1:
+        other = next((name for sign, name in _SEPARATORS.items() if sign in header[0]), "")
+        if other:
+            raise InputError(f"{path} is separated by {other}: save it separated by commas, with points in its numbers")
+    if "" in header:
+        raise InputError(f"{path}: column {header.index('') + 1} has no name; the header is: {choices(header)}")
+    doubled = sorted(name for name, times in Counter(header).items() if times > 1)
+    if doubled:
+        raise InputError(f"{path}: column {choices(doubled)} is there twice")
 
 
 def frame(path: Path, torn: bool = False, **options):

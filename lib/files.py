@@ -1,6 +1,7 @@
 """How files are written: whole or not at all, nothing overwritten unasked, and what a disk refuses in one line."""
 
 import contextlib
+import errno
 import hashlib
 import os
 import re
@@ -13,6 +14,9 @@ from lib.errors import InputError
 
 MODE = 0o644
 PRIVATE = 0o600
+_ADVICE = {errno.ENOSPC: "; free some space there, or write to another disk (LIB_OUTPUT moves what is measured and built)",
+           errno.EDQUOT: "; the quota there is used up: free some space, or write to another disk",
+           errno.EACCES: "; it takes permission to write there", errno.EROFS: "; that disk can only be read"}
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"  # of a folder of the project's own, where people choose it
 
 
@@ -22,8 +26,8 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise InputError(f"{path}: cannot be written ({error.strerror or error}); what was written before is kept; free some "
-                         "space, or set LIB_OUTPUT to another disk") from None
+        raise InputError(f"{path}: cannot be written ({error.strerror or error}); what was written before is kept"
+                         + _ADVICE.get(error.errno, "")) from None
 
 
 def safe_name(text: str) -> str:

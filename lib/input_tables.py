@@ -32,7 +32,7 @@ def read(path: Path, columns: tuple[Column, ...], others: bool = False):
                          f"it takes: {choices(names)}")
     if not len(cells):
         raise InputError(f"{path} has no row")
-    cells = cells.reindex(columns=names, fill_value="").apply(lambda texts: texts.str.strip())
+    cells = cells.reindex(columns=names, fill_value="").apply(lambda texts: texts.str.strip().str.normalize("NFC"))
     _check_texts(cells, columns, path)
     frame = pd.DataFrame({column.name: _parsed(cells, column, path) for column in columns})
     frame = _checked(frame, cells, columns, path)

@@ -10,7 +10,7 @@ from lib.errors import InputError, choices
 
 PATIENCE_S = 600.0  # how long a measurement waits until another one ends
 _HOST = ("/run/lock", "/dev/shm", "/tmp")
-_EVERYBODY = 0o666
+_EVERYBODY, _ALL = 0o666, 0o777
 
 
 class HeldError(InputError):
@@ -26,8 +26,20 @@ def host_folder() -> Path:
         return files.folder(Path(named))
     for place in _HOST:
         if Path(place).is_dir() and os.stat(place).st_mode & 0o1777 == 0o1777:
-            return Path(place)
+            return _open_to_all(Path(place) / "measured-devices")
     raise InputError(f"no folder for the locks of devices: {choices(_HOST)} are not open to everybody; name one in LIB_LOCKS")
+
+
+def _open_to_all(folder: Path) -> Path:
+    """Return a folder in which everybody may open everybody's locks.
+
+    In a sticky folder, such as those it lies in, Linux refuses that to all but a file's owner (``fs.protected_regular``).
+    """
+    with files.writing(folder):
+        folder.mkdir(exist_ok=True)
+        if folder.stat().st_uid == os.getuid() and folder.stat().st_mode & 0o7777 != _ALL:
+            folder.chmod(_ALL)
+    return folder
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import math
 import os
 import re
 import subprocess
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
@@ -22,6 +23,7 @@ from lib.errors import InputError, choices, one_line
 from lib.tables import DTYPES, SCHEMA_VERSION, TABLES, columns, validate
 
 _NOTHING = {False: [""], True: ["", "nan"]}  # what stands for no value; ``nan`` where a number may be missing (older files)
+_HALF_CHARACTER = re.compile(r"\\u[dD][89a-fA-F]")
 _LINE_BREAKS = re.compile(r"\r\n|\r|\n")  # a line is a row: what a killed writer leaves is then told from what is whole
 
 
@@ -183,19 +185,24 @@ def write_json(value: Any, path: Path, mode: int = files.MODE) -> Path:
 def read_json(path: Path) -> Any:
     """Read one JSON file; InputError names it when it is missing or damaged, or names something twice."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_named_once)
+        text = path.read_text(encoding="utf-8")
+        content = json.loads(text, object_pairs_hook=_named_once)
+        if _HALF_CHARACTER.search(text):
+            json.dumps(content, ensure_ascii=False).encode()  # raises where one half of a character stands alone
+        return content
     except (FileNotFoundError, NotADirectoryError):
         raise InputError(f"{path} is missing") from None
-    except (ValueError, OSError, RecursionError) as error:
+    except (ValueError, OSError, RecursionError, MemoryError) as error:
         raise InputError(f"{path} is not readable JSON: {one_line(error)}") from None
 
 
 def _named_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return what a JSON object holds; ValueError for a name that is there twice, of which only the last would count."""
-    names = [name for name, _ in pairs]
-    if len(set(names)) < len(names):
-        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} is there twice")
-    return dict(pairs)
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        name, _ = Counter(name for name, _ in pairs).most_common(1)[0]
+        raise ValueError(f"{name!r} is there twice")
+    return content
 
 
 def digest(value: Any) -> str:

@@ -98,3 +98,9 @@ def test_pairs_are_written_to_a_new_file_alone(sweeps, home, capsys):
     capsys.readouterr()
     assert __main__.main(["compare", "a", "b", "--out", str(home / "pairs.csv")]) == 1
     assert np.allclose(pd.read_csv(home / "pairs.csv")["ratio"], 3)
+
+
+@pytest.mark.parametrize("threshold", [1.0, 3.0, 5])
+def test_a_threshold_is_a_share_and_no_percentage(threshold):
+    with pytest.raises(InputError, match="it is a share, from 0 to less than 1, such as 0.03 for 3 %"):
+        compare.difference("a", "b", threshold)

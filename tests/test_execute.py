@@ -4,9 +4,11 @@ import json
 import multiprocessing
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -15,7 +17,7 @@ from lib import locks, paths, tables
 from lib.errors import InputError
 from lib.schedule.policies import registry
 from lib.schedule.problem import Fleet, Jobs
-from lib.schedule.runtime import executor, local_site
+from lib.schedule.runtime import executor, jobs_file, local_site
 from lib.schedule.runtime.journal import Journal, Spec
 from lib.schedule.runtime.workers import Limits, ProcessWorker, Slot, SlotLost
 from lib.schedule.state import Restart, Start, Wait
@@ -340,3 +342,29 @@ def test_jobs_for_which_no_slot_is_left_are_told_and_go_on_when_there_is_one(tmp
         attempts, ends, _, specs = puppets(monkeypatch, tmp_path / folder, ())
         check(attempts, ends, specs)
         assert set(ends["status"]) == {"done"}
+
+
+def test_a_journal_of_another_version_or_one_that_is_gone_is_an_error(tmp_path):
+    specs, path = sleeping(2), tmp_path / "run.sqlite"
+    journal = Journal(path, specs)
+    attempt = journal.start("j0", "cpu", 0.0)
+    path.unlink()
+    for note in (lambda: journal.start("j1", "cpu", 0.0), lambda: journal.end("j0", attempt, 1.0, "done")):
+        with pytest.raises(InputError, match="was removed while the run went on"):
+            note()
+    journal.close()
+    Journal(path, specs).close()
+    with closing(sqlite3.connect(path)) as base, base:
+        base.execute("UPDATE facts SET value = '7' WHERE name = 'version'")
+    with pytest.raises(InputError, match="is a journal of version 7, this is version 1"):
+        Journal(path, specs)
+
+
+def test_an_empty_journal_beside_a_record_begins_nothing_anew(tmp_path):
+    folder = tmp_path / "out"
+    folder.mkdir()
+    (folder / "run.sqlite").touch()
+    assert jobs_file.folder_of(tmp_path / "jobs.csv", folder) == folder, "killed at birth: no journal yet"
+    (folder / "ran.json").write_text("{}")
+    with pytest.raises(InputError, match="is empty, although a run has ended there"):
+        jobs_file.folder_of(tmp_path / "jobs.csv", folder)

@@ -215,7 +215,7 @@ def test_replay_reads_what_was_measured(home, quiet, monkeypatch):
     assert again.run["run_id"] == measured.run["run_id"]
     assert again.metrics == measured.metrics
     assert "REPLAY of run_W6" in again.note
-    with pytest.raises(InputError, match="no run of W1 on cpu; it has: W6 on cpu"):
+    with pytest.raises(InputError, match="no run of W1 on cpu, fp32; it has: W6 on cpu, batch size 4, fp32"):
         profile_run.profile(short("W1", source="replay"))
 
 

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 import lib.schedule
 from lib import paths, store
 from lib.errors import InputError
-from lib.schedule import bounds, gavel, problem_files
+from lib.schedule import api, bounds, gavel, problem_files
+from lib.schedule.compilation import compiled
 from lib.schedule.policies import registry
 from lib.schedule.policies.hybrid import local_search
 from lib.schedule.policies.hybrid.policy import HybridMemory
@@ -459,3 +460,46 @@ def test_times_that_no_sum_can_hold_are_refused(tmp_path, seconds, what):
     (tmp_path / "j.csv").write_text("job_id,arrival_s\na,1e300\n")
     with pytest.raises(InputError, match="at most 1e"):
         problem_files.read(tmp_path / "t.csv", tmp_path / "d.csv", tmp_path / "j.csv")
+
+
+def _problem(tmp_path, devices, times="job_id,CPU,GPU\na,10,2\nb,20,4\nc,5,3\n"):
+    (tmp_path / "d.csv").write_text(devices)
+    (tmp_path / "t.csv").write_text(times)
+    return tmp_path / "t.csv", tmp_path / "d.csv"
+
+
+def test_a_cpu_is_one_in_capitals_too(tmp_path):
+    files = _problem(tmp_path, "device,type,count\nc,CPU,1\ng,GPU,1\n")
+    answer = api.schedule_files(*files, policy="cpu-only")
+    assert set(answer.schedule["device"]) == {"c"} and answer.figures["makespan_s"] == 35
+
+
+@pytest.mark.parametrize(("policy", "kind", "words"), [("cpu-only", "GPU", "none is a CPU: a CPU's type begins with cpu"),
+                                                       ("gpu-only", "CPU", "none is anything but a CPU")])
+def test_a_policy_without_a_device_of_its_kind_is_refused(tmp_path, policy, kind, words):
+    files = _problem(tmp_path, f"device,type,count\nd,{kind},2\n")
+    with pytest.raises(InputError, match=words):
+        api.schedule_files(*files, policy=policy)
+
+
+def test_swapped_watts_and_an_objective_without_a_deadline_are_refused(tmp_path):
+    files = _problem(tmp_path, "device,type,count,idle_w,busy_w\nc,CPU,1,200,5\ng,GPU,1,10,300\n")
+    with pytest.raises(InputError, match="'c' draws 200 W when idle and 5 W at work; idle_w is at most busy_w"):
+        api.schedule_files(*files, objective="energy")
+    files = _problem(tmp_path, "device,type,count\nc,CPU,1\ng,GPU,1\n")
+    with pytest.raises(InputError, match="the objective deadline needs deadline_s of some job"):
+        api.schedule_files(*files, objective="deadline")
+
+
+def test_without_a_place_for_the_cache_functions_are_compiled_all_the_same(monkeypatch):
+    import numba
+
+    njit = numba.njit
+
+    def refusing(**options):
+        if options.get("cache"):
+            raise RuntimeError("cannot cache function 'f': no locator available")
+        return njit(**options)
+
+    monkeypatch.setattr(numba, "njit", refusing)
+    assert compiled()(lambda number: number + 1)(1) == 2

@@ -1,5 +1,6 @@
 """Tables and files: strict, append-safe, never overwritten, readable after any death."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -221,7 +222,7 @@ def test_the_locks_of_devices_do_not_depend_on_the_temporary_folder(tmp_path, mo
     before = locks.host_folder()
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     assert locks.host_folder() == before
-    assert before.stat().st_mode & 0o1777 == 0o1777, "every user of the host may take them"
+    assert before.stat().st_mode & 0o777 == 0o777, "every user of the host may take them"
 
 
 @pytest.mark.parametrize(("column", "text", "what"), [("warmup", "x", "True or False"), ("warmup", "1", "True or False"),
@@ -382,3 +383,63 @@ def test_an_error_is_one_printable_line_of_readable_length():
     assert str(error).startswith("file \\x1b[31mxxx")
     assert str(error).endswith("here; there are: a, b")
     assert len(str(error)) < 2100
+
+
+def test_wide_headers_and_many_names_are_read_in_one_pass(tmp_path):
+    wide = tmp_path / "wide.csv"
+    wide.write_text(",".join(f"c{number}" for number in range(200_000)) + "\n")
+    with pytest.raises(InputError, match="has 200,000 columns; a table has at most 10,000"):
+        csv_files.read(wide)
+    path = tmp_path / "names.json"
+    path.write_text("{" + ",".join(f'"{number}":1' for number in range(300_000)) + ',"z":1,"z":2}')
+    begin = time.monotonic()
+    with pytest.raises(InputError, match="'z' is there twice"):
+        store.read_json(path)
+    assert time.monotonic() - begin < 30, "pairs are not compared with each other"
+
+
+@pytest.mark.parametrize(("sign", "name"), [(";", "semicolons"), ("\t", "tabs")])
+def test_another_separator_is_named(tmp_path, sign, name):
+    path = tmp_path / "t.csv"
+    path.write_text(f"job_id{sign}steps\na{sign}1,5\n")
+    with pytest.raises(InputError, match=f"is separated by {name}: save it separated by commas"):
+        input_tables.read(path, tables.TABLES["jobs"])
+
+
+def test_what_has_no_end_is_not_read_to_its_end(monkeypatch):
+    monkeypatch.setattr(csv_files, "_LARGEST_PIPE_MB", 1.0)
+    with pytest.raises(InputError, match="/dev/zero gives more than 1 MB"):
+        csv_files.read(Path("/dev/zero"))
+
+
+def test_half_a_character_is_no_json(tmp_path):
+    path = tmp_path / "half.json"
+    for text, good in (('{"a\\ud800": 1}', False), ('["\\ud83d\\ude42"]', True), ('[["x\\uDFFF"]]', False)):
+        path.write_text(text)
+        if good:
+            assert store.read_json(path) == ["🙂"]
+        else:
+            with pytest.raises(InputError, match="is not readable JSON"):
+                store.read_json(path)
+
+
+def test_one_name_in_two_spellings_of_unicode_is_there_twice(tmp_path):
+    with pytest.raises(InputError, match="'café' is there twice"):
+        people(tmp_path, "job_id,steps\ncaf\u00e9,1\ncafe\u0301,2\n")
+
+
+def test_locks_of_devices_lie_where_everybody_may_open_them(monkeypatch, tmp_path):
+    monkeypatch.delenv("LIB_LOCKS")
+    monkeypatch.setattr(locks, "_HOST", (str(tmp_path),))
+    tmp_path.chmod(0o1777)
+    folder = locks.host_folder()
+    assert folder.parent == tmp_path and folder.stat().st_mode & 0o7777 == 0o777, "not sticky: Linux protects files there"
+    folder.chmod(0o700)
+    assert locks.host_folder().stat().st_mode & 0o7777 == 0o777
+
+
+@pytest.mark.parametrize(("number", "words"), [(errno.ENOSPC, "free some space there"), (errno.EACCES, "permission"),
+                                               (errno.EISDIR, "what was written before is kept$")])
+def test_advice_fits_what_was_refused(number, words):
+    with pytest.raises(InputError, match=words), files.writing(Path("x")):
+        raise OSError(number, os.strerror(number))

@@ -1,5 +1,6 @@
 """Workers: what they answer, how their death is told, and that nothing of them is left."""
 
+import multiprocessing
 import os
 import signal
 import time
@@ -90,3 +91,33 @@ def test_a_call_has_its_own_environment_and_process(monkeypatch):
 
 def end():
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _leading(path):
+    Worker(_busy, str(path))
+    time.sleep(60)
+
+
+def _busy(_pipe, path):
+    with open(path, "w") as file:
+        file.write(str(os.getpid()))
+    while True:
+        sum(range(10_000))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_a_worker_at_work_ends_with_whoever_leads_it(tmp_path, how):
+    leader = multiprocessing.get_context("spawn").Process(target=_leading, args=(tmp_path / "pid",))
+    leader.start()
+    end = time.monotonic() + 60
+    while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    os.kill(leader.pid, how)
+    leader.join(30)
+    worker = int((tmp_path / "pid").read_text())
+    end = time.monotonic() + 10
+    while psutil.pid_exists(worker) and psutil.Process(worker).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < end, "it works on for nobody"
+        time.sleep(0.05)

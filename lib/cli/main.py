@@ -39,8 +39,15 @@ def main(arguments: list[str] | None = None) -> int:
     except InputError as error:
         _say(error)
         return 2
+    except BrokenPipeError:
+        sys.stdout = None  # what is still to be written to it has no reader; the interpreter would try again at its end
+        _say("standard output was closed before all was written to it")
+        return 1
     except OSError as error:
         _say(error)
+        return 1
+    except (MemoryError, ImportError) as error:
+        _say(f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'out of memory'}")
         return 1
     except KeyboardInterrupt:
         print("interrupted; what was measured is kept", file=sys.stderr)

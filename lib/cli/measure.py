@@ -93,7 +93,8 @@ def add(verbs) -> None:
     verb = verbs.add_parser("compare", help="two measured runs or sweeps: is B faster, slower or the same, and by how much")
     verb.add_argument("a", type=a_path, help="a run id, a sweep's name, or a file or folder of either")
     verb.add_argument("b", type=a_path)
-    verb.add_argument("--threshold", type=number(), default=0.03, help="differences up to this are the same (default 0.03)")
+    verb.add_argument("--threshold", type=number(most=0.99), default=0.03,
+                      help="differences up to this share are the same (default 0.03, which is 3 %%)")
     verb.add_argument("--out", type=new_file, help="write every pair to this CSV")
     verb.set_defaults(call=_compare)
 

@@ -138,8 +138,8 @@ def difference(a: str, b: str, threshold: float = 0.03) -> Difference:
     Sweeps are matched configuration by configuration, runs pass by pass; what has no time, or no partner, is left out and
     counted. Raises InputError when they are of different kinds or workloads, or have nothing in common.
     """
-    if not 0 <= threshold < np.inf:
-        raise InputError(f"threshold = {threshold}: it is a number, 0 or more")
+    if not 0 <= threshold < 1:
+        raise InputError(f"threshold = {threshold}: it is a share, from 0 to less than 1, such as 0.03 for 3 %")
     (kind_a, path_a), (kind_b, path_b) = find(a), find(b)
     if kind_a != kind_b:
         raise InputError(f"{a} is a {kind_a} and {b} a {kind_b}: only like can be compared with like")

@@ -24,6 +24,7 @@ _AICONFIGURATOR = {"h200_sxm": "h200-sxm", "h100_sxm": "h100-sxm", "b200_sxm": "
                    "a100_sxm": "a100-sxm-80gb"}
 _AICONFIGURATOR_DTYPES = {"bfloat16": "bf16", "bf16": "bf16", "float16": "fp16", "fp16": "fp16"}
 _LATENCY_TYPES = {"external": "kernel", "internal": "end_to_end"}
+_LEAST_MS, _MOST_MS = 1e-6, 1e9  # of what can be a time: not a nanosecond, nor eleven days
 _MOST = 2**31 - 1  # of what an original counts
 _ONE_VALUE = "the original gives one value, without spread"
 
@@ -36,13 +37,13 @@ def _table(values: Mapping[str, Any], rows: int, device: str, software: str, how
            moved: np.ndarray, latency_ms: np.ndarray, dtype: str, op: str) -> pd.DataFrame:
     """Complete one family's columns to a ``sweep`` table; rows without a positive time become failed ones."""
     absent = {name: np.full(rows, "" if kind == "text" else np.nan) for name, kind in _texts_and_counts().items()}
-    good = np.isfinite(latency_ms) & (latency_ms > 0)
+    good = (latency_ms > _LEAST_MS) & (latency_ms < _MOST_MS)
     latency_ms = np.where(good, latency_ms, np.nan)
     frame = pd.DataFrame({**absent, **values, "op": op, "dtype": dtype, "pass": "forward", "device": "cuda:0",
                           "latency_ms": latency_ms, "latency_iqr_ms": np.nan, "n": np.where(good, 1, 0), **how,
                           "flops": flops, "bytes": moved, "gflops": flops / latency_ms / 1e6, "gbps": moved / latency_ms / 1e6,
                           "energy_j": np.nan, "status": np.where(good, "ok", "failed"),
-                          "reason": np.where(good, _ONE_VALUE, "the original has no positive time here"),
+                          "reason": np.where(good, _ONE_VALUE, "the original has no time here that could be one"),
                           "verdict": np.where(good, "noisy", "unusable"), "hardware_id": f"published:{device}",
                           "software_id": software, "threads": 1, "low_ms": latency_ms, "high_ms": latency_ms,
                           "other_cores": np.nan})

@@ -10,7 +10,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from lib.errors import death
@@ -40,17 +40,27 @@ def _environ(values: Mapping[str, str]) -> Iterator[None]:
                 os.environ.pop(name) if value is None else os.environ.__setitem__(name, value)
 
 
+def _led(target: Callable[..., None], pipe: Connection, *arguments: Any) -> None:
+    """Run ``target`` in a worker, which ends at once when the process that started it is gone, whatever it is doing."""
+    def end_with_leader() -> None:
+        wait([multiprocessing.parent_process().sentinel])
+        os._exit(1)
+
+    threading.Thread(target=end_with_leader, daemon=True).start()
+    target(pipe, *arguments)
+
+
 class Worker:
     """A spawned process that runs ``target(pipe, *arguments)``, its end of ``pipe``, and the reason of its death.
 
-    ``environment`` are variables that it is started with. The process ends with this one.
+    ``environment`` are variables that it is started with. The process ends with this one, however this one ends.
     """
 
     def __init__(self, target: Callable[..., None], *arguments: Any, environment: Mapping[str, str] | None = None,
                  name: str | None = None):
         context = multiprocessing.get_context("spawn")
         self.pipe, theirs = context.Pipe()
-        self._process = context.Process(target=target, args=(theirs, *arguments), name=name, daemon=True)
+        self._process = context.Process(target=_led, args=(target, theirs, *arguments), name=name, daemon=True)
         with _environ(environment or {}):
             self._process.start()
         theirs.close()

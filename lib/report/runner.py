@@ -12,7 +12,7 @@ from typing import Any, Literal
 from pydantic import TypeAdapter, ValidationError
 from typing_extensions import TypedDict  # of pydantic; before Python 3.12 it needs this one
 
-from lib import execution, paths, store
+from lib import execution, locks, paths, store
 from lib.config import base, definitions, notebooks
 from lib.errors import InputError, choices, one_line
 from lib.report.notebook import KEYS_MIME
@@ -183,11 +183,13 @@ def run(jobs: list[Job], folder: Path, output: Path | None = None, parallel: int
 
 
 def _merge(done: list[Outcome], folder: Path) -> None:
-    """Merge outcomes into the manifest: a job that ran again replaces its entry."""
-    entries = {entry.stem: entry for entry in [*manifest(folder), *done]}
+    """Merge outcomes into the manifest, which other processes merge theirs into: a job that ran again replaces its entry."""
     order = {section.notebook: number for number, section in enumerate(definitions.load_report_plan().sections)}
-    ranked = sorted(entries.values(), key=lambda entry: (order.get(entry.notebook, len(order)), entry.stem))
-    store.write_json([entry.model_dump() for entry in ranked], folder / "manifest.json")
+    path = folder / "manifest.json"
+    with locks.writer(path, locks.PATIENCE_S):
+        entries = {entry.stem: entry for entry in [*manifest(folder), *done]}
+        ranked = sorted(entries.values(), key=lambda entry: (order.get(entry.notebook, len(order)), entry.stem))
+        store.write_json([entry.model_dump() for entry in ranked], path)
 
 
 def moved(folder: Path, outcomes: list[Outcome]) -> list[str]:

@@ -5,9 +5,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from lib import files, store
+from lib.errors import InputError, choices
 from lib.schedule import bounds, problem_files
 from lib.schedule.policies import registry
 from lib.schedule.problem import Problem
@@ -52,8 +54,21 @@ class Answer:
 
 
 def schedule(problem: Problem, policy: str = "hybrid", objective: str = "makespan") -> Answer:
-    """Schedule a problem by a policy that pursues an objective (``registry.aimed``)."""
+    """Schedule a problem by a policy that pursues an objective (``registry.aimed``).
+
+    Raises InputError for a policy or an objective that means nothing for it: no device of the policy's kind, no deadline.
+    """
+    _check_meaning(problem, policy, objective)
     return Answer(policy, objective, simulate(problem, registry.aimed(policy, objective)))
+
+
+def _check_meaning(problem: Problem, policy: str, objective: str) -> None:
+    cpus = [problem.fleet.is_cpu(device_type) for device_type in range(len(problem.fleet.types))]
+    if (policy == "cpu-only" and not any(cpus)) or (policy == "gpu-only" and all(cpus)):
+        kind = "a CPU: a CPU's type begins with cpu" if policy == "cpu-only" else "anything but a CPU"
+        raise InputError(f"the policy {policy} has no device: none is {kind}; the types are: {choices(problem.fleet.types)}")
+    if objective == "deadline" and not np.isfinite(problem.jobs.deadline_s).any():
+        raise InputError("the objective deadline needs deadline_s of some job in the jobs file")
 
 
 def schedule_files(times: Path, devices: Path, jobs: Path | None = None, actual: Path | None = None, policy: str = "hybrid",

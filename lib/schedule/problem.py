@@ -33,6 +33,11 @@ class Jobs:
                    np.full(count, -1) if job_class is None else np.asarray(job_class, int))
 
 
+def is_cpu(device_type: str) -> bool:
+    """Return whether a device type is a CPU: its name starts with ``cpu``, in small letters or capitals."""
+    return device_type.lower().startswith("cpu")
+
+
 @dataclass(frozen=True)
 class Fleet:
     """Devices of several types; ``type_of`` (devices) is the number of each one's type. PER_TYPE: (types), NaN where not known.
@@ -60,8 +65,8 @@ class Fleet:
         return np.bincount(self.type_of, minlength=len(self.types))
 
     def is_cpu(self, device_type: int) -> bool:
-        """Return whether a type is a CPU (its name starts with ``cpu``)."""
-        return self.types[device_type].startswith("cpu")
+        """Return whether a type is a CPU."""
+        return is_cpu(self.types[device_type])
 
     def subset(self, devices: Sequence[int]) -> tuple["Fleet", np.ndarray]:
         """Return the fleet of some of the devices, and which of the types these are of."""

@@ -9,7 +9,7 @@ import pandas as pd
 
 from lib import input_tables
 from lib.errors import InputError, choices
-from lib.schedule.problem import PER_TYPE, Fleet, Jobs, Problem
+from lib.schedule.problem import PER_TYPE, Fleet, Jobs, Problem, is_cpu
 from lib.tables import TABLES, Column
 
 MOST_DEVICES = 1_000_000
@@ -60,6 +60,11 @@ def read_fleet(path: Path) -> Fleet:
     table = input_tables.read(path, TABLES["devices"])
     if table["count"].sum() > MOST_DEVICES:
         raise InputError(f"{path}: count is at most {MOST_DEVICES:,} in all")
+    swapped = table["idle_w"] > table["busy_w"]
+    if swapped.any():
+        row = table[swapped].iloc[0]
+        raise InputError(f"{path}: {row['device']!r} draws {row['idle_w']:g} W when idle and {row['busy_w']:g} W at work; "
+                         "idle_w is at most busy_w")
     groups = table.groupby("type", sort=False)
     for name in PER_TYPE:
         differing = groups[name].nunique(dropna=False) - 1
@@ -73,7 +78,7 @@ def read_fleet(path: Path) -> Fleet:
         raise InputError(f"{path}: two devices would be called {doubled[0]!r}; give the groups other names")
     type_of = np.repeat([types.index(device_type) for device_type in table["type"]], table["count"])
     columns = {name: groups[name].first().to_numpy(float) for name in PER_TYPE}
-    cpu = [number for number, device_type in enumerate(types) if device_type.startswith("cpu")]
+    cpu = [number for number, device_type in enumerate(types) if is_cpu(device_type)]
     own = counts[cpu] * columns["cpu_cores"][cpu]
     host_cores = float(own.sum()) if len(own) and np.isfinite(own).all() else np.inf
     return Fleet(tuple(names), type_of, types, **columns, host_cores=host_cores)

@@ -147,4 +147,4 @@ def measure(p: ProfileParams, workload: Workload | None = None) -> Profiled:
 
 def profile(p: ProfileParams) -> Profiled:
     """Measure a run, or replay one from the reference data, as ``source`` says."""
-    return measure(p) if p.source == "measure" else replay(p.workload, p.device, p.reference)
+    return measure(p) if p.source == "measure" else replay(p.workload, p.device, p.reference, p.precision, p.batch_size)

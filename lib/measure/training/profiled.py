@@ -23,15 +23,16 @@ class Profiled:
     metrics: dict[str, dict[str, float]] = field(default_factory=dict)
 
 
-def replay(workload: str, device: str, reference: str = "") -> Profiled:
+def replay(workload: str, device: str, reference: str = "", precision: str = "fp32", batch_size: int = 0) -> Profiled:
     """Read back the newest run of a workload from a reference machine; ``device`` auto takes the CPU's.
 
-    Raises InputError listing what the reference holds when it has no such run.
+    ``batch_size`` 0 takes any. Raises InputError listing what the reference holds when it has no such run.
     """
     backend = "cpu" if device == "auto" else device.partition(":")[0]
     for folder in archive.folders("replay", reference):
         table = store.read_all(sorted((folder / "runs").glob("*.csv")), "runs")
-        fits = table[(table["workload_id"] == workload) & (table["backend"] == backend)]
+        fits = table[(table["workload_id"] == workload) & (table["backend"] == backend) & (table["precision"] == precision)
+                     & ((table["batch_size"] == batch_size) | (batch_size == 0))]
         if len(fits):
             run = fits.sort_values("timestamp", kind="stable").iloc[-1]
             files = tuple(folder / "profiles" / f"{run['run_id']}_{kind}.csv" for kind in PASSES)
@@ -39,5 +40,7 @@ def replay(workload: str, device: str, reference: str = "") -> Profiled:
             note = f"REPLAY of {run['run_id']}, measured {run['timestamp']} on {folder.name}. {meta['data_note']}"
             return Profiled(store.read_all(files, "profile"), run, note, files, meta.get("metrics", {}))
     measured = archive.runs("replay", reference)
-    pairs = sorted(set(measured["workload_id"] + " on " + measured["backend"]))
-    raise InputError(f"the reference has no run of {workload} on {backend}; it has: {choices(pairs)}")
+    runs = sorted(set(measured["workload_id"] + " on " + measured["backend"] + ", batch size "
+                      + measured["batch_size"].astype(str) + ", " + measured["precision"]))
+    size = f", batch size {batch_size}" if batch_size else ""
+    raise InputError(f"the reference has no run of {workload} on {backend}{size}, {precision}; it has: {choices(runs)}")

@@ -174,6 +174,9 @@ def folder_of(path: Path, out: Path | None = None) -> Path:
     with files.writing(folder):
         others = [] if not os.path.lexists(folder) or (folder / executor.JOURNAL).exists() else sorted(
             entry.name for entry in folder.iterdir() if not _BEFORE.fullmatch(entry.name))
+    journal = folder / executor.JOURNAL
+    if journal.is_file() and not journal.stat().st_size and run_record.is_there(folder):
+        raise InputError(f"{journal} is empty, although a run has ended there: it is damaged; name another folder")
     if others:
         raise InputError(f"{folder} holds other things than a run, such as {choices(others[:3])}; name a folder of its own")
     return folder

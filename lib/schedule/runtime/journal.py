@@ -67,6 +67,7 @@ class Journal:
                 else:
                     self._resume(specs, again)
             opened.pop_all()
+        self._inode = path.stat().st_ino
 
     def _create(self, specs: Sequence[Spec]) -> None:
         """Fill the journal, all in one transaction: a process killed at birth leaves an empty file, which is no journal yet."""
@@ -76,6 +77,10 @@ class Journal:
         self._base.executemany("INSERT INTO jobs VALUES (?, ?)", [(spec.job_id, spec.as_text()) for spec in specs])
 
     def _resume(self, specs: Sequence[Spec], again: Callable[[str], bool]) -> None:
+        version = self._base.execute("SELECT value FROM facts WHERE name = 'version'").fetchone()
+        if version != (str(_VERSION),):
+            raise InputError(f"{self.path} is a journal of version {version[0] if version else '?'}, this is version "
+                             f"{_VERSION}; give another folder")
         recorded = dict(self._base.execute("SELECT job_id, spec FROM jobs"))
         if recorded != {spec.job_id: spec.as_text() for spec in specs}:
             raise InputError(f"{self.path} is the journal of other jobs; give another folder")
@@ -114,8 +119,15 @@ class Journal:
         with self._one_line():
             return self._base.execute(query).fetchall()
 
+    def check_there(self) -> None:
+        """Raise InputError where the journal's file was removed or replaced: what is noted now would be lost with it."""
+        if not self.path.exists() or self.path.stat().st_ino != self._inode:
+            raise InputError(f"{self.path} was removed while the run went on, and with it what was noted; the same call again "
+                             "begins anew")
+
     def start(self, job_id: str, device: str, at_s: float) -> int:
         """Note that an attempt begins; return its number."""
+        self.check_there()
         with self._transaction():
             number = 1 + self._base.execute("SELECT count(*) FROM attempts WHERE job_id = ?", (job_id,)).fetchone()[0]
             self._base.execute("INSERT INTO attempts VALUES (?, ?, ?, ?, NULL, 'running', '')", (job_id, number, device, at_s))
@@ -129,6 +141,7 @@ class Journal:
 
     def end(self, job_id: str, attempt: int, at_s: float, status: str, reason: str = "", result: Any = None) -> bool:
         """Note the end of a job (done, failed, cancelled) with its result; False when it had ended before."""
+        self.check_there()
         with self._transaction():
             new = self._base.execute("INSERT OR IGNORE INTO ends VALUES (?, ?, ?, ?, ?, ?)",
                                      (job_id, status, reason, json.dumps(result), attempt, at_s)).rowcount == 1

@@ -88,6 +88,11 @@ class RunRecord:
         return table.assign(job_class=table["job_id"].map(self.job_classes))
 
 
+def is_there(folder: Path) -> bool:
+    """Return whether a folder holds the record of a run that ended."""
+    return (folder / _FILE).is_file()
+
+
 def write(record: RunRecord, folder: Path) -> None:
     """Write ``schedule.csv``, ``simulated.csv``, ``trace.json`` (Chrome trace) and the rest."""
     for name, table in (("schedule", record.schedule), ("simulated", record.simulated)):

@@ -10,6 +10,8 @@ import numpy as np
 from numba import njit
 from numba.cpython.unsafe.numbers import trailing_zeros
 
+from lib.schedule.compilation import compiled
+
 IN_LINE, BY_KEY, BOUND = 0, 1, 2  # how a policy chooses: in order of arrival, the smallest key first, a queue a device
 STATUS = ("done", "retried", "failed")
 _DONE, _RETRIED, _FAILED = range(3)
@@ -296,7 +298,7 @@ def _bound(given, now, chance, draw, at_s, arrived):
 # ------------------------------------------------------------------------------------------ events
 
 
-@njit(cache=True, _nrt=False)
+@compiled(_nrt=False)
 def play(given, now, log, chance, attempts, draw):
     """Let all events happen; return whether that is done, or else the log needs more room to go on.
 

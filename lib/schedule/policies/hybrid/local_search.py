@@ -11,6 +11,7 @@ from numba import njit
 
 from lib.errors import InputError
 from lib.schedule import bounds, portable
+from lib.schedule.compilation import compiled
 
 _POWER = 5  # squarings: the norm over the devices' loads is the 2^5 = 32nd, which is nearly their maximum
 _LARGE, _LEAST = 1e30, 1e-300
@@ -21,7 +22,7 @@ _HOTTEST, _FEW = 0.03, 10.0  # where jobs are few, each is a large part of the m
 _MOST_ROUNDED = 20_000  # jobs: beyond, list scheduling is near enough to start from, and the linear programme takes seconds
 
 
-@njit(cache=True)
+@compiled()
 def _lpt(times, order, type_of, ready, types):
     """Give each job, in the given order, to the device on which it ends first; return devices and loads."""
     load = ready.copy()
@@ -55,7 +56,7 @@ def _lpt(times, order, type_of, ready, types):
     return assign, load
 
 
-@njit(cache=True)
+@compiled()
 def _power(x):
     for _ in range(_POWER):
         x *= x
@@ -65,7 +66,7 @@ def _power(x):
 _log_of_ratio = njit(portable.log_of_ratio)
 
 
-@njit(cache=True)
+@compiled()
 def _log(value):
     """Return the logarithm of a positive number, as ``portable.log_one`` does."""
     mantissa, exponent = frexp(value)
@@ -74,13 +75,13 @@ def _log(value):
     return _log_of_ratio((mantissa - 1.0) / (mantissa + 1.0), float(exponent))
 
 
-@njit(cache=True)
+@compiled()
 def _log1p(value):
     """Return the logarithm of 1 + value, near 0 without the rounding of that sum."""
     return _log_of_ratio(value / (2.0 + value), 0.0) if -0.25 < value < 0.25 else _log(1.0 + value)
 
 
-@njit(cache=True)
+@compiled()
 def _random(seed):
     """Return the next state of a xorshift generator (Marsaglia, 2003)."""
     seed ^= (seed << np.uint64(13)) & np.uint64(0xFFFFFFFFFFFFFFFF)
@@ -89,7 +90,7 @@ def _random(seed):
     return seed
 
 
-@njit(cache=True)
+@compiled()
 def _proposed(times, extra, type_of, assign, load, square, job, other, two):
     """Return loads and sums of squares of both devices, and the change of ``extra``.
 
@@ -111,7 +112,7 @@ def _proposed(times, extra, type_of, assign, load, square, job, other, two):
     return load_one, load_two, max(0.0, square_one), max(0.0, square_two), change
 
 
-@njit(cache=True)
+@compiled()
 def _loads(times, type_of, ready, assign):
     load = ready.copy()
     for job in range(len(assign)):
@@ -119,7 +120,7 @@ def _loads(times, type_of, ready, assign):
     return load
 
 
-@njit(cache=True)
+@compiled()
 def _drawn(state, assign, devices):
     """Draw a move or a swap; return the generator's state, the job, the other job or -1, and the device to go to."""
     state = _random(state)
@@ -132,13 +133,13 @@ def _drawn(state, assign, devices):
     return state, job, np.int64(-1), draw // 2 % devices
 
 
-@njit(cache=True)
+@compiled()
 def _exponential(state):
     """Return an exponential variate: -log of a uniform one within (0, 1]."""
     return -_log((float(state >> np.uint64(11)) + 1.0) / 9007199254740993.0)
 
 
-@njit(cache=True)
+@compiled()
 def _anneal(times, extra, type_of, ready, squares, risk, assign, scale, weight, steps, hot, cooling, seed):
     """Anneal moves and swaps of ``weight`` x (norm of the loads / scale) + ``extra`` (jobs, types); return the best of all.
 
