@@ -18,17 +18,19 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from lib import files, locks, paths
+from lib import files, locks, paths, store
 from lib.errors import InputError, choices, one_line
 from lib.tensorrt import layer_model
 from lib.tensorrt.layer_model import LayerModel
 
 CHAMPION = "champion"
 EXPERIMENT, ARTIFACT = "layer models", "layer_model.json"
+_PARAMETERS = ("schema", "rates", "setting")
 _ALIAS = r"(?!latest$|[vV]\d+$)[A-Za-z][A-Za-z0-9_-]{0,99}"
 _SERVERS = ("http://", "https://", "postgresql", "mysql", "mssql")
 _WAIT_S, _WRITER_S = 5, 60.0
 _LARGEST_MB = 10
+_LONGEST = 5000  # characters of a parameter that MLflow takes
 _QUIET = {"MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true", "MLFLOW_LOGGING_LEVEL": "WARNING",
           "MLFLOW_HTTP_REQUEST_TIMEOUT": str(_WAIT_S), "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
           "MLFLOW_SQLALCHEMYSTORE_POOLCLASS": "NullPool"}  # no connection outlives its file
@@ -43,6 +45,43 @@ class Version:
     aliases: tuple[str, ...]
     tags: dict[str, str]
     scores: dict[str, float]
+
+
+@dataclass(frozen=True)
+class _Facts:
+    """What a model's file says, by what MLflow calls it: texts are tags, numbers metrics; rates, settings, lists parameters."""
+
+    tags: dict[str, str]
+    parameters: dict[str, Any]
+    numbers: dict[str, float]
+
+    @classmethod
+    def of(cls, content: dict[str, Any]) -> "_Facts":
+        """Sort what a file holds; nested names are joined by dots, ``scores.`` is left out."""
+        facts = cls({}, {}, {})
+        for name, value in _leaves(content):
+            if isinstance(value, list):
+                facts.parameters[name] = choices(value)[:_LONGEST]
+            elif isinstance(value, str):
+                facts.tags[name] = value
+            elif isinstance(value, int | float) and name.partition(".")[0] not in _PARAMETERS:
+                facts.numbers[name.removeprefix("scores.")] = value
+            else:
+                facts.parameters[name] = value
+        return facts
+
+    def text(self) -> str:
+        """Return a version's description for MLflow's page."""
+        return choices(f"{name} {value:.4g}" for name, value in sorted(self.numbers.items()))
+
+
+def _leaves(content: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Give the values of nested mappings under their joined names."""
+    for name, value in content.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{above}{name}.")
+        else:
+            yield f"{above}{name}", value
 
 
 def default_uri() -> str:
@@ -71,9 +110,9 @@ class Registry:
             _check(_ALIAS, alias, "alias")
         with self._writing() as client, tempfile.TemporaryDirectory() as scratch:
             content = model.save(Path(scratch) / ARTIFACT).read_bytes()
-            tags = {"target": model.target, "device": model.device, "source": model.source, "licence": model.licence,
-                    "kinds": choices(sorted(model.halves)), "sha256": hashlib.sha256(content).hexdigest()}
-            run = self._run(client, name, model, tags)
+            facts = _Facts.of(store.read_json(Path(scratch) / ARTIFACT))
+            tags = {**facts.tags, "sha256": hashlib.sha256(content).hexdigest()}
+            run = self._run(client, name, facts, tags)
             if self.file:
                 files.create(files.folder(self._artifact(run.info.run_id).parent) / ARTIFACT, content)
             else:
@@ -81,7 +120,7 @@ class Registry:
             if name not in self._names(client):
                 client.create_registered_model(name)
             number = int(client.create_model_version(name, f"{run.info.artifact_uri}/{ARTIFACT}", run.info.run_id, tags=tags,
-                                                     description=_described(model)).version)
+                                                     description=facts.text()).version)
             client.set_terminated(run.info.run_id)
             if alias:
                 client.set_registered_model_alias(name, alias, str(number))
@@ -118,16 +157,15 @@ class Registry:
 
     # -------------------------------------------------------------------------------------------- MLflow
 
-    def _run(self, client, name: str, model: LayerModel, tags: dict[str, str]):
-        """Return a new run that holds a model's parameters, rows and scores: what MLflow's page shows and compares."""
+    def _run(self, client, name: str, facts: "_Facts", tags: dict[str, str]):
+        """Return a new run that holds what a model's file says: what MLflow's page shows and compares."""
         experiment = client.get_experiment_by_name(EXPERIMENT)
         place = (self.file.parent / "artifacts").absolute().as_uri() if self.file else None
         number = experiment.experiment_id if experiment else client.create_experiment(EXPERIMENT, place)
         run = client.create_run(number, run_name=name, tags=tags)
-        for rate, value in model.rates.items():
-            client.log_param(run.info.run_id, f"rate.{rate}", value)
-        client.log_param(run.info.run_id, "networks", choices(model.networks)[:5000])
-        for key, value in _measures(model).items():
+        for key, value in facts.parameters.items():
+            client.log_param(run.info.run_id, key, value)
+        for key, value in facts.numbers.items():
             client.log_metric(run.info.run_id, key, value)
         return run
 
@@ -245,19 +283,6 @@ def _migrations() -> Path:
     from mlflow.store import db_migrations
 
     return Path(db_migrations.__file__).parent / "versions"
-
-
-def _measures(model: LayerModel) -> dict[str, float]:
-    """Return the numbers of a model that are compared: scores and rows by kind, half intervals."""
-    scores = {f"{kind}.{score}": value for kind, values in model.scores.items() for score, value in values.items()}
-    return {**scores, **{f"{kind}.rows": rows for kind, rows in model.rows.items()},
-            **{f"{kind}.half_interval": half for kind, half in model.halves.items()}}
-
-
-def _described(model: LayerModel) -> str:
-    """Return a version's description in MLflow's page."""
-    numbers = choices(f"{name} {value:.4g}" for name, value in sorted(_measures(model).items()))
-    return f"{model.target} of {choices(sorted(model.halves))} layers on {model.device}: {numbers}"
 
 
 def _check(pattern: str, text: str, what: str) -> None:
