@@ -1,6 +1,8 @@
 """The registry of layer models: what is registered comes back, and a registry that fails is one line."""
 
+import hashlib
 import os
+import pickle
 import shutil
 import socket
 import sqlite3
@@ -159,10 +161,24 @@ def test_what_is_not_what_was_registered_is_never_loaded(registry, model, tmp_pa
     assert "is no run of" in refused(registry.load, "m")
 
 
-def test_a_version_whose_file_is_no_layer_model_is_refused(registry, model, monkeypatch):
-    monkeypatch.setattr(layer_model.LayerModel, "save", lambda self, path: (path.write_bytes(b"\x80\x04pickle"), path)[1])
+class Trap:
+    """What runs a command where it is unpickled."""
+
+    def __reduce__(self):
+        return os.mkdir, ("sprung",)
+
+
+def test_nothing_of_a_registered_file_is_executed(registry, model, tmp_path, monkeypatch):
+    """Whoever writes to a registry can exchange the file and its digest."""
+    monkeypatch.chdir(tmp_path)
     registry.register("m", model, "champion")
-    assert "is not readable JSON" in refused(registry.load, "m")
+    (path,) = (paths.DATA / "mlflow" / "artifacts").rglob("*.json")
+    for content in (pickle.dumps(Trap()), b"{}", b'{"py/reduce": [{"py/function": "os.mkdir"}, ["sprung"]]}'):
+        path.write_bytes(content)
+        digest = hashlib.sha256(content).hexdigest()
+        change(registry.file, f"UPDATE model_version_tags SET value = '{digest}' WHERE key = 'sha256'")
+        assert str(path) in refused(registry.load, "m")
+        assert not (tmp_path / "sprung").exists()
 
 
 def test_a_server_that_does_not_answer_is_one_line_within_seconds(model, monkeypatch):

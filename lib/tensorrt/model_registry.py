@@ -32,6 +32,7 @@ _WAIT_S, _WRITER_S = 5, 60.0
 _LARGEST_MB = 10
 _LONGEST = 5000  # characters of a parameter that MLflow takes
 _QUIET = {"MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true", "MLFLOW_LOGGING_LEVEL": "WARNING",
+          "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true", "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
           "MLFLOW_HTTP_REQUEST_TIMEOUT": str(_WAIT_S), "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
           "MLFLOW_SQLALCHEMYSTORE_POOLCLASS": "NullPool"}  # no connection outlives its file
 
@@ -59,7 +60,7 @@ class _Facts:
     def of(cls, content: dict[str, Any]) -> "_Facts":
         """Sort what a file holds; nested names are joined by dots, ``scores.`` is left out."""
         facts = cls({}, {}, {})
-        for name, value in _leaves(content):
+        for name, value in sorted(_leaves(content), key=lambda leaf: not leaf[0].startswith("scores.")):
             if isinstance(value, list):
                 facts.parameters[name] = choices(value)[:_LONGEST]
             elif isinstance(value, str):
@@ -71,8 +72,8 @@ class _Facts:
         return facts
 
     def text(self) -> str:
-        """Return a version's description for MLflow's page."""
-        return choices(f"{name} {value:.4g}" for name, value in sorted(self.numbers.items()))
+        """Return a version's description for MLflow's page: its numbers, scores first."""
+        return choices(f"{name} {value:.4g}" for name, value in self.numbers.items())
 
 
 def _leaves(content: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
