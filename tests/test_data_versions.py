@@ -347,7 +347,7 @@ def test_what_is_no_remote_is_refused(text):
     (["push", "foo://x"], "Protocol not known: foo"), (["push", "no/such/folder"], "there is no such folder; make it first"),
     (["pull", "s3://bucket/x"], "Install s3fs to access S3"), (["pull", "far@other"], "has no branch other; it has: main"),
     (["pull", "far", "--remote-dir", "../x"], "is no folder in far"), (["pull", "far", "--version", "9"], "no whole version 9"),
-    (["push", "far", "--local", "nowhere"], "nowhere: there is no such folder"),
+    (["push", "x" * 3000], "File name too long"), (["push", "far", "--local", "nowhere"], "nowhere: there is no such folder"),
     (["pull", "sftp://me:secret@host"], "sftp://***@host")])
 def test_the_verb_says_in_one_line_what_is_wrong(tmp_path, local, monkeypatch, capsys, words, line):
     monkeypatch.chdir(tmp_path)

@@ -115,13 +115,14 @@ def open_remote(address: str, folder: str = "") -> Remote:
     within = place(folder, shown)
     try:
         filesystem, root = fsspec.url_to_fs(address)
+        local = isinstance(filesystem, LocalFileSystem)
+        missing = local and not Path(root).is_dir()
     except ImportError as error:
         raise InputError(f"{shown}: a package is missing: {error}") from None
     except Exception as error:
         raise InputError(f"{shown} is no address of a remote ({one_line(error)}); a folder, or one that fsspec knows, such as "
                          f"{choices(('s3://bucket/folder', 'sftp://host/folder'))}") from None
-    local = isinstance(filesystem, LocalFileSystem)
-    if local and not Path(root).is_dir():
+    if missing:
         raise InputError(f"{shown}: there is no such folder; make it first, or name the address of a store (s3://bucket)")
     return Remote("/".join(part for part in (shown.rstrip("/"), within) if part), filesystem,
                   f"{root.rstrip('/')}/{within}".rstrip("/"), local)
