@@ -27,13 +27,14 @@ CHAMPION = "champion"
 EXPERIMENT, ARTIFACT = "layer models", "layer_model.json"
 _PARAMETERS = ("schema", "rates", "setting")
 _ALIAS = r"(?!latest$|[vV]\d+$)[A-Za-z][A-Za-z0-9_-]{0,99}"
-_SERVERS = ("http://", "https://", "postgresql", "mysql", "mssql")
+_SERVERS = ("http://", "https://")
 _WAIT_S, _WRITER_S = 5, 60.0
 _LARGEST_MB = 10
 _LONGEST = 5000  # characters of a parameter that MLflow takes
 _QUIET = {"MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true", "MLFLOW_LOGGING_LEVEL": "WARNING",
           "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true", "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
           "MLFLOW_HTTP_REQUEST_TIMEOUT": str(_WAIT_S), "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
+          "MLFLOW_ARTIFACT_UPLOAD_DOWNLOAD_TIMEOUT": str(6 * _WAIT_S),
           "MLFLOW_SQLALCHEMYSTORE_POOLCLASS": "NullPool"}  # no connection outlives its file
 
 
@@ -99,10 +100,11 @@ class Registry:
     def __init__(self, uri: str = ""):
         self.uri = uri or default_uri()
         self.shown = re.sub(r"//[^/@]*@", "//***@", self.uri)
-        self.file = Path(self.uri.removeprefix("sqlite:///")) if self.uri.startswith("sqlite:///") else None
-        if not self.file and not self.uri.startswith(_SERVERS):
-            raise InputError(f"{self.shown!r} is no address of a registry; it is sqlite:///FILE, or that of a server: "
-                             f"{choices(_SERVERS)}")
+        local = re.fullmatch(r"sqlite:///([^?#%]*[^/?#%])", self.uri)
+        self.file = Path(local[1]) if local else None
+        if not local and not self.uri.startswith(_SERVERS):
+            raise InputError(f"{self.shown!r} is no address of a registry; it is sqlite:///FILE (without ?, # and %), or that "
+                             f"of an MLflow server: {choices(_SERVERS)}")
 
     def register(self, name: str, model: LayerModel, alias: str = "") -> int:
         """Add a model as the next version of ``name``; return its number. ``alias`` then names this version."""
@@ -208,7 +210,7 @@ class Registry:
         if self.file and not self.file.is_file():
             raise InputError(f"{self.shown}: there is no registry; register a model first, or name another")
         with self._answering():
-            self._check_file()
+            self._check_file("ro", "BEGIN")
             yield self._client
 
     @contextlib.contextmanager
@@ -219,7 +221,7 @@ class Registry:
                 with tempfile.TemporaryDirectory(dir=self.file.parent, prefix=".new-") as scratch:
                     _client(f"sqlite:///{scratch}/{self.file.name}").search_registered_models()
                     files.move(Path(scratch, self.file.name), self.file)
-            self._check_file()
+            self._check_file("rw", "BEGIN IMMEDIATE")
             yield self._client
 
     @cached_property
@@ -237,27 +239,28 @@ class Registry:
             reason = one_line(error).replace(self.uri, self.shown)
             raise InputError(f"{self.shown}: the registry does not answer as one: {reason}") from None
 
-    def _check_file(self) -> None:
+    def _check_file(self, mode: str, begin: str) -> None:
         """Refuse an SQLite that is locked, damaged, or not of this MLflow, before MLflow waits for it or changes it."""
         if not self.file:
             return
         try:
-            with contextlib.closing(sqlite3.connect(f"file:{quote(str(self.file.absolute()))}?mode=rw", uri=True,
+            with contextlib.closing(sqlite3.connect(f"file:{quote(str(self.file.absolute()))}?mode={mode}", uri=True,
                                                     timeout=_WAIT_S)) as database:
-                database.execute("BEGIN IMMEDIATE")
-                whole = database.execute("PRAGMA quick_check(1)").fetchone() == ("ok",)
+                database.execute(begin)
+                if (first := database.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
+                    raise sqlite3.DatabaseError(first)
                 revisions = [revision for revision, in database.execute("SELECT version_num FROM alembic_version")]
+                if not revisions:
+                    raise sqlite3.DatabaseError("it has no schema")
         except sqlite3.Error as error:
             if "locked" in str(error):
                 raise locks.HeldError(f"{self.file} is locked by another process; try again when it ends") from None
             raise InputError(f"{self.file} is damaged, or no registry of MLflow ({error}); restore a copy, or move it away") \
                 from None
-        if not whole:
-            raise InputError(f"{self.file} is damaged (SQLite's quick_check); restore a copy, or move it away")
         unknown = [revision for revision in revisions if not any(_migrations().glob(f"{revision}_*.py"))]
-        if unknown or len(revisions) != 1:
-            raise InputError(f"{self.file} has the schema {choices(unknown) or 'of none'} of another, newer MLflow; install "
-                             "that one, or name another registry")
+        if unknown:
+            raise InputError(f"{self.file} has the schema {choices(unknown)} of another, newer MLflow; install that one, or "
+                             "name another registry")
 
 
 def _all_pages(search, **options) -> Iterator[Any]:
