@@ -19,6 +19,7 @@ from lib import paths
 from lib.errors import InputError
 from lib.tensorrt import layer_model, model_registry
 from lib.tensorrt.model_registry import Registry
+from tests.conftest import full_disk
 from tests.test_layer_models import layers
 
 pytestmark = pytest.mark.slow
@@ -101,6 +102,14 @@ def test_a_moved_registry_keeps_its_models(registry, model, home):
     shutil.move(home / "data" / "mlflow", home / "elsewhere")
     assert Registry(f"sqlite:///{home / 'elsewhere' / 'mlflow.db'}").load("m") == model
     assert "there is no registry" in refused(registry.load, "m")
+
+
+def test_a_full_disk_is_one_line_and_the_registry_stays(registry, model):
+    registry.register("m", model, "champion")
+    with full_disk(10_000):
+        assert "the registry does not answer" in refused(registry.register, "n", model)
+    assert [(one.name, one.number) for one in registry.versions()] == [("m", 1)]
+    assert registry.register("n", model) == 1
 
 
 def test_unknown_names_versions_and_aliases_are_answered_with_the_choices(registry, model):
