@@ -5,7 +5,8 @@ The map of the library, from the ground up; each package imports only from those
     ground    errors, paths, files, locks, csv_files, store,   what every room stands on
               tables, input_tables, missing, progress, execution
     config    parameters of notebooks, definitions in params/  typed and checked
-    work      what is run                                      workloads, datasets, models, training; graph/: captured operators
+    work      what is run                                      workloads, datasets, models, training; data_versions;
+                                                               graph/: captured operators
     measure   what it took                                     machine, load, timing, ceilings; training/, operators/, networks/
     predict   what it would take, and why                      analytic/, operators/, networks/, evaluation/; registry, advise
     schedule  where it runs                                    problem, state, policies/, simulation/, runtime/

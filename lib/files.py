@@ -85,14 +85,31 @@ def create(path: Path, content: bytes, mode: int = MODE) -> Path:
                 stream.write(content)
             return path
         with _beside(path, content, mode) as temporary:
-            try:
-                os.link(temporary, path)
-            except FileExistsError:
-                raise InputError(f"{path} exists already and is not overwritten") from None
-            except OSError:  # a file system without hard links
-                check_new(path)
-                os.replace(temporary, path)
+            _name_new(temporary, path)
     return path
+
+
+def move(source: Path, path: Path, over: bool = False) -> Path:
+    """Move a file of the project's own within its file system in one step; ``over`` one that is there, or InputError."""
+    folder(path.parent)
+    with writing(path):
+        if over:
+            os.replace(source, path)
+        else:
+            _name_new(source, path)
+            source.unlink(missing_ok=True)
+    return path
+
+
+def _name_new(source: Path | str, path: Path) -> None:
+    """Give a file the name ``path`` too, or move it there; InputError where something is there already."""
+    try:
+        os.link(source, path)
+    except FileExistsError:
+        raise InputError(f"{path} exists already and is not overwritten") from None
+    except OSError:  # a file system without hard links
+        check_new(path)
+        os.replace(source, path)
 
 
 def replace(path: Path, content: bytes, mode: int = MODE) -> Path:

@@ -156,6 +156,24 @@ def _check_parquet(file, path: Path, names: Sequence[str], others: bool) -> None
                          f"a table has at most {csv_files.LARGEST_MB:,.0f} MB")
 
 
+def count_rows(path: Path) -> int | None:
+    """Return how many rows a CSV or Parquet file holds, whatever its table; None for another file.
+
+    Raises InputError for a table that is damaged.
+    """
+    if path.suffix == ".csv":
+        return sum(1 for _ in csv_files.rows(csv_files.text(path), path)) - 1
+    if path.suffix != ".parquet":
+        return None
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(path) as file:
+            return file.metadata.num_rows
+    except Exception as error:  # a damaged file fails in many ways
+        raise InputError(f"{path} is not readable Parquet: {one_line(error)}") from None
+
+
 def read_all(files: Iterable[Path], table: str):
     """Read and join several CSVs of one table; no file gives an empty table with the right columns."""
     import pandas as pd

@@ -1,21 +1,19 @@
-"""The verb of what is run: ``data``, which fetches, checks and describes."""
+"""The verb of what is run: ``data``, which fetches, checks and describes, and carries versions of a folder to and fro."""
 
 import argparse
 import sys
 
 from lib import paths
+from lib.cli.options import a_path, whole
 from lib.errors import InputError
 
+FOLDER = paths.DATA / "layer_power"
 
-def _data(options: argparse.Namespace) -> int:
+
+def _medmnist(options: argparse.Namespace) -> int:
     from lib.config import definitions
     from lib.work import medmnist_files
 
-    if options.action == "dictionary":
-        from lib import tables
-
-        print(tables.dictionary())
-        return 0
     wanted = options.names or sorted({f"{w.dataset}" for w in definitions.workloads().values() if w.dataset != "imagefolder"})
     sizes = {name: [options.size] if options.size else _sizes(name) for name in wanted}
     pairs = [(name, size) for name in wanted for size in sizes[name]]
@@ -46,10 +44,54 @@ def _sizes(dataset: str) -> list[int]:
     return sorted(used or {28})
 
 
+def _dictionary(_: argparse.Namespace) -> int:
+    from lib import tables
+
+    print(tables.dictionary())
+    return 0
+
+
+def _push(options: argparse.Namespace) -> int:
+    from lib.work import data_versions
+
+    return _show(data_versions.push(options.local, options.remote, options.remote_dir, options.source), "pushed")
+
+
+def _pull(options: argparse.Namespace) -> int:
+    from lib.work import data_versions
+
+    return _show(data_versions.pull(options.local, options.remote, options.remote_dir, options.version), "pulled")
+
+
+def _show(transfer, what: str) -> int:
+    for note in transfer.notes:
+        print(f"note: {note}", file=sys.stderr)
+    version = transfer.manifest
+    print(f"version {version.number} of {version.branch}, {version.written_utc}: {len(version.files)} files, "
+          f"{sum(entry.bytes for entry in version.files) / 1e6:,.1f} MB, {len(transfer.carried)} of them {what}; "
+          f"source: {version.source}")
+    return 0
+
+
 def add(verbs) -> None:
-    """Add the verb of datasets and tables."""
-    verb = verbs.add_parser("data", help="fetch or check MedMNIST files, or print the dictionary of the tables")
-    verb.add_argument("action", choices=("fetch", "check", "dictionary"))
-    verb.add_argument("names", nargs="*", help="datasets (default: those of the workloads)")
-    verb.add_argument("--size", type=int, choices=(28, 64, 128, 224), help="native size (default: what the workloads read)")
-    verb.set_defaults(call=_data)
+    """Add the verb of datasets, tables and versions of data."""
+    verb = verbs.add_parser("data", help="fetch or check MedMNIST files, print the tables' dictionary, push or pull a folder")
+    actions = verb.add_subparsers(dest="action", required=True, metavar="action")
+    for name, text in (("fetch", "download MedMNIST files"), ("check", "check MedMNIST files")):
+        action = actions.add_parser(name, help=text)
+        action.add_argument("names", nargs="*", help="datasets (default: those of the workloads)")
+        action.add_argument("--size", type=int, choices=(28, 64, 128, 224), help="native size (default: as workloads read)")
+        action.set_defaults(call=_medmnist)
+    actions.add_parser("dictionary", help="print the dictionary of the tables").set_defaults(call=_dictionary)
+
+    push = actions.add_parser("push", help="push a folder as the next version of a remote's branch; hidden files stay here")
+    push.add_argument("--source", default="", help="where the data come from, for whoever pulls them")
+    push.set_defaults(call=_push)
+    pull = actions.add_parser("pull", help="bring a version into a folder; files here that differ are never overwritten")
+    pull.add_argument("--version", type=whole(1, 999_999), help="its number (default: the last)")
+    pull.set_defaults(call=_pull)
+    for action in (push, pull):
+        action.add_argument("remote", metavar="REMOTE[@branch]",
+                            help="a folder, or an address that fsspec knows, such as s3://bucket/ (default branch: main)")
+        action.add_argument("--local", type=a_path, default=FOLDER, metavar="DIR", help=f"the folder here (default: {FOLDER})")
+        action.add_argument("--remote-dir", default="", metavar="DIR", help="a folder within the remote (default: its root)")

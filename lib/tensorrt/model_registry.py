@@ -1,0 +1,295 @@
+"""The registry of layer models: names, versions, aliases and scores in MLflow; each model itself is its JSON file alone.
+
+By default the registry is an SQLite file in data/mlflow with the artifacts beside it; any other is named by its address.
+Nothing is pickled, no flavour of MLflow is used, and what is loaded goes through ``layer_model.read``: none of it is executed.
+"""
+
+import contextlib
+import hashlib
+import logging
+import os
+import re
+import sqlite3
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from lib import files, locks, paths, store
+from lib.errors import InputError, choices, one_line
+from lib.tensorrt import layer_model
+from lib.tensorrt.layer_model import LayerModel
+
+CHAMPION = "champion"
+EXPERIMENT, ARTIFACT = "layer models", "layer_model.json"
+_PARAMETERS = ("schema", "rates", "setting")
+_ALIAS = r"(?!latest$|[vV]\d+$)[A-Za-z][A-Za-z0-9_-]{0,99}"
+_SERVERS = ("http://", "https://")
+_WAIT_S, _WRITER_S = 5, 60.0
+_LARGEST_MB = 10
+_LONGEST = 5000  # characters of a parameter that MLflow takes
+_QUIET = {"MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true", "MLFLOW_LOGGING_LEVEL": "WARNING",
+          "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true", "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+          "MLFLOW_HTTP_REQUEST_TIMEOUT": str(_WAIT_S), "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
+          "MLFLOW_ARTIFACT_UPLOAD_DOWNLOAD_TIMEOUT": str(6 * _WAIT_S),
+          "MLFLOW_SQLALCHEMYSTORE_POOLCLASS": "NullPool"}  # no connection outlives its file
+
+
+@dataclass(frozen=True)
+class Version:
+    """A registered version of a model, as the registry tells it; ``scores`` by name, ``convolutional.mape``."""
+
+    name: str
+    number: int
+    aliases: tuple[str, ...]
+    tags: dict[str, str]
+    scores: dict[str, float]
+
+
+@dataclass(frozen=True)
+class _Facts:
+    """What a model's file says, by what MLflow calls it: texts are tags, numbers metrics; rates, settings, lists parameters."""
+
+    tags: dict[str, str]
+    parameters: dict[str, Any]
+    numbers: dict[str, float]
+
+    @classmethod
+    def of(cls, content: dict[str, Any]) -> "_Facts":
+        """Sort what a file holds; nested names are joined by dots, ``scores.`` is left out."""
+        facts = cls({}, {}, {})
+        for name, value in sorted(_leaves(content), key=lambda leaf: not leaf[0].startswith("scores.")):
+            if isinstance(value, list):
+                facts.parameters[name] = choices(value)[:_LONGEST]
+            elif isinstance(value, str):
+                facts.tags[name] = value
+            elif isinstance(value, int | float) and name.partition(".")[0] not in _PARAMETERS:
+                facts.numbers[name.removeprefix("scores.")] = value
+            else:
+                facts.parameters[name] = value
+        return facts
+
+    def text(self) -> str:
+        """Return a version's description for MLflow's page: its numbers, scores first."""
+        return choices(f"{name} {value:.4g}" for name, value in self.numbers.items())
+
+
+def _leaves(content: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Give the values of nested mappings under their joined names."""
+    for name, value in content.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{above}{name}.")
+        else:
+            yield f"{above}{name}", value
+
+
+def default_uri() -> str:
+    """Return the address of this checkout's own registry, which ``mlflow ui --backend-store-uri`` takes too."""
+    return f"sqlite:///{paths.DATA / 'mlflow' / 'mlflow.db'}"
+
+
+class Registry:
+    """A registry by its address (default: an SQLite file in data/); InputError for what cannot be one.
+
+    Every method raises InputError, in one line, where the registry is locked, gone, damaged, of a newer MLflow, or silent.
+    """
+
+    def __init__(self, uri: str = ""):
+        self.uri = uri or default_uri()
+        self.shown = re.sub(r"//[^/@]*@", "//***@", self.uri)
+        local = re.fullmatch(r"sqlite:///([^?#%]*[^/?#%])", self.uri)
+        self.file = Path(local[1]) if local else None
+        if not local and not self.uri.startswith(_SERVERS):
+            raise InputError(f"{self.shown!r} is no address of a registry; it is sqlite:///FILE (without ?, # and %), or that "
+                             f"of an MLflow server: {choices(_SERVERS)}")
+
+    def register(self, name: str, model: LayerModel, alias: str = "") -> int:
+        """Add a model as the next version of ``name``; return its number. ``alias`` then names this version."""
+        _check(files.NAME, name, "name of a model")
+        if alias:
+            _check(_ALIAS, alias, "alias")
+        with self._writing() as client, tempfile.TemporaryDirectory() as scratch:
+            content = model.save(Path(scratch) / ARTIFACT).read_bytes()
+            facts = _Facts.of(store.read_json(Path(scratch) / ARTIFACT))
+            tags = {**facts.tags, "sha256": hashlib.sha256(content).hexdigest()}
+            run = self._run(client, name, facts, tags)
+            if self.file:
+                files.create(files.folder(self._artifact(run.info.run_id).parent) / ARTIFACT, content)
+            else:
+                client.log_artifact(run.info.run_id, str(Path(scratch) / ARTIFACT))
+            if name not in self._names(client):
+                client.create_registered_model(name)
+            number = int(client.create_model_version(name, f"{run.info.artifact_uri}/{ARTIFACT}", run.info.run_id, tags=tags,
+                                                     description=facts.text()).version)
+            client.set_terminated(run.info.run_id)
+            if alias:
+                client.set_registered_model_alias(name, alias, str(number))
+            return number
+
+    def set_alias(self, name: str, alias: str, number: int) -> None:
+        """Let an alias name a version, instead of the one that it named before."""
+        _check(_ALIAS, alias, "alias")
+        with self._writing() as client:
+            self._version(client, name, number)
+            client.set_registered_model_alias(name, alias, str(number))
+
+    def versions(self, name: str = "") -> list[Version]:
+        """Return every version of a model, or of all of them, by name and number."""
+        with self._reading() as client:
+            names = self._names(client)
+            if name and name not in names:
+                raise self._unknown(name, names)
+            return [self._row(client, one) for each in ([name] if name else names) for one in self._numbered(client, each)]
+
+    def load(self, name: str, version: int | str = CHAMPION) -> LayerModel:
+        """Return a model by its name, and number or alias; InputError names the choices."""
+        with self._reading() as client, tempfile.TemporaryDirectory() as scratch:
+            one = self._version(client, name, version)
+            path = self._artifact(one.run_id) if self.file else Path(client.download_artifacts(one.run_id, ARTIFACT, scratch))
+            where = f"{self.shown}: {name} {version}"
+            if not path.is_file():
+                raise InputError(f"{where}: its file {path} is gone; bring it back, or register the model again")
+            if path.stat().st_size > _LARGEST_MB * 1e6:
+                raise InputError(f"{where}: {path} has more than {_LARGEST_MB} MB; it is no layer model")
+            if hashlib.sha256(path.read_bytes()).hexdigest() != one.tags.get("sha256"):
+                raise InputError(f"{where}: {path} is not what was registered (its SHA-256 differs); register the model again")
+            return layer_model.read(path)
+
+    # -------------------------------------------------------------------------------------------- MLflow
+
+    def _run(self, client, name: str, facts: "_Facts", tags: dict[str, str]):
+        """Return a new run that holds what a model's file says: what MLflow's page shows and compares."""
+        experiment = client.get_experiment_by_name(EXPERIMENT)
+        place = (self.file.parent / "artifacts").absolute().as_uri() if self.file else None
+        number = experiment.experiment_id if experiment else client.create_experiment(EXPERIMENT, place)
+        run = client.create_run(number, run_name=name, tags=tags)
+        for key, value in facts.parameters.items():
+            client.log_param(run.info.run_id, key, value)
+        for key, value in facts.numbers.items():
+            client.log_metric(run.info.run_id, key, value)
+        return run
+
+    def _artifact(self, run_id: str) -> Path:
+        """Return where the file of a version lies: beside the database, wherever that was moved, and nowhere else."""
+        _check("[0-9a-f]{32}", run_id, f"run of {self.shown}")
+        return self.file.absolute().parent / "artifacts" / run_id / "artifacts" / ARTIFACT
+
+    def _names(self, client) -> list[str]:
+        return sorted(model.name for model in _all_pages(client.search_registered_models))
+
+    def _numbered(self, client, name: str) -> list[Any]:
+        pages = _all_pages(client.search_model_versions, filter_string=f"name='{name}'")
+        return sorted(pages, key=lambda one: int(one.version))
+
+    def _row(self, client, one) -> Version:
+        aliases = client.get_registered_model(one.name).aliases
+        named = tuple(sorted(alias for alias, number in aliases.items() if int(number) == int(one.version)))
+        return Version(one.name, int(one.version), named, dict(one.tags), dict(client.get_run(one.run_id).data.metrics))
+
+    def _unknown(self, name: str, names: list[str]) -> InputError:
+        return InputError(f"{self.shown} has no model {name!r}; it has: {choices(names) or 'none yet'}")
+
+    def _version(self, client, name: str, version: int | str) -> Any:
+        """Return a version as MLflow has it, by number or alias."""
+        names = self._names(client)
+        if name not in names:
+            raise self._unknown(name, names)
+        numbers = {int(one.version): one for one in self._numbered(client, name)}
+        aliases = {alias: int(number) for alias, number in client.get_registered_model(name).aliases.items()}
+        number = int(version) if str(version).isdecimal() else aliases.get(str(version))
+        if number not in numbers:
+            raise InputError(f"{self.shown}: {name} has no version or alias {version!r}; it has versions "
+                             f"{choices(numbers)}, aliases: {choices(sorted(aliases)) or 'none'}")
+        return numbers[number]
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[Any]:
+        if self.file and not self.file.is_file():
+            raise InputError(f"{self.shown}: there is no registry; register a model first, or name another")
+        with self._answering():
+            self._check_file("ro", "BEGIN")
+            yield self._client
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[Any]:
+        """Give the client to one writer at a time; a new database appears whole or not at all."""
+        with locks.writer(self.file, _WRITER_S) if self.file else contextlib.nullcontext(), self._answering():
+            if self.file and not self.file.exists():
+                with tempfile.TemporaryDirectory(dir=self.file.parent, prefix=".new-") as scratch:
+                    _client(f"sqlite:///{scratch}/{self.file.name}").search_registered_models()
+                    files.move(Path(scratch, self.file.name), self.file)
+            self._check_file("rw", "BEGIN IMMEDIATE")
+            yield self._client
+
+    @cached_property
+    def _client(self):
+        return _client(f"sqlite:///{self.file.absolute()}" if self.file else self.uri)
+
+    @contextlib.contextmanager
+    def _answering(self) -> Iterator[None]:
+        """Turn what MLflow and what is below it raise into an InputError that names the registry."""
+        try:
+            yield
+        except InputError:
+            raise
+        except Exception as error:  # of MLflow, its databases and HTTP; there are as many classes as back ends
+            reason = one_line(error).replace(self.uri, self.shown)
+            raise InputError(f"{self.shown}: the registry does not answer as one: {reason}") from None
+
+    def _check_file(self, mode: str, begin: str) -> None:
+        """Refuse an SQLite that is locked, damaged, or not of this MLflow, before MLflow waits for it or changes it."""
+        if not self.file:
+            return
+        try:
+            with contextlib.closing(sqlite3.connect(f"file:{quote(str(self.file.absolute()))}?mode={mode}", uri=True,
+                                                    timeout=_WAIT_S)) as database:
+                database.execute(begin)
+                if (first := database.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
+                    raise sqlite3.DatabaseError(first)
+                revisions = [revision for revision, in database.execute("SELECT version_num FROM alembic_version")]
+                if not revisions:
+                    raise sqlite3.DatabaseError("it has no schema")
+        except sqlite3.Error as error:
+            if "locked" in str(error):
+                raise locks.HeldError(f"{self.file} is locked by another process; try again when it ends") from None
+            raise InputError(f"{self.file} is damaged, or no registry of MLflow ({error}); restore a copy, or move it away") \
+                from None
+        unknown = [revision for revision in revisions if not any(_migrations().glob(f"{revision}_*.py"))]
+        if unknown:
+            raise InputError(f"{self.file} has the schema {choices(unknown)} of another, newer MLflow; install that one, or "
+                             "name another registry")
+
+
+def _all_pages(search, **options) -> Iterator[Any]:
+    """Give what a search of MLflow's client finds, page after page."""
+    token = None
+    while True:
+        page = search(page_token=token, **options)
+        yield from page
+        if not (token := page.token):
+            return
+
+
+def _client(uri: str):
+    """Return MLflow's client of a registry: no telemetry, log lines or long waits, unless the environment says otherwise."""
+    for name, value in _QUIET.items():
+        os.environ.setdefault(name, value)
+    from mlflow import MlflowClient
+
+    logging.getLogger("mlflow").setLevel(os.environ["MLFLOW_LOGGING_LEVEL"])
+    return MlflowClient(tracking_uri=uri, registry_uri=uri)
+
+
+def _migrations() -> Path:
+    from mlflow.store import db_migrations
+
+    return Path(db_migrations.__file__).parent / "versions"
+
+
+def _check(pattern: str, text: str, what: str) -> None:
+    """Refuse what is no plain name."""
+    if not re.fullmatch(pattern, text):
+        raise InputError(f"{text!r} is no {what}: a letter or digit first, then letters, digits, dashes and underscores")

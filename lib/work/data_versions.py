@@ -1,0 +1,296 @@
+"""Versions of a folder of data in a remote: pushed and pulled whole, never half, and nobody's work overwritten.
+
+A remote holds ``objects/<sha256>``, the files by what they hold, and ``branches/<branch>/<number>.json``, a manifest a version.
+A push writes the objects first and the manifest last, as a new file of the next number: there is no moment at which an earlier
+version is touched, and of two that push at once one is refused. A manifest torn by a death is no version: it is passed over.
+The folder remembers in ``.version.json`` what it was pulled from or pushed as. A push from another version than the branch's
+last is refused (pull first); a pull changes files that are as they were then, and no others. Hidden files stay at home.
+"""
+
+import hashlib
+import os
+import re
+import shutil
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from lib import files, locks, store
+from lib.config.base import Count, PlainName, Positive, Strict, load, parse
+from lib.errors import InputError, choices
+from lib.progress import track
+from lib.work.remote import Remote, open_remote
+
+DEFAULT_BRANCH = "main"
+RECORD, SCRATCH = ".version.json", ".pull"
+_FILE_MB, _ALL_MB, _MOST_FILES, _MANIFEST_MB = 1000, 20_000, 20_000, 20
+_END = b"\n}\n"  # of a manifest; no shorter part of one ends so
+_SHOWN = 5
+
+
+class Entry(Strict):
+    """A file of a version; ``rows`` of a table, None of anything else."""
+
+    name: Annotated[str, Field(pattern=rf"^{files.NAME}(/{files.NAME}){{0,9}}$")]
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    bytes: Annotated[Count, Field(le=_FILE_MB * 10**6)]
+    rows: Count | None
+
+
+class Manifest(Strict):
+    """A version: its files, where they come from, and when it was written (UTC)."""
+
+    schema_: Annotated[Literal[1], Field(alias="schema")] = 1
+    branch: PlainName
+    number: Positive
+    written_utc: str
+    source: str
+    files: Annotated[tuple[Entry, ...], Field(min_length=1, max_length=_MOST_FILES)]
+
+    @model_validator(mode="after")
+    def _files_fit_together(self) -> "Manifest":
+        """Refuse names that some file system holds for one, a file in the place of a folder, and more than is read."""
+        names = [entry.name.lower() for entry in self.files]
+        above = {name.rsplit("/", depth)[0] for name in names for depth in range(1, name.count("/") + 1)}
+        wrong = [name for name, times in Counter(names).items() if times > 1 or name in above]
+        if wrong:
+            raise ValueError(f"{wrong[0]} is there twice")
+        if (total := sum(entry.bytes for entry in self.files)) > _ALL_MB * 1e6:
+            raise ValueError(f"has {total / 1e6:,.0f} MB; a version has at most {_ALL_MB:,}")
+        return self
+
+    def encoded(self) -> bytes:
+        """Return the manifest as the content of its file."""
+        return store.encoded_json(self.model_dump(mode="json", by_alias=True))
+
+
+class Record(Strict):
+    """Which version a folder was pulled from, or pushed as."""
+
+    remote: str
+    manifest: Manifest
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """What a push or pull did: the version, the names of files that were carried, and notes."""
+
+    manifest: Manifest
+    carried: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+
+
+def split(text: str) -> tuple[str, str]:
+    """Return address and branch of ``REMOTE[@branch]``; InputError where it is neither.
+
+    An ``@`` before the last slash, or among user and host, is a part of the address: ``s3://bucket/@branch``.
+    """
+    address, at, branch = text.rpartition("@")
+    if not at or "/" in branch or re.fullmatch(r"[^/]*://[^/]*", address):
+        address, branch = text, DEFAULT_BRANCH
+    if not address or not re.fullmatch(files.NAME, branch):
+        raise InputError(f"{text!r} is no REMOTE[@branch]: a folder or an address, and a branch of letters, digits, dots, "
+                         "dashes and underscores")
+    return address, branch
+
+
+# ------------------------------------------------------------------------------------------------ push
+
+def push(folder: Path, target: str, remote_dir: str = "", source: str = "") -> Transfer:
+    """Push a folder as the next version of ``REMOTE[@branch]``; the same files again are no new version.
+
+    Raises InputError where the branch has a version that the folder does not come from, the remote fails (nothing of the branch
+    changes), or a file cannot be part of a version.
+    """
+    address, branch = split(target)
+    remote = open_remote(address, remote_dir)
+    if not folder.is_dir():
+        raise InputError(f"{folder}: there is no such folder")
+    if remote.local and Path(remote.root).resolve().is_relative_to(folder.resolve()):
+        raise InputError(f"{remote.address} lies within {folder}, which would be pushed into itself; name a folder elsewhere")
+    with locks.writer(folder):
+        manifests, record = _numbers(remote, branch), _record(folder)
+        last, notes = _last(remote, branch, manifests)
+        entries = _entries(folder)
+        if last and last.files == entries:
+            return Transfer(_recorded(folder, remote, last), (), notes)
+        if last and (record is None or (record.remote, record.manifest) != (remote.address, last)):
+            raise _moved_on(remote, branch, folder)
+        manifest = Manifest(branch=branch, number=max(manifests, default=0) + 1, written_utc=store.utc_now(), files=entries,
+                            source=source or "not stated")
+        carried = [entry.name for entry in track(entries, "push") if _upload(remote, folder, entry)]
+        if not remote.create(_path(branch, manifest.number), manifest.encoded()):
+            raise _moved_on(remote, branch, folder)
+        return Transfer(_recorded(folder, remote, manifest), tuple(carried), notes)
+
+
+def _moved_on(remote: Remote, branch: str, folder: Path) -> InputError:
+    return InputError(f"{remote.address}: branch {branch} has a version that {folder} does not come from (somebody else pushed "
+                      "it); pull it first, here or where files differ into another folder, then push again")
+
+
+def _entries(folder: Path) -> tuple[Entry, ...]:
+    """Return what a version of a folder holds, hidden files left out; InputError for what cannot be part of one."""
+    listed = []
+    for place, folders, names in os.walk(folder, onerror=_refuse):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in [*folders, *sorted(name for name in names if not name.startswith("."))]:
+            path = Path(place, name)
+            if path.is_symlink() or not (path.is_dir() or path.is_file()):
+                raise InputError(f"{path} is a link or no file; a version holds files")
+            if not re.fullmatch(files.NAME, name):
+                raise InputError(f"{path}: {name!r} cannot be part of a version; a name has letters, digits, dots, dashes and "
+                                 "underscores, a letter or digit first")
+            listed += [path] if path.is_file() else []
+    if not listed or len(listed) > _MOST_FILES:
+        raise InputError(f"{folder} holds {len(listed):,} files; a version has 1 to {_MOST_FILES:,}")
+    return tuple(sorted((_entry(folder, path) for path in track(listed, "read")), key=lambda entry: entry.name))
+
+
+def _refuse(error: OSError) -> None:
+    raise InputError(f"{error.filename}: cannot be read ({error.strerror})")
+
+
+def _entry(folder: Path, path: Path) -> Entry:
+    size = path.stat().st_size
+    if size > _FILE_MB * 1e6:
+        raise InputError(f"{path} has {size / 1e6:,.0f} MB; a file of a version has at most {_FILE_MB:,}")
+    return Entry(name=path.relative_to(folder).as_posix(), sha256=_digest(path), bytes=size, rows=store.count_rows(path))
+
+
+def _upload(remote: Remote, folder: Path, entry: Entry) -> bool:
+    """Write a file's object where the remote lacks it; return whether it did. One of another size is what a death left."""
+    name = f"objects/{entry.sha256}"
+    if remote.size(name) == entry.bytes:
+        return False
+    content = (folder / entry.name).read_bytes()
+    if hashlib.sha256(content).hexdigest() != entry.sha256:
+        raise InputError(f"{folder / entry.name} changed while it was pushed; nothing of the branch changed; push again")
+    remote.write(name, content)
+    return True
+
+
+# ------------------------------------------------------------------------------------------------ pull
+
+def pull(folder: Path, target: str, remote_dir: str = "", version: int | None = None) -> Transfer:
+    """Bring a version of ``REMOTE[@branch]`` (default: the last) into a folder; a pull that was cut short goes on.
+
+    Each file is checked before any is put in place. Raises InputError for files here that differ, naming them (nothing is
+    changed then), an unknown branch or version, a damaged remote, and where it fails.
+    """
+    address, branch = split(target)
+    remote = open_remote(address, remote_dir)
+    manifest, notes = _wanted(remote, branch, version)
+    with locks.writer(files.folder(folder)):
+        record = _record(folder)
+        before = {entry.name: entry.sha256 for entry in record.manifest.files} if record else {}
+        states = {entry: _state(folder, entry, before.get(entry.name)) for entry in manifest.files}
+        differing = [entry.name for entry, state in states.items() if state == "differs"]
+        if differing:
+            raise InputError(f"{folder}: {len(differing)} files differ from version {manifest.number} of {branch} and are not "
+                             f"overwritten: {choices(differing[:_SHOWN])}{', ...' if len(differing) > _SHOWN else ''}; move "
+                             "them away, or pull into another folder (--local)")
+        wanted = [entry for entry, state in states.items() if state != "same"]
+        for entry in track(wanted, "pull"):
+            _fetch(remote, entry, folder / SCRATCH / entry.name)
+        for entry in wanted:
+            _put(folder, entry, before.get(entry.name))
+        with files.writing(folder):
+            shutil.rmtree(folder / SCRATCH, ignore_errors=True)
+        return Transfer(_recorded(folder, remote, manifest), tuple(entry.name for entry in wanted), notes)
+
+
+def _state(folder: Path, entry: Entry, before: str | None) -> str:
+    """Return whether a file here is ``same`` as in a version, ``missing``, ``older`` (as it was pulled), or ``differs``."""
+    path = folder / entry.name
+    steps = [folder / parent for parent in Path(entry.name).parents if parent != Path()]
+    if path.is_symlink() or any(step.is_symlink() or (step.exists() and not step.is_dir()) for step in steps):
+        return "differs"
+    if not path.exists():
+        return "missing"
+    here = _digest(path) if path.is_file() else ""
+    return "same" if here == entry.sha256 else "older" if here and here == before else "differs"
+
+
+def _fetch(remote: Remote, entry: Entry, path: Path) -> None:
+    """Bring a file into the scratch folder, unless an earlier pull did; InputError for one that is not what it should be."""
+    if path.is_file() and _digest(path) == entry.sha256:
+        return
+    content = remote.read(f"objects/{entry.sha256}", entry.bytes)
+    if content is None or hashlib.sha256(content).hexdigest() != entry.sha256:
+        raise InputError(f"{remote.address}: {entry.name} is {'missing' if content is None else 'damaged'} (objects/"
+                         f"{entry.sha256}); nothing here was changed; remove it there, and push again from a whole folder")
+    files.replace(path, content)
+
+
+def _put(folder: Path, entry: Entry, before: str | None) -> None:
+    """Move a fetched file to its place, if what is there is still what it was."""
+    path, state = folder / entry.name, _state(folder, entry, before)
+    if state not in ("missing", "older"):
+        raise InputError(f"{path} changed meanwhile and is not overwritten; move it away, and pull again")
+    files.move(folder / SCRATCH / entry.name, path, over=state == "older")
+
+
+# ------------------------------------------------------------------------------------------------ manifests
+
+def _path(branch: str, number: int) -> str:
+    return f"branches/{branch}/{number:06}.json"
+
+
+def _numbers(remote: Remote, branch: str) -> list[int]:
+    """Return the numbers of a branch's manifests, torn ones included."""
+    names = (re.fullmatch(r"(\d{6})\.json", name) for name in remote.names(f"branches/{branch}"))
+    return [int(match[1]) for match in names if match]
+
+
+def _last(remote: Remote, branch: str, numbers: list[int]) -> tuple[Manifest | None, tuple[str, ...]]:
+    """Return a branch's last whole version, None where it has none, and a note on each torn manifest after it."""
+    notes = []
+    for number in sorted(numbers, reverse=True):
+        manifest = _read(remote, branch, number)
+        if manifest:
+            return manifest, tuple(notes)
+        notes.append(f"{remote.address}: the manifest of version {number} of {branch} is torn (a push that was cut short); "
+                     "it is passed over")
+    return None, tuple(notes)
+
+
+def _read(remote: Remote, branch: str, number: int) -> Manifest | None:
+    """Return a manifest, None where it is torn or missing; InputError for one that does not fit."""
+    content, where = remote.read(_path(branch, number), _MANIFEST_MB * 10**6), f"{remote.address}: {_path(branch, number)}"
+    if content is None or not content.endswith(_END):
+        return None
+    manifest = parse(Manifest, content, where)
+    if (manifest.branch, manifest.number) != (branch, number):
+        raise InputError(f"{where} is the manifest of version {manifest.number} of {manifest.branch}")
+    return manifest
+
+
+def _wanted(remote: Remote, branch: str, version: int | None) -> tuple[Manifest, tuple[str, ...]]:
+    """Return a version, by default a branch's last; InputError lists what there is."""
+    numbers = _numbers(remote, branch)
+    if not numbers:
+        raise InputError(f"{remote.address} has no branch {branch}; it has: {choices(remote.names('branches')) or 'none'}")
+    manifest, notes = _last(remote, branch, numbers) if version is None else (_read(remote, branch, version), ())
+    if manifest is None:
+        raise InputError(f"{remote.address}: branch {branch} has no whole version{'' if version is None else f' {version}'}; "
+                         f"its manifests are: {choices(sorted(numbers))}")
+    return manifest, notes
+
+
+def _record(folder: Path) -> Record | None:
+    return load(Record, folder / RECORD) if (folder / RECORD).is_file() else None
+
+
+def _recorded(folder: Path, remote: Remote, manifest: Manifest) -> Manifest:
+    """Remember in a folder which version it is."""
+    store.write_json(Record(remote=remote.address, manifest=manifest).model_dump(mode="json", by_alias=True), folder / RECORD)
+    return manifest
+
+
+def _digest(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,222 @@
+"""The registry of layer models: what is registered comes back, and a registry that fails is one line."""
+
+import hashlib
+import os
+import pickle
+import shutil
+import socket
+import sqlite3
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+
+import pandas as pd
+import pytest
+
+from lib import paths
+from lib.errors import InputError
+from lib.tensorrt import layer_model, model_registry
+from lib.tensorrt.model_registry import Registry
+from tests.conftest import full_disk
+from tests.test_layer_models import layers
+
+pytestmark = pytest.mark.slow
+
+
+NO_NETWORK = """if True:
+    import pathlib
+    import sys
+    def no_network(event, arguments):
+        if event in ("socket.connect", "socket.getaddrinfo", "socket.sendto"):
+            raise SystemExit(f"{event} {arguments}")
+    sys.addaudithook(no_network)
+    from lib.tensorrt import layer_model, model_registry
+    assert "mlflow" not in sys.modules
+    model = layer_model.read(pathlib.Path("model.json"))
+    registry = model_registry.Registry()
+    registry.register("m", model, "champion")
+    assert registry.load("m") == model
+"""
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Make a registry in a process of its own, in which nothing may be connected to; return its home and what it printed."""
+    home = tmp_path_factory.mktemp("made")
+    layer_model.fit(layers(), "runtime", "board").save(home / "model.json")
+    environment = {name: value for name, value in os.environ.items() if name not in model_registry._QUIET}
+    done = subprocess.run([sys.executable, "-c", NO_NETWORK], cwd=home, capture_output=True, text=True, check=False,
+                          env={**environment, "PYTHONPATH": str(paths.ROOT), "LIB_OUTPUT": str(home)})
+    return home, done.stdout + done.stderr
+
+
+@pytest.fixture
+def registry(made, home):
+    """Give the registry of a home of one's own, without a model: MLflow takes seconds to make one."""
+    (paths.DATA / "mlflow").mkdir(parents=True)
+    copy = shutil.copy(made[0] / "data" / "mlflow" / "mlflow.db", paths.DATA / "mlflow")
+    for table in ("registered_model_aliases", "model_version_tags", "model_versions", "registered_models"):
+        change(copy, f"DELETE FROM {table}")
+    return Registry()
+
+
+@pytest.fixture(scope="module")
+def model():
+    """Give a model of runtime with scores."""
+    fitted = layer_model.fit(layers(), "runtime", "rtx-3060", "EdgeProfiler", "Apache-2.0")
+    return layer_model.LayerModel(**{**vars(fitted), "scores": {"dense": {"mape": 0.19}, "pooling": {"mape": 0.3, "r2": 0.9}}})
+
+
+def refused(call, *arguments):
+    """Return the one line that a call is refused with."""
+    with pytest.raises(InputError) as error:
+        call(*arguments)
+    assert len(str(error.value).splitlines()) == 1
+    return str(error.value)
+
+
+def test_a_model_comes_back_by_number_and_alias_with_its_scores_and_where_it_is_from(registry, model, home):
+    assert registry.register("runtime-rtx", model, "champion") == 1
+    other = layer_model.fit(layers(seed=5), "power", "rtx-3060")
+    assert registry.register("runtime-rtx", other) == 2
+    assert registry.register("another", other) == 1
+    pd.testing.assert_frame_equal(registry.load("runtime-rtx").predict(layers()), model.predict(layers()))
+    assert registry.load("runtime-rtx", 2) == registry.load("another", "1") == other
+    registry.set_alias("runtime-rtx", "champion", 2)
+    assert registry.load("runtime-rtx").target == "power"
+    first, second = registry.versions("runtime-rtx")
+    assert (first.number, first.aliases, second.aliases) == (1, (), ("champion",))
+    origin = {"target": "runtime", "device": "rtx-3060", "source": "EdgeProfiler", "licence": "Apache-2.0"}
+    assert origin.items() <= first.tags.items()
+    assert first.scores["pooling.r2"] == 0.9
+    assert sum(value for name, value in first.scores.items() if name.startswith("rows.")) == 90
+    assert not {name for name in first.scores if name.startswith("rates.")}
+    assert [(one.name, one.number) for one in registry.versions()] == [("another", 1), ("runtime-rtx", 1), ("runtime-rtx", 2)]
+    assert {path.suffix for path in (home / "data" / "mlflow").rglob("*") if path.is_file()} <= {".json", ".db", ".lock"}
+
+
+def test_a_moved_registry_keeps_its_models(registry, model, home):
+    registry.register("m", model, "champion")
+    shutil.move(home / "data" / "mlflow", home / "elsewhere")
+    assert Registry(f"sqlite:///{home / 'elsewhere' / 'mlflow.db'}").load("m") == model
+    assert "there is no registry" in refused(registry.load, "m")
+
+
+def test_a_full_disk_is_one_line_and_the_registry_stays(registry, model):
+    registry.register("m", model, "champion")
+    with full_disk(10_000):
+        assert "the registry does not answer" in refused(registry.register, "n", model)
+    assert [(one.name, one.number) for one in registry.versions()] == [("m", 1)]
+    assert registry.register("n", model) == 1
+
+
+def test_unknown_names_versions_and_aliases_are_answered_with_the_choices(registry, model):
+    assert "has no model 'm'; it has: none yet" in refused(registry.load, "m")
+    registry.register("m", model, "champion")
+    assert "has no model 'n'; it has: m" in refused(registry.load, "n")
+    assert "has no model 'n'; it has: m" in refused(registry.versions, "n")
+    assert "m has no version or alias 7; it has versions 1, aliases: champion" in refused(registry.load, "m", 7)
+    assert "no version or alias 'best'" in refused(registry.load, "m", "best")
+    assert "no version or alias 7" in refused(registry.set_alias, "m", "best", 7)
+    for name, alias in (("a/b", "x"), ("../x", "x"), ("", "x"), ("m", "latest"), ("m", "v1"), ("m", "1"), ("m' OR '1", "x")):
+        assert " is no " in refused(registry.register, name, model, alias)
+    assert len(registry.versions()) == 1
+
+
+def test_a_registry_that_another_process_holds_is_said_to_be_locked(registry, model, monkeypatch):
+    registry.register("m", model, "champion")
+    monkeypatch.setattr(model_registry, "_WAIT_S", 0.2)
+    with closing(sqlite3.connect(registry.file)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        for call in (lambda: registry.load("m"), lambda: registry.register("m", model)):
+            assert "is locked by another process" in refused(call)
+    assert registry.load("m") == model
+
+
+@pytest.mark.parametrize(("damage", "words"), [
+    (lambda path: path.write_bytes(b"no database at all" * 100), "is damaged, or no registry of MLflow"),
+    (lambda path: path.write_bytes(path.read_bytes()[:20_000]), "is damaged"),
+    (lambda path: path.write_bytes(b""), "is damaged, or no registry of MLflow"),
+    (lambda path: change(path, "UPDATE alembic_version SET version_num = 'ffff0000'"), "ffff0000 of another, newer MLflow"),
+    (lambda path: change(path, "DELETE FROM alembic_version"), "it has no schema")])
+def test_a_damaged_registry_and_one_of_a_newer_schema_are_refused_and_left_as_they_are(registry, model, damage, words):
+    damage(registry.file)
+    before = registry.file.read_bytes()
+    for call in (registry.versions, lambda: registry.register("m", model)):
+        assert words in refused(call)
+    assert registry.file.read_bytes() == before
+
+
+def change(path, statement):
+    with closing(sqlite3.connect(path)) as database:
+        database.execute(statement)
+        database.commit()
+
+
+def test_what_is_not_what_was_registered_is_never_loaded(registry, model, tmp_path):
+    registry.register("m", model, "champion")
+    (path,) = (paths.DATA / "mlflow" / "artifacts").rglob("*.json")
+    whole = path.read_bytes()
+    path.write_bytes(whole.replace(b"rtx-3060", b"rtx-9999"))
+    assert "its SHA-256 differs" in refused(registry.load, "m")
+    path.unlink()
+    assert "is gone" in refused(registry.load, "m")
+    path.write_bytes(whole)
+    change(registry.file, "UPDATE model_versions SET source = 'http://127.0.0.1:9/x', storage_location = 'file:///etc/passwd'")
+    assert registry.load("m") == model
+    change(registry.file, "UPDATE model_versions SET run_id = '../../../../etc'")
+    assert "is no run of" in refused(registry.load, "m")
+
+
+class Trap:
+    """What runs a command where it is unpickled."""
+
+    def __reduce__(self):
+        return os.mkdir, ("sprung",)
+
+
+def test_nothing_of_a_registered_file_is_executed(registry, model, tmp_path, monkeypatch):
+    """Whoever writes to a registry can exchange the file and its digest."""
+    monkeypatch.chdir(tmp_path)
+    registry.register("m", model, "champion")
+    (path,) = (paths.DATA / "mlflow" / "artifacts").rglob("*.json")
+    for content in (pickle.dumps(Trap()), b"{}", b'{"py/reduce": [{"py/function": "os.mkdir"}, ["sprung"]]}'):
+        path.write_bytes(content)
+        digest = hashlib.sha256(content).hexdigest()
+        change(registry.file, f"UPDATE model_version_tags SET value = '{digest}' WHERE key = 'sha256'")
+        assert str(path) in refused(registry.load, "m")
+        assert not (tmp_path / "sprung").exists()
+
+
+def test_a_server_that_does_not_answer_is_one_line_within_seconds(model, monkeypatch):
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"http://me:secret@127.0.0.1:{silent.getsockname()[1]}"
+        start = time.monotonic()
+        for call in (lambda: Registry(address).load("m"), lambda: Registry(address).register("m", model)):
+            line = refused(call)
+            assert "the registry does not answer" in line
+            assert "secret" not in line
+        assert time.monotonic() - start < 10
+    assert "the registry does not answer" in refused(Registry(address).versions)
+
+
+@pytest.mark.parametrize("uri", ["file:///tmp/x", "mlruns", "databricks", "ftp://x", "sqlite://x", "models:/x", "sqlite:///", "sqlite:///x/",
+                                 "sqlite:///x.db?mode=ro", "postgresql://me@host/x"])
+def test_what_is_no_address_of_a_registry_is_refused(uri):
+    assert "is no address of a registry" in refused(Registry, uri)
+
+
+def test_a_registry_is_made_without_telemetry_network_chatter_or_files_elsewhere(made):
+    home, printed = made
+    assert printed == ""
+    assert sorted(path.name for path in home.iterdir()) == ["data", "model.json"]
+    assert sorted(path.name for path in (home / "data" / "mlflow").iterdir()) == [".mlflow.db.lock", "artifacts", "mlflow.db"]
+
+
+def test_two_that_register_at_once_each_make_a_version(registry, model):
+    with ThreadPoolExecutor() as pool:
+        assert sorted(pool.map(lambda one: Registry().register("m", one), [model, model])) == [1, 2]
+    assert registry.load("m", 1) == registry.load("m", 2) == model
