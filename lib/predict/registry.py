@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -21,6 +22,8 @@ from lib.predict.networks import composition
 from lib.predict.networks.composition import Composition, Estimate
 from lib.predict.networks.work import Work
 from lib.predict.operators.cost_model import CostModel
+from lib.predict.operators.parts import Part
+from lib.predict.power import model as power_model
 from lib.predict.transfer import ANY_GPU
 from lib.tables import columns
 from lib.work import dtypes
@@ -239,8 +242,26 @@ def summary() -> pd.DataFrame:
         except InputError as error:
             rows.append({"device": device, "dtype": dtype, "part": UNUSABLE, "source": f"unusable: {error}"})
             continue
-        rows += [{"device": device, "dtype": dtype, "part": name, "rows": part.rows, "MAPE %": part.scores.get("mape"),
-                  "median %": part.scores.get("median"), "within 10 %": part.scores.get("within_10"),
-                  "interval ±%": (np.exp(np.mean(part.halves)) - 1) * 100, "source": model.facts.get("source", ""),
-                  "licence": model.facts.get("licence", "")} for name, part in model.parts.items()]
-    return pd.DataFrame(rows)
+        rows += [_summary_row(device, dtype, name, part, model.facts) for name, part in model.parts.items()]
+    return pd.DataFrame(rows + _power_rows())
+
+
+def _power_rows() -> list[dict[str, Any]]:
+    """Return a row a power model, as ``summary`` has them: its errors are of watts."""
+    rows = []
+    for path in power_model.model_files():
+        device, dtype = _key(path)
+        try:
+            model = power_model.of_device(device, dtype)
+        except InputError as error:
+            rows.append({"device": device, "dtype": dtype, "part": UNUSABLE, "source": f"unusable: {error}"})
+            continue
+        rows.append(_summary_row(device, dtype, power_model.PART, model.part, model.facts))
+    return rows
+
+
+def _summary_row(device: str, dtype: str, name: str, part: Part, facts: Mapping[str, Any]) -> dict[str, Any]:
+    return {"device": device, "dtype": dtype, "part": name, "rows": part.rows, "MAPE %": part.scores.get("mape"),
+            "median %": part.scores.get("median"), "within 10 %": part.scores.get("within_10"),
+            "interval ±%": (np.exp(np.mean(part.halves)) - 1) * 100, "source": facts.get("source", ""),
+            "licence": facts.get("licence", "")}

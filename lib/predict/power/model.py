@@ -16,7 +16,7 @@ from lib.predict.operators.parts import Part
 from lib.predict.power.features import frames, names
 
 SHIPPED = paths.REFERENCE / "models" / "power"
-_PART = "gemm power"
+PART = "gemm power"
 _WATTS = ("least_w", "limit_w")
 
 
@@ -42,7 +42,7 @@ class PowerModel:
     def save(self, path: Path) -> Path:
         """Write the model as data, see ``model_file``."""
         return model_file.write(path, {"device": self.device, "facts": self.facts, "compositions": {},
-                                       "chip": asdict(self.chip), "parts": {_PART: self.part.plain()}})
+                                       "chip": asdict(self.chip), "parts": {PART: self.part.plain()}})
 
     @classmethod
     def load(cls, path: Path) -> "PowerModel":
@@ -50,13 +50,13 @@ class PowerModel:
         content = model_file.read(path)
         facts = content.model_dump(mode="json", include={"facts"}, exclude_unset=True)["facts"]
         watts = [facts.get(name) for name in _WATTS]
-        if set(content.parts) != {_PART} or content.chip is None:
-            raise InputError(f"{path} is no power model: it has other parts than {_PART!r}, or no chip")
+        if set(content.parts) != {PART} or content.chip is None:
+            raise InputError(f"{path} is no power model: it has other parts than {PART!r}, or no chip")
         if not all(type(value) in (int, float) and np.isfinite(value) for value in watts) or not 0 < watts[0] < watts[1]:
             raise InputError(f"{path}: least_w and limit_w are {watts}: they are watts, the first below the second")
         chip = Chip(**content.chip.model_dump())
         try:
-            part = Part.of_file(content.parts[_PART], names(chip))
+            part = Part.of_file(content.parts[PART], names(chip))
         except ValueError as error:
             raise InputError(f"{path} is no power model of this program: {error}") from None
         return cls(content.device, facts, part, chip)
@@ -65,6 +65,11 @@ class PowerModel:
 def path_of(device: str, dtype: str) -> Path:
     """Return where the model of a device and element type ships."""
     return SHIPPED / f"{device}_{dtype}.json.gz"
+
+
+def model_files() -> list[Path]:
+    """Return the files of the power models that ship."""
+    return sorted(SHIPPED.glob("*.json.gz"))
 
 
 def of_device(device: str, dtype: str) -> PowerModel | None:
