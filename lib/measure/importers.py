@@ -279,7 +279,7 @@ def _power(path: Path, device: str) -> pd.DataFrame:
     numbers = ("latency", "power", "power_limit")
     frame = store.read_parquet(path, ("gemm_dtype", "m", "n", "k", *numbers), others=True)
     frame = _checked(frame.assign(gemm_dtype=frame["gemm_dtype"].astype(str)), path, ("m", "n", "k"), numbers)
-    timed = frame["latency"].where((frame["latency"] > 0) & np.isfinite(frame["latency"]))
+    timed = frame["latency"].where(frame["latency"] > 0)
     limit = frame["power_limit"].where(frame["power_limit"] > 0)
     watts = frame["power"].where((frame["power"] > 0) & ~(frame["power"] > _OVER_LIMIT * limit))
     good = timed.notna() & watts.notna()

@@ -29,6 +29,7 @@ WEIGHTINGS = ("equal", "relative")
 _LICENCE = "Apache-2.0, ai-dynamo/aiconfigurator"
 _ROUNDS, _QUICK_ROUNDS, _INNER = 500, 60, 4
 _LEAST_ROWS = 500
+_FEATURES = 0.9  # of the features are seen by each tree: how long the sensor's window was depends on several at once
 _ON_ALL = ("constant", "default trees")  # baselines that are also trained on short windows, to be scored on them
 
 Answer = Callable[[np.ndarray], np.ndarray]  # row numbers -> watts
@@ -76,7 +77,7 @@ class Study:
         weight = np.ones(len(train))
         if weighting == "relative":
             weight = regressors.shares(terms.to_numpy(), regressors.nonnegative_rates(terms, watts))[0] / watts
-        return Boosted.of(terms, self.x.iloc[train], watts, weight / weight.mean(), self.rounds)
+        return Boosted.of(terms, self.x.iloc[train], watts, weight / weight.mean(), self.rounds, feature_fraction=_FEATURES)
 
     def part(self, train: np.ndarray, weighting: str) -> Part:
         """Train a part without intervals."""
