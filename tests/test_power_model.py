@@ -41,9 +41,10 @@ def gemms(count=1200, seed=0):
     latency_ms = (np.maximum(flops / CHIP.flops_per_ms, moved / CHIP.bytes_per_ms) + 0.003) / draw.uniform(0.5, 0.9, count)
     watts = 120 + 400 * flops / CHIP.flops_per_ms / latency_ms + 250 * moved / CHIP.bytes_per_ms / latency_ms
     sizes = {name: values.astype(int) for name, values in (("gemm_m", m), ("gemm_k", k), ("gemm_n", n))}
-    return pd.DataFrame({"op": "linear", **sizes, "dtype": "bf16", "latency_ms": latency_ms, "flops": flops, "power_w": np.minimum(watts, 700.0), "limit_w": 700.0,
-                         "window": np.where(latency_ms >= importers.SHORT_MS, "long", "short"), "status": "ok", "reason": "",
-                         "hardware_id": "published:h200-sxm", "software_id": "made here"})
+    return pd.DataFrame({"op": "linear", **sizes, "dtype": "bf16", "latency_ms": latency_ms, "flops": flops,
+                         "power_w": np.minimum(watts, 700.0), "limit_w": 700.0,
+                         "window": np.where(latency_ms >= importers.SHORT_MS, "long", "short"), "status": "ok",
+                         "reason": "", "hardware_id": "published:h200-sxm", "software_id": "made here"})
 
 
 def test_power_is_imported_with_short_windows_marked(tmp_path, monkeypatch):

@@ -4,15 +4,19 @@ import json
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from lib.cli.main import main
+from lib.config import definitions
 from lib.errors import InputError
 from lib.schedule import energy, problem_files
 from lib.schedule.policies.registry import policy
 from lib.schedule.problem import Fleet, JobEnergy, Jobs, Problem
 from lib.schedule.simulation import metrics
 from lib.schedule.simulation.events import Faults, simulate
+from lib.studies.scheduler_eval import findings, mixes, tradeoffs
+from lib.studies.scheduler_eval.scenario import StepTimes
 from tests.test_schedule import a_problem
 
 TIMES, DEVICES = "job_id,cpu,gpu\na,10,2\nb,20,4\nc,6,3\n", "device,type,count,idle_w,busy_w\nc,cpu,1,5,50\ng,gpu,1,20,300\n"
@@ -129,3 +133,28 @@ def test_the_verb_says_how_the_joules_are_known(tmp_path, capsys):
     assert "J (modelled, idling assumed)" in capsys.readouterr().out
     assert main(["schedule", *options, "--policy", "fastest", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["energy_source"] == "modelled, idling assumed"
+
+
+def test_joules_of_a_step_are_watts_times_time_unless_a_file_states_them(tmp_path):
+    rows = [{"job_class": name, "device": device, "step_ms": step_ms, "low_ms": np.nan, "high_ms": np.nan, "source": "measured",
+             "memory_mb": 1.0} for name, device, step_ms in (("W1", "cpu", 20.0), ("W1", "t4", 2.0), ("W2", "cpu", 30.0),
+                                                             ("W2", "t4", np.nan))]
+    one = definitions.scenario("one_gpu").model_copy(update={"kinds": ("W1", "W2")})
+    chosen = mixes.Mixes(StepTimes(pd.DataFrame(rows)), (one,), None)
+    plain = mixes.energy_table(chosen).set_index("job_class")
+    assert plain.loc["W1"].tolist() == ["0.16 (assumed)", "0.14 (assumed)"]  # 8 W and 70 W
+    assert plain.loc["W2"].tolist() == ["0.24 (assumed)", "does not fit"]
+    (tmp_path / "energy.csv").write_text("job_id,cpu,t4,source\nW2,0.5,,modelled\nW1,0.1,,measured\n")
+    path = str(tmp_path / "energy.csv")
+    stated = mixes.energy_table(chosen, path).set_index("job_class")
+    assert stated.loc["W1"].tolist() == ["0.1 (measured)", "0.14 (assumed)"] and stated.loc["W2"]["cpu"] == "0.5 (modelled)"
+    problem = mixes.with_energy(chosen, 10, path)
+    steps = problem.actual_s[:, 0] / np.array([0.02, 0.03])[problem.jobs.job_class]
+    assert problem.energy.joules[:, 0] == pytest.approx(steps * np.array([0.1, 0.5])[problem.jobs.job_class])
+    front = tradeoffs.pareto(problem, (0.0,))
+    assert set(front["energy_source"]) == {"assumed, idling assumed"}
+    assert findings.pareto_words(front.assign(front=True, policy="hybrid")).endswith("schedules: assumed, idling assumed.")
+    assert mixes.with_energy(chosen, 10).energy is None
+    (tmp_path / "energy.csv").write_text("job_id,cpu,t4\nW1,1,1\n")
+    with pytest.raises(InputError, match="energy.csv lacks jobs of the scenario one_gpu: W2"):
+        mixes.with_energy(chosen, 10, path)

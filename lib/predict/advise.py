@@ -131,7 +131,7 @@ def _row(predictor: Predictor, captured: CapturedQuery) -> dict[str, Any]:
             "out_of_range": bool(estimate.outside > _SHARE or predictor.origin),
             "fits": bool(network.memory_mb < predictor.memory_mb),
             "measured_ms": _measured(predictor, captured.query, network.batch_size), "dtype": captured.query.dtype,
-            "price_per_million": price, **energy.per_image(predictor, estimate, network.batch_size)}
+            "price_per_million": price, **energy.per_image(predictor.power, estimate, network.batch_size)}
 
 
 def source_of(predictor: Predictor, estimate: Estimate) -> str:

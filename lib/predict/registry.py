@@ -24,6 +24,7 @@ from lib.predict.networks.work import Work
 from lib.predict.operators.cost_model import CostModel
 from lib.predict.operators.parts import Part
 from lib.predict.power import model as power_model
+from lib.predict.power.model import PowerModel
 from lib.predict.transfer import ANY_GPU
 from lib.tables import columns
 from lib.work import dtypes
@@ -117,6 +118,11 @@ class Predictor:
         if work is not None:
             table = table[table["flops"].isin(work.table["flops"]) & table["bytes"].isin(work.table["bytes"])]
         return composition.lookup(table)
+
+    @cached_property
+    def power(self) -> PowerModel | None:
+        """Give the power model of this device and element type; None where there is none, or the device is another one."""
+        return None if self.origin else power_model.of_device(self.device, self.dtype)
 
     def composition(self, mode: str, memory: str = "default") -> Composition:
         """Return what a network adds to its operators; where none was measured end to end, nothing, with their interval."""
