@@ -11,8 +11,8 @@ import os
 import re
 import subprocess
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -128,14 +128,27 @@ def read_parquet(path: Path, names: Sequence[str], others: bool = False):
     More columns are allowed, and left out, only with ``others``. Raises InputError for a file that is missing, damaged, too
     large, or has other columns.
     """
+    with _parquet(path) as file:
+        _check_parquet(file, path, names, others)
+        return file.read(list(names)).to_pandas()
+
+
+def parquet_columns(path: Path) -> list[str]:
+    """Return the column names of a Parquet file; InputError for one that is missing or damaged."""
+    with _parquet(path) as file:
+        return file.schema_arrow.names
+
+
+@contextmanager
+def _parquet(path: Path) -> Iterator[Any]:
+    """Open a Parquet file; InputError for what it, or what is read of it, is not."""
     import pyarrow.parquet as pq
 
     if not path.is_file():
         raise InputError(f"{path} is missing" if not path.exists() else f"{path} is no file")
     try:
         with open(path, "rb") as source, pq.ParquetFile(source, page_checksum_verification=True) as file:
-            _check_parquet(file, path, names, others)
-            return file.read(list(names)).to_pandas()
+            yield file
     except InputError:
         raise
     except Exception as error:  # a damaged file fails in many ways

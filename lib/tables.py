@@ -181,6 +181,16 @@ SWEEP = (
     _float("low_ms", "smallest round", empty=True), _float("high_ms", "largest round", empty=True),
     _float("other_cores", "CPU cores that other processes used meanwhile, median", empty=True))
 
+POWER = (
+    _text("op", "operator family"), _int("gemm_m", "rows of the left matrix", 1),
+    _int("gemm_k", "columns of the left matrix, which are summed over", 1), _int("gemm_n", "columns of the right matrix", 1),
+    _text("dtype", "element type, under the original's name where it is none of ours"),
+    _float("latency_ms", "one call, back to back", empty=True), _float("flops", "FLOPs from the shapes"),
+    _float("power_w", "mean of the sensor while the calls repeat; empty: not measured", empty=True),
+    _float("limit_w", "the card's power limit", empty=True),
+    _text("window", "whether a call is long enough for the sensor's mean to be its power", "long", "short"),
+    *_STATUS, *_IDS)
+
 _BACKEND = _text("backend", "cpu, cuda or mps", "cpu", "cuda", "mps")
 _LEVELS = ("L1", "L2", "L3", "RAM", "device")
 
@@ -249,7 +259,7 @@ PREDICTIONS = (
     _bool("out_of_range", "whether it lies outside of the training ranges"))
 
 SCORES = (
-    _text("kind", "what was predicted", "operator", "network", "step", "memory"),
+    _text("kind", "what was predicted", "operator", "network", "step", "memory", "power"),
     _text("family", "family and pass, or mode and batch size"), _text("learner", "which learner"),
     _float("mape", "mean absolute error, %"), _float("mape_low", "its 95 % bootstrap interval, low end"),
     _float("mape_high", "high end"), _float("median", "median absolute error, %"), _float("p90", "90th percentile, %"),
@@ -295,7 +305,7 @@ DEVICES = (
     Column("price_per_hour", "float", "price of an hour of use", 0, **_UNKNOWN))
 
 TABLES: dict[str, tuple[Column, ...]] = {"profile": PROFILE, "runs": RUNS, "ceilings": CEILINGS, "overheads": OVERHEADS,
-                                          "configs": CONFIGS, "repeats": REPEATS, "sweep": SWEEP,
+                                          "configs": CONFIGS, "repeats": REPEATS, "sweep": SWEEP, "power": POWER,
                                           "points": POINTS, "cells": CELLS, "complexity": COMPLEXITY,
                                           "networks": NETWORKS, "predictions": PREDICTIONS, "scores": SCORES,
                                           "schedule": SCHEDULE, "throughputs": THROUGHPUTS, "contention": CONTENTION,

@@ -105,7 +105,8 @@ def result_rows():
     return pd.DataFrame({"mix": "m", "policy": ["hybrid", "first-come", "hybrid, blind"], "ratio": [1.0, 1.2, 1.1],
                          "room": 0.3, "headroom": 0.9, "load": [0.5, 0.9, 0.9], "mean_jct_s": 2.0, "p99_jct_s": 3.0,
                          "sigma": 0.3, "drift": 0.2, "over_blind": [0.9, 1.1, 1.0], "front": True, "energy_j": [1e6, 2e6, 3e6],
-                         "makespan_s": [9.0, 8.0, 7.0], "over_perfect": 1.1, "known": ["nothing", "the mean", "every pair"],
+                         "energy_source": "assumed", "makespan_s": [9.0, 8.0, 7.0],
+                         "over_perfect": 1.1, "known": ["nothing", "the mean", "every pair"],
                          "error": 0.1, "host_cores": 1.0, "cores": ["ignored", "counted", "counted"]})
 
 

@@ -30,6 +30,10 @@ def _import(options: argparse.Namespace) -> int:
 
         for device, (path, rows) in importers.bring_in(options.kind, options.path).items():
             print(f"{device}: {rows} rows in {path}")
+        power = importers.bring_in_power(options.path) if options.kind == "aiconfigurator" else {}
+        for device, (path, table) in power.items():
+            short = (table["window"] == "short").sum()
+            print(f"{device}: power of {len(table)} GEMMs in {path}; {short} of them ran in windows too short for the sensor")
         return 0
     if options.path is None:
         raise InputError("import bundle needs the path of a bundle")

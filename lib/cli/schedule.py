@@ -16,7 +16,8 @@ def _schedule(options: argparse.Namespace) -> int:
 
     if options.out and options.trace and options.out.resolve() == options.trace.resolve():
         raise InputError(f"--out and --trace are both {options.out}; name two files")
-    answer = api.schedule_files(options.times, options.devices, options.jobs, options.actual, options.policy, options.objective)
+    answer = api.schedule_files(options.times, options.devices, options.jobs, options.actual, options.policy, options.objective,
+                                options.energy)
     answer.write(options.out, options.trace)
     print(json.dumps(answer.figures, indent=1) if options.json else api.text(answer))
     return 0
@@ -74,6 +75,8 @@ def add(verbs) -> None:
                       help="CSV: device, type, count; memory, cores, watts, price")
     verb.add_argument("--jobs", type=a_path, help="CSV: job_id and arrival_s, deadline_s, memory_mb, cpu_cores, workload_id")
     verb.add_argument("--actual", type=a_path, help="CSV like --times: what the jobs really take; policies see --times")
+    verb.add_argument("--energy", type=a_path, help="CSV: job_id, joules in a column a device type, source (measured, modelled "
+                      "or assumed; default measured); without it, or where empty: the watts of --devices, assumed")
     verb.add_argument("--policy", default="hybrid", help="hybrid (default), or a baseline; an unknown name lists all")
     verb.add_argument("--objective", default="makespan",
                       help="for hybrid: makespan, mean_jct, p99_jct, deadline, energy, price")

@@ -208,6 +208,7 @@ class SchedulerParams(Parameters):
     arriving: Annotated[int, Field(ge=100, le=100_000)] = 800
     scale: Annotated[int, Field(ge=1000, le=1_000_000)] = 10_000
     jobs: str = ""
+    energy: str = ""
     workloads: Names = "W1,W6"
     real: Annotated[int, Field(ge=2, le=1000)] = 6
     job_s: Annotated[float, Field(ge=0.5, le=3600)] = 1.5

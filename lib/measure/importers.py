@@ -26,6 +26,8 @@ _AICONFIGURATOR_DTYPES = {"bfloat16": "bf16", "bf16": "bf16", "float16": "fp16",
 _LATENCY_TYPES = {"external": "kernel", "internal": "end_to_end"}
 _LEAST_MS, _MOST_MS = 1e-6, 1e9  # of what can be a time: not a nanosecond, nor eleven days
 _MOST = 2**31 - 1  # of what an original counts
+SHORT_MS = 0.02  # a call below which the sensor's mean still holds what ran before: nobody's power
+_OVER_LIMIT = 1.05  # of the power limit that a sensor may read: regulation overshoots, and its error is 5 %
 _ONE_VALUE = "the original gives one value, without spread"
 
 
@@ -256,6 +258,43 @@ def aiconfigurator(folder: Path | None = None, framework: str = "trtllm", versio
     return tables
 
 
+def aiconfigurator_power(folder: Path | None = None) -> dict[str, pd.DataFrame]:
+    """Read the power of GEMM kernels, of any element type, of aiconfigurator: the newest version of each framework that has it.
+
+    The sensor (NVML) averages over about a second, so kernels below SHORT_MS are marked as short windows. Returns a ``power``
+    table a device, none where no file has the column. Raises InputError for a damaged file.
+    """
+    folder, tables = folder or aiconfigurator_folder(), {}
+    for name, device in _AICONFIGURATOR.items():
+        newest = {}
+        for path in sorted(folder.glob(f"{name}/gemm/*/*/gemm_perf.parquet"), key=_order):
+            if {"power", "power_limit"} <= set(store.parquet_columns(path)):
+                newest[path.parents[1].name] = path
+        if newest:
+            tables[device] = pd.concat([_power(path, device) for path in newest.values()], ignore_index=True)
+    return tables
+
+
+def _power(path: Path, device: str) -> pd.DataFrame:
+    """Return one file's ``power`` table; rows without a positive time and power, or with one beyond the limit, are failed."""
+    numbers = ("latency", "power", "power_limit")
+    frame = store.read_parquet(path, ("gemm_dtype", "m", "n", "k", *numbers), others=True)
+    frame = _checked(frame.assign(gemm_dtype=frame["gemm_dtype"].astype(str)), path, ("m", "n", "k"), numbers)
+    timed = frame["latency"].where(frame["latency"] > 0)
+    limit = frame["power_limit"].where(frame["power_limit"] > 0)
+    watts = frame["power"].where((frame["power"] > 0) & ~(frame["power"] > _OVER_LIMIT * limit))
+    good = timed.notna() & watts.notna()
+    m, k, n = (frame[name].to_numpy(np.int64) for name in ("m", "k", "n"))
+    table = pd.DataFrame({"op": "linear", "gemm_m": m, "gemm_k": k, "gemm_n": n,
+                          "dtype": frame["gemm_dtype"].map(_AICONFIGURATOR_DTYPES).fillna(frame["gemm_dtype"]),
+                          "latency_ms": timed, "flops": 2.0 * m * k * n, "power_w": watts.where(good), "limit_w": limit,
+                          "window": np.where(timed >= SHORT_MS, "long", "short"), "status": np.where(good, "ok", "failed"),
+                          "reason": np.where(good, "", "the original has no positive time here, or no power up to the limit"),
+                          "hardware_id": f"published:{device}",
+                          "software_id": f"aiconfigurator {path.parents[1].name} {path.parent.name}"})
+    return table[columns("power")]
+
+
 def _order(path: Path) -> tuple:
     """Return a version folder's place among its like: numbers compare as numbers, a release after its candidates."""
     text = path.parent.name
@@ -285,6 +324,17 @@ def bring_in(kind: str, path: Path | None) -> dict[str, tuple[Path, int]]:
         store.write_meta(targets[device], "sweep", source=kind, origin=path.name if path else "aiconfigurator-core",
                          device=device, rows=len(table))
     return {device: (targets[device], len(table)) for device, table in tables.items()}
+
+
+def bring_in_power(path: Path | None) -> dict[str, tuple[Path, pd.DataFrame]]:
+    """Turn the power that aiconfigurator publishes into ``data/imported/<device>/power``; return file and table by device."""
+    tables = aiconfigurator_power(path)
+    targets = {device: imported(device, "power", "aiconfigurator", "power.parquet") for device in tables}
+    for device, table in tables.items():
+        store.write(table, targets[device], "power", derived=True)
+        store.write_meta(targets[device], "power", source="aiconfigurator", origin=path.name if path else "aiconfigurator-core",
+                         device=device, rows=len(table), short_windows=int((table["window"] == "short").sum()))
+    return {device: (targets[device], table) for device, table in tables.items()}
 
 
 def imported(*parts: str) -> Path:

@@ -13,12 +13,14 @@ from lib.predict import registry
 from lib.predict.networks import work
 from lib.predict.networks.composition import Estimate
 from lib.predict.networks.work import Work
+from lib.predict.power import energy
 from lib.predict.registry import Predictor
 from lib.work import dtypes, networks
 from lib.work.graph import ops
 
 COLUMNS = ("device", "source", "predicted_ms", "low_ms", "high_ms", "images_per_sec", "memory_mb", "bound", "below_roof",
-           "out_of_range", "fits", "measured_ms", "price_per_million", "dtype")
+           "out_of_range", "fits", "measured_ms", "price_per_million", "dtype", "energy_j", "energy_low_j", "energy_high_j",
+           "energy_share", "energy_source")
 BATCHES = (1, 4, 16, 64, 256)
 _RIVALS = 3  # devices that are compared over batch sizes: this machine's CPU and the fastest
 _DTYPES = ("fp32", *dtypes.AUTOCAST)
@@ -129,7 +131,7 @@ def _row(predictor: Predictor, captured: CapturedQuery) -> dict[str, Any]:
             "out_of_range": bool(estimate.outside > _SHARE or predictor.origin),
             "fits": bool(network.memory_mb < predictor.memory_mb),
             "measured_ms": _measured(predictor, captured.query, network.batch_size), "dtype": captured.query.dtype,
-            "price_per_million": price}
+            "price_per_million": price, **energy.per_image(predictor.power, estimate, network.batch_size)}
 
 
 def source_of(predictor: Predictor, estimate: Estimate) -> str:

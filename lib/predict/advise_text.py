@@ -12,7 +12,9 @@ from lib.predict.suggestions import Change
 
 _SHOWN = {"device": "device", "source": "source", "predicted_ms": "ms", "low_ms": "low", "high_ms": "high",
           "images_per_sec": "images/s", "memory_mb": "MB", "bound": "bound", "below_roof": "x below roof", "fits": "fits",
-          "out_of_range": "outside", "measured_ms": "measured ms", "price_per_million": "price / 10^6 images"}
+          "out_of_range": "outside", "measured_ms": "measured ms", "price_per_million": "price / 10^6 images",
+          "energy_j": "GEMMs' J/image", "energy_low_j": "J low", "energy_high_j": "J high",
+          "energy_share": "their share of time", "energy_source": "joules are"}
 
 
 def table(advice: Advice) -> pd.DataFrame:
@@ -38,6 +40,9 @@ def text(advice: Advice) -> str:
     if advice.table["out_of_range"].any():
         lines.append("outside: more than a twentieth of the time lies out of the training range of the device's model; its "
                      "interval is widened, not proven")
+    if advice.table["energy_j"].notna().any():
+        lines.append("GEMMs' J/image: the power of linear, matmul and bmm kernels times their predicted time; other kernels, "
+                     "idling and the host are not in it")
     return "\n".join(lines)
 
 

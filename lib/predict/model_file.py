@@ -20,7 +20,7 @@ from lib.config.definitions import Dtype
 from lib.errors import InputError, one_line
 
 SCHEMA = 4
-RETRAIN = ("train it again with: python -m lib models --train cpu, neusight or aiconfigurator; a calibrated one with: "
+RETRAIN = ("train it again with: python -m lib models --train cpu, neusight, aiconfigurator or power; a calibrated one with: "
             "python -m lib calibrate")
 _MOST_BYTES = 64_000_000  # uncompressed; the largest that ships holds 2 million
 

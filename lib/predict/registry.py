@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -21,6 +22,9 @@ from lib.predict.networks import composition
 from lib.predict.networks.composition import Composition, Estimate
 from lib.predict.networks.work import Work
 from lib.predict.operators.cost_model import CostModel
+from lib.predict.operators.parts import Part
+from lib.predict.power import model as power_model
+from lib.predict.power.model import PowerModel
 from lib.predict.transfer import ANY_GPU
 from lib.tables import columns
 from lib.work import dtypes
@@ -114,6 +118,11 @@ class Predictor:
         if work is not None:
             table = table[table["flops"].isin(work.table["flops"]) & table["bytes"].isin(work.table["bytes"])]
         return composition.lookup(table)
+
+    @cached_property
+    def power(self) -> PowerModel | None:
+        """Give the power model of this device and element type; None where there is none, or the device is another one."""
+        return None if self.origin else power_model.of_device(self.device, self.dtype)
 
     def composition(self, mode: str, memory: str = "default") -> Composition:
         """Return what a network adds to its operators; where none was measured end to end, nothing, with their interval."""
@@ -239,8 +248,26 @@ def summary() -> pd.DataFrame:
         except InputError as error:
             rows.append({"device": device, "dtype": dtype, "part": UNUSABLE, "source": f"unusable: {error}"})
             continue
-        rows += [{"device": device, "dtype": dtype, "part": name, "rows": part.rows, "MAPE %": part.scores.get("mape"),
-                  "median %": part.scores.get("median"), "within 10 %": part.scores.get("within_10"),
-                  "interval ±%": (np.exp(np.mean(part.halves)) - 1) * 100, "source": model.facts.get("source", ""),
-                  "licence": model.facts.get("licence", "")} for name, part in model.parts.items()]
-    return pd.DataFrame(rows)
+        rows += [_summary_row(device, dtype, name, part, model.facts) for name, part in model.parts.items()]
+    return pd.DataFrame(rows + _power_rows())
+
+
+def _power_rows() -> list[dict[str, Any]]:
+    """Return a row a power model, as ``summary`` has them: its errors are of watts."""
+    rows = []
+    for path in power_model.model_files():
+        device, dtype = _key(path)
+        try:
+            model = power_model.of_device(device, dtype)
+        except InputError as error:
+            rows.append({"device": device, "dtype": dtype, "part": UNUSABLE, "source": f"unusable: {error}"})
+            continue
+        rows.append(_summary_row(device, dtype, power_model.PART, model.part, model.facts))
+    return rows
+
+
+def _summary_row(device: str, dtype: str, name: str, part: Part, facts: Mapping[str, Any]) -> dict[str, Any]:
+    return {"device": device, "dtype": dtype, "part": name, "rows": part.rows, "MAPE %": part.scores.get("mape"),
+            "median %": part.scores.get("median"), "within 10 %": part.scores.get("within_10"),
+            "interval ±%": (np.exp(np.mean(part.halves)) - 1) * 100, "source": facts.get("source", ""),
+            "licence": facts.get("licence", "")}

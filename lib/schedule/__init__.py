@@ -4,6 +4,7 @@ From the ground up; a file imports only from its own line and those above it:
 
     portable, compilation             arithmetic that gives the same bits on every machine; how functions are compiled
     problem, contention               jobs, devices, times; how jobs slow each other down
+    energy                            joules of jobs and of idle devices, and how they are known
     bounds, job_mixes, gavel          lower bounds (LP relaxation, matching); problems that are drawn
     problem_files                     problems that are read from CSV files
     state                             what a policy sees (State, Predict) and answers (Start, Restart, Wait)

@@ -17,8 +17,8 @@ from lib.schedule.simulation import metrics, trace
 from lib.schedule.simulation.events import Outcome, simulate
 from lib.tables import columns
 
-FIGURES = ("policy", "objective", "makespan_s", "mean_jct_s", "p99_jct_s", "energy_j", "price", "lower_bound_s", "ratio",
-           "decide_s", "jobs", "devices", "moved")
+FIGURES = ("policy", "objective", "makespan_s", "mean_jct_s", "p99_jct_s", "energy_j", "energy_source", "price",
+           "lower_bound_s", "ratio", "decide_s", "jobs", "devices", "moved")
 
 
 @dataclass(frozen=True)
@@ -72,9 +72,9 @@ def _check_meaning(problem: Problem, policy: str, objective: str) -> None:
 
 
 def schedule_files(times: Path, devices: Path, jobs: Path | None = None, actual: Path | None = None, policy: str = "hybrid",
-                   objective: str = "makespan") -> Answer:
+                   objective: str = "makespan", energy: Path | None = None) -> Answer:
     """Schedule what files describe (``problem_files.read``)."""
-    return schedule(problem_files.read(times, devices, jobs, actual), policy, objective)
+    return schedule(problem_files.read(times, devices, jobs, actual, energy), policy, objective)
 
 
 def text(answer: Answer) -> str:
@@ -86,7 +86,7 @@ def text(answer: Answer) -> str:
              f"  completion time       mean {figures['mean_jct_s']:,.6g} s, p99 {figures['p99_jct_s']:,.6g} s",
              f"  decided in            {figures['decide_s'] * 1e3:,.1f} ms"]
     if figures["energy_j"] is not None:
-        lines.append(f"  energy                {figures['energy_j']:,.6g} J")
+        lines.append(f"  energy                {figures['energy_j']:,.6g} J ({figures['energy_source']})")
     if figures["price"] is not None:
         lines.append(f"  price                 {figures['price']:,.6g}")
     busy = metrics.busy_s(answer.outcome)

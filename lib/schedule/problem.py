@@ -86,10 +86,22 @@ class Fleet:
 
 
 @dataclass(frozen=True)
+class JobEnergy:
+    """What each job takes on a device of each type: ``joules`` (jobs, types), without set-up; NaN: not known.
+
+    ``sources`` (jobs) says how it is known: measured, modelled or assumed.
+    """
+
+    joules: np.ndarray
+    sources: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Problem:
     """Jobs to schedule on a fleet. Times are in seconds, (jobs, types); inf: cannot run there.
 
-    ``sigma`` is the spread of the predictions in log time, 0 where they are taken for exact.
+    ``sigma`` is the spread of the predictions in log time, 0 where they are taken for exact. Without ``energy`` jobs take the
+    watts of their devices.
     """
 
     jobs: Jobs
@@ -97,6 +109,7 @@ class Problem:
     predicted_s: np.ndarray
     actual_s: np.ndarray
     sigma: float = 0.0
+    energy: JobEnergy | None = None
 
     def __post_init__(self):
         _check(self)
@@ -133,6 +146,10 @@ def _check(problem: Problem) -> None:
         seen: set[str] = set()
         raise InputError(f"job {next(name for name in jobs.ids if name in seen or seen.add(name))!r} is there twice")
     _check_times(problem)
+    if problem.energy is not None and (problem.energy.joules.shape, len(problem.energy.sources)) != (
+            (len(jobs), len(fleet.types)), len(jobs)):
+        raise InputError(f"energy is {problem.energy.joules.shape}, there are {len(jobs)} jobs and {len(fleet.types)} device "
+                         "types")
     for what, column in (("arrival_s", jobs.arrival_s), ("memory_mb", jobs.memory_mb), ("cpu_cores", jobs.cpu_cores)):
         if not (np.isfinite(column) & (column >= 0)).all():
             job = int(np.argmin(np.isfinite(column) & (column >= 0)))

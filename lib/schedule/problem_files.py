@@ -1,6 +1,7 @@
 """A scheduling problem read from CSV files: times, devices, and if there are any, jobs and actual times."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,15 +10,17 @@ import pandas as pd
 
 from lib import input_tables
 from lib.errors import InputError, choices
-from lib.schedule.problem import PER_TYPE, Fleet, Jobs, Problem, is_cpu
+from lib.schedule.energy import SOURCES
+from lib.schedule.problem import PER_TYPE, Fleet, JobEnergy, Jobs, Problem, is_cpu
 from lib.tables import TABLES, Column
 
 MOST_DEVICES = 1_000_000
 _SHORTEST_S = 1e-9
 
 
-def read(times: Path, devices: Path, jobs: Path | None = None, actual: Path | None = None) -> Problem:
-    """Read a problem: ``times.csv`` (``job_id``, a column a device type), ``devices.csv``, if given jobs and actual times.
+def read(times: Path, devices: Path, jobs: Path | None = None, actual: Path | None = None,
+         energy: Path | None = None) -> Problem:
+    """Read a problem: ``times.csv`` (``job_id``, a column a device type), ``devices.csv``, if given jobs, actual times, energy.
 
     Raises InputError, in one line that names the file, for what is wrong in it.
     """
@@ -26,18 +29,47 @@ def read(times: Path, devices: Path, jobs: Path | None = None, actual: Path | No
     actual_s = predicted_s
     if actual is not None:
         known, table = _read_times(actual, fleet)
-        lacking = [name for name in ids if name not in set(known)]
-        if lacking:
-            raise InputError(f"{actual} lacks jobs of {times}: {choices(lacking[:5])}")
-        row = {name: number for number, name in enumerate(known)}
-        actual_s = table[[row[name] for name in ids]]
+        actual_s = table[rows_of(ids, known, actual, times)]
+    joules = None
+    if energy is not None:
+        known, own = read_energy(energy, fleet.types)
+        rows = rows_of(ids, known, energy, times)
+        joules = JobEnergy(own.joules[rows], tuple(own.sources[row] for row in rows))
     if jobs is None:
-        return Problem(replace(Jobs.plain(len(ids)), ids=tuple(ids)), fleet, predicted_s, actual_s)
+        return Problem(replace(Jobs.plain(len(ids)), ids=tuple(ids)), fleet, predicted_s, actual_s, energy=joules)
     table = read_jobs(jobs)
     lacking = sorted(set(ids) ^ set(table["job_id"]))
     if lacking:
         raise InputError(f"{jobs} and {times} do not name the same jobs: {choices(lacking[:5])}")
-    return Problem(jobs_of(table.set_index("job_id", drop=False).loc[ids]), fleet, predicted_s, actual_s)
+    own_jobs = jobs_of(table.set_index("job_id", drop=False).loc[ids])
+    return Problem(own_jobs, fleet, predicted_s, actual_s, energy=joules)
+
+
+def rows_of(ids: Sequence[str], known: Sequence[str], path: Path, other: Path | str) -> list[int]:
+    """Return the row of each id among those of ``path``; InputError names those of ``other`` that it lacks."""
+    row = {name: number for number, name in enumerate(known)}
+    lacking = [name for name in ids if name not in row]
+    if lacking:
+        raise InputError(f"{path} lacks jobs of {other}: {choices(lacking[:5])}")
+    return [row[name] for name in ids]
+
+
+def read_energy(path: Path, types: Sequence[str]) -> tuple[list[str], JobEnergy]:
+    """Read ``energy.csv``: ``job_id``, joules in a column a device type, and how they are known (``source``, or measured).
+
+    Returns ids and energy, NaN where a cell is empty. Raises InputError naming the row that is wrong.
+    """
+    if "source" in types:
+        raise InputError(f"{path}: source is the column that says how energy is known; no device type can have that name")
+    joules = tuple(Column(name, "float", "joules on this device type; empty: not known", 0, empty=True) for name in types)
+    source = Column("source", "text", "how the joules are known", of=SOURCES, default=SOURCES[0])
+    table = input_tables.read(path, (TABLES["jobs"][0], *joules, source), others=True)
+    sources = table["source"].where(table["source"] != "", SOURCES[0])
+    wrong = ~sources.isin(SOURCES)
+    if wrong.any():
+        raise InputError(f"{path}: source of {table['job_id'][wrong].iloc[0]!r} is {sources[wrong].iloc[0]!r}: it is one of "
+                         f"{choices(SOURCES)}")
+    return table["job_id"].tolist(), JobEnergy(table[list(types)].to_numpy(float), tuple(sources))
 
 
 def read_jobs(path: Path) -> pd.DataFrame:

@@ -101,6 +101,7 @@ class State:
     done: int = 0
     expected: int = 0  # jobs still to arrive, 0 where that is not known
     contention: Contention | None = None  # what is known of how jobs slow each other down
+    joules: np.ndarray | None = None  # what jobs take on each type (jobs, types), NaN not known; None: their devices' watts
     memory: dict[type, Any] = field(default_factory=dict)  # a policy's objects, by their class
     refined_s: float = 0.0  # spent in ``refining`` since an engine last set it to 0
 
@@ -183,7 +184,8 @@ class State:
         free = [{number[device]: None for device in self.free[device_type] if device in number} for device_type in types]
         running = {number[device]: ran._replace(device=number[device]) for device, ran in self.running.items()}
         return State(self.jobs, fleet, self.now_s, self.waiting, running, free, self.free_cores, done=self.done,
-                     expected=self.expected, contention=self.contention and self.contention.subset(types)), types
+                     expected=self.expected, contention=self.contention and self.contention.subset(types),
+                     joules=None if self.joules is None else self.joules[:, types]), types
 
     def clear_news(self) -> None:
         """Start new lists of news, after a policy has seen the old ones."""

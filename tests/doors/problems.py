@@ -1,4 +1,4 @@
-"""The door of what people write to have jobs scheduled: times, devices, jobs and actual times (``problem_files.read``)."""
+"""The door of what people write to have jobs scheduled: times, devices, jobs, energy (``problem_files.read``)."""
 
 from dataclasses import astuple
 from pathlib import Path
@@ -14,7 +14,7 @@ NO_TIME = ["0", "-1", "nan", "inf", "-inf", "x", "1e999", "1,5", "NA"]
 
 
 def _tables(data: st.DataObject) -> dict[str, csv_texts.Rows]:
-    """Draw a problem that can be scheduled, as the rows of its four files."""
+    """Draw a problem that can be scheduled, as the rows of its five files."""
     types = data.draw(st.lists(st.sampled_from(["cpu", "cuda:0", "gpu-x", "v100"]), min_size=1, max_size=3, unique=True))
     ids = data.draw(
         st.lists(
@@ -38,7 +38,10 @@ def _tables(data: st.DataObject) -> dict[str, csv_texts.Rows]:
         ["job_id", "arrival_s", "deadline_s", "memory_mb"],
         *([name, data.draw(st.sampled_from(["0", "1.5", ""])), data.draw(st.sampled_from(["", "100"])), "10"] for name in ids),
     ]
-    return {"times": times, "devices": devices, "jobs": jobs, "actual": actual}
+    joules = st.one_of(st.just(""), st.floats(0, 1e9).map(lambda value: f"{value:.6g}"))
+    sources = st.sampled_from(["", "measured", "modelled", "assumed"])
+    energy = [["job_id", *types, "source"], *([name, *(data.draw(joules) for _ in types), data.draw(sources)] for name in ids)]
+    return {"times": times, "devices": devices, "jobs": jobs, "actual": actual, "energy": energy}
 
 
 def _wrong(tables: dict[str, csv_texts.Rows], data: st.DataObject) -> str:
@@ -53,6 +56,8 @@ def _wrong(tables: dict[str, csv_texts.Rows], data: st.DataObject) -> str:
         rows.append(list(rows[row]))
     elif what == "no number" and which in ("times", "actual"):
         rows[row][data.draw(st.integers(1, len(rows[0]) - 1))] = data.draw(st.sampled_from(NO_TIME))
+    elif what == "no number" and which == "energy":
+        rows[row][data.draw(st.integers(1, len(rows[0]) - 1))] = data.draw(st.sampled_from(["-1", "nan", "inf", "x", "NA"]))
     elif what == "no number" and which == "devices":
         rows[row][2] = data.draw(st.sampled_from(["-1", "1.5", "x", "nan", "1e9", "99999999"]))
     elif what == "no number":
@@ -67,8 +72,8 @@ def _wrong(tables: dict[str, csv_texts.Rows], data: st.DataObject) -> str:
 
 def _read(folder: Path) -> tuple:
     """Return a problem as its arrays, jobs and devices in the order of their names."""
-    problem = problem_files.read(*(folder / f"{name}.csv" for name in ("times", "devices", "jobs", "actual")))
-    return (problem.predicted_s, problem.actual_s, *astuple(problem.jobs), *astuple(problem.fleet))
+    problem = problem_files.read(*(folder / f"{name}.csv" for name in ("times", "devices", "jobs", "actual", "energy")))
+    return (problem.predicted_s, problem.actual_s, *astuple(problem.energy), *astuple(problem.jobs), *astuple(problem.fleet))
 
 
 def _attempt(data: st.DataObject, folder: Path) -> str:

@@ -16,7 +16,7 @@ from lib.predict import model_file
 from lib.predict.operators import features, inputs
 from lib.predict.operators.features import Row
 from lib.predict.operators.features_gpu import Chip
-from lib.predict.operators.parts import Part
+from lib.predict.operators.parts import Part, names_of
 
 ANY_GPU = "any-gpu"  # the device of a model of several GPUs, which holds relative to a chip
 _ANY_CHIP = Chip(1.0, 1.0, 1.0, 1, 1.0, 4)
@@ -106,7 +106,7 @@ class CostModel:
         parts = {}
         for name, entry in content.parts.items():
             try:
-                parts[name] = Part.of_file(name, entry, _ANY_CHIP if content.device == ANY_GPU else chip)
+                parts[name] = Part.of_file(entry, names_of(name, _ANY_CHIP if content.device == ANY_GPU else chip))
             except ValueError as error:
                 raise InputError(f"{path} is no cost model of this program: {name}: {error}") from None
         plain = content.model_dump(mode="json", include={"facts", "compositions"}, exclude_unset=True)

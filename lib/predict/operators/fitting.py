@@ -78,7 +78,7 @@ def fit_part(rows: pd.DataFrame, frames: Frames, quick: bool = False, groups: pd
     part = _without_intervals(rows, frames, quick, distilled)
     part.edges_ms, part.halves = conformal(error, predicted)
     part.scores = score(measured_ms, predicted)
-    part.held_out = _held_out(rows, predicted, error, fold).assign(out_of_range=outside)
+    part.held_out = held_out(rows, predicted, error, fold).assign(out_of_range=outside)
     return part
 
 
@@ -88,7 +88,7 @@ def _without_intervals(rows: pd.DataFrame, frames: Frames, quick: bool, distille
     return Part(regressor, list(x), parts.ranges(x), inputs.kinds(rows), [], [np.nan], len(rows))
 
 
-def _held_out(rows: pd.DataFrame, predicted: np.ndarray, error: np.ndarray, fold: np.ndarray) -> pd.DataFrame:
+def held_out(rows: pd.DataFrame, predicted: np.ndarray, error: np.ndarray, fold: np.ndarray) -> pd.DataFrame:
     """Return each row's prediction by the fold that left it out, its interval from the errors of the other folds."""
     half = np.zeros(len(rows))
     for number in np.unique(fold):

@@ -73,20 +73,26 @@ class Part:
                 "correction": asdict(self.correction) if self.correction else None}
 
     @classmethod
-    def of_file(cls, name: str, entry: model_file.Part, chip: Chip | None) -> "Part":
-        """Take a part of a model of a CPU, or of a GPU by its chip, from its entry in a file.
-
-        Raises ValueError where its terms and features are not those that operators of its group and pass have.
-        """
-        group, _, passes = name.partition(" ")
-        terms, features = inputs.names(group, chip)
-        if passes not in _PASSES:
-            raise ValueError(f"there is no pass {passes!r}; there are: {choices(_PASSES)}")
+    def of_file(cls, entry: model_file.Part, names: tuple[list[str], list[str]]) -> "Part":
+        """Take a part from its entry in a file; ValueError where its terms and features are not those of ``names``."""
+        terms, features = names
         if list(entry.regressor.terms) != terms or list(entry.features) not in (features, []):
             raise ValueError("it has other terms or features than this program makes of operators")
         saved = entry.model_dump(mode="json", include=set(_SAVED))
         correction = entry.correction.model_dump() if entry.correction else None
         return cls(regressors.of_file(entry.regressor), **saved, correction=Correction(**correction) if correction else None)
+
+
+def names_of(name: str, chip: Chip | None) -> tuple[list[str], list[str]]:
+    """Return the names of the terms and of the features of a part by its group and pass, on a CPU or a chip.
+
+    Raises ValueError where there is no such group or pass.
+    """
+    group, _, passes = name.partition(" ")
+    several = inputs.names(group, chip)
+    if passes not in _PASSES:
+        raise ValueError(f"there is no pass {passes!r}; there are: {choices(_PASSES)}")
+    return several
 
 
 def ranges(x: pd.DataFrame) -> dict[str, tuple[float, float]]:

@@ -103,13 +103,13 @@ class Boosted:
 
     @classmethod
     def of(cls, terms: pd.DataFrame, x: pd.DataFrame, measured_ms: np.ndarray, weight: np.ndarray, rounds: int = _ROUNDS,
-           bags: int = 1) -> "Boosted":
-        """Train on terms, features and times."""
+           bags: int = 1, **options: Any) -> "Boosted":
+        """Train on terms, features and times (or watts); ``options`` of LightGBM go before those of TREES."""
         x = x.loc[:, (x != x.iloc[0]).any()]
         costs = nonnegative_rates(terms, measured_ms)
         total, share = shares(terms.to_numpy(), costs)
         answer = np.log(measured_ms / total)
-        trees = _boosted(np.concatenate([x.to_numpy(float), share], axis=1), answer, weight, rounds, bags)
+        trees = _boosted(np.concatenate([x.to_numpy(float), share], axis=1), answer, weight, rounds, bags, **options)
         return cls(list(terms), list(x), costs, trees, OneHot.of(x[[name for name in x if name in TEXTS]]).known,
                    tuple(map(float, np.quantile(answer, _QUANTILES))))
 
@@ -137,12 +137,13 @@ class Boosted:
                 "quantiles": list(self.quantiles), "trees": {**trees, "ensembles": self.trees.ensembles}}
 
 
-def _boosted(x: np.ndarray, answer: np.ndarray, weight: np.ndarray, rounds: int, bags: int) -> Trees:
+def _boosted(x: np.ndarray, answer: np.ndarray, weight: np.ndarray, rounds: int, bags: int,
+             **options: Any) -> Trees:
     import lightgbm
 
     data = lightgbm.Dataset(x.astype(np.float32), answer, weight=weight, free_raw_data=False)
     size = {"num_leaves": _LEAVES, "min_data_in_leaf": 10} if len(x) >= _MANY else {}
-    return Trees.of([lightgbm.train({**TREES, **size, "seed": seed}, data, rounds) for seed in range(bags)])
+    return Trees.of([lightgbm.train({**TREES, **size, **options, "seed": seed}, data, rounds) for seed in range(bags)])
 
 
 @dataclass

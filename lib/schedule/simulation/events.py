@@ -82,6 +82,7 @@ class _Engine:
         self.state = State.at_start(problem.jobs, problem.fleet)
         self.state.expected = len(problem.jobs)
         self.state.contention = known
+        self.state.joules = problem.energy and problem.energy.joules
         self.predict = Predict(problem.feasible_s, problem.sigma)
         self.log, self.attempts, self.failures = _Log(), [0] * len(problem.jobs), [0] * len(problem.jobs)
         self._able, self._actual = feasible(problem), problem.actual_s.tolist()

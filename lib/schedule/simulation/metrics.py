@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lib.schedule import bounds
+from lib.schedule import bounds, energy
 from lib.schedule.problem import Problem
 from lib.schedule.simulation.events import Outcome
 
@@ -33,14 +33,6 @@ def busy_s(outcome: Outcome) -> np.ndarray:
                        minlength=len(outcome.problem.fleet.types))
 
 
-def energy_j(problem: Problem, used_s: np.ndarray, makespan_s: float) -> float | None:
-    """Return the energy until the last job ended, idle devices included; None where a type's watts are not known."""
-    fleet = problem.fleet
-    if np.isnan(fleet.idle_w).any() or np.isnan(fleet.busy_w).any():
-        return None
-    return float((used_s * fleet.busy_w + (fleet.counts * makespan_s - used_s) * fleet.idle_w).sum())
-
-
 def price(problem: Problem, used_s: np.ndarray) -> float | None:
     """Return what the used time costs; None where a type's price is not known."""
     return None if np.isnan(problem.fleet.price_per_hour).any() else float((used_s * problem.fleet.price_per_hour).sum() / 3600)
@@ -60,6 +52,7 @@ def metrics(outcome: Outcome, lower_bound_s: float | None = None) -> dict[str, A
     shares = (50, 95, 99)
     percentiles = np.percentile(jct, shares).tolist() if len(jct) else [math.nan] * len(shares)
     span = makespan - float(problem.jobs.arrival_s.min())
+    joules, source = energy.of_schedule(problem, outcome.schedule, span)
     return {"makespan_s": makespan, "mean_jct_s": float(jct.mean()) if len(jct) else math.nan,
             **{f"p{share}_jct_s": value for share, value in zip(shares, percentiles, strict=True)},
             "mean_slowdown": float(slowdown.mean()) if len(jct) else math.nan,
@@ -67,7 +60,7 @@ def metrics(outcome: Outcome, lower_bound_s: float | None = None) -> dict[str, A
             "fairness": float(slowdown.sum() ** 2 / (len(slowdown) * (slowdown ** 2).sum())) if len(jct) else math.nan,
             "late": int(table["late"].sum()), "failed": int((outcome.schedule["status"] == "failed").sum()),
             "moved": int((outcome.schedule["status"] == "moved").sum()),
-            "energy_j": energy_j(problem, used, span), "price": price(problem, used),
+            "energy_j": joules, "energy_source": source, "price": price(problem, used),
             **{f"used_{name}": float(seconds / (count * span)) if count else 0.0
                for name, seconds, count in zip(fleet.types, used, fleet.counts, strict=True)},
             "lower_bound_s": lower_bound_s, "ratio": makespan / lower_bound_s if lower_bound_s else None,

@@ -87,7 +87,14 @@ def pareto_words(results: pd.DataFrame) -> str:
         return "Nothing to trade: the shortest schedule is also the one that takes the least energy."
     saved, longer = 1 - spare["energy_j"] / fast["energy_j"], spare["makespan_s"] / fast["makespan_s"] - 1
     return (f"The shortest schedule takes {fast['energy_j'] / 1e6:.1f} MJ; {saved:.0%} less energy costs {longer:.0%} more "
-            "time. All of it rests on the watts assumed in params/scenarios.yaml.")
+            f"time. {_known(ours['energy_source'])}")
+
+
+def _known(sources: pd.Series) -> str:
+    """Say on what the joules of schedules rest."""
+    if set(sources) == {"assumed"}:
+        return "The joules are assumed: all of it rests on the watts in params/scenarios.yaml."
+    return f"The joules of the schedules: {'; '.join(sorted(set(sources)))}."
 
 
 @needs("measured pairs")

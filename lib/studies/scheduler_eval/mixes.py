@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -13,7 +14,7 @@ from lib.config.definitions import Scenario
 from lib.progress import track
 from lib.schedule import bounds, gavel, job_mixes
 from lib.schedule.policies import registry
-from lib.schedule.problem import Fleet, Problem
+from lib.schedule.problem import Fleet, JobEnergy, Problem
 from lib.schedule.simulation.events import simulate
 from lib.studies.scheduler_eval import comparison, scenario
 from lib.studies.scheduler_eval.scenario import StepTimes
@@ -85,6 +86,32 @@ def step_table(times: StepTimes) -> pd.DataFrame:
     table = table[sorted(table, key=lambda device: device != "cpu")].reset_index()
     table.columns.name = None
     return table
+
+
+def energy_table(mixes: Mixes, energy: str = "") -> pd.DataFrame:
+    """Return joules of a step of each job class on each device type of the widest scenario, and how they are known.
+
+    ``energy`` is the CSV that states them; empty: watts times time.
+    """
+    by_watts = scenario.step_energy(mixes.times, mixes.widest)
+    stated = step_energies(mixes, energy) or by_watts
+    table = mixes.times.subset(mixes.widest.kinds).wide("step_ms", mixes.widest.devices)
+    known = ~np.isnan(stated.joules)
+    joules = np.where(known, stated.joules, by_watts.joules)
+    sources = np.where(known, np.array(stated.sources, object)[:, None], "assumed")
+    texts = np.vectorize(lambda value, source: f"{value:.3g} ({source})")(joules, sources)
+    cells = np.where(np.isnan(table), "does not fit", np.where(np.isnan(joules), "not known", texts))
+    return pd.DataFrame(cells, columns=list(table), index=table.index).rename_axis(columns=None).reset_index()
+
+
+def step_energies(mixes: Mixes, energy: str) -> JobEnergy | None:
+    """Return what the CSV ``energy`` states of a step of the widest scenario's job classes; None where it is empty."""
+    return scenario.step_energy(mixes.times, mixes.widest, Path(energy)) if energy else None
+
+
+def with_energy(mixes: Mixes, count: int, energy: str = "") -> Problem:
+    """Return a problem of the widest scenario whose jobs take the joules that the CSV ``energy`` states; empty: watts."""
+    return scenario.draw(mixes.times, mixes.widest, count, 0, steps=step_energies(mixes, energy))
 
 
 def headroom_table(results: pd.DataFrame) -> pd.DataFrame:

@@ -1,7 +1,8 @@
 """How long a step of each job class takes on each device type of a scenario: measured where it was, else predicted."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -11,8 +12,8 @@ from lib.config.definitions import JobClass, Scenario
 from lib.measure import archive
 from lib.predict import advise, registry
 from lib.progress import track
-from lib.schedule import job_mixes, portable
-from lib.schedule.problem import Fleet, Problem
+from lib.schedule import job_mixes, portable, problem_files
+from lib.schedule.problem import Fleet, JobEnergy, Problem
 
 _HALF = 1.645  # standard deviations in half of a 90 % interval
 _DIGITS = 6  # of a time: the last ones of a prediction are those of the processor that made it, and schedules hang on them
@@ -103,8 +104,35 @@ def fleet(scenario: Scenario) -> Fleet:
                     busy_w=numbers("busy_w"), price_per_hour=numbers("price_per_hour"))
 
 
-def draw(times: StepTimes, scenario: Scenario, count: int, seed: int, load: float = 0.0) -> Problem:
-    """Draw a problem of a scenario: ``count`` jobs over its classes; with ``load`` they arrive over time."""
+def step_energy(times: StepTimes, scenario: Scenario, path: Path | None = None) -> JobEnergy:
+    """Return the joules of a step of each job class of a scenario on each device type, NaN not known, and how they are known.
+
+    Those of ``path`` (``problem_files.read_energy``, a row a job class), else the scenario's watts times the step's time.
+    InputError names what is wrong in the file, and job classes that it lacks.
+    """
     own = times.subset(scenario.kinds)
-    return job_mixes.draw(own.rates(scenario.devices), fleet(scenario), count, seed, load,
-                      (scenario.shortest_s, scenario.longest_s), own.memory_mb())
+    step_s = own.wide("step_ms", scenario.devices) / 1e3
+    by_watts = step_s.to_numpy(float) * fleet(scenario).busy_w
+    classes = [str(name) for name in step_s.index]
+    if path is None:
+        return JobEnergy(by_watts, ("assumed",) * len(classes))
+    known, table = problem_files.read_energy(path, list(scenario.devices))
+    rows = problem_files.rows_of(classes, known, path, f"the scenario {scenario.id}")
+    return JobEnergy(table.joules[rows], tuple(table.sources[row] for row in rows))
+
+
+def draw(times: StepTimes, scenario: Scenario, count: int, seed: int, load: float = 0.0,
+         steps: JobEnergy | None = None) -> Problem:
+    """Draw a problem of a scenario: ``count`` jobs over its classes; with ``load`` they arrive over time.
+
+    ``steps`` are the joules of a step of each class (``step_energy``); without, jobs take the watts of their devices.
+    """
+    own = times.subset(scenario.kinds)
+    rates = own.rates(scenario.devices)
+    problem = job_mixes.draw(rates, fleet(scenario), count, seed, load, (scenario.shortest_s, scenario.longest_s),
+                             own.memory_mb())
+    if steps is None:
+        return problem
+    kinds = problem.jobs.job_class
+    taken = np.where(np.isfinite(problem.actual_s), problem.actual_s, np.nan) * rates.to_numpy(float)[kinds]
+    return replace(problem, energy=JobEnergy(steps.joules[kinds] * taken, tuple(steps.sources[kind] for kind in kinds)))

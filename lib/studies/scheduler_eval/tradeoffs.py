@@ -37,9 +37,9 @@ def pareto(problem: Problem, weights: Sequence[float] = WEIGHTS) -> pd.DataFrame
     return table.assign(front=~np.array(beaten))
 
 
-def _figures(problem: Problem, name: str, **options) -> dict[str, float]:
+def _figures(problem: Problem, name: str, **options) -> dict[str, float | str | None]:
     figures = metrics.metrics(simulate(problem, registry.policy(name, **options)))
-    return {"makespan_s": figures["makespan_s"], "energy_j": figures["energy_j"]}
+    return {name: figures[name] for name in ("makespan_s", "energy_j", "energy_source")}
 
 
 def ignoring(draw: comparison.Mix, contention: Contention, names: Sequence[str] = ("longest-first", "hybrid"),

@@ -7,7 +7,7 @@ from math import inf
 import numpy as np
 
 from lib.errors import InputError, choices
-from lib.schedule import bounds
+from lib.schedule import bounds, energy
 from lib.schedule.policies import colocation
 from lib.schedule.policies.greedy import greedy
 from lib.schedule.policies.hybrid.estimator import Estimator
@@ -109,9 +109,9 @@ def _outlook(state: State, estimator: Estimator) -> tuple[np.ndarray, np.ndarray
     return jobs, times, ready + colocation.blocked_s(state, jobs, times, ready), whole
 
 
-def _weighted(state: State, times: np.ndarray, ready_s: np.ndarray,
+def _weighted(state: State, jobs: np.ndarray, times: np.ndarray, ready_s: np.ndarray,
               weights: dict[str, float]) -> tuple[float, np.ndarray | None]:
-    """Return the weight of the makespan, and what running a job on a type costs beside it (jobs, types), in like units.
+    """Return the weight of the makespan, and what running ``jobs`` on a type costs beside it (jobs, types), in like units.
 
     Energy is what running takes above idling, for each job, and idling, which lasts as long as the makespan.
     """
@@ -124,17 +124,31 @@ def _weighted(state: State, times: np.ndarray, ready_s: np.ndarray,
     for name, weight in weights.items():
         if name == "makespan" or not weight:
             continue
-        busy = fleet.busy_w if name == "energy" else fleet.price_per_hour
-        idle = fleet.idle_w if name == "energy" else np.zeros(len(fleet.types))
-        if np.isnan(busy).any() or np.isnan(idle).any():
-            columns = "idle_w and busy_w" if name == "energy" else "price_per_hour"
-            raise InputError(f"the objective {name} needs {columns} of every device type in the devices file")
-        cost = np.where(np.isfinite(times), times * (busy - idle)[None], inf)
+        cost, idle = _cost(state, jobs, times, name)
         idling = float((fleet.counts * idle).sum()) * span_s
         least = cost.min(axis=1).sum() + idling
         extra += weight * np.where(np.isfinite(cost), cost, 0.0) / max(least, 1e-12)
         of_span += weight * idling / max(least, 1e-12)
     return of_span, extra
+
+
+def _cost(state: State, jobs: np.ndarray, times: np.ndarray, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return what running jobs costs above idling (jobs, types), inf where they cannot run, and idling by type and second.
+
+    Raises InputError where watts, for which no table of energy stands in, or prices are not known.
+    """
+    fleet, able = state.fleet, np.isfinite(times)
+    times = np.where(able, times, 0.0)
+    if name == "price":
+        cost, idle, columns = times * fleet.price_per_hour[None], np.zeros(len(fleet.types)), "price_per_hour"
+    else:
+        joules = None if state.joules is None else state.joules[jobs]
+        cost = energy.above_idle_j(times, joules, fleet.idle_w, fleet.busy_w, fleet.setup_s)
+        idle, columns = fleet.idle_w if joules is None else np.nan_to_num(fleet.idle_w), "idle_w and busy_w"
+    if np.isnan(cost[able]).any() or np.isnan(idle).any():
+        stands_in = ", or a table of energy with every job" if name == "energy" else ""
+        raise InputError(f"the objective {name} needs {columns} of every device type in the devices file{stands_in}")
+    return np.where(able, cost, inf), idle
 
 
 def _plan_anew(state: State, estimator: Estimator, planner: Planner, weights: dict[str, float], steps: int, seed: int) -> None:
@@ -145,7 +159,7 @@ def _plan_anew(state: State, estimator: Estimator, planner: Planner, weights: di
     start = np.array([assigned.get(job, -1) for job in jobs.tolist()], int) if planner.size else None
     if start is not None and (start < 0).any():
         start = None
-    weight, extra = _weighted(state, times, ready, weights)
+    weight, extra = _weighted(state, jobs, times, ready, weights)
     plan = local_search.plan(times, type_of, ready, steps, seed, extra, start, weight, estimator.sigma, whole)
     own = times[np.arange(len(jobs)), type_of[plan]]
     planner.fill(jobs, own, plan, state.now_s + local_search.loads(times, type_of, ready, plan))

@@ -1,0 +1,37 @@
+"""What the GEMMs of a network take in joules, by the power model of its device."""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from lib.predict.networks.composition import Estimate
+from lib.predict.power.features import OPS
+from lib.predict.power.model import PowerModel
+
+_NOTHING = {"energy_j": math.nan, "energy_low_j": math.nan, "energy_high_j": math.nan, "energy_share": math.nan,
+            "energy_source": None}
+_SHARE = 0.05  # of the GEMMs' time out of the training range, and the source says so
+
+
+def per_image(power: PowerModel | None, estimate: Estimate, batch_size: int) -> dict[str, Any]:
+    """Return joules an image of a network's GEMMs, low and high, the share of the predicted time that they are, and the source.
+
+    Power times predicted time, operator by operator; the interval joins the power's and the time's as independent, and adds
+    operators up as if they erred together. Without a power model, or without a GEMM, nothing is known: NaN, and no source.
+    """
+    operators = estimate.operators
+    own = operators[operators["op"].isin(OPS) & (operators["pass"] == "forward")]
+    if power is None or own.empty:
+        return _NOTHING
+    watts = power.predict(own.assign(latency_ms=own["predicted_ms"]))
+    spent_ms = (own["predicted_ms"] * own["calls"]).to_numpy()
+    joules = watts["power_w"].to_numpy() * spent_ms / 1e3
+    wider = np.maximum(watts["high_w"] / watts["power_w"], watts["power_w"] / watts["low_w"])  # one side may end at a limit
+    half = np.hypot(np.log(wider), own["half"]).to_numpy()
+    total_ms = float((operators["predicted_ms"] * operators["calls"]).sum())
+    outside = float(spent_ms[watts["out_of_range"].to_numpy()].sum() / spent_ms.sum())
+    known = {"energy_j": joules, "energy_low_j": joules * np.exp(-half), "energy_high_j": joules * np.exp(half)}
+    return {**{name: float(values.sum() / batch_size) for name, values in known.items()},
+            "energy_share": float(spent_ms.sum()) / total_ms,
+            "energy_source": "modelled" + (f", {outside:.0%} out of range" if outside > _SHARE else "")}

@@ -1,0 +1,83 @@
+"""The power model of a GPU's GEMM kernels: watts from shape and time, with an interval, bounded by the card."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from lib import paths
+from lib.errors import InputError
+from lib.predict import model_file
+from lib.predict.operators import features, inputs
+from lib.predict.operators.features_gpu import Chip
+from lib.predict.operators.parts import Part
+from lib.predict.power.features import frames, names
+
+SHIPPED = paths.REFERENCE / "models" / "power"
+PART = "gemm power"
+_WATTS = ("least_w", "limit_w")
+
+
+@dataclass
+class PowerModel:
+    """``part`` answers in watts; all answers lie between two of the ``facts``, least power in training and the card's limit."""
+
+    device: str
+    facts: dict[str, Any]
+    part: Part
+    chip: Chip
+
+    def predict(self, table: pd.DataFrame) -> pd.DataFrame:
+        """Return ``power_w, low_w, high_w, out_of_range`` of GEMMs that take ``latency_ms`` (``sweep`` columns)."""
+        terms, x = frames(table, self.chip)
+        watts, outside = self.part.predict(terms.to_numpy(), x.to_numpy())
+        half, limits = self.part.half(watts), [self.facts[name] for name in _WATTS]
+        several = {"power_w": watts, "low_w": watts * np.exp(-half), "high_w": watts * np.exp(half)}
+        known = np.isin(inputs.codes(features.columns(table)), self.part.codes)
+        return pd.DataFrame({name: np.clip(values, *limits) for name, values in several.items()}, index=table.index).assign(
+            out_of_range=outside | ~known)
+
+    def save(self, path: Path) -> Path:
+        """Write the model as data, see ``model_file``."""
+        return model_file.write(path, {"device": self.device, "facts": self.facts, "compositions": {},
+                                       "chip": asdict(self.chip), "parts": {PART: self.part.plain()}})
+
+    @classmethod
+    def load(cls, path: Path) -> "PowerModel":
+        """Read a model back; InputError says what is wrong with a damaged file, or with one of something else. Runs no code."""
+        content = model_file.read(path)
+        facts = content.model_dump(mode="json", include={"facts"}, exclude_unset=True)["facts"]
+        watts = [facts.get(name) for name in _WATTS]
+        if set(content.parts) != {PART} or content.chip is None:
+            raise InputError(f"{path} is no power model: it has other parts than {PART!r}, or no chip")
+        if not all(type(value) in (int, float) and np.isfinite(value) for value in watts) or not 0 < watts[0] < watts[1]:
+            raise InputError(f"{path}: least_w and limit_w are {watts}: they are watts, the first below the second")
+        chip = Chip(**content.chip.model_dump())
+        try:
+            part = Part.of_file(content.parts[PART], names(chip))
+        except ValueError as error:
+            raise InputError(f"{path} is no power model of this program: {error}") from None
+        return cls(content.device, facts, part, chip)
+
+
+def path_of(device: str, dtype: str) -> Path:
+    """Return where the model of a device and element type ships."""
+    return SHIPPED / f"{device}_{dtype}.json.gz"
+
+
+def model_files() -> list[Path]:
+    """Return the files of the power models that ship."""
+    return sorted(SHIPPED.glob("*.json.gz"))
+
+
+def of_device(device: str, dtype: str) -> PowerModel | None:
+    """Return the model of a device and element type, None where there is none; InputError for a file that holds another."""
+    path = path_of(device, dtype)
+    if not path.exists():
+        return None
+    model = PowerModel.load(path)
+    if (model.device, model.facts.get("dtype")) != (device, dtype):
+        raise InputError(f"{path} holds a power model of {model.device}, {model.facts.get('dtype')}: not what its name says")
+    return model

@@ -1,0 +1,49 @@
+"""What schedules take in joules: of jobs from a table where one is given, else watts times seconds; idle devices included."""
+
+import numpy as np
+import pandas as pd
+
+from lib.schedule.problem import Problem
+
+SOURCES = ("measured", "modelled", "assumed")  # the surest first; watts of a devices table are assumed
+
+
+def above_idle_j(times: np.ndarray, joules: np.ndarray | None, idle_w: np.ndarray, busy_w: np.ndarray,
+                 setup_s: np.ndarray) -> np.ndarray:
+    """Return what running jobs takes beyond idling (jobs, types), by their ``times`` with set-up; NaN where it is not known.
+
+    ``joules`` (jobs, types) are those of a table, without set-up, during which a device idles; NaN where it has none.
+    """
+    by_watts = times * (busy_w - idle_w)[None]
+    if joules is None:
+        return by_watts
+    return np.where(np.isnan(joules), by_watts, joules - np.nan_to_num(idle_w)[None] * (times - setup_s[None]))
+
+
+def of_schedule(problem: Problem, schedule: pd.DataFrame, span_s: float) -> tuple[float | None, str | None]:
+    """Return the joules of a schedule's attempts and of idle devices over ``span_s``, and how they are known.
+
+    The source is that of the least sure attempt, and says what idling is; both None where watts that are needed are not known.
+    An attempt that takes longer or shorter than its job takes that much more or less. Watts of idling that are not known count
+    for nothing beside a table, and the source says so.
+    """
+    fleet = problem.fleet
+    of_type = fleet.type_of[schedule["device_index"].to_numpy(int)]
+    seconds = (schedule["end_s"] - schedule["start_s"]).to_numpy(float)
+    busy_s = np.bincount(of_type, seconds, minlength=len(fleet.types))
+    if problem.energy is None:
+        joules = float((busy_s * fleet.busy_w + (fleet.counts * span_s - busy_s) * fleet.idle_w).sum())
+        return (None, None) if np.isnan(joules) else (joules, "assumed")
+    job = schedule["job"].to_numpy(int)
+    table = problem.energy.joules[job, of_type]
+    stated = ~np.isnan(table)
+    setup_s = np.where(stated, np.minimum(fleet.setup_s[of_type], seconds), 0.0)
+    shares = (seconds - setup_s) / problem.actual_s[job, of_type]
+    attempts = np.where(stated, table * shares, seconds * fleet.busy_w[of_type])
+    idle_s = fleet.counts * span_s - np.bincount(of_type, seconds - setup_s, minlength=len(fleet.types))
+    joules = float(attempts.sum() + (idle_s * np.nan_to_num(fleet.idle_w)).sum())
+    if np.isnan(joules):
+        return None, None
+    kinds = [problem.energy.sources[number] for number in np.unique(job[stated])] + ["assumed"] * (not stated.all())
+    idling = "without idling" if np.isnan(fleet.idle_w).any() else "idling assumed"
+    return joules, f"{max(kinds, key=SOURCES.index, default='assumed')}, {idling}"
