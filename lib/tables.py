@@ -42,9 +42,9 @@ _VERDICT = _text("verdict", "how far to trust the row", "stable", "noisy", "unus
 ENERGY = (
     _later(_float("power_w", "mean power meanwhile, idle power included; empty: not measured", empty=True), float("nan")),
     _later(_float("idle_w", "idle power, logged in the same session; empty: not measured", empty=True), float("nan")),
-    _later(_text("energy_method", "the meter and which of its readings (counter, or integration of power), or not measured"),
-           "not measured"),
-    _later(_int("energy_n", "samples of the meter meanwhile"), 0),
+    _later(_text("energy_method", "the meter and which of its readings (counter, or integration of power), or not measured",
+                 empty=True), "not measured"),
+    _later(_count("energy_n", "samples of the meter meanwhile", 0), 0),
     _later(_float("energy_disagreement", "integrated power over the counter's energy - 1; empty where one is missing", None,
                   empty=True), float("nan")),
     _later(_text("energy_reason", "why there is no energy; empty where there is", empty=True), NO_ENERGY))

@@ -106,5 +106,6 @@ def test_a_rapl_counter_is_followed_when_it_begins_anew(tmp_path):
         meters.Rapl(tmp_path / "nowhere")
 
 
-def test_a_device_without_a_meter_says_why():
+def test_a_device_without_a_meter_says_why(monkeypatch):
+    monkeypatch.delenv(meters.CHOICE)
     assert "no meter of mps" in meters.open_meter("mps").reason

@@ -8,7 +8,7 @@ import signal
 import pytest
 import torch
 
-from lib import paths, store
+from lib import paths, store, tables
 from lib.cli.main import main
 from lib.config import definitions
 from lib.config.base import build
@@ -40,6 +40,28 @@ def test_networks_are_measured_in_a_process_of_their_own_and_resumed(tmp_path):
     assert len(other) == 1, "a visit of other cases is not taken for these"
     campaign.write(table, tmp_path / "networks.parquet", **identity)
     assert store.read_json(tmp_path / "networks.meta.json")["hardware_id"] == table["hardware_id"][0]
+
+
+@pytest.mark.slow
+def test_networks_have_the_energy_of_a_known_power(tmp_path, metered):
+    table, identity = campaign.measure(PAIR[:1], rounds=1, case_s=0.05, raw=tmp_path / "visits.jsonl")
+    (row,) = store.read(campaign.write(table, tmp_path / "networks.parquet", **identity), "networks").to_dict("records")
+    assert row["power_w"] == row["idle_w"] == pytest.approx(metered)
+    assert row["energy_n"] >= 10
+    assert row["energy_reason"] == ""
+    assert row["energy_j"] == pytest.approx(metered * row["latency_ms"] / 1e3, rel=0.5), "a loop beside other processes"
+    again, _ = campaign.measure(PAIR[:1], rounds=1, case_s=0.05, raw=tmp_path / "visits.jsonl")
+    assert again["energy_j"].tolist() == [row["energy_j"]], "visits keep their energies"
+
+
+def test_of_several_visits_the_median_energy_counts_and_old_ones_say_that_they_have_none():
+    def visit(energy_j, reason=""):
+        return {"energy_j": energy_j, "power_w": 1.0, "idle_w": 0.5, "energy_method": "m", "energy_n": 20,
+                "energy_disagreement": 0.0, "energy_reason": reason}
+
+    assert campaign._energy([visit(3.0), visit(float("nan"), "too few"), visit(1.0), visit(2.0)])["energy_j"] == 2.0
+    assert campaign._energy([visit(float("nan"), "too few")])["energy_reason"] == "too few"
+    assert campaign._energy([])["energy_reason"] == tables.NO_ENERGY
 
 
 @pytest.mark.slow

@@ -137,7 +137,7 @@ class Replay:
     def __init__(self, trace: Trace, name: str, clock: Callable[[], float] = time.perf_counter):
         self._trace, self.name, self._clock = trace, f"replay of {name}", clock
         self._begin, self._length = clock(), float(trace.at_s[-1] - trace.at_s[0])
-        self.period_s = min(PERIOD_S, float(np.median(np.diff(trace.at_s))))
+        self.period_s = max(PERIOD_S, float(np.median(np.diff(trace.at_s))))
 
     def _at(self, values: np.ndarray) -> float:
         passed_s = self._clock() - self._begin

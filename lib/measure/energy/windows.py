@@ -77,7 +77,6 @@ class Recorder(AbstractContextManager):
         if self.present:
             with self.window("idle"):
                 time.sleep(seconds)
-            self._sample()
             self.idle_w = self.energies("idle")[-1].power_w
 
     @property
@@ -93,6 +92,8 @@ class Recorder(AbstractContextManager):
         """Return the energy between two moments of its clock; without a meter it says why there is none."""
         if not self.present:
             return Energy(end_s - start_s, reason=self.meter.reason)
+        if self._thread.is_alive():
+            self._sample()
         return of_window(self.trace, start_s, end_s, self.idle_w).by(self.meter.name)
 
     def energy_j(self, start_s: float, end_s: float) -> float:
