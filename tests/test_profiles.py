@@ -10,6 +10,7 @@ import time
 from contextlib import ExitStack
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -275,6 +276,7 @@ def test_steps_and_runs_have_the_energy_of_a_known_power(home, quiet, monkeypatc
     monkeypatch.setattr(profile_run, "open_meter", lambda device: meter)
     monkeypatch.setattr(passes, "_pipelined", watched)
     monkeypatch.setattr(passes, "LEAST_S", 0.2)
+    monkeypatch.setattr(profile_run, "IDLE_S", 0.1)
     result = profile_run.measure(short("W6", iters=3))
     run, rows = result.run, result.rows.dropna(subset="energy_j")
     ((start_s, end_s),) = windows_s
@@ -282,8 +284,9 @@ def test_steps_and_runs_have_the_energy_of_a_known_power(home, quiet, monkeypatc
     assert run["power_w"] == pytest.approx(meter.energy_j(start_s, end_s) / (end_s - start_s), rel=0.01)
     assert run["elapsed_sec"] == pytest.approx(end_s - start_s)
     assert run["elapsed_sec"] >= 0.15, "lengthened where there is a meter"
-    assert 30 < run["idle_w"] < 60
-    assert (run["energy_method"], run["energy_reason"]) == ("ramp integration", "")
+    assert 30 < run["idle_w"] < run["power_w"]
+    assert run["energy_method"] == "ramp integration"
+    assert pd.isna(run["energy_reason"])
     assert len(rows) >= 3, "steps of ten samples and more have their own energy"
     power = rows["energy_j"] / rows["step_time_ms"] * 1e3
     train = rows["task_type"] == "train"
