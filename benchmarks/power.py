@@ -1,6 +1,8 @@
-"""What sampling power costs a training step of W1: interleaved pairs with and without, and the CPU time of the sampling thread."""
+"""What sampling power costs W1's training step: interleaved pairs with and without, and CPU time of the sampling thread."""
 
+import hashlib
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -13,8 +15,8 @@ from lib.measure.energy.windows import Recorder
 from lib.work import datasets, workloads
 from lib.work.training import Options, Trainer
 
-PAIRS, BATCHES = 60, 10
-_DRIVER_S = 0.0004  # of a power and an energy reading by NVML: 2,700 readings of power a second were seen, the counter is quicker
+PAIRS, BATCHES = 40, 10
+_DRIVER_S = 0.0004  # of a power and an energy reading by NVML: some thousands of power readings a second were published
 
 
 class Driver:
@@ -23,17 +25,17 @@ class Driver:
     name, period_s = "like NVML, 0.4 ms of the processor a sample", meters.PERIOD_S
 
     def __init__(self):
-        self._block, begin = torch.ones(64, 64), time.thread_time()
-        for _ in range(100):
-            torch.mm(self._block, self._block)
-        self._times = max(1, round(_DRIVER_S / ((time.thread_time() - begin) / 100)))
+        block, begin = bytes(1_000_000), time.thread_time()
+        hashlib.sha256(block)
+        self._block = bytes(int(len(block) * _DRIVER_S / (time.thread_time() - begin)))
 
     def power_w(self) -> float:
-        for _ in range(self._times):
-            torch.mm(self._block, self._block)
+        """Return a watt, after some work."""
+        hashlib.sha256(self._block)
         return 1.0
 
     def counter_j(self) -> float:
+        """Return NaN."""
         return float("nan")
 
 
@@ -45,11 +47,14 @@ class Clocked:
         self.samples, self.cpu_s = 0, 0.0
 
     def power_w(self) -> float:
+        """Return the meter's power."""
         return self._meter.power_w()
 
     def counter_j(self) -> float:
+        """Return the meter's counter, and look at the clock of the sampling thread."""
         value = self._meter.counter_j()
-        self.samples, self.cpu_s = self.samples + 1, time.thread_time()
+        if threading.current_thread() is not threading.main_thread():
+            self.samples, self.cpu_s = self.samples + 1, time.thread_time()
         return value
 
 
@@ -95,8 +100,8 @@ def main() -> None:
             shares.clear()
             result = timing.compare(lambda meter=meter: sampled(meter), epoch, PAIRS)
             cpu = sorted(share for share, _ in shares)[len(shares) // 2]
-            print(f"   {meter.name}: sampled / bare on {device} {result.ratio:.4f} [{result.low:.4f}, {result.high:.4f}] at 95 %, "
-                  f"{result.pairs} pairs of {BATCHES} steps; its thread took {cpu:.2%} of that time on a core "
+            print(f"   {meter.name}: sampled / bare on {device} {result.ratio:.4f} [{result.low:.4f}, {result.high:.4f}] "
+                  f"at 95 %, {result.pairs} pairs of {BATCHES} steps; its thread took {cpu:.2%} of that time on a core "
                   f"({sum(samples for _, samples in shares) / len(shares):.0f} samples each)", flush=True)
     control = timing.compare(epoch, epoch, PAIRS)
     print(f"   bare / bare, as a control: {control.ratio:.4f} [{control.low:.4f}, {control.high:.4f}]")
