@@ -15,14 +15,14 @@ from lib.measure.energy.windows import Recorder
 from lib.work import datasets, workloads
 from lib.work.training import Options, Trainer
 
-PAIRS, BATCHES = 40, 10
+PAIRS, BATCHES = 25, 10
 _DRIVER_S = 0.0004  # of a power and an energy reading by NVML: some thousands of power readings a second were published
 
 
 class Driver:
     """A meter that costs as much as NVML: the driver works on the processor for a while and holds no lock of Python's."""
 
-    name, period_s = "like NVML, 0.4 ms of the processor a sample", meters.PERIOD_S
+    name, period_s = "like NVML (0.4 ms of the processor a sample)", meters.Nvml.period_s
 
     def __init__(self):
         block, begin = bytes(1_000_000), time.thread_time()

@@ -3,6 +3,7 @@
 import math
 import os
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
@@ -13,7 +14,8 @@ from lib.errors import InputError, one_line
 from lib.measure.energy import power_log
 from lib.measure.energy.trace import NOT_MEASURED, Trace
 
-PERIOD_S = 0.02
+PERIOD_S = 0.05
+_DRIVER_PERIOD_S = 0.125  # an NVML reading takes some tenths of a millisecond, and its values are as old as that
 CHOICE = "LIB_METER"  # the environment variable that names another meter than that of the device
 _POWERCAP = Path("/sys/class/powercap")
 _HWMON = Path("/sys/class/hwmon")
@@ -36,7 +38,7 @@ class Meter(Protocol):
 class Nvml:
     """One NVIDIA GPU: instantaneous power where the driver gives it (else a mean of about a second), and its energy counter."""
 
-    period_s = PERIOD_S
+    period_s = _DRIVER_PERIOD_S
 
     def __init__(self, index: int):
         try:
@@ -70,18 +72,30 @@ class Nvml:
             return math.nan
 
 
+class _Number:
+    """A number that the kernel shows as a file, opened once: to open it each time costs many times the reading."""
+
+    def __init__(self, path: Path):
+        self._file = os.open(path, os.O_RDONLY)
+        weakref.finalize(self, os.close, self._file)
+
+    def __call__(self) -> float:
+        return float(os.pread(self._file, 64, 0))
+
+
 class Rapl:
     """The processor packages of this machine, by the counters of Linux's powercap; they may be read by root alone."""
 
     name, period_s = "rapl", PERIOD_S
 
     def __init__(self, folder: Path = _POWERCAP):
-        self._zones = [zone for zone in sorted(folder.glob("intel-rapl:*")) if zone.name.count(":") == 1]
-        if not self._zones:
+        zones = [zone for zone in sorted(folder.glob("intel-rapl:*")) if zone.name.count(":") == 1]
+        if not zones:
             raise InputError(f"no energy counters of the processor in {folder}")
         try:
-            self._ranges = [_number(zone / "max_energy_range_uj") for zone in self._zones]
-            self._last = [_number(zone / "energy_uj") for zone in self._zones]
+            self._ranges = [_Number(zone / "max_energy_range_uj")() for zone in zones]
+            self._counters = [_Number(zone / "energy_uj") for zone in zones]
+            self._last = [counter() for counter in self._counters]
         except (OSError, ValueError) as error:
             raise InputError(f"the energy counters of the processor cannot be read: {one_line(error)}") from None
         self._total = 0.0
@@ -93,7 +107,7 @@ class Rapl:
     def counter_j(self) -> float:
         """Return the energy since the meter was opened, in J, NaN if unreadable; a counter that begins anew is followed."""
         try:
-            values = [_number(zone / "energy_uj") for zone in self._zones]
+            values = [counter() for counter in self._counters]
         except (OSError, ValueError):
             return math.nan
         steps = [value - last + (size if value < last else 0.0)
@@ -114,15 +128,17 @@ class Ina3221:
             raise InputError(f"no INA3221 sensor in {folder}")
         labels = [_text(path.with_name(path.name.replace("input", "label"))) for path in channels]
         chosen = labels.index(_WHOLE_BOARD) if _WHOLE_BOARD in labels else 0
-        self._volts, self.name = channels[chosen], f"ina3221 {labels[chosen] or 'channel 1'}"
-        self._amperes = self._volts.with_name(_current(self._volts))
-        if math.isnan(self.power_w()):
-            raise InputError(f"the INA3221 sensor cannot be read: {self._volts} and {self._amperes.name}")
+        path, self.name = channels[chosen], f"ina3221 {labels[chosen] or 'channel 1'}"
+        try:
+            self._volts, self._amperes = _Number(path), _Number(path.with_name(_current(path)))
+            self._volts(), self._amperes()
+        except (OSError, ValueError) as error:
+            raise InputError(f"the INA3221 sensor in {path.parent} cannot be read: {one_line(error)}") from None
 
     def power_w(self) -> float:
         """Return the power now, in W, from mV and mA; NaN where the sensor does not answer."""
         try:
-            return _number(self._volts) * _number(self._amperes) / 1e6
+            return self._volts() * self._amperes() / 1e6
         except (OSError, ValueError):
             return math.nan
 
@@ -169,10 +185,6 @@ class Absent:
     def counter_j(self) -> float:
         """Return NaN."""
         return math.nan
-
-
-def _number(path: Path) -> float:
-    return float(path.read_text())
 
 
 def _text(path: Path) -> str:
