@@ -10,6 +10,7 @@ from benchmarks import (
     learning,
     overhead,
     peers,
+    power,
     prediction,
     public,
     repeat,
@@ -19,7 +20,7 @@ from benchmarks import (
 )
 
 BENCHMARKS = {module.__name__.rpartition(".")[2]: module for module in (
-    startup, overhead, peers, repeat, sweep, faults, composition, learning, prediction, public, schedule, doors)}
+    startup, overhead, power, peers, repeat, sweep, faults, composition, learning, prediction, public, schedule, doors)}
 
 
 def main(names: list[str]) -> int:

@@ -4,8 +4,8 @@ from functools import cache
 from pathlib import Path
 
 from lib import csv_files
+from lib.columns import DTYPES, Column
 from lib.errors import InputError, choices
-from lib.tables import DTYPES, Column
 
 _NO_IDS = ("NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "null", "NULL", "None")  # how programs write an empty cell
 _MOST = 1_000_000_000  # of a whole number

@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from lib import csv_files, files, locks, paths
+from lib.columns import DTYPES, migrated, older_versions
 from lib.errors import InputError, choices, one_line
-from lib.tables import DTYPES, SCHEMA_VERSION, TABLES, columns, validate
+from lib.tables import SCHEMA_VERSION, TABLES, columns, validate
 
 _NOTHING = {False: [""], True: ["", "nan"]}  # what stands for no value; ``nan`` where a number may be missing (older files)
 _HALF_CHARACTER = re.compile(r"\\u[dD][89a-fA-F]")
@@ -71,12 +72,13 @@ class Lines:
 class Appender(Lines):
     """A CSV of ``table`` that grows row by row, see Lines; ``read`` drops a torn last row.
 
-    Going on with a file that does not fit ``table`` raises InputError.
+    Going on with a file that does not fit ``table``, also one of an older version, raises InputError.
     """
 
     def __init__(self, path: Path, table: str, resume: bool = False, timeout_s: float = 0.0):
         self._width = len(columns(table))
-        super().__init__(path, _csv_line(columns(table)), resume, timeout_s, lambda: read(path, table))
+        super().__init__(path, _csv_line(columns(table)), resume, timeout_s,
+                         lambda: validate(_csv(path, table), table, str(path)))
 
     def append(self, values: Sequence[Any]) -> None:
         """Write one row; InputError on a full disk, ValueError on a row of the wrong width."""
@@ -113,22 +115,35 @@ def encoded(frame, suffix: str) -> bytes:
 def read(path: Path, table: str):
     """Read one file of ``table``, CSV or Parquet; a torn last line of a CSV (a killed writer) is dropped.
 
-    Raises InputError naming the file and what does not fit.
+    A file of an older version gets the columns that came since at their defaults. Raises InputError naming the file and what
+    does not fit.
     """
-    if path.suffix == ".parquet":
-        return validate(read_parquet(path, columns(table)), table, str(path))
+    frame = read_own(path, table) if path.suffix == ".parquet" else migrated(_csv(path, table), TABLES[table])
+    return validate(frame, table, str(path))
+
+
+def _csv(path: Path, table: str):
     texts = {c.name: str for c in TABLES[table] if c.kind == "text"}
     empty = {c.name: _NOTHING[c.kind == "float" and c.empty] for c in TABLES[table]}
-    return validate(csv_files.frame(path, torn=True, dtype=texts, keep_default_na=False, na_values=empty), table, str(path))
+    return csv_files.frame(path, torn=True, dtype=texts, keep_default_na=False, na_values=empty)
 
 
-def read_parquet(path: Path, names: Sequence[str], others: bool = False):
+def read_own(path: Path, table: str):
+    """Read a Parquet file of ``table`` without looking at its cells, which is quick: for committed files, which tests check.
+
+    Raises InputError for a file that has other columns.
+    """
+    return migrated(read_parquet(path, columns(table), older=older_versions(TABLES[table])), TABLES[table])
+
+
+def read_parquet(path: Path, names: Sequence[str], others: bool = False, older: Sequence[Sequence[str]] = ()):
     """Return the columns ``names`` of a Parquet file as a DataFrame: the one door for this format.
 
-    More columns are allowed, and left out, only with ``others``. Raises InputError for a file that is missing, damaged, too
-    large, or has other columns.
+    More columns are allowed, and left out, only with ``others``; ``older`` are the names in older versions, any of which will
+    do. Raises InputError for a file that is missing, damaged, too large, or has other columns.
     """
     with _parquet(path) as file:
+        names = next((one for one in older if sorted(one) == sorted(file.schema_arrow.names)), names)
         _check_parquet(file, path, names, others)
         return file.read(list(names)).to_pandas()
 

@@ -1,28 +1,12 @@
 """The tables: every column with its type, meaning and allowed values, checked strictly on write and on read."""
 
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import replace
 
+from lib.columns import Column, Columns, validated
 from lib.errors import InputError, choices
 
-SCHEMA_VERSION = "1"
-
-
-@dataclass(frozen=True)
-class Column:
-    """One column: its kind (text, int, count: an int or empty, float, bool), what it means, and what values it may hold.
-
-    ``least`` is the smallest value allowed; ``of`` the only texts allowed; ``empty`` says that NaN means "not measured".
-    ``default`` stands for empty cells, and for the column where it is left out, in tables that people write (``input_tables``).
-    """
-
-    name: str
-    kind: str
-    meaning: str
-    least: float | None = None
-    of: tuple[str, ...] = ()
-    empty: bool = False
-    default: float | str | None = None
+SCHEMA_VERSION = "2"
+NO_ENERGY = "measured before power was recorded"
 
 
 def _text(name: str, meaning: str, *of: str, empty: bool = False) -> Column:
@@ -45,9 +29,25 @@ def _bool(name: str, meaning: str) -> Column:
     return Column(name, "bool", meaning)
 
 
+def _later(column: Column, default: float | str) -> Column:
+    """Return a column that came with the newest schema version; ``default`` is what it is in older files."""
+    return replace(column, since=int(SCHEMA_VERSION), default=default)
+
+
 _IDS = (_text("hardware_id", "which machine: a hash of its hardware"),
         _text("software_id", "which software: a hash of versions, threads and math settings"))
 _VERDICT = _text("verdict", "how far to trust the row", "stable", "noisy", "unusable")
+
+# how an energy was got
+ENERGY = (
+    _later(_float("power_w", "mean power meanwhile, idle power included; empty: not measured", empty=True), float("nan")),
+    _later(_float("idle_w", "idle power, logged in the same session; empty: not measured", empty=True), float("nan")),
+    _later(_text("energy_method", "the meter and which of its readings (counter, or integration of power), or not measured",
+                 empty=True), "not measured"),
+    _later(_count("energy_n", "samples of the meter meanwhile", 0), 0),
+    _later(_float("energy_disagreement", "integrated power over the counter's energy - 1; empty where one is missing", None,
+                  empty=True), float("nan")),
+    _later(_text("energy_reason", "why there is no energy; empty where there is", empty=True), NO_ENERGY))
 
 _DATA_SOURCE = _text("data_source", "where the images came from; unofficial: a file of MedMNIST's name that it did not "
                      "publish", "medmnist", "synthetic", "imagefolder", "unofficial")
@@ -77,7 +77,7 @@ PROFILE = (
     _float("loader_wait_ms", "waiting for the data loader"), _float("h2d_ms", "host-to-device copy and conversion"),
     _float("optimizer_ms", "optimizer step and zeroing of gradients; 0 in evaluation"),
     _float("pipelined_ms", "mean step of an unsynchronised, unprofiled pass of the same run; empty where not run", empty=True),
-    _float("energy_j", "energy of the step; empty: not measured", empty=True),
+    _float("energy_j", "energy of the step, idle power included; empty: not measured", empty=True),
     _float("peak_rss_mb", "peak resident memory of the process so far"), _int("threads", "torch CPU threads", 1),
     _bool("warmup", "a warm-up row: stays in the file, but enters no statistic"),
     _text("sync", "how phases were clocked", "none", "event", "synchronize"),
@@ -107,7 +107,9 @@ RUNS = (
     _float("step_low_ms", "95 % bootstrap interval of the median, low end", empty=True),
     _float("step_high_ms", "95 % bootstrap interval of the median, high end", empty=True),
     _int("step_n", "steps in that median"), _VERDICT,
-    _text("reason", "why it is not stable; empty when it is", empty=True), *_IDS)
+    _text("reason", "why it is not stable; empty when it is", empty=True), *_IDS,
+    _later(_float("image_j", "energy of training on one image, in the unsynchronised pass, idle power included; empty: not "
+                  "measured", empty=True), float("nan")), *ENERGY)
 
 CEILINGS = (
     _text("device", "cpu, cuda:0 or mps"), _text("dtype", "element type"),
@@ -154,6 +156,11 @@ _HOW = (_text("latency_type", "back to back as a kernel, or each call on its own
 _STATUS = (_text("status", "ok, or why there is no time", "ok", "skipped", "failed"),
            _text("reason", "what was wrong; empty when all is well", empty=True))
 
+ENERGIES = tuple(replace(column, since=1, default=None) for column in (  # a table of its own has no older version
+    _text("config", "hash of what is measured and how"),
+    _float("energy_j", "energy of one call, idle power included", empty=True),
+    _int("calls", "calls in the loop"), _float("loop_s", "length of the loop, all of its set-up included"), *ENERGY))
+
 CONFIGS = (
     _text("config", "hash of what is measured and how"), _text("op", "operator family"),
     _text("parameters", "its parameters, as JSON"), *_TIMED, *_HOW,
@@ -176,10 +183,10 @@ SWEEP = (
     _float("latency_iqr_ms", "interquartile range over the rounds", empty=True), _int("n", "rounds"), *_HOW,
     _float("flops", "FLOPs from the shapes", empty=True), _float("bytes", "compulsory bytes from the shapes", empty=True),
     _float("gflops", "flops / latency", empty=True), _float("gbps", "bytes / latency", empty=True),
-    _float("energy_j", "energy of one call; empty: not measured", empty=True), *_STATUS, _VERDICT, *_IDS,
+    _float("energy_j", "energy of one call, idle power included; empty: not measured", empty=True), *_STATUS, _VERDICT, *_IDS,
     _text("config", "hash of what is measured and how"), _int("threads", "torch CPU threads", 1),
     _float("low_ms", "smallest round", empty=True), _float("high_ms", "largest round", empty=True),
-    _float("other_cores", "CPU cores that other processes used meanwhile, median", empty=True))
+    _float("other_cores", "CPU cores that other processes used meanwhile, median", empty=True), *ENERGY)
 
 POWER = (
     _text("op", "operator family"), _int("gemm_m", "rows of the left matrix", 1),
@@ -247,7 +254,9 @@ NETWORKS = (
     _float("usual_share", "passes on a processor as fast as usual, of all", empty=True),
     _float("rss_mb", "growth of the process's resident memory, network included, at its peak; 10^6 bytes", None, empty=True),
     _float("tensors_mb", "the most that one pass holds in tensors beyond weights and inputs, 10^6 bytes", empty=True),
-    *_STATUS, _VERDICT, *_IDS)
+    *_STATUS, _VERDICT, *_IDS,
+    _later(_float("energy_j", "energy of one pass, idle power included; empty: not measured", empty=True), float("nan")),
+    *ENERGY)
 
 PREDICTIONS = (
     _text("kind", "what was predicted", "operator", "network", "step"), _text("family", "family and pass, or network"),
@@ -304,14 +313,12 @@ DEVICES = (
     Column("setup_s", "float", "before each job", 0, default=0.0),
     Column("price_per_hour", "float", "price of an hour of use", 0, **_UNKNOWN))
 
-TABLES: dict[str, tuple[Column, ...]] = {"profile": PROFILE, "runs": RUNS, "ceilings": CEILINGS, "overheads": OVERHEADS,
-                                          "configs": CONFIGS, "repeats": REPEATS, "sweep": SWEEP, "power": POWER,
-                                          "points": POINTS, "cells": CELLS, "complexity": COMPLEXITY,
-                                          "networks": NETWORKS, "predictions": PREDICTIONS, "scores": SCORES,
-                                          "schedule": SCHEDULE, "throughputs": THROUGHPUTS, "contention": CONTENTION,
-                                          "jobs": JOBS, "devices": DEVICES}
-_TAKES = {"int": "a whole number", "count": "a whole number or nothing", "float": "a number", "bool": "True or False"}
-DTYPES = {"text": "str", "int": "int64", "count": "Int64", "float": "float64", "bool": "bool"}
+TABLES: dict[str, Columns] = {"profile": PROFILE, "runs": RUNS, "ceilings": CEILINGS, "overheads": OVERHEADS,
+                              "configs": CONFIGS, "repeats": REPEATS, "energies": ENERGIES, "sweep": SWEEP, "power": POWER,
+                              "points": POINTS, "cells": CELLS, "complexity": COMPLEXITY,
+                              "networks": NETWORKS, "predictions": PREDICTIONS, "scores": SCORES,
+                              "schedule": SCHEDULE, "throughputs": THROUGHPUTS, "contention": CONTENTION,
+                              "jobs": JOBS, "devices": DEVICES}
 
 
 def columns(table: str) -> list[str]:
@@ -321,65 +328,12 @@ def columns(table: str) -> list[str]:
     return [column.name for column in TABLES[table]]
 
 
-@cache
-def schema(table: str):
-    """Return the strict pandera schema of ``table``."""
-    import pandera.pandas as pa
-
-    def one(column: Column):
-        checks = []
-        if column.least is not None:
-            checks.append(pa.Check.in_range(column.least, float("inf"), include_max=False))
-        if column.of:
-            checks.append(pa.Check.isin(column.of))
-        elif column.kind == "text":  # a line of a CSV is a row: a line break within one is a quote that did not end
-            checks.append(pa.Check(lambda texts: ~texts.str.contains(r"[\r\n]", na=False), name="one_line", error="one line"))
-        return pa.Column(DTYPES[column.kind], checks, nullable=column.empty, description=column.meaning)
-
-    return pa.DataFrameSchema({c.name: one(c) for c in TABLES[table]}, strict=True, ordered=True, name=table)
-
-
 def validate(frame, table: str, where: str):
     """Return ``frame`` with the types of ``table``.
 
     Raises InputError naming ``where``, the column and the first wrong values.
     """
-    import pandera.errors
-
-    missing = [name for name in columns(table) if name not in frame]
-    extra = [name for name in frame if name not in columns(table)]
-    if missing or extra:
-        raise InputError(f"{where} is no {table} table: missing columns [{choices(missing)}], unknown [{choices(extra)}]")
-    try:
-        return schema(table).validate(_typed(frame, table), lazy=True)
-    except pandera.errors.SchemaErrors as error:
-        first = error.failure_cases.iloc[0]
-        raise InputError(f"{where} does not fit the {table} table: column {first['column']!r}, "
-                         f"value {first['failure_case']!r} fails {first['check']}") from None
-    except (ValueError, TypeError, OverflowError) as error:
-        raise InputError(f"{where} does not fit the {table} table: {error}") from None
-
-
-def _typed(frame, table: str):
-    """Return a table with the types of its schema; ValueError where that would change a value (1.5 to 1, text to true)."""
-    for column in TABLES[table]:
-        values = frame[column.name]
-        wrong = values[_of_another_type(values, column.kind)]
-        if len(wrong):
-            raise ValueError(f"column {column.name!r} holds {wrong.iloc[0]!r}, it takes {_TAKES[column.kind]}")
-    return frame.astype({column.name: DTYPES[column.kind] for column in TABLES[table]})
-
-
-def _of_another_type(values, kind: str):
-    """Return which values have no place in a column of a kind, however they might be converted."""
-    stored = values.dtype.kind
-    if kind != "text" and stored not in "biuf":
-        return values.map(lambda value: isinstance(value, str | bytes | list | dict)).astype(bool)
-    if kind == "bool" or (kind != "text" and stored == "b"):
-        return values.notna() & ((stored == "b") != (kind == "bool"))
-    if kind in ("int", "count") and stored == "f":
-        return values.notna() & (values % 1 != 0)
-    return values.isna() & False
+    return validated(frame, TABLES[table], table, where)
 
 
 def dictionary() -> str:

@@ -18,6 +18,7 @@ from tests import XRAYS
 # Two test workers share the cores; a pool of threads each would make them wait for one another at every barrier.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("LIB_BATCH", "1")
+os.environ["LIB_METER"] = "none"  # tests that look at energies bring their own meter, with known power
 
 
 
@@ -41,6 +42,19 @@ def home(tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return tmp_path
+
+
+@pytest.fixture
+def metered(tmp_path, monkeypatch):
+    """Have every process here meter 40 W, for ten minutes: a constant log, played again."""
+    import numpy as np
+
+    from lib.measure.energy import meters, power_log
+
+    log = power_log.PowerLog(np.arange(1e9, 1e9 + 600, 0.02), np.full(30_000, 40.0))
+    path = power_log.write(log, tmp_path / "power_log.log")
+    monkeypatch.setenv(meters.CHOICE, str(path))
+    return 40.0
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """Budgets hold within half of themselves, however slow the machine is, and whatever comes meanwhile."""
 
+import math
 import queue
 import threading
 import time
@@ -169,6 +170,34 @@ def test_a_sweep_spreads_it_over_all_rounds_and_an_earlier_call_counts(clock, ho
     assert len({tuple(sorted(order)) for order in orders}) == 1
     assert len(drive(p, tmp_path)) == len(visits), "all of it was spent before"
     assert spent_s(clock) == 20.0
+
+
+class Metered(Even):
+    """One whose loops take as long as they may, and give their length as joules."""
+
+    def ready(self):
+        return {"device": self._device, "meter": "constant"}
+
+    def energy(self, config, ops, seconds):
+        time.sleep(seconds)
+        return {"energy_j": seconds, "calls": 1, "loop_s": seconds, "power_w": 1.0, "idle_w": 0.0, "energy_method": "constant",
+                "energy_n": 100, "energy_disagreement": math.nan, "energy_reason": ""}
+
+
+@pytest.mark.parametrize(("budget_s", "energy_s", "points"), [(60.0, 3.0, range(10, 17)), (20.0, 5.0, range(3, 5)),
+                                                              (4.0, 5.0, {1})])
+def test_a_sweep_with_energies_has_as_many_points_as_their_loops_leave_time_for(clock, home, monkeypatch, tmp_path, budget_s,
+                                                                                energy_s, points):
+    monkeypatch.setattr(device_sweep, "Visitor", Metered)
+    for _ in range(2):  # the second call finds the budget spent, and all energies there
+        drive(SweepParams(op="activation", device="cpu", budget_s=budget_s, rounds=4, energy_s=energy_s), tmp_path)
+    loops = store.read(tmp_path / "cpu" / "energies.csv", "energies")
+    visits = store.read(tmp_path / "cpu" / "repeats.csv", "repeats")
+    assert spent_s(clock) <= 1.5 * budget_s
+    assert visits["config"].nunique() in points
+    assert len(loops) == visits["config"].nunique(), "each point has its energy"
+    assert loops["energy_j"].max() <= energy_s
+    assert loops["config"].is_unique
 
 
 def test_a_sweep_that_is_slow_to_start_has_a_point(clock, home, monkeypatch, tmp_path):

@@ -1,15 +1,19 @@
 """Power and energy: known traces give known joules, too few samples give none, and every meter says why it is absent."""
 
+import ast
 import math
+import subprocess
+import sys
 import time
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lib import paths
 from lib.errors import InputError
-from lib.measure.energy import meters, windows
+from lib.measure.energy import meters, power_log, trace, windows
 
 
 class Constant:
@@ -35,9 +39,9 @@ def test_a_known_trace_has_its_joules_by_both_ways(watts, steps, start, length):
     power_w = np.interp(at_s, np.linspace(0, 1, len(watts)), watts)
     fine = np.linspace(start, start + length, 20001)
     expected = float(np.trapezoid(np.interp(fine, at_s, power_w), fine))
-    trace = windows.Trace.of_power(at_s, power_w)
-    result = windows.of_window(trace, start, start + length, idle_w=0.0)
-    if result.samples < windows.LEAST_SAMPLES:
+    given = trace.Trace.of_power(at_s, power_w)
+    result = trace.of_window(given, start, start + length, idle_w=0.0)
+    if result.samples < trace.LEAST_SAMPLES:
         assert math.isnan(result.energy_j)
         assert "samples within" in result.reason
     else:
@@ -49,8 +53,8 @@ def test_a_known_trace_has_its_joules_by_both_ways(watts, steps, start, length):
 @given(watts=st.floats(1, 700), start=st.floats(0.01, 0.5), length=st.floats(0.2, 0.45))
 def test_counter_and_integral_agree_and_check_each_other(watts, start, length):
     at_s = np.linspace(0, 1, 101)
-    trace = windows.Trace(at_s, np.full(101, watts * 1.1), watts * at_s)
-    result = windows.of_window(trace, start, start + length, idle_w=watts / 2)
+    given = trace.Trace(at_s, np.full(101, watts * 1.1), watts * at_s)
+    result = trace.of_window(given, start, start + length, idle_w=watts / 2)
     assert result.method == "counter"
     assert result.energy_j == pytest.approx(watts * length)
     assert result.above_idle_j == pytest.approx(watts * length / 2)
@@ -60,7 +64,7 @@ def test_counter_and_integral_agree_and_check_each_other(watts, start, length):
 @pytest.mark.parametrize(("window", "why"), [((0.5, 1.2), "not within the trace"), ((-1, 0.5), "not within the trace"),
                                              ((0.5, 0.52), "3 samples within 0.02 s; 10 are needed")])
 def test_no_number_comes_from_too_few_samples_or_beyond_the_trace(window, why):
-    result = windows.of_window(windows.Trace.of_power(np.linspace(0, 1, 101), np.ones(101)), *window)
+    result = trace.of_window(trace.Trace.of_power(np.linspace(0, 1, 101), np.ones(101)), *window)
     assert math.isnan(result.energy_j)
     assert math.isnan(result.power_w)
     assert why in result.reason
@@ -106,5 +110,141 @@ def test_a_rapl_counter_is_followed_when_it_begins_anew(tmp_path):
         meters.Rapl(tmp_path / "nowhere")
 
 
-def test_a_device_without_a_meter_says_why():
+def test_a_device_without_a_meter_says_why(monkeypatch):
+    monkeypatch.delenv(meters.CHOICE)
     assert "no meter of mps" in meters.open_meter("mps").reason
+
+
+# ------------------------------------------------------------------------------------------------ boards and recorded logs
+
+def a_board(folder, channels=(("VDD_IN", 5000, 1200), ("VDD_CPU", 5000, 300)), name="ina3221"):
+    """Make a folder as the kernel shows it of a board: an unrelated sensor, and one with some channels (label, mV, mA)."""
+    (folder / "hwmon0").mkdir(parents=True)
+    (folder / "hwmon0" / "name").write_text("nvme\n")
+    sensor = folder / "hwmon1"
+    sensor.mkdir()
+    (sensor / "name").write_text(f"{name}\n")
+    for number, (label, volts, amperes) in enumerate(channels, start=1):
+        (sensor / f"in{number}_input").write_text(f"{volts}\n")
+        (sensor / f"curr{number}_input").write_text(f"{amperes}\n")
+        if label:
+            (sensor / f"in{number}_label").write_text(f"{label}\n")
+    return folder
+
+
+@pytest.mark.parametrize(("channels", "watts", "name"), [
+    ((("VDD_IN", 5000, 1200), ("VDD_CPU", 5000, 300)), 6.0, "ina3221 VDD_IN"),
+    ((("VDD_CPU", 5000, 300), ("VDD_IN", 19000, 1000)), 19.0, "ina3221 VDD_IN"),
+    ((("", 4000, 500),), 2.0, "ina3221 channel 1")])
+def test_a_boards_sensor_gives_the_power_of_the_whole_board(tmp_path, channels, watts, name):
+    meter = meters.Ina3221(a_board(tmp_path, channels))
+    assert (meter.power_w(), meter.name) == (watts, name)
+    assert math.isnan(meter.counter_j())
+    for path in (tmp_path / "hwmon1").glob("curr*_input"):
+        path.write_text("")
+    assert math.isnan(meter.power_w()), "a sensor that does not answer has no power, and stops nothing"
+    with pytest.raises(InputError, match="cannot be read"):
+        meters.Ina3221(tmp_path)
+
+
+def test_other_sensors_are_no_boards(tmp_path):
+    for folder in (tmp_path / "nowhere", a_board(tmp_path / "other", name="ina260"), a_board(tmp_path / "bare", channels=())):
+        with pytest.raises(InputError, match="no INA3221 sensor"):
+            meters.Ina3221(folder)
+
+
+def test_a_processor_without_counters_is_metered_by_its_board_and_else_both_reasons_are_given(tmp_path, monkeypatch):
+    monkeypatch.delenv(meters.CHOICE)
+    monkeypatch.setattr(meters.Rapl.__init__, "__defaults__", (tmp_path,))
+    monkeypatch.setattr(meters.Ina3221.__init__, "__defaults__", (tmp_path,))
+    assert meters.open_meter("cpu").reason == (f"no energy counters of the processor in {tmp_path}; "
+                                               f"no INA3221 sensor in {tmp_path}")
+    a_board(tmp_path)
+    assert meters.open_meter("cpu").name == "ina3221 VDD_IN"
+
+
+def test_a_recorded_log_is_a_trace_and_is_played_again(tmp_path, monkeypatch):
+    at_s = 1e9 + np.arange(0, 10, 0.05)
+    path = power_log.write(power_log.PowerLog(at_s, 5 + at_s - 1e9), tmp_path / "power_log.log")
+    result = trace.of_window(power_log.read(path).trace, 1e9 + 2, 1e9 + 4)
+    assert result.energy_j == pytest.approx(2 * 8, rel=1e-4), "5 W and 1 W more each second, from second 2 to 4"
+    now = [100.0]
+    meter = meters.Replay(power_log.read(path).trace, "x", clock=lambda: now[0])
+    assert meter.period_s == pytest.approx(0.05)
+    for passed_s, watts in ((0, 5.0), (3.01, 8.01), (9.9, 14.9)):
+        now[0] = 100 + passed_s
+        assert meter.power_w() == pytest.approx(watts, abs=1e-3)
+    now[0] = 111.0
+    assert math.isnan(meter.power_w()), "beyond its end a log says nothing"
+    monkeypatch.setenv(meters.CHOICE, str(path))
+    assert meters.open_meter("cuda:3").name == "replay of power_log.log"
+    monkeypatch.setenv(meters.CHOICE, str(tmp_path / "no.log"))
+    with pytest.raises(InputError, match=r"no\.log is missing"):
+        meters.open_meter("cpu")
+
+
+def test_what_a_sensor_did_not_say_is_not_made_up():
+    at_s = np.linspace(0, 10, 201)
+    power_w = np.where((at_s > 3) & (at_s < 9), np.nan, 4.0)
+    silent = trace.Trace.of_power(at_s, power_w)
+    assert trace.of_window(silent, 0.5, 2.5).energy_j == pytest.approx(8.0)
+    assert "0 samples within 4 s" in trace.of_window(silent, 4, 8).reason
+    assert "no power for 6" in trace.of_window(silent, 0.5, 9.5).reason, "a gap of half the window is not bridged"
+    counted = trace.Trace(at_s, power_w, 2.0 * at_s)
+    assert trace.of_window(counted, 4, 8).energy_j == pytest.approx(8.0), "the counter went on"
+    assert math.isnan(trace.of_window(counted, 4, 8).disagreement)
+
+
+@settings(max_examples=20, deadline=None)
+@given(watts=st.floats(1, 700), calls=st.integers(1, 50))
+def test_a_loop_of_calls_has_the_energy_of_all_of_them(watts, calls):
+    made = []
+    meter = Constant(watts)
+    meter.period_s = 0.0005
+    energy, times = windows.of_calls(lambda: made.append(time.sleep(0.001)), calls, 0.03, meter, idle_w=watts / 2)
+    assert times == calls * len(made)
+    assert energy.seconds >= 0.03
+    if not energy.reason:  # a busy machine may leave too few samples
+        assert energy.energy_j == pytest.approx(watts * energy.seconds, rel=1e-2)
+        assert energy.above_idle_j == pytest.approx(energy.energy_j / 2, rel=2e-2)
+
+
+def collected(folder, *options, command=("-c", "import time; time.sleep(0.3); raise SystemExit(3)")):
+    script = paths.PARAMS / "collect_power.py"
+    words = [sys.executable, str(script), str(folder / "raw"), "--idle-s", "0.1", "--hwmon", str(folder / "hwmon"), *options]
+    return subprocess.run([*words, "--", sys.executable, *command], capture_output=True, text=True, check=False)
+
+
+def test_the_collector_writes_what_the_readers_read(tmp_path):
+    a_board(tmp_path / "hwmon", (("VDD_CPU", 5000, 300), ("VDD_IN", 5000, 1200)))
+    done = collected(tmp_path)
+    assert done.returncode == 3, "the command's own status"
+    log = power_log.read(tmp_path / "raw" / "power_log.log")
+    assert len(log.power_w) > 20
+    assert set(log.power_w) == {6.0}
+    assert 0.2 < log.at_s[-1] - log.at_s[0] < 30
+    assert power_log.read_idle_w(tmp_path / "raw" / "idling_power.json") == pytest.approx(6.0)
+    assert "channel VDD_IN" in done.stderr
+    again = collected(tmp_path)
+    assert again.returncode == 2
+    assert again.stderr.count("\n") == 1
+    assert "exists already and is not overwritten" in again.stderr
+
+
+@pytest.mark.parametrize(("options", "what"), [((), "no INA3221 sensor"), (("--idle-s", "nan"), "--idle-s is above 0"),
+                                               (("--period-ms", "-1"), "--period-ms is 0 to 1000")])
+def test_the_collector_says_what_is_wrong_and_starts_nothing(tmp_path, options, what):
+    done = collected(tmp_path, *options, command=("-c", f"open({str(tmp_path / 'started')!r}, 'x')"))
+    assert done.returncode == 2
+    assert what in done.stderr.splitlines()[-1]
+    assert not (tmp_path / "started").exists()
+
+
+def test_the_collector_runs_where_boards_are():
+    """JetPack comes with Python 3.8 and later: no newer syntax, nothing but the standard library."""
+    text = (paths.PARAMS / "collect_power.py").read_text()
+    tree = ast.parse(text, feature_version=(3, 8))
+    names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names} | {
+        node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert names <= set(sys.stdlib_module_names)
+    assert "not tested on a board" in text

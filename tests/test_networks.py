@@ -4,16 +4,19 @@ import json
 import os
 import re
 import signal
+import time
 
+import numpy as np
 import pytest
 import torch
 
-from lib import paths, store
+from lib import paths, store, tables
 from lib.cli.main import main
 from lib.config import definitions
 from lib.config.base import build
 from lib.errors import InputError
 from lib.measure import machine
+from lib.measure.energy import meters, trace
 from lib.measure.networks import campaign, case, end_to_end
 from lib.measure.networks.case import Case
 from lib.predict.networks import work
@@ -40,6 +43,47 @@ def test_networks_are_measured_in_a_process_of_their_own_and_resumed(tmp_path):
     assert len(other) == 1, "a visit of other cases is not taken for these"
     campaign.write(table, tmp_path / "networks.parquet", **identity)
     assert store.read_json(tmp_path / "networks.meta.json")["hardware_id"] == table["hardware_id"][0]
+
+
+@pytest.mark.slow
+def test_networks_have_the_energy_of_a_known_power(tmp_path, metered):
+    table, identity = campaign.measure(PAIR[:1], rounds=1, case_s=0.05, raw=tmp_path / "visits.jsonl")
+    (row,) = store.read(campaign.write(table, tmp_path / "networks.parquet", **identity), "networks").to_dict("records")
+    assert row["power_w"] == row["idle_w"] == pytest.approx(metered)
+    assert row["energy_n"] >= 10
+    assert row["energy_reason"] == ""
+    assert row["energy_j"] > 0
+    again, _ = campaign.measure(PAIR[:1], rounds=1, case_s=0.05, raw=tmp_path / "visits.jsonl")
+    assert again["energy_j"].tolist() == [row["energy_j"]], "visits keep their energies"
+
+
+def test_the_energy_of_a_pass_is_known_power_by_the_time_of_one(monkeypatch):
+    passes_s = []
+
+    def one():
+        begin_s = time.perf_counter()
+        time.sleep(0.002)
+        passes_s.append((begin_s, time.perf_counter()))
+
+    meter = meters.Replay(trace.Trace.of_power(np.array([0.0, 600.0]), np.array([40.0, 40.0])), "x")
+    meter.period_s = 0.002
+    monkeypatch.setattr(end_to_end, "program", lambda case, device: one)
+    monkeypatch.setattr(end_to_end, "LEAST_S", 0.2)
+    result = end_to_end._measure_case(PAIR[0][0], torch.device("cpu"), 0.0, None, meter, 15.0)
+    looped = passes_s[2 + len(result["samples_ms"]):-1]
+    seconds = looped[-1][1] - looped[0][0]
+    assert result["energy"]["energy_j"] == pytest.approx(40 * seconds / len(looped), rel=0.01)
+    assert (result["energy"]["power_w"], result["energy"]["idle_w"]) == (pytest.approx(40.0), 15.0)
+
+
+def test_of_several_visits_the_median_energy_counts_and_old_ones_say_that_they_have_none():
+    def visit(energy_j, reason=""):
+        return {"energy_j": energy_j, "power_w": 1.0, "idle_w": 0.5, "energy_method": "m", "energy_n": 20,
+                "energy_disagreement": 0.0, "energy_reason": reason}
+
+    assert campaign._energy([visit(3.0), visit(float("nan"), "too few"), visit(1.0), visit(2.0)])["energy_j"] == 2.0
+    assert campaign._energy([visit(float("nan"), "too few")])["energy_reason"] == "too few"
+    assert campaign._energy([])["energy_reason"] == tables.NO_ENERGY
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ import time
 from contextlib import ExitStack
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -241,3 +242,68 @@ def test_cuda_profiles_add_up(home, quiet, precision):
     assert (train["sync"] == "event").all()
     assert summary.unaccounted(train) < 0.02
     assert (train["cuda_mem_alloc_mb"] > 1).all()
+
+
+class Ramp:
+    """A meter whose power grows by 10 W each second from 30 W when it is opened; its counter is the integral."""
+
+    name, period_s = "ramp", 0.0005
+
+    def __init__(self):
+        self.begin = time.perf_counter()
+
+    def power_w(self):
+        return 30 + 10 * (time.perf_counter() - self.begin)
+
+    def counter_j(self):
+        return math.nan
+
+    def energy_j(self, start_s, end_s):
+        at, to = start_s - self.begin, end_s - self.begin
+        return 30 * (to - at) + 5 * (to**2 - at**2)
+
+
+@pytest.mark.slow
+def test_steps_and_runs_have_the_energy_of_a_known_power(home, quiet, monkeypatch):
+    meter, windows_s = Ramp(), []
+    pipelined = passes._pipelined
+
+    def watched(*arguments):
+        result = pipelined(*arguments)
+        windows_s.append(result.window_s)
+        return result
+
+    monkeypatch.setattr(profile_run, "open_meter", lambda device: meter)
+    monkeypatch.setattr(passes, "_pipelined", watched)
+    monkeypatch.setattr(passes, "LEAST_S", 0.2)
+    monkeypatch.setattr(profile_run, "IDLE_S", 0.1)
+    result = profile_run.measure(short("W6", iters=3))
+    run, rows = result.run, result.rows.dropna(subset="energy_j")
+    ((start_s, end_s),) = windows_s
+    assert run["image_j"] * run["images_processed"] == pytest.approx(meter.energy_j(start_s, end_s), rel=0.01)
+    assert run["power_w"] == pytest.approx(meter.energy_j(start_s, end_s) / (end_s - start_s), rel=0.01)
+    assert run["elapsed_sec"] == pytest.approx(end_s - start_s)
+    assert run["elapsed_sec"] >= 0.15, "lengthened where there is a meter"
+    assert 30 < run["idle_w"] < run["power_w"]
+    assert run["energy_method"] == "ramp integration"
+    assert pd.isna(run["energy_reason"])
+    assert len(rows) >= 3, "steps of ten samples and more have their own energy"
+    power = rows["energy_j"] / rows["step_time_ms"] * 1e3
+    train = rows["task_type"] == "train"
+    middle_s = rows["wall_time_s"] - rows["step_time_ms"] / 2e3
+    slopes = np.polyfit(middle_s[train], power[train], 1)
+    assert slopes[0] == pytest.approx(10, rel=0.1), "W a second: each step has the power of its own time"
+
+
+@pytest.mark.slow
+def test_a_meter_that_is_too_slow_for_steps_leaves_them_empty_and_the_run_says_why(home, quiet, monkeypatch):
+    meter = Ramp()
+    meter.period_s = 30.0
+    monkeypatch.setattr(profile_run, "open_meter", lambda device: meter)
+    monkeypatch.setattr(passes, "LEAST_S", 0.0)
+    monkeypatch.setattr(profile_run, "IDLE_S", 0.0)
+    result = profile_run.measure(short("W6", iters=2))
+    assert result.rows["energy_j"].isna().all()
+    assert np.isnan(result.run["image_j"])
+    assert "10 are needed" in result.run["energy_reason"]
+    assert result.run["energy_method"] == "not measured"

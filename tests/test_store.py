@@ -1,6 +1,7 @@
 """Tables and files: strict, append-safe, never overwritten, readable after any death."""
 
 import errno
+import io
 import os
 import signal
 import subprocess
@@ -14,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lib import csv_files, files, input_tables, locks, paths, store, tables
+from lib import columns, csv_files, files, input_tables, locks, paths, store, tables
 from lib.errors import InputError
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\r\n\x00"), min_size=1)
@@ -443,3 +444,76 @@ def test_locks_of_devices_lie_where_everybody_may_open_them(monkeypatch, tmp_pat
 def test_advice_fits_what_was_refused(number, words):
     with pytest.raises(InputError, match=words), files.writing(Path("x")):
         raise OSError(number, os.strerror(number))
+
+
+OLDER = {"runs": "*/runs/*.csv", "networks": "*/networks/networks.parquet", "sweep": "*/sweeps/*/sweep.parquet"}
+
+
+def older_file(folder, table, suffix, change=lambda frame: frame):
+    """Write a table as the version before wrote it, by hand: the columns that came since are not there."""
+    frame = store.read(next(paths.REFERENCE.glob(OLDER[table])), table)
+    since = [column.name for column in tables.TABLES[table] if column.since > 1]
+    path = folder / f"older{suffix}"
+    path.write_bytes(store.encoded(change(frame.drop(columns=since)), suffix))
+    return path
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+@pytest.mark.parametrize("table", OLDER)
+def test_a_file_of_an_older_version_is_read_with_what_came_since_at_its_defaults(tmp_path, table, suffix):
+    path = older_file(tmp_path, table, suffix)
+    before = path.read_bytes()
+    frame = store.read(path, table)
+    assert list(frame) == tables.columns(table), "new columns come last"
+    assert (frame["energy_reason"] == tables.NO_ENERGY).all()
+    assert (frame["energy_method"] == "not measured").all()
+    assert (frame["energy_n"] == 0).all()
+    assert frame[["power_w", "idle_w"]].isna().all(axis=None)
+    assert path.read_bytes() == before, "and the file stays as it is"
+    written = store.write(frame, tmp_path / f"newer{suffix}", table)
+    pd.testing.assert_frame_equal(store.read(written, table), frame)
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+@pytest.mark.parametrize(("change", "what"), [
+    (lambda frame: frame.assign(power_w=1.0), "missing"),  # some of the new columns: no version had that
+    (lambda frame: frame.drop(columns="hardware_id"), "missing"), (lambda frame: frame.assign(more=1), "unknown"),
+    (lambda frame: frame.rename(columns={"verdict": "Verdict"}), "Verdict")])
+def test_whatever_no_version_wrote_is_refused(tmp_path, suffix, change, what):
+    with pytest.raises(InputError, match=what):
+        store.read(older_file(tmp_path, "networks", suffix, change), "networks")
+
+
+def test_tables_grow_at_their_end_and_say_what_older_files_hold():
+    for table, content in tables.TABLES.items():
+        since = [column.since for column in content]
+        assert since == sorted(since), f"{table}: a new column is appended"
+        assert all(column.default is not None for column in content if column.since > 1), table
+        defaults = pd.DataFrame({c.name: [c.default] for c in content if c.since > 1})
+        if len(defaults.columns):
+            later = tuple(column for column in content if column.since > 1)
+            assert len(columns.validated(defaults, later, table, "the defaults")) == 1
+
+
+def test_no_row_is_appended_to_a_file_of_an_older_version(tmp_path, monkeypatch):
+    path = tmp_path / "cells.csv"
+    store.Appender(path, "cells").close()
+    before = path.read_bytes()
+    grown = (*tables.CELLS, columns.Column("more", "float", "more", empty=True, since=2, default=float("nan")))
+    monkeypatch.setitem(tables.TABLES, "cells", grown)
+    with pytest.raises(InputError, match=r"missing columns \[more\]"):
+        store.Appender(path, "cells", resume=True)
+    assert path.read_bytes() == before
+    assert list(store.read(path, "cells")) == tables.columns("cells")
+
+
+@pytest.mark.parametrize(("column", "cell", "words"), [
+    ("latency_ms", "1,5", r"holds '1,5', it takes a number \(at index 3"), ("latency_ms", "0x10", "holds '0x10'"),
+    ("pin", "", r"holds nan, it takes True or False \(at index 3"), ("pin", "yes", "holds 'yes', it takes True or False")])
+def test_the_cell_that_is_wrong_is_the_one_that_is_named(column, cell, words):
+    own = (columns.Column("latency_ms", "float", "a time"), columns.Column("pin", "bool", "a switch"))
+    frame = pd.DataFrame({"latency_ms": ["1.5"] * 5, "pin": ["True"] * 5})
+    frame.loc[3, column] = cell
+    text = io.StringIO(frame.to_csv(index=False))
+    with pytest.raises(InputError, match=words):
+        columns.validated(pd.read_csv(text, keep_default_na=False, na_values={"pin": [""]}), own, "t", "the file")

@@ -1,5 +1,6 @@
 """Sweeps: what is measured, what is written, what survives; and what the table says of the visits."""
 
+import dataclasses
 import os
 import signal
 import threading
@@ -17,7 +18,7 @@ from lib.config.notebooks import SweepParams
 from lib.errors import InputError
 from lib.measure import compare, machine, statistics
 from lib.measure.networks import allocator
-from lib.measure.operators import aggregate, device_sweep, sweep, visitor
+from lib.measure.operators import aggregate, device_sweep, sweep, visit, visitor
 from lib.work.graph import spaces
 from tests.interrupted import cut_again_and_again
 
@@ -64,6 +65,7 @@ def test_a_sweep_gives_a_valid_table_and_goes_on_or_starts_anew(home, small_spac
     assert set(found.table["latency_type"]) == {"kernel", "end_to_end"}
     assert set(found.table["cache"]) == {"warm", "cold"}
     assert found.table["config"].is_unique
+    assert found.table["energy_reason"].str.contains("energy_s is 0").all()
     worker = store.read_json(folder / "sweep.meta.json")["devices"]["cpu"]["software"]
     assert worker["environment"].items() >= allocator.RETAINED.items(), "the worker keeps what it frees, and says so"
     assert not os.environ.keys() & allocator.RETAINED.keys()
@@ -349,3 +351,38 @@ def test_a_replay_is_of_the_element_type_that_was_asked_for():
     assert set(aggregate.replay(SweepParams(source="replay", op="conv2d")).table["dtype"]) == {"fp32"}
     with pytest.raises(InputError, match="no warm kernel sweep of conv2d in bf16 on auto; it has: .*conv2d fp32"):
         aggregate.replay(SweepParams(source="replay", op="conv2d", dtype="bf16"))
+
+
+@pytest.mark.slow
+def test_a_sweep_with_energies_has_joules_of_known_power(home, small_space, metered):
+    p = SweepParams(**{**SMALL, "count": 3, "rounds": 1}, cache="both", energy_s=0.8, name="energy")
+    folder = sweep.measure_sweep(p)
+    table = aggregate.read(folder).table
+    warm, cold = table[table["cache"] == "warm"], table[table["cache"] == "cold"]
+    assert cold["energy_j"].isna().all()
+    assert cold["energy_reason"].str.contains("cold call").all()
+    assert len(warm)
+    np.testing.assert_allclose(warm[["power_w", "idle_w"]], metered, rtol=1e-6)
+    assert (warm["energy_method"] == "replay of power_log.log integration").all()
+    assert (warm["energy_n"] >= 10).all()
+    loops = store.read(folder / "cpu" / "energies.csv", "energies").set_index("config").loc[warm["config"]]
+    seconds = (loops["energy_j"] * loops["calls"] / metered).to_numpy()
+    assert ((seconds >= 0.8) & (seconds <= loops["loop_s"])).all(), "joules = known watts x the time of the loop"
+    assert (warm["energy_j"].to_numpy() == loops["energy_j"].to_numpy()).all()
+
+
+@pytest.mark.parametrize(("point", "seconds", "meter", "why"), [
+    ({}, 0.2, "log", "10 are needed"), ({}, 5.0, "none", "LIB_METER is none"), ({"cache": "cold"}, 5.0, "log", "cold call"),
+    ({"dtype": "fp8"}, 5.0, "log", "fp8")])
+def test_a_point_without_an_energy_says_why_at_once(metered, monkeypatch, point, seconds, meter, why):
+    if meter == "none":
+        monkeypatch.setenv("LIB_METER", "none")
+    config, device = spaces.config("activation", {"kind": "relu", "elements": 1000}), machine.device("cpu")
+    ops, begin = config.ops(), time.monotonic()
+    changed = dataclasses.replace(config, **{"latency_type": "end_to_end", **point})
+    tools = visit.Tools(device)
+    tools.idle_w = 40.0
+    result = visit.energy(changed, ops, device, seconds, tools)
+    assert why in result["energy_reason"]
+    assert np.isnan(result["energy_j"])
+    assert time.monotonic() - begin < 2

@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lib.errors import InputError
-from lib.tensorrt import dataset, engine, latencies, mapping, power_log
+from lib.measure.energy import power_log
+from lib.measure.energy.power_log import PowerLog
+from lib.tensorrt import dataset, engine, latencies, mapping
 from lib.tensorrt.latencies import LayerTimes
-from lib.tensorrt.power_log import PowerLog
 from tests import SHARED
 
 EDGE = SHARED / "data" / "edgeprofiler"
@@ -120,7 +121,7 @@ def test_what_is_no_latency_is_refused_in_one_line(tmp_path, content):
 def stamped(at_s):
     from datetime import UTC, datetime
 
-    return datetime.fromtimestamp(at_s, UTC).strftime(latencies.STAMP)
+    return datetime.fromtimestamp(at_s, UTC).strftime(power_log.STAMP)
 
 
 def test_a_power_log_survives_a_torn_line_and_a_clock_that_jumps_back(tmp_path):

@@ -8,6 +8,7 @@ from lib.cli.options import a_path, assignments, folder_name, names, new_file, n
 
 def _machine(_: argparse.Namespace) -> int:
     from lib.measure import load, machine
+    from lib.measure.energy.meters import Absent, open_meter
 
     facts = machine.identity()
     with load.LoadWatch() as watch:
@@ -20,6 +21,9 @@ def _machine(_: argparse.Namespace) -> int:
     for name, value in [*facts["hardware"].items(), *facts["software"].items(), ("devices", machine.devices())]:
         print(f"{name:>18}  {value}")
     print(f"{'other processes':>18}  {now.other_cores:.2f} cores")
+    for device in machine.devices():
+        meter = open_meter(device)
+        print(f"{f'power of {device}':>18}  {f'{meter.name}: {meter.reason}' if isinstance(meter, Absent) else meter.name}")
     return 0
 
 

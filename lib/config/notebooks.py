@@ -90,6 +90,7 @@ class SweepParams(Parameters):
     count: Batches = 0
     rounds: Annotated[int, Field(ge=1, le=100)] = 5
     visit_ms: Annotated[float, Field(ge=1, le=10_000)] = 20.0
+    energy_s: Annotated[float, Field(ge=0, le=600)] = 0.0
     latency_type: Literal["kernel", "end_to_end", "both"] = "kernel"
     cache: Literal["warm", "cold", "both"] = "warm"
     dtype: str = "fp32"

@@ -17,6 +17,7 @@ from lib import csv_files, files, paths, store
 from lib.config import definitions
 from lib.config.base import mapping
 from lib.errors import InputError, choices
+from lib.measure.energy.trace import Energy
 from lib.tables import PARAMETERS, columns
 
 _BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
@@ -48,7 +49,7 @@ def _table(values: Mapping[str, Any], rows: int, device: str, software: str, how
                           "reason": np.where(good, _ONE_VALUE, "the original has no time here that could be one"),
                           "verdict": np.where(good, "noisy", "unusable"), "hardware_id": f"published:{device}",
                           "software_id": software, "threads": 1, "low_ms": latency_ms, "high_ms": latency_ms,
-                          "other_cores": np.nan})
+                          "other_cores": np.nan, **Energy(np.nan, reason="the original gives no energy").columns})
     named = [name for name in values if name not in ("layout", "kind")]
     keys = frame[named].astype(str).agg(" ".join, axis=1) + f" {op} {dtype} {how['latency_type']}"
     numbers = keys.groupby(keys).cumcount().astype(str)

@@ -26,7 +26,6 @@ from lib.predict.operators.parts import Part
 from lib.predict.power import model as power_model
 from lib.predict.power.model import PowerModel
 from lib.predict.transfer import ANY_GPU
-from lib.tables import columns
 from lib.work import dtypes
 
 SHIPPED = paths.REFERENCE / "models"
@@ -99,7 +98,7 @@ class Predictor:
         if self.model.facts.get("hardware_id", "vendor:").startswith("vendor:"):
             return None
         files = [path for folder in archive.machines_with("networks").values() for path in sorted(folder.glob("*.parquet"))]
-        tables = [store.read_parquet(path, columns("networks")) for path in files]  # committed: the tests check their cells
+        tables = [store.read_own(path, "networks") for path in files]
         own = [table[table["hardware_id"] == self.model.facts.get("hardware_id")] for table in tables]
         return pd.concat(own, ignore_index=True) if own else None
 
@@ -108,7 +107,7 @@ class Predictor:
         """Give the operators that were measured on this device in the state that its model answers for, and repeated well."""
         names = [] if self.origin else self.model.facts.get("sweeps", [])
         files = [path for name in names if (path := paths.REFERENCE / name / "sweep.parquet").is_file()]
-        tables = [store.read_parquet(path, columns("sweep")) for path in files]
+        tables = [store.read_own(path, "sweep") for path in files]
         tables = [table[(table["status"] == "ok") & (table["verdict"] == "stable")] for table in tables]
         return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=["flops", "bytes", "latency_ms"])
 

@@ -13,7 +13,8 @@ import pandas as pd
 
 from lib import csv_files, files
 from lib.errors import InputError
-from lib.tensorrt import engine, latencies, mapping, power_log
+from lib.measure.energy import power_log
+from lib.tensorrt import engine, latencies, mapping
 from lib.tensorrt.engine import KINDS, Engine, Layer
 
 ENGINE, LATENCY, LAYERWISE = "trt_engine_info.json", "trt_layer_latency.json", "power_runtime_mapping_layerwise.csv"

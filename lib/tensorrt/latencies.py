@@ -1,7 +1,6 @@
 """How long the layers of an engine took: each run with its time stamp where there is one, or trtexec's averages."""
 
 from dataclasses import dataclass
-from datetime import datetime
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -10,8 +9,7 @@ import numpy as np
 
 from lib import store
 from lib.errors import InputError
-
-STAMP = "%Y%m%d-%H:%M:%S.%f"
+from lib.measure.energy.power_log import seconds
 
 
 @dataclass(frozen=True)
@@ -23,11 +21,6 @@ class LayerTimes:
 
     def __len__(self) -> int:
         return len(self.latency_ms)
-
-
-def seconds(text: str) -> float:
-    """Return a time stamp ``YYYYMMDD-HH:MM:SS.ffffff`` as seconds since the epoch, taken as UTC; ValueError for another."""
-    return datetime.strptime(f"{text}+0000", f"{STAMP}%z").timestamp()
 
 
 def read(path: Path) -> dict[str, LayerTimes]:

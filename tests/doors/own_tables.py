@@ -7,7 +7,8 @@ import pandas as pd
 from hypothesis import strategies as st
 
 from lib import store
-from lib.tables import DTYPES, TABLES, Column
+from lib.columns import DTYPES, Column
+from lib.tables import TABLES
 from tests.doors import ANY, SAME, WRONG, Door, csv_texts, pass_through
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_categories=("Cs", "Cc")), min_size=1, max_size=12).filter(str.strip)

@@ -1,14 +1,25 @@
-"""Meters of power and energy: NVML for GPUs, RAPL for processors, or none with the reason."""
+"""Meters of power and energy: NVML for GPUs, RAPL for processors, INA3221 sensors of boards, recorded logs, or none and why."""
 
 import math
+import os
+import time
+import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from lib.errors import InputError, one_line
+import numpy as np
 
-PERIOD_S = 0.02
-NOT_MEASURED = "not measured"
+from lib.errors import InputError, one_line
+from lib.measure.energy import power_log
+from lib.measure.energy.trace import NOT_MEASURED, Trace
+
+PERIOD_S = 0.05
+_DRIVER_PERIOD_S = 0.125  # an NVML reading takes some tenths of a millisecond, and its values are as old as that
+CHOICE = "LIB_METER"  # the environment variable that names another meter than that of the device
 _POWERCAP = Path("/sys/class/powercap")
+_HWMON = Path("/sys/class/hwmon")
+_WHOLE_BOARD = "VDD_IN"  # the label of the channel that feeds the whole board, where there is one
 
 
 class Meter(Protocol):
@@ -27,17 +38,21 @@ class Meter(Protocol):
 class Nvml:
     """One NVIDIA GPU: instantaneous power where the driver gives it (else a mean of about a second), and its energy counter."""
 
-    period_s = PERIOD_S
+    period_s = _DRIVER_PERIOD_S
 
     def __init__(self, index: int):
-        import pynvml
-
+        try:
+            import pynvml
+        except ImportError:
+            raise InputError(f"no power of GPU {index}: the package nvidia-ml-py is not installed") from None
         self._nvml, self.name = pynvml, f"nvml:{index}"
         try:
             pynvml.nvmlInit()
             self._handle = pynvml.nvmlDeviceGetHandleByIndex(index)
         except pynvml.NVMLError as error:
             raise InputError(f"no power of GPU {index}: {one_line(error)}") from None
+        if math.isnan(self.power_w()) and math.isnan(self.counter_j()):
+            raise InputError(f"no power of GPU {index}: its driver gives neither power nor energy")
 
     def power_w(self) -> float:
         """Return the power now, in W; NaN where the driver does not tell."""
@@ -57,46 +72,111 @@ class Nvml:
             return math.nan
 
 
+class _Number:
+    """A number that the kernel shows as a file, opened once: to open it each time costs many times the reading."""
+
+    def __init__(self, path: Path):
+        self._file = os.open(path, os.O_RDONLY)
+        weakref.finalize(self, os.close, self._file)
+
+    def __call__(self) -> float:
+        return float(os.pread(self._file, 64, 0))
+
+
 class Rapl:
     """The processor packages of this machine, by the counters of Linux's powercap; they may be read by root alone."""
 
     name, period_s = "rapl", PERIOD_S
 
     def __init__(self, folder: Path = _POWERCAP):
-        self._zones = [zone for zone in sorted(folder.glob("intel-rapl:*")) if zone.name.count(":") == 1]
-        if not self._zones:
+        zones = [zone for zone in sorted(folder.glob("intel-rapl:*")) if zone.name.count(":") == 1]
+        if not zones:
             raise InputError(f"no energy counters of the processor in {folder}")
         try:
-            self._ranges = [self._read(zone, "max_energy_range_uj") for zone in self._zones]
-            self._last = [self._read(zone, "energy_uj") for zone in self._zones]
+            self._ranges = [_Number(zone / "max_energy_range_uj")() for zone in zones]
+            self._counters = [_Number(zone / "energy_uj") for zone in zones]
+            self._last = [counter() for counter in self._counters]
         except (OSError, ValueError) as error:
             raise InputError(f"the energy counters of the processor cannot be read: {one_line(error)}") from None
         self._total = 0.0
-
-    @staticmethod
-    def _read(zone: Path, name: str) -> float:
-        return float((zone / name).read_text())
 
     def power_w(self) -> float:
         """Return NaN: there are counters alone."""
         return math.nan
 
     def counter_j(self) -> float:
-        """Return the energy since the meter was opened, in J; a counter that begins anew is followed."""
-        values = [self._read(zone, "energy_uj") for zone in self._zones]
+        """Return the energy since the meter was opened, in J, NaN if unreadable; a counter that begins anew is followed."""
+        try:
+            values = [counter() for counter in self._counters]
+        except (OSError, ValueError):
+            return math.nan
         steps = [value - last + (size if value < last else 0.0)
                  for value, last, size in zip(values, self._last, self._ranges, strict=True)]
         self._last, self._total = values, self._total + sum(steps) / 1e6
         return self._total
 
 
+class Ina3221:
+    """The sensor of a board such as NVIDIA's Jetson, by Linux's hwmon: the channel of the whole board, else the first one."""
+
+    period_s = PERIOD_S
+
+    def __init__(self, folder: Path = _HWMON):
+        channels = [path for sensor in sorted(folder.glob("hwmon*")) if _text(sensor / "name") == "ina3221"
+                    for path in sorted(sensor.glob("in[1-3]_input")) if (sensor / _current(path)).exists()]
+        if not channels:
+            raise InputError(f"no INA3221 sensor in {folder}")
+        labels = [_text(path.with_name(path.name.replace("input", "label"))) for path in channels]
+        chosen = labels.index(_WHOLE_BOARD) if _WHOLE_BOARD in labels else 0
+        path, self.name = channels[chosen], f"ina3221 {labels[chosen] or 'channel 1'}"
+        try:
+            self._volts, self._amperes = _Number(path), _Number(path.with_name(_current(path)))
+            self._volts(), self._amperes()
+        except (OSError, ValueError) as error:
+            raise InputError(f"the INA3221 sensor in {path.parent} cannot be read: {one_line(error)}") from None
+
+    def power_w(self) -> float:
+        """Return the power now, in W, from mV and mA; NaN where the sensor does not answer."""
+        try:
+            return self._volts() * self._amperes() / 1e6
+        except (OSError, ValueError):
+            return math.nan
+
+    def counter_j(self) -> float:
+        """Return NaN: there is power alone."""
+        return math.nan
+
+
+class Replay:
+    """A recorded trace played again from the moment it is opened, by any clock in s; NaN once it is over."""
+
+    def __init__(self, trace: Trace, name: str, clock: Callable[[], float] = time.perf_counter):
+        self._trace, self.name, self._clock = trace, f"replay of {name}", clock
+        self._begin, self._length = clock(), float(trace.at_s[-1] - trace.at_s[0])
+        self.period_s = max(PERIOD_S, float(np.median(np.diff(trace.at_s))))
+
+    def _at(self, values: np.ndarray) -> float:
+        passed_s = self._clock() - self._begin
+        if passed_s > self._length:
+            return math.nan
+        return float(np.interp(self._trace.at_s[0] + passed_s, self._trace.at_s, values))
+
+    def power_w(self) -> float:
+        """Return the power that was recorded at this moment, in W."""
+        return self._at(self._trace.power_w)
+
+    def counter_j(self) -> float:
+        """Return the counter that was recorded at this moment, in J."""
+        return self._at(self._trace.counter_j)
+
+
 class Absent:
     """No meter; ``reason`` says why."""
 
-    period_s = math.inf
+    name, period_s = NOT_MEASURED, math.inf
 
     def __init__(self, reason: str):
-        self.name, self.reason = NOT_MEASURED, reason
+        self.reason = reason
 
     def power_w(self) -> float:
         """Return NaN."""
@@ -107,14 +187,32 @@ class Absent:
         return math.nan
 
 
-def open_meter(device: str) -> Meter:
-    """Return the meter of a device (``cpu``, ``cuda:0``); one that cannot be read gives ``Absent`` with the reason."""
-    kind, _, index = device.partition(":")
+def _text(path: Path) -> str:
     try:
-        if kind == "cuda":
-            return Nvml(int(index or 0))
-        if kind == "cpu":
-            return Rapl()
-    except InputError as error:
-        return Absent(str(error))
-    return Absent(f"no meter of {device} is known")
+        return path.read_text().strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def _current(path: Path) -> str:
+    """Return the name of the file of the current, beside that of a voltage."""
+    return path.name.replace("in", "curr", 1)
+
+
+def open_meter(device: str) -> Meter:
+    """Return the meter of a device (``cpu``, ``cuda:0``); one that cannot be read gives ``Absent`` with the reason.
+
+    LIB_METER in the environment chooses instead: ``none``, or a recorded log of an INA3221, which is played again.
+    Raises InputError for a log that is none.
+    """
+    if choice := os.environ.get(CHOICE):
+        path = Path(choice)
+        return Absent(f"{CHOICE} is none") if choice == "none" else Replay(power_log.read(path).trace, path.name)
+    kind, _, index = device.partition(":")
+    reasons, ways = [], {"cuda": (lambda: Nvml(int(index or 0)), Ina3221), "cpu": (Rapl, Ina3221)}
+    for way in ways.get(kind, ()):
+        try:
+            return way()
+        except InputError as error:
+            reasons.append(str(error))
+    return Absent("; ".join(reasons) or f"no meter of {device} is known")

@@ -9,111 +9,38 @@ log the idle power of the same run, and take no number from too few samples.
 import math
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from lib.measure.energy.meters import NOT_MEASURED, Absent, Meter
+from lib.measure.energy.meters import Absent, Meter
+from lib.measure.energy.trace import LEAST_SAMPLES, Energy, Trace, of_window
 
-LEAST_SAMPLES = 10
-
-
-@dataclass(frozen=True)
-class Trace:
-    """What a meter gave: moments in s of one clock, power in W and counter in J at each, NaN where there is none (n each)."""
-
-    at_s: np.ndarray
-    power_w: np.ndarray
-    counter_j: np.ndarray
-
-    @classmethod
-    def of_power(cls, at_s: np.ndarray, power_w: np.ndarray) -> "Trace":
-        """Return a trace of power alone, such as a recorded log."""
-        return cls(np.asarray(at_s, float), np.asarray(power_w, float), np.full(len(at_s), np.nan))
-
-
-@dataclass(frozen=True)
-class Energy:
-    """The energy of one window: in all and above idle, mean power, how it was got, by both ways, samples; why it is NaN."""
-
-    seconds: float
-    energy_j: float
-    above_idle_j: float
-    power_w: float
-    method: str
-    counter_j: float
-    integrated_j: float
-    samples: int
-    reason: str = ""
-
-    @property
-    def disagreement(self) -> float:
-        """Return integral / counter - 1; NaN where one of them is missing."""
-        return self.integrated_j / self.counter_j - 1 if self.counter_j > 0 else math.nan
-
-
-def of_window(trace: Trace, start_s: float, end_s: float, idle_w: float = math.nan) -> Energy:
-    """Return the energy of a window of a trace; NaN with a reason where fewer than LEAST_SAMPLES samples lie within it.
-
-    By the counter where the meter has one, else by integration. ``idle_w`` is taken off for ``above_idle_j``.
-    """
-    seconds, samples = end_s - start_s, int(((trace.at_s >= start_s) & (trace.at_s <= end_s)).sum())
-    reason = _why_not(trace, start_s, end_s, samples)
-    if reason:
-        return Energy(seconds, math.nan, math.nan, math.nan, NOT_MEASURED, math.nan, math.nan, samples, reason)
-    counter_j, integrated_j = _counted(trace, start_s, end_s), _integrated(trace, start_s, end_s)
-    method = "counter" if math.isfinite(counter_j) else "integration"
-    energy_j = counter_j if method == "counter" else integrated_j
-    return Energy(seconds, energy_j, energy_j - idle_w * seconds, energy_j / seconds, method, counter_j, integrated_j, samples)
-
-
-def _why_not(trace: Trace, start_s: float, end_s: float, samples: int) -> str:
-    if not len(trace.at_s):
-        return "the meter gave no sample"
-    if start_s < trace.at_s[0] or end_s > trace.at_s[-1]:
-        return "the window is not within the trace"
-    if samples < LEAST_SAMPLES:
-        return f"{samples} samples within {end_s - start_s:.3g} s; {LEAST_SAMPLES} are needed"
-    return ""
-
-
-def _counted(trace: Trace, start_s: float, end_s: float) -> float:
-    """Return the difference of the counter between the ends, interpolated between its readings; NaN without a counter."""
-    good = np.isfinite(trace.counter_j)
-    if good.sum() < 2:
-        return math.nan
-    return float(np.diff(np.interp([start_s, end_s], trace.at_s[good], trace.counter_j[good]))[0])
-
-
-def _integrated(trace: Trace, start_s: float, end_s: float) -> float:
-    """Return the integral of the power by trapezoids, the ends interpolated; NaN without power."""
-    good = np.isfinite(trace.power_w)
-    if good.sum() < 2:
-        return math.nan
-    at_s, power_w = trace.at_s[good], trace.power_w[good]
-    within = (at_s > start_s) & (at_s < end_s)
-    ends_w = np.interp([start_s, end_s], at_s, power_w)
-    return float(np.trapezoid(np.concatenate([ends_w[:1], power_w[within], ends_w[1:]]),
-                              np.concatenate([[start_s], at_s[within], [end_s]])))
+IDLE_S = 1.0  # of idle power logged before work
+LEAST_S = 2.0  # of work, where it can be repeated
 
 
 @dataclass
 class Recorder(AbstractContextManager):
     """Samples a meter beside the work, from entering to leaving; windows are named while it runs, energies asked afterwards.
 
-    The clock is ``time.perf_counter``. Idle power is the mean over the windows named ``idle``.
+    The clock is ``time.perf_counter``. ``idle_w`` is the mean power while it last rested, or that of an earlier recorder.
     """
 
     meter: Meter
+    idle_w: float = math.nan
     windows: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
 
-    def __enter__(self) -> "Recorder":
+    def __post_init__(self):
         self._samples: list[tuple[float, float, float]] = []
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._sample, daemon=True)
-        if not isinstance(self.meter, Absent):
+        self._over, self._one = threading.Event(), threading.Lock()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> "Recorder":
+        if self.present:
+            self._sample()
             self._thread.start()
         return self
 
@@ -121,13 +48,20 @@ class Recorder(AbstractContextManager):
         self._over.set()
         if self._thread.is_alive():
             self._thread.join()
+            self._sample()
+
+    @property
+    def present(self) -> bool:
+        """Return whether there is a meter."""
+        return not isinstance(self.meter, Absent)
+
+    def _run(self) -> None:
+        while not self._over.wait(self.meter.period_s):
+            self._sample()
 
     def _sample(self) -> None:
-        while True:
+        with self._one:  # meters with a state are read by one thread at a time, and samples stay in order
             self._samples.append((time.perf_counter(), self.meter.power_w(), self.meter.counter_j()))
-            if self._over.wait(self.meter.period_s):
-                self._samples.append((time.perf_counter(), self.meter.power_w(), self.meter.counter_j()))
-                return
 
     @contextmanager
     def window(self, name: str) -> Iterator[None]:
@@ -140,26 +74,57 @@ class Recorder(AbstractContextManager):
 
     def rest(self, seconds: float) -> None:
         """Log the idle power of this run; without a meter there is nothing to wait for."""
-        if not isinstance(self.meter, Absent):
+        if self.present:
             with self.window("idle"):
                 time.sleep(seconds)
+            self.idle_w = self.energies("idle")[-1].power_w
 
     @property
     def trace(self) -> Trace:
         """Return what the meter gave until now."""
-        return Trace(*np.array(self._samples, float).reshape(-1, 3).T)
-
-    @property
-    def idle_w(self) -> float:
-        """Return the mean power of the idle windows, in W; NaN where there is none."""
-        trace, idle = self.trace, [of_window(self.trace, *window) for window in self.windows.get("idle", ())]
-        return float(np.mean([energy.power_w for energy in idle])) if idle and len(trace.at_s) else math.nan
+        return Trace(*np.array(list(self._samples), float).reshape(-1, 3).T)
 
     def energies(self, name: str) -> list[Energy]:
         """Return the energy of each window of a name, in order; without a meter they say why there is none."""
-        windows = self.windows.get(name, [])
-        if isinstance(self.meter, Absent):
-            nothing = (math.nan, math.nan, math.nan, NOT_MEASURED, math.nan, math.nan, 0, self.meter.reason)
-            return [Energy(end_s - start_s, *nothing) for start_s, end_s in windows]
-        trace, idle_w = self.trace, self.idle_w
-        return [of_window(trace, start_s, end_s, idle_w) for start_s, end_s in windows]
+        return [self.energy(*window) for window in self.windows.get(name, [])]
+
+    def energy(self, start_s: float, end_s: float) -> Energy:
+        """Return the energy between two moments of its clock; without a meter it says why there is none."""
+        if not self.present:
+            return Energy(end_s - start_s, reason=self.meter.reason)
+        if self._thread.is_alive():
+            self._sample()
+        return of_window(self.trace, start_s, end_s, self.idle_w).by(self.meter.name)
+
+    def energy_j(self, start_s: float, end_s: float) -> float:
+        """Return the energy of a window that has just ended, in J; NaN where it is too short for enough samples.
+
+        Costs a sample, and only where there are enough.
+        """
+        if end_s - start_s < LEAST_SAMPLES * self.meter.period_s:
+            return math.nan
+        self._sample()
+        newest = next((number for number in range(len(self._samples) - 1, -1, -1) if self._samples[number][0] <= start_s), 0)
+        recent = Trace(*np.array(self._samples[newest:], float).reshape(-1, 3).T)
+        return of_window(recent, start_s, end_s).energy_j
+
+
+def of_calls(chunk: Callable[[], object], calls: int, seconds: float, meter: Meter, idle_w: float) -> tuple[Energy, int]:
+    """Repeat ``chunk``, which makes ``calls`` calls and waits for them, for so many seconds; return all energy, and calls.
+
+    Without a meter nothing is repeated, and the energy says why.
+    """
+    repeats = 0
+    with Recorder(meter, idle_w) as recorder:
+        start_s = end_s = time.perf_counter()
+        while recorder.present and end_s < start_s + seconds:
+            chunk()
+            repeats, end_s = repeats + 1, time.perf_counter()
+    return recorder.energy(start_s, end_s), repeats * calls
+
+
+def idle_w(meter: Meter, seconds: float = IDLE_S) -> float:
+    """Return the mean power while nothing is done, in W; NaN without a meter, at once."""
+    with Recorder(meter) as recorder:
+        recorder.rest(seconds)
+    return recorder.idle_w

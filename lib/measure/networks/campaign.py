@@ -13,13 +13,14 @@ from lib.config.definitions import Campaign
 from lib.errors import InputError, choices
 from lib.measure import machine, statistics
 from lib.measure.budget import Budget
+from lib.measure.energy.trace import Energy
 from lib.measure.networks import visits_file
 from lib.measure.networks.case import Case
 from lib.measure.networks.end_to_end import LEAST, in_a_process
 from lib.measure.networks.visits_file import Results, Visits
 from lib.measure.reference_kernel import SLOW, USUAL
 from lib.progress import track
-from lib.tables import columns
+from lib.tables import NO_ENERGY, columns
 from lib.work import networks
 
 
@@ -88,7 +89,8 @@ def _row(results: Results, usual_ms: float) -> dict[str, Any]:
     """Return latency, spread, memory, status and verdict of one case from its visits."""
     good = [row for row in results if not row["reason"]]
     if not good:
-        return {"status": "failed", "reason": results[0]["reason"], "n": 0, "verdict": statistics.VERDICTS[-1]}
+        return {"status": "failed", "reason": results[0]["reason"], "n": 0, "verdict": statistics.VERDICTS[-1],
+                **Energy(0.0, reason=results[0]["reason"]).columns}
     samples_ms, kernel_ms = (np.concatenate([row[name] for row in good]) for name in ("samples_ms", "yardstick_ms"))
     usual = kernel_ms <= usual_ms if np.isfinite(usual_ms) else np.ones(len(samples_ms), bool)
     enough = usual.sum() >= LEAST
@@ -96,7 +98,16 @@ def _row(results: Results, usual_ms: float) -> dict[str, Any]:
     return {"latency_ms": timing.median_ms, "latency_iqr_ms": timing.iqr_ms, "n": timing.n, "usual_share": float(usual.mean()),
             "rss_mb": max(row["rss_mb"] for row in good), "tensors_mb": max(row["tensors_mb"] for row in good), "status": "ok",
             "reason": "" if enough else "fewer than five passes on a processor as fast as usual",
-            "verdict": timing.verdict if enough else statistics.worst(timing.verdict, statistics.VERDICTS[1])}
+            "verdict": timing.verdict if enough else statistics.worst(timing.verdict, statistics.VERDICTS[1]),
+            **_energy([row["energy"] for row in good if row.get("energy")])}
+
+
+def _energy(visits: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the energy columns of one case: the visit of the median energy, or why none has one."""
+    measured = sorted((visit for visit in visits if np.isfinite(visit["energy_j"])), key=lambda visit: visit["energy_j"])
+    if measured:
+        return measured[(len(measured) - 1) // 2]
+    return visits[0] if visits else Energy(0.0, reason=NO_ENERGY).columns
 
 
 def write(table: pd.DataFrame, path: Path, **facts: Any) -> Path:

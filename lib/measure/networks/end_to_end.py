@@ -17,6 +17,9 @@ import torch
 from lib import locks
 from lib.errors import InputError, choices
 from lib.measure import machine
+from lib.measure.energy import windows
+from lib.measure.energy.meters import Meter, open_meter
+from lib.measure.energy.windows import LEAST_S
 from lib.measure.networks import allocator
 from lib.measure.networks.case import Case, program
 from lib.measure.reference_kernel import ReferenceKernel
@@ -63,7 +66,8 @@ def tensor_peak_mb(call: Callable[[], object], device: torch.device) -> float:
     return float(max(0, allocated.max(initial=0))) / 1e6
 
 
-def _measure_case(case: Case, device: torch.device, budget_s: float, kernel: ReferenceKernel | None) -> dict[str, Any]:
+def _measure_case(case: Case, device: torch.device, budget_s: float, kernel: ReferenceKernel | None, meter: Meter,
+                  idle_w: float) -> dict[str, Any]:
     _reset_peak()
     before_mb = _status_mb("VmRSS")
     run = program(case, device)
@@ -78,8 +82,15 @@ def _measure_case(case: Case, device: torch.device, budget_s: float, kernel: Ref
         synchronize(device)
         samples_ms.append((time.perf_counter_ns() - begin) / 1e6)
         kernel_ms.append(max(before_ms, kernel.after()) if kernel else float("nan"))
-    return {"samples_ms": samples_ms, "yardstick_ms": kernel_ms, "rss_mb": _status_mb("VmHWM") - before_mb,
-            "tensors_mb": tensor_peak_mb(run, device)}
+    rss_mb = _status_mb("VmHWM") - before_mb
+
+    def one() -> None:
+        run()
+        synchronize(device)
+
+    energy, calls = windows.of_calls(one, 1, LEAST_S, meter, idle_w)
+    return {"samples_ms": samples_ms, "yardstick_ms": kernel_ms, "rss_mb": rss_mb, "tensors_mb": tensor_peak_mb(run, device),
+            "energy": {"energy_j": energy.energy_j / calls if calls else float("nan"), **energy.columns}}
 
 
 def _measure(cases: Sequence[Case], device_id: str, budget_s: float) -> tuple[list[dict[str, Any]], dict[str, Any]]:
@@ -91,12 +102,14 @@ def _measure(cases: Sequence[Case], device_id: str, budget_s: float) -> tuple[li
         kernel = ReferenceKernel() if device.type == "cpu" else None
         if kernel:
             kernel.settle()
+        meter = open_meter(str(device))
+        idle_w = windows.idle_w(meter)
         torch.nn.functional.conv2d(torch.randn(1, 3, 8, 8), torch.randn(4, 3, 3, 3))  # the libraries are there before we count
         results = []
         for case in cases:
             try:
                 with user_code.running(f"model {case.network!r} does not run"):
-                    results.append({"case": case, **_measure_case(case, device, budget_s, kernel), "reason": ""})
+                    results.append({"case": case, **_measure_case(case, device, budget_s, kernel, meter, idle_w), "reason": ""})
             except InputError as error:
                 results.append({"case": case, "reason": str(error)})
             gc.collect()
@@ -108,8 +121,9 @@ def in_a_process(cases: Sequence[Case], device_id: str = "cpu", budget_s: float 
                  memory: str = "default") -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Measure some cases in a process of its own, ``budget_s`` and five passes at least each; return results and its identity.
 
-    A result holds ``case``, ``samples_ms, yardstick_ms`` (lists, one a pass), ``rss_mb, tensors_mb`` and a ``reason``, which is
-    empty, or the only entry beside the case where that failed. A process that dies fails all of its cases (no identity then).
+    A result holds ``case``, ``samples_ms, yardstick_ms`` (lists, one a pass), ``rss_mb, tensors_mb``, ``energy`` (its columns
+    of ``networks``; where there is a meter, a loop of LEAST_S more) and a ``reason``, which is empty, or the only entry beside
+    the case where that failed. A process that dies fails all of its cases (no identity then).
     """
     if memory not in allocator.HEAPS:
         raise InputError(f"no memory {memory!r}; there are: {choices(allocator.HEAPS)}")

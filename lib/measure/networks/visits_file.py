@@ -19,6 +19,18 @@ Key = tuple[int, str, str]  # round, network and memory
 Visits = dict[Key, Results]
 
 
+class _Energy(BaseModel, extra="forbid"):
+    """The energy of one pass, and how it was got: columns of ``networks``."""
+
+    energy_j: float
+    power_w: float
+    idle_w: float
+    energy_method: str
+    energy_n: int
+    energy_disagreement: float
+    energy_reason: str
+
+
 class _Result(BaseModel, extra="forbid"):
     """One case of a visit, see end_to_end.in_a_process."""
 
@@ -28,6 +40,7 @@ class _Result(BaseModel, extra="forbid"):
     kernel_ms: list[float] = Field([], alias="yardstick_ms")  # of the reference kernel
     rss_mb: float = np.nan
     tensors_mb: float = np.nan
+    energy: _Energy | None = None  # older files have none
 
     @model_validator(mode="after")
     def _measured_or_failed(self) -> "_Result":

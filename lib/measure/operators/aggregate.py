@@ -13,6 +13,7 @@ from lib.config.notebooks import SweepParams
 from lib.errors import InputError, choices
 from lib.measure import load
 from lib.measure.archive import folders
+from lib.measure.energy.trace import NOT_MEASURED
 from lib.measure.operators.raw_files import raw_folder
 from lib.measure.reference_kernel import SLOW, USUAL
 from lib.measure.statistics import VERDICTS, spread_verdict, worst
@@ -21,6 +22,7 @@ from lib.tables import PARAMETERS, columns
 BOTH = {"latency_type": ("kernel", "end_to_end"), "cache": ("warm", "cold")}
 NEIGHBOURS = 15  # visits over which the load of the machine is smoothed: its clock ticks every 10 ms
 LEAST_ROUNDS = 3
+_NO_LOOP = "not looped: energy_s is 0, or the budget was spent"
 ORIGINAL = ("Batch size", "In Channels", "Out Channels", "Kernel Size", "Stride", "Width", "Height", "Flops", "Latency",
             "Latency Type")
 _EXPORTED = ("batch", "in_channels", "out_channels", "kernel_h", "stride_h", "width", "height", "flops", "latency_ms")
@@ -93,6 +95,7 @@ def _device_table(folder: Path, device: str, identity: dict[str, Any]) -> pd.Dat
     frame.loc[broken & (frame["status"] == "ok"), "status"] = "failed"
     never_visited = (frame["status"] == "failed") & ~frame["config"].isin(failed.index)
     frame = frame[~never_visited]
+    frame = _with_energies(frame, folder / "energies.csv")
     broken = frame["status"] != "ok"
     frame.loc[broken, ["latency_ms", "latency_iqr_ms", "low_ms", "high_ms", "other_cores"]] = np.nan
     frame["reason"] = frame["reason"].where(broken, frame["why"])
@@ -101,7 +104,17 @@ def _device_table(folder: Path, device: str, identity: dict[str, Any]) -> pd.Dat
     seconds = frame["latency_ms"] / 1e3
     named = {name: identity[name] for name in ("hardware_id", "software_id", "threads")}
     return frame.assign(device=device, gflops=frame["flops"] / seconds / 1e9, gbps=frame["bytes"] / seconds / 1e9,
-                        energy_j=np.nan, **named)[columns("sweep")]
+                        **named)[columns("sweep")]
+
+
+def _with_energies(frame: pd.DataFrame, path: Path) -> pd.DataFrame:
+    """Return the configurations with their energies, or why they have none; a folder of an older version has no such file."""
+    loops = store.read_all([path] if path.exists() else [], "energies").drop_duplicates("config", keep="last")
+    frame = frame.merge(loops.drop(columns=["calls", "loop_s"]), on="config", how="left")
+    failed, absent = frame["status"] != "ok", ~frame["config"].isin(loops["config"])
+    frame.loc[absent, "energy_reason"] = _NO_LOOP
+    frame.loc[failed & absent, "energy_reason"] = "it has no time either"
+    return frame.fillna({"energy_method": NOT_MEASURED})
 
 
 def _checked(visits: pd.DataFrame, configs: pd.DataFrame) -> pd.DataFrame:

@@ -1,5 +1,6 @@
 """The sweep of one device: rounds over its configurations, as far as the budget and the count go."""
 
+import math
 import queue
 import random
 import threading
@@ -14,6 +15,7 @@ import torch
 
 from lib.config.notebooks import SweepParams
 from lib.errors import InputError
+from lib.measure.energy.trace import NOT_MEASURED
 from lib.measure.operators import aggregate
 from lib.measure.operators.raw_files import RawFiles, raw_folder
 from lib.measure.operators.visitor import Visitor
@@ -24,6 +26,7 @@ from lib.work.graph.spaces import Config
 SAME_FAILURES = 5  # in a row, of one family, before it is abandoned
 _MOST_SKIPPED = 1000  # points too large, in a row, before a space counts as too large for this machine
 _EXTRA_ROUNDS = 2
+_ENERGY_SHARE = 0.8  # of the budget, at most, for energy loops
 _EXTRA_SHARE = 0.15  # of the budget, for configurations whose rounds disagree
 
 
@@ -71,7 +74,8 @@ class DeviceSweep:
         try:
             self._first_round()
             for number in range(1, self.p.rounds):
-                self._again(number, sorted(self.files.promising), self.p.budget_s)
+                self._again(number, sorted(self.files.promising), self._times_s)
+            self._energies()
             for number in range(self.p.rounds, self.p.rounds + _EXTRA_ROUNDS):
                 unsettled = aggregate.unsettled(self.files.folder)
                 self._again(number, sorted(unsettled & self.files.promising), self.p.budget_s * (1 + _EXTRA_SHARE))
@@ -135,9 +139,11 @@ class DeviceSweep:
     def _first_round_is_over(self, skipped: int) -> bool:
         """Return whether there are ``count`` points, or a round's share of the budget is spent and there is one at least.
 
-        Where all points are too large, it is over with the budget, or after _MOST_SKIPPED drawn ones.
+        So it is when the energy loops of more points would not fit. Where all points are too large, it is over with the budget,
+        or after _MOST_SKIPPED drawn ones.
         """
-        spent = self._over(self.p.budget_s / self.p.rounds if self.files.configs else self.p.budget_s)
+        spent = self._over(self._times_s / self.p.rounds if self.files.configs else self.p.budget_s) or \
+            bool(self.p.budget_s and self._loops_s >= self.p.budget_s * _ENERGY_SHARE)
         return (spent and bool(self.files.configs or skipped)) or (skipped >= _MOST_SKIPPED and not self.p.grid) or \
             bool(self.p.count and len(self.files.configs) >= self.p.count)
 
@@ -173,6 +179,33 @@ class DeviceSweep:
             config, ops = self.files.configs[key]
             if (key, number) not in self.files.visits and config.op not in self._abandoned:
                 self._visit(config, ops, number)
+
+    @property
+    def _loops_s(self) -> float:
+        """Return the time that the energy loops of all points take, in seconds; 0 where there is no meter."""
+        return self.p.energy_s * len(self.files.configs) if self.identity.get("meter", NOT_MEASURED) != NOT_MEASURED else 0.0
+
+    @property
+    def _times_s(self) -> float:
+        """Return the part of the budget that is for times: what the energy loops leave, in seconds."""
+        return self.p.budget_s - min(self._loops_s, self.p.budget_s * _ENERGY_SHARE)
+
+    def _energies(self) -> None:
+        """Loop the configurations for their energy, in a random order; no loop is longer than what is left of the budget."""
+        keys = sorted(self.files.promising - self.files.measured) if self.p.energy_s else []
+        random.Random(f"{self.p.seed} energy").shuffle(keys)
+        for key in keys:
+            if self._over(self.p.budget_s):
+                return
+            config, ops = self.files.configs[key]
+            result = self.visitor.energy(config, ops, min(self.p.energy_s, self._left_s()))
+            self.files.add_energy(key, result)
+            self._ticks.put(result["loop_s"])
+
+    def _left_s(self) -> float:
+        """Return what is left of the budget, in seconds; inf without one."""
+        spent_s = self._before_s + time.monotonic() - self._begin
+        return max(0.0, self.p.budget_s - spent_s) if self.p.budget_s else math.inf
 
     def _visit(self, config: Config, ops: tuple[Op, ...], number: int) -> None:
         result = self.visitor.visit(config, ops)

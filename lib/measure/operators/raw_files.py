@@ -1,10 +1,12 @@
-"""The raw files of a sweep on one device: configurations as they are entered, visits as they end."""
+"""The raw files of a sweep on one device: configurations as they are entered, visits and energy loops as they end."""
 
 import json
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from lib import store
 from lib.errors import InputError, choices
@@ -21,9 +23,9 @@ def raw_folder(sweep: Path, device: str) -> Path:
 
 @dataclass
 class RawFiles:
-    """What one device has measured so far, on disk (``configs.csv``, ``repeats.csv``) and in memory.
+    """What one device has measured so far, on disk (``configs.csv``, ``repeats.csv``, ``energies.csv``) and in memory.
 
-    Both files are this process's alone from before they are read until ``close``; else the memory would not be what they hold.
+    The files are this process's alone from before they are read until ``close``; else the memory would not be what they hold.
     """
 
     folder: Path
@@ -31,11 +33,13 @@ class RawFiles:
     visits: set[tuple[str, int]] = field(default_factory=set)
     failed: dict[str, str] = field(default_factory=dict)  # the reason of each
     skipped: set[str] = field(default_factory=set)
+    measured: set[str] = field(default_factory=set)  # whose energy is there
     spent_s: float = 0.0
 
     def __post_init__(self):
         with ExitStack() as opened:
-            self._configs, self._repeats = (self._appender(opened, name) for name in ("configs", "repeats"))
+            self._configs, self._repeats, self._energies = (
+                self._appender(opened, name) for name in ("configs", "repeats", "energies"))
             self._read()
             self._opened = opened.pop_all()
 
@@ -46,7 +50,7 @@ class RawFiles:
 
     def _read(self) -> None:
         entered = store.read(self.folder / "configs.csv", "configs")
-        done = store.read(self.folder / "repeats.csv", "repeats")
+        done, loops = (store.read(self.folder / f"{name}.csv", name) for name in ("repeats", "energies"))
         foreign = set(done["config"]) - set(entered["config"])
         if foreign:
             raise InputError(f"{self.folder}/repeats.csv holds configurations that configs.csv does not: "
@@ -55,7 +59,8 @@ class RawFiles:
         self.visits = set(zip(done["config"], done["round"], strict=True))
         failed = done[done["status"] != "ok"]
         self.failed = dict(zip(failed["config"], failed["reason"], strict=True))
-        self.spent_s = float(done["visit_s"].sum())  # by earlier calls
+        self.measured = set(loops.loc[loops["energy_j"].notna(), "config"])
+        self.spent_s = float(done["visit_s"].sum() + loops["loop_s"].sum())  # by earlier calls
         for row in entered[entered["status"] == "ok"].to_dict("records"):
             config = Config(row["op"], tuple(json.loads(row["parameters"]).items()), row["dtype"], row["pass"],
                             row["latency_type"], row["cache"])
@@ -79,11 +84,18 @@ class RawFiles:
         if result["status"] != "ok":
             self.failed[key] = result["reason"]
 
+    def add_energy(self, key: str, result: dict[str, Any]) -> None:
+        """Write down one energy loop."""
+        row = {"config": key, **result}
+        self._energies.append([row[name] for name in columns("energies")])
+        if np.isfinite(result["energy_j"]):
+            self.measured.add(key)
+
     @property
     def promising(self) -> set[str]:
         """Return the configurations of which no visit failed."""
         return self.configs.keys() - self.failed.keys()
 
     def close(self) -> None:
-        """Close both files."""
+        """Close the files."""
         self._opened.close()

@@ -117,7 +117,7 @@ def _measured(p: SweepParams, devices: list[str], folder: Path, chosen: Sequence
     threads = [threading.Thread(target=lead, args=(device,), daemon=True) for device in devices]
     for thread in threads:
         thread.start()
-    total_s = (p.budget_s or p.count * p.rounds * p.visit_ms * 2e-3) * len(devices)
+    total_s = (p.budget_s or p.count * (p.rounds * p.visit_ms * 2e-3 + p.energy_s)) * len(devices)
     try:
         for _ in track(_Seconds(ticks, total_s, len(devices)), "sweep, s"):
             pass

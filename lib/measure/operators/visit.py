@@ -10,6 +10,9 @@ import torch
 
 from lib.errors import InputError, is_out_of_memory, one_line
 from lib.measure import load, machine
+from lib.measure.energy import windows
+from lib.measure.energy.meters import Absent, Meter, open_meter
+from lib.measure.energy.trace import Energy
 from lib.measure.operators.cold_memory import ColdCalls, Rings
 from lib.measure.timing import synchronize, time_calls
 from lib.work.dtypes import torch_name
@@ -22,9 +25,10 @@ _LEAST = 3
 _COLD_WARMUP, _COLD_PATIENCE = 2, 4
 _WARM_MS = 3.0
 _MOST_CALLS = 1000
+_CHUNK_MS = 20.0  # of an energy loop, between looks at the clock
 
 
-class _Meter:
+class _Watch:
     """Looks at the machine during one visit (ticks of 10 ms: only a run of visits tells much)."""
 
     def __init__(self, processes: load.OwnProcesses):
@@ -61,6 +65,16 @@ class Tools:
 
     def __init__(self, device: torch.device):
         self._device, self.processes = device, load.OwnProcesses()
+
+    @cached_property
+    def meter(self) -> Meter:
+        """Give the meter of the device."""
+        return open_meter(str(self._device))
+
+    @cached_property
+    def idle_w(self) -> float:
+        """Give the idle power of this session, logged when first needed; NaN without a meter."""
+        return windows.idle_w(self.meter)
 
     @cached_property
     def flusher(self) -> Flusher:
@@ -111,8 +125,11 @@ def _graphed(call: Callable[[], object], calls: int, device: torch.device) -> Ca
     return graph.replay
 
 
-def _kernel_samples(call: Callable[[], object], device: torch.device, visit_ms: float) -> tuple[list[float], int]:
-    """Time calls back to back, as many in a sample as fill SAMPLE_MS; on CUDA a graph's replay where it can be recorded."""
+def _back_to_back(call: Callable[[], object], device: torch.device) -> tuple[Callable[[], object], int, int, float]:
+    """Return what makes calls back to back, how often to call it for a sample of SAMPLE_MS, a sample's calls, and one's ms.
+
+    On CUDA it is a graph's replay where one can be recorded.
+    """
     begin, once = time.perf_counter(), np.inf
     while once == np.inf or (time.perf_counter() - begin) * 1e3 < _WARM_MS:
         once = min(once, time_calls(call, 1, device))
@@ -125,6 +142,12 @@ def _kernel_samples(call: Callable[[], object], device: torch.device, visit_ms: 
         except RuntimeError:
             synchronize(device)
             repeat, width = call, calls
+    return repeat, width, calls, once
+
+
+def _kernel_samples(call: Callable[[], object], device: torch.device, visit_ms: float) -> tuple[list[float], int]:
+    """Time calls back to back, as many in a sample as fill SAMPLE_MS."""
+    repeat, width, calls, _ = _back_to_back(call, device)
     samples, end = [], time.perf_counter() + visit_ms / 1e3
     while len(samples) < _LEAST or time.perf_counter() < end:
         samples.append(time_calls(repeat, width, device) * width / calls)
@@ -167,7 +190,7 @@ def _cold_samples(ops: tuple[Op, ...], device: torch.device, visit_ms: float, ri
 def visit(config: Config, ops: tuple[Op, ...], device: torch.device, visit_ms: float,
           tools: Tools) -> dict[str, Any]:
     """Build, check and time one configuration; return what ``repeats`` needs. A failure is a result with its reason."""
-    meter, row = _Meter(tools.processes), {"latency_ms": np.nan, "n": 0, "calls": 0, "spread_ms": np.nan}
+    watch, row = _Watch(tools.processes), {"latency_ms": np.nan, "n": 0, "calls": 0, "spread_ms": np.nan}
     try:
         kernel = config.latency_type == "kernel"
         cold = config.cache == "cold"
@@ -190,4 +213,32 @@ def visit(config: Config, ops: tuple[Op, ...], device: torch.device, visit_ms: f
         status, reason = "failed", one_line(error)
         if is_out_of_memory(error) and device.type == "cuda":
             torch.cuda.empty_cache()
-    return {**row, **meter.reading(), "status": status, "reason": reason}
+    return {**row, **watch.reading(), "status": status, "reason": reason}
+
+
+def energy(config: Config, ops: tuple[Op, ...], device: torch.device, seconds: float, tools: Tools) -> dict[str, Any]:
+    """Loop one configuration for so many seconds; return what ``energies`` needs. No energy is a result with its reason.
+
+    Calls follow each other without a pause: cold ones, which something must come between, have no energy of their own.
+    """
+    begin, calls = time.perf_counter(), 0
+    try:
+        taken, calls = _looped(config, ops, device, seconds, tools)
+    except (RuntimeError, TypeError, ValueError, IndexError, MemoryError) as error:
+        taken = Energy(0.0, reason=one_line(error))
+        if is_out_of_memory(error) and device.type == "cuda":
+            torch.cuda.empty_cache()
+    return {"energy_j": taken.energy_j / calls if calls else np.nan, "calls": calls, "loop_s": time.perf_counter() - begin,
+            **taken.columns}
+
+
+def _looped(config: Config, ops: tuple[Op, ...], device: torch.device, seconds: float, tools: Tools) -> tuple[Energy, int]:
+    if config.cache == "cold":
+        return Energy(0.0, reason="the energy of a cold call cannot be told from that of what comes between calls"), 0
+    if isinstance(tools.meter, Absent):
+        return Energy(0.0, reason=tools.meter.reason), 0
+    idle_w = tools.idle_w
+    call = rebuild.runnable(ops, device) if config.latency_type == "kernel" else _program(config, device)
+    repeat, width, calls, once_ms = _back_to_back(call, device)
+    times = max(1, int(_CHUNK_MS / (calls * max(once_ms, 1e-4))))
+    return windows.of_calls(lambda: time_calls(repeat, width * times, device), calls * times, seconds, tools.meter, idle_w)

@@ -14,6 +14,7 @@ from lib import locks
 from lib.config.notebooks import SweepParams
 from lib.measure import load, machine
 from lib.measure.budget import Budget
+from lib.measure.energy.trace import Energy
 from lib.measure.networks import allocator
 from lib.measure.operators import visit
 from lib.measure.reference_kernel import ReferenceKernel
@@ -26,7 +27,9 @@ _DEATHS = 2  # of the worker at one configuration, before that counts as failed
 
 @contextmanager
 def _visits(device_id: str, threads: int, visit_ms: float, patience_s: float) -> Iterator[tuple[dict[str, Any], Callable]]:
-    """Set this process up for visits to a device; give its identity, and the function of (configuration, operators).
+    """Set this process up for visits to a device; give its identity, and the function of a request.
+
+    A request is a configuration, its operators, and for how many seconds to loop it for its energy (0: visit it for its time).
 
     Raises InputError for a device that is not here or is taken.
     """
@@ -45,13 +48,16 @@ def _visits(device_id: str, threads: int, visit_ms: float, patience_s: float) ->
         tools, begin = visit.Tools(device), time.perf_counter()
         gc.disable()
 
-        def respond(request: tuple[Config, tuple[Op, ...]]) -> dict[str, Any]:
+        def respond(request: tuple[Config, tuple[Op, ...], float]) -> dict[str, Any]:
             gc.collect(0)
+            config, ops, energy_s = request
+            if energy_s:
+                return visit.energy(config, ops, device, energy_s, tools)
             at_s = time.perf_counter() - begin
-            result = _undisturbed(*request, device, visit_ms, tools, kernel)
+            result = _undisturbed(config, ops, device, visit_ms, tools, kernel)
             return {**result, "at_s": at_s, "visit_s": time.perf_counter() - begin - at_s}
 
-        yield {**identity, "threads": torch.get_num_threads(), "pid": os.getpid()}, respond
+        yield {**identity, "threads": torch.get_num_threads(), "pid": os.getpid(), "meter": tools.meter.name}, respond
 
 
 def _undisturbed(config: Config, ops: tuple[Op, ...], device: torch.device, visit_ms: float, tools: visit.Tools,
@@ -83,19 +89,34 @@ class Visitor:
 
     def visit(self, config: Config, ops: tuple[Op, ...]) -> dict[str, Any]:
         """Have one configuration measured; where the worker hangs, or dies twice, the result says so with status failed."""
-        begin, reason = time.monotonic(), ""
+        begin = time.monotonic()
+        result, reason = self._answer((config, ops, 0.0), self._p.timeout_s)
+        if result:
+            return result
+        nothing = dict.fromkeys(("latency_ms", "spread_ms", "yardstick_ms"), float("nan"))
+        return {**nothing, "n": 0, "calls": 0, "at_s": 0.0, "visit_s": time.monotonic() - begin, "other_cores": 0.0,
+                "stolen_cores": 0.0, "status": "failed", "reason": reason}
+
+    def energy(self, config: Config, ops: tuple[Op, ...], seconds: float) -> dict[str, Any]:
+        """Have one configuration looped for its energy; where the worker hangs, or dies twice, the result says so."""
+        begin = time.monotonic()
+        result, reason = self._answer((config, ops, seconds), self._p.timeout_s + seconds)
+        lost = {"energy_j": float("nan"), "calls": 0, "loop_s": time.monotonic() - begin, **Energy(0.0, reason=reason).columns}
+        return result or lost
+
+    def _answer(self, request: tuple[Config, tuple[Op, ...], float], timeout_s: float) -> tuple[dict[str, Any], str]:
+        """Return the worker's response; where it hangs, or dies again and again, nothing and why."""
+        reason = ""
         for _ in range(_DEATHS):
             try:
-                return self._service.ask((config, ops), self._p.timeout_s)
+                return self._service.ask(request, timeout_s), ""
             except WorkerLostError as error:
                 reason, hung = str(error), error.hung
             self._start()
             self._service.ready()
             if hung:
                 break
-        nothing = dict.fromkeys(("latency_ms", "spread_ms", "yardstick_ms"), float("nan"))
-        return {**nothing, "n": 0, "calls": 0, "at_s": 0.0, "visit_s": time.monotonic() - begin, "other_cores": 0.0,
-                "stolen_cores": 0.0, "status": "failed", "reason": reason}
+        return {}, reason
 
     def shut_down(self) -> None:
         """End the process."""

@@ -1,5 +1,6 @@
 """Loaders that end early and clocks that observe a pass: what keeps a profiled run within its budget."""
 
+import math
 import time
 from collections.abc import Iterator
 
@@ -40,7 +41,7 @@ class Stopwatch(Unobserved):
 
     def __init__(self, device: torch.device, last: int, every: bool = False):
         self._device, self._last, self._every, self._begin = device, last, every, time.perf_counter()
-        self.seconds, self.batches = 0.0, 0
+        self.window_s, self.batches = (self._begin, self._begin), 0
 
     def end(self, batch: Batch) -> None:
         """Read the clock."""
@@ -48,9 +49,14 @@ class Stopwatch(Unobserved):
             return
         synchronize(self._device)
         now = time.perf_counter()
-        self.seconds, self.batches = now - self._begin, max(1, batch.index)
+        self.window_s, self.batches = (self._begin, now), max(1, batch.index)
         if batch.index == 0:
             self._begin = now
+
+    @property
+    def seconds(self) -> float:
+        """Return the length of the window, in seconds."""
+        return self.window_s[1] - self.window_s[0]
 
     @property
     def step_s(self) -> float:
@@ -65,9 +71,13 @@ class PassLimits:
         self._p, self._budget, self.step_s = p, budget, step_s
         self._weight = (1 + p.epochs + 2 * EVAL_SHARE) if p.profile else 1.0  # of what is to come, in training passes
 
-    def next(self, weight: float = 1.0) -> tuple[int, float]:
-        """Return the full batches of the next pass, 0 for all, and its seconds; ``weight`` is its share of a training pass."""
+    def next(self, weight: float = 1.0, least_s: float = 0.0) -> tuple[int, float]:
+        """Return the full batches of the next pass, 0 for all, and its seconds; ``weight`` is its share of a training pass.
+
+        It has ``least_s`` seconds of work at least, where the budget allows.
+        """
         iters, most_s = self._p.iters, self._budget.left_s * weight / self._weight
+        iters = max(iters, math.ceil(least_s / self.step_s)) if iters else 0
         if self._budget.seconds:
             fit = max(1, int(most_s / weight / self.step_s) - 1)  # one for the odd last batch
             iters = min(iters or fit, fit)

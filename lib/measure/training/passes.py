@@ -12,6 +12,7 @@ from lib import paths
 from lib.config.notebooks import ProfileParams
 from lib.measure import load, machine
 from lib.measure.budget import Budget
+from lib.measure.energy.windows import LEAST_S, Recorder
 from lib.measure.training.limits import EVAL_SHARE, Both, Limited, PassLimits, Stopwatch
 from lib.measure.training.profiled import PASSES
 from lib.measure.training.profiler import profiler
@@ -40,6 +41,7 @@ class Run:
     device: torch.device
     trainer: Trainer
     run_id: str
+    recorder: Recorder
 
     def loader(self, kind: str, iters: int):
         """Return the loader of a pass: ``iters`` full batches (0: all) and the odd last one, if the set has one."""
@@ -72,7 +74,12 @@ class Pipelined:
 
     batches: int
     images: int
-    seconds: float
+    window_s: tuple[float, float]  # of time.perf_counter
+
+    @property
+    def seconds(self) -> float:
+        """Return its length, in seconds."""
+        return self.window_s[1] - self.window_s[0]
 
 
 @dataclass(frozen=True)
@@ -91,7 +98,7 @@ def _pipelined(run: Run, iters: int, most_s: float) -> Pipelined:
     odd = len(loader.dataset) % size > 0
     clock = Stopwatch(run.device, len(loader) - odd - 1, every=on_cpu)
     run.trainer.train(Limited(loader, len(loader), most_s if on_cpu else math.inf), clock)
-    return Pipelined(clock.batches, clock.batches * size, clock.seconds)
+    return Pipelined(clock.batches, clock.batches * size, clock.window_s)
 
 
 def _warm_up(run: Run, observer: Observer | None, budget: Budget) -> float:
@@ -118,16 +125,16 @@ def _warm_pass(run: Run, observer: Observer | None, most_s: float) -> float:
 
 def measure_passes(run: Run, budget: Budget) -> Outcome:
     """Run warm-up, the unsynchronised pass, the profiled epochs, evaluation and test."""
-    p, metrics = run.p, {}
+    p, metrics, least_s = run.p, {}, LEAST_S if run.recorder.present else 0.0
     with load.LoadWatch() as watch:
         if not p.profile:
-            pipelined = _pipelined(run, *PassLimits(p, budget, _warm_up(run, None, budget)).next())
+            pipelined = _pipelined(run, *PassLimits(p, budget, _warm_up(run, None, budget)).next(least_s=least_s))
             return Outcome(pipelined, watch.reading(), metrics)
-        with profiler(run.path("train"), run.constants("train"), run.device, p.nvtx) as observer:
+        with profiler(run.path("train"), run.constants("train"), run.device, p.nvtx, run.recorder) as observer:
             observer.warmup = True
             passes = PassLimits(p, budget, _warm_up(run, observer, budget))
             observer.warmup = False
-            pipelined = _pipelined(run, *passes.next())
+            pipelined = _pipelined(run, *passes.next(least_s=least_s))
             passes.step_s = pipelined.seconds / pipelined.batches
             observer.pipelined_ms = passes.step_s * 1000
             for epoch in track(range(p.epochs), "train"):
@@ -137,7 +144,7 @@ def measure_passes(run: Run, budget: Budget) -> Outcome:
                 metrics["train"] = {"loss": run.trainer.train(run.bounded("train", *passes.next()), observer)}
         seen = watch.reading()
     for kind in track(("eval", "test"), "evaluate"):
-        with profiler(run.path(kind), run.constants(kind), run.device, p.nvtx) as observer:
+        with profiler(run.path(kind), run.constants(kind), run.device, p.nvtx, run.recorder) as observer:
             if not budget.spent:
                 observer.warmup = True
                 warm = Limited(run.loader(kind, p.warmup_iters), max(1, p.warmup_iters), budget.left_s * _WARM_SHARE)

@@ -15,6 +15,8 @@ from lib.errors import InputError
 from lib.measure import load, machine
 from lib.measure.archive import runs
 from lib.measure.budget import Budget
+from lib.measure.energy.meters import open_meter
+from lib.measure.energy.windows import IDLE_S, Recorder
 from lib.measure.statistics import Timing
 from lib.measure.training import summary
 from lib.measure.training.passes import Outcome, Run, measure_passes
@@ -25,6 +27,7 @@ from lib.work.training import Options, Trainer, seed_everything
 
 _SWITCHES = ("resolution", "channels_last", "grad_accum_steps", "num_workers", "pin_memory", "prefetch_factor", "augment",
              "deterministic", "cudnn_benchmark", "seed")
+_IDLE_SHARE = 0.05  # of the budget, for the idle power before work
 
 
 @contextmanager
@@ -74,6 +77,7 @@ def _summary(run: Run, outcome: Outcome, rows: pd.DataFrame, started: str) -> di
     train = summary.steady(rows[rows["task_type"] == "train"])["step_time_ms"].to_numpy()
     timing = Timing(train) if len(train) else None
     low, high = timing.interval_ms() if timing else (None, None)
+    energy = run.recorder.energy(*pipelined.window_s)
     row = {"run_id": run.run_id, "label": p.label or f"{workload.id}_{run.device.type}_{p.precision}",
            "timestamp": started, "hostname": socket.gethostname(), "arch": workload.model, "backend": run.device.type,
            "device_name": machine.device_name(run.device), "batch_size": workload.batch_size,
@@ -85,7 +89,7 @@ def _summary(run: Run, outcome: Outcome, rows: pd.DataFrame, started: str) -> di
            "cpu_percent": seen.own_cores * 100, "peak_rss_mb": machine.peak_rss_mb(), "other_cpu_cores": seen.other_cores,
            "involuntary_switches_per_s": seen.involuntary_per_s, "step_median_ms": timing and timing.median_ms,
            "step_iqr_ms": timing and timing.iqr_ms, "step_low_ms": low, "step_high_ms": high, "step_n": len(train),
-           **machine.ids()}
+           **machine.ids(), "image_j": energy.energy_j / pipelined.images, **energy.columns}
     pipelined_ms = pipelined.seconds / pipelined.batches * 1000 if run.device.type == "cpu" else None
     earlier = summary.same_configuration(runs("measure"), row)["step_median_ms"].dropna()
     row["verdict"], row["reason"] = summary.judge(train, seen, torch.get_num_threads(), pipelined_ms, earlier.tolist())
@@ -128,7 +132,9 @@ def measure(p: ProfileParams, workload: Workload | None = None) -> Profiled:
         before = load.wait_for_quiet(torch.get_num_threads(), patience_s=budget.patience_s)
         stem = f"run_{task.workload.id}_{task.workload.dataset}_{task.workload.model}_{device.type}"
         run_id = _free_name(stem, stack)
-        run = Run(p, task, opened, device, trainer, run_id)
+        recorder = stack.enter_context(Recorder(open_meter(str(device))))
+        recorder.rest(min(IDLE_S, _IDLE_SHARE * budget.left_s))
+        run = Run(p, task, opened, device, trainer, run_id, recorder)
         started = store.utc_now()
         facts = {"run_id": run_id, "started_utc": started, "notebook": "02_profile", "parameters": p.model_dump(),
                  "load_at_start": vars(before), "data_note": opened.note, **machine.identity()}

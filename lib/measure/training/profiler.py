@@ -1,5 +1,6 @@
 """Profile a training workload batch by batch: where each step's time goes, as rows that survive a crash."""
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,6 +10,7 @@ import torch
 
 from lib import store
 from lib.measure import machine
+from lib.measure.energy.windows import Recorder
 from lib.measure.timing import synchronize
 from lib.tables import columns
 from lib.work.training import PHASES, Batch
@@ -18,11 +20,13 @@ class BatchProfiler:
     """An observer of the training loop that appends one row a batch to a ``profile`` table.
 
     On CUDA the phases are device events and the step ends with one synchronisation; on MPS every phase ends with one;
-    on the CPU the host's clock is the truth. The step is clocked on the host, apart from its phases.
+    on the CPU the host's clock is the truth. The step is clocked on the host, apart from its phases. A step that is long enough
+    for it has its energy.
     """
 
-    def __init__(self, file: store.Appender, constants: dict, device: torch.device, nvtx: bool = False):
-        self._file, self._device, self._nvtx = file, device, nvtx
+    def __init__(self, file: store.Appender, constants: dict, device: torch.device, nvtx: bool = False,
+                 recorder: Recorder | None = None):
+        self._file, self._device, self._nvtx, self._recorder = file, device, nvtx, recorder
         names = columns("profile")
         self._row = [constants.get(name) for name in names]
         self._changing = [(index, name) for index, name in enumerate(names) if name not in constants]
@@ -71,7 +75,9 @@ class BatchProfiler:
         if self._events:
             self._events[len(self._marks) - 1].synchronize()
         self.close_range()
-        step_ms = (time.perf_counter_ns() - self._start) / 1e6
+        now = time.perf_counter_ns()
+        step_ms = (now - self._start) / 1e6
+        energy_j = self._recorder.energy_j(self._start / 1e9, now / 1e9) if self._recorder else math.nan
         loader, h2d, forward, backward, optimizer = self._phases_ms()
         size, channels, *dims = batch.inputs.shape
         on_cuda = self._device.type == "cuda"
@@ -85,8 +91,8 @@ class BatchProfiler:
             "cuda_mem_alloc_mb": torch.cuda.memory_allocated(self._device) / 1e6 if on_cuda else 0.0,
             "cuda_mem_reserved_mb": torch.cuda.memory_reserved(self._device) / 1e6 if on_cuda else 0.0,
             "wall_time_s": time.perf_counter() - self._began, "loader_wait_ms": loader, "h2d_ms": h2d,
-            "optimizer_ms": optimizer, "pipelined_ms": self.pipelined_ms, "energy_j": None,
-            "peak_rss_mb": machine.peak_rss_mb(), "warmup": self.warmup}
+            "optimizer_ms": optimizer, "pipelined_ms": self.pipelined_ms,
+            "energy_j": None if math.isnan(energy_j) else energy_j, "peak_rss_mb": machine.peak_rss_mb(), "warmup": self.warmup}
         row = self._row.copy()
         for index, name in self._changing:
             value = changing[name]
@@ -96,10 +102,11 @@ class BatchProfiler:
 
 
 @contextmanager
-def profiler(path: Path, constants: dict, device: torch.device, nvtx: bool = False) -> Iterator[BatchProfiler]:
+def profiler(path: Path, constants: dict, device: torch.device, nvtx: bool = False,
+             recorder: Recorder | None = None) -> Iterator[BatchProfiler]:
     """Open a profile file at ``path`` and give the profiler that writes it; the file is closed at the end."""
     file = store.Appender(path, "profile")
-    observer = BatchProfiler(file, constants, device, nvtx)
+    observer = BatchProfiler(file, constants, device, nvtx, recorder)
     try:
         yield observer
     finally:

@@ -1,6 +1,7 @@
 """Logs of an INA3221 power sensor, as a Jetson board gives them: a line a sample, ``YYYYMMDD-HH:MM:SS.ffffff,mV,mA``."""
 
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from math import isfinite
 from pathlib import Path
 
@@ -8,8 +9,9 @@ import numpy as np
 
 from lib import files, store
 from lib.errors import InputError
-from lib.tensorrt.latencies import seconds
+from lib.measure.energy.trace import Trace
 
+STAMP = "%Y%m%d-%H:%M:%S.%f"
 _LEAST = 2
 _MOST_W = 1000.0
 
@@ -22,15 +24,15 @@ class PowerLog:
     power_w: np.ndarray
     notes: tuple[str, ...] = ()
 
-    def between(self, start_s: float, end_s: float) -> "PowerLog":
-        """Return the samples from ``start_s`` to ``end_s``."""
-        first, last = np.searchsorted(self.at_s, [start_s, end_s], side="left")
-        return PowerLog(self.at_s[first:last], self.power_w[first:last])
-
     @property
-    def longest_gap_s(self) -> float:
-        """Return the longest time without a sample."""
-        return float(np.diff(self.at_s).max()) if len(self.at_s) > 1 else float("inf")
+    def trace(self) -> Trace:
+        """Return the samples as what a meter gave."""
+        return Trace.of_power(self.at_s, self.power_w)
+
+
+def seconds(text: str) -> float:
+    """Return a time stamp ``YYYYMMDD-HH:MM:SS.ffffff`` as seconds since the epoch, taken as UTC; ValueError for another."""
+    return datetime.strptime(f"{text}+0000", f"{STAMP}%z").timestamp()
 
 
 def read(path: Path) -> PowerLog:
@@ -81,10 +83,6 @@ def read_idle_w(path: Path) -> float:
 
 def write(log: PowerLog, path: Path) -> Path:
     """Write a log in the sensor's own format, at 5 V; InputError where a file is there already."""
-    from datetime import UTC, datetime
-
-    from lib.tensorrt.latencies import STAMP
-
     lines = [f"{datetime.fromtimestamp(at_s, UTC).strftime(STAMP)},5000,{power_w * 200:.3f}\n"
              for at_s, power_w in zip(log.at_s, log.power_w, strict=True)]
     return files.create(path, "".join(lines).encode())

@@ -1,0 +1,107 @@
+"""What sampling power costs W1's training step: interleaved pairs with and without, and CPU time of the sampling thread."""
+
+import hashlib
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import torch
+
+from lib.config import definitions
+from lib.measure import machine, timing
+from lib.measure.energy import meters
+from lib.measure.energy.windows import Recorder
+from lib.work import datasets, workloads
+from lib.work.training import Options, Trainer
+
+PAIRS, BATCHES = 25, 10
+_DRIVER_S = 0.0004  # of a power and an energy reading by NVML: some thousands of power readings a second were published
+
+
+class Driver:
+    """A meter that costs as much as NVML: the driver works on the processor for a while and holds no lock of Python's."""
+
+    name, period_s = "like NVML (0.4 ms of the processor a sample)", meters.Nvml.period_s
+
+    def __init__(self):
+        block, begin = bytes(1_000_000), time.thread_time()
+        hashlib.sha256(block)
+        self._block = bytes(int(len(block) * _DRIVER_S / (time.thread_time() - begin)))
+
+    def power_w(self) -> float:
+        """Return a watt, after some work."""
+        hashlib.sha256(self._block)
+        return 1.0
+
+    def counter_j(self) -> float:
+        """Return NaN."""
+        return float("nan")
+
+
+class Clocked:
+    """A meter of which the CPU time of the thread that reads it is known."""
+
+    def __init__(self, meter):
+        self._meter, self.name, self.period_s = meter, meter.name, meter.period_s
+        self.samples, self.cpu_s = 0, 0.0
+
+    def power_w(self) -> float:
+        """Return the meter's power."""
+        return self._meter.power_w()
+
+    def counter_j(self) -> float:
+        """Return the meter's counter, and look at the clock of the sampling thread."""
+        value = self._meter.counter_j()
+        if threading.current_thread() is not threading.main_thread():
+            self.samples, self.cpu_s = self.samples + 1, time.thread_time()
+        return value
+
+
+def _files(folder: Path) -> list:
+    """Return meters of files as the kernel has them, in a folder."""
+    zone, sensor = folder / "intel-rapl:0", folder / "hwmon0"
+    for path, contents in ((zone, {"energy_uj": "1000", "max_energy_range_uj": "262143328850"}),
+                           (sensor, {"name": "ina3221", "in1_input": "5000", "curr1_input": "1200"})):
+        path.mkdir()
+        for name, content in contents.items():
+            (path / name).write_text(content)
+    return [meters.Rapl(folder), meters.Ina3221(folder)]
+
+
+def main() -> None:
+    """Print, for each meter, the ratio of the two with its interval, and the share of the sampling thread."""
+    device = machine.device("auto")
+    task = workloads.prepare(definitions.workload("W1"))
+    opened = datasets.open_splits(task.workload, "auto", "native")
+    trainer = Trainer(task, Options(device))
+    subset = torch.utils.data.Subset(opened.splits["train"], range(BATCHES * task.workload.batch_size))
+    loader = torch.utils.data.DataLoader(subset, task.workload.batch_size, shuffle=True)
+
+    def epoch() -> float:
+        begin = time.perf_counter()
+        trainer.train(loader, None)
+        timing.synchronize(device)
+        return time.perf_counter() - begin
+
+    shares = []
+
+    def sampled(meter) -> float:
+        clocked = Clocked(meter)
+        with Recorder(clocked):
+            seconds = epoch()
+            shares.append((clocked.cpu_s / seconds, clocked.samples))
+        return seconds
+
+    for _ in range(3):
+        epoch()
+    with tempfile.TemporaryDirectory() as folder:
+        for meter in (*_files(Path(folder)), Driver()):
+            shares.clear()
+            result = timing.compare(lambda meter=meter: sampled(meter), epoch, PAIRS)
+            cpu = sorted(share for share, _ in shares)[len(shares) // 2]
+            print(f"   {meter.name}: sampled / bare on {device} {result.ratio:.4f} [{result.low:.4f}, {result.high:.4f}] "
+                  f"at 95 %, {result.pairs} pairs of {BATCHES} steps; its thread took {cpu:.2%} of that time on a core "
+                  f"({sum(samples for _, samples in shares) / len(shares):.0f} samples each)", flush=True)
+    control = timing.compare(epoch, epoch, PAIRS)
+    print(f"   bare / bare, as a control: {control.ratio:.4f} [{control.low:.4f}, {control.high:.4f}]")
