@@ -12,13 +12,14 @@ import numpy as np
 import pandas as pd
 
 from lib import csv_files, files
-from lib.errors import InputError
+from lib.errors import InputError, choices
 from lib.tensorrt import engine, latencies, mapping, power_log
 from lib.tensorrt.engine import KINDS, Engine, Layer
 
 ENGINE, LATENCY, LAYERWISE = "trt_engine_info.json", "trt_layer_latency.json", "power_runtime_mapping_layerwise.csv"
 POWER, IDLE = "power_log.log", "idling_power.json"
 LEAST_SAMPLES = 10
+_TEXTS = ("layer_name", "dtype", "weights_dtype")
 _SPATIAL = ("input_size_0", "input_size_1", "input_size_2", "output_size_0", "output_size_1", "output_size_2", "kernel_0",
             "kernel_1")
 _MEASURED = ("power", "runtime", "layer_name")
@@ -130,6 +131,32 @@ def layer_table(read: Engine, layerwise: pd.DataFrame) -> pd.DataFrame:
             for layer in read.layers if layer.kind in KINDS.values()]
     table = pd.DataFrame(rows)
     return table.assign(power=table["power"].where(table["power_n"] >= LEAST_SAMPLES)) if len(table) else table
+
+
+def read_training(folder: Path) -> pd.DataFrame:
+    """Read ``<model>/<kind>.csv`` below a folder as one table with ``kind`` and ``network``, the model without its route.
+
+    A network that was exported by two routes (``torch_trt-resnet18``, ``torch_onnx_trt-resnet18``) is one network. Raises
+    InputError where there is none, and for a table without the columns of its kind.
+    """
+    tables = [_training_table(path) for path in sorted(folder.glob("*/*.csv")) if path.stem in ORIGINAL]
+    if not tables:
+        raise InputError(f"{folder} holds no <model>/<kind>.csv; make them with: python -m lib layer-power dataset RAW")
+    return pd.concat(tables, ignore_index=True)
+
+
+def _training_table(path: Path) -> pd.DataFrame:
+    table, kind = csv_files.frame(path, dtype={"layer_name": str, "dtype": str, "weights_dtype": str}), path.stem
+    lacking = [name for name in (*ORIGINAL[kind], *OURS) if name not in table]
+    if lacking:
+        raise InputError(f"{path} lacks the columns {choices(lacking)}")
+    wrong = [name for name in (*ORIGINAL[kind], *OURS) if name not in _TEXTS and table[name].dtype.kind not in "iuf"]
+    if wrong:
+        raise InputError(f"{path}: {choices(wrong)} hold what is no number")
+    if kind != "dense":
+        for side in ("input", "output"):
+            table[f"{side}_size"] = table["batch_size"] * table[[f"{side}_size_{axis}" for axis in range(3)]].prod(axis=1)
+    return table.assign(kind=kind, network=path.parent.name.rpartition("-")[2])
 
 
 def features(layer: Layer) -> dict:

@@ -6,7 +6,7 @@ the runtime at a static power; power is their quotient. One model serves the thr
 many of another.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -55,7 +55,11 @@ class LayerModel:
     rows: dict[str, int]
     source: str = ""
     licence: str = ""
-    scores: dict[str, dict[str, float]] = field(default_factory=dict)
+    scores: dict[str, float] = field(default_factory=dict)
+
+    def of_kind(self, kind: str, scores: dict[str, float]) -> "LayerModel":
+        """Return this model for one kind of layer, with its scores on networks that were left out."""
+        return replace(self, halves={kind: self.halves[kind]}, scores=scores)
 
     def predict(self, table: pd.DataFrame) -> pd.DataFrame:
         """Return ``predicted, low, high`` (ms, or W above idle) for layers; of power, ``runtime`` must be in the table."""
@@ -84,7 +88,7 @@ class _Stored(Strict):
     rows: dict[str, Annotated[int, Field(ge=0)]]
     source: str = ""
     licence: str = ""
-    scores: dict[str, dict[str, Finite]] = {}
+    scores: dict[str, Finite] = {}
 
 
 def read(path: Path) -> LayerModel:
@@ -100,7 +104,7 @@ def fit(table: pd.DataFrame, target: str, device: str, source: str = "", licence
 
     Raises InputError where fewer than five rows have a measured value: power is never made of anything else.
     """
-    good = table[np.isfinite(table[target]) & (table[target] > 0) & np.isfinite(table["runtime"])]
+    good = measured(table, target)
     if len(good) < _LEAST_ROWS:
         raise InputError(f"{len(good)} of {len(table)} layers have a measured {target}; a model needs {_LEAST_ROWS}")
     rates = _rates(good, target)
@@ -109,6 +113,11 @@ def fit(table: pd.DataFrame, target: str, device: str, source: str = "", licence
     halves = {kind: _conformal(error[(good["kind"] == kind).to_numpy()], error) for kind in sorted(set(good["kind"]))}
     return LayerModel(target, device, dict(zip(TERMS, map(float, rates), strict=True)), halves,
                       tuple(sorted(set(good["network"]))), good["kind"].value_counts().to_dict(), source, licence)
+
+
+def measured(table: pd.DataFrame, target: str) -> pd.DataFrame:
+    """Return the rows whose runtime and target were measured."""
+    return table[np.isfinite(table[target]) & (table[target] > 0) & np.isfinite(table["runtime"])]
 
 
 def _conformal(errors: np.ndarray, all_errors: np.ndarray) -> float:

@@ -1,0 +1,120 @@
+"""The verb of layers of TensorRT engines: ``layer-power``, from raw recordings to predictions. Imports nothing heavy."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from lib import paths
+from lib.cli.options import a_path, folder_name, new_file
+
+FOLDER = paths.DATA / "layer_power"
+
+
+def _show(recordings) -> None:
+    for recording in recordings:
+        for path in recording.written:
+            print(path)
+        for note in recording.notes:
+            print(f"{recording.model}: {note}", file=sys.stderr)
+
+
+def _preprocess(options: argparse.Namespace) -> int:
+    from lib.tensorrt import dataset
+
+    _show(dataset.preprocess(options.raw, options.out / "preprocessed_data"))
+    return 0
+
+
+def _convert(options: argparse.Namespace) -> int:
+    from lib.tensorrt import dataset
+
+    _show(dataset.convert(options.preprocessed, options.out / "training_data"))
+    return 0
+
+
+def _dataset(options: argparse.Namespace) -> int:
+    from lib.tensorrt import dataset
+
+    _show(dataset.preprocess(options.raw, options.out / "preprocessed_data"))
+    _show(dataset.convert(options.out / "preprocessed_data", options.out / "training_data"))
+    return 0
+
+
+def _train(options: argparse.Namespace) -> int:
+    from lib.errors import InputError
+    from lib.tensorrt import dataset, training, trained_models
+
+    table, failed = dataset.read_training(options.training), []
+    for target in options.targets:
+        try:
+            models = training.train(table, target, options.device, options.source, options.licence)
+        except InputError as error:
+            failed.append(str(error))
+            continue
+        for path in trained_models.save(models, options.out):
+            print(path)
+        print(training.words(models, target))
+    for reason in failed:
+        print(f"refused: {reason}", file=sys.stderr)
+    return int(len(failed) == len(options.targets))
+
+
+def _predict(options: argparse.Namespace) -> int:
+    from lib import files
+    from lib.tensorrt import engine, predictions, trained_models
+
+    read = engine.read(options.trt_engine_path)
+    folders = (options.models,) if options.models else (trained_models.OWN, trained_models.SHIPPED)
+    rows = predictions.of_engine(read, trained_models.load(options.model_device, folders), options.device, options.strict)
+    files.create(options.result_csv_path, rows.to_csv(index=False).encode())
+    total = predictions.total(rows)
+    print(f"{options.result_csv_path}: {total.covered} of {total.layers} layers predicted: {total.runtime_ms:,.3f} ms "
+          f"({total.low_ms:,.3f}-{total.high_ms:,.3f})" + (f", {total.power_w:,.2f} W above idle, {total.energy_mj:,.2f} mJ"
+                                                           if total.energy_mj == total.energy_mj else ", power not known"))
+    for note, count in rows["note"].value_counts().items():
+        if note:
+            print(f"{count} layers: {note}", file=sys.stderr)
+    return 0
+
+
+def _out(verb: argparse.ArgumentParser, default: Path = FOLDER) -> None:
+    verb.add_argument("--out", type=a_path, default=default, help=f"the folder to write to (default: {default})")
+
+
+def add(verbs) -> None:
+    """Add the verb of layers of engines."""
+    verb = verbs.add_parser("layer-power", help="time, power and energy of the layers of TensorRT engines")
+    steps = verb.add_subparsers(dest="step", required=True, metavar="step")
+
+    step = steps.add_parser("dataset", help="from raw recordings to training data: preprocess, then convert")
+    step.add_argument("raw", type=a_path, help="folder of recordings, <model>/trt_engine_info.json and beside it its latencies")
+    _out(step)
+    step.set_defaults(call=_dataset)
+
+    step = steps.add_parser("preprocess", help="bring the power of raw recordings to their layers")
+    step.add_argument("raw", type=a_path, help="folder of recordings")
+    _out(step)
+    step.set_defaults(call=_preprocess)
+
+    step = steps.add_parser("convert", help="turn preprocessed recordings into training data, a table a kind of layer")
+    step.add_argument("preprocessed", type=a_path, nargs="?", default=FOLDER / "preprocessed_data")
+    _out(step)
+    step.set_defaults(call=_convert)
+
+    step = steps.add_parser("train", help="train models of runtime and power of layers on training data")
+    step.add_argument("training", type=a_path, nargs="?", default=FOLDER / "training_data")
+    step.add_argument("--device", type=folder_name, required=True, help="what they were recorded on, such as rtx-3060-laptop")
+    step.add_argument("--targets", nargs="+", choices=("runtime", "power"), default=["runtime", "power"])
+    step.add_argument("--source", default="", help="where the recordings come from")
+    step.add_argument("--licence", default="", help="the licence of the recordings")
+    _out(step, paths.DATA / "trained_models")
+    step.set_defaults(call=_train)
+
+    step = steps.add_parser("predict", help="predict the runtime and power of each layer of an engine")
+    step.add_argument("--trt-engine-path", type=a_path, required=True, help="the engine's information as JSON")
+    step.add_argument("--result-csv-path", type=new_file, required=True, help="the table to write, a row a layer")
+    step.add_argument("--models", type=a_path, help="folder of trained models (default: this machine's, then the shipped ones)")
+    step.add_argument("--model-device", default="", help="the device whose models are asked, where there are several")
+    step.add_argument("--device", default="", help="what the engine runs on")
+    step.add_argument("--strict", action="store_true", help="refuse where that is not the device of the models")
+    step.set_defaults(call=_predict)
