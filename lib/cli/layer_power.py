@@ -4,8 +4,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from lib import paths
-from lib.cli.options import a_path, folder_name, new_file
+from lib import files, paths
+from lib.cli.options import a_path, folder_name, new_file, whole
 
 FOLDER = paths.DATA / "layer_power"
 
@@ -42,7 +42,7 @@ def _dataset(options: argparse.Namespace) -> int:
 
 def _train(options: argparse.Namespace) -> int:
     from lib.errors import InputError
-    from lib.tensorrt import dataset, training, trained_models
+    from lib.tensorrt import dataset, trained_models, training
 
     table, failed = dataset.read_training(options.training), []
     for target in options.targets:
@@ -59,8 +59,22 @@ def _train(options: argparse.Namespace) -> int:
     return int(len(failed) == len(options.targets))
 
 
+def _record(options: argparse.Namespace) -> int:
+    from lib.tensorrt import recording, synthetic_power
+    from lib.work import networks
+
+    target = options.out / files.safe_name(options.network)
+    notes = recording.record(networks.network(options.network, options.batch_size), target, options.runs, options.device)
+    if options.synthetic_power:
+        synthetic_power.add(target)
+        notes.append("synthetic power was added")
+    print(target)
+    for note in notes:
+        print(note, file=sys.stderr)
+    return 0
+
+
 def _predict(options: argparse.Namespace) -> int:
-    from lib import files
     from lib.tensorrt import engine, predictions, trained_models
 
     read = engine.read(options.trt_engine_path)
@@ -100,6 +114,15 @@ def add(verbs) -> None:
     step.add_argument("preprocessed", type=a_path, nargs="?", default=FOLDER / "preprocessed_data")
     _out(step)
     step.set_defaults(call=_convert)
+
+    step = steps.add_parser("record", help="record a network here, layer by layer, in the formats of an edge board")
+    step.add_argument("network", help="a network: resnet18, W3, module:Class")
+    step.add_argument("--batch-size", type=whole(1, 4096), default=1)
+    step.add_argument("--runs", type=whole(10, 100_000), default=100, help="passes that are kept")
+    step.add_argument("--device", default="cpu", help="cpu, cuda:0, mps")
+    step.add_argument("--synthetic-power", action="store_true", help="make up the power of its layers, marked as synthetic")
+    _out(step, FOLDER / "raw_data")
+    step.set_defaults(call=_record)
 
     step = steps.add_parser("train", help="train models of runtime and power of layers on training data")
     step.add_argument("training", type=a_path, nargs="?", default=FOLDER / "training_data")

@@ -11,13 +11,15 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from lib import csv_files, files
+from lib import csv_files, files, store
+from lib.config.base import mapping as checked_mapping
 from lib.errors import InputError, choices
 from lib.tensorrt import engine, latencies, mapping, power_log
 from lib.tensorrt.engine import KINDS, Engine, Layer
 
 ENGINE, LATENCY, LAYERWISE = "trt_engine_info.json", "trt_layer_latency.json", "power_runtime_mapping_layerwise.csv"
-POWER, IDLE = "power_log.log", "idling_power.json"
+POWER, IDLE, RECORDING = "power_log.log", "idling_power.json", "recording.json"
+SYNTHETIC = "synthetic"
 LEAST_SAMPLES = 10
 _TEXTS = ("layer_name", "dtype", "weights_dtype")
 _SPATIAL = ("input_size_0", "input_size_1", "input_size_2", "output_size_0", "output_size_1", "output_size_2", "kernel_0",
@@ -72,9 +74,16 @@ def _preprocessed(model: str, folder: Path, target: Path) -> Recording:
         table, coverage = mapping.layerwise(read, times, log, power_log.read_idle_w(folder / IDLE))
         notes += [*log.notes, f"{coverage.sampled} of {coverage.windows} windows hold a power sample, "
                   f"{coverage.outside} lie outside of the log"]
-    written = (files.replace(target / LAYERWISE, table.to_csv(index=False).encode()),
-               files.replace(target / ENGINE, (folder / ENGINE).read_bytes()))
-    return Recording(model, written, tuple(notes))
+    written = [files.replace(files.folder(target) / LAYERWISE, table.to_csv(index=False).encode()),
+               *(files.replace(target / name, (folder / name).read_bytes()) for name in (ENGINE, RECORDING)
+                 if (folder / name).is_file())]
+    return Recording(model, tuple(written), tuple(notes))
+
+
+def power_is_synthetic(folder: Path) -> bool:
+    """Return whether a recording, raw or preprocessed, says that its power is synthetic; one that says nothing is measured."""
+    path = folder / RECORDING
+    return path.is_file() and checked_mapping(store.read_json(path), path).get("power") == SYNTHETIC
 
 
 def _strangers(read: Engine, times: dict) -> Sequence[str]:
@@ -105,11 +114,14 @@ def convert(preprocessed: Path, target: Path) -> list[Recording]:
 
 def _converted(folder: Path, target: Path) -> Recording:
     read = engine.read(folder / ENGINE)
-    table = layer_table(read, read_layerwise(folder / LAYERWISE))
+    table, synthetic = layer_table(read, read_layerwise(folder / LAYERWISE)), power_is_synthetic(folder)
+    if synthetic:  # no model is ever trained on it
+        table = table.assign(power=np.nan, power_n=0)
     written = [files.replace(target / f"{kind}.csv", rows[[*ORIGINAL[kind], *OURS]].to_csv(index=False).encode())
                for kind in ORIGINAL if len(rows := table[table["kind"] == kind])]
     lacking = int(table["power"].isna().sum())
-    return Recording(folder.name, tuple(written), (f"{lacking} of {len(table)} layers without power",) if lacking else ())
+    why = ": it is synthetic" if synthetic else ""
+    return Recording(folder.name, tuple(written), (f"{lacking} of {len(table)} layers without power{why}",) if lacking else ())
 
 
 def read_layerwise(path: Path) -> pd.DataFrame:

@@ -62,5 +62,5 @@ def load(device: str = "", folders: tuple[Path, ...] = (OWN, SHIPPED)) -> Traine
 def _of(path: Path, kind: str, target: str) -> LayerModel:
     model = layer_model.read(path)
     if model.target != target or kind not in model.halves:
-        raise InputError(f"{path} is a model of {model.target} of {choices(model.halves)} layers, not of {target} of {kind} ones")
+        raise InputError(f"{path} is a model of {model.target} of {choices(model.halves)}, not of {target} of {kind} layers")
     return replace(model, halves={kind: model.halves[kind]})
