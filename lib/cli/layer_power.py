@@ -41,22 +41,17 @@ def _dataset(options: argparse.Namespace) -> int:
 
 
 def _train(options: argparse.Namespace) -> int:
-    from lib.errors import InputError
     from lib.tensorrt import dataset, trained_models, training
 
-    table, failed = dataset.read_training(options.training), []
+    table, trained = dataset.read_training(options.training), 0
     for target in options.targets:
-        try:
-            models = training.train(table, target, options.device, options.source, options.licence)
-        except InputError as error:
-            failed.append(str(error))
-            continue
-        for path in trained_models.save(models, options.out):
-            print(path)
-        print(training.words(models, target))
-    for reason in failed:
-        print(f"refused: {reason}", file=sys.stderr)
-    return int(len(failed) == len(options.targets))
+        models, refused = training.train(table, target, options.device, options.source, options.licence)
+        for model in models:
+            print(f"{trained_models.save(model, options.out)}: {training.words(model)}")
+        for reason in refused:
+            print(f"refused: {reason}", file=sys.stderr)
+        trained += len(models)
+    return int(not trained)
 
 
 def _record(options: argparse.Namespace) -> int:

@@ -28,7 +28,8 @@ def layers(graph: Graph) -> list[tuple[int, dict[str, Any]]]:
         names[name] += 1
         layer = {"Name": name if names[name] == 1 else f"{name} #{names[name]}", "LayerType": layer_type,
                  "Inputs": [_tensor(spec) for spec in op.tensors if spec.kind in ("input", "activation")],
-                 "Outputs": [_tensor(spec) for spec in op.outputs if spec.elements], **_DETAILS.get(family, lambda *_: {})(op, params)}
+                 "Outputs": [_tensor(spec) for spec in op.outputs if spec.elements]}
+        layer |= _DETAILS[family](op, params) if family in _DETAILS else {}
         found.append((position, layer))
     if not any(layer["LayerType"] in _FAMILIES.values() for _, layer in found):
         raise InputError("the network has no 2D convolution, pooling or linear layer: there is nothing that a model is made of")

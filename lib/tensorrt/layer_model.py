@@ -6,7 +6,7 @@ the runtime at a static power; power is their quotient. One model serves the thr
 many of another.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -18,11 +18,11 @@ from lib import store
 from lib.config.base import Strict, load
 from lib.errors import InputError, choices
 from lib.tensorrt.engine import KINDS
+from lib.tensorrt.scores import score
 
 TARGETS = ("runtime", "power")
 TERMS = ("launch", "half_gemm_gflop", "float_gemm_gflop", "grouped_gflop", "activation_mb", "weight_mb", "half_reduction",
          "float_reduction", "runtime_ms")
-_RUNTIME = TERMS[:-1]
 _COVERAGE = 0.9
 _LEAST_ROWS = 5
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -43,76 +43,88 @@ def work(table: pd.DataFrame) -> np.ndarray:
                             moved - weights, weights, reduction * half, reduction * (1 - half), runtime])
 
 
+class Setting(Strict):
+    """How a model of one kind of layer is fitted: with the other kinds or alone, in relative (1) or absolute (0) error.
+
+    ``without`` are terms that are left out.
+    """
+
+    together: bool = True
+    relative: Annotated[float, Field(ge=0, le=1)] = 1.0
+    without: tuple[Literal[TERMS[1:-1]], ...] = ()
+
+
 @dataclass(frozen=True)
 class LayerModel:
-    """The rates of one target on one device, half intervals in log space by kind, and where it comes from."""
+    """The rates of one target for one kind of layer on one device, its interval in log space, and where it comes from."""
 
+    kind: str
     target: str
     device: str
     rates: dict[str, float]
-    halves: dict[str, float]
+    half: float
+    setting: Setting
     networks: tuple[str, ...]
     rows: dict[str, int]
+    scores: dict[str, float] = field(default_factory=dict)
     source: str = ""
     licence: str = ""
-    scores: dict[str, float] = field(default_factory=dict)
-
-    def of_kind(self, kind: str, scores: dict[str, float]) -> "LayerModel":
-        """Return this model for one kind of layer, with its scores on networks that were left out."""
-        return replace(self, halves={kind: self.halves[kind]}, scores=scores)
 
     def predict(self, table: pd.DataFrame) -> pd.DataFrame:
         """Return ``predicted, low, high`` (ms, or W above idle) for layers; of power, ``runtime`` must be in the table."""
-        terms, rates = work(table), np.array([self.rates[name] for name in TERMS])
-        if self.target == "runtime":
-            terms[:, -1] = 0.0
-        value = terms @ rates
-        value = value if self.target == "runtime" else value / table["runtime"].to_numpy(float)
-        half = table["kind"].map(self.halves).to_numpy(float)
-        return pd.DataFrame({"predicted": value, "low": value * np.exp(-half), "high": value * np.exp(half)}, index=table.index)
+        value = _value(table, np.array([self.rates[name] for name in TERMS]), self.target)
+        return pd.DataFrame({"predicted": value, "low": value * np.exp(-self.half), "high": value * np.exp(self.half)},
+                            index=table.index)
 
     def save(self, path: Path) -> Path:
         """Write the model as JSON."""
-        return store.write_json({"schema": 1, **vars(self), "networks": list(self.networks)}, path)
+        return store.write_json({"schema": 1, **vars(self), "networks": list(self.networks),
+                                 "setting": self.setting.model_dump(mode="json")}, path)
 
 
 class _Stored(Strict):
     """A model's file."""
 
     schema_: Annotated[Literal[1], Field(alias="schema")]
+    kind: Literal[tuple(KINDS.values())]
     target: Literal["runtime", "power"]
     device: Annotated[str, Field(min_length=1)]
     rates: dict[str, Annotated[Finite, Field(ge=0)]]
-    halves: dict[str, Annotated[Finite, Field(ge=0)]]
+    half: Annotated[Finite, Field(ge=0)]
+    setting: Setting
     networks: tuple[str, ...]
     rows: dict[str, Annotated[int, Field(ge=0)]]
+    scores: dict[str, Finite] = {}
     source: str = ""
     licence: str = ""
-    scores: dict[str, Finite] = {}
 
 
 def read(path: Path) -> LayerModel:
     """Read a model; InputError for another or a damaged file. Nothing of it is executed."""
     stored = load(_Stored, path)
-    if set(stored.rates) != set(TERMS) or not set(stored.halves) <= set(KINDS.values()) or not stored.halves:
-        raise InputError(f"{path}: rates are of {choices(TERMS)}, halves of {choices(KINDS.values())}")
+    if set(stored.rates) != set(TERMS):
+        raise InputError(f"{path}: rates are of {choices(TERMS)}")
     return LayerModel(**{name: value for name, value in stored if name != "schema_"})
 
 
-def fit(table: pd.DataFrame, target: str, device: str, source: str = "", licence: str = "") -> LayerModel:
-    """Fit runtime or power on layers of several networks (column ``network``); intervals are of networks left out in turn.
+def fit(table: pd.DataFrame, kind: str, target: str, device: str, setting: Setting = Setting(), source: str = "",
+        licence: str = "") -> LayerModel:
+    """Fit runtime or power of a kind of layers of several networks (column ``network``).
 
-    Raises InputError where fewer than five rows have a measured value: power is never made of anything else.
+    The interval, and the scores, are of networks left out in turn. Raises InputError where fewer than five rows have a
+    measured value: power is never made of anything else.
     """
     good = measured(table, target)
-    if len(good) < _LEAST_ROWS:
-        raise InputError(f"{len(good)} of {len(table)} layers have a measured {target}; a model needs {_LEAST_ROWS}")
-    rates = _rates(good, target)
-    left_out = held_out(good, target)
+    own = (good["kind"] == kind).to_numpy()
+    if own.sum() < _LEAST_ROWS:
+        raise InputError(f"{own.sum()} of {(table['kind'] == kind).sum()} {kind} layers have a measured {target}; a model needs "
+                         f"{_LEAST_ROWS}")
+    left_out = held_out(good, kind, target, setting)
     error = np.abs(np.log(left_out) - np.log(good[target].to_numpy(float)))
-    halves = {kind: _conformal(error[(good["kind"] == kind).to_numpy()], error) for kind in sorted(set(good["kind"]))}
-    return LayerModel(target, device, dict(zip(TERMS, map(float, rates), strict=True)), halves,
-                      tuple(sorted(set(good["network"]))), good["kind"].value_counts().to_dict(), source, licence)
+    rates = _rates(_taught(good, kind, setting), target, setting)
+    return LayerModel(kind, target, device, dict(zip(TERMS, map(float, rates), strict=True)), _conformal(error[own], error),
+                      setting, tuple(sorted(set(good["network"]))), good["kind"].value_counts().to_dict(),
+                      score(good.loc[own, target], left_out[own]), source, licence)
 
 
 def measured(table: pd.DataFrame, target: str) -> pd.DataFrame:
@@ -126,21 +138,31 @@ def _conformal(errors: np.ndarray, all_errors: np.ndarray) -> float:
     return float(np.quantile(own, min(1.0, _COVERAGE * (1 + 1 / len(own)))))
 
 
-def held_out(table: pd.DataFrame, target: str) -> np.ndarray:
+def held_out(table: pd.DataFrame, kind: str, target: str, setting: Setting = Setting()) -> np.ndarray:
     """Return the prediction of each row (n,) by a model that did not see its network; of one network alone, by its own."""
-    names = table["network"].to_numpy()
-    predicted = np.full(len(table), np.nan)
+    names, predicted = table["network"].to_numpy(), np.full(len(table), np.nan)
     for name in np.unique(names):
         test = names == name
-        train = ~test if not test.all() else test
-        value = work(table[test])
-        value[:, -1] = value[:, -1] if target == "power" else 0.0
-        predicted[test] = value @ _rates(table[train], target)
-    return predicted / (table["runtime"].to_numpy(float) if target == "power" else 1.0)
+        train = _taught(table[~test if not test.all() else test], kind, setting)
+        predicted[test] = _value(table[test], _rates(train, target, setting), target)
+    return predicted
 
 
-def _rates(table: pd.DataFrame, target: str) -> np.ndarray:
-    """Return the non-negative rates (TERMS) with the least sum of squared relative errors."""
+def _taught(table: pd.DataFrame, kind: str, setting: Setting) -> pd.DataFrame:
+    """Return the rows that a model of one kind learns from: those of all kinds where they are taken together."""
+    own = table[table["kind"] == kind]
+    return table if setting.together or own.empty else own
+
+
+def _value(table: pd.DataFrame, rates: np.ndarray, target: str) -> np.ndarray:
+    terms = work(table)
+    if target == "runtime":
+        return terms[:, :-1] @ rates[:-1]
+    return terms @ rates / terms[:, -1]
+
+
+def _rates(table: pd.DataFrame, target: str, setting: Setting) -> np.ndarray:
+    """Return the non-negative rates (TERMS) with the least sum of squared errors, each over its value ** ``relative``."""
     from scipy.optimize import nnls
 
     terms, value = work(table), table[target].to_numpy(float)
@@ -148,5 +170,7 @@ def _rates(table: pd.DataFrame, target: str) -> np.ndarray:
         value = value * terms[:, -1]
     else:
         terms[:, -1] = 0.0
-    rates, _ = nnls(terms / value[:, None], np.ones(len(value)))
+    used = np.array([name not in setting.without for name in TERMS], float)
+    weight = value**-setting.relative
+    rates, _ = nnls(terms * used * weight[:, None], value * weight)
     return rates

@@ -1,6 +1,6 @@
 """Trained layer models as files: ``data/trained_models/<kind>/<target>/<device>.json``, shipped ones and this machine's own."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from lib import files, paths
@@ -28,10 +28,9 @@ class TrainedModels:
             else f"no model of {kind} layers"
 
 
-def save(models: dict[str, LayerModel], folder: Path = OWN) -> list[Path]:
-    """Write one target's models, a file a kind of layer; a device's earlier ones are replaced."""
-    return [model.save(files.folder(folder / kind / model.target) / f"{model.device}.json")
-            for kind, model in models.items()]
+def save(model: LayerModel, folder: Path = OWN) -> Path:
+    """Write a model to its place; an earlier one of the same device, kind and target is replaced."""
+    return model.save(files.folder(folder / model.kind / model.target) / f"{model.device}.json")
 
 
 def devices(folders: tuple[Path, ...] = (OWN, SHIPPED)) -> list[str]:
@@ -61,6 +60,6 @@ def load(device: str = "", folders: tuple[Path, ...] = (OWN, SHIPPED)) -> Traine
 
 def _of(path: Path, kind: str, target: str) -> LayerModel:
     model = layer_model.read(path)
-    if model.target != target or kind not in model.halves:
-        raise InputError(f"{path} is a model of {model.target} of {choices(model.halves)}, not of {target} of {kind} layers")
-    return replace(model, halves={kind: model.halves[kind]})
+    if (model.kind, model.target) != (kind, target):
+        raise InputError(f"{path} is a model of {model.target} of {model.kind} layers, not of {target} of {kind} ones")
+    return model

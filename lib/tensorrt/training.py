@@ -1,29 +1,60 @@
-"""Training of layer models: scored on networks left out in turn, beside what they are compared with."""
+"""Training of layer models: each kind and target as ``params/layer_power.yaml`` says, scored on networks left out in turn."""
+
+from pathlib import Path
+from typing import Annotated
 
 import pandas as pd
+from pydantic import Field
 
+from lib import paths
+from lib.config.base import PlainName, Strict, load
 from lib.errors import InputError
-from lib.tensorrt import layer_model, scores
+from lib.tensorrt import layer_model
 from lib.tensorrt.engine import KINDS
-from lib.tensorrt.layer_model import LayerModel
+from lib.tensorrt.layer_model import LayerModel, Setting
+
+SETTINGS = paths.PARAMS / "layer_power.yaml"
 
 
-def train(table: pd.DataFrame, target: str, device: str, source: str = "", licence: str = "") -> dict[str, LayerModel]:
-    """Return a model for each kind of layer that has measured rows, with its scores on networks left out in turn.
+class KindSettings(Strict):
+    """The setting of each kind of layer."""
 
-    Raises InputError where no kind has enough of them.
-    """
-    model = layer_model.fit(table, target, device, source, licence)
-    measured = layer_model.measured(table, target)
-    held_out = layer_model.held_out(measured, target)
-    return {kind: model.of_kind(kind, scores.score(measured.loc[rows, target], held_out[rows]))
-            for kind in KINDS.values() if (rows := (measured["kind"] == kind).to_numpy()).any()}
+    convolutional: Setting = Setting()
+    pooling: Setting = Setting()
+    dense: Setting = Setting()
 
 
-def words(models: dict[str, LayerModel], target: str) -> str:
-    """Say how well models predict networks that they were not trained on."""
-    if not models:
-        raise InputError(f"there are no models of {target}")
-    return "\n".join(f"{target} of {kind} layers, networks left out: MAPE {100 * model.scores['mape']:.1f} %, "
-                     f"RMSPE {100 * model.scores['rmspe']:.1f} %, R2 {model.scores['r2']:.2f}, n {model.scores['n']:.0f}"
-                     for kind, model in models.items())
+class Settings(Strict):
+    """``params/layer_power.yaml``: networks that no choice sees, and the settings of each target and kind."""
+
+    test: Annotated[tuple[PlainName, ...], Field(min_length=1)]
+    runtime: KindSettings = KindSettings()
+    power: KindSettings = KindSettings()
+
+    def of(self, target: str, kind: str) -> Setting:
+        """Return the setting of a target and kind."""
+        return getattr(getattr(self, target), kind)
+
+
+def load_settings(path: Path = SETTINGS) -> Settings:
+    """Read the settings; InputError names what is wrong."""
+    return load(Settings, path)
+
+
+def train(table: pd.DataFrame, target: str, device: str, source: str = "", licence: str = "",
+          settings: Settings | None = None) -> tuple[list[LayerModel], list[str]]:
+    """Return a model for each kind of layer that has measured rows, and of each other kind why there is none."""
+    settings, models, refused = settings or load_settings(), [], []
+    for kind in KINDS.values():
+        try:
+            models.append(layer_model.fit(table, kind, target, device, settings.of(target, kind), source, licence))
+        except InputError as error:
+            refused.append(str(error))
+    return models, refused
+
+
+def words(model: LayerModel) -> str:
+    """Say how well a model predicts networks that it was not trained on."""
+    scores = model.scores
+    return (f"{model.target} of {model.kind} layers, networks left out: MAPE {100 * scores['mape']:.1f} %, RMSPE "
+            f"{100 * scores['rmspe']:.1f} %, R2 {scores['r2']:.2f}, n {scores['n']:.0f}")
