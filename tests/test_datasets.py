@@ -269,7 +269,7 @@ def test_images_that_do_not_fit_into_memory_are_refused_before_they_are_read(vol
 @pytest.mark.parametrize(("name", "size", "words"), [("../x", "28", "no MedMNIST dataset"), ("organmnist3d", "224", "28, 64")])
 def test_only_what_medmnist_published_is_checked(volumes, capsys, name, size, words):
     volumes().rename(paths.MEDMNIST / "organmnist3d_224.npz")
-    assert __main__.main(["data", "check", name, "--size", size]) == 1
+    assert __main__.main(["data", "check", "organmnist3d", name, "--size", size]) == 2
     assert words in capsys.readouterr().err
 
 

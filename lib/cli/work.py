@@ -17,23 +17,33 @@ def _data(options: argparse.Namespace) -> int:
         print(tables.dictionary())
         return 0
     wanted = options.names or sorted({f"{w.dataset}" for w in definitions.workloads().values() if w.dataset != "imagefolder"})
-    sizes = {options.size} if options.size else None
+    sizes = {name: [options.size] if options.size else _sizes(name) for name in wanted}
+    pairs = [(name, size) for name in wanted for size in sizes[name]]
+    for name, size in pairs:  # a wrong name fails before anything is fetched
+        medmnist_files.published(name, size)
     failed = False
-    for name in wanted:
-        used = {medmnist_files.native_size(w.dataset, w.size, "native")
-                for w in definitions.workloads().values() if w.dataset == name}
-        for size in sorted(sizes or used or {28}):
-            path = paths.MEDMNIST / medmnist_files.file_name(name, size)
-            try:
-                if options.action == "fetch":
-                    medmnist_files.fetch(name, size)
-                counts = medmnist_files.check_file(path, name, size)
-                official = "official" if medmnist_files.is_official(path, name, size) else "NOT the official file (MD5 differs)"
-                print(f"{path}: {counts}, {official}")
-            except InputError as error:
-                failed = True
-                print(f"error: {error}", file=sys.stderr)
+    for name, size in pairs:
+        path = paths.MEDMNIST / medmnist_files.file_name(name, size)
+        try:
+            if options.action == "fetch":
+                medmnist_files.fetch(name, size)
+            counts = medmnist_files.check_file(path, name, size)
+            official = "official" if medmnist_files.is_official(path, name, size) else "NOT the official file (MD5 differs)"
+            print(f"{path}: {counts}, {official}")
+        except InputError as error:
+            failed = True
+            print(f"error: {error}", file=sys.stderr)
     return int(failed)
+
+
+def _sizes(dataset: str) -> list[int]:
+    """Return the native sizes that the workloads read of a dataset; 28 for one that none of them reads."""
+    from lib.config import definitions
+    from lib.work import medmnist_files
+
+    used = {medmnist_files.native_size(w.dataset, w.size, "native") for w in definitions.workloads().values()
+            if w.dataset == dataset}
+    return sorted(used or {28})
 
 
 def add(verbs) -> None:

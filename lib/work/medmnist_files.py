@@ -31,7 +31,7 @@ def info() -> dict[str, dict]:
     return INFO
 
 
-def _published(dataset: str, native: int) -> tuple[str, str]:
+def published(dataset: str, native: int) -> tuple[str, str]:
     """Return address and MD5 of a published file; InputError lists the datasets, or the sizes of one."""
     if dataset not in info():
         raise InputError(f"no MedMNIST dataset {dataset!r}; there are: {choices(info())}")
@@ -99,7 +99,7 @@ def check_file(path: Path, dataset: str, native: int) -> dict[str, int]:
 
     Raises InputError naming the file and what is wrong with it, and where it does not fit into memory.
     """
-    _published(dataset, native)
+    published(dataset, native)
     if not path.is_file():
         raise InputError(f"{path} is missing; get it with: python -m lib data fetch {dataset} --size {native}")
     with reading(path), zipfile.ZipFile(path) as archive:
@@ -137,7 +137,7 @@ def _check_labels(path: Path, dataset: str) -> None:
 def is_official(path: Path, dataset: str, native: int) -> bool:
     """Return whether the file's MD5 is the one that MedMNIST published for it."""
     state = path.stat()
-    return _md5(path, state.st_size, state.st_mtime_ns) == _published(dataset, native)[1]
+    return _md5(path, state.st_size, state.st_mtime_ns) == published(dataset, native)[1]
 
 
 @cache
@@ -153,7 +153,7 @@ def fetch(dataset: str, native: int, folder: Path | None = None) -> Path:
     """
     from torchvision.datasets.utils import download_url
 
-    url, md5 = _published(dataset, native)
+    url, md5 = published(dataset, native)
     path = files.folder(folder or paths.MEDMNIST) / file_name(dataset, native)
     if path.exists() and not is_official(path, dataset, native):
         raise InputError(f"{path} is there already and is {UNOFFICIAL}; move it away, then fetch again")

@@ -96,6 +96,7 @@ FILES = {
     "pytorch-scheduler": ["pytorch-scheduler", "{0}"],
     "gavel": ["gavel", "{0}"],
 }
+ODD_ID = b"job_id,workload_id,steps\n../x,W1,1\n"  # a job as good as any: what is written for it has a safe name
 CONTENTS = [
     b"",
     b"\n",
@@ -112,7 +113,7 @@ CONTENTS = [
     b"null",
     b"{",
     b"a,a\n1,1\n",
-    b"job_id,workload_id,steps\n../x,W1,1\n",
+    ODD_ID,
     b"job_id,notebook\na,../../etc/passwd\n",
     b"device,type\nd,cpu\n",
     b"\x1f\x8b",
@@ -153,11 +154,12 @@ def _arguments(data: st.DataObject, folder: Path) -> tuple[str, list[str]]:
         target = data.draw(st.sampled_from(["times.csv", "devices.csv", "no/folder/x.csv", "."]), label="target")
         return WRONG, ["schedule", "--times", "times.csv", "--devices", "devices.csv", option, target]
     verb = data.draw(st.sampled_from(sorted(FILES)), label="verb")
-    for number in range(2):
-        content = data.draw(st.sampled_from(CONTENTS), label="content")
+    contents = [data.draw(st.sampled_from(CONTENTS), label="content") for _ in range(2)]
+    for number, content in enumerate(contents):
         (folder / f"file{number}.csv").write_bytes(content)
+    kind = SAME if (verb, contents[0]) == ("run-jobs", ODD_ID) else WRONG
     words = [word.format("file0.csv", "file1.csv") for word in FILES[verb]]
-    return WRONG, [*(["import"] if words[0] == verb else [verb]), *words]
+    return kind, [*(["import"] if words[0] == verb else [verb]), *words]
 
 
 def call(words: list[str]) -> tuple[int, str, str]:
