@@ -54,6 +54,9 @@ class Setting(Strict):
     without: tuple[Literal[TERMS[1:-1]], ...] = ()
 
 
+PLAIN = Setting()
+
+
 @dataclass(frozen=True)
 class LayerModel:
     """The rates of one target for one kind of layer on one device, its interval in log space, and where it comes from."""
@@ -107,7 +110,7 @@ def read(path: Path) -> LayerModel:
     return LayerModel(**{name: value for name, value in stored if name != "schema_"})
 
 
-def fit(table: pd.DataFrame, kind: str, target: str, device: str, setting: Setting = Setting(), source: str = "",
+def fit(table: pd.DataFrame, kind: str, target: str, device: str, setting: Setting = PLAIN, source: str = "",
         licence: str = "") -> LayerModel:
     """Fit runtime or power of a kind of layers of several networks (column ``network``).
 
@@ -117,8 +120,8 @@ def fit(table: pd.DataFrame, kind: str, target: str, device: str, setting: Setti
     good = measured(table, target)
     own = (good["kind"] == kind).to_numpy()
     if own.sum() < _LEAST_ROWS:
-        raise InputError(f"{own.sum()} of {(table['kind'] == kind).sum()} {kind} layers have a measured {target}; a model needs "
-                         f"{_LEAST_ROWS}")
+        raise InputError(f"{own.sum()} of {(table['kind'] == kind).sum()} {kind} layers have a measured {target}; "
+                         f"a model needs {_LEAST_ROWS}")
     left_out = held_out(good, kind, target, setting)
     error = np.abs(np.log(left_out) - np.log(good[target].to_numpy(float)))
     rates = _rates(_taught(good, kind, setting), target, setting)
@@ -138,7 +141,7 @@ def _conformal(errors: np.ndarray, all_errors: np.ndarray) -> float:
     return float(np.quantile(own, min(1.0, _COVERAGE * (1 + 1 / len(own)))))
 
 
-def held_out(table: pd.DataFrame, kind: str, target: str, setting: Setting = Setting()) -> np.ndarray:
+def held_out(table: pd.DataFrame, kind: str, target: str, setting: Setting = PLAIN) -> np.ndarray:
     """Return the prediction of each row (n,) by a model that did not see its network; of one network alone, by its own."""
     names, predicted = table["network"].to_numpy(), np.full(len(table), np.nan)
     for name in np.unique(names):
