@@ -69,6 +69,20 @@ def _record(options: argparse.Namespace) -> int:
     return 0
 
 
+def _tune(options: argparse.Namespace) -> int:
+    from lib.tensorrt import dataset, training, tuning
+
+    table, settings, chosen = dataset.read_training(options.training), training.load_settings(), {}
+    for kind in options.kinds:
+        study = tuning.search(table, kind, options.target, options.device, settings, options.trials, options.seed)
+        chosen[options.target, kind] = tuning.best(study)
+        print(f"{options.target} of {kind} layers, training networks left out: RMSPE {100 * study.trials[0].value:.1f} % with "
+              f"the first setting, {100 * study.best_value:.1f} % with {chosen[options.target, kind].model_dump_json()}")
+    if options.write:
+        print(tuning.write(chosen))
+    return 0
+
+
 def _predict(options: argparse.Namespace) -> int:
     from lib.tensorrt import engine, predictions, trained_models
 
@@ -127,6 +141,17 @@ def add(verbs) -> None:
     step.add_argument("--licence", default="", help="the licence of the recordings")
     _out(step, paths.DATA / "trained_models")
     step.set_defaults(call=_train)
+
+    step = steps.add_parser("tune", help="search settings of the models with Optuna, on training networks alone")
+    step.add_argument("training", type=a_path, nargs="?", default=FOLDER / "training_data")
+    step.add_argument("--device", type=folder_name, required=True, help="what they were recorded on; names the study")
+    step.add_argument("--target", choices=("runtime", "power"), default="runtime")
+    step.add_argument("--kinds", nargs="+", choices=("convolutional", "pooling", "dense"),
+                      default=["convolutional", "pooling", "dense"])
+    step.add_argument("--trials", type=whole(1, 100_000), default=100, help="trials beyond those of earlier searches")
+    step.add_argument("--seed", type=whole(0, 2**32 - 1), default=0)
+    step.add_argument("--write", action="store_true", help="put the best settings into params/layer_power.yaml, for review")
+    step.set_defaults(call=_tune)
 
     step = steps.add_parser("predict", help="predict the runtime and power of each layer of an engine")
     step.add_argument("--trt-engine-path", type=a_path, required=True, help="the engine's information as JSON")

@@ -34,6 +34,7 @@ def search(table: pd.DataFrame, kind: str, target: str, device: str, settings: S
     few rows or networks are left, or where the storage cannot be used.
     """
     import optuna
+    from sqlalchemy.exc import SQLAlchemyError
 
     rows = layer_model.measured(training_rows(table, settings.test), target)
     own = (rows["kind"] == kind).to_numpy()
@@ -52,8 +53,8 @@ def search(table: pd.DataFrame, kind: str, target: str, device: str, settings: S
         if not study.trials:
             study.enqueue_trial(_parameters(settings.of(target, kind)))
         study.optimize(objective, n_trials=trials)
-    except optuna.exceptions.StorageInternalError as error:
-        raise InputError(f"{storage} cannot be used as Optuna's storage: {error}") from None
+    except (optuna.exceptions.StorageInternalError, SQLAlchemyError) as error:
+        raise InputError(f"{storage} cannot be used as Optuna's storage: {str(error).splitlines()[0]}") from None
     return study
 
 

@@ -81,17 +81,17 @@ def layers_by_kind(layers: pd.DataFrame):
 @needs("scores")
 def errors(scores: pd.DataFrame):
     """Return the mean error of each learner on networks left out, a panel a kind, logarithmic."""
-    kinds = list(dict.fromkeys(scores["kind"]))
+    kinds, models = list(dict.fromkeys(scores["kind"])), list(dict.fromkeys(scores["model"]))[::-1]
     figure, (panels,) = _axes(len(kinds), 3.2)
     for axis, kind in zip(panels, kinds, strict=True):
-        part = scores[scores["kind"] == kind].iloc[::-1]
-        axis.barh(part["model"], 100 * part["mape"], color=_COLOURS[kind])
+        part = scores[scores["kind"] == kind].set_index("model").reindex(models)
+        axis.barh(range(len(models)), 100 * part["mape"], color=_COLOURS[kind])
         for row, value in enumerate(100 * part["mape"]):
-            axis.annotate(f"{value:,.0f}", (value, row), xytext=(3, 0), textcoords="offset points", va="center", fontsize=9)
-        axis.set(xscale="log", title=f"{kind} (n = {part['n'].iloc[0]:.0f})", xlim=(5, 500 * part["mape"].max()))
+            if np.isfinite(value):
+                axis.annotate(f"{value:,.0f}", (value, row), xytext=(3, 0), textcoords="offset points", va="center", fontsize=9)
+        axis.set(xscale="log", title=f"{kind} (n = {part['n'].max():.0f})", xlim=(5, 500 * part["mape"].max()),
+                 yticks=range(len(models)), yticklabels=models if axis is panels[0] else [])
         axis.grid(axis="y", visible=False)
-        if axis is not panels[0]:
-            axis.set_yticklabels([])
     figure.supxlabel("mean absolute error of the runtime, %", fontsize=11)
     return figure
 

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 
 from lib.missing import MissingError, needs
-from lib.studies.layer_power.study import Recorded, Study
+from lib.studies.layer_power.study import ORIGINAL, OURS, Recorded, Study
 from lib.tensorrt.predictions import NetworkTotal
 
 _ENOUGH = 10
@@ -53,9 +53,10 @@ def score_words(scores: pd.DataFrame) -> str:
     lines = []
     for kind, part in scores.groupby("kind", sort=False):
         mape = part.set_index("model")["mape"]
-        ours, original = mape["physics (ours)"], mape["original pipeline"]
-        lines.append(f"- {kind}: **{100 * ours:.1f} %**, {ours / original:.2f} times the original pipeline's "
-                     f"{100 * original:,.0f} %; roofline {100 * mape['roofline']:.0f} %, mean {100 * mape['mean']:,.0f} %")
+        original = mape.get(ORIGINAL, np.nan)
+        beside = f"{mape[OURS] / original:.2f} times the original pipeline's {100 * original:,.0f} %; " if original > 0 else ""
+        lines.append(f"- {kind}: **{100 * mape[OURS]:.1f} %**; {beside}roofline {100 * mape['roofline']:.0f} %, mean "
+                     f"{100 * mape['mean']:,.0f} %")
     return "Mean error of the runtime of layers whose network was left out:\n\n" + "\n".join(lines)
 
 
@@ -112,11 +113,11 @@ def learned_words(results: Study, scores: pd.DataFrame, totals: pd.DataFrame) ->
     """Say what was learned, a line each."""
     lines = []
     if len(scores):
-        mape = scores.pivot_table(index="kind", columns="model", values="mape")
-        better = mape["physics (ours)"] / mape["original pipeline"]
-        lines.append(f"Counted work explains layers of unseen networks to within {100 * mape['physics (ours)'].min():.0f} to "
-                     f"{100 * mape['physics (ours)'].max():.0f} %, {better.min():.2f} to {better.max():.2f} times the error of "
-                     "polynomials of shapes.")
+        mape = scores.pivot_table(index="kind", columns="model", values="mape").reindex(columns=[OURS, ORIGINAL])
+        better = (mape[OURS] / mape[ORIGINAL]).dropna()
+        beside = f", {better.min():.2f} to {better.max():.2f} times the error of polynomials of shapes" if len(better) else ""
+        lines.append(f"Counted work explains layers of unseen networks to within {100 * mape[OURS].min():.0f} to "
+                     f"{100 * mape[OURS].max():.0f} %{beside}.")
     if len(totals):
         lines.append(f"Errors of layers cancel in a network: {100 * totals['error'].abs().median():.0f} % at the median.")
     lines.append("Power needs a meter: a model of it is made of measured rows, or there is none.")
@@ -127,7 +128,7 @@ def key_numbers(results: Study, scores: pd.DataFrame, totals: pd.DataFrame, reco
                 exact: bool) -> dict[str, tuple[float, str, float | None]]:
     """Return the key numbers, name to value, unit and tolerance; ``exact`` for a replay, which must reproduce."""
     tolerance = 0.001 if exact else None
-    ours = scores[scores["model"] == "physics (ours)"] if len(scores) else scores
+    ours = scores[scores["model"] == OURS] if len(scores) else scores
     numbers = {f"{row.kind} layers: error of the runtime": (100 * row.mape, "%", tolerance) for row in ours.itertuples()}
     numbers["networks: mean error of the time"] = (100 * totals["error"].abs().mean(), "%", tolerance)
     numbers["layers trained on"] = (len(results.layers), "layers", 0.0 if exact else None)
