@@ -17,8 +17,8 @@ import pytest
 
 from lib import paths
 from lib.errors import InputError
-from lib.tensorrt import layer_model, model_registry
-from lib.tensorrt.model_registry import Registry
+from lib.tensorrt.models import layer_model, model_registry
+from lib.tensorrt.models.model_registry import Registry
 from tests.conftest import full_disk
 from tests.test_layer_models import layers
 
@@ -32,7 +32,7 @@ NO_NETWORK = """if True:
         if event in ("socket.connect", "socket.getaddrinfo", "socket.sendto"):
             raise SystemExit(f"{event} {arguments}")
     sys.addaudithook(no_network)
-    from lib.tensorrt import layer_model, model_registry
+    from lib.tensorrt.models import layer_model, model_registry
     assert "mlflow" not in sys.modules
     model = layer_model.read(pathlib.Path("model.json"))
     registry = model_registry.Registry()
@@ -45,7 +45,7 @@ NO_NETWORK = """if True:
 def made(tmp_path_factory):
     """Make a registry in a process of its own, in which nothing may be connected to; return its home and what it printed."""
     home = tmp_path_factory.mktemp("made")
-    layer_model.fit(layers(), "runtime", "board").save(home / "model.json")
+    layer_model.fit(layers(), "dense", "runtime", "board").save(home / "model.json")
     environment = {name: value for name, value in os.environ.items() if name not in model_registry._QUIET}
     done = subprocess.run([sys.executable, "-c", NO_NETWORK], cwd=home, capture_output=True, text=True, check=False,
                           env={**environment, "PYTHONPATH": str(paths.ROOT), "LIB_OUTPUT": str(home)})
@@ -65,8 +65,8 @@ def registry(made, home):
 @pytest.fixture(scope="module")
 def model():
     """Give a model of runtime with scores."""
-    fitted = layer_model.fit(layers(), "runtime", "rtx-3060", "EdgeProfiler", "Apache-2.0")
-    return layer_model.LayerModel(**{**vars(fitted), "scores": {"dense": {"mape": 0.19}, "pooling": {"mape": 0.3, "r2": 0.9}}})
+    fitted = layer_model.fit(layers(), "dense", "runtime", "rtx-3060", source="EdgeProfiler", licence="Apache-2.0")
+    return layer_model.LayerModel(**{**vars(fitted), "scores": {"mape": 0.19, "r2": 0.9}})
 
 
 def refused(call, *arguments):
@@ -79,7 +79,7 @@ def refused(call, *arguments):
 
 def test_a_model_comes_back_by_number_and_alias_with_its_scores_and_where_it_is_from(registry, model, home):
     assert registry.register("runtime-rtx", model, "champion") == 1
-    other = layer_model.fit(layers(seed=5), "power", "rtx-3060")
+    other = layer_model.fit(layers(seed=5), "dense", "power", "rtx-3060")
     assert registry.register("runtime-rtx", other) == 2
     assert registry.register("another", other) == 1
     pd.testing.assert_frame_equal(registry.load("runtime-rtx").predict(layers()), model.predict(layers()))
@@ -90,7 +90,7 @@ def test_a_model_comes_back_by_number_and_alias_with_its_scores_and_where_it_is_
     assert (first.number, first.aliases, second.aliases) == (1, (), ("champion",))
     origin = {"target": "runtime", "device": "rtx-3060", "source": "EdgeProfiler", "licence": "Apache-2.0"}
     assert origin.items() <= first.tags.items()
-    assert first.scores["pooling.r2"] == 0.9
+    assert first.scores["r2"] == 0.9
     assert sum(value for name, value in first.scores.items() if name.startswith("rows.")) == 90
     assert not {name for name in first.scores if name.startswith("rates.")}
     assert [(one.name, one.number) for one in registry.versions()] == [("another", 1), ("runtime-rtx", 1), ("runtime-rtx", 2)]

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from lib.errors import InputError
 from lib.measure.energy import power_log
 from lib.measure.energy.power_log import PowerLog
-from lib.tensorrt import dataset, engine, latencies, mapping
-from lib.tensorrt.latencies import LayerTimes
+from lib.tensorrt import engine
+from lib.tensorrt.recordings import dataset, latencies, mapping
+from lib.tensorrt.recordings.latencies import LayerTimes
 from tests import SHARED
 
 EDGE = SHARED / "data" / "edgeprofiler"

@@ -220,9 +220,23 @@ class SchedulerParams(Parameters):
         return list(dict.fromkeys(self.scenarios.split(",")))
 
 
+class LayerPowerParams(Parameters):
+    """Parameters of ``08_layer_power``."""
+
+    source: Source = "measure"
+    reference: FolderName = ""
+    recordings: str = ""
+    network: FolderName = ""
+    engine: str = ""
+    device_name: FolderName = ""
+    trials: Annotated[int, Field(ge=0, le=10_000)] = 0
+    seed: Seed = 0
+
+
 NOTEBOOKS: dict[str, type[Strict]] = {"01_machine": MachineParams, "02_profile": ProfileParams, "03_sweep": SweepParams,
                                     "04_complexity": ComplexityParams, "05_roofline": RooflineParams,
-                                    "06_cost_model": CostModelParams, "07_scheduler_eval": SchedulerParams}
+                                    "06_cost_model": CostModelParams, "07_scheduler_eval": SchedulerParams,
+                                    "08_layer_power": LayerPowerParams}
 
 
 def notebook_model(name: str) -> type[Strict]:

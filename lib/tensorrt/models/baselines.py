@@ -1,16 +1,34 @@
 """What a layer model is compared with: the mean, the roofline, and the polynomial pipeline of the original study."""
 
+import warnings
+
 import numpy as np
 import pandas as pd
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LassoCV
 from sklearn.model_selection import GroupKFold
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import PolynomialFeatures, RobustScaler, StandardScaler
 
-from lib.tensorrt.dataset import ORIGINAL
+from lib.measure.energy.power_log import PowerLog
+from lib.tensorrt.recordings.dataset import ORIGINAL
 
 _NO_FEATURES = ("power", "runtime", "layer_name")
 _FOLDS = 10
+
+
+def original_window_means(start_s: np.ndarray, end_s: np.ndarray, log: PowerLog) -> np.ndarray:
+    """Return mean watts of windows as the original study brought power to layers in November 2024.
+
+    It took the samples that no window before had taken up to a window's end, also those before its start, and wrote 0 where
+    there was none. Source: fuzzylabs, edge-vision-power-estimation (Apache-2.0).
+    """
+    last, means = 0, np.zeros(len(end_s))
+    for number in np.argsort(end_s, kind="stable"):
+        after = np.searchsorted(log.at_s, end_s[number], side="right")
+        if after > last:
+            means[number], last = log.power_w[last:after].mean(), after
+    return means
 
 
 def mean(train: pd.DataFrame, test: pd.DataFrame, target: str) -> np.ndarray:
@@ -43,7 +61,9 @@ def lasso(train: pd.DataFrame, test: pd.DataFrame, target: str, degree: int = 3,
     splits = list(GroupKFold(folds).split(x, groups=groups)) if folds > 1 else min(5, len(train))
     model = make_pipeline(scaler, LassoCV(cv=splits, random_state=42, max_iter=10_000, alphas=500,
                                           positive=not (kind == "pooling" and target == "runtime")))
-    return model.fit(x, train[target].to_numpy(float)).predict(z)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # it is taken as it is, as the original took it
+        return model.fit(x, train[target].to_numpy(float)).predict(z)
 
 
 def _corrected(table: pd.DataFrame, kind: str) -> np.ndarray:

@@ -20,8 +20,8 @@ from urllib.parse import quote
 
 from lib import files, locks, paths, store
 from lib.errors import InputError, choices, one_line
-from lib.tensorrt import layer_model
-from lib.tensorrt.layer_model import LayerModel
+from lib.tensorrt.models import layer_model
+from lib.tensorrt.models.layer_model import LayerModel
 
 CHAMPION = "champion"
 EXPERIMENT, ARTIFACT = "layer models", "layer_model.json"
@@ -40,7 +40,7 @@ _QUIET = {"MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true", "MLFLOW_LO
 
 @dataclass(frozen=True)
 class Version:
-    """A registered version of a model, as the registry tells it; ``scores`` by name, ``convolutional.mape``."""
+    """A registered version of a model, as the registry tells it; ``scores`` by name, ``mape``."""
 
     name: str
     number: int

@@ -9,7 +9,7 @@ import pandas as pd
 from lib.errors import InputError
 from lib.measure.energy.power_log import PowerLog
 from lib.tensorrt.engine import Engine
-from lib.tensorrt.latencies import LayerTimes
+from lib.tensorrt.recordings.latencies import LayerTimes
 
 COLUMNS = ("cycle", "layer_name", "layer_type", "layer_power_including_idle_power_micro_watt",
            "layer_power_excluding_idle_power_micro_watt", "layer_run_time")

@@ -11,15 +11,19 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from lib import csv_files, files
-from lib.errors import InputError
+from lib import csv_files, files, store
+from lib.config.base import mapping as checked_mapping
+from lib.errors import InputError, choices
 from lib.measure.energy import power_log
-from lib.tensorrt import engine, latencies, mapping
+from lib.tensorrt import engine
 from lib.tensorrt.engine import KINDS, Engine, Layer
+from lib.tensorrt.recordings import latencies, mapping
 
 ENGINE, LATENCY, LAYERWISE = "trt_engine_info.json", "trt_layer_latency.json", "power_runtime_mapping_layerwise.csv"
-POWER, IDLE = "power_log.log", "idling_power.json"
+POWER, IDLE, RECORDING = "power_log.log", "idling_power.json", "recording.json"
+SYNTHETIC = "synthetic"
 LEAST_SAMPLES = 10
+_TEXTS = ("layer_name", "dtype", "weights_dtype")
 _SPATIAL = ("input_size_0", "input_size_1", "input_size_2", "output_size_0", "output_size_1", "output_size_2", "kernel_0",
             "kernel_1")
 _MEASURED = ("power", "runtime", "layer_name")
@@ -72,9 +76,16 @@ def _preprocessed(model: str, folder: Path, target: Path) -> Recording:
         table, coverage = mapping.layerwise(read, times, log, power_log.read_idle_w(folder / IDLE))
         notes += [*log.notes, f"{coverage.sampled} of {coverage.windows} windows hold a power sample, "
                   f"{coverage.outside} lie outside of the log"]
-    written = (files.replace(target / LAYERWISE, table.to_csv(index=False).encode()),
-               files.replace(target / ENGINE, (folder / ENGINE).read_bytes()))
-    return Recording(model, written, tuple(notes))
+    written = [files.replace(files.folder(target) / LAYERWISE, table.to_csv(index=False).encode()),
+               *(files.replace(target / name, (folder / name).read_bytes()) for name in (ENGINE, RECORDING)
+                 if (folder / name).is_file())]
+    return Recording(model, tuple(written), tuple(notes))
+
+
+def power_is_synthetic(folder: Path) -> bool:
+    """Return whether a recording, raw or preprocessed, says that its power is synthetic; one that says nothing is measured."""
+    path = folder / RECORDING
+    return path.is_file() and checked_mapping(store.read_json(path), path).get("power") == SYNTHETIC
 
 
 def _strangers(read: Engine, times: dict) -> Sequence[str]:
@@ -105,11 +116,14 @@ def convert(preprocessed: Path, target: Path) -> list[Recording]:
 
 def _converted(folder: Path, target: Path) -> Recording:
     read = engine.read(folder / ENGINE)
-    table = layer_table(read, read_layerwise(folder / LAYERWISE))
+    table, synthetic = layer_table(read, read_layerwise(folder / LAYERWISE)), power_is_synthetic(folder)
+    if synthetic:  # no model is ever trained on it
+        table = table.assign(power=np.nan, power_n=0)
     written = [files.replace(target / f"{kind}.csv", rows[[*ORIGINAL[kind], *OURS]].to_csv(index=False).encode())
                for kind in ORIGINAL if len(rows := table[table["kind"] == kind])]
     lacking = int(table["power"].isna().sum())
-    return Recording(folder.name, tuple(written), (f"{lacking} of {len(table)} layers without power",) if lacking else ())
+    why = ": it is synthetic" if synthetic else ""
+    return Recording(folder.name, tuple(written), (f"{lacking} of {len(table)} layers without power{why}",) if lacking else ())
 
 
 def read_layerwise(path: Path) -> pd.DataFrame:
@@ -131,6 +145,32 @@ def layer_table(read: Engine, layerwise: pd.DataFrame) -> pd.DataFrame:
             for layer in read.layers if layer.kind in KINDS.values()]
     table = pd.DataFrame(rows)
     return table.assign(power=table["power"].where(table["power_n"] >= LEAST_SAMPLES)) if len(table) else table
+
+
+def read_training(folder: Path) -> pd.DataFrame:
+    """Read ``<model>/<kind>.csv`` below a folder as one table with ``kind`` and ``network``, the model without its route.
+
+    A network that was exported by two routes (``torch_trt-resnet18``, ``torch_onnx_trt-resnet18``) is one network. Raises
+    InputError where there is none, and for a table without the columns of its kind.
+    """
+    tables = [_training_table(path) for path in sorted(folder.glob("*/*.csv")) if path.stem in ORIGINAL]
+    if not tables:
+        raise InputError(f"{folder} holds no <model>/<kind>.csv; make them with: python -m lib layer-power dataset RAW")
+    return pd.concat(tables, ignore_index=True)
+
+
+def _training_table(path: Path) -> pd.DataFrame:
+    table, kind = csv_files.frame(path, dtype={"layer_name": str, "dtype": str, "weights_dtype": str}), path.stem
+    lacking = [name for name in (*ORIGINAL[kind], *OURS) if name not in table]
+    if lacking:
+        raise InputError(f"{path} lacks the columns {choices(lacking)}")
+    wrong = [name for name in (*ORIGINAL[kind], *OURS) if name not in _TEXTS and table[name].dtype.kind not in "iuf"]
+    if wrong:
+        raise InputError(f"{path}: {choices(wrong)} hold what is no number")
+    if kind != "dense":
+        for side in ("input", "output"):
+            table[f"{side}_size"] = table["batch_size"] * table[[f"{side}_size_{axis}" for axis in range(3)]].prod(axis=1)
+    return table.assign(kind=kind, network=path.parent.name.rpartition("-")[2])
 
 
 def features(layer: Layer) -> dict:

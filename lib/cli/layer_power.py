@@ -1,0 +1,183 @@
+"""The verb of layers of TensorRT engines: ``layer-power``, from raw recordings to predictions. Imports nothing heavy."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from lib import files, paths
+from lib.cli.options import a_path, folder_name, new_file, whole
+
+FOLDER = paths.DATA / "layer_power"
+
+
+def _show(recordings) -> None:
+    for recording in recordings:
+        for path in recording.written:
+            print(path)
+        for note in recording.notes:
+            print(f"{recording.model}: {note}", file=sys.stderr)
+
+
+def _preprocess(options: argparse.Namespace) -> int:
+    from lib.tensorrt.recordings import dataset
+
+    _show(dataset.preprocess(options.raw, options.out / "preprocessed_data"))
+    return 0
+
+
+def _convert(options: argparse.Namespace) -> int:
+    from lib.tensorrt.recordings import dataset
+
+    _show(dataset.convert(options.preprocessed, options.out / "training_data"))
+    return 0
+
+
+def _dataset(options: argparse.Namespace) -> int:
+    from lib.tensorrt.recordings import dataset
+
+    _show(dataset.preprocess(options.raw, options.out / "preprocessed_data"))
+    _show(dataset.convert(options.out / "preprocessed_data", options.out / "training_data"))
+    if options.push:
+        from lib.work import data_versions
+
+        version = data_versions.push(options.out, options.push, source=str(options.raw)).manifest
+        print(f"{options.push}: version {version.number} of {version.branch}, {len(version.files)} files")
+    return 0
+
+
+def _train(options: argparse.Namespace) -> int:
+    from lib.tensorrt.models import trained_models, training
+    from lib.tensorrt.recordings import dataset
+
+    table, trained = dataset.read_training(options.training), 0
+    for target in options.targets:
+        models, refused = training.train(table, target, options.device, options.source, options.licence)
+        for model in models:
+            print(f"{trained_models.save(model, options.out)}: {training.words(model)}")
+            if options.register is not None:
+                _register(model, options.register)
+        for reason in refused:
+            print(f"refused: {reason}", file=sys.stderr)
+        trained += len(models)
+    return int(not trained)
+
+
+def _record(options: argparse.Namespace) -> int:
+    from lib.tensorrt.recordings import recording, synthetic_power
+    from lib.work import networks
+
+    target = options.out / files.safe_name(options.network)
+    notes = recording.record(networks.network(options.network, options.batch_size), target, options.runs, options.device)
+    if options.synthetic_power:
+        synthetic_power.add(target)
+        notes.append("synthetic power was added")
+    print(target)
+    for note in notes:
+        print(note, file=sys.stderr)
+    return 0
+
+
+def _register(model, uri: str) -> None:
+    from lib.tensorrt.models import model_registry
+
+    registry, name = model_registry.Registry(uri), f"{model.kind}-{model.target}-{model.device}"
+    print(f"registered {name}, version {registry.register(name, model, model_registry.CHAMPION)}, in {registry.shown}")
+
+
+def _tune(options: argparse.Namespace) -> int:
+    from lib.tensorrt.models import training, tuning
+    from lib.tensorrt.recordings import dataset
+
+    table, settings, chosen = dataset.read_training(options.training), training.load_settings(), {}
+    for kind in options.kinds:
+        study = tuning.search(table, kind, options.target, options.device, settings, options.trials, options.seed)
+        chosen[options.target, kind] = tuning.best(study)
+        print(f"{options.target} of {kind} layers, training networks left out: RMSPE {100 * study.trials[0].value:.1f} % with "
+              f"the first setting, {100 * study.best_value:.1f} % with {chosen[options.target, kind].model_dump_json()}")
+    if options.write:
+        print(tuning.write(chosen))
+    return 0
+
+
+def _predict(options: argparse.Namespace) -> int:
+    from lib.tensorrt import engine
+    from lib.tensorrt.models import predictions, trained_models
+
+    read = engine.read(options.trt_engine_path)
+    folders = (options.models,) if options.models else (trained_models.OWN, trained_models.SHIPPED)
+    rows = predictions.of_engine(read, trained_models.load(options.model_device, folders), options.device, options.strict)
+    files.create(options.result_csv_path, rows.to_csv(index=False).encode())
+    total = predictions.total(rows)
+    print(f"{options.result_csv_path}: {total.covered} of {total.layers} layers predicted: {total.runtime_ms:,.3f} ms "
+          f"({total.low_ms:,.3f}-{total.high_ms:,.3f})" + (f", {total.power_w:,.2f} W above idle, {total.energy_mj:,.2f} mJ"
+                                                           if total.energy_mj == total.energy_mj else ", power not known"))
+    for note, count in rows["note"].value_counts().items():
+        if note:
+            print(f"{count} layers: {note}", file=sys.stderr)
+    return 0
+
+
+def _out(verb: argparse.ArgumentParser, default: Path = FOLDER) -> None:
+    verb.add_argument("--out", type=a_path, default=default, help=f"the folder to write to (default: {default})")
+
+
+def add(verbs) -> None:
+    """Add the verb of layers of engines."""
+    verb = verbs.add_parser("layer-power", help="time, power and energy of the layers of TensorRT engines")
+    steps = verb.add_subparsers(dest="step", required=True, metavar="step")
+
+    step = steps.add_parser("dataset", help="from raw recordings to training data: preprocess, then convert")
+    step.add_argument("raw", type=a_path, help="folder of recordings, <model>/trt_engine_info.json and beside it its latencies")
+    _out(step)
+    step.add_argument("--push", metavar="REMOTE[@branch]", help="push what was built as the next version there")
+    step.set_defaults(call=_dataset)
+
+    step = steps.add_parser("preprocess", help="bring the power of raw recordings to their layers")
+    step.add_argument("raw", type=a_path, help="folder of recordings")
+    _out(step)
+    step.set_defaults(call=_preprocess)
+
+    step = steps.add_parser("convert", help="turn preprocessed recordings into training data, a table a kind of layer")
+    step.add_argument("preprocessed", type=a_path, nargs="?", default=FOLDER / "preprocessed_data")
+    _out(step)
+    step.set_defaults(call=_convert)
+
+    step = steps.add_parser("record", help="record a network here, layer by layer, in the formats of an edge board")
+    step.add_argument("network", help="a network: resnet18, W3, module:Class")
+    step.add_argument("--batch-size", type=whole(1, 4096), default=1)
+    step.add_argument("--runs", type=whole(10, 100_000), default=100, help="passes that are kept")
+    step.add_argument("--device", default="cpu", help="cpu, cuda:0, mps")
+    step.add_argument("--synthetic-power", action="store_true", help="make up the power of its layers, marked as synthetic")
+    _out(step, FOLDER / "raw_data")
+    step.set_defaults(call=_record)
+
+    step = steps.add_parser("train", help="train models of runtime and power of layers on training data")
+    step.add_argument("training", type=a_path, nargs="?", default=FOLDER / "training_data")
+    step.add_argument("--device", type=folder_name, required=True, help="what they were recorded on, such as rtx-3060-laptop")
+    step.add_argument("--targets", nargs="+", choices=("runtime", "power"), default=["runtime", "power"])
+    step.add_argument("--source", default="", help="where the recordings come from")
+    step.add_argument("--licence", default="", help="the licence of the recordings")
+    step.add_argument("--register", nargs="?", const="", metavar="URI", help="register the models in MLflow as champions "
+                      "(default: SQLite in data/mlflow)")
+    _out(step, paths.DATA / "trained_models")
+    step.set_defaults(call=_train)
+
+    step = steps.add_parser("tune", help="search settings of the models with Optuna, on training networks alone")
+    step.add_argument("training", type=a_path, nargs="?", default=FOLDER / "training_data")
+    step.add_argument("--device", type=folder_name, required=True, help="what they were recorded on; names the study")
+    step.add_argument("--target", choices=("runtime", "power"), default="runtime")
+    step.add_argument("--kinds", nargs="+", choices=("convolutional", "pooling", "dense"),
+                      default=["convolutional", "pooling", "dense"])
+    step.add_argument("--trials", type=whole(1, 100_000), default=100, help="trials beyond those of earlier searches")
+    step.add_argument("--seed", type=whole(0, 2**32 - 1), default=0)
+    step.add_argument("--write", action="store_true", help="put the best settings into params/layer_power.yaml, for review")
+    step.set_defaults(call=_tune)
+
+    step = steps.add_parser("predict", help="predict the runtime and power of each layer of an engine")
+    step.add_argument("--trt-engine-path", type=a_path, required=True, help="the engine's information as JSON")
+    step.add_argument("--result-csv-path", type=new_file, required=True, help="the table to write, a row a layer")
+    step.add_argument("--models", type=a_path, help="folder of trained models (default: this machine's, then the shipped ones)")
+    step.add_argument("--model-device", default="", help="the device whose models are asked, where there are several")
+    step.add_argument("--device", default="", help="what the engine runs on")
+    step.add_argument("--strict", action="store_true", help="refuse where that is not the device of the models")
+    step.set_defaults(call=_predict)

@@ -1,0 +1,1 @@
+"""What ``08_layer_power`` shows."""

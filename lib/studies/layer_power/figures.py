@@ -1,0 +1,126 @@
+"""The figures of layer power: the log with its layers, what the mapping recovers, layers by kind, errors, and the search."""
+
+import numpy as np
+import pandas as pd
+
+from lib.missing import MissingError, needs
+from lib.report.style import SERIES
+from lib.studies.layer_power.study import Recorded
+from lib.tensorrt.engine import KINDS
+
+_COLOURS = dict(zip([*KINDS.values(), "other"], [SERIES[0], SERIES[2], SERIES[1], "#9a9a9a"], strict=True))
+_MARKERS = dict(zip([*KINDS.values(), "other"], "osD^", strict=True))
+
+
+def _axes(columns: int = 1, height: float = 3.6):
+    import matplotlib.pyplot as plt
+
+    return plt.subplots(1, columns, figsize=(9, height), squeeze=False)
+
+
+def _title(recorded: Recorded, text: str) -> str:
+    return f"{text} — SYNTHETIC power" if recorded.power == "synthetic" else text
+
+
+def power_log(recorded: Recorded, passes: int = 2):
+    """Return the power of a few passes, each sample a dot, over the layers that ran meanwhile, a colour a kind."""
+    if recorded.log is None:
+        return needs("recorded power")(lambda table: table)(pd.DataFrame())
+    figure, ((axis,),) = _axes()
+    spans = [(layer.kind, times.end_s[:passes] - times.latency_ms[:passes] / 1e3, times.end_s[:passes])
+             for layer in recorded.engine.layers if (times := recorded.times.get(layer.name)) is not None]
+    start_s = min(starts.min() for _, starts, _ in spans)
+    end_s = max(ends.max() for _, _, ends in spans)
+    for kind, starts, ends in spans:
+        for first, last in zip(starts, ends, strict=True):
+            axis.axvspan(1e3 * (first - start_s), 1e3 * (last - start_s), color=_COLOURS[kind], alpha=0.3, linewidth=0)
+    at_s, power_w = recorded.log.at_s, recorded.log.power_w
+    shown = (at_s >= start_s) & (at_s <= end_s)
+    axis.scatter(1e3 * (at_s[shown] - start_s), power_w[shown], s=9, color="#222222", zorder=3)
+    axis.axhline(recorded.idle_w, color="#444444", linewidth=1, linestyle="--")
+    for kind, colour in _COLOURS.items():
+        axis.bar([0], [0], color=colour, alpha=0.4, label=f"{kind} layers")
+    axis.plot([], [], color="#444444", linestyle="--", linewidth=1, label="idle")
+    axis.set(xlabel="ms", ylabel="W", xlim=(0, 1e3 * (end_s - start_s)), ylim=(0, None),
+             title=_title(recorded, f"{recorded.name}: {passes} passes"))
+    figure.legend(loc="outside lower center", ncols=5, fontsize=9)
+    return figure
+
+
+@needs("layers with power")
+def mapping(table: pd.DataFrame):
+    """Return recovered over true watts of each layer by its number of windows with samples; ``table``: ``study.recovered``."""
+    if "true_w" not in table:
+        raise MissingError("known true power: the recorded power is measured")
+    figure, ((axis,),) = _axes()
+    for column, label, colour, marker in (("original_w", "the original's mapping", SERIES[1], "x"),
+                                          ("power_w", "samples within the window", SERIES[0], "o")):
+        axis.scatter(table["windows"].clip(lower=0.5), table[column] / table["true_w"], s=26, color=colour, marker=marker,
+                     label=label)
+    axis.axhline(1, color="#444444", linewidth=1)
+    axis.set(xscale="log", xlabel="windows that hold a sample", ylabel="recovered / true power",
+             title="SYNTHETIC power above idle, a point a layer")
+    figure.legend(loc="outside lower center", ncols=2, fontsize=9)
+    return figure
+
+
+@needs("layers")
+def layers_by_kind(layers: pd.DataFrame):
+    """Return runtime over FLOPs and over bytes of every layer, a colour a kind."""
+    figure, (panels,) = _axes(2, 4)
+    for axis, column, label in ((panels[0], "flops", "FLOPs"), (panels[1], "bytes", "compulsory bytes")):
+        for kind, part in layers.groupby("kind"):
+            axis.scatter(part[column], part["runtime"], s=18, color=_COLOURS[kind], marker=_MARKERS[kind], alpha=0.7,
+                         linewidths=0, label=kind)
+        axis.set(xscale="log", yscale="log", xlabel=label)
+    panels[0].set_ylabel("ms")
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=9)
+    return figure
+
+
+@needs("scores")
+def errors(scores: pd.DataFrame):
+    """Return the mean error of each learner on networks left out, a panel a kind, logarithmic."""
+    kinds, models = list(dict.fromkeys(scores["kind"])), list(dict.fromkeys(scores["model"]))[::-1]
+    figure, (panels,) = _axes(len(kinds), 3.2)
+    for axis, kind in zip(panels, kinds, strict=True):
+        part = scores[scores["kind"] == kind].set_index("model").reindex(models)
+        axis.barh(range(len(models)), 100 * part["mape"], color=_COLOURS[kind])
+        for row, value in enumerate(100 * part["mape"]):
+            if np.isfinite(value):
+                axis.annotate(f"{value:,.0f}", (value, row), xytext=(3, 0), textcoords="offset points", va="center", fontsize=9)
+        axis.set(xscale="log", title=f"{kind} (n = {part['n'].max():.0f})", xlim=(5, 500 * part["mape"].max()),
+                 yticks=range(len(models)), yticklabels=models if axis is panels[0] else [])
+        axis.grid(axis="y", visible=False)
+    figure.supxlabel("mean absolute error of the runtime, %", fontsize=11)
+    return figure
+
+
+@needs("networks")
+def networks(totals: pd.DataFrame):
+    """Return measured and predicted time of each network's layers with the sum of their 90 % intervals."""
+    figure, ((axis,),) = _axes(height=1.2 + 0.4 * len(totals))
+    place = np.arange(len(totals))
+    axis.hlines(place, totals["low_ms"], totals["high_ms"], color="#c9d7ea", linewidth=6, label="sum of 90 % intervals")
+    axis.scatter(totals["predicted_ms"], place, color=SERIES[0], zorder=3, label="predicted, its network left out")
+    axis.scatter(totals["measured_ms"], place, color=SERIES[1], marker="D", s=26, zorder=3, label="measured")
+    axis.set(yticks=place, yticklabels=totals["network"], xscale="log", xlabel="ms", ylim=(len(totals) - 0.5, -0.5))
+    figure.legend(loc="outside lower center", ncols=3, fontsize=9)
+    return figure
+
+
+def search(studies: dict):
+    """Return the value of each trial of a search and the best until then, a panel a kind of layer."""
+    if not studies:
+        return needs("search")(lambda table: table)(pd.DataFrame())
+    figure, (panels,) = _axes(len(studies), 3)
+    for axis, (kind, study) in zip(panels, studies.items(), strict=True):
+        values = np.array([trial.value for trial in study.trials if trial.value is not None])
+        axis.scatter(np.arange(len(values)), 100 * values, s=14, color=_COLOURS[kind], label="trial")
+        axis.plot(100 * np.minimum.accumulate(values), color="#444444", linewidth=1.2, label="best")
+        axis.set(title=kind, xlabel="trial")
+    panels[0].set_ylabel("RMSPE of networks left out, %")
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=2, fontsize=9)
+    return figure

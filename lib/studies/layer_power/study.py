@@ -1,0 +1,210 @@
+"""The layer-power study: a recording with its power, layers of several networks, models of them, an engine's prediction."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from lib import files, paths, store
+from lib.config.notebooks import LayerPowerParams
+from lib.errors import InputError, choices
+from lib.measure import archive
+from lib.measure.energy import power_log
+from lib.measure.energy.power_log import PowerLog
+from lib.tensorrt import engine
+from lib.tensorrt.engine import KINDS, Engine
+from lib.tensorrt.models import baselines, layer_model, predictions, trained_models, training, tuning
+from lib.tensorrt.models.layer_model import LayerModel
+from lib.tensorrt.models.scores import score
+from lib.tensorrt.recordings import dataset, latencies, mapping, recording, synthetic_power
+from lib.tensorrt.recordings.latencies import LayerTimes
+from lib.tensorrt.recordings.mapping import Coverage
+from lib.work import networks
+
+LEARNERS = {"mean": baselines.mean, "roofline": baselines.roofline}
+ORIGINAL, CORRECTED, OURS = "original pipeline", "original pipeline, terms corrected", "physics (ours)"
+_LEAST_FOR_LASSO = 5  # rows, in as many folds as it makes of one network
+_MEASURED_RUNS = 30
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """One recording: the engine, its latencies, its power log with the idle power, and what it says of itself."""
+
+    folder: Path
+    engine: Engine
+    times: dict[str, LayerTimes]
+    log: PowerLog | None
+    idle_w: float
+    layerwise: pd.DataFrame
+    coverage: Coverage | None
+    power: str
+
+    @property
+    def name(self) -> str:
+        """Return the recorded network's name."""
+        return self.folder.name
+
+
+@dataclass(frozen=True)
+class Study:
+    """What the notebook shows."""
+
+    recorded: Recorded
+    layers: pd.DataFrame
+    device: str
+    settings: training.Settings
+    models: dict[tuple[str, str], LayerModel]
+    refused: tuple[str, ...]
+    note: str
+
+
+def study(p: LayerPowerParams) -> Study:
+    """Gather what the parameters name: recordings given, made now, or of a reference machine; and train models of them."""
+    raw, training_data, device, note = _sources(p)
+    recorded = _read(raw)
+    layers, settings = dataset.read_training(training_data), training.load_settings()
+    models, refused = {}, []
+    for target in layer_model.TARGETS:
+        trained, reasons = training.train(layers, target, device, settings=settings)
+        models |= {(target, model.kind): model for model in trained}
+        refused += [f"{target}: {reason}" for reason in reasons]
+    return Study(recorded, layers, device, settings, models, tuple(refused), note + _power_note(recorded))
+
+
+def _sources(p: LayerPowerParams) -> tuple[Path, Path, str, str]:
+    """Return the folders of one recording and of training data, the device that they are of, and a note on both."""
+    if p.recordings:
+        folders = dataset.models(Path(p.recordings))
+        chosen = p.network or next(iter(folders))
+        if chosen not in folders:
+            raise InputError(f"{p.recordings} holds no recording {chosen!r}; there are: {choices(folders)}")
+        built = paths.DATA / "layer_power" / files.safe_name(Path(p.recordings).resolve().name)
+        dataset.preprocess(Path(p.recordings), built / "preprocessed_data")
+        dataset.convert(built / "preprocessed_data", built / "training_data")
+        return folders[chosen], built / "training_data", p.device_name or "not stated", f"Recordings in {p.recordings}."
+    machine, reference = archive.machine_with("layer_power", "recordings of layers", p.reference)
+    if p.source == "replay":
+        folders = dataset.models(reference / "raw_data")
+        name = p.network or next(iter(folders))
+        if name not in folders:
+            raise InputError(f"{machine} has no raw recording of {name!r}; it has: {choices(folders)}")
+        return folders[name], reference / "training_data", machine, f"REPLAY of recordings made on {machine}."
+    return _record(p), reference / "training_data", machine, f"Recorded now; layers of other networks are those of {machine}."
+
+
+def _record(p: LayerPowerParams) -> Path:
+    """Record a network now, beside earlier recordings, with synthetic power where this machine has no meter."""
+    parent = paths.DATA / "layer_power" / "raw_data"
+    target = parent / store.fresh_name(files.safe_name(p.network or "resnet18"), lambda name: (parent / name).exists())
+    recording.record(networks.network(p.network or "resnet18"), target, _MEASURED_RUNS)
+    if not (target / dataset.POWER).exists():
+        synthetic_power.add(target)
+    return target
+
+
+def _read(folder: Path) -> Recorded:
+    read, times = engine.read(folder / dataset.ENGINE), latencies.read(folder / dataset.LATENCY)
+    if not (folder / dataset.POWER).is_file():
+        table = pd.DataFrame(columns=mapping.COLUMNS)
+        return Recorded(folder, read, times, None, float("nan"), table, None, "not measured")
+    log, idle_w = power_log.read(folder / dataset.POWER), power_log.read_idle_w(folder / dataset.IDLE)
+    table, coverage = mapping.layerwise(read, times, log, idle_w)
+    power = "synthetic" if dataset.power_is_synthetic(folder) else "measured"
+    return Recorded(folder, read, times, log, idle_w, table, coverage, power)
+
+
+def _power_note(recorded: Recorded) -> str:
+    return {"synthetic": " SYNTHETIC power: this machine has no meter, so its power log is made by a stated rule.",
+            "not measured": " No power was recorded."}.get(recorded.power, "")
+
+
+def described(layers: pd.DataFrame) -> pd.DataFrame:
+    """Return a row a kind of layer: how many, of how many networks, rows with power, spread of the runtime, largest work."""
+    groups = layers.groupby("kind")
+    return groups.agg(layers=("runtime", "size"), networks=("network", "nunique"), with_power=("power", "count"),
+                      least_ms=("runtime", "min"), median_ms=("runtime", "median"), most_ms=("runtime", "max"),
+                      most_gflop=("flops", lambda flops: flops.max() / 1e9)).reset_index()
+
+
+def held_out_scores(results: Study, target: str = "runtime") -> pd.DataFrame:
+    """Return the scores of every learner on networks left out in turn, a row a kind and learner; beside ours the baselines."""
+    rows, table = [], layer_model.measured(results.layers, target)
+    for kind in KINDS.values():
+        own = table[table["kind"] == kind]
+        if own["network"].nunique() < 2:
+            continue
+        learners = {name: _left_out(own, learner, target) for name, learner in LEARNERS.items()}
+        if len(own) - own["network"].value_counts().max() >= _LEAST_FOR_LASSO:
+            learners |= {ORIGINAL: _left_out(own, _lasso(False), target), CORRECTED: _left_out(own, _lasso(True), target)}
+        ours = layer_model.held_out(table, kind, target, results.settings.of(target, kind))
+        learners[OURS] = ours[(table["kind"] == kind).to_numpy()]
+        rows += [{"kind": kind, "model": name, **score(own[target], predicted)} for name, predicted in learners.items()]
+    return pd.DataFrame(rows)
+
+
+def _lasso(corrected: bool):
+    return lambda train, test, target: baselines.lasso(train, test, target, corrected=corrected)
+
+
+def _left_out(table: pd.DataFrame, learner, target: str) -> np.ndarray:
+    predicted = pd.Series(np.nan, table.index)
+    for name in table["network"].unique():
+        test = table["network"] == name
+        predicted[test] = learner(table[~test], table[test], target)
+    return predicted.to_numpy()
+
+
+def totals(results: Study) -> pd.DataFrame:
+    """Return measured and predicted time of each network's layers, each predicted by models that did not see it."""
+    table, rows = layer_model.measured(results.layers, "runtime").reset_index(drop=True), []
+    predicted = np.full(len(table), np.nan)
+    half = np.zeros(len(table))
+    for kind in KINDS.values():
+        own, model = (table["kind"] == kind).to_numpy(), results.models.get(("runtime", kind))
+        if model:
+            predicted[own] = layer_model.held_out(table, kind, "runtime", model.setting)[own]
+            half[own] = model.half
+    for name, part in table.groupby("network"):
+        at = part.index.to_numpy()
+        rows.append({"network": name, "layers": len(at), "measured_ms": part["runtime"].sum(),
+                     "predicted_ms": predicted[at].sum(), "low_ms": (predicted[at] * np.exp(-half[at])).sum(),
+                     "high_ms": (predicted[at] * np.exp(half[at])).sum()})
+    return pd.DataFrame(rows).assign(error=lambda one: one["predicted_ms"] / one["measured_ms"] - 1)
+
+
+def recovered(recorded: Recorded) -> pd.DataFrame:
+    """Return a row a layer: watts above idle by our mapping and by the original's, and, of synthetic power, the true ones."""
+    if recorded.log is None:
+        return pd.DataFrame()
+    means = recorded.layerwise.groupby("layer_name", sort=False)["layer_power_excluding_idle_power_micro_watt"]
+    table = pd.DataFrame({"power_w": means.mean() / 1e6, "windows": means.count()})
+    table["runtime_ms"] = recorded.layerwise.groupby("layer_name")["layer_run_time"].median()
+    table["original_w"] = _original(recorded)
+    if recorded.power == "synthetic":
+        table["true_w"] = pd.Series(synthetic_power.layer_w(recorded.engine, recorded.times))
+    return table.rename_axis("layer").reset_index()
+
+
+def _original(recorded: Recorded) -> pd.Series:
+    """Return the watts above idle that the original study's mapping gives each layer."""
+    names = [name for name, times in recorded.times.items() for _ in range(len(times))]
+    end_s = np.concatenate([times.end_s for times in recorded.times.values()])
+    start_s = end_s - np.concatenate([times.latency_ms for times in recorded.times.values()]) / 1e3
+    return (pd.Series(baselines.original_window_means(start_s, end_s, recorded.log)).groupby(names).mean()) - recorded.idle_w
+
+
+def search(results: Study, trials: int, seed: int) -> dict[str, object]:
+    """Return the Optuna study of each kind's setting of runtime after some more trials; empty for none."""
+    if not trials:
+        return {}
+    return {kind: tuning.search(results.layers, kind, "runtime", results.device, results.settings, trials, seed)
+            for kind in KINDS.values() if ("runtime", kind) in results.models}
+
+
+def sample_prediction(p: LayerPowerParams, results: Study) -> tuple[pd.DataFrame, predictions.NetworkTotal]:
+    """Return what the shipped models say of an engine: the given one, or the recorded network's."""
+    read = engine.read(Path(p.engine)) if p.engine else results.recorded.engine
+    rows = predictions.of_engine(read, trained_models.load("", (trained_models.SHIPPED,)), p.device_name)
+    return rows, predictions.total(rows)

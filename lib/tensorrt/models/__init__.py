@@ -1,0 +1,1 @@
+"""Models of layers: fitted, compared, tuned, kept, and asked about an engine."""

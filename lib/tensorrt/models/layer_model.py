@@ -1,0 +1,179 @@
+"""Runtime and energy of a layer from its counted work: non-negative rates, fitted in relative error over all kinds of layers.
+
+Runtime (ms) is a sum of a launch, FLOPs at the rate of each unit, reads of pooling windows, bytes of activations and of weights
+at theirs, and the length of the reduction, which no parallelism shortens. Energy (mJ above idle) is a sum of the same work at
+energies of its own and of the runtime at a static power; power is their quotient. One model serves the three kinds, so that few rows of one are helped by
+many of another.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+import pandas as pd
+from pydantic import Field
+
+from lib import store
+from lib.config.base import Strict, load
+from lib.errors import InputError, choices
+from lib.tensorrt.engine import KINDS
+from lib.tensorrt.models.scores import score
+
+TARGETS = ("runtime", "power")
+TERMS = ("launch", "half_gemm_gflop", "float_gemm_gflop", "grouped_gflop", "pooling_gread", "activation_mb", "weight_mb",
+         "half_reduction", "float_reduction", "runtime_ms")
+_COVERAGE = 0.9
+_LEAST_ROWS = 5
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+
+
+def work(table: pd.DataFrame) -> np.ndarray:
+    """Return the terms of layers (n, TERMS); ``runtime`` of the table is the last, NaN where it has none.
+
+    ``table`` has the features of ``lib.tensorrt.recordings.dataset.layer_table``.
+    """
+    half = (table["dtype"] != "FP32").to_numpy(float)
+    pooled, grouped = (table["kind"] == "pooling").to_numpy(float), (table["groups"] > 1).to_numpy(float)
+    gemm, gflop = (1 - pooled) * (1 - grouped), table["flops"].to_numpy(float) / 1e9
+    weights, moved = table["weight_bytes"].to_numpy(float) / 1e6, table["bytes"].to_numpy(float) / 1e6
+    reduction = gemm * table["flops"].to_numpy(float) / (2 * table["output_size"].to_numpy(float)) / 1e3
+    runtime = table["runtime"].to_numpy(float) if "runtime" in table else np.full(len(table), np.nan)
+    return np.column_stack([np.ones(len(table)), gflop * half * gemm, gflop * (1 - half) * gemm, gflop * grouped,
+                            gflop * pooled, moved - weights, weights, reduction * half, reduction * (1 - half), runtime])
+
+
+class Setting(Strict):
+    """How a model of one kind of layer is fitted: with the other kinds or alone, in relative (1) or absolute (0) error.
+
+    ``without`` are terms that are left out.
+    """
+
+    together: bool = True
+    relative: Annotated[float, Field(ge=0, le=1)] = 1.0
+    without: tuple[Literal[TERMS[1:-1]], ...] = ()
+
+
+PLAIN = Setting()
+
+
+@dataclass(frozen=True)
+class LayerModel:
+    """The rates of one target for one kind of layer on one device, its interval in log space, and where it comes from."""
+
+    kind: str
+    target: str
+    device: str
+    rates: dict[str, float]
+    half: float
+    setting: Setting
+    networks: tuple[str, ...]
+    rows: dict[str, int]
+    scores: dict[str, float] = field(default_factory=dict)
+    source: str = ""
+    licence: str = ""
+
+    def predict(self, table: pd.DataFrame) -> pd.DataFrame:
+        """Return ``predicted, low, high`` (ms, or W above idle) for layers; of power, ``runtime`` must be in the table."""
+        value = _value(table, np.array([self.rates[name] for name in TERMS]), self.target)
+        return pd.DataFrame({"predicted": value, "low": value * np.exp(-self.half), "high": value * np.exp(self.half)},
+                            index=table.index)
+
+    def save(self, path: Path) -> Path:
+        """Write the model as JSON."""
+        return store.write_json({"schema": 1, **vars(self), "networks": list(self.networks),
+                                 "setting": self.setting.model_dump(mode="json")}, path)
+
+
+class _Stored(Strict):
+    """A model's file."""
+
+    schema_: Annotated[Literal[1], Field(alias="schema")]
+    kind: Literal[tuple(KINDS.values())]
+    target: Literal["runtime", "power"]
+    device: Annotated[str, Field(min_length=1)]
+    rates: dict[str, Annotated[Finite, Field(ge=0)]]
+    half: Annotated[Finite, Field(ge=0)]
+    setting: Setting
+    networks: tuple[str, ...]
+    rows: dict[str, Annotated[int, Field(ge=0)]]
+    scores: dict[str, Finite] = {}
+    source: str = ""
+    licence: str = ""
+
+
+def read(path: Path) -> LayerModel:
+    """Read a model; InputError for another or a damaged file. Nothing of it is executed."""
+    stored = load(_Stored, path)
+    if set(stored.rates) != set(TERMS):
+        raise InputError(f"{path}: rates are of {choices(TERMS)}")
+    return LayerModel(**{name: value for name, value in stored if name != "schema_"})
+
+
+def fit(table: pd.DataFrame, kind: str, target: str, device: str, setting: Setting = PLAIN, source: str = "",
+        licence: str = "") -> LayerModel:
+    """Fit runtime or power of a kind of layers of several networks (column ``network``).
+
+    The interval, and the scores, are of networks left out in turn. Raises InputError where fewer than five rows have a
+    measured value: power is never made of anything else.
+    """
+    good = measured(table, target)
+    own = (good["kind"] == kind).to_numpy()
+    if own.sum() < _LEAST_ROWS:
+        raise InputError(f"{own.sum()} of {(table['kind'] == kind).sum()} {kind} layers have a measured {target}; "
+                         f"a model needs {_LEAST_ROWS}")
+    left_out = held_out(good, kind, target, setting)
+    error = np.abs(np.log(left_out) - np.log(good[target].to_numpy(float)))
+    rates = _rates(_taught(good, kind, setting), target, setting)
+    return LayerModel(kind, target, device, dict(zip(TERMS, map(float, rates), strict=True)), _conformal(error[own], error),
+                      setting, tuple(sorted(set(good["network"]))), good["kind"].value_counts().to_dict(),
+                      score(good.loc[own, target], left_out[own]), source, licence)
+
+
+def measured(table: pd.DataFrame, target: str) -> pd.DataFrame:
+    """Return the rows whose runtime and target were measured."""
+    return table[np.isfinite(table[target]) & (table[target] > 0) & np.isfinite(table["runtime"])]
+
+
+def _conformal(errors: np.ndarray, all_errors: np.ndarray) -> float:
+    """Return the half interval that holds 90 % of held-out rows (with the finite-sample correction), of few rows at least."""
+    own = errors if len(errors) >= 20 else np.concatenate([errors, all_errors])
+    return float(np.quantile(own, min(1.0, _COVERAGE * (1 + 1 / len(own)))))
+
+
+def held_out(table: pd.DataFrame, kind: str, target: str, setting: Setting = PLAIN) -> np.ndarray:
+    """Return the prediction of each row (n,) by a model that did not see its network; of one network alone, by its own."""
+    names, predicted = table["network"].to_numpy(), np.full(len(table), np.nan)
+    for name in np.unique(names):
+        test = names == name
+        train = _taught(table[~test if not test.all() else test], kind, setting)
+        predicted[test] = _value(table[test], _rates(train, target, setting), target)
+    return predicted
+
+
+def _taught(table: pd.DataFrame, kind: str, setting: Setting) -> pd.DataFrame:
+    """Return the rows that a model of one kind learns from: those of all kinds where they are taken together."""
+    own = table[table["kind"] == kind]
+    return table if setting.together or own.empty else own
+
+
+def _value(table: pd.DataFrame, rates: np.ndarray, target: str) -> np.ndarray:
+    terms = work(table)
+    if target == "runtime":
+        return terms[:, :-1] @ rates[:-1]
+    return terms @ rates / terms[:, -1]
+
+
+def _rates(table: pd.DataFrame, target: str, setting: Setting) -> np.ndarray:
+    """Return the non-negative rates (TERMS) with the least sum of squared errors, each over its value ** ``relative``."""
+    from scipy.optimize import nnls
+
+    terms, value = work(table), table[target].to_numpy(float)
+    if target == "power":
+        value = value * terms[:, -1]
+    else:
+        terms[:, -1] = 0.0
+    used = np.array([name not in setting.without for name in TERMS], float)
+    weight = value**-setting.relative
+    rates, _ = nnls(terms * used * weight[:, None], value * weight)
+    return rates

@@ -1,0 +1,1 @@
+"""Recordings of engines' layers: read, made here, and turned into training data."""

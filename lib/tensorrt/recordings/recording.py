@@ -1,0 +1,101 @@
+"""Recordings made here, in the formats of an edge board: layers with time stamps, and power where there is a meter."""
+
+import json
+import math
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lib import files, locks, store
+from lib.errors import InputError
+from lib.measure import machine
+from lib.measure.energy import meters, power_log
+from lib.measure.energy.power_log import STAMP, PowerLog
+from lib.measure.energy.windows import Recorder
+from lib.measure.timing import synchronize
+from lib.progress import track
+from lib.tensorrt.recordings import captured_engine, dataset
+from lib.work import user_code
+from lib.work.graph import capture
+from lib.work.networks import Network
+
+_WARMUP = 3
+_IDLE_S = 2.0
+
+
+class _Stopwatch(TorchDispatchMode):
+    """Times every operator that torch runs: its name, how long it took in ms, and when it ended, in s since the epoch."""
+
+    def __init__(self, device: torch.device):
+        super().__init__()
+        self.device, self.runs = device, []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        start_s = time.perf_counter()
+        result = function(*args, **(kwargs or {}))
+        synchronize(self.device)
+        self.runs.append((str(function), 1e3 * (time.perf_counter() - start_s), time.time()))
+        return result
+
+
+def record(network: Network, target: Path, runs: int = 100, device: str = "cpu") -> list[str]:
+    """Run a network forward, layer by layer, and write ``target``: engine information, latencies, power where there is a meter.
+
+    Returns notes. Raises InputError where ``target`` is there already, or where the operators of a run differ from those of
+    the captured network.
+    """
+    if target.exists():
+        raise InputError(f"{target} is there already: a recording is never overwritten")
+    graph, where = capture.of_network(network), torch.device(device)
+    layers = captured_engine.layers(graph)
+    with locks.device(device), Recorder(meters.open_meter(device)) as recorder:
+        recorder.rest(_IDLE_S)
+        offset_s = time.time() - time.perf_counter()
+        passes = _timed(network, where, runs, [op.name for op in graph.ops])
+    latencies = {layer["Name"]: [[round(one[position][1], 6), datetime.fromtimestamp(one[position][2], UTC).strftime(STAMP)]
+                                 for one in passes] for position, layer in layers}
+    log = _power(recorder, offset_s)
+    facts = {"network": network.name, "runs": runs, "device": device, "machine": machine.name(), "utc": store.utc_now(),
+             **machine.ids(), "power": "measured" if log else "not measured", "reason": getattr(recorder.meter, "reason", "")}
+    for name, content in ((dataset.ENGINE, {"Layers": [layer for _, layer in layers], "Bindings": []}),
+                          (dataset.LATENCY, latencies), (dataset.RECORDING, facts)):
+        files.create(files.folder(target) / name, json.dumps(content, indent=None if name == dataset.LATENCY else 1).encode())
+    if log:
+        write_power(target, log, recorder.idle_w)
+    return [f"power: {facts['power']}" + (f" ({facts['reason']})" if facts["reason"] else "")]
+
+
+def _timed(network: Network, device: torch.device, runs: int, names: list[str]) -> list[list[tuple[str, float, float]]]:
+    """Return the operators of each run in order; InputError where they are others than ``names``."""
+    with user_code.running(f"{network.name} does not run on an input of shape {network.shape}"), torch.no_grad():
+        model, inputs = network.build().eval().to(device), torch.randn(network.shape, device=device)
+        passes = []
+        for _ in track(range(_WARMUP + runs), "runs"):
+            with _Stopwatch(device) as stopwatch:
+                model(inputs)
+            passes.append(stopwatch.runs)
+    if any([name for name, _, _ in one] != names for one in passes):
+        raise InputError(f"{network.name} runs other operators on {device} than were captured: no latency could be given to a "
+                         "layer")
+    return passes[_WARMUP:]
+
+
+def _power(recorder: Recorder, offset_s: float) -> PowerLog | None:
+    """Return what a meter gave as a log, its clock that of the time stamps; None where there was no meter."""
+    if isinstance(recorder.meter, meters.Absent):
+        return None
+    trace = recorder.trace
+    power_w = trace.power_w if np.isfinite(trace.power_w).any() else np.gradient(trace.counter_j, trace.at_s)
+    return PowerLog(trace.at_s + offset_s, power_w)
+
+
+def write_power(folder: Path, log: PowerLog, idle_w: float) -> None:
+    """Write the power log of a recording, and its idle power unless that is not known."""
+    power_log.write(log, folder / dataset.POWER)
+    if math.isfinite(idle_w):
+        idle = {"timestamp": store.utc_now(), "avg_idle_power": idle_w * 1e6}
+        files.create(folder / dataset.IDLE, store.encoded_json(idle))
