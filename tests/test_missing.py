@@ -3,6 +3,7 @@
 import ast
 import importlib
 import warnings
+from functools import cache
 
 import matplotlib as mpl
 import numpy as np
@@ -69,6 +70,58 @@ def roof_rows():
 
 def point_rows():
     return reference("*/points/points_cpu_fp32*.csv", "points")
+
+
+def layer_tables():
+    from lib.studies.layer_power import tables
+
+    return tables
+
+
+def layer_study():
+    from lib.studies.layer_power import study
+
+    return study
+
+
+@cache
+def recorded():
+    return layer_study()._read(next(iter(sorted(paths.REFERENCE.glob("*/layer_power/raw_data/*")))))
+
+
+def windows_of():
+    return layer_tables().windows(recorded())
+
+
+def recovered_rows():
+    return layer_study().recovered(recorded()).sort_values("windows", ascending=False, ignore_index=True)
+
+
+def recorded_layer_rows():
+    from lib.tensorrt.recordings import dataset
+
+    return dataset.read_training(next(iter(sorted(paths.REFERENCE.glob("*/layer_power/training_data"))))).head(20)
+
+
+def learner_rows():
+    study = layer_study()
+    return pd.DataFrame({"kind": "dense", "model": [study.OURS, "mean", "roofline", study.ORIGINAL], "mape": [0.1, 3.0, 0.5, 0.4],
+                         "n": 12.0})
+
+
+def network_rows():
+    return pd.DataFrame({"network": ["a", "b"], "measured_ms": [1.0, 2.0], "predicted_ms": [1.1, 1.9], "low_ms": [0.8, 1.0],
+                         "high_ms": [2.0, 3.0], "error": [0.1, -0.05]})
+
+
+def trial_rows():
+    return pd.DataFrame({"kind": ["dense", "dense", "pooling"], "trial": [0, 1, 0], "value": [0.3, 0.2, 0.5]})
+
+
+def predicted_rows():
+    from lib.tensorrt.models import predictions, trained_models
+
+    return predictions.of_engine(recorded().engine, trained_models.load("", (trained_models.SHIPPED,)))
 
 
 def total_rows():
@@ -265,6 +318,21 @@ CALLS = {
     "scheduler_eval.contention_words": (lambda rows: (rows, result_rows().assign(policy="hybrid"), result_rows()), pair_rows),
     "scheduler_eval.scenario_words": (
         lambda rows: (list(rows.itertuples()),), lambda: pd.DataFrame({"id": ["a"], "note": ["b"]})),
+    "layer_power.power_log": (lambda rows: (rows, windows_of(), "title"), lambda: layer_tables().samples(recorded())),
+    "layer_power.mapping": (lambda rows: (rows,), recovered_rows),
+    "layer_power.layers_by_kind": (lambda rows: (rows,), recorded_layer_rows),
+    "layer_power.errors": (lambda rows: (rows,), learner_rows),
+    "layer_power.networks": (lambda rows: (rows,), network_rows),
+    "layer_power.search": (lambda rows: (rows,), trial_rows),
+    "layer_power.engine_words": (lambda rows: (rows,), lambda: layer_tables().by_kind(recorded())),
+    "layer_power.coverage_words": (lambda rows: (rows,), lambda: recorded().layerwise),
+    "layer_power.recovered_words": (lambda rows: (rows,), recovered_rows),
+    "layer_power.score_words": (lambda rows: (rows,), learner_rows),
+    "layer_power.total_words": (lambda rows: (rows,), network_rows),
+    "layer_power.energy_words": (lambda rows: (rows, "a", "synthetic"), lambda: layer_tables().energy(recorded())),
+    "layer_power.prediction_words": (lambda rows: (rows,), predicted_rows),
+    "layer_power.search_words": (lambda rows: (rows,), trial_rows),
+    "layer_power.learned_words": (lambda rows: (rows, network_rows()), learner_rows),
     "scheduler_eval.real_words": (lambda rows: (record_of(rows),), job_rows),
 }
 

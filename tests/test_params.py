@@ -15,6 +15,7 @@ from lib.config import base, definitions, notebooks
 from lib.config import definitions as config_definitions
 from lib.errors import InputError
 from lib.studies.scheduler_eval import host
+from lib.tensorrt.models import training
 from lib.work.graph import spaces
 
 
@@ -116,7 +117,8 @@ def test_a_checked_set_checks_again(iters, flag, lr):
 READERS = {"workloads.yaml": definitions.load_workloads, "report.yaml": definitions.load_report_plan,
            "devices.yaml": definitions.load_devices, "matrix.yaml": definitions.load_matrix,
            "networks.yaml": definitions.load_campaign, "scenarios.yaml": definitions.load_scenarios,
-           "nsight_metrics.yaml": definitions.load_metrics, "sweeps.yaml": spaces.load_sweeps}
+           "nsight_metrics.yaml": definitions.load_metrics, "sweeps.yaml": spaces.load_sweeps,
+           "layer_power.yaml": training.load_settings}
 
 
 def test_every_yaml_of_the_project_loads():

@@ -5,7 +5,6 @@ import pandas as pd
 
 from lib.missing import MissingError, needs
 from lib.report.style import SERIES
-from lib.studies.layer_power.study import Recorded
 from lib.tensorrt.engine import KINDS
 
 _COLOURS = dict(zip([*KINDS.values(), "other"], [SERIES[0], SERIES[2], SERIES[1], "#9a9a9a"], strict=True))
@@ -18,31 +17,20 @@ def _axes(columns: int = 1, height: float = 3.6):
     return plt.subplots(1, columns, figsize=(9, height), squeeze=False)
 
 
-def _title(recorded: Recorded, text: str) -> str:
-    return f"{text} — SYNTHETIC power" if recorded.power == "synthetic" else text
+@needs("recorded power")
+def power_log(samples: pd.DataFrame, windows: pd.DataFrame, title: str):
+    """Return the power of a few passes, each sample a dot, over the layers that ran meanwhile, a colour a kind.
 
-
-def power_log(recorded: Recorded, passes: int = 2):
-    """Return the power of a few passes, each sample a dot, over the layers that ran meanwhile, a colour a kind."""
-    if recorded.log is None:
-        return needs("recorded power")(lambda table: table)(pd.DataFrame())
+    ``samples``: ms, power_w, idle_w; ``windows``: kind, start_ms, end_ms, see ``tables``.
+    """
     figure, ((axis,),) = _axes()
-    spans = [(layer.kind, times.end_s[:passes] - times.latency_ms[:passes] / 1e3, times.end_s[:passes])
-             for layer in recorded.engine.layers if (times := recorded.times.get(layer.name)) is not None]
-    start_s = min(starts.min() for _, starts, _ in spans)
-    end_s = max(ends.max() for _, _, ends in spans)
-    for kind, starts, ends in spans:
-        for first, last in zip(starts, ends, strict=True):
-            axis.axvspan(1e3 * (first - start_s), 1e3 * (last - start_s), color=_COLOURS[kind], alpha=0.3, linewidth=0)
-    at_s, power_w = recorded.log.at_s, recorded.log.power_w
-    shown = (at_s >= start_s) & (at_s <= end_s)
-    axis.scatter(1e3 * (at_s[shown] - start_s), power_w[shown], s=9, color="#222222", zorder=3)
-    axis.axhline(recorded.idle_w, color="#444444", linewidth=1, linestyle="--")
+    for row in windows.itertuples():
+        axis.axvspan(row.start_ms, row.end_ms, color=_COLOURS[row.kind], alpha=0.3, linewidth=0)
+    axis.scatter(samples["ms"], samples["power_w"], s=9, color="#222222", zorder=3)
+    axis.axhline(samples["idle_w"].iloc[0], color="#444444", linewidth=1, linestyle="--", label="idle")
     for kind, colour in _COLOURS.items():
-        axis.bar([0], [0], color=colour, alpha=0.4, label=f"{kind} layers")
-    axis.plot([], [], color="#444444", linestyle="--", linewidth=1, label="idle")
-    axis.set(xlabel="ms", ylabel="W", xlim=(0, 1e3 * (end_s - start_s)), ylim=(0, None),
-             title=_title(recorded, f"{recorded.name}: {passes} passes"))
+        axis.fill_between([], [], color=colour, alpha=0.4, label=f"{kind} layers")
+    axis.set(xlabel="ms", ylabel="W", xlim=(0, windows["end_ms"].max()), ylim=(0, None), title=title)
     figure.legend(loc="outside lower center", ncols=5, fontsize=9)
     return figure
 
@@ -110,15 +98,15 @@ def networks(totals: pd.DataFrame):
     return figure
 
 
-def search(studies: dict):
-    """Return the value of each trial of a search and the best until then, a panel a kind of layer."""
-    if not studies:
-        return needs("search")(lambda table: table)(pd.DataFrame())
-    figure, (panels,) = _axes(len(studies), 3)
-    for axis, (kind, study) in zip(panels, studies.items(), strict=True):
-        values = np.array([trial.value for trial in study.trials if trial.value is not None])
-        axis.scatter(np.arange(len(values)), 100 * values, s=14, color=_COLOURS[kind], label="trial")
-        axis.plot(100 * np.minimum.accumulate(values), color="#444444", linewidth=1.2, label="best")
+@needs("search")
+def search(trials: pd.DataFrame):
+    """Return the value of each trial of a search and the best until then, a panel a kind; ``trials``: kind, trial, value."""
+    kinds = list(dict.fromkeys(trials["kind"]))
+    figure, (panels,) = _axes(len(kinds), 3)
+    for axis, kind in zip(panels, kinds, strict=True):
+        part = trials[trials["kind"] == kind]
+        axis.scatter(part["trial"], 100 * part["value"], s=14, color=_COLOURS[kind], label="trial")
+        axis.plot(part["trial"], 100 * part["value"].cummin(), color="#444444", linewidth=1.2, label="best")
         axis.set(title=kind, xlabel="trial")
     panels[0].set_ylabel("RMSPE of networks left out, %")
     handles, labels = panels[0].get_legend_handles_labels()

@@ -4,8 +4,8 @@ import numpy as np
 import pandas as pd
 
 from lib.missing import MissingError, needs
-from lib.studies.layer_power.study import ORIGINAL, OURS, Recorded, Study
-from lib.tensorrt.models.predictions import NetworkTotal
+from lib.studies.layer_power.study import ORIGINAL, OURS, Study
+from lib.tensorrt.models import predictions
 
 _ENOUGH = 10
 
@@ -23,14 +23,12 @@ def engine_words(kinds: pd.DataFrame) -> str:
     return text
 
 
-def coverage_words(recorded: Recorded) -> str:
-    """Say how many windows hold a sample, and what that means for short layers."""
-    if recorded.coverage is None:
-        return "No power was recorded, so that none can be brought to layers."
-    cover = recorded.coverage
-    return (f"{cover.sampled:,} of {cover.windows:,} windows hold a sample ({cover.sampled / cover.windows:.0%}); "
-            f"{cover.outside:,} lie outside of the log. A layer shorter than the log's period is hit in some passes only: its "
-            "power is the mean of those, and empty where there is none.")
+@needs("layers with power")
+def coverage_words(layerwise: pd.DataFrame) -> str:
+    """Say how many windows hold a sample, and what that means for short layers; ``layerwise``: a row a cycle and layer."""
+    sampled = layerwise["layer_power_including_idle_power_micro_watt"].notna()
+    return (f"{sampled.sum():,} of {len(sampled):,} windows hold a sample ({sampled.mean():.0%}). A layer shorter than the "
+            "log's period is hit in some passes only: its power is the mean of those, and empty where there is none.")
 
 
 @needs("layers with power")
@@ -39,6 +37,8 @@ def recovered_words(table: pd.DataFrame) -> str:
     if "true_w" not in table:
         raise MissingError("known true power: the recorded power is measured")
     enough = table[table["windows"] >= _ENOUGH]
+    if enough.empty:
+        raise MissingError(f"layers with {_ENOUGH} windows that hold a sample")
     error = (enough["power_w"] / enough["true_w"] - 1).abs()
     original = (enough["original_w"] / enough["true_w"] - 1).abs()
     return (f"Of {len(table)} layers {len(enough)} have {_ENOUGH} windows with samples or more. Their synthetic power is "
@@ -52,11 +52,15 @@ def score_words(scores: pd.DataFrame) -> str:
     """Say how the model compares with the original pipeline and the baselines."""
     lines = []
     for kind, part in scores.groupby("kind", sort=False):
-        mape = part.set_index("model")["mape"]
+        mape = part.set_index("model")["mape"].reindex([OURS, ORIGINAL, "roofline", "mean"])
+        if np.isnan(mape[OURS]):
+            continue
         original = mape.get(ORIGINAL, np.nan)
         beside = f"{mape[OURS] / original:.2f} times the original pipeline's {100 * original:,.0f} %; " if original > 0 else ""
-        lines.append(f"- {kind}: **{100 * mape[OURS]:.1f} %**; {beside}roofline {100 * mape['roofline']:.0f} %, mean "
-                     f"{100 * mape['mean']:,.0f} %")
+        others = ", ".join(f"{name} {100 * mape[name]:,.0f} %" for name in ("roofline", "mean") if mape[name] > 0)
+        lines.append(f"- {kind}: **{100 * mape[OURS]:.1f} %**; {beside}{others}")
+    if not lines:
+        raise MissingError("scores of our models")
     return "Mean error of the runtime of layers whose network was left out:\n\n" + "\n".join(lines)
 
 
@@ -70,7 +74,7 @@ def total_words(totals: pd.DataFrame) -> str:
             "their layers' intervals, which is wide because it takes all errors to go the same way.")
 
 
-def refused_words(results: Study) -> str:
+def refusals(results: Study) -> str:
     """Say which models could not be trained, and why."""
     if not results.refused:
         return "Every kind of layer has measured rows of runtime and power."
@@ -79,45 +83,48 @@ def refused_words(results: Study) -> str:
 
 
 @needs("energy")
-def energy_words(energy: pd.DataFrame, recorded: Recorded) -> str:
+def energy_words(energy: pd.DataFrame, network: str, power: str) -> str:
     """Say what a pass of the recorded network takes, and where it goes."""
-    made = " (synthetic power)" if recorded.power == "synthetic" else ""
+    made = " (synthetic power)" if power == "synthetic" else ""
     most = energy.iloc[0]
-    return (f"A pass of {recorded.name} takes {energy['ms'].sum():.1f} ms and **{energy['mj'].sum():.0f} mJ** above "
+    return (f"A pass of {network} takes {energy['ms'].sum():.1f} ms and **{energy['mj'].sum():.0f} mJ** above "
             f"idle{made}, {energy['mj'].sum() / energy['ms'].sum():.1f} W on average; {most['kind']} layers take "
             f"{most['mj'] / energy['mj'].sum():.0%} of the energy.")
 
 
-def prediction_words(total: NetworkTotal, device: str) -> str:
-    """Say what the shipped models predict of an engine."""
+@needs("layers")
+def prediction_words(rows: pd.DataFrame) -> str:
+    """Say what models predict of an engine; ``rows``: ``predictions.of_engine``."""
+    total = predictions.total(rows)
     if not total.covered:
         return "None of the engine's layers has a model."
     power = "power is not known, as none was measured there" if np.isnan(total.energy_mj) else \
         f"{total.power_w:.1f} W above idle, {total.energy_mj:.1f} mJ"
     others = ", ".join(f"{count} {name}" for name, count in total.others.items()) or "none"
-    return (f"On {device} the {total.covered} layers with a model would take **{total.runtime_ms:.3f} ms** "
-            f"({total.low_ms:.3f} to {total.high_ms:.3f}); {power}. Layers without a model: {others}.")
+    notes = "; ".join(sorted(set(rows["note"]) - {""}))
+    device = rows["model_device"].iloc[0]
+    return (f"On {device} the {total.covered} layers with a model would take **{total.runtime_ms:.3f} ms** ({total.low_ms:.3f} to {total.high_ms:.3f}); {power}. Layers without a model: {others}. {notes}.")
 
 
-def search_words(studies: dict) -> str:
+@needs("search")
+def search_words(trials: pd.DataFrame) -> str:
     """Say what a search found; it changes nothing until somebody puts it into the params file."""
-    if not studies:
-        return "No search was asked for (parameter `trials`): the settings are those of `params/layer_power.yaml`."
-    lines = [f"- {kind}: RMSPE {100 * study.trials[0].value:.1f} % with the present setting, {100 * study.best_value:.1f} % "
-             f"with the best of {len(study.trials)} trials" for kind, study in studies.items()]
+    lines = [f"- {kind}: RMSPE {100 * part['value'].iloc[0]:.1f} % with the first setting, {100 * part['value'].min():.1f} % "
+             f"with the best of {len(part)} trials" for kind, part in trials.groupby("kind", sort=False)]
     return ("On the training networks alone, each left out in turn:\n\n" + "\n".join(lines)
             + "\n\n`python -m lib layer-power tune` writes such a choice to `params/layer_power.yaml`.")
 
 
-def learned_words(results: Study, scores: pd.DataFrame, totals: pd.DataFrame) -> str:
+@needs("scores", "totals")
+def learned_words(scores: pd.DataFrame, totals: pd.DataFrame) -> str:
     """Say what was learned, a line each."""
-    lines = []
-    if len(scores):
-        mape = scores.pivot_table(index="kind", columns="model", values="mape").reindex(columns=[OURS, ORIGINAL])
-        better = (mape[OURS] / mape[ORIGINAL]).dropna()
-        beside = f", {better.min():.2f} to {better.max():.2f} times the error of polynomials of shapes" if len(better) else ""
-        lines.append(f"Counted work explains layers of unseen networks to within {100 * mape[OURS].min():.0f} to "
-                     f"{100 * mape[OURS].max():.0f} %{beside}.")
+    mape = scores.pivot_table(index="kind", columns="model", values="mape").reindex(columns=[OURS, ORIGINAL])
+    if mape[OURS].isna().all():
+        raise MissingError("scores of our models")
+    better = (mape[OURS] / mape[ORIGINAL]).dropna()
+    beside = f", {better.min():.2f} to {better.max():.2f} times the error of polynomials of shapes" if len(better) else ""
+    lines = [f"Counted work explains layers of unseen networks to within {100 * mape[OURS].min():.0f} to "
+             f"{100 * mape[OURS].max():.0f} %{beside}."]
     if len(totals):
         lines.append(f"Errors of layers cancel in a network: {100 * totals['error'].abs().median():.0f} % at the median.")
     lines.append("Power needs a meter: a model of it is made of measured rows, or there is none.")

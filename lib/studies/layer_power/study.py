@@ -195,16 +195,15 @@ def _original(recorded: Recorded) -> pd.Series:
     return (pd.Series(baselines.original_window_means(start_s, end_s, recorded.log)).groupby(names).mean()) - recorded.idle_w
 
 
-def search(results: Study, trials: int, seed: int) -> dict[str, object]:
-    """Return the Optuna study of each kind's setting of runtime after some more trials; empty for none."""
-    if not trials:
-        return {}
-    return {kind: tuning.search(results.layers, kind, "runtime", results.device, results.settings, trials, seed)
-            for kind in KINDS.values() if ("runtime", kind) in results.models}
+def search(results: Study, trials: int, seed: int) -> pd.DataFrame:
+    """Return the trials of the search for each kind's setting of runtime, ``trials`` more than before: kind, trial, value."""
+    kinds = [kind for kind in KINDS.values() if ("runtime", kind) in results.models] if trials else []
+    rows = [(kind, trial.number, trial.value) for kind in kinds for trial in tuning.search(
+        results.layers, kind, "runtime", results.device, results.settings, trials, seed).trials if trial.value is not None]
+    return pd.DataFrame(rows, columns=["kind", "trial", "value"])
 
 
-def sample_prediction(p: LayerPowerParams, results: Study) -> tuple[pd.DataFrame, predictions.NetworkTotal]:
-    """Return what the shipped models say of an engine: the given one, or the recorded network's."""
+def sample_prediction(p: LayerPowerParams, results: Study) -> pd.DataFrame:
+    """Return what the shipped models say of an engine's layers: of the given one, or of the recorded network's."""
     read = engine.read(Path(p.engine)) if p.engine else results.recorded.engine
-    rows = predictions.of_engine(read, trained_models.load("", (trained_models.SHIPPED,)), p.device_name)
-    return rows, predictions.total(rows)
+    return predictions.of_engine(read, trained_models.load("", (trained_models.SHIPPED,)), p.device_name)

@@ -27,6 +27,25 @@ def by_kind(recorded: Recorded) -> pd.DataFrame:
             .sort_values(["modelled", "ms"], ascending=False, ignore_index=True))
 
 
+def windows(recorded: Recorded, passes: int = 2) -> pd.DataFrame:
+    """Return when layers ran in the first passes: kind, start_ms and end_ms from the first layer's start."""
+    rows = [{"kind": layer.kind, "start_ms": 1e3 * (end_s - latency_ms / 1e3), "end_ms": 1e3 * end_s}
+            for layer in recorded.engine.layers if (times := recorded.times.get(layer.name)) is not None
+            for end_s, latency_ms in zip(times.end_s[:passes], times.latency_ms[:passes], strict=True)]
+    table = pd.DataFrame(rows)
+    return table.assign(start_ms=table["start_ms"] - table["start_ms"].min(), end_ms=table["end_ms"] - table["start_ms"].min())
+
+
+def samples(recorded: Recorded, passes: int = 2) -> pd.DataFrame:
+    """Return the samples of power in the first passes: ms from the first layer's start, power_w, idle_w; none without a log."""
+    columns = ["ms", "power_w", "idle_w"]
+    if recorded.log is None:
+        return pd.DataFrame(columns=columns)
+    first_ms = min(1e3 * times.end_s[0] - times.latency_ms[0] for times in recorded.times.values())
+    table = pd.DataFrame({"ms": 1e3 * recorded.log.at_s - first_ms, "power_w": recorded.log.power_w, "idle_w": recorded.idle_w})
+    return table[table["ms"].between(0, windows(recorded, passes)["end_ms"].max())].reset_index(drop=True)
+
+
 def power(table: pd.DataFrame) -> pd.DataFrame:
     """Return ``study.recovered`` with short names and errors in percent; the layers with the most windows first."""
     shown = table.assign(layer=table["layer"].map(short))

@@ -2,8 +2,8 @@
 
 Runtime (ms) is a sum of a launch, FLOPs at the rate of each unit, reads of pooling windows, bytes of activations and of weights
 at theirs, and the length of the reduction, which no parallelism shortens. Energy (mJ above idle) is a sum of the same work at
-energies of its own and of the runtime at a static power; power is their quotient. One model serves the three kinds, so that few rows of one are helped by
-many of another.
+energies of its own and of the runtime at a static power; power is their quotient. One set of rates may serve the three kinds:
+few rows of one are then helped by many of another.
 """
 
 from dataclasses import dataclass, field
