@@ -105,8 +105,8 @@ def recorded_layer_rows():
 
 def learner_rows():
     study = layer_study()
-    return pd.DataFrame({"kind": "dense", "model": [study.OURS, "mean", "roofline", study.ORIGINAL], "mape": [0.1, 3.0, 0.5, 0.4],
-                         "n": 12.0})
+    return pd.DataFrame({"kind": "dense", "model": [study.OURS, "mean", "roofline", study.ORIGINAL], "n": 12,
+                         "mape": [0.1, 3.0, 0.5, 0.4]})
 
 
 def network_rows():

@@ -103,7 +103,8 @@ def prediction_words(rows: pd.DataFrame) -> str:
     others = ", ".join(f"{count} {name}" for name, count in total.others.items()) or "none"
     notes = "; ".join(sorted(set(rows["note"]) - {""}))
     device = rows["model_device"].iloc[0]
-    return (f"On {device} the {total.covered} layers with a model would take **{total.runtime_ms:.3f} ms** ({total.low_ms:.3f} to {total.high_ms:.3f}); {power}. Layers without a model: {others}. {notes}.")
+    return (f"On {device} the {total.covered} layers with a model would take **{total.runtime_ms:.3f} ms** "
+            f"({total.low_ms:.3f} to {total.high_ms:.3f}); {power}. Layers without a model: {others}. {notes}.")
 
 
 @needs("search")

@@ -116,7 +116,7 @@ def _read(folder: Path) -> Recorded:
 
 
 def _power_note(recorded: Recorded) -> str:
-    return {"synthetic": " SYNTHETIC power: this machine has no meter, so its power log is made by a stated rule.",
+    return {"synthetic": " The power is synthetic: that machine has no meter, so its power log is made by a stated rule.",
             "not measured": " No power was recorded."}.get(recorded.power, "")
 
 
@@ -140,7 +140,8 @@ def held_out_scores(results: Study, target: str = "runtime") -> pd.DataFrame:
             learners |= {ORIGINAL: _left_out(own, _lasso(False), target), CORRECTED: _left_out(own, _lasso(True), target)}
         ours = layer_model.held_out(table, kind, target, results.settings.of(target, kind))
         learners[OURS] = ours[(table["kind"] == kind).to_numpy()]
-        rows += [{"kind": kind, "model": name, **score(own[target], predicted)} for name, predicted in learners.items()]
+        rows += [{"kind": kind, "model": name, **score(own[target], predicted), "n": len(own)}
+                 for name, predicted in learners.items()]
     return pd.DataFrame(rows)
 
 
