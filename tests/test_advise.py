@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
+from torch import nn
 
 from lib import __main__, paths
 from lib.config.definitions import load_devices
@@ -65,6 +66,26 @@ def test_larger_batches_take_longer_and_scale_like_captured_ones(answer):
     assert line.peak_bytes == pytest.approx(real.peak_bytes, rel=0.01)
     assert one.estimate(line).predicted_ms == pytest.approx(one.estimate(real).predicted_ms, rel=0.02)
     assert one.estimate(line).predicted_ms > one.estimate(asked.work()).predicted_ms
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.LSTM(8, 16, batch_first=True)
+
+    def forward(self, x):
+        return self.layer(x.flatten(2).mean(1, keepdim=True)[..., :8])[0]
+
+
+def test_what_no_model_is_of_and_which_times_are_of_kernels_alone_is_said():
+    query = Query("tests.test_advise:Recurrent", input_shape="3x8x8")
+    said = advise_text.text(advise.advise(query, ["cpu"], crossovers=False))
+    assert "not modelled: mkldnn_rnn_layer; such operators count as copies" in said
+    for dtype, words in (("bf16", "kernels alone, as CUDA graphs run them, without launches: h100-sxm"),
+                         ("fp32", "launched one by one, end to end: h100-sxm")):
+        found = advise.advise(Query("resnet18", dtype=dtype), ["h100-sxm"], crossovers=False)
+        assert words in advise_text.text(found) and "not modelled" not in advise_text.text(found)
+        assert advise_text.records(found)[0]["latency_type"] == ("kernel" if dtype == "bf16" else "end_to_end")
 
 
 def test_what_to_change_comes_with_a_gain_or_the_reason_why_not(answer):

@@ -20,7 +20,7 @@ from lib.work.graph import ops
 
 COLUMNS = ("device", "source", "predicted_ms", "low_ms", "high_ms", "images_per_sec", "memory_mb", "bound", "below_roof",
            "out_of_range", "fits", "measured_ms", "price_per_million", "dtype", "energy_j", "energy_low_j", "energy_high_j",
-           "energy_share", "energy_source")
+           "energy_share", "energy_source", "latency_type")
 BATCHES = (1, 4, 16, 64, 256)
 _RIVALS = 3  # devices that are compared over batch sizes: this machine's CPU and the fastest
 _DTYPES = ("fp32", *dtypes.AUTOCAST)
@@ -131,6 +131,7 @@ def _row(predictor: Predictor, captured: CapturedQuery) -> dict[str, Any]:
             "out_of_range": bool(estimate.outside > _SHARE or predictor.origin),
             "fits": bool(network.memory_mb < predictor.memory_mb),
             "measured_ms": _measured(predictor, captured.query, network.batch_size), "dtype": captured.query.dtype,
+            "latency_type": predictor.model.facts.get("latency_type", "kernel") if predictor.device != "cpu" else "end_to_end",
             "price_per_million": price, **energy.per_image(predictor.power, estimate, network.batch_size)}
 
 

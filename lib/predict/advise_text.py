@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from lib.errors import choices
 from lib.predict.advise import Advice, Query, advise
 from lib.predict.suggestions import Change
 
@@ -40,10 +41,25 @@ def text(advice: Advice) -> str:
     if advice.table["out_of_range"].any():
         lines.append("outside: more than a twentieth of the time lies out of the training range of the device's model; its "
                      "interval is widened, not proven")
+    lines += _notes(advice)
     if advice.table["energy_j"].notna().any():
         lines.append("GEMMs' J/image: the power of linear, matmul and bmm kernels times their predicted time; other kernels, "
                      "idling and the host are not in it")
     return "\n".join(lines)
+
+
+def _notes(advice: Advice) -> list[str]:
+    """Return what to know of the times: what no model is of, and which are of kernels alone."""
+    unknown, gpus = advice.captured.work().not_modelled, advice.table[advice.table["device"] != "cpu"]
+    kernels = gpus.loc[gpus["latency_type"] == "kernel", "device"]
+    lines = [f"not modelled: {choices(unknown)}; such operators count as copies, or as those of {advice.captured.query.dtype}"
+             ] if unknown else []
+    if len(kernels):
+        lines.append(f"kernels alone, as CUDA graphs run them, without launches: {choices(kernels)}")
+    if len(kernels) < len(gpus):
+        launched = choices(gpus.loc[gpus["latency_type"] != "kernel", "device"])
+        lines.append(f"launched one by one, end to end: {launched}; not to be compared with times of kernels alone")
+    return lines
 
 
 def answer(**query) -> tuple[pd.DataFrame, str]:

@@ -30,6 +30,7 @@ class Work:
     """What one pass or step of a network runs, memory in bytes.
 
     ``table`` has a row a distinct operator: ``sweep`` columns, ``calls``, and ``covered``, whether a family knows it.
+    ``not_modelled`` says what no model is of: operators without a family, and products of other element types than the input's.
     """
 
     table: pd.DataFrame
@@ -40,6 +41,7 @@ class Work:
     weight_bytes: float
     peak_bytes: float
     plan: allocator.Plan
+    not_modelled: tuple[str, ...] = ()
 
     @cached_property
     def keys(self) -> list[tuple]:
@@ -82,7 +84,18 @@ class Work:
         weights = graph.parameter_bytes + graph.buffer_bytes + sum(inputs.values())
         modules = sum(op.phase == "forward" and op.short not in counts.VIEWS for op in graph.ops)
         plan = allocator.Plan.of(graph)
-        return cls(table, mode, batch_size, modules, allocator.fresh_bytes(plan), float(weights), peak_bytes(graph), plan)
+        return cls(table, mode, batch_size, modules, allocator.fresh_bytes(plan), float(weights), peak_bytes(graph), plan,
+                   _not_modelled(graph))
+
+
+def _not_modelled(graph: Graph) -> tuple[str, ...]:
+    """Return the operators that no family covers, and those with matrix products in another element type than the input's."""
+    own = next((spec.dtype for op in graph.ops for spec in op.tensors if spec.kind == "input"), "")
+    work = [op for op in graph.ops if counts.is_work(op)]
+    uncovered = {op.short for op in work if families.describe(op) is None}
+    others = {f"{op.short} in {op.tensors[0].dtype}" for op in work
+              if op.short not in uncovered and counts.matrix_flops(op) and op.tensors[0].dtype != own}
+    return tuple(sorted(uncovered | others))
 
 
 def _row(op: Op) -> dict[str, Any]:
