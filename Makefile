@@ -20,11 +20,11 @@ report: $(READY)
 
 # Lint, tests, and every notebook once in quick mode on the reference data, whose key numbers must reproduce.
 test: lint
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # Lint and the unit tests: what is worth running after every change.
 check: lint
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not elsewhere"
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not elsewhere"
 
 # The key numbers and the measuring notebooks on another machine, emulated, beside a busy neighbour.
 elsewhere: $(READY)

@@ -21,6 +21,13 @@ os.environ.setdefault("LIB_BATCH", "1")
 os.environ["LIB_METER"] = "none"  # tests that look at energies bring their own meter, with known power
 
 
+LONGEST = ("test_notebooks", "test_cluster", "test_profiles", "test_sweep")  # begun first, no worker waits for them at the end
+
+
+def pytest_collection_modifyitems(items):
+    """Put the files that take longest first; within a file the order stays."""
+    items.sort(key=lambda item: LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST))
+
 
 def home_paths(root: Path) -> dict[str, Path]:
     """Return the paths that ``LIB_OUTPUT=root`` would give."""
