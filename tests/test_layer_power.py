@@ -99,7 +99,7 @@ def shipped(tmp_path):
     graph = capture.of_network(networks.network("simple_cnn", 1, SMALL))
     path = tmp_path / "e.json"
     path.write_text(json.dumps({"Layers": [layer for _, layer in captured_engine.layers(graph)]}))
-    return path, trained_models.load("", (trained_models.SHIPPED,))
+    return path, trained_models.load(trained_models.SHIPPED_DEVICE, (trained_models.SHIPPED,))
 
 
 def test_every_row_says_what_the_model_is_of(shipped):
@@ -194,6 +194,11 @@ def test_the_verb_from_raw_recordings_to_predictions(tmp_path, capsys):
     with pytest.raises(SystemExit):
         command.main(predict)
     assert "exists already and is not overwritten" in capsys.readouterr().err
+    assert command.main(["layer-power", "train", training_data, "--device", "there", "--out", str(tmp_path / "models"),
+                         "--targets", "runtime"]) == 0
+    again = [*predict[:-1], str(tmp_path / "again.csv"), "--models", str(tmp_path / "models")]
+    assert command.main(again) == 2 and "several layer models" in capsys.readouterr().err
+    assert command.main([*again, "--device", "there", "--strict"]) == 0, "a device's own models are asked"
     assert command.main(["layer-power", "dataset", str(tmp_path / "nowhere"), *out]) == 2
     assert "holds no recording" in capsys.readouterr().err
 

@@ -105,7 +105,9 @@ def _predict(options: argparse.Namespace) -> int:
 
     read = engine.read(options.trt_engine_path)
     folders = (options.models,) if options.models else (trained_models.OWN, trained_models.SHIPPED)
-    rows = predictions.of_engine(read, trained_models.load(options.model_device, folders), options.device, options.strict)
+    own = options.device if options.device in trained_models.devices(folders) else ""
+    models = trained_models.load(options.model_device or own, folders)
+    rows = predictions.of_engine(read, models, options.device, options.strict)
     files.create(options.result_csv_path, rows.to_csv(index=False).encode())
     total = predictions.total(rows)
     print(f"{options.result_csv_path}: {total.covered} of {total.layers} layers predicted: {total.runtime_ms:,.3f} ms "
@@ -177,7 +179,7 @@ def add(verbs) -> None:
     step.add_argument("--trt-engine-path", type=a_path, required=True, help="the engine's information as JSON")
     step.add_argument("--result-csv-path", type=new_file, required=True, help="the table to write, a row a layer")
     step.add_argument("--models", type=a_path, help="folder of trained models (default: this machine's, then the shipped ones)")
-    step.add_argument("--model-device", default="", help="the device whose models are asked, where there are several")
+    step.add_argument("--model-device", default="", help="the device whose models are asked (default: that of --device, or the only one)")
     step.add_argument("--device", default="", help="what the engine runs on")
     step.add_argument("--strict", action="store_true", help="refuse where that is not the device of the models")
     step.set_defaults(call=_predict)

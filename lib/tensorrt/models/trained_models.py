@@ -11,6 +11,7 @@ from lib.tensorrt.models.layer_model import TARGETS, LayerModel
 
 SHIPPED = paths.ROOT / "data" / "trained_models"
 OWN = paths.DATA / "trained_models"
+SHIPPED_DEVICE = "rtx-3060-laptop"
 
 
 @dataclass(frozen=True)
