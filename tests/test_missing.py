@@ -121,7 +121,8 @@ def trial_rows():
 def predicted_rows():
     from lib.tensorrt.models import predictions, trained_models
 
-    return predictions.of_engine(recorded().engine, trained_models.load(trained_models.SHIPPED_DEVICE, (trained_models.SHIPPED,)))
+    models = trained_models.load(trained_models.SHIPPED_DEVICE, (trained_models.SHIPPED,))
+    return predictions.of_engine(recorded().engine, models)
 
 
 def total_rows():

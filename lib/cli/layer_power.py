@@ -179,7 +179,8 @@ def add(verbs) -> None:
     step.add_argument("--trt-engine-path", type=a_path, required=True, help="the engine's information as JSON")
     step.add_argument("--result-csv-path", type=new_file, required=True, help="the table to write, a row a layer")
     step.add_argument("--models", type=a_path, help="folder of trained models (default: this machine's, then the shipped ones)")
-    step.add_argument("--model-device", default="", help="the device whose models are asked (default: that of --device, or the only one)")
+    step.add_argument("--model-device", default="",
+                      help="the device whose models are asked (default: that of --device, or the only one)")
     step.add_argument("--device", default="", help="what the engine runs on")
     step.add_argument("--strict", action="store_true", help="refuse where that is not the device of the models")
     step.set_defaults(call=_predict)

@@ -207,4 +207,5 @@ def search(results: Study, trials: int, seed: int) -> pd.DataFrame:
 def sample_prediction(p: LayerPowerParams, results: Study) -> pd.DataFrame:
     """Return what the shipped models say of an engine's layers: of the given one, or of the recorded network's."""
     read = engine.read(Path(p.engine)) if p.engine else results.recorded.engine
-    return predictions.of_engine(read, trained_models.load(trained_models.SHIPPED_DEVICE, (trained_models.SHIPPED,)), p.device_name)
+    models = trained_models.load(trained_models.SHIPPED_DEVICE, (trained_models.SHIPPED,))
+    return predictions.of_engine(read, models, p.device_name)
