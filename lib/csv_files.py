@@ -27,13 +27,7 @@ def read(path: Path, torn: bool = False) -> str:
 def text(path: Path, torn: bool = False) -> str:
     """Return what a file holds as text, whatever it is, without a torn last line; InputError where it is none."""
     try:
-        most_mb = LARGEST_MB if path.is_file() else _LARGEST_PIPE_MB
-        if path.stat().st_size > most_mb * 1e6:
-            raise InputError(f"{path} is {path.stat().st_size / 1e6:,.0f} MB large; a table has at most {most_mb:,.0f}")
-        with open(path, "rb") as file:
-            raw = file.read(int(most_mb * 1e6) + 1 if not path.is_file() else -1)
-        if len(raw) > most_mb * 1e6:
-            raise InputError(f"{path} gives more than {most_mb:,.0f} MB; a table that is no plain file has at most that")
+        raw = bytes_of(path)
         return (raw[: raw.rfind(b"\n") + 1] if torn else raw).decode("utf-8-sig")
     except (FileNotFoundError, NotADirectoryError):
         raise InputError(f"{path} is missing") from None
@@ -41,6 +35,18 @@ def text(path: Path, torn: bool = False) -> str:
         raise InputError(f"{path} is not a readable CSV: byte {error.start} is no UTF-8") from None
     except (OSError, ValueError) as error:
         raise InputError(f"{path} is not a readable CSV: {getattr(error, 'strerror', None) or error}") from None
+
+
+def bytes_of(path: Path) -> bytes:
+    """Return what a file holds; InputError where it is larger than any that is read here, or has no end. Raises OSError."""
+    most_mb = LARGEST_MB if path.is_file() else _LARGEST_PIPE_MB
+    if path.stat().st_size > most_mb * 1e6:
+        raise InputError(f"{path} is {path.stat().st_size / 1e6:,.0f} MB large; at most {most_mb:,.0f} are read")
+    with open(path, "rb") as file:
+        raw = file.read(-1 if path.is_file() else int(most_mb * 1e6) + 1)
+    if len(raw) > most_mb * 1e6:
+        raise InputError(f"{path} gives more than {most_mb:,.0f} MB; of what is no plain file at most that is read")
+    return raw
 
 
 def check(content: str, path: Path) -> None:

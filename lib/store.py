@@ -231,7 +231,7 @@ def write_json(value: Any, path: Path, mode: int = files.MODE) -> Path:
 def read_json(path: Path) -> Any:
     """Read one JSON file; InputError names it when it is missing or damaged, or names something twice."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = csv_files.bytes_of(path).decode()
         content = json.loads(text, object_pairs_hook=_named_once)
         if _HALF_CHARACTER.search(text):
             json.dumps(content, ensure_ascii=False).encode()  # raises where one half of a character stands alone

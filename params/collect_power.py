@@ -13,7 +13,9 @@ Needs Python 3.8 and nothing else; copy it to the board. Written from the docume
 
 import argparse
 import json
+import math
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -61,7 +63,10 @@ class Sensor:
     def read(self):
         """Return mV and mA; None where the sensor did not answer."""
         try:
-            return float(self._volts.read_text()), float(self._amperes.read_text())
+            sample = float(self._volts.read_text()), float(self._amperes.read_text())
+            if not all(map(math.isfinite, sample)):
+                raise ValueError(sample)
+            return sample
         except (OSError, ValueError):
             self.failed += 1
             return None
@@ -126,6 +131,7 @@ def parse(arguments):
 def main(arguments):
     """Log the idle board, then the command; return the exit status."""
     options, command = parse(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the command ends with this programme
     idle, log = options.folder / "idling_power.json", options.folder / "power_log.log"
     try:
         for path in (idle, log):

@@ -1,6 +1,7 @@
 """From a network that is recorded here to predictions of an engine: recordings, synthetic power, settings, the verb."""
 
 import json
+import shutil
 from collections import Counter
 
 import numpy as np
@@ -8,6 +9,7 @@ import pandas as pd
 import pytest
 
 from lib import __main__ as command
+from lib import paths
 from lib.config.notebooks import LayerPowerParams
 from lib.errors import InputError
 from lib.measure.energy import power_log
@@ -235,3 +237,48 @@ def test_a_log_without_idle_power_says_what_is_missing(tmp_path):
         (folder / name).unlink(missing_ok=True)
     power_log.write(PowerLog(np.arange(5.0), np.ones(5)), folder / dataset.POWER)
     assert "no power: idling_power.json missing" in dataset.preprocess(tmp_path / "raw", tmp_path / "pre")[0].notes
+
+
+def test_what_is_not_measured_by_its_own_words_teaches_nothing(tmp_path):
+    folder = tmp_path / "m"
+    folder.mkdir()
+    assert dataset.power_source(folder) == dataset.MEASURED, "as boards give recordings"
+    path = folder / dataset.RECORDING
+    for word, good in (("measured", True), ("replayed", True), ("synthetic", True), ("Synthetic", False),
+                       (["synthetic"], False), (None, False)):
+        path.write_text(json.dumps({"power": word}))
+        if good:
+            assert dataset.power_teaches(folder) == (word == "measured")
+        else:
+            with pytest.raises(InputError, match="it is one of measured, replayed, synthetic, not measured"):
+                dataset.power_source(folder)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(InputError):
+        dataset.power_source(folder)
+
+
+def test_recordings_that_would_share_a_name_are_refused_and_one_alone_has_its_own(tmp_path):
+    first = recorded(tmp_path / "c" / "a", "simple_cnn")
+    assert list(dataset.models(first)) == ["simple_cnn"]
+    shutil.copytree(first, tmp_path / "c" / "a-simple_cnn")
+    with pytest.raises(InputError, match="would both be called 'a-simple_cnn'"):
+        dataset.models(tmp_path / "c")
+
+
+@pytest.mark.parametrize(("column", "value"), [("batch_size", -1), ("flops", -1), ("weight_bytes", 1e308), ("output_size", 0)])
+def test_training_rows_that_cannot_be_are_refused(tmp_path, column, value):
+    source = next(iter(sorted(paths.REFERENCE.glob("*/layer_power/training_data/resnet18/dense.csv"))))
+    table = pd.read_csv(source).astype({column: float})
+    table.loc[0, column] = value
+    (tmp_path / "m").mkdir()
+    table.to_csv(tmp_path / "m" / "dense.csv", index=False)
+    with pytest.raises(InputError, match=f"row 1 below the header has .* as {column}: it is a number from"):
+        dataset.read_training(tmp_path)
+
+
+def test_a_replayed_meter_is_no_measurement(tmp_path, monkeypatch):
+    log = PowerLog(np.arange(0, 60, 0.05), np.full(1200, 7.0))
+    monkeypatch.setenv("LIB_METER", str(power_log.write(log, tmp_path / "power.log")))
+    folder = recorded(tmp_path / "raw", runs=5)
+    assert json.loads((folder / dataset.RECORDING).read_text())["power"] == "replayed"

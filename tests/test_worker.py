@@ -11,6 +11,7 @@ import pytest
 
 from lib.errors import InputError
 from lib.measure.worker import Service, Worker, WorkerLostError, call
+from lib.work import user_code
 
 
 @contextmanager
@@ -94,8 +95,14 @@ def end():
 
 
 def _leading(path):
-    Worker(_busy, str(path))
+    Worker(_busy_as_a_network, str(path))
     time.sleep(60)
+
+
+def _busy_as_a_network(pipe, path):
+    """Work as a user's network is run, which cannot end the process."""
+    with user_code.running("the network does not run"):
+        _busy(pipe, path)
 
 
 def _busy(_pipe, path):

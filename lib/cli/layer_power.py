@@ -152,7 +152,11 @@ def add(verbs) -> None:
     step.add_argument("--synthetic-power", action="store_true", help="make up the power of its layers, marked as synthetic")
     _out(step, FOLDER / "raw_data")
     step.set_defaults(call=_record)
+    _add_models(steps)
 
+
+def _add_models(steps) -> None:
+    """Add the steps of models: train, tune, predict."""
     step = steps.add_parser("train", help="train models of runtime and power of layers on training data")
     step.add_argument("training", type=a_path, nargs="?", default=FOLDER / "training_data")
     step.add_argument("--device", type=folder_name, required=True, help="what they were recorded on, such as rtx-3060-laptop")

@@ -5,7 +5,7 @@ import sys
 
 from lib import paths
 from lib.cli.options import a_path, whole
-from lib.errors import InputError
+from lib.errors import InputError, printable
 
 FOLDER = paths.DATA / "layer_power"
 
@@ -69,7 +69,7 @@ def _show(transfer, what: str) -> int:
     version = transfer.manifest
     print(f"version {version.number} of {version.branch}, {version.written_utc}: {len(version.files)} files, "
           f"{sum(entry.bytes for entry in version.files) / 1e6:,.1f} MB, {len(transfer.carried)} of them {what}; "
-          f"source: {version.source}")
+          f"source: {printable(version.source)}")
     return 0
 
 

@@ -42,9 +42,11 @@ def _environ(values: Mapping[str, str]) -> Iterator[None]:
 
 def _led(target: Callable[..., None], pipe: Connection, *arguments: Any) -> None:
     """Run ``target`` in a worker, which ends at once when the process that started it is gone, whatever it is doing."""
+    end = os._exit  # as it is now: while a network of a user runs, it is another one
+
     def end_with_leader() -> None:
         wait([multiprocessing.parent_process().sentinel])
-        os._exit(1)
+        end(1)
 
     threading.Thread(target=end_with_leader, daemon=True).start()
     target(pipe, *arguments)

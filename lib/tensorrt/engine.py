@@ -30,7 +30,7 @@ class Tensor(_Read):
     """An input or output of a layer: its dimensions, batch first, and format."""
 
     name: Annotated[str, Field(alias="Name")] = ""
-    dimensions: Annotated[tuple[Size, ...], Field(alias="Dimensions")] = ()
+    dimensions: Annotated[tuple[Size, ...], Field(alias="Dimensions", max_length=8)] = ()
     format: Annotated[str, Field(validation_alias=AliasChoices("Format/Datatype", "Datatype", "Format"))] = ""
 
     @property
@@ -49,7 +49,7 @@ class Constant(_Read):
     """Weights or a bias: element type and count."""
 
     type: Annotated[str, Field(alias="Type")] = ""
-    count: Annotated[int, Field(alias="Count", ge=0)] = 0
+    count: Annotated[int, Field(alias="Count", ge=0, le=1 << 40)] = 0
 
     @property
     def bytes(self) -> float:

@@ -29,6 +29,7 @@ RECORD, SCRATCH = ".version.json", ".pull"
 _FILE_MB, _ALL_MB, _MOST_FILES, _MANIFEST_MB = 1000, 20_000, 20_000, 20
 _END = b"\n}\n"  # of a manifest; no shorter part of one ends so
 _SHOWN = 5
+_MOST_NUMBER = 999_999  # of a version: its manifest has six digits
 
 
 class Entry(Strict):
@@ -72,7 +73,6 @@ class Record(Strict):
 
     remote: str
     manifest: Manifest
-
 
 @dataclass(frozen=True)
 class Transfer:
@@ -243,7 +243,11 @@ def _path(branch: str, number: int) -> str:
 def _numbers(remote: Remote, branch: str) -> list[int]:
     """Return the numbers of a branch's manifests, torn ones included."""
     names = (re.fullmatch(r"(\d{6})\.json", name) for name in remote.names(f"branches/{branch}"))
-    return [int(match[1]) for match in names if match]
+    numbers = [int(match[1]) for match in names if match]
+    if numbers and max(numbers) >= _MOST_NUMBER:
+        raise InputError(f"{remote.address}: branch {branch} holds a version {max(numbers)}, after which there can be none; "
+                         f"remove that manifest, or name another branch")
+    return numbers
 
 
 def _last(remote: Remote, branch: str, numbers: list[int]) -> tuple[Manifest | None, tuple[str, ...]]:

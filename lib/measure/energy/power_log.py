@@ -14,6 +14,7 @@ from lib.measure.energy.trace import Trace
 STAMP = "%Y%m%d-%H:%M:%S.%f"
 _LEAST = 2
 _MOST_W = 1000.0
+_LEAST_UW = 1000.0
 
 
 @dataclass(frozen=True)
@@ -76,8 +77,10 @@ def read_idle_w(path: Path) -> float:
     """Read the mean power of an idle board, in W, from ``{"timestamp": ..., "avg_idle_power": uW}``. Raises InputError."""
     content = store.read_json(path)
     value = content.get("avg_idle_power") if isinstance(content, dict) else None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value) or not 0 < value < _MOST_W * 1e6:
-        raise InputError(f"{path}: avg_idle_power is {value!r}: it is a positive number of microwatts")
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not _LEAST_UW <= value < _MOST_W * 1e6:
+        raise InputError(f"{path}: avg_idle_power is {value!r}: it is a number of microwatts, {_LEAST_UW:g} (a milliwatt) or "
+                         "more")
     return value / 1e6
 
 

@@ -111,8 +111,7 @@ def _read(folder: Path) -> Recorded:
         return Recorded(folder, read, times, None, float("nan"), table, None, "not measured")
     log, idle_w = power_log.read(folder / dataset.POWER), power_log.read_idle_w(folder / dataset.IDLE)
     table, coverage = mapping.layerwise(read, times, log, idle_w)
-    power = "synthetic" if dataset.power_is_synthetic(folder) else "measured"
-    return Recorded(folder, read, times, log, idle_w, table, coverage, power)
+    return Recorded(folder, read, times, log, idle_w, table, coverage, dataset.power_source(folder))
 
 
 def _power_note(recorded: Recorded) -> str:

@@ -21,8 +21,9 @@ from lib.tensorrt.recordings import latencies, mapping
 
 ENGINE, LATENCY, LAYERWISE = "trt_engine_info.json", "trt_layer_latency.json", "power_runtime_mapping_layerwise.csv"
 POWER, IDLE, RECORDING = "power_log.log", "idling_power.json", "recording.json"
-SYNTHETIC = "synthetic"
+MEASURED, REPLAYED, SYNTHETIC, NOT_MEASURED = SOURCES = ("measured", "replayed", "synthetic", "not measured")
 LEAST_SAMPLES = 10
+_WORK, _MOST = ("flops", "bytes", "weight_bytes"), 1e15
 _TEXTS = ("layer_name", "dtype", "weights_dtype")
 _SPATIAL = ("input_size_0", "input_size_1", "input_size_2", "output_size_0", "output_size_1", "output_size_2", "kernel_0",
             "kernel_1")
@@ -48,8 +49,11 @@ def models(raw: Path) -> dict[str, Path]:
     """Return the folders of recordings under ``raw`` by their models; InputError where there is none."""
     folders = {}
     for path in sorted(raw.rglob(ENGINE)) if raw.is_dir() else []:
-        folder = path.parent.parent if path.parent.name == "trt_profiling" else path.parent
-        folders[folder.relative_to(raw).as_posix().replace("/", "-") or folder.name] = path.parent
+        folder = path.parent.parent if path.parent.name == "trt_profiling" and path.parent != raw else path.parent
+        name = "-".join(folder.relative_to(raw).parts) or raw.resolve().name
+        if name in folders:
+            raise InputError(f"{raw}: {folders[name]} and {path.parent} would both be called {name!r}; give one another name")
+        folders[name] = path.parent
     if not folders:
         raise InputError(f"{raw} holds no recording: no folder with {ENGINE}, and {LATENCY} beside it")
     return folders
@@ -76,16 +80,33 @@ def _preprocessed(model: str, folder: Path, target: Path) -> Recording:
         table, coverage = mapping.layerwise(read, times, log, power_log.read_idle_w(folder / IDLE))
         notes += [*log.notes, f"{coverage.sampled} of {coverage.windows} windows hold a power sample, "
                   f"{coverage.outside} lie outside of the log"]
-    written = [files.replace(files.folder(target) / LAYERWISE, table.to_csv(index=False).encode()),
-               *(files.replace(target / name, (folder / name).read_bytes()) for name in (ENGINE, RECORDING)
-                 if (folder / name).is_file())]
-    return Recording(model, tuple(written), tuple(notes))
+    power_teaches(folder)  # a recording that says nothing that is known of its power is refused
+    with files.writing(target):
+        for name in (LAYERWISE, RECORDING):  # of an earlier recording; and what says where the power is from comes before it
+            (target / name).unlink(missing_ok=True)
+    copied = [files.replace(files.folder(target) / name, (folder / name).read_bytes()) for name in (RECORDING, ENGINE)
+              if (folder / name).is_file()]
+    written = files.replace(target / LAYERWISE, table.to_csv(index=False).encode())
+    return Recording(model, (written, *copied), tuple(notes))
 
 
-def power_is_synthetic(folder: Path) -> bool:
-    """Return whether a recording, raw or preprocessed, says that its power is synthetic; one that says nothing is measured."""
+def power_source(folder: Path) -> str:
+    """Return where the power of a recording, raw or preprocessed, is from: measured, replayed, synthetic, or not measured.
+
+    One without ``recording.json``, as boards give them, is measured. Raises InputError for another word.
+    """
     path = folder / RECORDING
-    return path.is_file() and checked_mapping(store.read_json(path), path).get("power") == SYNTHETIC
+    if not path.exists():
+        return MEASURED
+    source = checked_mapping(store.read_json(path), path).get("power")
+    if source not in SOURCES:
+        raise InputError(f"{path}: power is {str(source)[:60]!r}; it is one of {choices(SOURCES)}")
+    return source
+
+
+def power_teaches(folder: Path) -> bool:
+    """Return whether models may be trained on the power of a recording: it was measured with it."""
+    return power_source(folder) == MEASURED
 
 
 def _strangers(read: Engine, times: dict) -> Sequence[str]:
@@ -116,13 +137,13 @@ def convert(preprocessed: Path, target: Path) -> list[Recording]:
 
 def _converted(folder: Path, target: Path) -> Recording:
     read = engine.read(folder / ENGINE)
-    table, synthetic = layer_table(read, read_layerwise(folder / LAYERWISE)), power_is_synthetic(folder)
-    if synthetic:  # no model is ever trained on it
+    table, source = layer_table(read, read_layerwise(folder / LAYERWISE)), power_source(folder)
+    if source != MEASURED:  # no model is ever trained on it
         table = table.assign(power=np.nan, power_n=0)
     written = [files.replace(target / f"{kind}.csv", rows[[*ORIGINAL[kind], *OURS]].to_csv(index=False).encode())
                for kind in ORIGINAL if len(rows := table[table["kind"] == kind])]
     lacking = int(table["power"].isna().sum())
-    why = ": it is synthetic" if synthetic else ""
+    why = f": it is {source}" if source != MEASURED else ""
     return Recording(folder.name, tuple(written), (f"{lacking} of {len(table)} layers without power{why}",) if lacking else ())
 
 
@@ -159,6 +180,16 @@ def read_training(folder: Path) -> pd.DataFrame:
     return pd.concat(tables, ignore_index=True)
 
 
+def _check_work(table: pd.DataFrame, path: Path) -> None:
+    """Refuse a size below 1, and work that is negative or endless; what is not known may be empty."""
+    for name in table.columns.intersection([*_SPATIAL, "batch_size", "input_size", "output_size", "groups", *_WORK]):
+        least = 0 if name in _WORK else 1
+        wrong = ~table[name].between(least, _MOST) & ~(table[name].isna() & (name in _WORK))
+        if wrong.any():
+            raise InputError(f"{path}: row {wrong.idxmax() + 1} below the header has {table[name][wrong].iloc[0]} as {name}: "
+                             f"it is a number from {least} to {_MOST:g}")
+
+
 def _training_table(path: Path) -> pd.DataFrame:
     table, kind = csv_files.frame(path, dtype={"layer_name": str, "dtype": str, "weights_dtype": str}), path.stem
     lacking = [name for name in (*ORIGINAL[kind], *OURS) if name not in table]
@@ -167,6 +198,7 @@ def _training_table(path: Path) -> pd.DataFrame:
     wrong = [name for name in (*ORIGINAL[kind], *OURS) if name not in _TEXTS and table[name].dtype.kind not in "iuf"]
     if wrong:
         raise InputError(f"{path}: {choices(wrong)} hold what is no number")
+    _check_work(table, path)
     if kind != "dense":
         for side in ("input", "output"):
             table[f"{side}_size"] = table["batch_size"] * table[[f"{side}_size_{axis}" for axis in range(3)]].prod(axis=1)

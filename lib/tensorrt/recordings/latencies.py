@@ -46,7 +46,7 @@ def _times(path: Path, name: str, runs: Any) -> LayerTimes:
             latency_ms[number] = _milliseconds(value)
             if stamp is not None:
                 end_s[number] = seconds(stamp)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise InputError(f"{path}: run {number + 1} of {name[:60]!r} is {str(run)[:60]!r}: {error}") from None
     return LayerTimes(latency_ms, end_s)
 

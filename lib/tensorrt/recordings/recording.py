@@ -15,6 +15,7 @@ from lib.errors import InputError
 from lib.measure import machine
 from lib.measure.energy import meters, power_log
 from lib.measure.energy.power_log import STAMP, PowerLog
+from lib.measure.energy.trace import LEAST_SAMPLES
 from lib.measure.energy.windows import Recorder
 from lib.measure.timing import synchronize
 from lib.progress import track
@@ -60,7 +61,8 @@ def record(network: Network, target: Path, runs: int = 100, device: str = "cpu")
                                  for one in passes] for position, layer in layers}
     log = _power(recorder, offset_s)
     facts = {"network": network.name, "runs": runs, "device": device, "machine": machine.name(), "utc": store.utc_now(),
-             **machine.ids(), "power": "measured" if log else "not measured", "reason": getattr(recorder.meter, "reason", "")}
+             **machine.ids(), "power": _source(recorder.meter, log),
+             "reason": getattr(recorder.meter, "reason", "" if log else "too few samples")}
     for name, content in ((dataset.ENGINE, {"Layers": [layer for _, layer in layers], "Bindings": []}),
                           (dataset.LATENCY, latencies), (dataset.RECORDING, facts)):
         files.create(files.folder(target) / name, json.dumps(content, indent=None if name == dataset.LATENCY else 1).encode())
@@ -84,11 +86,19 @@ def _timed(network: Network, device: torch.device, runs: int, names: list[str]) 
     return passes[_WARMUP:]
 
 
+def _source(meter: meters.Meter, log: PowerLog | None) -> str:
+    if log is None:
+        return dataset.NOT_MEASURED
+    return dataset.REPLAYED if isinstance(meter, meters.Replay) else dataset.MEASURED
+
+
 def _power(recorder: Recorder, offset_s: float) -> PowerLog | None:
     """Return what a meter gave as a log, its clock that of the time stamps; None where there was no meter."""
     if isinstance(recorder.meter, meters.Absent):
         return None
     trace = recorder.trace
+    if max(np.isfinite(trace.power_w).sum(), np.isfinite(trace.counter_j).sum()) < LEAST_SAMPLES:
+        return None
     power_w = trace.power_w if np.isfinite(trace.power_w).any() else np.gradient(trace.counter_j, trace.at_s)
     return PowerLog(trace.at_s + offset_s, power_w)
 
