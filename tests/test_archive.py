@@ -2,8 +2,12 @@
 
 import shutil
 
+import pytest
+
 from lib import paths
+from lib.errors import InputError
 from lib.measure import archive
+from lib.measure.training import profiled
 from lib.studies.profile import tables
 
 
@@ -25,3 +29,11 @@ def test_runs_of_one_id_and_hardware_on_two_machines_are_two_runs(home):
     forward = side[side["workload_id"] == "W1"].set_index("run_id")["forward"]
     assert (forward.filter(like="two/") == 9999.0).all()
     assert (forward.drop(list(forward.filter(like="two/").index)) < 9999.0).all()
+
+
+@pytest.mark.parametrize(("wanted", "words"), [({"batch_size": 999}, ", batch size 999, fp32"),
+                                               ({"precision": "bf16"}, ", bf16")])
+def test_a_replay_is_of_the_run_that_was_asked_for(wanted, words):
+    with pytest.raises(InputError, match=f"has no run of W1 on cpu{words}; it has: W1 on cpu, batch size 64, fp32"):
+        profiled.replay("W1", "cpu", **wanted)
+    assert profiled.replay("W1", "cpu", batch_size=64).run["batch_size"] == 64

@@ -368,3 +368,13 @@ def test_the_verb_carries_a_folder_there_and_back(tmp_path, monkeypatch, capsys)
     assert main(["data", "pull", "far@lab", "--local", "there", "--remote-dir", "a/b"]) == 0
     assert "4 of them pulled" in capsys.readouterr().out
     assert contents(tmp_path / "there") == FILES
+
+
+def test_a_version_after_which_there_can_be_none_is_refused(tmp_path):
+    remote = tmp_path / "remote"
+    (remote / "branches" / "main").mkdir(parents=True)
+    (remote / "branches" / "main" / "999999.json").touch()
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "a.txt").write_text("1")
+    with pytest.raises(InputError, match="holds a version 999999, after which there can be none"):
+        data_versions.push(tmp_path / "data", str(remote))

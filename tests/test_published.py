@@ -215,3 +215,13 @@ def test_throughputs_that_are_none_are_refused_in_one_line(home, text):
     with pytest.raises(InputError, match="no throughput file"):
         gavel.bring_in(home)
     assert not paths.IMPORTED.exists()
+
+
+@pytest.mark.parametrize("latency", ["1e-320", "1e300", "-1", "nan"])
+def test_what_can_be_no_time_is_a_failed_row(tmp_path, latency):
+    path = tmp_path / "y.csv"
+    path.write_text("In Channels,Out Channels,Kernel Size,Stride,Input Size,Flops,Latency\n1,16,3,1,32,294912,0.01\n"
+                    f"1,16,3,1,32,294912,{latency}\n")
+    (table,) = importers.pytorch_scheduler(path).values()
+    assert table["status"].tolist() == ["ok", "failed"]
+    assert table["latency_ms"].isna().tolist() == [False, True]

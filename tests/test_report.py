@@ -3,6 +3,8 @@
 import errno
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import nbformat
 import pytest
@@ -254,3 +256,20 @@ def test_a_sentence_without_its_number_is_not_shown():
                                     "*Some numbers are missing: nothing usable was measured.*")
     plain = "- A line. Another, not measured on this machine."
     assert page._measured(plain) == plain
+
+
+def test_runs_at_once_lose_no_entry_of_the_manifest(tmp_path):
+    """Each merges one outcome; with a pause between reading and writing, all but the last would be lost without the lock."""
+    outcomes = [runner.Outcome(notebook="04_complexity", stem=f"04_{number}", command="c", values={}, error="", status="ok",
+                               seconds=1.0, finished_utc="2026-01-01T00:00:00+00:00") for number in range(8)]
+    read = runner.manifest
+
+    def slow(folder):
+        entries = read(folder)
+        time.sleep(0.05)
+        return entries
+
+    with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(8) as pool:
+        patch.setattr(runner, "manifest", slow)
+        list(pool.map(lambda outcome: runner._merge([outcome], tmp_path), outcomes))
+    assert sorted(entry.stem for entry in read(tmp_path)) == [outcome.stem for outcome in outcomes]

@@ -28,12 +28,12 @@ def read(times: Path, devices: Path, jobs: Path | None = None, actual: Path | No
     ids, predicted_s = _read_times(times, fleet)
     actual_s = predicted_s
     if actual is not None:
-        known, table = _read_times(actual, fleet)
-        actual_s = table[rows_of(ids, known, actual, times)]
+        in_table, table = _read_times(actual, fleet)
+        actual_s = table[rows_of(ids, in_table, actual, times)]
     joules = None
     if energy is not None:
-        known, own = read_energy(energy, fleet.types)
-        rows = rows_of(ids, known, energy, times)
+        in_table, own = read_energy(energy, fleet.types)
+        rows = rows_of(ids, in_table, energy, times)
         joules = JobEnergy(own.joules[rows], tuple(own.sources[row] for row in rows))
     if jobs is None:
         return Problem(replace(Jobs.plain(len(ids)), ids=tuple(ids)), fleet, predicted_s, actual_s, energy=joules)

@@ -73,7 +73,7 @@ class Tools:
 
     @cached_property
     def idle_w(self) -> float:
-        """Give the idle power of this session, logged when first needed; NaN without a meter."""
+        """Give the idle power of this process, logged when first needed; NaN without a meter."""
         return windows.idle_w(self.meter)
 
     @cached_property
@@ -223,13 +223,13 @@ def energy(config: Config, ops: tuple[Op, ...], device: torch.device, seconds: f
     """
     begin, calls = time.perf_counter(), 0
     try:
-        taken, calls = _looped(config, ops, device, seconds, tools)
+        of_loop, calls = _looped(config, ops, device, seconds, tools)
     except (RuntimeError, TypeError, ValueError, IndexError, MemoryError) as error:
-        taken = Energy(0.0, reason=one_line(error))
+        of_loop = Energy(0.0, reason=one_line(error))
         if is_out_of_memory(error) and device.type == "cuda":
             torch.cuda.empty_cache()
-    return {"energy_j": taken.energy_j / calls if calls else np.nan, "calls": calls, "loop_s": time.perf_counter() - begin,
-            **taken.columns}
+    return {"energy_j": of_loop.energy_j / calls if calls else np.nan, "calls": calls, "loop_s": time.perf_counter() - begin,
+            **of_loop.columns}
 
 
 def _looped(config: Config, ops: tuple[Op, ...], device: torch.device, seconds: float, tools: Tools) -> tuple[Energy, int]:

@@ -144,8 +144,8 @@ def run_matrix(chosen: list[Cell], repeats: int, budget_s: float = 0.0, measure:
     """
     rows, failed, longest_s = [], set(), 0.0
     here = machine.ids()["hardware_id"]  # its cells are this process's: what is done is counted while nobody else adds to it
-    held = {paths.MATRIX / f"{here}-{cell.params.device.replace(':', '-')}" for cell in chosen}
-    with locks.writers(held, locks.PATIENCE_S):
+    targets = {paths.MATRIX / f"{here}-{cell.params.device.replace(':', '-')}" for cell in chosen}
+    with locks.writers(targets, locks.PATIENCE_S):
         budget = Budget(budget_s)
         for cell, repeat in _left(chosen, repeats):
             if cell.label in failed:

@@ -31,7 +31,7 @@ def per_image(power: PowerModel | None, estimate: Estimate, batch_size: int) -> 
     half = np.hypot(np.log(wider), own["half"]).to_numpy()
     total_ms = float((operators["predicted_ms"] * operators["calls"]).sum())
     outside = float(spent_ms[watts["out_of_range"].to_numpy()].sum() / spent_ms.sum())
-    known = {"energy_j": joules, "energy_low_j": joules * np.exp(-half), "energy_high_j": joules * np.exp(half)}
-    return {**{name: float(values.sum() / batch_size) for name, values in known.items()},
+    bounds = {"energy_j": joules, "energy_low_j": joules * np.exp(-half), "energy_high_j": joules * np.exp(half)}
+    return {**{name: float(values.sum() / batch_size) for name, values in bounds.items()},
             "energy_share": float(spent_ms.sum()) / total_ms,
             "energy_source": "modelled" + (f", {outside:.0%} out of range" if outside > _SHARE else "")}

@@ -35,9 +35,9 @@ class PowerModel:
         watts, outside = self.part.predict(terms.to_numpy(), x.to_numpy())
         half, limits = self.part.half(watts), [self.facts[name] for name in _WATTS]
         several = {"power_w": watts, "low_w": watts * np.exp(-half), "high_w": watts * np.exp(half)}
-        known = np.isin(inputs.codes(features.columns(table)), self.part.codes)
+        in_training = np.isin(inputs.codes(features.columns(table)), self.part.codes)
         return pd.DataFrame({name: np.clip(values, *limits) for name, values in several.items()}, index=table.index).assign(
-            out_of_range=outside | ~known)
+            out_of_range=outside | ~in_training)
 
     def save(self, path: Path) -> Path:
         """Write the model as data, see ``model_file``."""

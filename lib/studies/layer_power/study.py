@@ -115,7 +115,7 @@ def _read(folder: Path) -> Recorded:
 
 
 def _power_note(recorded: Recorded) -> str:
-    return {"synthetic": " The power is synthetic: that machine has no meter, so its power log is made by a stated rule.",
+    return {"synthetic": " The power is synthetic: its log was made by a stated rule, and not by a meter.",
             "not measured": " No power was recorded."}.get(recorded.power, "")
 
 

@@ -96,9 +96,9 @@ def energy_table(mixes: Mixes, energy: str = "") -> pd.DataFrame:
     by_watts = scenario.step_energy(mixes.times, mixes.widest)
     stated = step_energies(mixes, energy) or by_watts
     table = mixes.times.subset(mixes.widest.kinds).wide("step_ms", mixes.widest.devices)
-    known = ~np.isnan(stated.joules)
-    joules = np.where(known, stated.joules, by_watts.joules)
-    sources = np.where(known, np.array(stated.sources, object)[:, None], "assumed")
+    in_table = ~np.isnan(stated.joules)
+    joules = np.where(in_table, stated.joules, by_watts.joules)
+    sources = np.where(in_table, np.array(stated.sources, object)[:, None], "assumed")
     texts = np.vectorize(lambda value, source: f"{value:.3g} ({source})")(joules, sources)
     cells = np.where(np.isnan(table), "does not fit", np.where(np.isnan(joules), "not known", texts))
     return pd.DataFrame(cells, columns=list(table), index=table.index).rename_axis(columns=None).reset_index()

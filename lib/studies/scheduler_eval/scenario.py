@@ -116,8 +116,8 @@ def step_energy(times: StepTimes, scenario: Scenario, path: Path | None = None) 
     classes = [str(name) for name in step_s.index]
     if path is None:
         return JobEnergy(by_watts, ("assumed",) * len(classes))
-    known, table = problem_files.read_energy(path, list(scenario.devices))
-    rows = problem_files.rows_of(classes, known, path, f"the scenario {scenario.id}")
+    in_table, table = problem_files.read_energy(path, list(scenario.devices))
+    rows = problem_files.rows_of(classes, in_table, path, f"the scenario {scenario.id}")
     return JobEnergy(table.joules[rows], tuple(table.sources[row] for row in rows))
 
 
@@ -134,5 +134,5 @@ def draw(times: StepTimes, scenario: Scenario, count: int, seed: int, load: floa
     if steps is None:
         return problem
     kinds = problem.jobs.job_class
-    taken = np.where(np.isfinite(problem.actual_s), problem.actual_s, np.nan) * rates.to_numpy(float)[kinds]
-    return replace(problem, energy=JobEnergy(steps.joules[kinds] * taken, tuple(steps.sources[kind] for kind in kinds)))
+    steps_done = np.where(np.isfinite(problem.actual_s), problem.actual_s, np.nan) * rates.to_numpy(float)[kinds]
+    return replace(problem, energy=JobEnergy(steps.joules[kinds] * steps_done, tuple(steps.sources[kind] for kind in kinds)))

@@ -132,8 +132,8 @@ def fit(table: pd.DataFrame, kind: str, target: str, device: str, setting: Setti
 
 def measured(table: pd.DataFrame, target: str) -> pd.DataFrame:
     """Return the rows whose work is known, and whose runtime and target were measured."""
-    known = np.isfinite(table[["flops", "bytes", "weight_bytes", "runtime", target]].to_numpy(float)).all(axis=1)
-    return table[known & (table[target] > 0)]
+    finite = np.isfinite(table[["flops", "bytes", "weight_bytes", "runtime", target]].to_numpy(float)).all(axis=1)
+    return table[finite & (table[target] > 0)]
 
 
 def _conformal(errors: np.ndarray, all_errors: np.ndarray) -> float:

@@ -31,9 +31,9 @@ def window_means(start_s: np.ndarray, end_s: np.ndarray, log: PowerLog) -> tuple
 
     A window without a time stamp (NaN) has none either.
     """
-    known = np.isfinite(start_s) & np.isfinite(end_s)
-    first = np.searchsorted(log.at_s, np.where(known, start_s, 0.0), side="left")
-    last = np.where(known, np.searchsorted(log.at_s, np.where(known, end_s, 0.0), side="right"), first)
+    stamped = np.isfinite(start_s) & np.isfinite(end_s)
+    first = np.searchsorted(log.at_s, np.where(stamped, start_s, 0.0), side="left")
+    last = np.where(stamped, np.searchsorted(log.at_s, np.where(stamped, end_s, 0.0), side="right"), first)
     total = np.concatenate([[0.0], np.cumsum(log.power_w)])
     count = last - first
     with np.errstate(invalid="ignore", divide="ignore"):
