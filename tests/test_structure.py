@@ -12,7 +12,7 @@ import pytest
 from lib import paths
 
 # From the ground up; report stands on config.
-ROOMS = ("config", "work", "measure", "predict", "schedule", "tensorrt", "studies", "cli")
+ROOMS = ("config", "work", "measure", "predict", "schedule", "tensorrt", "finetune", "dashboard", "studies", "cli")
 MODULES = {".".join(path.relative_to(paths.ROOT).with_suffix("").parts).removesuffix(".__init__"): path
            for path in sorted((paths.ROOT / "lib").rglob("*.py"))}
 SOURCES = list(MODULES.values())

@@ -1,0 +1,26 @@
+"""The verb of agents: ``agent``. Imports nothing heavy."""
+
+import argparse
+
+from lib.cli.options import a_path, folder_name, whole
+
+
+def _agent(options: argparse.Namespace) -> int:
+    from lib.dashboard import agent, agent_devices
+
+    client = agent.Client(options.server, agent.read_token(options.token_file))
+    agent.Agent(client, options.name or agent.default_name(), agent_devices.devices_here(options.slots)).run()
+    return 0
+
+
+def add(verbs) -> None:
+    """Add the verb of agents."""
+    verb = verbs.add_parser("agent", help="join a dashboard with this machine's slots, and run what it places here",
+                            epilog="It ends its workers when the server does not answer; their runs are tried again, from "
+                                   "their checkpoints, wherever the dashboard places them.")
+    verb.add_argument("--server", required=True, metavar="URL", help="the dashboard, such as http://127.0.0.1:8000")
+    verb.add_argument("--name", type=folder_name, default="", help="of this agent (default: the host's name)")
+    verb.add_argument("--slots", type=whole(1), default=0, help="CPU slots of equal size (default: one a core)")
+    verb.add_argument("--token-file", type=a_path,
+                      help="file with the token (default: $DASHBOARD_TOKEN, or data/dashboard/token)")
+    verb.set_defaults(call=_agent)

@@ -1,0 +1,298 @@
+"""The agent: a process that joins a server with this machine's slots and runs there what it is sent, a worker process a slot.
+
+It has three rules. It runs the tasks of an allow-list alone. When the server has not answered for half of ``silent_s``, or has
+begun anew, it ends its workers: their jobs are tried again, from their checkpoints, wherever the server then places them. And
+when it ends, however that happens, its workers end with it.
+"""
+
+import os
+import platform
+import queue
+import random
+import secrets
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing import Pipe
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+import lib
+from lib import paths
+from lib.config.base import parse
+from lib.dashboard.agent_devices import Meter
+from lib.dashboard.agent_messages import (
+    API_VERSION,
+    MOST_BYTES,
+    Device,
+    Exchange,
+    Mailbox,
+    Registered,
+    Registration,
+    Reply,
+)
+from lib.dashboard.logged_worker import LoggedWorker
+from lib.errors import InputError, one_line
+from lib.schedule.runtime.workers import Limits, Slot
+
+_API = "/api/v1/agents"
+_LOOK_S, _CONNECT_S, _LOAD_S = 0.2, 5.0, 2.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 10.0
+_BATCH_S = 0.1  # reports wait so long for others; what ends or begins a job does not
+_MOST_WAITING = 5_000  # messages; then workers that write more wait
+
+
+def _inside(folder: Path, path: Any, what: str) -> None:
+    if not (isinstance(path, str) and Path(path).is_absolute() and Path(path).resolve().is_relative_to(folder.resolve())):
+        raise InputError(f"{what} {path!r} is no absolute path in {folder}, outside of which an agent runs nothing")
+
+
+def _check_finetune(arguments: Mapping[str, Any]) -> None:
+    _inside(paths.DATA, arguments.get("folder"), "folder")
+
+
+def _check_notebook(arguments: Mapping[str, Any]) -> None:
+    _inside(paths.DATA, arguments.get("out"), "out")
+    _inside(paths.NOTEBOOKS, str(paths.ROOT / str(arguments.get("path"))), "path")
+
+
+ALLOWED: dict[str, Callable[[Mapping[str, Any]], None]] = {
+    "lib.finetune.task:finetune": _check_finetune, "lib.schedule.runtime.tasks:notebook": _check_notebook}
+
+
+class _NoAnswerError(Exception):
+    """The server did not answer; it may be back in a moment."""
+
+
+class _SessionOverError(Exception):
+    """The server knows this session no more."""
+
+
+class Client:
+    """The two calls of the server."""
+
+    def __init__(self, server: str, token: str):
+        if not server.startswith(("http://", "https://")):
+            raise InputError(f"--server {server!r} is no address; it is such as http://127.0.0.1:8000")
+        self.server = server.rstrip("/")
+        self._http = httpx.Client(headers={"Authorization": f"Bearer {token}", "Content-Type": "application/json"},
+                                  trust_env=False)  # the token goes to the server, to no proxy
+
+    def register(self, registration: Registration) -> Registered:
+        """Begin a session."""
+        return self._post("", registration, Registered, _CONNECT_S)
+
+    def exchange(self, agent_id: str, exchange: Exchange, patience_s: float) -> Reply:
+        """Exchange messages."""
+        return self._post(f"/{agent_id}/exchange", exchange, Reply, patience_s + exchange.wait_s)
+
+    def _post(self, path: str, content: Any, answer: type, patience_s: float) -> Any:
+        """Return the answer. Raises InputError for what no later try would mend, else _NoAnswerError or _SessionOverError."""
+        try:
+            response = self._http.post(f"{self.server}{_API}{path}", content=content.model_dump_json(), timeout=patience_s)
+        except httpx.InvalidURL as error:
+            raise InputError(f"--server {self.server!r} is no address ({error})") from None
+        except httpx.HTTPError as error:
+            raise _NoAnswerError(one_line(error)) from None
+        status, where = response.status_code, f"what answers at {self.server}"
+        if status == httpx.codes.OK:
+            return parse(answer, response.content, where)
+        reason = response.text[:300]
+        if status == httpx.codes.GONE:
+            raise _SessionOverError(reason)
+        if status in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
+            raise InputError(f"{self.server} refuses this agent's token: give the file that the dashboard names at its start "
+                             "as --token-file")
+        if status == httpx.codes.CONFLICT:
+            raise InputError(f"{self.server}: {reason}")
+        if status >= httpx.codes.INTERNAL_SERVER_ERROR or status == httpx.codes.TOO_MANY_REQUESTS:
+            raise _NoAnswerError(f"status {status}: {reason}")
+        raise InputError(f"{where} is no dashboard, or one of another version: status {status}, {reason}")
+
+
+class Agent:
+    """An agent with some slots, each with what the server is to know of it."""
+
+    def __init__(self, client: Client, name: str, slots: Sequence[tuple[Slot, Device]],
+                 allowed: Mapping[str, Callable[[Mapping[str, Any]], None]] = ALLOWED):
+        self._client, self._slots, self._allowed = client, {device.name: slot for slot, device in slots}, allowed
+        self._registration = Registration(
+            name=name, host=platform.node()[:200], instance=secrets.token_hex(16), api_version=API_VERSION,
+            runner_version=lib.__version__, labels={"python": platform.python_version(), "system": platform.system()},
+            devices=tuple(device for _, device in slots))
+        self._meter = Meter([device.gpu for _, device in slots if device.gpu])
+
+    def run(self) -> None:
+        """Join the server again and again, until interrupted. Raises InputError for what no later try would mend."""
+        pause_s, last = _FIRST_PAUSE_S, ""
+        while True:
+            try:
+                registered = self._client.register(self._registration)
+                _print(f"{self._registration.name} joined {self._client.server} with {', '.join(self._slots)}")
+                pause_s, last = _FIRST_PAUSE_S, ""
+                _Session(self._client, registered, self._slots, self._allowed, self._meter).run()
+            except (_NoAnswerError, _SessionOverError) as error:
+                if str(error) != last:
+                    _print(f"{self._client.server}: {error}; trying again")
+                last = str(error)
+                time.sleep(pause_s * random.uniform(0.5, 1))
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+
+def _print(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+class _Session:
+    """The agent from one registration to the next: its workers, and two threads that talk to the server.
+
+    The main thread leads the workers and sends what they say. The other one waits at the server for what is sent to them.
+    """
+
+    def __init__(self, client: Client, registered: Registered, slots: Mapping[str, Slot], allowed: Mapping[str, Callable],
+                 meter: Meter):
+        self._client, self._registered, self._slots, self._allowed, self._meter = client, registered, slots, allowed, meter
+        self._limits = Limits(beat_s=registered.beat_s, silent_s=registered.silent_s)
+        self._mailbox, self._workers = Mailbox(), {}
+        self._commands: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
+        self._alive: set[int] = set()
+        self._lock, self._bell, self._ring = threading.Lock(), *Pipe(duplex=False)
+        self._answered_s, self._failure = time.monotonic(), None
+        self._sent_s, self._load_s, self._urgent, self._pause_s = 0.0, 0.0, False, 0.0
+
+    def run(self) -> None:
+        """Serve until the session is over, and end the workers. Raises what ended it."""
+        threading.Thread(target=self._listen, daemon=True).start()
+        try:
+            while not self._failure:
+                self._turn()
+            raise self._failure
+        except KeyboardInterrupt:
+            self._end_workers()
+            self._exchange(leaving=True)
+            raise
+        finally:
+            self._failure = self._failure or _SessionOverError("ended")
+            self._end_workers()
+
+    def _end_workers(self) -> None:
+        for worker in self._workers.values():
+            worker.shut_down()
+        self._workers.clear()
+
+    # ------------------------------------------------------------------------------------------ with the server
+
+    def _exchange(self, **content: Any) -> None:
+        """Call the server once. Raises _NoAnswerError, _SessionOverError or InputError."""
+        began_s = time.monotonic()
+        alive, self._alive = tuple(self._alive), set()
+        if began_s - self._load_s > _LOAD_S:
+            self._load_s, content["load"] = began_s, self._meter.load()
+        exchange = Exchange(session=self._registered.session, acknowledged=self._mailbox.received, alive=alive, **content)
+        reply = self._client.exchange(self._registered.agent_id, exchange, self._registered.silent_s / 4)
+        with self._lock:
+            self._answered_s = max(self._answered_s, began_s)  # when it was sent: the server counts from later on
+            self._mailbox.acknowledge(reply.acknowledged)
+            for message in self._mailbox.take(reply.messages):
+                self._commands.put(message)
+        if not self._commands.empty():
+            self._ring.send_bytes(b".")
+
+    def _listen(self) -> None:
+        pause_s = _FIRST_PAUSE_S
+        while not self._failure:
+            try:
+                self._exchange(wait_s=1.0)
+                pause_s = _FIRST_PAUSE_S
+            except _NoAnswerError:
+                time.sleep(pause_s)
+                pause_s = min(2 * pause_s, self._registered.silent_s / 8)
+            except Exception as error:  # the main thread raises it
+                self._failure = self._failure or error
+                self._ring.send_bytes(b".")
+
+    def _deliver(self) -> None:
+        """Send what workers said: at once if it matters to the queue, else with what else comes."""
+        now = time.monotonic()
+        if self._mailbox and now - self._sent_s > (self._pause_s or (0 if self._urgent else _BATCH_S)):
+            self._sent_s, self._urgent = now, False
+            try:
+                self._exchange(messages=tuple(self._mailbox.outgoing()))
+                self._pause_s, self._urgent = 0.0, bool(self._mailbox)
+            except _NoAnswerError:
+                self._pause_s = min(2 * (self._pause_s or _FIRST_PAUSE_S), self._registered.silent_s / 8)
+        silent_s = time.monotonic() - self._answered_s
+        if silent_s > self._registered.silent_s / 2:
+            self._failure = _NoAnswerError(f"no answer for {silent_s:.0f} s: what ran here is ended")
+
+    # ------------------------------------------------------------------------------------------ with the workers
+
+    def _turn(self) -> None:
+        readable = [self._bell, *(worker.pipe for worker in self._workers.values() if not worker.dead)]
+        if len(self._mailbox) < _MOST_WAITING:
+            readable += [worker.log for worker in self._workers.values() if worker.log]
+        wait(readable, min(_LOOK_S, _BATCH_S) if self._mailbox else _LOOK_S)
+        while self._bell.poll():
+            self._bell.recv_bytes()
+        while not self._commands.empty():
+            self._obey(*self._commands.get())
+        for number, worker in list(self._workers.items()):
+            for message in worker.messages(len(self._mailbox) < _MOST_WAITING):
+                self._post(number, message)
+        self._deliver()
+
+    def _post(self, number: int, message: tuple[Any, ...]) -> None:
+        if message[0] == "heartbeat":
+            self._alive.add(number)
+            return
+        self._urgent |= message[0] != "report"
+        try:
+            self._mailbox.post(number, *message)
+        except ValueError:  # larger than a message may be
+            text = f"left out, as it has more than {MOST_BYTES:,} bytes: what the task "
+            self._post(number, self._workers[number].line(f"{text}reports") if message[0] == "report" else
+                       ("failed", message[1], f"{text}returns"))
+
+    def _obey(self, number: int, what: str, *content: Any) -> None:
+        if what == "spawn":
+            self._workers[number] = LoggedWorker(self._slots[content[0]], self._limits)
+        elif number not in self._workers:
+            return
+        elif what == "shut_down":
+            self._workers.pop(number).shut_down()
+            self._post(number, ("ended",))
+        elif content[0] == "run" and (refusal := self._refusal(*content[2:])):
+            self._post(number, ("refused", content[1], refusal))
+        else:
+            self._workers[number].send(*content)
+
+    def _refusal(self, call: str, arguments: Mapping[str, Any]) -> str:
+        """Return why a task is not run here; empty if it is."""
+        if call not in self._allowed:
+            return f"agents run no task {call!r}; they run: {', '.join(self._allowed)}"
+        try:
+            self._allowed[call](arguments)
+        except InputError as error:
+            return str(error)
+        return ""
+
+
+def default_name() -> str:
+    """Return this host's name as an agent's."""
+    return "".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in platform.node()).strip("._-") or "agent"
+
+
+def read_token(path: Path | None) -> str:
+    """Return the token from a file, or DASHBOARD_TOKEN, or else the dashboard's own file on this machine."""
+    if path is None and os.environ.get("DASHBOARD_TOKEN"):
+        return os.environ["DASHBOARD_TOKEN"]
+    path = path or paths.DATA / "dashboard" / "token"
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"no token for the server in {path} ({one_line(error)}); --token-file names the file that the "
+                         "dashboard names at its start") from None

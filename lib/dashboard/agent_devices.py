@@ -1,0 +1,91 @@
+"""The devices of an agent's machine: its slots with what a server is to know of them, and how busy they are."""
+
+import os
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import psutil
+
+from lib.dashboard.agent_messages import Device, Gpu, GpuLoad, Load
+from lib.schedule.runtime.local_site import slots_here
+from lib.schedule.runtime.workers import Slot
+
+_MB = 1e6
+
+
+def _nvml() -> Any:
+    """Return NVIDIA's management library, ready; None where there is none."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None
+    return pynvml
+
+
+def gpus() -> list[Gpu]:
+    """Return the GPUs that this process may use, in the order of CUDA_VISIBLE_DEVICES, else the driver's."""
+    nvml = _nvml()
+    if not nvml:
+        return []
+    cards = []
+    for index in range(nvml.nvmlDeviceGetCount()):
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
+        cards.append(Gpu(uuid=nvml.nvmlDeviceGetUUID(handle), name=nvml.nvmlDeviceGetName(handle), index=index,
+                         memory_mb=nvml.nvmlDeviceGetMemoryInfo(handle).total / _MB, compute_capability=f"{major}.{minor}"))
+    mask = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if mask is None:
+        return cards
+    wanted = [entry.strip() for entry in mask.split(",") if entry.strip()]
+    return [card for entry in wanted for card in cards if entry == str(card.index) or (
+        entry.startswith("GPU-") and card.uuid.startswith(entry))]
+
+
+def _type(text: str) -> str:
+    return re.sub(r"[^\w.-]+", "-", text).strip("-")
+
+
+def devices_here(count: int = 0) -> list[tuple[Slot, Device]]:
+    """Return this machine's slots (``local_site.slots_here``) with what a server is to know of each.
+
+    CPU slots share the host's memory. Raises InputError for more slots than cores.
+    """
+    from lib.measure import machine
+
+    slots, cards = slots_here(count), gpus()
+    cpus = [slot for slot in slots if slot.cores]
+    memory_mb = psutil.virtual_memory().total / _MB / max(1, len(cpus))
+    model = _type(re.sub(r"\(.*?\)", "", machine.hardware()["cpu"]))
+    pairs = []
+    for slot in slots:
+        if slot.cores:
+            device = Device(name=slot.name, device_type=f"cpu:{model}:{slot.threads}t", cores=len(slot.cores),
+                            threads=slot.threads, memory_mb=memory_mb)
+        else:
+            card = cards[int(slot.name.partition(":")[2])]
+            device = Device(name=slot.name, device_type=f"cuda:{_type(card.name)}", cores=0, threads=slot.threads,
+                            memory_mb=card.memory_mb, gpu=card)
+        pairs.append((slot, device))
+    return pairs
+
+
+class Meter:
+    """How busy the host and its GPUs are."""
+
+    def __init__(self, cards: Sequence[Gpu]):
+        self._cards, self._nvml = cards, _nvml() if cards else None
+        psutil.cpu_percent()  # the first call has nothing to compare with
+
+    def load(self) -> Load:
+        """Return the load since the last call."""
+        memory = psutil.virtual_memory()
+        return Load(cpu_percent=psutil.cpu_percent(), memory_used_mb=(memory.total - memory.available) / _MB,
+                    memory_mb=memory.total / _MB, gpus=tuple(map(self._gpu, self._cards)))
+
+    def _gpu(self, card: Gpu) -> GpuLoad:
+        handle = self._nvml.nvmlDeviceGetHandleByUUID(card.uuid)
+        return GpuLoad(uuid=card.uuid, utilisation_percent=self._nvml.nvmlDeviceGetUtilizationRates(handle).gpu,
+                       memory_used_mb=self._nvml.nvmlDeviceGetMemoryInfo(handle).used / _MB)

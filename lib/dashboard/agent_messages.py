@@ -1,0 +1,150 @@
+"""What an agent and the server say to each other: registration, and an exchange of numbered messages both ways.
+
+From the server: ``(worker, "spawn", device)``, ``(worker, "send", *message)``, ``(worker, "shut_down")``. From the agent:
+``(worker, *message)`` with the messages of ``worker_process``, ``("died", reason)``, and ``("ended",)`` once a worker is shut
+down. ``worker`` is a number that the server gives to each worker that it spawns.
+"""
+
+import json
+import threading
+from collections import deque
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from lib.config.base import Count, PlainName, Positive, Strict
+
+API_VERSION = 1
+MOST_BYTES = 200_000  # of the messages of one exchange, and of each of them
+Text = Annotated[str, Field(max_length=200)]
+
+
+class Gpu(Strict):
+    """A GPU as its driver knows it; ``index`` is that of the driver, whatever CUDA_VISIBLE_DEVICES says."""
+
+    uuid: Text
+    name: Text
+    index: Count
+    memory_mb: float
+    compute_capability: Text
+
+
+class Device(Strict):
+    """A slot of an agent: some cores of its CPU, or a GPU. ``device_type`` is by what times are predicted."""
+
+    name: Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\s/]+$")]
+    device_type: Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\s/\[\]]+$")]
+    cores: Count
+    threads: Positive
+    memory_mb: float
+    gpu: Gpu | None = None
+
+
+class Registration(Strict):
+    """An agent that joins. ``instance`` tells its process from another of the same name."""
+
+    name: PlainName
+    host: Text
+    instance: Text
+    api_version: int
+    runner_version: Text
+    labels: dict[Text, Text] = {}
+    devices: Annotated[tuple[Device, ...], Field(min_length=1, max_length=1024)]
+
+
+class Registered(Strict):
+    """The answer: who the agent is, and the rhythm of signs of life, in seconds (``workers.Limits``)."""
+
+    agent_id: str
+    session: str
+    beat_s: float
+    silent_s: float
+
+
+class GpuLoad(Strict):
+    """How busy a GPU is."""
+
+    uuid: Text
+    utilisation_percent: float
+    memory_used_mb: float
+
+
+class Load(Strict):
+    """How busy an agent's host is."""
+
+    cpu_percent: float
+    memory_used_mb: float
+    memory_mb: float
+    gpus: tuple[GpuLoad, ...] = ()
+
+
+class Exchange(Strict):
+    """A sign of life with what is new: ``messages`` are ``(number, worker, *message)``, ``alive`` the workers that beat.
+
+    The answer waits up to ``wait_s`` for a message.
+    """
+
+    session: Text
+    acknowledged: Count
+    messages: tuple[tuple[Any, ...], ...] = ()
+    alive: tuple[int, ...] = ()
+    load: Load | None = None
+    wait_s: Annotated[float, Field(ge=0, le=1)] = 0.0
+    leaving: bool = False
+
+
+class Reply(Strict):
+    """The server's messages, and the number of the agent's last one that it has."""
+
+    acknowledged: Count
+    messages: tuple[tuple[Any, ...], ...] = ()
+
+
+class Mailbox:
+    """One side's messages: each outgoing one has a number and is given until acknowledged, each incoming one is taken once.
+
+    So calls that fail, or come twice, lose nothing and double nothing.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._outgoing, self._number = threading.Lock(), deque(), 0
+        self.received = 0
+
+    def __len__(self) -> int:
+        return len(self._outgoing)
+
+    def post(self, *message: Any) -> None:
+        """Add an outgoing message; ValueError for one of more than MOST_BYTES."""
+        size = len(json.dumps(message))
+        if size > MOST_BYTES:
+            raise ValueError(f"{size} bytes in a message")
+        with self._lock:
+            self._number += 1
+            self._outgoing.append((self._number, message, size))
+
+    def outgoing(self) -> list[tuple[Any, ...]]:
+        """Return the first of the messages that are not acknowledged: one, or as many as MOST_BYTES hold."""
+        batch, left = [], MOST_BYTES
+        with self._lock:
+            for number, message, size in self._outgoing:
+                left -= size
+                if batch and left < 0:
+                    break
+                batch.append((number, *message))
+        return batch
+
+    def acknowledge(self, number: int) -> None:
+        """Forget the messages up to a number: the other side has them."""
+        with self._lock:
+            while self._outgoing and self._outgoing[0][0] <= number:
+                self._outgoing.popleft()
+
+    def take(self, messages: tuple[tuple[Any, ...], ...]) -> list[tuple[Any, ...]]:
+        """Return those incoming messages that are new, in order and without their numbers."""
+        new = []
+        with self._lock:
+            for number, *message in messages:
+                if number == self.received + 1:
+                    self.received = number
+                    new.append(tuple(message))
+        return new

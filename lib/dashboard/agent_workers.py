@@ -1,0 +1,227 @@
+"""The agents as the server sees them: sessions, mailboxes, and workers of the worker interface on their slots.
+
+What an agent runs belongs to its session. A session ends when the agent leaves, registers again, or was silent for
+``silent_s``; an agent that has had no answer for half of that ends its workers itself. So whatever becomes of the network, a
+job is tried again only where nothing of its earlier attempt runs any more.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import queue
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from multiprocessing import Pipe
+from typing import Any, Protocol
+
+from fastapi import APIRouter, Depends, HTTPException, Request
+
+from lib.dashboard.agent_messages import API_VERSION, Device, Exchange, Load, Mailbox, Registered, Registration, Reply
+from lib.schedule.runtime.workers import Limits, Slot, SlotLost
+
+_OLD, _BUSY, _GONE = 409, 503, 410
+_LOOK_S = 0.05
+
+
+class AgentObserver(Protocol):
+    """What is told of agents as they come and go; called from several threads, one call of an agent at a time."""
+
+    def joined(self, agent: Registration) -> str:
+        """Take an agent whose session begins; return its id."""
+
+    def left(self, agent_id: str, reason: str) -> None:
+        """Note that an agent is gone, and all that ran there."""
+
+
+class _Session:
+    """One agent from its registration on."""
+
+    def __init__(self, registration: Registration, silent_s: float):
+        self.registration, self.silent_s = registration, silent_s
+        self.key, self.agent_id = secrets.token_hex(16), ""
+        self.mailbox, self.workers, self.load = Mailbox(), {}, None
+        self.seen_s, self.over = time.monotonic(), ""
+        self._waiting: set[Callable[[], None]] = set()
+
+    def post(self, *message: Any) -> None:
+        """Send the agent a message; a call of it that waits for one is answered."""
+        self.mailbox.post(*message)
+        self.wake()
+
+    def wake(self) -> None:
+        """Answer the calls that wait."""
+        for wake in tuple(self._waiting):
+            with contextlib.suppress(RuntimeError):  # the loop that it waited in is closed
+                wake()
+
+    async def wait(self, seconds: float) -> None:
+        """Wait until there is a message for the agent, or its session is over."""
+        rung, loop = asyncio.Event(), asyncio.get_running_loop()
+        self._waiting.add(wake := lambda: loop.call_soon_threadsafe(rung.set))
+        with contextlib.suppress(TimeoutError):
+            if not self.mailbox and not self.over:
+                await asyncio.wait_for(rung.wait(), seconds)
+        self._waiting.discard(wake)
+
+    def is_silent(self) -> bool:
+        """Return whether nothing was heard for so long that the agent has ended its workers."""
+        return time.monotonic() - self.seen_s > self.silent_s
+
+    def take(self, exchange: Exchange) -> None:
+        """Hand on what an agent sends."""
+        self.seen_s, self.load = time.monotonic(), exchange.load or self.load
+        self.mailbox.acknowledge(exchange.acknowledged)
+        for number, *message in self.mailbox.take(exchange.messages):
+            if worker := self.workers.get(number):
+                worker.put(tuple(message))
+        for worker in filter(None, map(self.workers.get, exchange.alive)):
+            worker.put(("heartbeat",))
+
+    def end(self, reason: str) -> None:
+        """End it, and with it all its workers."""
+        self.over = reason
+        for worker in list(self.workers.values()):
+            worker.put(("died", reason))
+            worker.put(("ended",))
+        self.wake()
+
+
+class AgentWorker:
+    """A worker in a process of an agent, by the mailbox of its session."""
+
+    def __init__(self, session: _Session, number: int, device: str):
+        self._session, self._number = session, number
+        self._inbox: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
+        self._ended = threading.Event()
+        self.pipe, self._bell = Pipe(duplex=False)
+        session.workers[number] = self
+        session.post(number, "spawn", device)
+        if session.over:  # it may have ended before it knew of this worker
+            self.put(("died", session.over))
+            self.put(("ended",))
+
+    def put(self, message: tuple[Any, ...]) -> None:
+        """Take a message of the agent."""
+        if message[0] == "ended":
+            self._ended.set()
+            return
+        self._inbox.put(message)
+        if message[0] != "heartbeat":
+            with contextlib.suppress(OSError):  # it was shut down meanwhile
+                self._bell.send_bytes(b".")
+
+    def messages(self) -> list[tuple[Any, ...]]:
+        """Return the messages since the last call."""
+        while self.pipe.poll():
+            self.pipe.recv_bytes()
+        return [self._inbox.get() for _ in range(self._inbox.qsize())]
+
+    def send(self, *message: Any) -> None:
+        """Send it a message; one that died is noticed by its messages."""
+        self._session.post(self._number, "send", *message)
+
+    def shut_down(self) -> None:
+        """End it; return when the agent says that it has ended, or has been silent so long that it must have."""
+        self._session.post(self._number, "shut_down")
+        until = time.monotonic() + 2 * self._session.silent_s
+        while not (self._ended.wait(_LOOK_S) or self._session.is_silent() or self._session.over):
+            if time.monotonic() > until:
+                self._session.end("a worker there could not be ended")
+        self._session.workers.pop(self._number, None)
+        self.pipe.close()
+        self._bell.close()
+
+
+class Agents:
+    """The agents that are connected."""
+
+    def __init__(self, observer: AgentObserver, limits: Limits | None = None):
+        self.limits, self._observer = limits or Limits(), observer
+        self._lock, self._numbers = threading.RLock(), itertools.count(1)
+        self._sessions: dict[str, _Session] = {}  # by the agents' names
+
+    def register(self, registration: Registration) -> Registered:
+        """Begin a session. Raises HTTPException while another process of that name may still run something."""
+        with self._lock:
+            last = self._sessions.get(registration.name)
+            if last and last.registration.instance != registration.instance and not (last.over or last.is_silent()):
+                raise HTTPException(_BUSY, f"an agent named {registration.name} is connected from {last.registration.host}; "
+                                    f"another one takes its place when that was silent for {self.limits.silent_s:g} s")
+            self._end(last, "the agent began anew")
+            session = self._sessions[registration.name] = _Session(registration, self.limits.silent_s)
+            session.agent_id = self._observer.joined(registration)
+        return Registered(agent_id=session.agent_id, session=session.key, beat_s=self.limits.beat_s,
+                          silent_s=self.limits.silent_s)
+
+    async def exchange(self, agent_id: str, exchange: Exchange) -> Reply:
+        """Take an agent's messages, give it those for it. Raises HTTPException where its session is over."""
+        session = next((one for one in self._sessions.values() if secrets.compare_digest(one.key, exchange.session)), None)
+        if not session or session.over or session.agent_id != agent_id:
+            raise HTTPException(_GONE, f"this session is over ({session.over if session else 'the server began anew'}); end "
+                                "what runs and register again")
+        session.take(exchange)
+        if exchange.leaving:
+            await asyncio.to_thread(self._end, session, "the agent left")
+        elif exchange.wait_s:
+            await session.wait(exchange.wait_s)
+        return Reply(acknowledged=session.mailbox.received, messages=tuple(session.mailbox.outgoing()))
+
+    def _end(self, session: _Session | None, reason: str) -> None:
+        with self._lock:
+            if session and not session.over:
+                session.end(reason)
+                self._observer.left(session.agent_id, reason)
+
+    def expire(self) -> None:
+        """End the sessions of agents that are silent; call it now and then."""
+        for session in list(self._sessions.values()):
+            if session.is_silent():
+                self._end(session, f"no sign of life for {session.silent_s:g} s")
+
+    def loads(self) -> dict[str, Load | None]:
+        """Return how busy each agent that is connected was when last heard of, by its id."""
+        return {one.agent_id: one.load for one in list(self._sessions.values()) if not one.over}
+
+    def spawn(self, slot: Slot, _: Limits) -> AgentWorker:
+        """Start a worker on a slot; SlotLost where its agent is not connected, or has it no more."""
+        for session in list(self._sessions.values()):
+            for device in session.registration.devices:
+                if not session.over and slot_name(session.registration, device) == slot.name:
+                    return AgentWorker(session, next(self._numbers), device.name)
+        raise SlotLost("its agent is gone")
+
+
+def slot_name(agent: Registration, device: Device) -> str:
+    """Return the name of an agent's slot in the queue: ``type[agent/device]``."""
+    return f"{device.device_type}[{agent.name}/{device.name.partition('[')[2].rstrip(']') or device.name}]"
+
+
+def slots_of(agent: Registration) -> list[Slot]:
+    """Return an agent's slots as the queue has them; their cores are the agent's matter."""
+    return [Slot(slot_name(agent, device), (), device.threads) for device in agent.devices]
+
+
+async def _same_version(request: Request) -> None:
+    """Refuse an agent of another version before its message is read: its fields may be others."""
+    with contextlib.suppress(ValueError, AttributeError):  # what is no object is refused by its schema
+        stated = (await request.json()).get("api_version")
+        if stated != API_VERSION:
+            raise HTTPException(_OLD, f"this agent speaks version {stated} of the agents' protocol, the server version "
+                                f"{API_VERSION}: install the server's version of this project on the agent's machine")
+
+
+def router(agents: Agents) -> APIRouter:
+    """Return the endpoints of agents, to be mounted behind the check of tokens."""
+    routes = APIRouter(tags=["agents"])
+
+    @routes.post("/agents", dependencies=[Depends(_same_version)])
+    def register(registration: Registration) -> Registered:
+        return agents.register(registration)
+
+    @routes.post("/agents/{agent_id}/exchange")
+    async def exchange(agent_id: str, exchange: Exchange) -> Reply:
+        return await agents.exchange(agent_id, exchange)
+
+    return routes
