@@ -17,7 +17,7 @@ def light_slots(count):
     from lib.dashboard.agent_messages import Device
     from lib.schedule.runtime.workers import Slot
 
-    return [(Slot(f"cpu[{number}]"), Device(name=f"cpu[{number}]", device_type="cpu", cores=1, threads=1, memory_mb=1000.0))
+    return [(Slot(f"cpu[{number}]"), Device(name=f"cpu[{number}]", model="light", cores=1, threads=1, memory_mb=1000.0))
             for number in range(count)]
 
 

@@ -51,6 +51,24 @@ def freeze(job):
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
+def chatter(job, count, path=None, pause_s=0.0):
+    """Print numbered lines, the last without its end; ``path`` gets this process's id."""
+    if path:
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(f"{os.getpid()}\n")
+    for number in range(count - 1):
+        print(number)
+        time.sleep(pause_s)
+    print("low \r" * 3 + "é" * 3, end="", file=sys.stderr)
+    return {"value": count}
+
+
+def weigh(job, size):
+    """Report, and return, so many characters."""
+    job.report({"metrics": {"text": "x" * size}})
+    return "x" * size
+
+
 def fail(job):
     raise ValueError("this job is wrong")
 

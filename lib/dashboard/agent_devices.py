@@ -44,10 +44,6 @@ def gpus() -> list[Gpu]:
         entry.startswith("GPU-") and card.uuid.startswith(entry))]
 
 
-def _type(text: str) -> str:
-    return re.sub(r"[^\w.-]+", "-", text).strip("-")
-
-
 def devices_here(count: int = 0) -> list[tuple[Slot, Device]]:
     """Return this machine's slots (``local_site.slots_here``) with what a server is to know of each.
 
@@ -58,15 +54,15 @@ def devices_here(count: int = 0) -> list[tuple[Slot, Device]]:
     slots, cards = slots_here(count), gpus()
     cpus = [slot for slot in slots if slot.cores]
     memory_mb = psutil.virtual_memory().total / _MB / max(1, len(cpus))
-    model = _type(re.sub(r"\(.*?\)", "", machine.hardware()["cpu"]))
+    model = " ".join(re.sub(r"\(.*?\)", "", machine.hardware()["cpu"]).split())[:200]
     pairs = []
     for slot in slots:
         if slot.cores:
-            device = Device(name=slot.name, device_type=f"cpu:{model}:{slot.threads}t", cores=len(slot.cores),
-                            threads=slot.threads, memory_mb=memory_mb)
+            device = Device(name=slot.name, model=model, cores=len(slot.cores), threads=slot.threads,
+                            memory_mb=memory_mb)
         else:
             card = cards[int(slot.name.partition(":")[2])]
-            device = Device(name=slot.name, device_type=f"cuda:{_type(card.name)}", cores=0, threads=slot.threads,
+            device = Device(name=slot.name, model=card.name, cores=0, threads=slot.threads,
                             memory_mb=card.memory_mb, gpu=card)
         pairs.append((slot, device))
     return pairs

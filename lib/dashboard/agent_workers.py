@@ -194,8 +194,8 @@ class Agents:
 
 
 def slot_name(agent: Registration, device: Device) -> str:
-    """Return the name of an agent's slot in the queue: ``type[agent/device]``."""
-    return f"{device.device_type}[{agent.name}/{device.name.partition('[')[2].rstrip(']') or device.name}]"
+    """Return the name of an agent's slot in the queue, ``agent/cpu[0-3]``: its CPU is a device type, and each of its GPUs."""
+    return f"{agent.name}/{device.name}"
 
 
 def slots_of(agent: Registration) -> list[Slot]:
