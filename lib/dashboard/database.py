@@ -38,7 +38,6 @@ ENDS = (FINISHED, FAILED, CANCELLED)
 TRANSITIONS = {QUEUED: (RUNNING, FAILED, CANCELLED), RUNNING: (FINISHED, FAILED, CANCELLED, QUEUED),
                FINISHED: (), FAILED: (), CANCELLED: ()}
 UNAVAILABLE = (exc.OperationalError, exc.InterfaceError, exc.InternalError, exc.TimeoutError, exc.DisconnectionError)
-_BUSY_S = 5.0
 _NUMBER = sa.BigInteger().with_variant(sa.Integer, "sqlite")  # SQLite numbers rows by itself only in a plain INTEGER
 
 
@@ -76,7 +75,7 @@ class _Row:
 
     id: Mapped[str] = mapped_column(primary_key=True, default=lambda: str(uuid.uuid4()))
     created_at: Mapped[datetime] = mapped_column(default=now, index=True)
-    updated_at: Mapped[datetime] = mapped_column(default=now, onupdate=now)
+    updated_at: Mapped[datetime] = mapped_column(default=now, onupdate=now, index=True)
 
 
 class _Named(_Row):
@@ -169,13 +168,14 @@ class Run(_Row, Base):
     step: Mapped[int | None]
     started_at: Mapped[datetime | None]
     finished_at: Mapped[datetime | None]
+    only_agent_id: Mapped[str | None]  # where alone it may be placed
     agent_id: Mapped[str | None] = mapped_column(ForeignKey("agents.id"), index=True)
     device: Mapped[str] = mapped_column(default="")  # the slot's name, such as cpu[0-1] or cuda:0
     attempt: Mapped[int] = mapped_column(default=0)
     predicted_s: Mapped[float | None]
     placement: Mapped[str] = mapped_column(default="")
     docker_image: Mapped[str] = mapped_column(default="")  # kept, not run
-    gpu_indices: Mapped[list[Any]] = mapped_column(default=list)
+    gpu_indices: Mapped[list[Any]] = mapped_column(default=list)  # of that agent; the only cards that it may be placed on
     env: Mapped[dict[str, Any]] = mapped_column(default=dict)  # kept, not set
     tags: Mapped[list[Any]] = mapped_column(default=list)
     seed: Mapped[int | None]
@@ -251,8 +251,10 @@ class RunMetric(Base):
 class Database:
     """The engine of one database; threads share it. InputError for a URL that names none."""
 
-    def __init__(self, url: str | None = None):
-        self.engine = _engine(url or os.environ.get("DASHBOARD_DB_URL") or f"sqlite:///{paths.DATA / 'dashboard/dashboard.db'}")
+    def __init__(self, url: str | None = None, wait_s: float = 5.0):
+        """Open it; ``wait_s`` is how long a lock is waited for."""
+        url = url or os.environ.get("DASHBOARD_DB_URL") or f"sqlite:///{paths.DATA / 'dashboard/dashboard.db'}"
+        self.engine = _engine(url, wait_s)
         Base.metadata.create_all(self.engine)
 
     @contextlib.contextmanager
@@ -268,20 +270,21 @@ class Database:
             yield session
 
 
-def _engine(url: str) -> sa.Engine:
+def _engine(url: str, wait_s: float) -> sa.Engine:
     try:
         parsed = make_url(url)
     except exc.ArgumentError:
         raise InputError("DASHBOARD_DB_URL is no URL of a database, such as postgresql+psycopg://user@host/name") from None
     if parsed.get_backend_name() == "sqlite":
-        return _sqlite(Path(parsed.database or ""))
+        return _sqlite(Path(parsed.database or ""), wait_s)
     if parsed.get_backend_name() != "postgresql":
         raise InputError(f"DASHBOARD_DB_URL is of {parsed.get_backend_name()}; it takes sqlite or postgresql")
-    return sa.create_engine(parsed.set(drivername="postgresql+psycopg"), pool_size=10, max_overflow=10, pool_timeout=_BUSY_S,
-                         pool_pre_ping=True, connect_args={"connect_timeout": int(_BUSY_S), "options": "-c lock_timeout=5s"})
+    return sa.create_engine(parsed.set(drivername="postgresql+psycopg"), pool_size=10, max_overflow=10, pool_timeout=wait_s,
+                         pool_pre_ping=True, connect_args={"connect_timeout": max(2, int(wait_s)),
+                                                           "options": f"-c lock_timeout={1000 * wait_s:.0f}"})
 
 
-def _sqlite(path: Path) -> sa.Engine:
+def _sqlite(path: Path, wait_s: float) -> sa.Engine:
     """Return the engine of a file that only its owner can read; made here, and never again where it is gone later."""
     if path.name in ("", ":memory:"):
         raise InputError("DASHBOARD_DB_URL: SQLite takes a file, such as sqlite:////data/dashboard.db")
@@ -290,8 +293,8 @@ def _sqlite(path: Path) -> sa.Engine:
     with files.writing(path):
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, files.PRIVATE))
     url = sa.URL.create("sqlite", database=f"file:{quote(str(path))}", query={"mode": "rw", "uri": "true"})
-    engine = sa.create_engine(url, pool_size=10, max_overflow=10, pool_timeout=_BUSY_S,
-                              connect_args={"timeout": _BUSY_S, "check_same_thread": False})
+    engine = sa.create_engine(url, pool_size=10, max_overflow=10, pool_timeout=wait_s,
+                              connect_args={"timeout": wait_s, "check_same_thread": False})
 
     @event.listens_for(engine, "connect")
     def _prepare(connection, record):
@@ -366,9 +369,3 @@ def _add(session: Session, table: type[Base], run_id: str, rows: list[dict[str, 
     if rows:
         insert = postgresql.insert if session.get_bind().dialect.name == "postgresql" else sqlite.insert
         session.execute(insert(table).on_conflict_do_nothing(), rows)
-
-
-def ping(database: Database) -> None:
-    """Ask the database for nothing; raises one of UNAVAILABLE where it does not answer."""
-    with database.reading() as session:
-        session.execute(sa.text("SELECT 1"))
