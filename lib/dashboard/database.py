@@ -64,10 +64,20 @@ class _Utc(TypeDecorator):
         return value.replace(tzinfo=UTC) if value is not None and value.tzinfo is None else value
 
 
+class _Finite(TypeDecorator):
+    """A number; one that is none (a loss that is NaN) is empty."""
+
+    impl = sa.Double
+    cache_ok = True
+
+    def process_bind_param(self, value, dialect):
+        return float(value) if value is not None and math.isfinite(value) else None
+
+
 class Base(DeclarativeBase):
     """Base of the tables."""
 
-    type_annotation_map = {dict[str, Any]: sa.JSON, list[Any]: sa.JSON, datetime: _Utc, str: sa.Text}
+    type_annotation_map = {float: _Finite, dict[str, Any]: sa.JSON, list[Any]: sa.JSON, datetime: _Utc, str: sa.Text}
 
 
 class _Row:
@@ -256,6 +266,12 @@ class Database:
         url = url or os.environ.get("DASHBOARD_DB_URL") or f"sqlite:///{paths.DATA / 'dashboard/dashboard.db'}"
         self.engine = _engine(url, wait_s)
         Base.metadata.create_all(self.engine)
+        known = sa.inspect(self.engine).get_multi_columns()
+        missing = [f"{name}.{column}" for name, table in Base.metadata.tables.items()
+                   for column in set(table.columns.keys()) - {one["name"] for one in known[(None, name)]}]
+        if missing:
+            raise InputError(f"the dashboard's database is of an older version, without {choices(missing)}; name a new one in "
+                             "DASHBOARD_DB_URL, or move it away")
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[Session]:
@@ -358,8 +374,7 @@ def add_metrics(session: Session, run_id: str, step: int, values: Mapping[str, f
                 split: str = "train") -> None:
     """Add a run's values at a step; those that are there stay. NotFoundError without such a run."""
     _add(session, RunMetric, run_id, [{"run_id": run_id, "step": step, "epoch": epoch, "key": key, "split": split,
-                                       "value": float(value) if math.isfinite(value) else None}
-                                      for key, value in values.items()])
+                                       "value": value} for key, value in values.items()])
 
 
 def _add(session: Session, table: type[Base], run_id: str, rows: list[dict[str, Any]]) -> None:
