@@ -31,7 +31,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, rela
 from sqlalchemy.types import TypeDecorator
 
 from lib import files, paths
-from lib.errors import InputError, choices
+from lib.errors import InputError, choices, one_line
 
 QUEUED, RUNNING, FINISHED, FAILED, CANCELLED = STATES = ("queued", "running", "finished", "failed", "cancelled")
 ENDS = (FINISHED, FAILED, CANCELLED)
@@ -265,8 +265,12 @@ class Database:
         """Open it; ``wait_s`` is how long a lock is waited for."""
         url = url or os.environ.get("DASHBOARD_DB_URL") or f"sqlite:///{paths.DATA / 'dashboard/dashboard.db'}"
         self.engine = _engine(url, wait_s)
-        Base.metadata.create_all(self.engine)
-        known = sa.inspect(self.engine).get_multi_columns()
+        try:
+            Base.metadata.create_all(self.engine)
+            known = sa.inspect(self.engine).get_multi_columns()
+        except exc.DatabaseError as error:
+            where = self.engine.url.render_as_string(hide_password=True)
+            raise InputError(f"{where} cannot be used as a database: {one_line(error.orig)}") from None
         missing = [f"{name}.{column}" for name, table in Base.metadata.tables.items()
                    for column in set(table.columns.keys()) - {one["name"] for one in known[(None, name)]}]
         if missing:

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from anyio import to_thread
 from fastapi import Query, Request
 from sqlalchemy import func, select
+from sqlalchemy.orm import joinedload
 from sse_starlette.sse import EventSourceResponse, ServerSentEvent
 
 from lib.dashboard import database as db
@@ -19,7 +20,7 @@ from lib.errors import InputError
 
 _MOST = 1000  # lines or values in one message
 _PAUSE_S, _TOPIC_PAUSE_S = 0.3, 1.0
-_SHOWN = ("state", "reason", "device", "placement", "attempt", "epoch", "epochs", "step", "best_value", "predicted_s")
+_SHOWN = ("state", "reason", "placement", "attempt", "epoch", "epochs", "step", "best_value", "predicted_s")
 TOPICS = {"runs": db.Run, "agents": db.Agent, "configs": db.TrainConfig, "projects": db.Project}
 Cursor = Annotated[str, Query(max_length=50)]
 
@@ -40,9 +41,10 @@ def read(database: Database, run_id: str, log: int, metric: int) -> tuple[dict[s
     end is then always seen with its end.
     """
     with database.reading() as session:
-        run = session.get(db.Run, run_id)
+        run = session.get(db.Run, run_id, options=[joinedload(db.Run.agent)])
         if run is None:
             raise db.NotFoundError(f"there is no run {run_id}")
+        place = f"{run.agent.name if run.agent else ''} {run.device}".strip()
         times = {name: getattr(run, name).timestamp() if getattr(run, name) else None for name in ("started_at", "finished_at")}
         session.commit()  # another snapshot, later than that of the state
         line, value = db.RunLog, db.RunMetric
@@ -50,7 +52,7 @@ def read(database: Database, run_id: str, log: int, metric: int) -> tuple[dict[s
                                 .order_by(line.id).limit(_MOST)).all()
         values = session.execute(select(value.id, value.step, value.epoch, value.key, value.value, value.split)
                                  .where(value.run_id == run_id, value.id > metric).order_by(value.id).limit(_MOST)).all()
-    state = {name: getattr(run, name) for name in _SHOWN} | times
+    state = {name: getattr(run, name) for name in _SHOWN} | times | {"place": place}
     return (state, [list(row[1:]) for row in lines], [list(row[1:]) for row in values],
             lines[-1].id if lines else log, values[-1].id if values else metric)
 
@@ -71,9 +73,9 @@ async def _follow(database: Database, run_id: str, log: int, metric: int) -> Asy
         log, metric = next_log, next_metric
         if state != shown:
             shown = state
-            yield ServerSentEvent(json.dumps(state), event="state")
+            yield ServerSentEvent(json.dumps(state | {"now": time.time()}), event="state")
         if state["state"] in db.ENDS and not lines and not values:
-            yield ServerSentEvent("", event="end")
+            yield ServerSentEvent("{}", event="end")
             return
         if max(len(lines), len(values)) < _MOST:
             await asyncio.sleep(_PAUSE_S)

@@ -3,6 +3,7 @@
 import contextlib
 import datetime
 import itertools
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -55,8 +56,8 @@ def _taken(run: db.Run) -> float | None:
 
 _environment = Environment(loader=FileSystemLoader(HERE / "templates"), undefined=StrictUndefined, autoescape=True,
                            trim_blocks=True, lstrip_blocks=True)
-_environment.filters |= {"size": _size, "seconds": _seconds, "taken": _taken,
-                         "time": lambda at: f"{at:%Y-%m-%d %H:%M:%S} UTC" if at else ""}
+_environment.filters |= {"json": partial(json.dumps, indent=1, ensure_ascii=False), "size": _size, "seconds": _seconds,
+                         "taken": _taken, "time": lambda at: f"{at:%Y-%m-%d %H:%M:%S} UTC" if at else ""}
 _templates = Jinja2Templates(env=_environment)
 
 
