@@ -40,7 +40,7 @@ def allowed(name):
     if own == "report":
         return {"ground", "config", "report"}
     below = {"ground", *ROOMS[: ROOMS.index(own) + 1]} if own != "ground" else {"ground"}
-    return below | {"report"} if own in ("studies", "cli") else below
+    return below | {"report"} if own in ("dashboard", "studies", "cli") else below
 
 
 @pytest.mark.parametrize("name", [name for name in MODULES if name != "lib.__main__"])

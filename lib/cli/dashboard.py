@@ -1,0 +1,85 @@
+"""The verb ``dashboard``: the server of projects, runs and agents, with an agent of its own. Imports nothing heavy."""
+
+import argparse
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+
+from lib.cli.options import whole
+
+_DEMO = {"simple_cnn on images that are made up": {
+    "root": "synthetic:pathmnist", "model_flavour": "simple_cnn", "loss_name": "cross_entropy", "epochs": 3, "batch_size": 64,
+    "load_pretrained": False, "num_workers": 0, "autocast_dtype": "torch.float32", "max_datapoints_per_class": 100},
+         "the machine": {"notebook": "notebooks/01_machine.ipynb", "parameters": {"source": "replay"}}}
+
+
+def _dashboard(options: argparse.Namespace) -> int:
+    import uvicorn
+
+    from lib import paths
+    from lib.dashboard import app, database, dispatcher, security
+
+    folder = paths.DATA / "dashboard"
+    token, kept = security.read_token(folder)
+    rows = database.Database()
+    if options.demo:
+        _add_demo(rows)
+    served = app.create_app(app.Settings(rows, token), dispatcher.Dispatcher(rows, folder / "queue"))
+    with _listening(options.host, options.port) as listener:
+        url = f"http://{options.host}:{listener.getsockname()[1]}"
+        print(f"{url}  (token: {kept or 'DASHBOARD_TOKEN'})", flush=True)
+        with contextlib.nullcontext() if options.no_agent else _agent(url, token):
+            server = uvicorn.Server(uvicorn.Config(served, log_level="warning", access_log=False, timeout_graceful_shutdown=3))
+            server.run(sockets=[listener])
+    return 0
+
+
+def _add_demo(rows) -> None:
+    """Add the project ``demo`` and its configurations, each once."""
+    from sqlalchemy import select
+
+    from lib.dashboard import database, operations, schemas
+
+    with contextlib.suppress(database.ConflictError):
+        operations.add(rows, database.Project, {"name": "demo", "description": "Small runs to try things with"})
+    with rows.reading() as session:
+        project = session.scalar(select(database.Project.id).where(database.Project.name == "demo"))
+    for name, config in _DEMO.items():
+        with contextlib.suppress(database.ConflictError):
+            operations.save_config(rows, schemas.ConfigIn(project_id=project, name=name, config=config))
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    """Return a socket that listens; OSError where the port is taken."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, reuse_port=False)
+
+
+@contextlib.contextmanager
+def _agent(url: str, token: str) -> Iterator[None]:
+    """Have an agent of this machine while the server runs."""
+    process = subprocess.Popen([sys.executable, "-m", "lib", "agent", "--server", url],
+                               env={**os.environ, "DASHBOARD_TOKEN": token})
+    try:
+        yield
+    finally:
+        process.terminate()
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+
+
+def add(verbs) -> None:
+    """Add the verb of the dashboard."""
+    verb = verbs.add_parser("dashboard", help="a server of projects, runs and agents, with pages and a REST API",
+                            epilog="The token is DASHBOARD_TOKEN, or kept in data/dashboard/token; the database is "
+                            "DASHBOARD_DB_URL, or data/dashboard/dashboard.db.")
+    verb.add_argument("--port", type=whole(0, 65_535), default=8000, help="port (default 8000; 0: any that is free)")
+    verb.add_argument("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1: this machine alone)")
+    verb.add_argument("--no-agent", action="store_true", help="without an agent of this machine")
+    verb.add_argument("--demo", action="store_true", help="with a project to try things with")
+    verb.set_defaults(call=_dashboard)

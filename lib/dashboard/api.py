@@ -1,0 +1,214 @@
+"""The REST API under /api/v1: requests are checked by their schemas, answers are rows, errors one readable line."""
+
+from typing import Annotated, Any
+
+import pandas as pd
+from fastapi import APIRouter, Depends, Path, Query, Request
+from fastapi.security import HTTPBearer
+from sqlalchemy import select
+from sqlalchemy.orm import selectinload
+
+from lib.dashboard import database as db
+from lib.dashboard import events, operations, schemas
+from lib.dashboard.operations import Dispatcher
+
+Limit = Annotated[int, Query(ge=1, le=500)]
+Offset = Annotated[int, Query(ge=0, le=1_000_000_000)]
+Id = Annotated[schemas.RowId, Path()]
+Index = Annotated[int, Path(ge=0, le=1023)]
+_NAMED = (("projects", db.Project, schemas.ProjectIn, schemas.ProjectOut, {}),
+          ("groups", db.Group, schemas.GroupIn, schemas.GroupOut, {"project_id": db.Project}),
+          ("datasets", db.Dataset, schemas.DatasetIn, schemas.DatasetOut, {}),
+          ("models", db.Model, schemas.ModelIn, schemas.ModelOut, {}),
+          ("augmentations", db.Augmentation, schemas.AugmentationIn, schemas.AugmentationOut, {}))
+
+
+class Line(schemas.BaseModel):
+    """An error in one line; of a wrong body also by field."""
+
+    detail: str
+    errors: dict[str, str] = {}
+
+
+REFUSALS = {status: {"model": Line, "description": text} for status, text in (
+    (401, "No token, or a wrong one"), (404, "No such row"), (409, "Does not fit what is there"), (413, "Too large"),
+    (422, "Wrong input"), (503, "The database is locked or gone; try again"))}
+
+
+def router(database: db.Database, dispatcher: Dispatcher) -> APIRouter:
+    """Return all endpoints but those that agents talk to."""
+    api = APIRouter(prefix="/api/v1", dependencies=[Depends(HTTPBearer(auto_error=False))], responses=REFUSALS)
+    for name, table, wanted, shown, parents in _NAMED:
+        _add_named(api, database, name, table, wanted, shown, parents)
+    for part in (_configs(database), _runs(database, dispatcher), _agents(database), _others(dispatcher)):
+        api.include_router(part)
+    return api
+
+
+def page(database: db.Database, table: type[db.Base], limit: int, offset: int, *conditions: Any) -> list[Any]:
+    """Return a page of rows, the newest first."""
+    with database.reading() as session:
+        return list(session.scalars(select(table).where(*conditions).order_by(table.created_at.desc(), table.id)
+                                    .limit(limit).offset(offset)))
+
+
+def _add_named(api: APIRouter, database: db.Database, name: str, table: type[db.Base], wanted: type, shown: type,
+               parents: dict[str, type[db.Base]]) -> None:
+    """Add list, one and new of a table whose rows have names."""
+    @api.get(f"/{name}", response_model=list[shown], tags=[name], name=f"list {name}")
+    def rows(limit: Limit = 100, offset: Offset = 0):
+        return page(database, table, limit, offset)
+
+    @api.get(f"/{name}/{{row_id}}", response_model=shown, tags=[name], name=f"one of {name}")
+    def row(row_id: Id):
+        return operations.get_loaded(database, table, row_id)
+
+    @api.post(f"/{name}", response_model=shown, status_code=201, tags=[name], name=f"new {name}")
+    def new(body: wanted):
+        return operations.add(database, table, body.model_dump(), **parents)
+
+
+def _configs(database: db.Database) -> APIRouter:
+    part = APIRouter(prefix="/configs", tags=["configs"])
+
+    @part.get("/project/{project_id}", response_model=list[schemas.ConfigOut])
+    def configs_of_project(project_id: Id, limit: Limit = 100, offset: Offset = 0):
+        operations.get_loaded(database, db.Project, project_id)
+        return page(database, db.TrainConfig, limit, offset, db.TrainConfig.project_id == project_id)
+
+    @part.post("", response_model=schemas.ConfigOut, status_code=201)
+    def new_config(body: schemas.ConfigIn):
+        return operations.save_config(database, body)
+
+    @part.get("/{config_id}", response_model=schemas.ConfigOut)
+    def one_config(config_id: Id):
+        return operations.get_loaded(database, db.TrainConfig, config_id)
+
+    @part.post("/{config_id}/validate", response_model=schemas.ValidityOut)
+    def validate_config(config_id: Id):
+        config = operations.get_loaded(database, db.TrainConfig, config_id)
+        try:
+            schemas.check_config(config.config_json)
+        except schemas.FieldsError as error:
+            return {"valid": False, "errors": error.errors}
+        return {"valid": True, "errors": {}}
+
+    return part
+
+
+def _runs(database: db.Database, dispatcher: Dispatcher) -> APIRouter:
+    part = APIRouter(prefix="/runs", tags=["runs"])
+
+    @part.get("", response_model=list[schemas.RunOut])
+    def list_runs(limit: Limit = 100, offset: Offset = 0, project_id: schemas.RowId | None = None,
+                  state: Annotated[str | None, Query(pattern=f"^({'|'.join(db.STATES)})$")] = None):
+        wanted = {db.Run.project_id: project_id, db.Run.state: state}
+        with database.reading() as session:
+            return operations.runs(session, limit, offset, *(column == value for column, value in wanted.items() if value))
+
+    @part.get("/{run_id}", response_model=schemas.RunOut)
+    def one_run(run_id: Id):
+        return operations.get_loaded(database, db.Run, run_id)
+
+    @part.post("/from-config/{config_id}", response_model=schemas.RunOut, status_code=201)
+    def queue_run(config_id: Id, body: schemas.RunIn):
+        return operations.queue_run(database, dispatcher, config_id, body)
+
+    @part.post("/{run_id}/cancel", response_model=schemas.RunOut)
+    def cancel_run(run_id: Id):
+        return operations.cancel(database, dispatcher, run_id)
+
+    @part.post("/{run_id}/priority", response_model=schemas.RunOut)
+    def reorder_run(run_id: Id, body: schemas.PriorityIn):
+        return operations.reorder(database, dispatcher, run_id, body.priority)
+
+    @part.post("/{run_id}/start", response_model=schemas.RunOut)
+    def start_run_by_hand(run_id: Id):
+        return operations.move_by_hand(database, run_id, db.RUNNING)
+
+    @part.post("/{run_id}/finish", response_model=schemas.RunOut)
+    def finish_run_by_hand(run_id: Id, body: schemas.EndIn):
+        return operations.move_by_hand(database, run_id, body.state, body.reason)
+
+    def rows_after(table: type[db.Base], run_id: str, after: int, limit: int) -> list[Any]:
+        with database.reading() as session:
+            operations.get(session, db.Run, run_id)
+            return list(session.scalars(select(table).where(table.run_id == run_id, table.id > after).order_by(table.id)
+                                        .limit(limit)))
+
+    @part.get("/{run_id}/logs", response_model=list[schemas.LogOut])
+    def run_logs(run_id: Id, after: Offset = 0, limit: Annotated[int, Query(ge=1, le=10_000)] = 1000):
+        return rows_after(db.RunLog, run_id, after, limit)
+
+    @part.get("/{run_id}/metrics", response_model=list[schemas.MetricOut])
+    def run_metrics(run_id: Id, after: Offset = 0, limit: Annotated[int, Query(ge=1, le=10_000)] = 1000):
+        return rows_after(db.RunMetric, run_id, after, limit)
+
+    @part.get("/{run_id}/events", response_class=events.EventSourceResponse)
+    def run_events(run_id: Id, request: Request, after: events.Cursor = ""):
+        return events.of_run(database, run_id, request, after)
+
+    return part
+
+
+def _agents(database: db.Database) -> APIRouter:
+    part = APIRouter(prefix="/agents", tags=["agents"])
+
+    @part.get("", response_model=list[schemas.AgentOut])
+    def list_agents(limit: Limit = 100, offset: Offset = 0):
+        return agents(database, limit, offset)
+
+    @part.post("/gpus", response_model=schemas.GpuOut, status_code=201)
+    def new_gpu(body: schemas.GpuIn):
+        return operations.add(database, db.Gpu, body.model_dump(), agent_id=db.Agent)
+
+    @part.post("/by-hand", response_model=schemas.AgentOut, status_code=201)
+    def new_agent_by_hand(body: schemas.AgentIn):
+        return operations.add(database, db.Agent, body.model_dump() | {"by_hand": True})
+
+    @part.post("/{agent_id}/refresh", response_model=schemas.AgentOut)
+    def refresh_agent(agent_id: Id):
+        """Give an agent as it is: agents say by themselves, each second, what they have."""
+        return operations.get_loaded(database, db.Agent, agent_id)
+
+    @part.get("/{agent_id}/gpus", response_model=list[schemas.GpuOut])
+    def gpus_of_agent(agent_id: Id):
+        return operations.get_loaded(database, db.Agent, agent_id).gpus
+
+    @part.post("/{agent_id}/gpus/{index}/reserve", response_model=schemas.GpuOut)
+    def reserve_gpu(agent_id: Id, index: Index):
+        return operations.reserve(database, agent_id, index, True)
+
+    @part.post("/{agent_id}/gpus/{index}/release", response_model=schemas.GpuOut)
+    def release_gpu(agent_id: Id, index: Index):
+        return operations.reserve(database, agent_id, index, False)
+
+    return part
+
+
+def agents(database: db.Database, limit: int, offset: int) -> list[db.Agent]:
+    """Return a page of agents with their cards, by name."""
+    with database.reading() as session:
+        return list(session.scalars(select(db.Agent).order_by(db.Agent.name).limit(limit).offset(offset)
+                                    .options(selectinload(db.Agent.gpus))))
+
+
+def _others(dispatcher: Dispatcher) -> APIRouter:
+    part = APIRouter()
+
+    @part.get("/schedule", response_model=list[schemas.PlannedOut], tags=["schedule"])
+    def schedule():
+        return planned(dispatcher.plan())
+
+    @part.get("/auth", tags=["auth"])
+    def auth() -> dict[str, bool]:
+        """Say that the token is right; without it nothing gets here."""
+        return {"authenticated": True}
+
+    return part
+
+
+def planned(plan: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return a plan as rows; an end that nobody knows is None."""
+    return [row | {"end_s": row["end_s"] if abs(row["end_s"]) < float("inf") else None}
+            for row in plan[list(schemas.PlannedOut.model_fields)].to_dict("records")]

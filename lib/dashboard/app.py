@@ -1,0 +1,80 @@
+"""The dashboard as one ASGI application: the gate, the API, the pages, and how errors are answered."""
+
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from http import HTTPStatus
+
+from fastapi import Depends, FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+from fastapi.security import HTTPBearer
+from fastapi.staticfiles import StaticFiles
+from sqlalchemy.exc import IntegrityError
+from starlette.exceptions import HTTPException
+
+from lib import __version__
+from lib.dashboard import api, database, pages, schemas
+from lib.dashboard.operations import Dispatcher
+from lib.dashboard.security import Gate
+from lib.errors import InputError
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What an application stands on; the files of runs lie in ``paths.DATA``."""
+
+    database: database.Database
+    token: str
+    most_bytes: int = 1_000_000  # of a request
+
+
+def create_app(settings: Settings, dispatcher: Dispatcher) -> FastAPI:
+    """Return the application; it starts and closes ``dispatcher``."""
+    @contextlib.asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        dispatcher.start()
+        try:
+            yield
+        finally:
+            dispatcher.close()
+
+    app = FastAPI(title="Dashboard", version=__version__, lifespan=lifespan, openapi_url="/api/v1/openapi.json", docs_url=None,
+                  redoc_url=None)
+    app.include_router(api.router(settings.database, dispatcher))
+    app.include_router(dispatcher.router, prefix="/api/v1", dependencies=[Depends(HTTPBearer(auto_error=False))],
+                       responses=api.REFUSALS)
+    app.include_router(pages.router(settings.database, dispatcher, settings.token), include_in_schema=False)
+    app.mount("/static", StaticFiles(directory=pages.HERE / "static"))
+    app.add_middleware(Gate, token=settings.token, most_bytes=settings.most_bytes)
+    for kind in (InputError, RequestValidationError, HTTPException, IntegrityError, *database.UNAVAILABLE):
+        app.add_exception_handler(kind, _answer)
+    return app
+
+
+def _answer(request: Request, error: Exception) -> Response:
+    """Answer an error with its status and one line, as JSON or as a page."""
+    status, line, fields = _described(error)
+    headers = {"Retry-After": "1"} if status == HTTPStatus.SERVICE_UNAVAILABLE else getattr(error, "headers", None)
+    if request.url.path.startswith("/api/"):
+        return JSONResponse({"detail": line, "errors": fields}, status, headers)
+    return pages.render(request, "error.html", status, headers, status=status, line=line)
+
+
+def _described(error: Exception) -> tuple[int, str, dict[str, str]]:
+    """Return the status of an error, its line, and the reasons by field."""
+    match error:
+        case database.NotFoundError():
+            return HTTPStatus.NOT_FOUND, str(error), {}
+        case database.ConflictError():
+            return HTTPStatus.CONFLICT, str(error), {}
+        case RequestValidationError():
+            fields = schemas.FieldsError(schemas.fields(error.errors(), drop=1))
+            return HTTPStatus.UNPROCESSABLE_CONTENT, str(fields), fields.errors
+        case InputError():
+            return HTTPStatus.UNPROCESSABLE_CONTENT, str(error), getattr(error, "errors", {})
+        case HTTPException():
+            return error.status_code, str(error.detail), {}
+        case IntegrityError():
+            return HTTPStatus.CONFLICT, "somebody else has changed the same meanwhile; look again, and repeat it", {}
+    return HTTPStatus.SERVICE_UNAVAILABLE, "the database is locked, full or gone; nothing was changed, try again", {}

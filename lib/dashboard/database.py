@@ -1,0 +1,390 @@
+"""The dashboard's database: its tables, one engine for SQLite and PostgreSQL, and the one way a run changes its state.
+
+What is here::
+
+    Database(url)                              the engine; SQLite gets WAL, a busy timeout, foreign keys; makes missing tables
+        .reading(), .writing()                 contexts that give a Session; ``writing`` commits, and takes SQLite's write lock
+                                               at its begin (never open a second one inside)
+    transition(session, run_id, state, ...)    -> bool; the table TRANSITIONS, enforced for everybody in one UPDATE
+    add_logs(session, run_id, attempt, lines)  numbered lines, each once; add_metrics(...) values by step, each once
+    Project, Group, TrainConfig, Run, Job, Agent, Gpu, Dataset, Model, Augmentation, RunLog, RunMetric    the tables
+
+A run that the queue carries out has a row in ``jobs`` (priority, retries, last error); one that somebody carries out by hand
+has none. A database that is locked, full or gone raises one of ``UNAVAILABLE``, and works again when it is back.
+"""
+
+import contextlib
+import math
+import os
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import sqlalchemy as sa
+from sqlalchemy import ForeignKey, Index, UniqueConstraint, event, exc, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.engine import make_url
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, relationship
+from sqlalchemy.types import TypeDecorator
+
+from lib import files, paths
+from lib.errors import InputError, choices, one_line
+
+QUEUED, RUNNING, FINISHED, FAILED, CANCELLED = STATES = ("queued", "running", "finished", "failed", "cancelled")
+ENDS = (FINISHED, FAILED, CANCELLED)
+TRANSITIONS = {QUEUED: (RUNNING, FAILED, CANCELLED), RUNNING: (FINISHED, FAILED, CANCELLED, QUEUED),
+               FINISHED: (), FAILED: (), CANCELLED: ()}
+UNAVAILABLE = (exc.OperationalError, exc.InterfaceError, exc.InternalError, exc.TimeoutError, exc.DisconnectionError)
+_NUMBER = sa.BigInteger().with_variant(sa.Integer, "sqlite")  # SQLite numbers rows by itself only in a plain INTEGER
+
+
+class NotFoundError(InputError):
+    """There is no such row."""
+
+
+class ConflictError(InputError):
+    """The request does not fit what is there: a name that is taken, a state that does not lead to the wanted one."""
+
+
+def now() -> datetime:
+    """Return the time in UTC."""
+    return datetime.now(UTC)
+
+
+class _Utc(TypeDecorator):
+    """A time in UTC; SQLite keeps no zone."""
+
+    impl = sa.DateTime(timezone=True)
+    cache_ok = True
+
+    def process_result_value(self, value, dialect):
+        return value.replace(tzinfo=UTC) if value is not None and value.tzinfo is None else value
+
+
+class _Finite(TypeDecorator):
+    """A number; one that is none (a loss that is NaN) is empty."""
+
+    impl = sa.Double
+    cache_ok = True
+
+    def process_bind_param(self, value, dialect):
+        return float(value) if value is not None and math.isfinite(value) else None
+
+
+class Base(DeclarativeBase):
+    """Base of the tables."""
+
+    type_annotation_map = {float: _Finite, dict[str, Any]: sa.JSON, list[Any]: sa.JSON, datetime: _Utc, str: sa.Text}
+
+
+class _Row:
+    """What every row has: an id, and when it was made and changed."""
+
+    id: Mapped[str] = mapped_column(primary_key=True, default=lambda: str(uuid.uuid4()))
+    created_at: Mapped[datetime] = mapped_column(default=now, index=True)
+    updated_at: Mapped[datetime] = mapped_column(default=now, onupdate=now, index=True)
+
+
+class _Named(_Row):
+    """A row with a name that no other has."""
+
+    name: Mapped[str] = mapped_column(unique=True)
+    description: Mapped[str] = mapped_column(default="")
+
+
+class Project(_Named, Base):
+    """What belongs together."""
+
+    __tablename__ = "projects"
+
+
+class Group(_Row, Base):
+    """Configurations of a project that are compared with one another."""
+
+    __tablename__ = "experiment_groups"
+    __table_args__ = (UniqueConstraint("project_id", "name"),)
+    project_id: Mapped[str] = mapped_column(ForeignKey("projects.id"))
+    name: Mapped[str]
+    description: Mapped[str] = mapped_column(default="")
+
+
+class TrainConfig(_Row, Base):
+    """A configuration: of a fine-tune (``kind`` finetune), or of a notebook with its parameters (notebook)."""
+
+    __tablename__ = "train_configs"
+    __table_args__ = (UniqueConstraint("project_id", "name", "version"), UniqueConstraint("project_id", "name", "config_hash"))
+    project_id: Mapped[str] = mapped_column(ForeignKey("projects.id"))
+    group_id: Mapped[str | None] = mapped_column(ForeignKey("experiment_groups.id"))
+    name: Mapped[str]
+    kind: Mapped[str]
+    config_json: Mapped[dict[str, Any]]
+    config_hash: Mapped[str]  # SHA-256 of the JSON with sorted keys, all defaults filled in
+    version: Mapped[int] = mapped_column(default=1)
+    status: Mapped[str] = mapped_column(default="valid")
+
+
+class Agent(_Named, Base):
+    """A machine that carries out runs; ``slots`` are its devices, ``load`` what it last said of its processors and memory."""
+
+    __tablename__ = "agents"
+    host: Mapped[str] = mapped_column(default="")
+    labels: Mapped[dict[str, Any]] = mapped_column(default=dict)
+    api_version: Mapped[str] = mapped_column(default="")
+    runner_version: Mapped[str] = mapped_column(default="")
+    last_heartbeat_at: Mapped[datetime | None]
+    by_hand: Mapped[bool] = mapped_column(default=False)  # entered on the page; nothing registered
+    slots: Mapped[list[Any]] = mapped_column(default=list)
+    load: Mapped[dict[str, Any]] = mapped_column(default=dict)
+    gpus: Mapped[list["Gpu"]] = relationship(order_by="Gpu.index", cascade="all, delete-orphan")
+
+
+class Gpu(_Row, Base):
+    """A card of an agent; nothing is placed on it while ``is_allocated`` (reserved by hand)."""
+
+    __tablename__ = "gpus"
+    __table_args__ = (UniqueConstraint("agent_id", "index"),)
+    agent_id: Mapped[str] = mapped_column(ForeignKey("agents.id"))
+    index: Mapped[int]
+    uuid: Mapped[str] = mapped_column(default="")
+    name: Mapped[str] = mapped_column(default="")
+    total_mem_mb: Mapped[int] = mapped_column(default=0)
+    compute_capability: Mapped[str] = mapped_column(default="")
+    is_allocated: Mapped[bool] = mapped_column(default=False)
+    last_seen_at: Mapped[datetime | None]
+
+
+class Run(_Row, Base):
+    """One run of a configuration; ``reason`` says why it ended or waits again, ``placement`` why it went to its device.
+
+    ``folder`` is relative to ``paths.DATA``: checkpoints, figures, the executed notebook.
+    """
+
+    __tablename__ = "runs"
+    __table_args__ = (Index("runs_of_project", "project_id", "created_at"), Index("runs_by_state", "state", "created_at"))
+    project_id: Mapped[str] = mapped_column(ForeignKey("projects.id"))
+    config_id: Mapped[str] = mapped_column(ForeignKey("train_configs.id"))
+    name: Mapped[str]
+    folder: Mapped[str] = mapped_column(unique=True)
+    state: Mapped[str] = mapped_column(default=QUEUED)
+    reason: Mapped[str] = mapped_column(default="")
+    monitor_metric: Mapped[str] = mapped_column(default="")
+    monitor_mode: Mapped[str] = mapped_column(default="max")
+    best_value: Mapped[float | None]
+    epoch: Mapped[int | None]
+    epochs: Mapped[int | None]
+    step: Mapped[int | None]
+    started_at: Mapped[datetime | None]
+    finished_at: Mapped[datetime | None]
+    only_agent_id: Mapped[str | None]  # where alone it may be placed
+    agent_id: Mapped[str | None] = mapped_column(ForeignKey("agents.id"), index=True)
+    device: Mapped[str] = mapped_column(default="")  # the slot's name, such as cpu[0-1] or cuda:0
+    attempt: Mapped[int] = mapped_column(default=0)
+    predicted_s: Mapped[float | None]
+    placement: Mapped[str] = mapped_column(default="")
+    docker_image: Mapped[str] = mapped_column(default="")  # kept, not run
+    gpu_indices: Mapped[list[Any]] = mapped_column(default=list)  # of that agent; the only cards that it may be placed on
+    env: Mapped[dict[str, Any]] = mapped_column(default=dict)  # kept, not set
+    tags: Mapped[list[Any]] = mapped_column(default=list)
+    seed: Mapped[int | None]
+    config: Mapped[TrainConfig] = relationship()
+    agent: Mapped[Agent | None] = relationship()
+    job: Mapped["Job | None"] = relationship(back_populates="run", cascade="all, delete-orphan")
+
+
+class Job(_Row, Base):
+    """A run's place in the queue; higher ``priority`` first."""
+
+    __tablename__ = "jobs"
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"), unique=True)
+    queue_id: Mapped[str] = mapped_column(default="default")
+    enqueued_at: Mapped[datetime] = mapped_column(default=now)
+    dequeued_at: Mapped[datetime | None]
+    retries: Mapped[int] = mapped_column(default=0)
+    last_error: Mapped[str] = mapped_column(default="")
+    priority: Mapped[int] = mapped_column(default=0)
+    run: Mapped[Run] = relationship(back_populates="job")
+
+
+class Dataset(_Named, Base):
+    """A dataset that configurations name."""
+
+    __tablename__ = "datasets"
+    root: Mapped[str] = mapped_column(default="")
+    facts: Mapped[dict[str, Any]] = mapped_column(default=dict)
+
+
+class Model(_Named, Base):
+    """A network that configurations name."""
+
+    __tablename__ = "models"
+    flavour: Mapped[str] = mapped_column(default="")
+    facts: Mapped[dict[str, Any]] = mapped_column(default=dict)
+
+
+class Augmentation(_Named, Base):
+    """A named augmentation and its parameters."""
+
+    __tablename__ = "augmentations"
+    params: Mapped[dict[str, Any]] = mapped_column(default=dict)
+
+
+class RunLog(Base):
+    """A line of a run's output; ``id`` grows in the order in which lines of a run became visible."""
+
+    __tablename__ = "run_logs"
+    __table_args__ = (UniqueConstraint("run_id", "attempt", "n"), Index("run_logs_in_order", "run_id", "id"))
+    id: Mapped[int] = mapped_column(_NUMBER, primary_key=True)
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"))
+    attempt: Mapped[int]
+    n: Mapped[int]  # from 1 in each attempt
+    line: Mapped[str]
+    at: Mapped[datetime] = mapped_column(default=now)
+
+
+class RunMetric(Base):
+    """A value of a run at a step; one that is no number is empty."""
+
+    __tablename__ = "run_metrics"
+    __table_args__ = (UniqueConstraint("run_id", "key", "split", "step"), Index("run_metrics_in_order", "run_id", "id"))
+    id: Mapped[int] = mapped_column(_NUMBER, primary_key=True)
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"))
+    step: Mapped[int]
+    epoch: Mapped[int | None]
+    key: Mapped[str]
+    value: Mapped[float | None]
+    split: Mapped[str]
+
+
+class Database:
+    """The engine of one database; threads share it. InputError for a URL that names none."""
+
+    def __init__(self, url: str | None = None, wait_s: float = 5.0):
+        """Open it; ``wait_s`` is how long a lock is waited for."""
+        url = url or os.environ.get("DASHBOARD_DB_URL") or f"sqlite:///{paths.DATA / 'dashboard/dashboard.db'}"
+        self.engine = _engine(url, wait_s)
+        try:
+            Base.metadata.create_all(self.engine)
+            known = sa.inspect(self.engine).get_multi_columns()
+        except exc.DatabaseError as error:
+            where = self.engine.url.render_as_string(hide_password=True)
+            raise InputError(f"{where} cannot be used as a database: {one_line(error.orig)}") from None
+        missing = [f"{name}.{column}" for name, table in Base.metadata.tables.items()
+                   for column in set(table.columns.keys()) - {one["name"] for one in known[(None, name)]}]
+        if missing:
+            raise InputError(f"the dashboard's database is of an older version, without {choices(missing)}; name a new one in "
+                             "DASHBOARD_DB_URL, or move it away")
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[Session]:
+        """Give a session that only reads; what it loaded can be used afterwards."""
+        with Session(self.engine, expire_on_commit=False, autoflush=False) as session:
+            yield session
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[Session]:
+        """Give a session that is committed at the end, or undone when the block raises."""
+        with Session(self.engine.execution_options(writes=True), expire_on_commit=False) as session, session.begin():
+            yield session
+
+
+def _engine(url: str, wait_s: float) -> sa.Engine:
+    try:
+        parsed = make_url(url)
+    except exc.ArgumentError:
+        raise InputError("DASHBOARD_DB_URL is no URL of a database, such as postgresql+psycopg://user@host/name") from None
+    if parsed.get_backend_name() == "sqlite":
+        return _sqlite(Path(parsed.database or ""), wait_s)
+    if parsed.get_backend_name() != "postgresql":
+        raise InputError(f"DASHBOARD_DB_URL is of {parsed.get_backend_name()}; it takes sqlite or postgresql")
+    return sa.create_engine(parsed.set(drivername="postgresql+psycopg"), pool_size=10, max_overflow=10, pool_timeout=wait_s,
+                         pool_pre_ping=True, connect_args={"connect_timeout": max(2, int(wait_s)),
+                                                           "options": f"-c lock_timeout={1000 * wait_s:.0f}"})
+
+
+def _sqlite(path: Path, wait_s: float) -> sa.Engine:
+    """Return the engine of a file that only its owner can read; made here, and never again where it is gone later."""
+    if path.name in ("", ":memory:"):
+        raise InputError("DASHBOARD_DB_URL: SQLite takes a file, such as sqlite:////data/dashboard.db")
+    path = path.absolute()
+    files.folder(path.parent)
+    with files.writing(path):
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, files.PRIVATE))
+    url = sa.URL.create("sqlite", database=f"file:{quote(str(path))}", query={"mode": "rw", "uri": "true"})
+    engine = sa.create_engine(url, pool_size=10, max_overflow=10, pool_timeout=wait_s,
+                              connect_args={"timeout": wait_s, "check_same_thread": False})
+
+    @event.listens_for(engine, "connect")
+    def _prepare(connection, record):
+        connection.isolation_level = None  # transactions begin below
+        for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON"):
+            connection.execute(f"PRAGMA {pragma}")
+        record.info["inode"] = path.stat().st_ino
+
+    @event.listens_for(engine, "checkout")
+    def _same_file(_connection, record, _proxy):
+        if not path.exists() or record.info["inode"] != path.stat().st_ino:
+            raise exc.DisconnectionError(f"{path} is gone or another file")
+
+    @event.listens_for(engine, "begin")
+    def _begin(connection):
+        writes = connection.get_execution_options().get("writes")
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+    return engine
+
+
+def transition(session: Session, run_id: str, state: str, reason: str = "", **facts: Any) -> bool:
+    """Lead a run to ``state`` and set ``facts`` (columns of Run); False where it is there already, and nothing changes.
+
+    Sets started_at, finished_at and the job's dequeued_at; back to queued counts a retry and keeps ``reason`` as last error.
+    Raises NotFoundError, and ConflictError for a step that TRANSITIONS does not have.
+    """
+    sources = [source for source, targets in TRANSITIONS.items() if state in targets]
+    at = now()
+    values = {"state": state, "reason": reason, "updated_at": at, **facts}
+    if state == RUNNING:
+        values["started_at"] = sa.func.coalesce(Run.started_at, at)
+    if state in ENDS:
+        values["finished_at"] = at
+    changed = session.execute(update(Run).where(Run.id == run_id, Run.state.in_(sources)).values(values)
+                              .execution_options(synchronize_session=False))
+    if not changed.rowcount:
+        current = session.scalar(select(Run.state).where(Run.id == run_id))
+        if current is None:
+            raise NotFoundError(f"there is no run {run_id}")
+        if current == state:
+            return False
+        raise ConflictError(f"the run is {current}, which leads to {choices(TRANSITIONS[current]) or 'no other state'}; "
+                            f"not to {state}")
+    job = update(Job).where(Job.run_id == run_id).execution_options(synchronize_session=False)
+    if state == RUNNING:
+        session.execute(job.values(dequeued_at=at))
+    if state == QUEUED:
+        session.execute(job.values(retries=Job.retries + 1, last_error=reason, dequeued_at=None))
+    session.expire_all()
+    return True
+
+
+def add_logs(session: Session, run_id: str, attempt: int, lines: Iterable[tuple[int, str]]) -> None:
+    """Add numbered lines of a run's attempt; those that are there stay. NotFoundError without such a run."""
+    own = {"run_id": run_id, "attempt": attempt, "at": now()}
+    _add(session, RunLog, run_id, [{**own, "n": n, "line": line.replace("\0", "\ufffd")} for n, line in lines])
+
+
+def add_metrics(session: Session, run_id: str, step: int, values: Mapping[str, float], epoch: int | None = None,
+                split: str = "train") -> None:
+    """Add a run's values at a step; those that are there stay. NotFoundError without such a run."""
+    _add(session, RunMetric, run_id, [{"run_id": run_id, "step": step, "epoch": epoch, "key": key, "split": split,
+                                       "value": value} for key, value in values.items()])
+
+
+def _add(session: Session, table: type[Base], run_id: str, rows: list[dict[str, Any]]) -> None:
+    """Insert rows of a run, whose row is locked meanwhile: ids of one run then become visible in their order."""
+    if session.scalar(select(Run.id).where(Run.id == run_id).with_for_update()) is None:
+        raise NotFoundError(f"there is no run {run_id}")
+    if rows:
+        insert = postgresql.insert if session.get_bind().dialect.name == "postgresql" else sqlite.insert
+        session.execute(insert(table).on_conflict_do_nothing(), rows)

@@ -1,0 +1,201 @@
+"""What the API and the pages both do: each function is one change, checked, in one transaction."""
+
+import re
+from pathlib import Path
+from typing import Any, Protocol
+
+import pandas as pd
+from fastapi import APIRouter
+from sqlalchemy import func, select, update
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session, joinedload
+
+from lib import files, paths
+from lib.dashboard import database as db
+from lib.dashboard import schemas
+from lib.dashboard.database import ConflictError, Database, NotFoundError
+from lib.errors import InputError
+
+_MOST_NAMES = 10_000
+_ID = "[0-9a-f-]{36}"
+
+
+class Dispatcher(Protocol):
+    """What places runs on agents; its ``router`` is what agents talk to, mounted under /api/v1."""
+
+    router: APIRouter
+
+    def start(self) -> None:
+        """Begin to serve the queue."""
+
+    def close(self) -> None:
+        """End; what runs stays in the journal."""
+
+    def submit(self, run: db.Run) -> None:
+        """Take a queued run, with its job and configuration; one that is known already stays."""
+
+    def cancel(self, run_id: str) -> bool:
+        """End a run; False where it is not known, or has ended."""
+
+    def reorder(self, run_id: str, priority: int) -> bool:
+        """Give a waiting run another priority; False where it is not known, or does not wait."""
+
+    def plan(self) -> pd.DataFrame:
+        """Return job_id, device, start_s, end_s (from now), status and reason of what runs and what is planned."""
+
+
+def get(session: Session, table: type[db.Base], row_id: str) -> Any:
+    """Return a row; NotFoundError names what is missing."""
+    row = session.get(table, row_id) if re.fullmatch(_ID, row_id) else None
+    if row is None:
+        raise NotFoundError(f"there is no {table.__name__.lower()} {row_id}")
+    return row
+
+
+def add(database: Database, table: type[db.Base], values: dict[str, Any], **parents: type[db.Base]) -> Any:
+    """Add a row whose columns ``parents`` name rows of other tables.
+
+    Raises NotFoundError where one of those is missing, ConflictError where the name is taken.
+    """
+    try:
+        with database.writing() as session:
+            for column, parent in parents.items():
+                if values.get(column) is not None:
+                    get(session, parent, values[column])
+            row = table(**values)
+            session.add(row)
+            session.flush()
+    except IntegrityError:
+        name = values.get("name") or values.get("index")
+        raise ConflictError(f"there is a {table.__name__.lower()} {name!r} already; choose another name or number") from None
+    return get_loaded(database, table, row.id)
+
+
+def get_loaded(database: Database, table: type[db.Base], row_id: str) -> Any:
+    """Return a row with all that its schema shows."""
+    with database.reading() as session:
+        row = get(session, table, row_id)
+        if isinstance(row, db.Run):
+            _ = row.job, row.config, row.agent
+        elif isinstance(row, db.Agent):
+            _ = row.gpus
+        return row
+
+
+def save_config(database: Database, wanted: schemas.ConfigIn) -> db.TrainConfig:
+    """Keep a valid configuration: the first of its name in the project is version 1, another content the next version.
+
+    Raises FieldsError for wrong values, NotFoundError, and ConflictError where the same is there already.
+    """
+    checked = schemas.check_config(wanted.config)
+    with database.writing() as session:
+        get(session, db.Project, wanted.project_id)
+        if wanted.group_id is not None and get(session, db.Group, wanted.group_id).project_id != wanted.project_id:
+            raise ConflictError("the group is of another project")
+        known = select(db.TrainConfig).where(db.TrainConfig.project_id == wanted.project_id, db.TrainConfig.name == wanted.name)
+        same = session.scalar(known.where(db.TrainConfig.config_hash == checked.digest))
+        if same is not None:
+            raise ConflictError(f"{wanted.name} has this content already: it is version {same.version}")
+        newest = session.scalar(known.with_only_columns(func.max(db.TrainConfig.version))) or 0
+        config = db.TrainConfig(project_id=wanted.project_id, group_id=wanted.group_id, name=wanted.name, kind=checked.kind,
+                                config_json=checked.values, config_hash=checked.digest, version=newest + 1)
+        session.add(config)
+    return config
+
+
+def queue_run(database: Database, dispatcher: Dispatcher, config_id: str, wanted: schemas.RunIn) -> db.Run:
+    """Make a run of a configuration and hand it to the queue (``enqueue``), or keep it for somebody who carries it out.
+
+    Raises FieldsError where the configuration no longer is valid, NotFoundError where it or the agent is missing.
+    """
+    with database.reading() as session:
+        config = get(session, db.TrainConfig, config_id)
+        if wanted.agent_id is not None:
+            get(session, db.Agent, wanted.agent_id)
+    checked = schemas.check_config(config.config_json)
+    name, folder = _new_folder(config, checked)
+    run = db.Run(project_id=config.project_id, config_id=config.id, name=name, folder=folder, epochs=checked.epochs,
+                 monitor_metric=checked.monitor_metric, monitor_mode=checked.monitor_mode, seed=checked.seed,
+                 only_agent_id=wanted.agent_id, gpu_indices=wanted.gpu_indices, docker_image=wanted.docker_image,
+                 env=wanted.env, tags=wanted.tags, job=db.Job(priority=wanted.priority) if wanted.enqueue else None)
+    with database.writing() as session:
+        session.add(run)
+    run = get_loaded(database, db.Run, run.id)
+    if wanted.enqueue:
+        dispatcher.submit(run)
+    return run
+
+
+def _new_folder(config: db.TrainConfig, checked: schemas.Checked) -> tuple[str, str]:
+    """Return the name and the new folder of a run, relative to ``paths.DATA``: the first of its name, then ``-v1``, ``-v2``."""
+    if checked.kind == "notebook":
+        base, name = Path("dashboard/notebooks"), files.safe_name(config.name.lower())
+    else:
+        values = checked.values
+        weights = "pretrained" if values["load_pretrained"] else "scratch"
+        usual = f"{values['model_flavour']}__{values['loss_name']}__{weights}{values['model_suffix']}"
+        base = Path("training", files.safe_name(Path(values["root"]).name.lower()))
+        name = files.safe_name((values["run_name"] or usual).lower())
+    files.folder(paths.DATA / base)
+    for number in range(_MOST_NAMES):
+        own = f"{name}-v{number}" if number else name
+        with files.writing(paths.DATA / base / own):
+            try:
+                (paths.DATA / base / own).mkdir()
+            except FileExistsError:
+                continue
+        return own, str(base / own)
+    raise InputError(f"{base / name}: there are {_MOST_NAMES} runs of this name; give the configuration another one")
+
+
+def cancel(database: Database, dispatcher: Dispatcher, run_id: str) -> db.Run:
+    """End a run: one that waits at once, one that runs when its worker has stopped; ConflictError where it has ended."""
+    run = get_loaded(database, db.Run, run_id)
+    if run.state in db.ENDS:
+        raise ConflictError(f"the run is {run.state} already")
+    if run.job is None or not dispatcher.cancel(run_id):
+        with database.writing() as session:
+            db.transition(session, run_id, db.CANCELLED, "cancelled")
+    return get_loaded(database, db.Run, run_id)
+
+
+def move_by_hand(database: Database, run_id: str, state: str, reason: str = "") -> db.Run:
+    """Say of a run that is carried out by hand that it runs or how it ended; ConflictError for a run of the queue."""
+    with database.writing() as session:
+        if get(session, db.Run, run_id).job is not None:
+            raise ConflictError("the run is in the queue, and its state is what its worker says; only cancel changes it")
+        db.transition(session, run_id, state, reason)
+    return get_loaded(database, db.Run, run_id)
+
+
+def reorder(database: Database, dispatcher: Dispatcher, run_id: str, priority: int) -> db.Run:
+    """Give a waiting run another priority; ConflictError where it does not wait in the queue."""
+    with database.writing() as session:
+        run = get(session, db.Run, run_id)
+        if run.job is None or run.state != db.QUEUED:
+            raise ConflictError(f"only a run that waits in the queue has a place there; this one is {run.state}")
+        run.job.priority = priority
+        run.updated_at = db.now()
+    dispatcher.reorder(run_id, priority)
+    return get_loaded(database, db.Run, run_id)
+
+
+def reserve(database: Database, agent_id: str, index: int, wanted: bool) -> db.Gpu:
+    """Reserve a card, so that nothing is placed on it, or release it; ConflictError where it is so already."""
+    with database.writing() as session:
+        chosen = (db.Gpu.agent_id == agent_id, db.Gpu.index == index)
+        changed = session.execute(update(db.Gpu).where(*chosen, db.Gpu.is_allocated != wanted)
+                                  .values(is_allocated=wanted, updated_at=db.now()))
+        gpu = session.scalar(select(db.Gpu).where(*chosen))
+        if gpu is None:
+            raise NotFoundError(f"agent {agent_id} has no GPU {index}")
+        if not changed.rowcount:
+            raise ConflictError(f"GPU {index} is {'reserved' if wanted else 'free'} already")
+        return gpu
+
+
+def runs(session: Session, limit: int, offset: int, *conditions: Any) -> list[db.Run]:
+    """Return a page of runs, the newest first, with their jobs, configurations and agents."""
+    related = (joinedload(db.Run.job), joinedload(db.Run.config), joinedload(db.Run.agent))
+    return list(session.scalars(select(db.Run).where(*conditions).order_by(db.Run.created_at.desc(), db.Run.id)
+                                .limit(limit).offset(offset).options(*related)))

@@ -1,0 +1,146 @@
+"""Who may use the dashboard: one token, and the gate that every request passes before anything else reads it."""
+
+import hashlib
+import hmac
+import os
+import re
+import secrets
+import time
+from pathlib import Path
+from urllib.parse import quote
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import cookie_parser
+from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from lib import files
+from lib.errors import InputError
+
+COOKIE = "dashboard"
+_AGE_S = 30 * 86_400
+_OPEN = ("/login", "/static/")  # what may be seen without the token
+_SAFE = ("GET", "HEAD", "OPTIONS")
+HEADERS = {"Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+           "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+           "X-Content-Type-Options": "nosniff", "Referrer-Policy": "same-origin", "X-Frame-Options": "DENY",
+           "Cache-Control": "no-store"}
+
+
+def read_token(folder: Path) -> tuple[str, Path | None]:
+    """Return the token and the file that keeps it: DASHBOARD_TOKEN, else a file in ``folder`` that only its owner can read.
+
+    The file is made if it is not there. Raises InputError for a token that is too short to be one, or that no header can hold.
+    """
+    token, path = os.environ.get("DASHBOARD_TOKEN"), None
+    if token is None:
+        path = files.folder(folder) / "token"
+        if not path.exists():
+            files.create(path, f"{secrets.token_urlsafe(32)}\n".encode(), files.PRIVATE)
+        with files.writing(path):
+            path.chmod(files.PRIVATE)
+            token = path.read_text(encoding="utf-8", errors="replace").strip()
+    if not re.fullmatch(r"[!-~]{16,200}", token):
+        raise InputError(f"{path or 'DASHBOARD_TOKEN'}: a token is of 16 to 200 letters, digits and signs, without spaces")
+    return token, path
+
+
+def same(one: str, other: str) -> bool:
+    """Return whether two secrets are the same, in a time that does not say where they differ."""
+    return hmac.compare_digest(one.encode(errors="surrogateescape"), other.encode())
+
+
+def cookie(token: str) -> str:
+    """Return what the cookie of a browser that knows the token holds: until when it counts, and a signature; not the token."""
+    return _signed(token, int(time.time()) + _AGE_S)
+
+
+def _signed(token: str, until: int) -> str:
+    return f"{until}.{hmac.new(token.encode(), f'page {until}'.encode(), hashlib.sha256).hexdigest()}"
+
+
+def _valid_cookie(token: str, value: str) -> bool:
+    until = value.partition(".")[0]
+    return bool(re.fullmatch("[0-9]{1,11}", until)) and int(until) > time.time() and same(value, _signed(token, int(until)))
+
+
+def set_cookie(response: Response, token: str, secure: bool) -> None:
+    """Give a browser the cookie: no script reads it, no other site sends it."""
+    response.set_cookie(COOKIE, cookie(token), max_age=_AGE_S, httponly=True, samesite="strict", secure=secure, path="/")
+
+
+class Gate:
+    """Let through what brings the token: the API by Authorization: Bearer, pages by the cookie, changes by pages of this site.
+
+    Everything else is refused here: 401, or for a page the way to /login; 403 for a form of another site; 413 for a body of
+    more than ``most_bytes``.
+    """
+
+    def __init__(self, app: ASGIApp, token: str, most_bytes: int):
+        self.app, self.token, self.most_bytes = app, token, most_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, or hand it on."""
+        if scope["type"] != "http":
+            if scope["type"] == "lifespan":
+                await self.app(scope, receive, send)
+            return
+        headers, send = Headers(scope=scope), _with_headers(send)
+        refusal = self._refusal(scope, headers)
+        if refusal is None and scope["method"] not in _SAFE:
+            body = await self._body(receive)
+            if body is None:
+                refusal = JSONResponse({"detail": f"the request is larger than {self.most_bytes} bytes"}, 413)
+            else:
+                receive = _again(body, receive)
+        await (refusal or self.app)(scope, receive, send)
+
+    def _refusal(self, scope: Scope, headers: Headers) -> Response | None:
+        path = scope["path"]
+        if path.startswith("/api/"):
+            kind, _, given = headers.get("authorization", "").partition(" ")
+            if kind.lower() == "bearer" and same(given.strip(), self.token):
+                return None
+            return JSONResponse({"detail": "the token is missing or wrong; send it as Authorization: Bearer TOKEN"}, 401,
+                                {"WWW-Authenticate": "Bearer"})
+        known = _valid_cookie(self.token, cookie_parser(headers.get("cookie", "")).get(COOKIE, ""))
+        if not known and path != "/login" and not path.startswith("/static/"):
+            return RedirectResponse(f"/login?next={quote(path)}", 303)
+        # browsers say where a form that changes something comes from
+        if scope["method"] not in _SAFE and headers.get("origin", "").partition("://")[2] != headers.get("host"):
+            return PlainTextResponse("this form was sent by another site; open the page here and try again\n", 403)
+        return None
+
+    async def _body(self, receive: Receive) -> bytes | None:
+        """Read a body as a whole; None where it is too large."""
+        parts, size, more = [], 0, True
+        while more:
+            message = await receive()
+            parts.append(message.get("body", b""))
+            size += len(parts[-1])
+            more = message.get("more_body", False)
+            if size > self.most_bytes:
+                return None
+        return b"".join(parts)
+
+
+def _again(body: bytes, receive: Receive) -> Receive:
+    """Return what gives a body that was read, then whatever comes after it."""
+    waiting: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receiving() -> Message:
+        return waiting.pop() if waiting else await receive()
+
+    return receiving
+
+
+def _with_headers(send: Send) -> Send:
+    """Add what keeps a browser from running, framing or keeping what it is sent, where the answer does not say it stricter."""
+    async def sending(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            own = MutableHeaders(scope=message)
+            for name, value in HEADERS.items():
+                own.setdefault(name, value)
+        await send(message)
+
+    return sending
