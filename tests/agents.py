@@ -1,6 +1,10 @@
-"""Agents with light slots, as processes: ``python -m tests.agents URL NAME SLOTS TOKEN``; what tests and benchmark share."""
+"""Agents with light slots, and their server, as processes; what tests and benchmark share.
 
-import argparse
+``python -m tests.agents agent URL NAME SLOTS`` and ``python -m tests.agents serve FOLDER PORT``.
+"""
+
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -9,21 +13,27 @@ from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-TOKEN = "a-token-of-tests"
+TOKEN = "a-token-of-the-tests"
+
+
+def limits(silent_s=3.0):
+    from lib.schedule.runtime.workers import Limits
+
+    return Limits(beat_s=0.2, silent_s=silent_s, ready_s=60, grace_s=0.5, late=20, least_s=60, attempts=3)
 
 
 def light_slots(count):
     """Return slots whose workers import nothing, as an agent takes them."""
-    from lib.dashboard.agent_messages import Device
+    from lib.dashboard.agents.messages import Device
     from lib.schedule.runtime.workers import Slot
 
     return [(Slot(f"cpu[{number}]"), Device(name=f"cpu[{number}]", model="light", cores=1, threads=1, memory_mb=1000.0))
             for number in range(count)]
 
 
-def agent(url, name, count, token):
-    """Return an agent that runs what is in ``tests.light``, whatever its arguments."""
-    from lib.dashboard.agent import Agent, Client
+def agent(url, name, count):
+    """Return an agent that runs what is in ``tests.light``, whatever its arguments, but for one task."""
+    from lib.dashboard.agents.agent import Agent, Client
 
     class Light(dict):
         def __contains__(self, call):
@@ -32,21 +42,60 @@ def agent(url, name, count, token):
         def __missing__(self, call):
             return lambda arguments: None
 
-    return Agent(Client(url, token), name, light_slots(count), Light())
+    return Agent(Client(url, TOKEN), name, light_slots(count), Light())
 
 
-def start(url, name, count=1, token=TOKEN):
-    """Start an agent in a process of its own."""
-    words = [sys.executable, "-m", "tests.agents", url, name, str(count), token]
-    return subprocess.Popen(words, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+def start(*words, log=None):
+    """Start an agent or a server in a process of its own."""
+    log = log or subprocess.PIPE
+    return subprocess.Popen([sys.executable, "-m", "tests.agents", *map(str, words)], cwd=ROOT, stderr=log, text=True)
+
+
+def spec_of(run):
+    """Return a run as a light task: its configuration says which, ``FOLDER`` in it is that of the database."""
+    from lib.schedule.runtime.journal import Spec
+
+    return Spec(run.id, run.config.config_json["call"], run.config.config_json["arguments"])
+
+
+def dispatcher_in(folder, silent_s=3.0, **options):
+    """Return a database and a dispatcher whose files are in a folder; its runs are light."""
+    from lib.dashboard.database import Database
+    from lib.dashboard.dispatcher import Dispatcher
+    from lib.schedule.policies import registry
+
+    database = Database(f"sqlite:///{folder}/dashboard.db")
+    usual = {"limits": limits(silent_s), "policy": registry.policy("first-come"), "spec_of": spec_of}
+    return database, Dispatcher(database, Path(folder) / "queue", **{**usual, **options})
+
+
+def add_runs(database, calls, **values):
+    """Add queued runs of (call, arguments), as the API does; return their ids."""
+    from lib.dashboard import database as db
+
+    with database.writing() as session:
+        project = db.Project(name=os.urandom(8).hex())
+        session.add(project)
+        session.flush()
+        runs = []
+        for number, (call, arguments) in enumerate(calls):
+            config = db.TrainConfig(project_id=project.id, name=f"c{number}", kind="light", config_hash=f"{call} {number}",
+                                    config_json={"call": call, "arguments": arguments})
+            session.add(config)
+            session.flush()
+            runs.append(db.Run(project_id=project.id, config_id=config.id, name=f"r{number}", folder=f"{project.id}/{number}",
+                               job=db.Job(), **values))
+            session.add(runs[-1])
+        session.flush()
+        return [run.id for run in runs]
 
 
 @contextmanager
-def served(app):
-    """Serve an app on a free port of this host, in a thread; give its address."""
+def served(app, port=0):
+    """Serve an app on a port of this host, in a thread; give its address."""
     import uvicorn
 
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", timeout_graceful_shutdown=1))
+    server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="error", timeout_graceful_shutdown=1))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     while not server.started:
@@ -55,12 +104,23 @@ def served(app):
         yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     finally:
         server.should_exit = True
-        thread.join(10)
+        thread.join(30)
+
+
+def serve(folder, port, silent_s):
+    """Serve the dashboard of a folder until killed."""
+    import uvicorn
+
+    from lib.dashboard.app import Settings, create_app
+
+    database, dispatcher = dispatcher_in(folder, silent_s)
+    uvicorn.run(create_app(Settings(database, TOKEN), dispatcher), port=port, log_level="error")
 
 
 if __name__ == "__main__":
-    options = argparse.ArgumentParser(description=__doc__)
-    for word in ("url", "name", "count", "token"):
-        options.add_argument(word)
-    given = options.parse_args()
-    agent(given.url, given.name, int(given.count), given.token).run()
+    what, *given = sys.argv[1:]
+    if what == "agent":
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # as the verb does
+        agent(given[0], given[1], int(given[2])).run()
+    else:
+        serve(given[0], int(given[1]), float(given[2]))

@@ -1,7 +1,5 @@
 """A dashboard for tests: a dispatcher that only remembers, and rows to look at."""
 
-import sys
-import types
 
 import pandas as pd
 from fastapi import APIRouter

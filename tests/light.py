@@ -63,6 +63,31 @@ def chatter(job, count, path=None, pause_s=0.0):
     return {"value": count}
 
 
+def trail(job, path, seconds):
+    """Leave a line when it begins and one when it ends, and print some between."""
+    import json
+
+    def leave(what):
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(json.dumps([what, time.monotonic(), os.getpid()]) + "\n")
+
+    leave("begins")
+    for number in range(10):
+        print(number)
+        time.sleep(seconds / 10)
+        job.check()
+    leave("ends")
+    return {"best_value": 1.0}
+
+
+def measured(job, steps):
+    """Report a loss a step, the last of which is no number."""
+    for step in range(steps):
+        loss = float("nan") if step == steps - 1 else 1 / (step + 1)
+        job.report({"metrics": {"step": step, "epoch": 0, "epochs": 1, "loss": loss}})
+    return {"best_value": 0.5}
+
+
 def weigh(job, size):
     """Report, and return, so many characters."""
     job.report({"metrics": {"text": "x" * size}})

@@ -1,57 +1,49 @@
 """Agents over a real server on this host: every job ends once, whatever is killed; logs have no holes and no doubles."""
 
 import os
-import random
 import signal
 import sys
-import threading
 import time
 import types
 from contextlib import contextmanager
 
-import numpy as np
 import psutil
 import pytest
 from fastapi import Depends, FastAPI, Header, HTTPException
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sqlalchemy import select
+from sqlalchemy.exc import OperationalError
 
 from lib import paths
 from lib.cli import main
-from lib.dashboard import agent, agent_devices, agent_workers
-from lib.dashboard.agent_messages import API_VERSION, Mailbox
-from lib.dashboard.agent_workers import Agents
+from lib.dashboard import database as db
+from lib.dashboard.agents import agent, devices, workers
+from lib.dashboard.agents.messages import API_VERSION, Mailbox
+from lib.dashboard.agents.workers import Agents
+from lib.dashboard.app import Settings, create_app
+from lib.dashboard.run_records import RunRecords
 from lib.errors import InputError
-from lib.schedule.policies import registry
-from lib.schedule.problem import Jobs
 from lib.schedule.runtime import executor, local_site
-from lib.schedule.runtime.journal import Spec
-from lib.schedule.runtime.workers import Limits
-from tests.agents import TOKEN, served, start
+from tests import killed_queue
+from tests.agents import TOKEN, add_runs, dispatcher_in, limits, served, start
 
-LIMITS = Limits(beat_s=0.1, silent_s=3, ready_s=60, grace_s=0.5, late=20, least_s=60, attempts=3)
+LIMITS = limits(3.0)
 
 
 class Here:
-    """Agents by name, and what was told of them."""
+    """What observes agents: it takes each by its name."""
 
-    def __init__(self):
-        self.registrations, self.gone = {}, []
+    busy = False
 
     def joined(self, agent):
-        self.registrations[agent.name] = agent
         return agent.name
 
-    def left(self, agent_id, reason):
-        self.gone.append((agent_id, reason))
+    def changed(self):
+        pass
 
-    def slots(self, count, within_s=30):
-        """Return the slots of the agents that there are, once there are so many."""
-        end = time.monotonic() + within_s
-        while len(slots := [slot for one in list(self.registrations.values()) for slot in agent_workers.slots_of(one)]) < count:
-            assert time.monotonic() < end
-            time.sleep(0.02)
-        return slots
+    def is_busy(self):
+        return self.busy
 
 
 def check_token(authorization: str = Header("")):
@@ -65,7 +57,7 @@ class Site:
     def __init__(self):
         self.here, self.silent, self.processes = Here(), False, []
         self.agents, self.app = Agents(self.here, LIMITS), FastAPI()
-        self.app.include_router(agent_workers.router(self.agents), prefix="/api/v1",
+        self.app.include_router(workers.router(self.agents), prefix="/api/v1",
                                 dependencies=[Depends(check_token), Depends(self._answer)])
 
     def _answer(self):
@@ -73,8 +65,17 @@ class Site:
             raise HTTPException(500, "no answer")
 
     def start(self, *words):
-        self.processes.append(start(self.url, *words))
+        self.processes.append(start("agent", self.url, *words))
         return self.processes[-1]
+
+    def slots(self, count=1):
+        """Return the slots of the agents that are connected, once there are so many."""
+        end = time.monotonic() + 30
+        while len(slots := self.agents.slots()) != count:
+            assert time.monotonic() < end
+            self.agents.expire()
+            time.sleep(0.02)
+        return [slot.slot for slot in slots.values()]
 
     @contextmanager
     def worker(self, slot, call, arguments):
@@ -106,57 +107,43 @@ def site():
         process.communicate()
 
 
-def run(specs, slots, spawn, folder):
-    jobs = Jobs(**{**Jobs.plain(len(specs)).__dict__, "ids": tuple(spec.job_id for spec in specs)})
-    return executor.execute(specs, jobs, local_site.fleet_of(tuple(slots)), slots, np.full((len(specs), 1), 0.05),
-                            registry.policy("first-come"), folder, LIMITS, spawn)
-
-
-def sleeping(count, seconds=0.01):
-    return [Spec(f"j{number}", "tests.light:sleep", {"seconds": seconds, "value": number}) for number in range(count)]
-
-
-@pytest.mark.slow
-def test_an_agent_runs_jobs_by_lease_and_leaves(site, tmp_path):
-    process = site.start("lab", 2)
-    specs = [*sleeping(10), Spec("no", "tests.light:refuse", {}), Spec("starved", "tests.light:starve", {})]
-    attempts, ends, notes = run(specs, site.here.slots(2), site.agents.spawn, tmp_path)
-    ends = ends.set_index("job_id")
-    assert len(ends) == 12 and not notes
-    assert set(ends.loc[[spec.job_id for spec in specs[:10]], "status"]) == {"done"}
-    assert "agents run no task 'tests.light:refuse'" in ends.loc["no", "reason"]
-    assert "out of memory" in ends.loc["starved", "reason"]
-    assert set(attempts["device"]) == {"lab/cpu[0]", "lab/cpu[1]"}
-    process.send_signal(signal.SIGINT)
-    process.wait(10)
-    assert site.here.gone == [("lab", "the agent left")]
-
-
 def is_running(pid):
     return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
 @pytest.mark.slow
 def test_lines_are_numbered_whole_and_in_order_and_a_stop_is_heeded(site):
-    site.start("lab")
-    slot, = site.here.slots(1)
+    process = site.start("lab", 1)
+    slot, = site.slots()
     with site.worker(slot, "tests.light:chatter", {"count": 3000}) as worker:
         messages = collect(worker, "done")
         lines = [message[2]["log"] for message in messages if message[0] == "report"]
         assert lines == [[number + 1, str(number)] for number in range(2999)] + [[3000, "ééé"]]
         assert messages[-1] == ("done", "t", {"value": 3000}) and {message[1] for message in messages} == {"t"}
         worker.send("run", "large", "tests.light:weigh", {"size": 300_000})
-        assert "what the task returns" in collect(worker, "failed")[-1][2]
+        *reports, failure = collect(worker, "failed")
+        assert [message[2]["log"][1] for message in reports] == [
+            "left out, as it has more than 200,000 bytes: what the task reports"]
+        assert "what the task returns" in failure[2]
         begin = time.monotonic()
         worker.send("run", "long", "tests.light:sleep", {"seconds": 60})
         worker.send("stop", "long")
         assert collect(worker, "stopped")[-1] == ("stopped", "long") and time.monotonic() - begin < 2
+        site.here.busy = True  # what it says now waits, and nothing is lost
+        worker.send("run", "more", "tests.light:chatter", {"count": 100})
+        time.sleep(0.5)
+        assert not [message for message in worker.messages() if message[0] == "report"]
+        site.here.busy = False
+        assert [message[2]["log"][0] for message in collect(worker, "done")[:-1]] == list(range(1, 101))
+    process.send_signal(signal.SIGTERM)
+    process.wait(10)
+    site.slots(0)
 
 
 @pytest.mark.slow
 def test_an_agent_that_hears_nothing_ends_its_workers_before_anybody_else_may_run_their_jobs(site, tmp_path):
-    site.start("lab")
-    slot, = site.here.slots(1)
+    site.start("lab", 1)
+    slot, = site.slots()
     with site.worker(slot, "tests.light:chatter", {"count": 10**6, "path": str(tmp_path / "pid"), "pause_s": 0.01}) as worker:
         collect(worker, "report")
         pid, site.silent, begin = int((tmp_path / "pid").read_text()), True, time.monotonic()
@@ -165,68 +152,32 @@ def test_an_agent_that_hears_nothing_ends_its_workers_before_anybody_else_may_ru
             assert time.monotonic() - begin < LIMITS.silent_s
             time.sleep(0.02)
         assert time.monotonic() - begin > LIMITS.silent_s / 2 - 1.1  # the last call may have waited a second
-        assert not site.here.gone
-    assert time.monotonic() - begin >= LIMITS.silent_s - 1.1
-    site.agents.expire()
-    assert site.here.gone == [("lab", f"no sign of life for {LIMITS.silent_s:g} s")]
-    site.here.registrations.clear()
+        assert site.agents.slots()
+    assert time.monotonic() - begin >= LIMITS.silent_s - 1.1  # so long it took to be sure that it has ended
+    site.slots(0)
     site.silent = False
-    slot, = site.here.slots(1)  # it joins again by itself
+    slot, = site.slots()  # it joins again by itself
     with site.worker(slot, "tests.light:sleep", {}) as worker:
         collect(worker, "done")
 
 
 @pytest.mark.slow
 def test_a_killed_agents_place_is_taken_when_its_workers_must_be_gone(site, tmp_path):
-    first = site.start("lab")
-    slot, = site.here.slots(1)
+    first = site.start("lab", 1)
+    slot, = site.slots()
     with site.worker(slot, "tests.light:chatter", {"count": 10**6, "path": str(tmp_path / "pid"), "pause_s": 0.01}) as worker:
         collect(worker, "report")
+        before = site.agents.slots()
         first.kill()
         begin = time.monotonic()
-        site.start("lab")
-        while not site.here.gone:
-            assert time.monotonic() - begin < 3 * LIMITS.silent_s
+        site.start("lab", 1)
+        while site.agents.slots() in (before, {}):
+            assert time.monotonic() - begin < 4 * LIMITS.silent_s
             time.sleep(0.02)
-        assert time.monotonic() - begin > LIMITS.silent_s / 2
-        died = collect(worker, "died")
-        lines = [message[2]["log"] for message in died if message[0] == "report"]
-        assert [number for number, _ in lines] == list(range(lines[0][0], lines[0][0] + len(lines)))
+        assert time.monotonic() - begin > LIMITS.silent_s - 1.1
+        lines = [message[2]["log"][0] for message in worker.messages() if message[0] == "report"]
+        assert lines == list(range(lines[0], lines[0] + len(lines)))
         assert not is_running(int((tmp_path / "pid").read_text()))
-
-
-@pytest.mark.slow
-def test_kills_lose_no_job_and_double_none(site, tmp_path):
-    """Agents are killed at random moments while jobs run, and begin anew."""
-    draw, names, over = random.Random(0), ["a", "b"], []
-
-    def kill():
-        while not over:
-            time.sleep(draw.uniform(0.3, 1.0))
-            one = draw.randrange(2)
-            running[one].kill()
-            running[one] = site.start(names[one])
-
-    running = [site.start(name) for name in names]
-    slots = site.here.slots(2)
-    killer = threading.Thread(target=kill)
-    killer.start()
-
-    def spawn(slot, limits):
-        while True:
-            site.agents.expire()
-            try:
-                return site.agents.spawn(slot, limits)
-            except executor.SlotLost:
-                time.sleep(0.05)
-
-    specs = [Spec(f"j{number}", "tests.light:marked", {"path": str(tmp_path / f"j{number}"), "value": number, "fault": "slow"})
-             for number in range(12)]
-    attempts, ends, _ = run(specs, slots, spawn, tmp_path / "run")
-    over.append(True)
-    killer.join()
-    assert sorted(ends["job_id"]) == sorted(spec.job_id for spec in specs)
-    assert (attempts["status"] == "done").sum() == (ends["status"] == "done").sum()
 
 
 def refusal(url, capsys, *words):
@@ -301,18 +252,138 @@ class Nvml:
 def test_gpus_are_those_that_may_be_used_as_the_driver_knows_them(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", Nvml())
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert [(card.index, card.uuid, card.compute_capability) for card in agent_devices.gpus()] == [
+    assert [(card.index, card.uuid, card.compute_capability) for card in devices.gpus()] == [
         (0, "GPU-aaaa", "9.0"), (1, "GPU-bbbb", "8.0")]
     for mask, uuids in (("1", ["GPU-bbbb"]), ("1,0", ["GPU-bbbb", "GPU-aaaa"]), ("GPU-aa", ["GPU-aaaa"]), ("", [])):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", mask)
-        assert [card.uuid for card in agent_devices.gpus()] == uuids
+        assert [card.uuid for card in devices.gpus()] == uuids
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    monkeypatch.setattr(agent_devices, "slots_here", lambda count: (*local_site.slots_here(count), executor.Slot("cuda:0")))
-    pairs = agent_devices.devices_here(1)
+    monkeypatch.setattr(devices, "slots_here", lambda count: (*local_site.slots_here(count), executor.Slot("cuda:0")))
+    pairs = devices.devices_here(1)
     assert [(slot.name, device.model, device.cores) for slot, device in pairs][-1] == ("cuda:0", "NVIDIA L4", 0)
-    load = agent_devices.Meter([pairs[-1][1].gpu]).load()
+    load = devices.Meter([pairs[-1][1].gpu]).load()
     assert load.gpus[0].utilisation_percent == 51 and load.memory_mb > load.memory_used_mb > 0
 
 
 def test_a_machine_without_a_driver_has_no_gpus():
-    assert agent_devices.gpus() == [] or os.path.exists("/dev/nvidiactl")
+    assert devices.gpus() == [] or os.path.exists("/dev/nvidiactl")
+
+
+@pytest.fixture
+def board(tmp_path):
+    """Give a dashboard of light runs, whose agents are processes."""
+    database, dispatcher = dispatcher_in(tmp_path)
+    one = types.SimpleNamespace(database=database, dispatcher=dispatcher, processes=[])
+    with served(create_app(Settings(database, TOKEN), dispatcher)) as one.url:
+        yield one
+    for process in one.processes:
+        process.kill()
+        process.communicate()
+
+
+def add(board, calls, **values):
+    ids = add_runs(board.database, calls, **values)
+    for run_id in ids:
+        board.dispatcher.submit(types.SimpleNamespace(id=run_id))
+    return ids
+
+
+def wait_for(board, ids, states=db.ENDS, within_s=60):
+    """Return runs by id, once each is in one of the states."""
+    end = time.monotonic() + within_s
+    while True:
+        with board.database.reading() as session:
+            runs = {run_id: session.get(db.Run, run_id) for run_id in ids}
+            if all(run.state in states for run in runs.values()):
+                return runs
+        assert time.monotonic() < end, [(run.state, run.reason) for run in runs.values()]
+        time.sleep(0.05)
+
+
+def lines_of(board, run_id):
+    with board.database.reading() as session:
+        rows = session.scalars(select(db.RunLog).where(db.RunLog.run_id == run_id).order_by(db.RunLog.id))
+        return [(row.attempt, row.n, row.line) for row in rows]
+
+
+@pytest.mark.slow
+def test_runs_of_the_database_are_placed_streamed_cancelled_and_ended(board):
+    board.processes.append(start("agent", board.url, "lab", 2))
+    ids = add(board, [("tests.light:chatter", {"count": 50}), ("tests.light:starve", {}), ("tests.light:refuse", {}),
+                      ("tests.light:measured", {"steps": 3}), ("tests.light:sleep", {"seconds": 60}),
+                      ("tests.light:hang", {})])
+    wait_for(board, ids[4:5], (db.RUNNING,))
+    begin = time.monotonic()
+    assert board.dispatcher.cancel(ids[4])
+    wait_for(board, ids[4:5])
+    assert time.monotonic() - begin < 2
+    wait_for(board, ids[5:], (db.RUNNING,))
+    assert board.dispatcher.cancel(ids[5])  # it heeds nothing, and is killed
+    runs = list(wait_for(board, ids).values())
+    assert [run.state for run in runs] == [db.FINISHED, db.FAILED, db.FAILED, db.FINISHED, db.CANCELLED, db.CANCELLED]
+    assert "out of memory" in runs[1].reason and "agents run no task" in runs[2].reason
+    assert lines_of(board, ids[0]) == [*((1, number + 1, str(number)) for number in range(49)), (1, 50, "ééé")]
+    assert (runs[3].step, runs[3].epoch, runs[3].epochs, runs[3].best_value) == (2, 0, 1, 0.5)
+    with board.database.reading() as session:
+        values = session.execute(select(db.RunMetric.step, db.RunMetric.key, db.RunMetric.value)
+                                 .where(db.RunMetric.run_id == ids[3]).order_by(db.RunMetric.id)).all()
+        lab = session.scalar(select(db.Agent))
+    assert values == [(0, "loss", 1.0), (1, "loss", 0.5), (2, "loss", None)]
+    assert lab.connected and lab.load["memory_mb"] > 0 and [slot["name"] for slot in lab.slots] == ["cpu[0]", "cpu[1]"]
+    assert runs[0].agent_id == lab.id and runs[0].device.startswith("cpu[")
+    assert runs[0].predicted_s == 600 and "predicted 600 s on lab/cpu (a guess" in runs[0].placement
+    assert not board.dispatcher.cancel(ids[0]) and not board.dispatcher.cancel("nobody")
+
+
+@pytest.mark.slow
+def test_a_run_may_be_bound_to_an_agent_and_learns_from_earlier_ones(board):
+    for name in ("a", "b"):
+        board.processes.append(start("agent", board.url, name, 1))
+    def agents():
+        with board.database.reading() as session:
+            return {agent.name: agent.id for agent in session.scalars(select(db.Agent))}
+    end = time.monotonic() + 30
+    while len(agents()) < 2:
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    ids = add(board, [("tests.light:sleep", {"seconds": 0.2})] * 4, only_agent_id=agents()["b"])
+    assert {run.agent_id for run in wait_for(board, ids).values()} == {agents()["b"]}
+    again = add(board, [("tests.light:sleep", {"seconds": 0.2})] * 1, only_agent_id=agents()["b"])
+    run = wait_for(board, again)[again[0]]
+    assert 0.1 < run.predicted_s < 2 and "by 1 earlier runs of this configuration" in run.placement
+
+
+def test_a_database_that_is_away_for_a_while_gets_everything_later(tmp_path):
+    database, dispatcher = dispatcher_in(tmp_path)
+    ids = add_runs(database, [("tests.light:sleep", {})])
+    gone, ended, records = [True], [], None
+
+    class Away:
+        @contextmanager
+        def writing(self):
+            if gone[0]:
+                raise OperationalError("BEGIN", {}, Exception("database is locked"))
+            with database.writing() as session:
+                yield session
+
+    records = RunRecords(Away(), lambda run_id, slot: {"device": slot}, lambda *_: None, ended.append)
+    records.start()
+    records.started(ids[0], 1, "lab/cpu", 0.0)
+    for number in range(5):
+        records.reported(ids[0], 1, {"log": [number + 1, "x"]})
+    records.ended(ids[0], 1, "done", "", {"best_value": 0.9}, 1.0)
+    records.started("nobody", 1, "lab/cpu", 0.0)
+    time.sleep(0.3)
+    gone[0] = False
+    records.close()
+    board = types.SimpleNamespace(database=database)
+    run = wait_for(board, ids)[ids[0]]
+    assert (run.state, run.best_value, run.device, len(lines_of(board, ids[0]))) == (db.FINISHED, 0.9, "lab/cpu", 5)
+    assert ended == ["nobody"]
+
+
+@pytest.mark.slow
+def test_kills_of_agents_and_server_lose_no_run_and_end_none_twice(tmp_path):
+    """A dashboard and two agents, each killed at random moments and started again, until all runs have ended."""
+    summary = killed_queue.run(tmp_path, runs=12, agents=2, kills=4, seed=0, silent_s=2.0)
+    assert summary["wrong"] == [] and summary["ended"] == 12 and summary["kills"] >= 4

@@ -6,10 +6,13 @@ from lib.cli.options import a_path, folder_name, whole
 
 
 def _agent(options: argparse.Namespace) -> int:
-    from lib.dashboard import agent, agent_devices
+    import signal
 
+    from lib.dashboard.agents import agent, devices
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # it leaves as when it is interrupted
     client = agent.Client(options.server, agent.read_token(options.token_file))
-    agent.Agent(client, options.name or agent.default_name(), agent_devices.devices_here(options.slots)).run()
+    agent.Agent(client, options.name or agent.default_name(), devices.devices_here(options.slots)).run()
     return 0
 
 

@@ -27,7 +27,7 @@ from lib.schedule.problem import Fleet, Jobs, Problem
 from lib.schedule.runtime.journal import Journal, Spec
 from lib.schedule.runtime.view import Entry, Occupant, View
 from lib.schedule.runtime.workers import Limits, ProcessWorker, Slot, SlotLost, Spawn, Worker
-from lib.schedule.state import Finished, Policy, Restart, Wait
+from lib.schedule.state import Policy, Restart, Wait
 
 JOURNAL = "run.sqlite"
 _TICK_S = 0.2

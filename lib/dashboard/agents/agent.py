@@ -24,8 +24,9 @@ import httpx
 import lib
 from lib import paths
 from lib.config.base import parse
-from lib.dashboard.agent_devices import Meter
-from lib.dashboard.agent_messages import (
+from lib.dashboard.agents.devices import Meter
+from lib.dashboard.agents.logged_worker import LoggedWorker
+from lib.dashboard.agents.messages import (
     API_VERSION,
     MOST_BYTES,
     Device,
@@ -35,7 +36,6 @@ from lib.dashboard.agent_messages import (
     Registration,
     Reply,
 )
-from lib.dashboard.logged_worker import LoggedWorker
 from lib.errors import InputError, one_line
 from lib.schedule.runtime.workers import Limits, Slot
 

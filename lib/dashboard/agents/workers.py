@@ -13,12 +13,22 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from multiprocessing import Pipe
 from typing import Any, Protocol
 
 from fastapi import APIRouter, Depends, HTTPException, Request
 
-from lib.dashboard.agent_messages import API_VERSION, Device, Exchange, Load, Mailbox, Registered, Registration, Reply
+from lib.dashboard.agents.messages import (
+    API_VERSION,
+    Device,
+    Exchange,
+    Load,
+    Mailbox,
+    Registered,
+    Registration,
+    Reply,
+)
 from lib.schedule.runtime.workers import Limits, Slot, SlotLost
 
 _OLD, _BUSY, _GONE = 409, 503, 410
@@ -26,21 +36,35 @@ _LOOK_S = 0.05
 
 
 class AgentObserver(Protocol):
-    """What is told of agents as they come and go; called from several threads, one call of an agent at a time."""
+    """What is told of agents as they come and go; called from several threads."""
 
     def joined(self, agent: Registration) -> str:
         """Take an agent whose session begins; return its id."""
 
-    def left(self, agent_id: str, reason: str) -> None:
-        """Note that an agent is gone, and all that ran there."""
+    def changed(self) -> None:
+        """Notice that ``Agents.slots`` has changed."""
+
+    def is_busy(self) -> bool:
+        """Return whether agents shall keep what they have to say for a while."""
+
+
+@dataclass(frozen=True)
+class AgentSlot:
+    """A slot of an agent that is connected, in one session of it."""
+
+    slot: Slot
+    agent: str
+    agent_id: str
+    session: str
+    device: Device
 
 
 class _Session:
     """One agent from its registration on."""
 
-    def __init__(self, registration: Registration, silent_s: float):
-        self.registration, self.silent_s = registration, silent_s
-        self.key, self.agent_id = secrets.token_hex(16), ""
+    def __init__(self, registration: Registration, agent_id: str, silent_s: float):
+        self.registration, self.agent_id, self.silent_s = registration, agent_id, silent_s
+        self.key = secrets.token_hex(16)
         self.mailbox, self.workers, self.load = Mailbox(), {}, None
         self.seen_s, self.over = time.monotonic(), ""
         self._waiting: set[Callable[[], None]] = set()
@@ -69,23 +93,27 @@ class _Session:
         """Return whether nothing was heard for so long that the agent has ended its workers."""
         return time.monotonic() - self.seen_s > self.silent_s
 
-    def take(self, exchange: Exchange) -> None:
-        """Hand on what an agent sends."""
+    def take(self, exchange: Exchange, messages: bool) -> None:
+        """Hand on what an agent sends; its ``messages`` unless these shall wait."""
         self.seen_s, self.load = time.monotonic(), exchange.load or self.load
         self.mailbox.acknowledge(exchange.acknowledged)
-        for number, *message in self.mailbox.take(exchange.messages):
+        for number, *message in self.mailbox.take(exchange.messages if messages else ()):
             if worker := self.workers.get(number):
                 worker.put(tuple(message))
-        for worker in filter(None, map(self.workers.get, exchange.alive)):
+        for worker in filter(None, [self.workers.get(number) for number in exchange.alive]):
             worker.put(("heartbeat",))
 
     def end(self, reason: str) -> None:
-        """End it, and with it all its workers."""
+        """End it, and with it all its workers: their slots leave the queue."""
         self.over = reason
-        for worker in list(self.workers.values()):
-            worker.put(("died", reason))
-            worker.put(("ended",))
         self.wake()
+
+    def slots(self) -> list[AgentSlot]:
+        """Return its slots as the queue has them, ``agent/cpu[0-3]``: a CPU is a device type, and each GPU; none when over."""
+        name = self.registration.name
+        return [] if self.over else [
+            AgentSlot(Slot(f"{name}/{device.name}", (), device.threads), name, self.agent_id, self.key, device)
+            for device in self.registration.devices]
 
 
 class AgentWorker:
@@ -96,11 +124,9 @@ class AgentWorker:
         self._inbox: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
         self._ended = threading.Event()
         self.pipe, self._bell = Pipe(duplex=False)
+        self._rung = threading.Event()
         session.workers[number] = self
         session.post(number, "spawn", device)
-        if session.over:  # it may have ended before it knew of this worker
-            self.put(("died", session.over))
-            self.put(("ended",))
 
     def put(self, message: tuple[Any, ...]) -> None:
         """Take a message of the agent."""
@@ -108,7 +134,8 @@ class AgentWorker:
             self._ended.set()
             return
         self._inbox.put(message)
-        if message[0] != "heartbeat":
+        if message[0] != "heartbeat" and not self._rung.is_set():  # once: a full pipe would hold up the server
+            self._rung.set()
             with contextlib.suppress(OSError):  # it was shut down meanwhile
                 self._bell.send_bytes(b".")
 
@@ -116,6 +143,7 @@ class AgentWorker:
         """Return the messages since the last call."""
         while self.pipe.poll():
             self.pipe.recv_bytes()
+        self._rung.clear()
         return [self._inbox.get() for _ in range(self._inbox.qsize())]
 
     def send(self, *message: Any) -> None:
@@ -139,7 +167,7 @@ class Agents:
 
     def __init__(self, observer: AgentObserver, limits: Limits | None = None):
         self.limits, self._observer = limits or Limits(), observer
-        self._lock, self._numbers = threading.RLock(), itertools.count(1)
+        self._lock, self._numbers = threading.Lock(), itertools.count(1)
         self._sessions: dict[str, _Session] = {}  # by the agents' names
 
     def register(self, registration: Registration) -> Registered:
@@ -150,29 +178,29 @@ class Agents:
                 raise HTTPException(_BUSY, f"an agent named {registration.name} is connected from {last.registration.host}; "
                                     f"another one takes its place when that was silent for {self.limits.silent_s:g} s")
             self._end(last, "the agent began anew")
-            session = self._sessions[registration.name] = _Session(registration, self.limits.silent_s)
-            session.agent_id = self._observer.joined(registration)
+            session = _Session(registration, self._observer.joined(registration), self.limits.silent_s)
+            self._sessions[registration.name] = session
+        self._observer.changed()
         return Registered(agent_id=session.agent_id, session=session.key, beat_s=self.limits.beat_s,
                           silent_s=self.limits.silent_s)
 
     async def exchange(self, agent_id: str, exchange: Exchange) -> Reply:
         """Take an agent's messages, give it those for it. Raises HTTPException where its session is over."""
-        session = next((one for one in self._sessions.values() if secrets.compare_digest(one.key, exchange.session)), None)
-        if not session or session.over or session.agent_id != agent_id:
+        session = next((one for one in list(self._sessions.values()) if one.agent_id == agent_id), None)
+        if not session or session.over or not secrets.compare_digest(session.key.encode(), exchange.session.encode()):
             raise HTTPException(_GONE, f"this session is over ({session.over if session else 'the server began anew'}); end "
                                 "what runs and register again")
-        session.take(exchange)
+        session.take(exchange, not self._observer.is_busy())
         if exchange.leaving:
-            await asyncio.to_thread(self._end, session, "the agent left")
+            self._end(session, "the agent left")
         elif exchange.wait_s:
             await session.wait(exchange.wait_s)
         return Reply(acknowledged=session.mailbox.received, messages=tuple(session.mailbox.outgoing()))
 
     def _end(self, session: _Session | None, reason: str) -> None:
-        with self._lock:
-            if session and not session.over:
-                session.end(reason)
-                self._observer.left(session.agent_id, reason)
+        if session and not session.over:
+            session.end(reason)
+            self._observer.changed()
 
     def expire(self) -> None:
         """End the sessions of agents that are silent; call it now and then."""
@@ -184,23 +212,16 @@ class Agents:
         """Return how busy each agent that is connected was when last heard of, by its id."""
         return {one.agent_id: one.load for one in list(self._sessions.values()) if not one.over}
 
+    def slots(self) -> dict[str, AgentSlot]:
+        """Return the slots of the agents that are connected, by their names in the queue."""
+        return {one.slot.name: one for session in list(self._sessions.values()) for one in session.slots()}
+
     def spawn(self, slot: Slot, _: Limits) -> AgentWorker:
         """Start a worker on a slot; SlotLost where its agent is not connected, or has it no more."""
-        for session in list(self._sessions.values()):
-            for device in session.registration.devices:
-                if not session.over and slot_name(session.registration, device) == slot.name:
-                    return AgentWorker(session, next(self._numbers), device.name)
-        raise SlotLost("its agent is gone")
-
-
-def slot_name(agent: Registration, device: Device) -> str:
-    """Return the name of an agent's slot in the queue, ``agent/cpu[0-3]``: its CPU is a device type, and each of its GPUs."""
-    return f"{agent.name}/{device.name}"
-
-
-def slots_of(agent: Registration) -> list[Slot]:
-    """Return an agent's slots as the queue has them; their cores are the agent's matter."""
-    return [Slot(slot_name(agent, device), (), device.threads) for device in agent.devices]
+        wanted = self.slots().get(slot.name)
+        if not wanted:
+            raise SlotLost("its agent is gone")
+        return AgentWorker(self._sessions[wanted.agent], next(self._numbers), wanted.device.name)
 
 
 async def _same_version(request: Request) -> None:
@@ -216,11 +237,12 @@ def router(agents: Agents) -> APIRouter:
     """Return the endpoints of agents, to be mounted behind the check of tokens."""
     routes = APIRouter(tags=["agents"])
 
-    @routes.post("/agents", dependencies=[Depends(_same_version)])
+    @routes.post("/agents", dependencies=[Depends(_same_version)], responses={
+        _OLD: {"description": "Another version of the protocol"}, _BUSY: {"description": "The name is taken; try again"}})
     def register(registration: Registration) -> Registered:
         return agents.register(registration)
 
-    @routes.post("/agents/{agent_id}/exchange")
+    @routes.post("/agents/{agent_id}/exchange", responses={_GONE: {"description": "The session is over; register again"}})
     async def exchange(agent_id: str, exchange: Exchange) -> Reply:
         return await agents.exchange(agent_id, exchange)
 

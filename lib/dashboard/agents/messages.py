@@ -10,13 +10,25 @@ import threading
 from collections import deque
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from lib.config.base import Count, PlainName, Positive, Strict
 
 API_VERSION = 1
 MOST_BYTES = 200_000  # of the messages of one exchange, and of each of them
 Text = Annotated[str, Field(max_length=200)]
+_SHAPES = {"ready": (int,), "done": (str, object), "failed": (str, str), "refused": (str, str), "stopped": (str,),
+           "report": (str, dict), "died": (str,), "ended": ()}
+
+
+def _well_formed(message: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Refuse what is no message of a worker: it would meet code that takes it for one."""
+    number, worker, what, *content = message if len(message) > 2 else (None, None, None)
+    shape = _SHAPES.get(what) if isinstance(what, str) else None
+    if not isinstance(number, int) or not isinstance(worker, int) or shape is None or len(shape) != len(content) or not all(
+            map(isinstance, content, shape)):
+        raise ValueError("is no message (number, worker, what, ...) of a worker")
+    return message
 
 
 class Gpu(Strict):
@@ -86,7 +98,7 @@ class Exchange(Strict):
 
     session: Text
     acknowledged: Count
-    messages: tuple[tuple[Any, ...], ...] = ()
+    messages: tuple[Annotated[tuple[Any, ...], AfterValidator(_well_formed)], ...] = ()
     alive: tuple[int, ...] = ()
     load: Load | None = None
     wait_s: Annotated[float, Field(ge=0, le=1)] = 0.0

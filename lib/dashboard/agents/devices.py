@@ -7,7 +7,7 @@ from typing import Any
 
 import psutil
 
-from lib.dashboard.agent_messages import Device, Gpu, GpuLoad, Load
+from lib.dashboard.agents.messages import Device, Gpu, GpuLoad, Load
 from lib.schedule.runtime.local_site import slots_here
 from lib.schedule.runtime.workers import Slot
 

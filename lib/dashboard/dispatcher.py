@@ -1,0 +1,266 @@
+"""The dispatcher: the queue of ``lib.schedule`` over the database's runs and the agents' slots.
+
+The queue's journal knows what was placed where and how it ended; the database knows what was wanted. Every step between them
+can be repeated, and is at each start: a server that is killed at any moment loses no run and runs none twice.
+"""
+
+import contextlib
+import math
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import pandas as pd
+from sqlalchemy import select
+from sqlalchemy.orm import joinedload
+
+from lib import paths
+from lib.dashboard import database as db
+from lib.dashboard.agents import workers
+from lib.dashboard.agents.messages import Load, Registration
+from lib.dashboard.predictions import Place, Predictions
+from lib.dashboard.run_records import STATES, RunRecords, best
+from lib.errors import InputError, one_line
+from lib.schedule.policies import registry
+from lib.schedule.runtime.journal import Spec
+from lib.schedule.runtime.service import Service
+from lib.schedule.runtime.workers import Limits, device_type_of
+from lib.schedule.state import Policy
+
+_TEND_S, _BEAT_S, _AGAIN_S = 0.5, 2.0, 5.0
+_WORKER_SILENT = 2.0  # a worker may be silent so much longer than its agent, whose silence is another matter
+_QUEUE = select(db.Run).join(db.Job).options(joinedload(db.Run.job), joinedload(db.Run.config))
+
+
+def spec_of(run: db.Run) -> Spec:
+    """Return a run as a task of a worker (``lib.finetune.task``, or a notebook)."""
+    config, folder = run.config.config_json, paths.DATA / run.folder
+    if run.config.kind == "notebook":
+        out = folder / Path(config["notebook"]).name
+        return Spec(run.id, "lib.schedule.runtime.tasks:notebook",
+                    {"path": config["notebook"], "parameters": config["parameters"], "out": str(out)})
+    return Spec(run.id, "lib.finetune.task:finetune", {"config": config, "folder": str(folder)})
+
+
+class Dispatcher:
+    """Places runs on agents. ``router`` is what agents talk to."""
+
+    def __init__(self, database: db.Database, folder: Path, limits: Limits | None = None, policy: Policy | None = None,
+                 spec_of: Callable[[db.Run], Spec] = spec_of):
+        self._database, self._folder, self._spec_of = database, folder, spec_of
+        self._limits, self._policy = limits or Limits(), policy or registry.policy("hybrid")
+        self._agents = workers.Agents(self, self._limits)
+        self.router = workers.router(self._agents)
+        self._predictions = Predictions()
+        self._records = RunRecords(database, self._placed, self._measured, self.cancel)
+        self._over, self._rung = threading.Event(), threading.Event()
+        self._submitted: SimpleQueue[str] = SimpleQueue()
+        self._service: Service | None = None
+        self._slots: dict[str, workers.AgentSlot] = {}  # those that the queue has
+        self._reserved: set[tuple[str, int]] = set()
+        self._expected: set[str] = set()  # agents that may still run what an earlier server sent them, until
+        self._until_s = 0.0
+        self._threads: list[threading.Thread] = []
+
+    # ------------------------------------------------------------------------------------------ what the dashboard calls
+
+    def start(self) -> None:
+        """Begin to serve the queue. Raises InputError where another server has it, and what the database raises."""
+        limits = replace(self._limits, silent_s=_WORKER_SILENT * self._limits.silent_s)
+        self._service = Service(self._folder, self._policy, self._predictions.seconds, limits, self._agents.spawn,
+                                self._records)
+        try:
+            self._reconcile()
+        except BaseException:
+            self._service.close()
+            raise
+        self._records.start()
+        self._threads = [threading.Thread(target=target, name=name, daemon=True) for target, name in (
+            (self._lead, "queue"), (self._submit_all, "submissions"), (self._tend, "agents"))]
+        for thread in self._threads:
+            thread.start()
+
+    def close(self) -> None:
+        """End; what runs stays in the journal, and is tried again by the next server."""
+        self._over.set()
+        self._rung.set()
+        self._submitted.put("")
+        for thread in self._threads:
+            thread.join()
+        self._records.close()
+        self._service.close()
+
+    def submit(self, run: db.Run) -> None:
+        """Take a queued run; one that is known already stays."""
+        self._submitted.put(run.id)
+
+    def cancel(self, run_id: str) -> bool:
+        """End a run; False where it is not known, or has ended."""
+        return self._service.cancel(run_id)
+
+    def reorder(self, run_id: str, priority: int) -> bool:
+        """Give a run another priority; False where it is not known, or has ended."""
+        return self._service.reorder(run_id, priority)
+
+    def plan(self) -> pd.DataFrame:
+        """Return job_id, device, start_s, end_s (from now), status and reason of what runs and what is planned."""
+        return self._service.plan()
+
+    # ------------------------------------------------------------------------------------------ journal and database
+
+    def _lead(self) -> None:
+        """Lead the queue until it is over, again where a disk was full, the policy at a loss, or whatever else went wrong."""
+        while not self._over.is_set():
+            try:
+                self._service.run(self._over.is_set)
+            except Exception as error:  # the journal has what there was
+                reason = str(error) if isinstance(error, InputError) else one_line(error)
+                print(f"the queue stopped, and goes on in {_AGAIN_S:g} s: {reason}", file=sys.stderr, flush=True)
+                self._over.wait(_AGAIN_S)
+
+    def _reconcile(self) -> None:
+        """Bring journal and database together after whatever ended the server before."""
+        attempts, ends = self._service.attempts(), self._service.ends().set_index("job_id")
+        with self._database.reading() as session:
+            runs = session.scalars(_QUEUE.where(db.Run.state.in_((db.QUEUED, db.RUNNING))).order_by(db.Run.created_at)).all()
+            self._expected = set(session.scalars(select(db.Agent.name).where(db.Agent.connected)))
+            self._predictions.recall(session, attempts)
+        self._until_s = time.monotonic() + self._limits.silent_s
+        with self._database.writing() as session:
+            for run in runs:
+                if run.id in ends.index:
+                    end = ends.loc[run.id]
+                    if end["attempt"]:
+                        db.transition(session, run.id, db.RUNNING, attempt=int(end["attempt"]))
+                    db.transition(session, run.id, STATES[end["status"]], end["reason"], **best(end["result"]))
+                elif run.state == db.RUNNING:
+                    db.transition(session, run.id, db.QUEUED, "the server was restarted")
+        for run in runs:
+            if run.id not in ends.index:
+                self._predictions.add(run)
+                self._submitted.put(run.id)
+
+    def _submit_all(self) -> None:
+        """Submit what waits in the database to the queue, once it is known how long it should take."""
+        while run_id := self._submitted.get():
+            while not self._over.is_set():
+                try:
+                    self._submit(run_id)
+                    break
+                except db.UNAVAILABLE:
+                    self._over.wait(_TEND_S)
+
+    def _submit(self, run_id: str) -> None:
+        if not (run := self._read(run_id)):
+            return
+        self._predictions.add(run)
+        self._predictions.advise(run_id)
+        try:
+            self._service.submit(self._spec_of(run), priority=run.job.priority)
+        except InputError as error:
+            with self._database.writing() as session:
+                db.transition(session, run_id, db.FAILED, str(error))
+            return
+        now = self._read(run_id)  # what was changed before the queue knew it
+        if now is None:
+            self._service.cancel(run_id)
+        elif now.job.priority != run.job.priority:
+            self._service.reorder(run_id, now.job.priority)
+
+    def _read(self, run_id: str) -> db.Run | None:
+        """Return a run that has not ended, None for any other."""
+        with self._database.reading() as session:
+            run = session.scalar(_QUEUE.where(db.Run.id == run_id))
+            return run if run and run.state not in db.ENDS else None
+
+    def _measured(self, run_id: str, slot: str, seconds: float) -> None:
+        self._predictions.measure(run_id, device_type_of(slot), seconds)
+
+    def _placed(self, run_id: str, slot: str) -> dict[str, Any]:
+        """Return where a run goes and why, as columns of Run."""
+        place = self._slots.get(slot)
+        return {**self._predictions.placement(run_id, device_type_of(slot)),
+                **({"agent_id": place.agent_id, "device": place.device.name} if place else {})}
+
+    # ------------------------------------------------------------------------------------------ agents
+
+    def joined(self, agent: Registration) -> str:
+        """Keep an agent and its cards in the database; return its id."""
+        with self._database.writing() as session:
+            row = session.scalar(select(db.Agent).where(db.Agent.name == agent.name)) or db.Agent(name=agent.name)
+            session.add(row)
+            row.host, row.labels, row.by_hand, row.connected = agent.host, dict(agent.labels), False, True
+            row.api_version, row.runner_version = str(agent.api_version), agent.runner_version
+            row.last_heartbeat_at, row.slots = db.now(), [device.model_dump(mode="json") for device in agent.devices]
+            cards = {card.index: card for card in row.gpus}
+            for gpu in (device.gpu for device in agent.devices if device.gpu):
+                card = cards.get(gpu.index) or db.Gpu(index=gpu.index)
+                if gpu.index not in cards:
+                    row.gpus.append(card)
+                card.uuid, card.name, card.total_mem_mb = gpu.uuid, gpu.name, int(gpu.memory_mb)
+                card.compute_capability, card.last_seen_at = gpu.compute_capability, db.now()
+            session.flush()
+            return row.id
+
+    def changed(self) -> None:
+        """Look at the agents soon: one has come or gone."""
+        self._rung.set()
+
+    def is_busy(self) -> bool:
+        """Return whether agents shall keep what they have to say for a while."""
+        return self._records.is_full()
+
+    def _tend(self) -> None:
+        """Give the queue the slots that there are, and the database the signs of life, until it is over."""
+        beat_s = -math.inf
+        while not self._over.is_set():
+            self._agents.expire()
+            if time.monotonic() - beat_s > _BEAT_S or self._rung.is_set():
+                beat_s = time.monotonic()
+                with contextlib.suppress(*db.UNAVAILABLE):  # the next time is soon
+                    self._write_loads()
+            self._rung.clear()
+            self._match_slots()
+            self._rung.wait(_TEND_S)
+
+    def _match_slots(self) -> None:
+        """Let slots join and leave the queue, as agents do; none while agents may run what an earlier server sent them."""
+        there = self._agents.slots()
+        self._expected -= {slot.agent for slot in there.values()}
+        wanted = {name: slot for name, slot in there.items()
+                  if not (slot.device.gpu and (slot.agent_id, slot.device.gpu.index) in self._reserved)}
+        if self._expected and time.monotonic() < self._until_s:
+            wanted = {}
+        for name, slot in list(self._slots.items()):
+            if wanted.get(name) != slot:
+                del self._slots[name]
+                self._service.remove_slot(name)
+        for name, slot in wanted.items():
+            if name not in self._slots:
+                self._slots[name] = slot
+                self._predictions.place(device_type_of(name), Place(slot.agent_id, slot.agent, slot.device))
+                self._service.add_slot(slot.slot)
+
+    def _write_loads(self) -> None:
+        """Write how busy agents are, and which are gone; read which cards are reserved."""
+        loads = self._agents.loads()
+        with self._database.writing() as session:
+            for row in session.scalars(select(db.Agent).where(db.Agent.connected | db.Agent.id.in_(loads))):
+                row.connected = row.id in loads or (row.name in self._expected and time.monotonic() < self._until_s)
+                if row.id in loads:
+                    row.last_heartbeat_at, row.load = db.now(), _flat(loads[row.id])
+            cards = session.scalars(select(db.Gpu).where(db.Gpu.is_allocated))
+            self._reserved = {(card.agent_id, card.index) for card in cards}
+
+
+def _flat(load: Load | None) -> dict[str, float]:
+    if load is None:
+        return {}
+    cards = {f"gpu_{number}_{name}": value for number, card in enumerate(load.gpus)
+             for name, value in card.model_dump(exclude={"uuid"}).items()}
+    return {**load.model_dump(exclude={"gpus"}), **cards}

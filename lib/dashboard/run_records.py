@@ -1,0 +1,153 @@
+"""What happens to runs, written into the database: in order, in batches, and again until it is there."""
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+from itertools import groupby
+from queue import Empty, SimpleQueue
+from typing import Any, NamedTuple
+
+from sqlalchemy import update
+from sqlalchemy.orm import Session
+
+from lib.dashboard import database as db
+from lib.errors import one_line
+
+STATES = {"done": db.FINISHED, "failed": db.FAILED, "cancelled": db.CANCELLED}
+_BATCH, _MOST = 1000, 20_000
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S, _GATHER_S = 0.1, 5.0, 0.05
+_POSITION = ("step", "epoch", "epochs")
+
+
+class _Event(NamedTuple):
+    run_id: str
+    attempt: int
+    what: str  # state | log | metrics
+    content: Any
+
+
+class RunRecords:
+    """The observer of the queue. What the database does not take now is kept and tried again, in the same order."""
+
+    def __init__(self, database: db.Database, placed: Callable[[str, str], dict[str, Any]],
+                 measured: Callable[[str, str, float], None], unwanted: Callable[[str], Any]):
+        """``placed`` gives what is known of a run's place, columns of Run; ``measured`` gets the seconds of a whole run there.
+
+        ``unwanted`` gets runs that have ended in the database, or are not in it.
+        """
+        self._database, self._placed, self._measured, self._unwanted = database, placed, measured, unwanted
+        self._begun: dict[str, tuple[str, float]] = {}  # runs at their first attempt: the slot, and when
+        self._events: SimpleQueue[_Event] = SimpleQueue()
+        self._over, self._thread = threading.Event(), threading.Thread(target=self._write_all, name="run records", daemon=True)
+
+    def started(self, job_id: str, attempt: int, slot: str, at_s: float) -> None:
+        """Note that an attempt starts."""
+        if attempt == 1:
+            self._begun[job_id] = slot, at_s
+        self._state(job_id, attempt, db.RUNNING, "", {"attempt": attempt, **self._placed(job_id, slot)})
+
+    def ended(self, job_id: str, attempt: int, status: str, reason: str, result: Any, at_s: float) -> None:
+        """Note the end of a run."""
+        slot, start_s = self._begun.pop(job_id, ("", 0.0))
+        if slot and status == "done":
+            self._measured(job_id, slot, at_s - start_s)
+        self._state(job_id, attempt, STATES[status], reason, best(result))
+
+    def stopped(self, job_id: str, attempt: int, status: str, reason: str, at_s: float) -> None:
+        """Note that an attempt ended, and the run waits again."""
+        self._begun.pop(job_id, None)
+        self._state(job_id, attempt, db.QUEUED, f"{status}: {reason}" if reason else status, {})
+
+    def reported(self, job_id: str, attempt: int, content: dict[str, Any]) -> None:
+        """Note a line of the log, or how far the run is."""
+        for what in ("log", "metrics"):
+            if what in content:
+                self._events.put(_Event(job_id, attempt, what, content[what]))
+
+    def _state(self, run_id: str, attempt: int, state: str, reason: str, facts: dict[str, Any]) -> None:
+        self._events.put(_Event(run_id, attempt, "state", (state, reason, facts)))
+
+    def is_full(self) -> bool:
+        """Return whether so much waits for the database that agents should wait too."""
+        return self._events.qsize() > _MOST
+
+    def start(self) -> None:
+        """Begin to write."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Write what waits, if the database takes it."""
+        self._over.set()
+        self._thread.join()
+
+    def _write_all(self) -> None:
+        while batch := self._next_batch():
+            pause_s = _FIRST_PAUSE_S
+            while not self._written(batch):
+                if self._over.is_set():
+                    return  # the journal has the states; they are written at the next start
+                time.sleep(pause_s)
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def _next_batch(self) -> list[_Event]:
+        """Wait for events; return those that came within a moment, none when it is over."""
+        batch: list[_Event] = []
+        while not batch and not (self._over.is_set() and self._events.empty()):
+            try:
+                batch.append(self._events.get(timeout=0.2))
+                self._over.wait(_GATHER_S)
+                while len(batch) < _BATCH:
+                    batch.append(self._events.get_nowait())
+            except Empty:
+                continue
+        return batch
+
+    def _written(self, batch: list[_Event]) -> bool:
+        """Write events in one transaction; return False where the database takes nothing now."""
+        unwanted: set[str] = set()
+        try:
+            with self._database.writing() as session:
+                for (run_id, attempt, what), events in groupby(batch, key=lambda event: event[:3]):
+                    try:
+                        _WRITERS[what](session, run_id, attempt, [event.content for event in events])
+                    except (db.ConflictError, db.NotFoundError):
+                        unwanted.add(run_id)
+        except db.UNAVAILABLE:
+            return False
+        except Exception as error:  # one event that no database takes shall not keep the others out
+            if len(batch) > 1:
+                return all(self._written([event]) for event in batch)
+            print(f"run {batch[0].run_id}: {batch[0].what} is not kept: {one_line(error)}", file=sys.stderr)
+        for run_id in unwanted:
+            self._unwanted(run_id)
+        return True
+
+
+def best(result: Any) -> dict[str, Any]:
+    """Return what a run's result says of its best value, as columns."""
+    value = result.get("best_value") if isinstance(result, dict) else None
+    return {"best_value": float(value)} if isinstance(value, int | float) else {}
+
+
+def _write_states(session: Session, run_id: str, _: int, states: list[tuple[str, str, dict[str, Any]]]) -> None:
+    for state, reason, facts in states:
+        db.transition(session, run_id, state, reason, **facts)
+
+
+def _write_logs(session: Session, run_id: str, attempt: int, lines: list[tuple[int, str]]) -> None:
+    db.add_logs(session, run_id, attempt, lines)
+
+
+def _write_metrics(session: Session, run_id: str, _: int, reports: list[dict[str, Any]]) -> None:
+    for report in reports:
+        values = {name: value for name, value in report.items() if name not in _POSITION and type(value) in (int, float)}
+        step = int(report.get("step") or 0)
+        db.add_metrics(session, run_id, step, values, report.get("epoch"), str(report.get("split", "train")))
+    position = {name: report[name] for report in reports for name in _POSITION if type(report.get(name)) is int}
+    if position:
+        session.execute(update(db.Run).where(db.Run.id == run_id).values(**position, updated_at=db.now())
+                        .execution_options(synchronize_session=False))
+
+
+_WRITERS = {"state": _write_states, "log": _write_logs, "metrics": _write_metrics}
