@@ -166,7 +166,7 @@ def test_a_killed_agents_place_is_taken_when_its_workers_must_be_gone(site, tmp_
     first = site.start("lab", 1)
     slot, = site.slots()
     with site.worker(slot, "tests.light:chatter", {"count": 10**6, "path": str(tmp_path / "pid"), "pause_s": 0.01}) as worker:
-        collect(worker, "report")
+        messages = collect(worker, "report")
         before = site.agents.slots()
         first.kill()
         begin = time.monotonic()
@@ -175,8 +175,9 @@ def test_a_killed_agents_place_is_taken_when_its_workers_must_be_gone(site, tmp_
             assert time.monotonic() - begin < 4 * LIMITS.silent_s
             time.sleep(0.02)
         assert time.monotonic() - begin > LIMITS.silent_s - 1.1
-        lines = [message[2]["log"][0] for message in worker.messages() if message[0] == "report"]
-        assert lines == list(range(lines[0], lines[0] + len(lines)))
+        messages += worker.messages()
+        lines = [message[2]["log"][0] for message in messages if message[0] == "report"]
+        assert lines == list(range(1, len(lines) + 1))
         assert not is_running(int((tmp_path / "pid").read_text()))
 
 
@@ -198,7 +199,7 @@ def test_a_wrong_token_version_or_server_is_one_line_and_status_2(site, home, ca
     assert f"speaks version {API_VERSION - 1} of the agents' protocol" in refusal(site.url, capsys, *words)
     assert "is no dashboard" in refusal(f"{site.url}/elsewhere", capsys, *words)
     assert "is no address" in refusal("localhost:8000", capsys, *words)
-    assert "is no address" in refusal("http://a b", capsys, *words)
+    assert "is no address" in refusal("http://", capsys, *words)
 
 
 @settings(max_examples=50, deadline=None)

@@ -90,6 +90,8 @@ class Dispatcher:
         self._over.set()
         self._rung.set()
         self._submitted.put("")
+        self._threads[-1].join()
+        self._agents.close()  # from now on; the next server waits until they have noticed
         for thread in self._threads:
             thread.join()
         self._records.close()

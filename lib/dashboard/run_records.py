@@ -1,5 +1,6 @@
 """What happens to runs, written into the database: in order, in batches, and again until it is there."""
 
+import math
 import sys
 import threading
 import time
@@ -141,7 +142,8 @@ def _write_logs(session: Session, run_id: str, attempt: int, lines: list[tuple[i
 
 def _write_metrics(session: Session, run_id: str, _: int, reports: list[dict[str, Any]]) -> None:
     for report in reports:
-        values = {name: value for name, value in report.items() if name not in _POSITION and type(value) in (int, float)}
+        values = {name: math.nan if value is None else value for name, value in report.items()  # JSON has no NaN
+                  if name not in _POSITION and (value is None or type(value) in (int, float))}
         step = int(report.get("step") or 0)
         db.add_metrics(session, run_id, step, values, report.get("epoch"), str(report.get("split", "train")))
     position = {name: report[name] for report in reports for name in _POSITION if type(report.get(name)) is int}

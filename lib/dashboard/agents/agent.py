@@ -76,7 +76,11 @@ class Client:
     """The two calls of the server."""
 
     def __init__(self, server: str, token: str):
-        if not server.startswith(("http://", "https://")):
+        try:
+            url = httpx.URL(server)
+        except httpx.InvalidURL:
+            url = httpx.URL("")
+        if url.scheme not in ("http", "https") or not url.host:
             raise InputError(f"--server {server!r} is no address; it is such as http://127.0.0.1:8000")
         self.server = server.rstrip("/")
         self._http = httpx.Client(headers={"Authorization": f"Bearer {token}", "Content-Type": "application/json"},
@@ -94,8 +98,6 @@ class Client:
         """Return the answer. Raises InputError for what no later try would mend, else _NoAnswerError or _SessionOverError."""
         try:
             response = self._http.post(f"{self.server}{_API}{path}", content=content.model_dump_json(), timeout=patience_s)
-        except httpx.InvalidURL as error:
-            raise InputError(f"--server {self.server!r} is no address ({error})") from None
         except httpx.HTTPError as error:
             raise _NoAnswerError(one_line(error)) from None
         status, where = response.status_code, f"what answers at {self.server}"

@@ -208,6 +208,11 @@ class Agents:
             if session.is_silent():
                 self._end(session, f"no sign of life for {session.silent_s:g} s")
 
+    def close(self) -> None:
+        """End all sessions, without waiting for the agents to notice."""
+        for session in list(self._sessions.values()):
+            self._end(session, "the server ends")
+
     def loads(self) -> dict[str, Load | None]:
         """Return how busy each agent that is connected was when last heard of, by its id."""
         return {one.agent_id: one.load for one in list(self._sessions.values()) if not one.over}
