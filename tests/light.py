@@ -18,12 +18,46 @@ def sleep(job, seconds=0.01, value=None):
     return {"value": value, "torch": "torch" in sys.modules}
 
 
+def talk(job, count):
+    """Report and print so many times."""
+    for step in range(count):
+        job.report({"metrics": {"step": step}})
+        print(f"step {step}")
+
+
+def deaf(job, seconds):
+    """Take so long, whatever it is told."""
+    time.sleep(seconds)
+
+
 def where(job):
     """Say what the worker finds: the code, the place of outputs, the threads."""
     import lib
     from lib import paths
 
     return {"lib": os.path.dirname(lib.__file__), "output": str(paths.OUTPUT), "threads": os.environ["OMP_NUM_THREADS"]}
+
+
+def card(job):
+    """Say which card the worker may see, and by which device it is told to use it."""
+    return {"card": os.environ.get("CUDA_VISIBLE_DEVICES"), "device": job.device, "torch": "torch" in sys.modules}
+
+
+def shout(job, lines):
+    """Print lines, progress, and from below Python; a long line, and one that does not end."""
+    for number in range(lines):
+        print(f"line {number}")
+    print("10 %\r50 %\r100 %", file=sys.stderr)
+    os.system("echo from below")
+    print("x" * 8200)
+    sys.stdout.write("no newline")
+
+
+def print_and_die(job):
+    print("last words")
+    sys.stdout.write("unfinished")
+    sys.stdout.flush()
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def once(job, path, fault, value=None):
