@@ -7,7 +7,6 @@ import unicodedata
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, get_args, get_type_hints
-from uuid import UUID
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, TypeAdapter, ValidationError, create_model
 from pydantic_core import from_json
@@ -63,7 +62,8 @@ def _text(least: int, most: int) -> Any:
     return Annotated[str, Field(min_length=least, max_length=most), AfterValidator(_plain)]
 
 
-RowId = Annotated[UUID, AfterValidator(str)]
+ROW_ID = "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+RowId = Annotated[str, Field(pattern=f"^{ROW_ID}$")]
 Name = Annotated[str, Field(min_length=1, max_length=120, pattern=r"^\S(.*\S)?$"), AfterValidator(_plain)]
 Line, Long = _text(0, 500), _text(0, 5000)
 Object = Annotated[dict[str, JsonValue], AfterValidator(_bounded)]
