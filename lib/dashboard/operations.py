@@ -147,7 +147,7 @@ def cancel(database: Database, dispatcher: Dispatcher, run_id: str) -> db.Run:
     return get_loaded(database, db.Run, run_id)
 
 
-def move_by_hand(database: Database, run_id: str, state: str, reason: str = "") -> db.Run:
+def move_manually(database: Database, run_id: str, state: str, reason: str = "") -> db.Run:
     """Say of a run that is carried out by hand that it runs or how it ended; ConflictError for a run of the queue."""
     with database.writing() as session:
         if get(session, db.Run, run_id).job is not None:
