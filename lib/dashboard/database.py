@@ -138,6 +138,7 @@ class Agent(_Named, Base):
     runner_version: Mapped[str] = mapped_column(default="")
     last_heartbeat_at: Mapped[datetime | None]
     manual: Mapped[bool] = mapped_column(default=False)  # entered on the page; nothing registered
+    connected: Mapped[bool] = mapped_column(default=False)
     slots: Mapped[list[Any]] = mapped_column(default=list)
     load: Mapped[dict[str, Any]] = mapped_column(default=dict)
     gpus: Mapped[list["Gpu"]] = relationship(order_by="Gpu.index", cascade="all, delete-orphan")

@@ -331,7 +331,7 @@ def _agents(database: Database) -> APIRouter:
         with database.reading() as session:
             running = operations.runs(session, 500, 0, db.Run.state == db.RUNNING)
         return render(request, "agents.html", status, agents=api.agents(database, 500, 0), running=running, errors=errors,
-                      form=form, now=db.now())
+                      form=form)
 
     @part.get("")
     def agents(request: Request):
