@@ -296,11 +296,14 @@ def test_a_body_that_is_no_json_is_refused(shared, content):
      {"parameters.epochs", "parameters.devise", "parameters.lr"}),
     ({"notebook": "../../etc/passwd", "parameters": 3, "more": 1}, {"notebook", "parameters", "more"}),
     ({"notebook": ["notebooks/02_profile.ipynb"]}, {"notebook"}),
-    ({**TINY, "epochs": 0, "lr": "fast", "colour": "red", "loss_name": "none"}, {"epochs", "lr", "colour", "loss_name"})])
+    ({**TINY, "hf_token": "hf_secret"}, {"hf_token"}),
+    ({**TINY, "epochs": 0, "lr": "fast", "colour": "red", "loss_name": "none", "hf_token": "hf_secret"},
+     {"epochs", "lr", "colour", "loss_name", "hf_token"})])
 def test_all_errors_of_a_configuration_come_at_once_by_field(shared, config, fields):
     answer = shared.api.post("/api/v1/configs", json={"project_id": NOBODY, "name": "c", "config": config})
     assert answer.status_code == 422
     assert set(answer.json()["errors"]) == fields
+    assert "hf_secret" not in answer.text
 
 
 def test_no_input_makes_the_server_fail(shared):

@@ -17,6 +17,7 @@ from lib.dashboard import database as db
 from lib.errors import InputError, choices, printable
 
 _DEEPEST, _LONGEST = 16, 100_000
+_SECRETS = ("hf_token",)
 
 
 class FieldsError(InputError):
@@ -226,7 +227,13 @@ def check_config(values: Mapping[str, Any]) -> Checked:
         return _check_notebook(values)
     from lib.finetune.config import TrainConfig
 
-    config = _built(TrainConfig, values)
+    secrets = {name: "is a secret and not kept here; set HF_TOKEN where the agent runs" for name in _SECRETS if values.get(name)}
+    try:
+        config = _built(TrainConfig, {name: value for name, value in values.items() if name not in _SECRETS})
+    except FieldsError as error:
+        raise FieldsError(error.errors | secrets) from None
+    if secrets:
+        raise FieldsError(secrets)
     known = {name: getattr(config, name, None) for name in ("monitor_metric", "monitor_mode", "epochs", "seed")}
     return Checked("finetune", config.model_dump(mode="json"), **known)
 
@@ -274,6 +281,8 @@ def form_fields() -> list[dict[str, Any]]:
     kinds = {"integer": "number", "number": "number", "boolean": "boolean"}
     rows = []
     for name, field in TrainConfig.model_json_schema()["properties"].items():
+        if name in _SECRETS:
+            continue
         default = field.get("default")
         rows.append({"name": name, "kind": "choice" if "enum" in field else kinds.get(field.get("type"), "text"),
                      "choices": field.get("enum", ()), "needed": "default" not in field,
