@@ -1,5 +1,6 @@
 """The dashboard in a real browser: from the login to a run's live log and curves, over a restart, on a desktop and a phone."""
 
+import os
 import shutil
 import socket
 import time
@@ -25,10 +26,10 @@ def browser(chromium, home):
         pytest.skip("no chromedriver here (apt-get install chromium-driver): the pages cannot be driven")
     options = webdriver.ChromeOptions()
     options.binary_location = chromium
-    for word in ("headless=new", "no-sandbox", "disable-gpu", "disable-dev-shm-usage", f"user-data-dir={home / 'browser'}"):
+    for word in ("headless=new", "no-sandbox", "disable-gpu", "disable-dev-shm-usage"):
         options.add_argument(f"--{word}")
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    browser = webdriver.Chrome(options=options, service=Service(driver))
+    browser = webdriver.Chrome(options=options, service=Service(driver, env={**os.environ, "TMPDIR": "/tmp"}))  # a socket's path is short
     yield browser
     browser.quit()
 
@@ -83,7 +84,8 @@ def test_a_run_from_the_login_to_its_end(browser, home):
         wait(browser, "document.querySelector('[data-fact=state]').textContent === 'queued'")
         site.move(run, "running", device="cpu[0]", placement="earliest end")
         write(run.id, 40)
-        wait(browser, "document.querySelectorAll('[data-line]').length === 40 && document.querySelectorAll('.curve').length === 2")
+        wait(browser, "document.querySelectorAll('[data-line]').length === 40")
+        wait(browser, "document.querySelectorAll('.curve polyline').length === 2")
         assert wait(browser, "document.querySelector('[data-fact=placement]').textContent") == "earliest end"
     wait(browser, "document.getElementById('connection').textContent.startsWith('The connection is lost')")
     write(run.id, 40)  # while nobody serves the page
@@ -100,7 +102,8 @@ def test_a_run_from_the_login_to_its_end(browser, home):
         for width, dark in ((1200, False), (390, True)):
             show(browser, width, dark)
             colours = []
-            for page in ("projects", f"projects/{project}/configs", f"projects/{project}/runs", f"runs/{run.id}", "agents", "schedule"):
+            for page in ("projects", f"projects/{project}/configs", f"projects/{project}/runs", f"runs/{run.id}", "agents",
+                         "schedule"):
                 browser.get(f"{url}/web/{page}")
                 assert browser.execute_script("return document.documentElement.scrollWidth") <= width, page
                 colours.append(browser.execute_script("return getComputedStyle(document.body).backgroundColor"))

@@ -227,7 +227,7 @@ def check_config(values: Mapping[str, Any]) -> Checked:
         return _check_notebook(values)
     from lib.finetune.config import TrainConfig
 
-    secrets = {name: "is a secret and not kept here; set HF_TOKEN where the agent runs" for name in _SECRETS if values.get(name)}
+    secrets = {name: "is a secret and not kept; set HF_TOKEN where the agent runs" for name in _SECRETS if values.get(name)}
     try:
         config = _built(TrainConfig, {name: value for name, value in values.items() if name not in _SECRETS})
     except FieldsError as error:
