@@ -29,7 +29,8 @@ def browser(chromium, home):
     for word in ("headless=new", "no-sandbox", "disable-gpu", "disable-dev-shm-usage"):
         options.add_argument(f"--{word}")
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    browser = webdriver.Chrome(options=options, service=Service(driver, env={**os.environ, "TMPDIR": "/tmp"}))  # a socket's path is short
+    short = {**os.environ, "TMPDIR": "/tmp"}  # it makes a socket there, whose path must be short
+    browser = webdriver.Chrome(options=options, service=Service(driver, env=short))
     yield browser
     browser.quit()
 
@@ -80,8 +81,8 @@ def test_a_run_from_the_login_to_its_end(browser, home):
         form.find_element(By.NAME, "parameters").send_keys('{"source": "replay"}')
         form.find_element(By.TAG_NAME, "button").click()
         press(browser, "Queue run")
+        wait(browser, "document.querySelector('[data-fact=state]')?.textContent === 'queued'")
         (run,) = site.dispatcher.submitted
-        wait(browser, "document.querySelector('[data-fact=state]').textContent === 'queued'")
         site.move(run, "running", device="cpu[0]", placement="earliest end")
         write(run.id, 40)
         wait(browser, "document.querySelectorAll('[data-line]').length === 40")
