@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: report test check elsewhere lab bench lint clean
+.PHONY: report test check elsewhere lab dashboard bench lint clean
 .DEFAULT_GOAL := report
 
 $(READY): requirements.txt pyproject.toml
@@ -35,6 +35,10 @@ lint: $(READY)
 
 lab: $(READY)
 	$(BIN)/jupyter lab --notebook-dir=notebooks
+
+# The dashboard with an agent of this machine and a project to try things with (PORT=8000).
+dashboard: $(READY)
+	@$(BIN)/python -m lib dashboard --demo $(if $(PORT),--port $(PORT))
 
 # Timings that are no pass or fail: overhead, agreement of runs, peers, learning, start-up.
 bench: $(READY)

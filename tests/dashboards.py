@@ -1,7 +1,15 @@
 """A dashboard for tests: a dispatcher that only remembers, and rows to look at."""
 
+import os
+import shutil
+import subprocess
+import threading
+import time
+from contextlib import contextmanager
 
 import pandas as pd
+import pytest
+import uvicorn
 from fastapi import APIRouter
 from fastapi.testclient import TestClient
 
@@ -23,7 +31,10 @@ class Remembering:
         self.started = self.closed = False
         self.planned = pd.DataFrame(columns=list(schemas.PlannedOut.model_fields))
         self.router = APIRouter(tags=["agents"])
-        self.router.add_api_route("/agents", lambda body: {}, methods=["POST"])
+
+        @self.router.post("/agents")
+        def register(body: schemas.AgentIn) -> dict[str, str]:
+            return {"name": body.name}
 
     def start(self):
         self.started = True
@@ -59,6 +70,13 @@ class Site:
         self.stranger = TestClient(self.app, base_url="http://dashboard", follow_redirects=False)
         assert self.page.post("/login", data={"token": TOKEN, "next": "/login"}).status_code == 200
 
+    def clear(self):
+        """Forget all rows, and what the dispatcher was asked for."""
+        with self.database.writing() as session:
+            for table in reversed(db.Base.metadata.sorted_tables):
+                session.execute(table.delete())
+        self.dispatcher.__init__(self.database)
+
     def project(self, name="demo"):
         return operations.add(self.database, db.Project, {"name": name})
 
@@ -72,3 +90,72 @@ class Site:
     def move(self, run, state, reason="", **facts):
         with self.database.writing() as session:
             return db.transition(session, run.id, state, reason, **facts)
+
+
+@contextmanager
+def serving(app, port=0):
+    """Serve an application in a thread; give its URL."""
+    server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="error", timeout_graceful_shutdown=1))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        while not server.started:
+            assert thread.is_alive()
+            time.sleep(0.01)
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(10)
+
+
+class Postgres:
+    """A real PostgreSQL in a folder of its own; it refuses to run as root."""
+
+    BINARIES = "/usr/lib/postgresql/15/bin"
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.user = ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups"] if os.getuid() == 0 else []
+        folder.mkdir()
+        if self.user:
+            shutil.chown(folder, "postgres", "postgres")
+        self._call("initdb", "-D", folder / "data", "-A", "trust", "-N", "-U", "tester")
+        self.start()
+
+    def _call(self, name, *words):
+        command = [*self.user, f"{self.BINARIES}/{name}", "-D", self.folder / "data", *words]
+        subprocess.run(list(map(str, command)), check=True, stdout=subprocess.DEVNULL, cwd="/")
+
+    def start(self):
+        self._call("pg_ctl", "-w", "-l", self.folder / "log", "-o", f"-k {self.folder} -h '' -F", "start")
+
+    def stop(self):
+        self._call("pg_ctl", "-w", "-m", "immediate", "stop")
+
+    @property
+    def url(self):
+        return f"postgresql://tester@/postgres?host={self.folder}"
+
+    @classmethod
+    def missing(cls):
+        """Return why it cannot run here, or nothing."""
+        if not os.path.exists(f"{cls.BINARIES}/initdb"):
+            return "no PostgreSQL 15 here (apt-get install postgresql)"
+        if os.getuid() == 0 and not shutil.which("setpriv"):
+            return "PostgreSQL does not run as root, and there is no setpriv"
+        return ""
+
+
+@pytest.fixture(scope="session")
+def postgres(tmp_path_factory):
+    """Run a PostgreSQL for the tests of a file, or skip."""
+    if Postgres.missing():
+        pytest.skip(Postgres.missing())
+    import tempfile
+
+    folder = tempfile.mkdtemp(prefix="pg", dir="/tmp")  # a socket's path is short, and others must reach it
+    os.chmod(folder, 0o755)
+    server = Postgres(db.Path(folder) / "p")
+    yield server
+    server.stop()
+    shutil.rmtree(folder)

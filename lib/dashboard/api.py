@@ -123,12 +123,12 @@ def _runs(database: db.Database, dispatcher: Dispatcher) -> APIRouter:
         return operations.reorder(database, dispatcher, run_id, body.priority)
 
     @part.post("/{run_id}/start", response_model=schemas.RunOut)
-    def start_run_by_hand(run_id: Id):
-        return operations.move_by_hand(database, run_id, db.RUNNING)
+    def start_manual_run(run_id: Id):
+        return operations.move_manually(database, run_id, db.RUNNING)
 
     @part.post("/{run_id}/finish", response_model=schemas.RunOut)
-    def finish_run_by_hand(run_id: Id, body: schemas.EndIn):
-        return operations.move_by_hand(database, run_id, body.state, body.reason)
+    def finish_manual_run(run_id: Id, body: schemas.EndIn):
+        return operations.move_manually(database, run_id, body.state, body.reason)
 
     def rows_after(table: type[db.Base], run_id: str, after: int, limit: int) -> list[Any]:
         with database.reading() as session:
@@ -162,9 +162,9 @@ def _agents(database: db.Database) -> APIRouter:
     def new_gpu(body: schemas.GpuIn):
         return operations.add(database, db.Gpu, body.model_dump(), agent_id=db.Agent)
 
-    @part.post("/by-hand", response_model=schemas.AgentOut, status_code=201)
-    def new_agent_by_hand(body: schemas.AgentIn):
-        return operations.add(database, db.Agent, body.model_dump() | {"by_hand": True})
+    @part.post("/manual", response_model=schemas.AgentOut, status_code=201)
+    def new_manual_agent(body: schemas.AgentIn):
+        return operations.add(database, db.Agent, body.model_dump() | {"manual": True})
 
     @part.post("/{agent_id}/refresh", response_model=schemas.AgentOut)
     def refresh_agent(agent_id: Id):

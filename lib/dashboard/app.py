@@ -40,13 +40,13 @@ def create_app(settings: Settings, dispatcher: Dispatcher) -> FastAPI:
             dispatcher.close()
 
     app = FastAPI(title="Dashboard", version=__version__, lifespan=lifespan, openapi_url="/api/v1/openapi.json", docs_url=None,
-                  redoc_url=None)
+                  redoc_url=None, max_body_size=settings.most_bytes)
     app.include_router(api.router(settings.database, dispatcher))
     app.include_router(dispatcher.router, prefix="/api/v1", dependencies=[Depends(HTTPBearer(auto_error=False))],
                        responses=api.REFUSALS)
     app.include_router(pages.router(settings.database, dispatcher, settings.token), include_in_schema=False)
     app.mount("/static", StaticFiles(directory=pages.HERE / "static"))
-    app.add_middleware(Gate, token=settings.token, most_bytes=settings.most_bytes)
+    app.add_middleware(Gate, token=settings.token)
     for kind in (InputError, RequestValidationError, HTTPException, IntegrityError, *database.UNAVAILABLE):
         app.add_exception_handler(kind, _answer)
     return app
@@ -70,9 +70,9 @@ def _described(error: Exception) -> tuple[int, str, dict[str, str]]:
             return HTTPStatus.CONFLICT, str(error), {}
         case RequestValidationError():
             fields = schemas.FieldsError(schemas.fields(error.errors(), drop=1))
-            return HTTPStatus.UNPROCESSABLE_CONTENT, str(fields), fields.errors
+            return HTTPStatus.UNPROCESSABLE_ENTITY, str(fields), fields.errors
         case InputError():
-            return HTTPStatus.UNPROCESSABLE_CONTENT, str(error), getattr(error, "errors", {})
+            return HTTPStatus.UNPROCESSABLE_ENTITY, str(error), getattr(error, "errors", {})
         case HTTPException():
             return error.status_code, str(error.detail), {}
         case IntegrityError():

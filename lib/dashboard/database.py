@@ -61,6 +61,7 @@ class _Utc(TypeDecorator):
     cache_ok = True
 
     def process_result_value(self, value, dialect):
+        """Return a time with its zone."""
         return value.replace(tzinfo=UTC) if value is not None and value.tzinfo is None else value
 
 
@@ -71,6 +72,7 @@ class _Finite(TypeDecorator):
     cache_ok = True
 
     def process_bind_param(self, value, dialect):
+        """Return what is kept."""
         return float(value) if value is not None and math.isfinite(value) else None
 
 
@@ -135,7 +137,7 @@ class Agent(_Named, Base):
     api_version: Mapped[str] = mapped_column(default="")
     runner_version: Mapped[str] = mapped_column(default="")
     last_heartbeat_at: Mapped[datetime | None]
-    by_hand: Mapped[bool] = mapped_column(default=False)  # entered on the page; nothing registered
+    manual: Mapped[bool] = mapped_column(default=False)  # entered on the page; nothing registered
     connected: Mapped[bool] = mapped_column(default=False)
     slots: Mapped[list[Any]] = mapped_column(default=list)
     load: Mapped[dict[str, Any]] = mapped_column(default=dict)

@@ -1,6 +1,7 @@
 """What the API and the pages both do: each function is one change, checked, in one transaction."""
 
 import re
+import uuid
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,10 +15,6 @@ from lib import files, paths
 from lib.dashboard import database as db
 from lib.dashboard import schemas
 from lib.dashboard.database import ConflictError, Database, NotFoundError
-from lib.errors import InputError
-
-_MOST_NAMES = 10_000
-_ID = "[0-9a-f-]{36}"
 
 
 class Dispatcher(Protocol):
@@ -46,7 +43,7 @@ class Dispatcher(Protocol):
 
 def get(session: Session, table: type[db.Base], row_id: str) -> Any:
     """Return a row; NotFoundError names what is missing."""
-    row = session.get(table, row_id) if re.fullmatch(_ID, row_id) else None
+    row = session.get(table, row_id) if re.fullmatch(schemas.ROW_ID, row_id) else None
     if row is None:
         raise NotFoundError(f"there is no {table.__name__.lower()} {row_id}")
     return row
@@ -66,8 +63,8 @@ def add(database: Database, table: type[db.Base], values: dict[str, Any], **pare
             session.add(row)
             session.flush()
     except IntegrityError:
-        name = values.get("name") or values.get("index")
-        raise ConflictError(f"there is a {table.__name__.lower()} {name!r} already; choose another name or number") from None
+        name = values["index"] if table is db.Gpu else repr(values["name"])
+        raise ConflictError(f"there is a {table.__name__.lower()} {name} already; choose another") from None
     return get_loaded(database, table, row.id)
 
 
@@ -113,11 +110,13 @@ def queue_run(database: Database, dispatcher: Dispatcher, config_id: str, wanted
         if wanted.agent_id is not None:
             get(session, db.Agent, wanted.agent_id)
     checked = schemas.check_config(config.config_json)
-    name, folder = _new_folder(config, checked)
-    run = db.Run(project_id=config.project_id, config_id=config.id, name=name, folder=folder, epochs=checked.epochs,
-                 monitor_metric=checked.monitor_metric, monitor_mode=checked.monitor_mode, seed=checked.seed,
-                 only_agent_id=wanted.agent_id, gpu_indices=wanted.gpu_indices, docker_image=wanted.docker_image,
-                 env=wanted.env, tags=wanted.tags, job=db.Job(priority=wanted.priority) if wanted.enqueue else None)
+    folder = _new_folder(config, checked)
+    name = folder.name if checked.kind == "finetune" else config.name
+    run = db.Run(project_id=config.project_id, config_id=config.id, name=name, folder=str(folder.relative_to(paths.DATA)),
+                 epochs=checked.epochs, monitor_metric=checked.monitor_metric, monitor_mode=checked.monitor_mode,
+                 seed=checked.seed, only_agent_id=wanted.agent_id, gpu_indices=wanted.gpu_indices, env=wanted.env,
+                 docker_image=wanted.docker_image, tags=wanted.tags)
+    run.job = db.Job(priority=wanted.priority) if wanted.enqueue else None
     with database.writing() as session:
         session.add(run)
     run = get_loaded(database, db.Run, run.id)
@@ -126,26 +125,15 @@ def queue_run(database: Database, dispatcher: Dispatcher, config_id: str, wanted
     return run
 
 
-def _new_folder(config: db.TrainConfig, checked: schemas.Checked) -> tuple[str, str]:
-    """Return the name and the new folder of a run, relative to ``paths.DATA``: the first of its name, then ``-v1``, ``-v2``."""
+def _new_folder(config: db.TrainConfig, checked: schemas.Checked) -> Path:
+    """Make the folder of a new run; of a fine-tune it is ``data/training/<dataset>/<name>``, with -v1, -v2, ... where taken."""
     if checked.kind == "notebook":
-        base, name = Path("dashboard/notebooks"), files.safe_name(config.name.lower())
-    else:
-        values = checked.values
-        weights = "pretrained" if values["load_pretrained"] else "scratch"
-        usual = f"{values['model_flavour']}__{values['loss_name']}__{weights}{values['model_suffix']}"
-        base = Path("training", files.safe_name(Path(values["root"]).name.lower()))
-        name = files.safe_name((values["run_name"] or usual).lower())
-    files.folder(paths.DATA / base)
-    for number in range(_MOST_NAMES):
-        own = f"{name}-v{number}" if number else name
-        with files.writing(paths.DATA / base / own):
-            try:
-                (paths.DATA / base / own).mkdir()
-            except FileExistsError:
-                continue
-        return own, str(base / own)
-    raise InputError(f"{base / name}: there are {_MOST_NAMES} runs of this name; give the configuration another one")
+        name = re.sub(r"[^A-Za-z0-9._-]+", "_", config.name).strip("._-")[:80] or "run"
+        return files.folder(paths.DATA / "dashboard/notebooks" / f"{name}-{uuid.uuid4().hex[:12]}")
+    from lib.finetune import config as finetune_config
+    from lib.finetune import finetune
+
+    return finetune.new_folder(finetune_config.TrainConfig(**checked.values))
 
 
 def cancel(database: Database, dispatcher: Dispatcher, run_id: str) -> db.Run:
@@ -159,7 +147,7 @@ def cancel(database: Database, dispatcher: Dispatcher, run_id: str) -> db.Run:
     return get_loaded(database, db.Run, run_id)
 
 
-def move_by_hand(database: Database, run_id: str, state: str, reason: str = "") -> db.Run:
+def move_manually(database: Database, run_id: str, state: str, reason: str = "") -> db.Run:
     """Say of a run that is carried out by hand that it runs or how it ended; ConflictError for a run of the queue."""
     with database.writing() as session:
         if get(session, db.Run, run_id).job is not None:

@@ -244,13 +244,13 @@ def _run(database: Database, dispatcher: Dispatcher) -> APIRouter:
 
     @part.post("/start")
     def start(run_id: api.Id):
-        operations.move_by_hand(database, run_id, db.RUNNING)
+        operations.move_manually(database, run_id, db.RUNNING)
         return RedirectResponse(f"/web/runs/{run_id}", 303)
 
     @part.post("/finish")
     def finish(run_id: api.Id, form: Form):
         end = schemas.checked(schemas.EndIn, form)
-        operations.move_by_hand(database, run_id, end.state, end.reason)
+        operations.move_manually(database, run_id, end.state, end.reason)
         return RedirectResponse(f"/web/runs/{run_id}", 303)
 
     return part
@@ -331,7 +331,7 @@ def _agents(database: Database) -> APIRouter:
         with database.reading() as session:
             running = operations.runs(session, 500, 0, db.Run.state == db.RUNNING)
         return render(request, "agents.html", status, agents=api.agents(database, 500, 0), running=running, errors=errors,
-                      form=form, now=db.now())
+                      form=form)
 
     @part.get("")
     def agents(request: Request):
@@ -340,7 +340,7 @@ def _agents(database: Database) -> APIRouter:
     @part.post("")
     def new_agent(request: Request, form: Form):
         def change() -> str:
-            operations.add(database, db.Agent, schemas.checked(schemas.AgentIn, form).model_dump() | {"by_hand": True})
+            operations.add(database, db.Agent, schemas.checked(schemas.AgentIn, form).model_dump() | {"manual": True})
             return "/web/agents"
 
         return _sent(change, partial(shown, request), form, "name")

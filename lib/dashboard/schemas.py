@@ -7,7 +7,6 @@ import unicodedata
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, get_args, get_type_hints
-from uuid import UUID
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, TypeAdapter, ValidationError, create_model
 from pydantic_core import from_json
@@ -18,6 +17,7 @@ from lib.dashboard import database as db
 from lib.errors import InputError, choices, printable
 
 _DEEPEST, _LONGEST = 16, 100_000
+_SECRETS = ("hf_token",)
 
 
 class FieldsError(InputError):
@@ -63,7 +63,8 @@ def _text(least: int, most: int) -> Any:
     return Annotated[str, Field(min_length=least, max_length=most), AfterValidator(_plain)]
 
 
-RowId = Annotated[UUID, AfterValidator(str)]
+ROW_ID = "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+RowId = Annotated[str, Field(pattern=f"^{ROW_ID}$")]
 Name = Annotated[str, Field(min_length=1, max_length=120, pattern=r"^\S(.*\S)?$"), AfterValidator(_plain)]
 Line, Long = _text(0, 500), _text(0, 5000)
 Object = Annotated[dict[str, JsonValue], AfterValidator(_bounded)]
@@ -226,7 +227,13 @@ def check_config(values: Mapping[str, Any]) -> Checked:
         return _check_notebook(values)
     from lib.finetune.config import TrainConfig
 
-    config = _built(TrainConfig, values)
+    secrets = {name: "is a secret and not kept; set HF_TOKEN where the agent runs" for name in _SECRETS if values.get(name)}
+    try:
+        config = _built(TrainConfig, {name: value for name, value in values.items() if name not in _SECRETS})
+    except FieldsError as error:
+        raise FieldsError(error.errors | secrets) from None
+    if secrets:
+        raise FieldsError(secrets)
     known = {name: getattr(config, name, None) for name in ("monitor_metric", "monitor_mode", "epochs", "seed")}
     return Checked("finetune", config.model_dump(mode="json"), **known)
 
@@ -274,6 +281,8 @@ def form_fields() -> list[dict[str, Any]]:
     kinds = {"integer": "number", "number": "number", "boolean": "boolean"}
     rows = []
     for name, field in TrainConfig.model_json_schema()["properties"].items():
+        if name in _SECRETS:
+            continue
         default = field.get("default")
         rows.append({"name": name, "kind": "choice" if "enum" in field else kinds.get(field.get("type"), "text"),
                      "choices": field.get("enum", ()), "needed": "default" not in field,

@@ -72,12 +72,11 @@ def set_cookie(response: Response, token: str, secure: bool) -> None:
 class Gate:
     """Let through what brings the token: the API by Authorization: Bearer, pages by the cookie, changes by pages of this site.
 
-    Everything else is refused here: 401, or for a page the way to /login; 403 for a form of another site; 413 for a body of
-    more than ``most_bytes``.
+    Everything else is refused here: 401, or for a page the way to /login; 403 for a form of another site.
     """
 
-    def __init__(self, app: ASGIApp, token: str, most_bytes: int):
-        self.app, self.token, self.most_bytes = app, token, most_bytes
+    def __init__(self, app: ASGIApp, token: str):
+        self.app, self.token = app, token
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or hand it on."""
@@ -86,14 +85,7 @@ class Gate:
                 await self.app(scope, receive, send)
             return
         headers, send = Headers(scope=scope), _with_headers(send)
-        refusal = self._refusal(scope, headers)
-        if refusal is None and scope["method"] not in _SAFE:
-            body = await self._body(receive)
-            if body is None:
-                refusal = JSONResponse({"detail": f"the request is larger than {self.most_bytes} bytes"}, 413)
-            else:
-                receive = _again(body, receive)
-        await (refusal or self.app)(scope, receive, send)
+        await (self._refusal(scope, headers) or self.app)(scope, receive, send)
 
     def _refusal(self, scope: Scope, headers: Headers) -> Response | None:
         path = scope["path"]
@@ -110,28 +102,6 @@ class Gate:
         if scope["method"] not in _SAFE and headers.get("origin", "").partition("://")[2] != headers.get("host"):
             return PlainTextResponse("this form was sent by another site; open the page here and try again\n", 403)
         return None
-
-    async def _body(self, receive: Receive) -> bytes | None:
-        """Read a body as a whole; None where it is too large."""
-        parts, size, more = [], 0, True
-        while more:
-            message = await receive()
-            parts.append(message.get("body", b""))
-            size += len(parts[-1])
-            more = message.get("more_body", False)
-            if size > self.most_bytes:
-                return None
-        return b"".join(parts)
-
-
-def _again(body: bytes, receive: Receive) -> Receive:
-    """Return what gives a body that was read, then whatever comes after it."""
-    waiting: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
-
-    async def receiving() -> Message:
-        return waiting.pop() if waiting else await receive()
-
-    return receiving
 
 
 def _with_headers(send: Send) -> Send:

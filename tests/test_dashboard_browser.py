@@ -1,0 +1,134 @@
+"""The dashboard in a real browser: from the login to a run's live log and curves, over a restart, on a desktop and a phone."""
+
+import os
+import shutil
+import socket
+import time
+
+import pytest
+from selenium import webdriver
+from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.common.by import By
+from selenium.webdriver.support.select import Select
+from selenium.webdriver.support.ui import WebDriverWait
+
+from lib import paths
+from lib.dashboard import database as db
+from tests.dashboards import TOKEN, Site, serving
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def browser(chromium, home):
+    driver = shutil.which("chromedriver")
+    if not driver:
+        pytest.skip("no chromedriver here (apt-get install chromium-driver): the pages cannot be driven")
+    options = webdriver.ChromeOptions()
+    options.binary_location = chromium
+    for word in ("headless=new", "no-sandbox", "disable-gpu", "disable-dev-shm-usage"):
+        options.add_argument(f"--{word}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    short = {**os.environ, "TMPDIR": "/tmp"}  # it makes a socket there, whose path must be short
+    browser = webdriver.Chrome(options=options, service=Service(driver, env=short))
+    yield browser
+    browser.quit()
+
+
+def show(browser, width, dark=False):
+    """Look at the page as on a screen of this width."""
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {"width": width, "height": 900, "deviceScaleFactor": 1,
+                                                                   "mobile": width < 500})
+    scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": scheme})
+
+
+def press(browser, words):
+    browser.find_element(By.XPATH, f"//button[normalize-space()='{words}']").click()
+
+
+def wait(browser, script, *words):
+    return WebDriverWait(browser, 15, 0.1).until(lambda one: one.execute_script(f"return {script}", *words))
+
+
+def lines_shown(browser):
+    return browser.execute_script("return [...document.querySelectorAll('[data-line]')].map(one => one.textContent.trim())")
+
+
+def test_a_run_from_the_login_to_its_end(browser, home):
+    site, written = Site(), []
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+
+    def write(run, many):
+        with site.database.writing() as session:
+            for n in range(len(written) + 1, len(written) + 1 + many):
+                written.append(f"step {n} <b>bold</b>")
+                db.add_logs(session, run, 1, [(n, written[-1])])
+                db.add_metrics(session, run, n, {"loss": 1 / n, "images_per_sec": 100.0 + n})
+
+    with serving(site.app, port) as url:
+        show(browser, 1200)
+        browser.get(url)
+        browser.find_element(By.NAME, "token").send_keys(TOKEN)
+        press(browser, "Log in")
+        browser.find_element(By.NAME, "name").send_keys("<script>document.title = 'run'</script>")
+        press(browser, "Make project")
+        browser.find_element(By.XPATH, "//summary[text()='Notebook with parameters']").click()
+        form = browser.find_element(By.XPATH, "//form[.//select[@name='notebook']]")
+        form.find_element(By.NAME, "name").send_keys("profile")
+        Select(form.find_element(By.NAME, "notebook")).select_by_visible_text("notebooks/02_profile.ipynb")
+        form.find_element(By.NAME, "parameters").send_keys('{"source": "replay"}')
+        form.find_element(By.TAG_NAME, "button").click()
+        press(browser, "Queue run")
+        wait(browser, "document.querySelector('[data-fact=state]')?.textContent === 'queued'")
+        (run,) = site.dispatcher.submitted
+        site.move(run, "running", device="cpu[0]", placement="earliest end")
+        write(run.id, 40)
+        wait(browser, "document.querySelectorAll('[data-line]').length === 40")
+        wait(browser, "document.querySelectorAll('.curve polyline').length === 2")
+        assert wait(browser, "document.querySelector('[data-fact=placement]').textContent") == "earliest end"
+    wait(browser, "document.getElementById('connection').textContent.startsWith('The connection is lost')")
+    write(run.id, 40)  # while nobody serves the page
+    with serving(site.app, port):
+        wait(browser, "document.querySelectorAll('[data-line]').length === 80")
+        write(run.id, 40)
+        (paths.DATA / run.folder / "figures").mkdir()
+        (paths.DATA / run.folder / "figures/roc.png").write_bytes(b"")
+        site.move(run, "finished")
+        wait(browser, "document.querySelector('[data-fact=state]').textContent === 'finished'")
+        wait(browser, "document.querySelectorAll('.figures img').length === 1")  # without loading the page again
+        assert lines_shown(browser) == written
+        project = site.api.get("/api/v1/projects").json()[0]["id"]
+        for width, dark in ((1200, False), (390, True)):
+            show(browser, width, dark)
+            colours = []
+            for page in ("projects", f"projects/{project}/configs", f"projects/{project}/runs", f"runs/{run.id}", "agents",
+                         "schedule"):
+                browser.get(f"{url}/web/{page}")
+                assert browser.execute_script("return document.documentElement.scrollWidth") <= width, page
+                colours.append(browser.execute_script("return getComputedStyle(document.body).backgroundColor"))
+            assert set(colours) == {"rgb(18, 22, 28)" if dark else "rgb(246, 247, 249)"}
+        assert browser.title != "run"
+        wrong = [entry["message"] for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
+        assert not [line for line in wrong if "ERR_CONNECTION" not in line and "ERR_INCOMPLETE" not in line], wrong
+
+
+def test_a_list_changes_without_loading_the_page_and_leaves_what_is_typed(browser, home):
+    site = Site()
+    run = site.run()
+    with serving(site.app) as url:
+        browser.get(f"{url}/login")
+        browser.find_element(By.NAME, "token").send_keys(TOKEN)
+        press(browser, "Log in")
+        browser.get(f"{url}/web/projects/{run.project_id}/runs")
+        wait(browser, "document.querySelectorAll('#runs .queued').length === 1")
+        time.sleep(0.5)
+        browser.execute_script("window.stays = true; document.querySelector('[name=priority][value=\"0\"]').focus()")
+        site.move(run, "running")
+        time.sleep(2)
+        assert len(browser.find_elements(By.CSS_SELECTOR, "#runs .queued")) == 1  # somebody types there
+        browser.execute_script("document.activeElement.blur()")
+        with site.database.writing() as session:
+            session.get(db.Run, run.id).epoch = 1
+        wait(browser, "document.querySelectorAll('#runs .running').length === 1 && window.stays")
