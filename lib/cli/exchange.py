@@ -72,6 +72,6 @@ def add(verbs) -> None:
 
     verb = verbs.add_parser("import", help="bring in another machine's bundle, or published measurements")
     verb.add_argument("kind", choices=("bundle", "neusight", "pytorch-scheduler", "aiconfigurator", "gavel"))
-    verb.add_argument("path", type=a_path, nargs="?", help="file or folder (aiconfigurator: folder or wheel; default: as installed)")
+    verb.add_argument("path", type=a_path, nargs="?", help="file or folder (aiconfigurator: or a wheel; default: as installed)")
     verb.add_argument("--reference", action="store_true", help="into data/reference, to be committed, instead of data/imported")
     verb.set_defaults(call=_import)

@@ -293,7 +293,7 @@ def _power(path: Path, device: str) -> pd.DataFrame:
 def readings(frame: pd.DataFrame, path: Path, device: str, short_ms: float) -> pd.DataFrame:
     """Return what every table of power has, of an original's READINGS: time, power, limit, window, status, ids.
 
-    A row without a positive time and power, or with one beyond the limit, is failed; calls below ``short_ms`` are short windows.
+    A row without a positive time and power, or with one beyond the limit, is failed; calls below ``short_ms`` are short.
     """
     timed = frame["latency"].where(frame["latency"] > 0)
     limit = frame["power_limit"].where(frame["power_limit"] > 0)

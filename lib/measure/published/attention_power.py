@@ -1,8 +1,8 @@
 """Power of attention kernels as aiconfigurator publishes it (NVIDIA, Apache-2.0): vLLM with a paged cache of keys and values.
 
 The collector repeats a call at most 3000 times, and NVML's reading is a mean of the last second that is first taken before the
-calls begin. So calls below a 3000th of a second never fill that second, and their reading is rather that of what ran before; even
-those that fill it share about half of their reading with what ran before.
+calls begin. So calls below a 3000th of a second never fill that second, and their reading is rather that of what ran before;
+even those that fill it share about half of their reading with what ran before.
 """
 
 from collections.abc import Mapping

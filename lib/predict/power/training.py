@@ -31,7 +31,7 @@ _LICENCE = "Apache-2.0, ai-dynamo/aiconfigurator"
 _QUICK_ROUNDS, _INNER = 60, 4
 _LEAST_ROWS = 500
 _FEATURES = 0.9  # of the features are seen by each tree: how long the sensor's window was depends on several at once
-_REPEAT = "another of equal work"
+REPEAT = "another of equal work"
 _SAME_TIME = 0.05  # of kernels of equal work, whose readings should be the same
 _ON_ALL = ("constant", "default trees")  # baselines that are also trained on short windows, to be scored on them
 
@@ -183,7 +183,7 @@ def evaluate(study: Study) -> Outcome:
         outcome.fold[test] = number
         outcome.unseen_work[test] = ~study.work.iloc[test].isin(study.work.iloc[own]).to_numpy()
     if study.kind.work:
-        answers[_REPEAT] = study.repeat()
+        answers[REPEAT] = study.repeat()
     return outcome
 
 
@@ -213,7 +213,7 @@ def fit(device: str, rows: pd.DataFrame, chip: Chip, quick: bool = False, kind: 
 
 
 def _scores(outcome: Outcome, several: bool) -> pd.DataFrame:
-    """Return the scores of all learners by windows, and of long ones whose work no training row does, with the grouping's name."""
+    """Return the scores of all learners by windows, and apart of long ones whose work no training row does."""
     study, start = outcome.study, f"unseen {outcome.study.grouping}, " if several else ""
     families = {"long windows": study.long, "short windows": ~study.long, "all windows": np.ones(len(study.long), bool)}
     if study.kind.work:
@@ -222,7 +222,7 @@ def _scores(outcome: Outcome, several: bool) -> pd.DataFrame:
     for family, wanted in families.items():
         for name, values in outcome.answers.items():
             own = wanted & np.isfinite(values)
-            if own.any() and (name != _REPEAT or family == "long windows"):
+            if own.any() and (name != REPEAT or family == "long windows"):
                 cover = outcome.cover() if (name, family) == ("this model", "long windows") else np.nan
                 rows.append({"kind": "power", "family": start + family, "learner": name,
                              **score(study.watts[own], values[own]), "cover": cover})
