@@ -190,7 +190,7 @@ def test_no_fold_splits_heads_or_shapes_and_equal_work_is_known():
 
 @pytest.mark.slow
 def test_known_physics_is_found_again_on_unseen_heads_and_shapes(tmp_path):
-    rows = training.usable(kernels(3000), CHIP)
+    rows = training.usable(kernels(2000), CHIP)
     fitted, scores = training.fit("b200", rows, CHIP, quick=True, kind=ATTENTION)
     of = scores.set_index(["family", "learner"])
     for grouping in ATTENTION.groupings:

@@ -46,6 +46,6 @@ GEMM = Kind("gemm power", "power", Path(), features.frames, features.names, {"(N
             ("m", "n", "k", "latency", "compute_used", "memory_used"), 500)
 ATTENTION = Kind("attention power", "attention_power", Path("attention"), attention.frames, attention.names,
                  {"heads": _joined("heads", "kv_heads", "head_dim"), "shapes": _joined("batch", "q_len", "kv_len")},
-                 ("batch", "q", "kv", "heads", "kv_heads", "head_dim", "sliding_window", "narrow", "decode", "latency"), 300,
-                 _equal_work)
+                 ("batch", "q", "kv", "heads", "kv_heads", "head_dim", "sliding_window", "narrow", "decode", "triton",
+                  "latency"), 300, _equal_work)
 KINDS = {kind.part: kind for kind in (GEMM, ATTENTION)}
