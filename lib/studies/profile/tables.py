@@ -32,7 +32,7 @@ def energy(run: pd.Series, rows: pd.DataFrame) -> pd.DataFrame:
     ``run`` is its row of ``runs``. Columns: pass, of (what was measured), J and above idle J, each a batch and an image, mean
     and idle W. Of profiled steps they are medians over the full batches that were long enough for a meter's samples.
     """
-    names = ["pass", "of", "J a batch", "J an image", "J an image above idle", "mean W", "idle W"]
+    names = ["pass", "of", "J/batch", "J/image", "J/image above idle", "mean W", "idle W"]
     table = [("train, pipelined", f"all {run['measured_iters']} batches", run["image_j"] * run["batch_size"], run["image_j"],
               run["image_j"] * (1 - run["idle_w"] / run["power_w"]), run["power_w"], run["idle_w"])]
     for kind, part in steady(rows).groupby("task_type", sort=False):
@@ -43,7 +43,7 @@ def energy(run: pd.Series, rows: pd.DataFrame) -> pd.DataFrame:
                                                        above_j / part["batch_size"], part["energy_j"] / seconds)),
                       run["idle_w"]))
     frame = pd.DataFrame(table, columns=names)
-    return frame[frame["J a batch"].notna()].reset_index(drop=True)
+    return frame[frame["J/batch"].notna()].reset_index(drop=True)
 
 
 def warm_up(rows: pd.DataFrame) -> dict[str, float]:

@@ -61,11 +61,11 @@ def energy(table: pd.DataFrame) -> pd.DataFrame:
     counter where there are both.
     """
     loops = table[table["energy_j"].notna()]
-    named = loops.assign(**{"mJ a call": loops["energy_j"] * 1e3, "mean W": loops["power_w"], "idle W": loops["idle_w"],
-                            "mJ above idle": loops["energy_j"] * 1e3 * (1 - loops["idle_w"] / loops["power_w"]),
+    named = loops.assign(**{"mJ/call": loops["energy_j"] * 1e3, "mean W": loops["power_w"], "idle W": loops["idle_w"],
+                            "mJ/call above idle": loops["energy_j"] * 1e3 * (1 - loops["idle_w"] / loops["power_w"]),
                             "integral to counter, %": loops["energy_disagreement"].abs() * 100})
     groups = named.groupby(["op", "pass", "energy_method"], sort=False)
-    medians = groups[["mJ a call", "mJ above idle", "mean W", "idle W", "integral to counter, %"]].median()
+    medians = groups[["mJ/call", "mJ/call above idle", "mean W", "idle W", "integral to counter, %"]].median()
     return medians.assign(configurations=groups.size()).reset_index().rename(columns={"energy_method": "meter"})[
         ["op", "pass", "meter", "configurations", *medians]]
 
