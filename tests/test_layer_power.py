@@ -2,7 +2,9 @@
 
 import json
 import shutil
+import sqlite3
 from collections import Counter
+from contextlib import closing
 
 import numpy as np
 import pandas as pd
@@ -173,10 +175,17 @@ def test_a_search_sees_training_networks_alone_and_goes_on(tmp_path, monkeypatch
         tuning.search(table, "dense", "runtime", "board", training.Settings(test=("b", "c")), 1, 0, storage)
     with pytest.raises(InputError, match="no pooling layers with a measured power"):
         tuning.search(table.assign(power=np.nan), "pooling", "power", "board", settings, 1, 0, storage)
+    with pytest.raises(InputError, match=r"layer_power.yaml: test names x, y, of .* no rows; the networks .* are: a, b, c$"):
+        tuning.search(table, "dense", "runtime", "board", training.Settings(test=("x", "c", "y")), 1, 0, storage)
     (tmp_path / "bad.sqlite").write_text("this is no database" * 100)
-    with pytest.raises(InputError, match="cannot be used as Optuna's storage") as error:
-        tuning.search(table, "dense", "runtime", "board", settings, 1, 0, tmp_path / "bad.sqlite")
-    assert "\n" not in str(error.value)
+    with closing(sqlite3.connect(tmp_path / "other.sqlite")) as other:
+        other.execute("CREATE TABLE alembic_version (version_num TEXT)")
+        other.execute("INSERT INTO alembic_version VALUES ('dc11669786a5')")
+        other.commit()
+    for name in ("bad", "other"):
+        with pytest.raises(InputError, match="cannot be used as Optuna's storage") as error:
+            tuning.search(table, "dense", "runtime", "board", settings, 1, 0, tmp_path / f"{name}.sqlite")
+        assert "\n" not in str(error.value)
 
 
 def test_the_verb_from_raw_recordings_to_predictions(tmp_path, capsys):
@@ -201,6 +210,10 @@ def test_the_verb_from_raw_recordings_to_predictions(tmp_path, capsys):
     again = [*predict[:-1], str(tmp_path / "again.csv"), "--models", str(tmp_path / "models")]
     assert command.main(again) == 2 and "several layer models" in capsys.readouterr().err
     assert command.main([*again, "--device", "there", "--strict"]) == 0, "a device's own models are asked"
+    nowhere = ["--out", str(tmp_path / "o"), "--push", "foo://x"]
+    assert command.main(["layer-power", "dataset", str(tmp_path / "raw"), *nowhere]) == 2
+    assert "Protocol not known: foo" in capsys.readouterr().err
+    assert not (tmp_path / "o").exists(), "nothing is built for a remote that is none"
     assert command.main(["layer-power", "dataset", str(tmp_path / "nowhere"), *out]) == 2
     assert "holds no recording" in capsys.readouterr().err
 

@@ -34,12 +34,13 @@ def _convert(options: argparse.Namespace) -> int:
 
 def _dataset(options: argparse.Namespace) -> int:
     from lib.tensorrt.recordings import dataset
+    from lib.work import data_versions
 
+    if options.push:
+        data_versions.check(options.push)
     _show(dataset.preprocess(options.raw, options.out / "preprocessed_data"))
     _show(dataset.convert(options.out / "preprocessed_data", options.out / "training_data"))
     if options.push:
-        from lib.work import data_versions
-
         version = data_versions.push(options.out, options.push, source=str(options.raw)).manifest
         print(f"{options.push}: version {version.number} of {version.branch}, {len(version.files)} files")
     return 0
@@ -49,13 +50,14 @@ def _train(options: argparse.Namespace) -> int:
     from lib.tensorrt.models import trained_models, training
     from lib.tensorrt.recordings import dataset
 
+    registry = None if options.register is None else _registry(options.register)
     table, trained = dataset.read_training(options.training), 0
     for target in options.targets:
         models, refused = training.train(table, target, options.device, options.source, options.licence)
         for model in models:
             print(f"{trained_models.save(model, options.out)}: {training.words(model)}")
-            if options.register is not None:
-                _register(model, options.register)
+            if registry:
+                _register(model, registry)
         for reason in refused:
             print(f"refused: {reason}", file=sys.stderr)
         trained += len(models)
@@ -77,11 +79,20 @@ def _record(options: argparse.Namespace) -> int:
     return 0
 
 
-def _register(model, uri: str) -> None:
-    from lib.tensorrt.models import model_registry
+def _registry(uri: str):
+    """Return the registry of an address, after a look that it can be written to: training takes minutes."""
+    from lib.tensorrt.models.model_registry import Registry
 
-    registry, name = model_registry.Registry(uri), f"{model.kind}-{model.target}-{model.device}"
-    print(f"registered {name}, version {registry.register(name, model, model_registry.CHAMPION)}, in {registry.shown}")
+    registry = Registry(uri)
+    registry.check()
+    return registry
+
+
+def _register(model, registry) -> None:
+    from lib.tensorrt.models.model_registry import CHAMPION
+
+    name = f"{model.kind}-{model.target}-{model.device}"
+    print(f"registered {name}, version {registry.register(name, model, CHAMPION)}, in {registry.shown}")
 
 
 def _tune(options: argparse.Namespace) -> int:

@@ -99,6 +99,11 @@ def split(text: str) -> tuple[str, str]:
     return address, branch
 
 
+def check(target: str, remote_dir: str = "") -> None:
+    """Raise InputError for what is no ``REMOTE[@branch]`` that answers: before long work that ends in a push."""
+    open_remote(split(target)[0], remote_dir).names("branches")
+
+
 # ------------------------------------------------------------------------------------------------ push
 
 def push(folder: Path, target: str, remote_dir: str = "", source: str = "") -> Transfer:
