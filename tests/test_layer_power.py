@@ -1,6 +1,7 @@
 """From a network that is recorded here to predictions of an engine: recordings, synthetic power, settings, the verb."""
 
 import json
+import os
 import shutil
 import sqlite3
 from collections import Counter
@@ -64,6 +65,35 @@ def test_a_recording_is_whole_read_back_and_never_overwritten(tmp_path):
     assert facts["power"] in ("measured", "not measured") and bool(facts["reason"]) == (facts["power"] == "not measured")
     with pytest.raises(InputError, match="is there already"):
         recorded(tmp_path)
+
+
+@pytest.mark.parametrize("step", ["_timed", "write_power", "finish"])
+def test_a_recording_that_was_killed_is_none_and_the_same_line_records_what_is_missing(tmp_path, monkeypatch, capsys, step):
+    """It is of one session, so what is there of a killed one is of no use, and in nobody's way."""
+    def killed(*_):
+        os._exit(9)
+
+    raw, line = tmp_path / "raw", ["layer-power", "record", "simple_cnn", "mlp", "--runs", "10", "--synthetic-power", "--out"]
+    raw.mkdir()
+    networks_here = {name: networks.network("simple_cnn", 1, SMALL) for name in ("simple_cnn", "mlp")}
+    monkeypatch.setattr(networks, "network", lambda name, _: networks_here[name])
+    recording.record(networks_here["mlp"], raw / "mlp", 10, finish=synthetic_power.add)
+    if not (child := os.fork()):
+        if step != "finish":
+            monkeypatch.setattr(recording, step, killed)
+        recording.record(networks_here["simple_cnn"], raw / "simple_cnn", 10, finish=killed if step == "finish" else
+                         synthetic_power.add)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    assert (raw / ".new-simple_cnn").is_dir()
+    assert list(dataset.models(raw)) == ["mlp"]
+    before = (raw / "mlp" / dataset.LATENCY).read_bytes()
+    assert command.main([*line, str(raw)]) == 0
+    assert f"{raw / 'mlp'}: was recorded already" in capsys.readouterr().out
+    assert sorted(path.name for path in raw.iterdir() if path.is_dir()) == ["mlp", "simple_cnn"]
+    assert dataset.power_source(raw / "simple_cnn") == dataset.SYNTHETIC
+    assert (raw / "mlp" / dataset.LATENCY).read_bytes() == before
+    assert command.main([*line[:-3], "11", *line[-2:], str(raw)]) == 2
+    assert "is another recording: runs is 10, not 11; a recording is never overwritten" in capsys.readouterr().err
 
 
 def test_synthetic_power_is_recovered_and_teaches_nothing(tmp_path):

@@ -68,14 +68,17 @@ def _record(options: argparse.Namespace) -> int:
     from lib.tensorrt.recordings import recording, synthetic_power
     from lib.work import networks
 
-    target = options.out / files.safe_name(options.network)
-    notes = recording.record(networks.network(options.network, options.batch_size), target, options.runs, options.device)
-    if options.synthetic_power:
-        synthetic_power.add(target)
-        notes.append("synthetic power was added")
-    print(target)
-    for note in notes:
-        print(note, file=sys.stderr)
+    runs, device, synthetic = options.runs, options.device, options.synthetic_power
+    wanted = {options.out / files.safe_name(name): networks.network(name, options.batch_size) for name in options.networks}
+    there = [target for target, network in wanted.items() if recording.is_recorded(network, target, runs, device, synthetic)]
+    for target, network in wanted.items():
+        if target in there:
+            print(f"{target}: was recorded already")
+            continue
+        notes = recording.record(network, target, runs, device, *([synthetic_power.add] if synthetic else []))
+        print(target)
+        for note in [*notes, *(["synthetic power was added"] if synthetic else [])]:
+            print(note, file=sys.stderr)
     return 0
 
 
@@ -155,8 +158,9 @@ def add(verbs) -> None:
     _out(step)
     step.set_defaults(call=_convert)
 
-    step = steps.add_parser("record", help="record a network here, layer by layer, in the formats of an edge board")
-    step.add_argument("network", help="a network: resnet18, W3, module:Class")
+    step = steps.add_parser("record", help="record networks here, layer by layer, in the formats of an edge board; the same "
+                            "line again records those that are missing")
+    step.add_argument("networks", nargs="+", metavar="network", help="a network: resnet18, W3, module:Class")
     step.add_argument("--batch-size", type=whole(1, 4096), default=1)
     step.add_argument("--runs", type=whole(10, 100_000), default=100, help="passes that are kept")
     step.add_argument("--device", default="cpu", help="cpu, cuda:0, mps")

@@ -49,6 +49,8 @@ def models(raw: Path) -> dict[str, Path]:
     """Return the folders of recordings under ``raw`` by their models; InputError where there is none."""
     folders = {}
     for path in sorted(raw.rglob(ENGINE)) if raw.is_dir() else []:
+        if any(part.startswith(".") for part in path.relative_to(raw).parts):
+            continue  # a recording that was cut short
         folder = path.parent.parent if path.parent.name == "trt_profiling" and path.parent != raw else path.parent
         name = "-".join(folder.relative_to(raw).parts) or raw.resolve().name
         if name in folders:
