@@ -151,6 +151,17 @@ def test_every_row_says_what_the_model_is_of(shipped):
         predictions.of_engine(read, models, "jetson-orin", strict=True)
 
 
+def test_a_row_without_bytes_says_which_format_is_not_known(shipped):
+    path, models = shipped
+    content = json.loads(path.read_text())
+    content["Layers"][0]["Inputs"][0]["Format/Datatype"] = "Row major linear NF4"
+    path.write_text(json.dumps(content))
+    rows = predictions.of_engine(engine.read(path), models)
+    assert np.isnan(rows["runtime_prediction"].iloc[0])
+    assert rows["note"].iloc[0].startswith("bytes are not known: a tensor is 'Row major linear NF4'; no power")
+    assert not rows["note"].iloc[1:].str.contains("bytes are not known").any()
+
+
 def test_a_total_is_the_sum_of_what_is_predicted(shipped):
     path, models = shipped
     rows = predictions.of_engine(engine.read(path), models)
