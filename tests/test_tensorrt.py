@@ -82,7 +82,8 @@ def test_formats_that_are_not_known_are_counted_and_named(tmp_path):
     (note,) = read.notes
     assert note.startswith("2 layers have formats that are not known, and so no bytes: Row major linear NF4, Odd, no format;")
     assert engine.read(written(tmp_path / "f.json", convolution())).notes == ()
-    folder = recording(tmp_path / "raw" / "m")
+    folder = tmp_path / "raw" / "m"
+    recording(folder)
     content = json.loads((folder / dataset.ENGINE).read_text())
     content["Layers"][0]["Inputs"][0]["Format/Datatype"] = "NF4"
     (folder / dataset.ENGINE).write_text(json.dumps(content))
