@@ -24,11 +24,12 @@ from lib.dashboard.agents.workers import Agents
 from lib.dashboard.app import Settings, create_app
 from lib.dashboard.run_records import RunRecords
 from lib.errors import InputError
-from lib.schedule.runtime import executor, local_site
+from lib.schedule.runtime import local_site
+from lib.schedule.runtime.workers import Slot
 from tests import killed_queue
 from tests.agents import TOKEN, add_runs, dispatcher_in, limits, served, start
 
-LIMITS = limits(3.0)
+LIMITS = limits(2.0)
 
 
 class Here:
@@ -121,10 +122,8 @@ def test_lines_are_numbered_whole_and_in_order_and_a_stop_is_heeded(site):
         assert lines == [[number + 1, str(number)] for number in range(2999)] + [[3000, "ééé"]]
         assert messages[-1] == ("done", "t", {"value": 3000}) and {message[1] for message in messages} == {"t"}
         worker.send("run", "large", "tests.light:weigh", {"size": 300_000})
-        *reports, failure = collect(worker, "failed")
-        assert [message[2]["log"][1] for message in reports] == [
-            "left out, as it has more than 200,000 bytes: what the task reports"]
-        assert "what the task returns" in failure[2]
+        failure, = collect(worker, "failed")  # its report is left out
+        assert "what it returns cannot be sent: 300,0" in failure[2]
         begin = time.monotonic()
         worker.send("run", "long", "tests.light:sleep", {"seconds": 60})
         worker.send("stop", "long")
@@ -151,9 +150,9 @@ def test_an_agent_that_hears_nothing_ends_its_workers_before_anybody_else_may_ru
         while is_running(pid):
             assert time.monotonic() - begin < LIMITS.silent_s
             time.sleep(0.02)
-        assert time.monotonic() - begin > LIMITS.silent_s / 2 - 1.1  # the last call may have waited a second
+        assert time.monotonic() - begin > LIMITS.silent_s / 4  # the last call may have waited
         assert site.agents.slots()
-    assert time.monotonic() - begin >= LIMITS.silent_s - 1.1  # so long it took to be sure that it has ended
+    assert time.monotonic() - begin >= LIMITS.silent_s / 2  # so long it took to be sure that it has ended
     site.slots(0)
     site.silent = False
     slot, = site.slots()  # it joins again by itself
@@ -174,7 +173,7 @@ def test_a_killed_agents_place_is_taken_when_its_workers_must_be_gone(site, tmp_
         while site.agents.slots() in (before, {}):
             assert time.monotonic() - begin < 4 * LIMITS.silent_s
             time.sleep(0.02)
-        assert time.monotonic() - begin > LIMITS.silent_s - 1.1
+        assert time.monotonic() - begin > LIMITS.silent_s / 2
         messages += worker.messages()
         lines = [message[2]["log"][0] for message in messages if message[0] == "report"]
         assert lines == list(range(1, len(lines) + 1))
@@ -259,9 +258,10 @@ def test_gpus_are_those_that_may_be_used_as_the_driver_knows_them(monkeypatch):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", mask)
         assert [card.uuid for card in devices.gpus()] == uuids
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    monkeypatch.setattr(devices, "slots_here", lambda count: (*local_site.slots_here(count), executor.Slot("cuda:0")))
+    monkeypatch.setattr(devices, "slots_here", lambda count: (*local_site.slots_here(count), Slot("cuda:0")))
     pairs = devices.devices_here(1)
     assert [(slot.name, device.model, device.cores) for slot, device in pairs][-1] == ("cuda:0", "NVIDIA L4", 0)
+    assert pairs[-1][0].card == "GPU-bbbb"
     load = devices.Meter([pairs[-1][1].gpu]).load()
     assert load.gpus[0].utilisation_percent == 51 and load.memory_mb > load.memory_used_mb > 0
 
@@ -279,7 +279,7 @@ def board(tmp_path):
         yield one
     for process in one.processes:
         process.kill()
-        process.communicate()
+        print(process.communicate()[1])
 
 
 def add(board, calls, **values):
@@ -307,6 +307,18 @@ def lines_of(board, run_id):
         return [(row.attempt, row.n, row.line) for row in rows]
 
 
+def agents_of(board, ready=lambda agent: True, count=1):
+    """Return the agents by name, once there are so many and each is ready."""
+    end = time.monotonic() + 30
+    while True:
+        with board.database.reading() as session:
+            agents = session.scalars(select(db.Agent).order_by(db.Agent.name)).all()
+        if len(agents) == count and all(map(ready, agents)):
+            return agents
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
 @pytest.mark.slow
 def test_runs_of_the_database_are_placed_streamed_cancelled_and_ended(board):
     board.processes.append(start("agent", board.url, "lab", 2))
@@ -328,8 +340,8 @@ def test_runs_of_the_database_are_placed_streamed_cancelled_and_ended(board):
     with board.database.reading() as session:
         values = session.execute(select(db.RunMetric.step, db.RunMetric.key, db.RunMetric.value)
                                  .where(db.RunMetric.run_id == ids[3]).order_by(db.RunMetric.id)).all()
-        lab = session.scalar(select(db.Agent))
     assert values == [(0, "loss", 1.0), (1, "loss", 0.5), (2, "loss", None)]
+    lab = agents_of(board, lambda agent: agent.load)[0]
     assert lab.connected and lab.load["memory_mb"] > 0 and [slot["name"] for slot in lab.slots] == ["cpu[0]", "cpu[1]"]
     assert runs[0].agent_id == lab.id and runs[0].device.startswith("cpu[")
     assert runs[0].predicted_s == 600 and "predicted 600 s on lab/cpu (a guess" in runs[0].placement
@@ -340,16 +352,10 @@ def test_runs_of_the_database_are_placed_streamed_cancelled_and_ended(board):
 def test_a_run_may_be_bound_to_an_agent_and_learns_from_earlier_ones(board):
     for name in ("a", "b"):
         board.processes.append(start("agent", board.url, name, 1))
-    def agents():
-        with board.database.reading() as session:
-            return {agent.name: agent.id for agent in session.scalars(select(db.Agent))}
-    end = time.monotonic() + 30
-    while len(agents()) < 2:
-        assert time.monotonic() < end
-        time.sleep(0.05)
-    ids = add(board, [("tests.light:sleep", {"seconds": 0.2})] * 4, only_agent_id=agents()["b"])
-    assert {run.agent_id for run in wait_for(board, ids).values()} == {agents()["b"]}
-    again = add(board, [("tests.light:sleep", {"seconds": 0.2})] * 1, only_agent_id=agents()["b"])
+    second = agents_of(board, count=2)[1].id
+    ids = add(board, [("tests.light:sleep", {"seconds": 0.2})] * 4, only_agent_id=second)
+    assert {run.agent_id for run in wait_for(board, ids).values()} == {second}
+    again = add(board, [("tests.light:sleep", {"seconds": 0.2})] * 1, only_agent_id=second)
     run = wait_for(board, again)[again[0]]
     assert 0.1 < run.predicted_s < 2 and "by 1 earlier runs of this configuration" in run.placement
 

@@ -25,10 +25,8 @@ import lib
 from lib import paths
 from lib.config.base import parse
 from lib.dashboard.agents.devices import Meter
-from lib.dashboard.agents.logged_worker import LoggedWorker
 from lib.dashboard.agents.messages import (
     API_VERSION,
-    MOST_BYTES,
     Device,
     Exchange,
     Mailbox,
@@ -37,7 +35,7 @@ from lib.dashboard.agents.messages import (
     Reply,
 )
 from lib.errors import InputError, one_line
-from lib.schedule.runtime.workers import Limits, Slot
+from lib.schedule.runtime.workers import Limits, ProcessWorker, Slot, logged
 
 _API = "/api/v1/agents"
 _LOOK_S, _CONNECT_S, _LOAD_S = 0.2, 5.0, 2.0
@@ -159,7 +157,9 @@ class _Session:
                  meter: Meter):
         self._client, self._registered, self._slots, self._allowed, self._meter = client, registered, slots, allowed, meter
         self._limits = Limits(beat_s=registered.beat_s, silent_s=registered.silent_s)
-        self._mailbox, self._workers = Mailbox(), {}
+        self._mailbox = Mailbox()
+        self._workers: dict[int, ProcessWorker] = {}
+        self._dead: set[int] = set()
         self._commands: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
         self._alive: set[int] = set()
         self._lock, self._bell, self._ring = threading.Lock(), *Pipe(duplex=False)
@@ -208,7 +208,7 @@ class _Session:
         pause_s = _FIRST_PAUSE_S
         while not self._failure:
             try:
-                self._exchange(wait_s=1.0)
+                self._exchange(wait_s=min(1.0, self._registered.silent_s / 8))
                 pause_s = _FIRST_PAUSE_S
             except _NoAnswerError:
                 time.sleep(pause_s)
@@ -234,16 +234,19 @@ class _Session:
     # ------------------------------------------------------------------------------------------ with the workers
 
     def _turn(self) -> None:
-        readable = [self._bell, *(worker.pipe for worker in self._workers.values() if not worker.dead)]
-        if len(self._mailbox) < _MOST_WAITING:
-            readable += [worker.log for worker in self._workers.values() if worker.log]
-        wait(readable, min(_LOOK_S, _BATCH_S) if self._mailbox else _LOOK_S)
+        """Take in what is new from the server and the workers, and send what these say."""
+        alive = {number: worker for number, worker in self._workers.items() if number not in self._dead}
+        is_full = len(self._mailbox) > _MOST_WAITING
+        wait([self._bell, *(end for worker in alive.values() for end in (worker.pipe, worker.log) if not is_full)],
+             _BATCH_S if self._mailbox else _LOOK_S)
         while self._bell.poll():
             self._bell.recv_bytes()
         while not self._commands.empty():
             self._obey(*self._commands.get())
-        for number, worker in list(self._workers.items()):
-            for message in worker.messages(len(self._mailbox) < _MOST_WAITING):
+        if is_full:
+            self._alive |= set(alive)  # they wait until they can be heard
+        for number in [] if is_full else self._workers.keys() & alive:
+            for message in self._workers[number].messages():
                 self._post(number, message)
         self._deliver()
 
@@ -251,17 +254,20 @@ class _Session:
         if message[0] == "heartbeat":
             self._alive.add(number)
             return
+        if message[0] == "died":
+            self._dead.add(number)
         self._urgent |= message[0] != "report"
         try:
             self._mailbox.post(number, *message)
-        except ValueError:  # larger than a message may be
-            text = f"left out, as it has more than {MOST_BYTES:,} bytes: what the task "
-            self._post(number, self._workers[number].line(f"{text}reports") if message[0] == "report" else
-                       ("failed", message[1], f"{text}returns"))
+        except ValueError as error:  # larger than a message may be
+            if message[0] == "report":
+                _print(f"{message[1]}: a report is left out: {error}")
+            else:
+                self._mailbox.post(number, "failed", message[1], f"what it returns cannot be sent: {error}")
 
     def _obey(self, number: int, what: str, *content: Any) -> None:
         if what == "spawn":
-            self._workers[number] = LoggedWorker(self._slots[content[0]], self._limits)
+            self._workers[number] = logged(self._slots[content[0]], self._limits)
         elif number not in self._workers:
             return
         elif what == "shut_down":

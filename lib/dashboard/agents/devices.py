@@ -3,6 +3,7 @@
 import os
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import psutil
@@ -64,7 +65,7 @@ def devices_here(count: int = 0) -> list[tuple[Slot, Device]]:
             card = cards[int(slot.name.partition(":")[2])]
             device = Device(name=slot.name, model=card.name, cores=0, threads=slot.threads,
                             memory_mb=card.memory_mb, gpu=card)
-        pairs.append((slot, device))
+        pairs.append((replace(slot, card=device.gpu.uuid if device.gpu else ""), device))
     return pairs
 
 

@@ -129,7 +129,7 @@ class Mailbox:
         """Add an outgoing message; ValueError for one of more than MOST_BYTES."""
         size = len(json.dumps(message))
         if size > MOST_BYTES:
-            raise ValueError(f"{size} bytes in a message")
+            raise ValueError(f"{size:,} bytes are more than {MOST_BYTES:,}")
         with self._lock:
             self._number += 1
             self._outgoing.append((self._number, message, size))

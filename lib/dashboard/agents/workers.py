@@ -111,9 +111,9 @@ class _Session:
     def slots(self) -> list[AgentSlot]:
         """Return its slots as the queue has them, ``agent/cpu[0-3]``: a CPU is a device type, and each GPU; none when over."""
         name = self.registration.name
-        return [] if self.over else [
-            AgentSlot(Slot(f"{name}/{device.name}", (), device.threads), name, self.agent_id, self.key, device)
-            for device in self.registration.devices]
+        slots = [(Slot(f"{name}/{device.name}", (), device.threads, memory_mb=device.memory_mb), device)
+                 for device in self.registration.devices if not self.over]
+        return [AgentSlot(slot, name, self.agent_id, self.key, device) for slot, device in slots]
 
 
 class AgentWorker:

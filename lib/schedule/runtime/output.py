@@ -55,7 +55,8 @@ class Output:
         while self._held and (self._held[0][0] not in _OUTCOMES or self._held[0][1] in self._ended):
             if self._held[0][0] == "died" and self._rest:
                 ready += self._lines(b"\n")
-            self._ended -= set(self._held[0][1:2])
+            if self._held[0][0] in _OUTCOMES:
+                self._ended.discard(self._held[0][1])
             ready.append(self._held.pop(0))
         return ready
 
