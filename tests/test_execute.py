@@ -356,7 +356,7 @@ def test_a_journal_of_another_version_or_one_that_is_gone_is_an_error(tmp_path):
     Journal(path, specs).close()
     with closing(sqlite3.connect(path)) as base, base:
         base.execute("UPDATE facts SET value = '7' WHERE name = 'version'")
-    with pytest.raises(InputError, match="is a journal of version 7, this is version 1"):
+    with pytest.raises(InputError, match="is a journal of version 7, this is version 2"):
         Journal(path, specs)
 
 

@@ -124,14 +124,18 @@ class Problem:
         return replace(self, predicted_s=predicted_s, sigma=sigma)
 
 
-def feasible(problem: Problem) -> np.ndarray:
-    """Return (jobs, types): whether a job has both times there, fits the memory, and its cores and a device exist."""
-    fleet, jobs = problem.fleet, problem.jobs
+def able(jobs: Jobs, fleet: Fleet) -> np.ndarray:
+    """Return (jobs, types): whether a job fits the memory of a type, and its cores and a device exist."""
     memory = np.where(np.isnan(fleet.memory_mb), np.inf, fleet.memory_mb)
-    cpu = np.array([fleet.is_cpu(device_type) for device_type in range(len(fleet.types))])
+    cpu = np.array([fleet.is_cpu(device_type) for device_type in range(len(fleet.types))], bool)
     fits = jobs.memory_mb[:, None] <= memory[None]
     cores = np.where(cpu[None], np.nan_to_num(fleet.cpu_cores)[None], jobs.cpu_cores[:, None]) <= fleet.host_cores
-    return np.isfinite(problem.predicted_s) & np.isfinite(problem.actual_s) & fits & cores & (fleet.counts > 0)[None]
+    return fits & cores & (fleet.counts > 0)[None]
+
+
+def feasible(problem: Problem) -> np.ndarray:
+    """Return (jobs, types): whether a job has both times there, and is able to run there."""
+    return np.isfinite(problem.predicted_s) & np.isfinite(problem.actual_s) & able(problem.jobs, problem.fleet)
 
 
 def _check(problem: Problem) -> None:

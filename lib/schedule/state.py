@@ -174,19 +174,6 @@ class State:
         self.free[self.type_of[device]][device] = None
         self.freed.append(device)
 
-    def subset(self, devices: list[int]) -> tuple["State", np.ndarray]:
-        """Return the state of a fleet of some of the devices, in which policies begin anew, and the types that it has.
-
-        Nothing runs on the others any more.
-        """
-        fleet, types = self.fleet.subset(np.array(devices, int))
-        number = {device: new for new, device in enumerate(devices)}
-        free = [{number[device]: None for device in self.free[device_type] if device in number} for device_type in types]
-        running = {number[device]: ran._replace(device=number[device]) for device, ran in self.running.items()}
-        return State(self.jobs, fleet, self.now_s, self.waiting, running, free, self.free_cores, done=self.done,
-                     expected=self.expected, contention=self.contention and self.contention.subset(types),
-                     joules=None if self.joules is None else self.joules[:, types]), types
-
     def clear_news(self) -> None:
         """Start new lists of news, after a policy has seen the old ones."""
         self.arrived.clear()

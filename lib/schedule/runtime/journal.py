@@ -3,18 +3,19 @@
 import json
 import os
 import sqlite3
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
 from lib import files
 from lib.errors import InputError, is_no_space
 
-_VERSION = 1
+_VERSION = 2
 _REFUSED = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM,
             sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_NOMEM)  # by the system: the journal itself is sound
 _TABLES = """
@@ -26,6 +27,11 @@ CREATE TABLE attempts (job_id TEXT NOT NULL REFERENCES jobs, attempt INTEGER NOT
 CREATE TABLE ends (job_id TEXT PRIMARY KEY REFERENCES jobs, status TEXT NOT NULL, reason TEXT NOT NULL, result TEXT NOT NULL,
                    attempt INTEGER NOT NULL, end_s REAL NOT NULL);
 """
+_OPEN_TABLES = """
+CREATE TABLE submits (number INTEGER PRIMARY KEY, job_id TEXT NOT NULL UNIQUE REFERENCES jobs, memory_mb REAL NOT NULL,
+                      cpu_cores REAL NOT NULL, priority INTEGER NOT NULL, deadline_s REAL, at_s REAL NOT NULL);
+CREATE TABLE cancels (job_id TEXT PRIMARY KEY REFERENCES jobs, at_s REAL NOT NULL);
+"""  # of a list to which jobs are added while it runs
 
 
 @dataclass(frozen=True)
@@ -40,25 +46,41 @@ class Spec:
         """Return it as JSON."""
         return json.dumps({"call": self.call, "arguments": self.arguments}, sort_keys=True)
 
+    @classmethod
+    def of_text(cls, job_id: str, text: str) -> "Spec":
+        """Return the job of ``as_text``."""
+        return cls(job_id, **json.loads(text))
+
+
+class Submit(NamedTuple):
+    """What a job asked for when it was submitted, at ``at_s``; ``deadline_s`` is inf where it has none."""
+
+    spec: Spec
+    memory_mb: float
+    cpu_cores: float
+    priority: int
+    deadline_s: float
+    at_s: float
+
 
 class Journal:
-    """The journal of one run; one process writes it. A job has at most one end, whatever happens.
+    """The journal of one run; one process writes it, from any of its threads. A job has at most one end, whatever happens.
 
     What the disk refuses raises InputError, and all that was noted before is kept. Only its owner can read it.
     """
 
-    def __init__(self, path: Path, specs: Sequence[Spec], again: Callable[[str], bool] = is_no_space):
+    def __init__(self, path: Path, specs: Sequence[Spec] | None = None, again: Callable[[str], bool] = is_no_space):
         """Open the journal at ``path``, or begin one of ``specs``; InputError where it is of other jobs, or damaged.
 
-        A job that failed for a reason of which ``again`` holds is tried again, as if it had never been tried.
+        Without ``specs`` the list of jobs is open: it is what was submitted. A job that failed for a reason of which ``again`` holds is tried again, as if it had never been tried.
         """
         files.folder(path.parent)
-        self.path = path
+        self.path, self._lock = path, threading.RLock()
         with files.writing(path):
             os.close(os.open(path, os.O_RDWR | os.O_CREAT, files.PRIVATE))
             path.chmod(files.PRIVATE)  # that of an older one too; SQLite gives its other files the mode of this one
         with self._one_line(), ExitStack() as opened:
-            self._base = opened.enter_context(closing(sqlite3.connect(path, isolation_level=None)))
+            self._base = opened.enter_context(closing(sqlite3.connect(path, isolation_level=None, check_same_thread=False)))
             self._base.execute("PRAGMA journal_mode=WAL")
             self._base.execute("PRAGMA synchronous=NORMAL")
             with self._transaction():
@@ -69,20 +91,28 @@ class Journal:
             opened.pop_all()
         self._inode = path.stat().st_ino
 
-    def _create(self, specs: Sequence[Spec]) -> None:
+    def _create(self, specs: Sequence[Spec] | None) -> None:
         """Fill the journal, all in one transaction: a process killed at birth leaves an empty file, which is no journal yet."""
-        for statement in _TABLES.split(";"):
+        for statement in f"{_TABLES}{_OPEN_TABLES}".split(";"):
             self._base.execute(statement)
         self._base.execute("INSERT INTO facts VALUES ('version', ?)", (str(_VERSION),))
-        self._base.executemany("INSERT INTO jobs VALUES (?, ?)", [(spec.job_id, spec.as_text()) for spec in specs])
+        self._base.executemany("INSERT INTO jobs VALUES (?, ?)", [(spec.job_id, spec.as_text()) for spec in specs or ()])
+        self._base.execute("INSERT INTO facts VALUES ('list', ?)", ("open" if specs is None else "fixed",))
 
-    def _resume(self, specs: Sequence[Spec], again: Callable[[str], bool]) -> None:
-        version = self._base.execute("SELECT value FROM facts WHERE name = 'version'").fetchone()
-        if version != (str(_VERSION),):
-            raise InputError(f"{self.path} is a journal of version {version[0] if version else '?'}, this is version "
-                             f"{_VERSION}; give another folder")
+    def _resume(self, specs: Sequence[Spec] | None, again: Callable[[str], bool]) -> None:
+        facts = dict(self._base.execute("SELECT name, value FROM facts"))
+        if facts.get("version") == "1":  # of a fixed list: nothing was submitted to it
+            for statement in _OPEN_TABLES.split(";"):
+                self._base.execute(statement)
+            self._base.execute("UPDATE facts SET value = ? WHERE name = 'version'", (str(_VERSION),))
+        elif facts.get("version") != str(_VERSION):
+            raise InputError(f"{self.path} is a journal of version {facts.get('version', '?')}, this is version {_VERSION}; give "
+                             "another folder")
+        if (specs is None) != (facts.get("list") == "open"):
+            raise InputError(f"{self.path} is the journal of {'a fixed' if specs is None else 'an open'} list of jobs; give "
+                             "another folder")
         recorded = dict(self._base.execute("SELECT job_id, spec FROM jobs"))
-        if recorded != {spec.job_id: spec.as_text() for spec in specs}:
+        if specs is not None and recorded != {spec.job_id: spec.as_text() for spec in specs}:
             raise InputError(f"{self.path} is the journal of other jobs; give another folder")
         self._base.execute("UPDATE attempts SET status = 'lost', reason = 'the run was killed', end_s = start_s "
                            "WHERE status = 'running'")
@@ -105,7 +135,7 @@ class Journal:
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        with self._one_line():
+        with self._lock, self._one_line():
             self._base.execute("BEGIN IMMEDIATE")
             try:
                 yield
@@ -116,7 +146,7 @@ class Journal:
                 raise
 
     def _rows(self, query: str) -> list[tuple[Any, ...]]:
-        with self._one_line():
+        with self._lock, self._one_line():
             return self._base.execute(query).fetchall()
 
     def check_there(self) -> None:
@@ -125,10 +155,43 @@ class Journal:
             raise InputError(f"{self.path} was removed while the run went on, and with it what was noted; the same call again "
                              "begins anew")
 
-    def start(self, job_id: str, device: str, at_s: float) -> int:
-        """Note that an attempt begins; return its number."""
+    def submit(self, submit: Submit) -> bool:
+        """Note a new job of an open list; False where it is known already, InputError where it was another job."""
+        self.check_there()
+        job_id, text = submit.spec.job_id, submit.spec.as_text()
+        with self._transaction():
+            known = self._base.execute("SELECT spec FROM jobs WHERE job_id = ?", (job_id,)).fetchone()
+            if known and known != (text,):
+                raise InputError(f"the job {job_id!r} was submitted before, to do something else; give another name")
+            if not known:
+                self._base.execute("INSERT INTO jobs VALUES (?, ?)", (job_id, text))
+                self._base.execute("INSERT INTO submits VALUES (NULL, ?, ?, ?, ?, ?, ?)", (job_id, *submit[1:]))
+        return not known
+
+    def cancel(self, job_id: str, at_s: float) -> bool:
+        """Note that a job shall not start any more, and stop where it runs; False where it has ended, or is unknown."""
+        return self._change("INSERT OR IGNORE INTO cancels SELECT job_id, :value FROM jobs WHERE job_id = :job_id", job_id, at_s)
+
+    def reorder(self, job_id: str, priority: int) -> bool:
+        """Note another priority of a job; False where it has ended, or is unknown."""
+        return self._change("UPDATE submits SET priority = :value WHERE job_id = :job_id", job_id, priority)
+
+    def _change(self, statement: str, job_id: str, value: float) -> bool:
         self.check_there()
         with self._transaction():
+            opens = self._base.execute("SELECT 1 FROM jobs WHERE job_id = :job_id AND job_id NOT IN (SELECT job_id FROM ends)",
+                                       {"job_id": job_id}).fetchone()
+            if opens:
+                self._base.execute(statement, {"job_id": job_id, "value": value})
+        return bool(opens)
+
+    def start(self, job_id: str, device: str, at_s: float) -> int:
+        """Note that an attempt begins; return its number, 0 where the job is cancelled or has ended, and must not begin."""
+        self.check_there()
+        with self._transaction():
+            if self._base.execute("SELECT 1 FROM cancels WHERE job_id = :job_id UNION SELECT 1 FROM ends WHERE job_id = :job_id",
+                                  {"job_id": job_id}).fetchone():
+                return 0
             number = 1 + self._base.execute("SELECT count(*) FROM attempts WHERE job_id = ?", (job_id,)).fetchone()[0]
             self._base.execute("INSERT INTO attempts VALUES (?, ?, ?, ?, NULL, 'running', '')", (job_id, number, device, at_s))
         return number
@@ -149,6 +212,17 @@ class Journal:
                                (at_s, status if new else "lost", reason, job_id, attempt))
         return new
 
+    def submitted(self) -> list[Submit]:
+        """Return the jobs of an open list that have not ended, in the order in which they were submitted."""
+        rows = self._rows("SELECT job_id, spec, memory_mb, cpu_cores, priority, deadline_s, at_s FROM submits JOIN jobs "
+                          "USING (job_id) WHERE job_id NOT IN (SELECT job_id FROM ends) ORDER BY number")
+        with self._one_line():
+            return [Submit(Spec.of_text(job_id, text), *numbers) for job_id, text, *numbers in rows]
+
+    def cancelled(self) -> set[str]:
+        """Return the jobs that are cancelled and have not ended."""
+        return {name for (name,) in self._rows("SELECT job_id FROM cancels WHERE job_id NOT IN (SELECT job_id FROM ends)")}
+
     def ended(self) -> dict[str, str]:
         """Return how each ended job ended."""
         return dict(self._rows("SELECT job_id, status FROM ends"))
@@ -159,7 +233,8 @@ class Journal:
 
     def last_s(self) -> float:
         """Return the time of the latest entry."""
-        return float(self._rows("SELECT max(max(start_s), max(coalesce(end_s, 0))) FROM attempts")[0][0] or 0.0)
+        tables = (("start_s", "attempts"), ("end_s", "attempts"), ("at_s", "submits"), ("end_s", "ends"))
+        return max(float(self._rows(f"SELECT max({column}) FROM {table}")[0][0] or 0.0) for column, table in tables)
 
     def attempts(self) -> pd.DataFrame:
         """Return every attempt: ``job_id, device, start_s, end_s, attempt, status, reason``."""
@@ -175,4 +250,5 @@ class Journal:
 
     def close(self) -> None:
         """Close the journal."""
-        self._base.close()
+        with self._lock:
+            self._base.close()

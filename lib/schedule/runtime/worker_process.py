@@ -2,7 +2,7 @@
 
 Messages are tuples. To the worker: ``("run", token, call, arguments)``, ``("stop", token)``, ``("end",)``. From it:
 ``("ready", pid)``, ``("heartbeat",)``, ``("done", token, result)``, ``("failed", token, reason)``, ``("stopped", token)``,
-``("refused", token, reason)``: its input is wrong, and would be at every attempt.
+``("refused", token, reason)``: its input is wrong, and would be at every attempt; ``("report", token, content)`` meanwhile.
 """
 
 import importlib
@@ -11,6 +11,7 @@ import os
 import queue
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 from lib.errors import InputError, is_no_space, is_out_of_memory, one_line
@@ -32,11 +33,15 @@ class Stopped(Exception):  # noqa: N818 - no error
 
 
 class Job:
-    """What a task's function is given first: the device, its cores, and whether it shall stop."""
+    """What a task's function is given first: the device, its cores, whether it shall stop, and who hears of it meanwhile."""
 
-    def __init__(self, device: str, cores: tuple[int, ...], threads: int):
-        self.device, self.cores, self.threads = device, cores, threads
+    def __init__(self, device: str, cores: tuple[int, ...], threads: int, send: Callable[[dict[str, Any]], None] = len):
+        self.device, self.cores, self.threads, self._send = device, cores, threads, send
         self._stop = threading.Event()
+
+    def report(self, content: dict[str, Any]) -> None:
+        """Tell whoever leads the worker how it goes, such as ``{"metrics": {...}}``; TypeError for what JSON cannot hold."""
+        self._send(json.loads(json.dumps(content)))
 
     def check(self) -> None:
         """Raise Stopped when the job shall stop; call it between steps."""
@@ -105,7 +110,7 @@ def serve(pipe: Pipe, device: str, cores: tuple[int, ...], threads: int, beat_s:
     sender.send("ready", os.getpid())
     while (message := requests.get())[0] != "end":
         _, token, call, arguments = message
-        current[token] = Job(device, cores, threads)
+        current[token] = Job(device, cores, threads, partial(sender.send, "report", token))
         sender.send(*_outcome(token, call, arguments, current[token]))
         del current[token]
     over.set()
