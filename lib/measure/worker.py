@@ -40,6 +40,12 @@ def _environ(values: Mapping[str, str]) -> Iterator[None]:
                 os.environ.pop(name) if value is None else os.environ.__setitem__(name, value)
 
 
+def environment() -> dict[str, str]:
+    """Return this process's environment variables, never those of a process that another thread is starting."""
+    with _environment:
+        return dict(os.environ)
+
+
 def _led(target: Callable[..., None], pipe: Connection, *arguments: Any) -> None:
     """Run ``target`` in a worker, which ends at once when the process that started it is gone, whatever it is doing."""
     end = os._exit  # as it is now: while a network of a user runs, it is another one

@@ -72,7 +72,8 @@ class Journal:
     def __init__(self, path: Path, specs: Sequence[Spec] | None = None, again: Callable[[str], bool] = is_no_space):
         """Open the journal at ``path``, or begin one of ``specs``; InputError where it is of other jobs, or damaged.
 
-        Without ``specs`` the list of jobs is open: it is what was submitted. A job that failed for a reason of which ``again`` holds is tried again, as if it had never been tried.
+        Without ``specs`` the list of jobs is open: it is what was submitted. A job that failed for a reason of which ``again``
+        holds is tried again, as if it had never been tried.
         """
         files.folder(path.parent)
         self.path, self._lock = path, threading.RLock()
@@ -106,8 +107,8 @@ class Journal:
                 self._base.execute(statement)
             self._base.execute("UPDATE facts SET value = ? WHERE name = 'version'", (str(_VERSION),))
         elif facts.get("version") != str(_VERSION):
-            raise InputError(f"{self.path} is a journal of version {facts.get('version', '?')}, this is version {_VERSION}; give "
-                             "another folder")
+            raise InputError(f"{self.path} is a journal of version {facts.get('version', '?')}, this is version "
+                             f"{_VERSION}; give another folder")
         if (specs is None) != (facts.get("list") == "open"):
             raise InputError(f"{self.path} is the journal of {'a fixed' if specs is None else 'an open'} list of jobs; give "
                              "another folder")
@@ -170,7 +171,7 @@ class Journal:
 
     def cancel(self, job_id: str, at_s: float) -> bool:
         """Note that a job shall not start any more, and stop where it runs; False where it has ended, or is unknown."""
-        return self._change("INSERT OR IGNORE INTO cancels SELECT job_id, :value FROM jobs WHERE job_id = :job_id", job_id, at_s)
+        return self._change("INSERT OR IGNORE INTO cancels VALUES (:job_id, :value)", job_id, at_s)
 
     def reorder(self, job_id: str, priority: int) -> bool:
         """Note another priority of a job; False where it has ended, or is unknown."""
@@ -189,8 +190,8 @@ class Journal:
         """Note that an attempt begins; return its number, 0 where the job is cancelled or has ended, and must not begin."""
         self.check_there()
         with self._transaction():
-            if self._base.execute("SELECT 1 FROM cancels WHERE job_id = :job_id UNION SELECT 1 FROM ends WHERE job_id = :job_id",
-                                  {"job_id": job_id}).fetchone():
+            if self._base.execute("SELECT job_id FROM cancels WHERE job_id = :job_id UNION "
+                                  "SELECT job_id FROM ends WHERE job_id = :job_id", {"job_id": job_id}).fetchone():
                 return 0
             number = 1 + self._base.execute("SELECT count(*) FROM attempts WHERE job_id = ?", (job_id,)).fetchone()[0]
             self._base.execute("INSERT INTO attempts VALUES (?, ?, ?, ?, NULL, 'running', '')", (job_id, number, device, at_s))

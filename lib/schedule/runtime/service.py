@@ -10,10 +10,12 @@ import pandas as pd
 
 from lib import locks
 from lib.errors import InputError
-from lib.schedule.runtime.executor import JOURNAL, Engine, Observer, Unobserved
+from lib.schedule.runtime.engine.engine import Engine
+from lib.schedule.runtime.engine.observer import Observer
+from lib.schedule.runtime.engine.view import Entry
+from lib.schedule.runtime.executor import JOURNAL
 from lib.schedule.runtime.journal import Journal, Spec, Submit
 from lib.schedule.runtime.local_site import fleet_of
-from lib.schedule.runtime.view import Entry
 from lib.schedule.runtime.workers import Limits, ProcessWorker, Slot, Spawn
 from lib.schedule.state import Policy
 
@@ -39,8 +41,7 @@ class Service:
         with ExitStack() as opened:
             opened.enter_context(locks.writer(folder / JOURNAL))
             self._journal = opened.enter_context(closing(Journal(folder / JOURNAL)))
-            self._engine = Engine(self._journal, policy, predicted_s, fleet_of, limits or Limits(), spawn,
-                                  observer or Unobserved())
+            self._engine = Engine(self._journal, policy, predicted_s, fleet_of, limits or Limits(), spawn, observer)
             self._classes: dict[str, int] = {}
             for submit in self._journal.submitted():
                 self._engine.add(self._entry(submit))
@@ -121,7 +122,7 @@ class Service:
     def notes(self) -> list[str]:
         """Return the latest notes of workers that were replaced and slots that were given up."""
         with self._engine.lock:
-            return list(self._engine.notes)
+            return list(self._engine.slots.notes)
 
     def _entry(self, submit: Submit) -> Entry:
         arguments = submit.spec.arguments

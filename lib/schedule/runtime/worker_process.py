@@ -12,9 +12,11 @@ import queue
 import threading
 from collections.abc import Callable
 from functools import partial
+from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 from lib.errors import InputError, is_no_space, is_out_of_memory, one_line
+from lib.schedule.runtime.output import redirect
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
@@ -78,8 +80,13 @@ class _Sender:
                 os._exit(0)
 
 
-def serve(pipe: Pipe, device: str, cores: tuple[int, ...], threads: int, beat_s: float, warm_up: str = "") -> None:
-    """Run tasks until an ``end`` message, or until the leading process is gone; ``warm_up`` is called before the first."""
+def serve(pipe: Pipe, device: str, cores: tuple[int, ...], threads: int, beat_s: float, warm_up: str = "",
+          output: Connection | None = None) -> None:
+    """Run tasks until an ``end`` message, or until the leading process is gone; ``warm_up`` is called before the first.
+
+    What is printed goes to ``output``, if there is one.
+    """
+    mark = redirect(output) if output else lambda what, token: None
     if cores and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, cores)
     sender, requests = _Sender(pipe), queue.Queue()
@@ -111,7 +118,10 @@ def serve(pipe: Pipe, device: str, cores: tuple[int, ...], threads: int, beat_s:
     while (message := requests.get())[0] != "end":
         _, token, call, arguments = message
         current[token] = Job(device, cores, threads, partial(sender.send, "report", token))
-        sender.send(*_outcome(token, call, arguments, current[token]))
+        mark("begin", token)
+        outcome = _outcome(token, call, arguments, current[token])
+        mark("end", token)
+        sender.send(*outcome)
         del current[token]
     over.set()
 

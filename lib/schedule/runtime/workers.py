@@ -1,6 +1,6 @@
 """Slots and the workers that run tasks on them: a process on this machine, or whatever else offers the same interface."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -11,18 +11,26 @@ from lib.errors import InputError, choices
 from lib.measure import worker
 from lib.schedule.problem import Jobs
 from lib.schedule.runtime import worker_process
+from lib.schedule.runtime.output import Output
 
 WARM_UP = "lib.schedule.runtime.tasks:warm_up"
+MASK = "CUDA_VISIBLE_DEVICES"
 
 
 @dataclass(frozen=True)
 class Slot:
-    """A device, or some cores of the CPU, that runs one job at a time; ``warm_up`` is called by a worker before its first."""
+    """A device, or some cores of the CPU, that runs one job at a time; ``warm_up`` is called by a worker before its first.
+
+    ``memory_mb`` is NaN where it is not known. ``card`` is what CUDA_VISIBLE_DEVICES shall be for a GPU's worker, such as its
+    UUID; where it is empty it follows from the slot's name.
+    """
 
     name: str
     cores: tuple[int, ...] = ()
     threads: int = 1
     warm_up: str = ""
+    memory_mb: float = np.nan
+    card: str = ""
 
 
 def device_type_of(slot: str) -> str:
@@ -52,6 +60,25 @@ def cores_here() -> list[int]:
     return sorted(process.cpu_affinity()) if hasattr(process, "cpu_affinity") else list(range(psutil.cpu_count() or 1))
 
 
+def card_of(slot: Slot, environment: Mapping[str, str]) -> str:
+    """Return the card of a GPU's slot as CUDA_VISIBLE_DEVICES names it, empty for a slot that is no GPU.
+
+    The slot ``cuda:N`` is the N-th card that the variable leaves to this process, or number N where it is not set. Raises
+    SlotLost where it leaves fewer.
+    """
+    name, _, number = device_type_of(slot.name).partition(":")
+    if slot.card or name != "cuda" or not number.isdecimal():
+        return slot.card
+    mask = environment.get(MASK)
+    if mask is None:
+        return number
+    left = [card.strip() for card in mask.split(",")]
+    shown = left[:next((place for place, card in enumerate(left) if card in ("", "-1")), len(left))]  # as CUDA reads it
+    if int(number) >= len(shown):
+        raise SlotLost(f"there is no {slot.name}: {MASK} is {mask!r}, which leaves {len(shown)} cards")
+    return shown[int(number)]
+
+
 class SlotLost(Exception):  # noqa: N818 - the run goes on without the slot
     """Raised where a worker is wanted for a slot that is gone for good."""
 
@@ -73,18 +100,22 @@ class Worker(Protocol):
 
 
 class ProcessWorker:
-    """A worker process on this machine (``lib.measure.worker``)."""
+    """A worker process on this machine (``lib.measure.worker``); one of a GPU sees its card alone, as ``cuda:0``."""
 
-    def __init__(self, slot: Slot, limits: Limits):
+    def __init__(self, slot: Slot, limits: Limits, output: Output | None = None):
+        card = card_of(slot, worker.environment())
+        environment = {**dict.fromkeys(worker_process.THREADS, str(slot.threads)), **({MASK: card} if card else {})}
         self.process = worker.Worker(
-            worker_process.serve, slot.name, slot.cores, slot.threads, limits.beat_s, slot.warm_up, name=f"slot {slot.name}",
-            environment=dict.fromkeys(worker_process.THREADS, str(slot.threads)))
-        self.pipe = self.process.pipe
+            worker_process.serve, "cuda:0" if card else slot.name, slot.cores, slot.threads, limits.beat_s, slot.warm_up,
+            output and output.theirs, name=f"slot {slot.name}", environment=environment)
+        self.pipe, self._output = self.process.pipe, output
+        self.log = output and output.started()
 
     def messages(self) -> list[tuple[Any, ...]]:
         """Return the messages since the last call; a closed pipe is its death."""
         received, death = self.process.messages()
-        return [*received, ("died", death)] if death else received
+        received += [("died", death)] if death else []
+        return self._output.merged(received) if self._output else received
 
     def send(self, *message: Any) -> None:
         """Send it a message; one that died is noticed by its messages."""
@@ -93,6 +124,13 @@ class ProcessWorker:
     def shut_down(self) -> None:
         """End it at once."""
         self.process.shut_down()
+        if self._output:
+            self._output.close()
+
+
+def logged(slot: Slot, limits: Limits) -> ProcessWorker:
+    """Spawn a worker process whose standard output and error come as reports of its attempts: ``{"log": [n, line]}``."""
+    return ProcessWorker(slot, limits, Output())
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What a policy is shown of an open list of jobs and of the slots that are there: a state with numbers, and back to names."""
+"""What a policy is shown of an open list of jobs and of the slots that are there: names become numbers, and back."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from lib.schedule.runtime.journal import Spec
 from lib.schedule.state import Finished, Predict, Running, State
 
 
-@dataclass
+@dataclass(eq=False)
 class Entry:
     """A job of the list that has not ended; ``seconds`` are its predicted times by device type, as far as they were wanted."""
 
@@ -53,40 +53,26 @@ def jobs_of(entries: Sequence[Entry]) -> Jobs:
                 job_class=np.array([entry.job_class for entry in entries], int))
 
 
-def masked(able_s: np.ndarray, waiting: np.ndarray, priority: np.ndarray) -> np.ndarray:
-    """Return predicted seconds (jobs, types), inf on types that a waiting job of higher priority can run on."""
-    if not waiting.any() or (priority[waiting] == priority[waiting][0]).all():
-        return able_s
-    rank = np.where(np.isfinite(able_s) & waiting[:, None], priority[:, None].astype(float), -np.inf)
-    return np.where(waiting[:, None] & (rank < rank.max(axis=0)), np.inf, able_s)
-
-
 class View:
     """A state of some jobs on some slots, in which a policy begins anew, and its predictions.
 
-    ``stranded`` are entries that no slot which is there can run; ``outranked`` those that a job of higher priority, which
-    waits, keeps off every device type that could run them. A policy is shown neither, and of the others the device types that
-    are left to them: **no job starts on a device type while one of higher priority waits that can run there.**
+    ``stranded`` are entries that no slot which is there can run; the policy is not shown them.
     """
 
     def __init__(self, waiting: Iterable[Entry], upcoming: Sequence[Entry], occupants: dict[str, Occupant], idle: Sequence[str],
                  fleet: Fleet, contention: Contention | None, now_s: float, done: int):
         running = [one.entry for one in occupants.values()]
         listed = [*running, *waiting, *upcoming]
-        waits = np.array([len(running) <= number < len(listed) - len(upcoming) for number in range(len(listed))], bool)
         seconds = np.array([[entry.seconds[name] for name in fleet.types] for entry in listed]).reshape(len(listed), -1)
-        able_s = np.where(able(jobs_of(listed), fleet), seconds, np.inf)
-        shown_s = masked(able_s, waits, np.array([entry.priority for entry in listed], int))
-        runs, shown = np.arange(len(listed)) < len(running), np.isfinite(shown_s).any(axis=1)
-        nowhere = ~np.isfinite(able_s).any(axis=1) & ~runs
-        self.stranded = [listed[number] for number in np.flatnonzero(nowhere)]
-        self.outranked = [listed[number] for number in np.flatnonzero(~shown & ~runs & ~nowhere)]
-        self.mixed = len({entry.priority for entry in listed}) > 1
-        kept = np.flatnonzero(runs | shown)
+        able_s, numbers = np.where(able(jobs_of(listed), fleet), seconds, np.inf), np.arange(len(listed))
+        nowhere, runs = ~np.isfinite(able_s).any(axis=1), numbers < len(running)
+        self.stranded = [listed[number] for number in np.flatnonzero(nowhere & ~runs)]
+        kept = np.flatnonzero(runs | ~nowhere)
         self.entries = [listed[number] for number in kept]
         self.number = {entry.job_id: number for number, entry in enumerate(self.entries)}
-        self.slots, self.device = fleet.names, {name: device for device, name in enumerate(fleet.names)}
-        self.predict = Predict(np.where((runs & ~shown)[:, None], 1.0, shown_s)[kept])  # it runs where it could not start now
+        self.device = {name: device for device, name in enumerate(fleet.names)}
+        self.predict = Predict(np.where(nowhere[:, None], 1.0, able_s)[kept])  # a job may run where it could not start now
+        waits = ~runs & (numbers < len(listed) - len(upcoming))
         self.state = self._state(fleet, waits[kept], occupants, idle, contention, now_s, done)
         self.state.expected = len(self.entries) - len(self.state.waiting) - len(running)
 
@@ -104,9 +90,9 @@ class View:
 
     # ------------------------------------------------------------------------------------------ what happens meanwhile
 
-    def type_of(self, slot: str) -> str:
-        """Return the device type of a slot."""
-        return self.state.fleet.types[self.state.type_of[self.device[slot]]]
+    def seconds(self, entry: Entry, slot: str) -> float:
+        """Return the predicted seconds of a job on a slot."""
+        return self.predict(self.number[entry.job_id], self.state.type_of[self.device[slot]])
 
     def can_start(self, entry: Entry, slot: str) -> bool:
         """Return whether a job can start on a slot now."""
@@ -132,14 +118,13 @@ class View:
         self.state.finished.append(Finished(self.number[runs.entry.job_id], device_type, seconds))
         self.state.done += 1
 
-    def arrive(self, entry: Entry, again: bool) -> bool:
-        """Note that a job waits, for the first time or ``again``; return False where the view no longer holds."""
+    def arrive(self, entry: Entry, again: bool) -> None:
+        """Note that a job waits, for the first time or ``again``."""
         job = self.number.get(entry.job_id)
         if job is not None:
             self.state.waiting[job] = None
             self.state.arrived.append(job)
             self.state.expected -= not again
-        return not self.mixed
 
     def enable(self, slot: str) -> None:
         """Note that a slot can run something."""

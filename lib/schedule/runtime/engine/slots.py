@@ -1,0 +1,161 @@
+"""Slots with their workers: spawned, listened to, watched and replaced."""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+
+from lib.schedule.runtime.engine.view import Occupant
+from lib.schedule.runtime.workers import Limits, Slot, SlotLost, Spawn, Worker
+
+_NOTES = 1000
+
+
+@dataclass
+class SlotState:
+    """One slot while it is there, its worker (none before the first), and what runs on it."""
+
+    slot: Slot
+    worker: Worker | None = None
+    spawned_s: float = 0.0
+    seen_s: float = 0.0
+    ready: bool = False
+    failed_starts: int = 0  # workers before this one that never became ready
+    runs: Occupant | None = None
+    token: str = ""
+    expected_s: float = 0.0  # that its job takes
+    cancelled: bool = False
+    moving_to: str = ""  # the slot to start its job on, once it has stopped here
+    stop_by_s: float = np.inf
+
+    @property
+    def name(self) -> str:
+        """Return the slot's name."""
+        return self.slot.name
+
+    @property
+    def idle(self) -> bool:
+        """Return whether a job could start here."""
+        return self.ready and self.runs is None
+
+    def start(self, occupant: Occupant, expected_s: float) -> None:
+        """Let the worker run a job."""
+        entry = occupant.entry
+        self.runs, self.token, self.expected_s = occupant, f"{entry.job_id}#{occupant.attempt}", expected_s
+        self.worker.send("run", self.token, entry.spec.call, entry.spec.arguments)
+
+    def stop(self, by_s: float) -> None:
+        """Tell the worker to stop its job; it is replaced where it has not by then."""
+        self.stop_by_s = min(self.stop_by_s, by_s)
+        self.worker.send("stop", self.token)
+
+    def clear(self) -> None:
+        """Note that nothing runs here."""
+        self.runs, self.token, self.cancelled, self.moving_to, self.stop_by_s = None, "", False, "", np.inf
+
+
+Event = tuple[str, SlotState, Any]
+
+
+class Slots:
+    """The slots that are there, by name. ``notes`` say which workers were replaced and which slots were given up."""
+
+    def __init__(self, limits: Limits, spawn: Spawn, now: Callable[[], float]):
+        self.limits, self._spawn, self._now = limits, spawn, now
+        self.of: dict[str, SlotState] = {}
+        self.notes: deque[str] = deque(maxlen=_NOTES)
+
+    def __iter__(self) -> Iterator[SlotState]:
+        return iter(list(self.of.values()))
+
+    def __len__(self) -> int:
+        return len(self.of)
+
+    def add(self, slot: Slot) -> None:
+        """Add a slot, whose worker is spawned by ``events``."""
+        self.of[slot.name] = SlotState(slot)
+
+    def remove(self, name: str) -> SlotState | None:
+        """Remove a slot and end its worker; return it, None where there is none of that name."""
+        slot = self.of.pop(name, None)
+        if slot and slot.worker:
+            slot.worker.shut_down()
+        return slot
+
+    def occupants(self) -> dict[str, Occupant]:
+        """Return what runs, by slot."""
+        return {slot.name: slot.runs for slot in self if slot.runs}
+
+    def pipes(self) -> list[Any]:
+        """Return what becomes readable when workers have something to say."""
+        ways = [getattr(slot.worker, name, None) for slot in self for name in ("pipe", "log")]
+        return [way for way in ways if isinstance(way, Connection)]
+
+    def events(self) -> Iterator[Event]:
+        """Spawn workers that are not there, and yield what happened: ``(event, slot, what)``.
+
+        ``ready``; ``report`` (content), ``done`` (result), ``stopped``, ``failed`` (reason) and ``refused`` (reason) of its
+        job; ``broken`` (reason): its worker has ended, and is replaced afterwards; ``lost`` (reason): it is given up.
+        """
+        for slot in self:
+            if slot.worker is None:
+                yield from self._spawned(slot)
+        for slot in self:
+            why = ""
+            for message in slot.worker.messages():
+                slot.seen_s, what = self._now(), message[0]
+                if what == "died":
+                    why = message[1]
+                    break
+                if what == "ready":
+                    slot.ready = True
+                    yield what, slot, None
+                elif what != "heartbeat" and message[1] == slot.token:
+                    yield what, slot, message[2] if len(message) > 2 else None
+            if why := why or self._overdue(slot):
+                yield from self._replaced(slot, why)
+
+    def _overdue(self, slot: SlotState) -> str:
+        """Return why a worker is to be replaced that is silent, late, or did not stop; empty where it is not."""
+        now, limits, runs = self._now(), self.limits, slot.runs
+        if not slot.ready:
+            return f"the worker did not start within {limits.ready_s:g} s" if now - slot.spawned_s > limits.ready_s else ""
+        if now - slot.seen_s > limits.silent_s:
+            return f"no sign of life for {limits.silent_s:g} s"
+        if now > slot.stop_by_s:
+            return f"it did not stop within {limits.grace_s:g} s"
+        if runs and now - runs.start_s > max(limits.least_s, limits.late * slot.expected_s):
+            return f"not done after {now - runs.start_s:,.0f} s, predicted were {slot.expected_s:,.3g} s"
+        return ""
+
+    def _replaced(self, slot: SlotState, reason: str) -> Iterator[Event]:
+        slot.worker.shut_down()
+        yield "broken", slot, reason
+        self.notes.append(f"{slot.name}: {reason}")
+        slot.failed_starts = 0 if slot.ready else slot.failed_starts + 1
+        yield from self._spawned(slot, reason)
+
+    def _spawned(self, slot: SlotState, last: str = "") -> Iterator[Event]:
+        """Spawn a slot's worker; give the slot up where it is lost, or workers start in vain."""
+        slot.ready, slot.spawned_s, slot.seen_s = False, self._now(), self._now()
+        why = f"{slot.failed_starts} workers in a row could not start, the last: {last}"
+        if slot.failed_starts < self.limits.attempts:
+            try:
+                slot.worker = self._spawn(slot.slot, self.limits)
+                return
+            except SlotLost as error:
+                why = str(error)
+        del self.of[slot.name]
+        self.notes.append(f"{slot.name} is given up: {why}")
+        yield "lost", slot, why
+
+    def shut_down(self) -> None:
+        """End all workers."""
+        for slot in self:
+            if slot.worker:
+                slot.worker.send("end")
+                slot.worker.shut_down()
+            slot.worker, slot.ready, slot.failed_starts = None, False, 0
