@@ -46,13 +46,16 @@ def local_site(jobs: Jobs, count: int = 0) -> Site:
 def fleet_of(slots: tuple[Slot, ...]) -> Fleet:
     """Return slots as a fleet of types ``cpu`` and, each GPU being its own, ``cuda:0``, ...
 
-    Beside GPUs, CPU slots of known cores give the host's cores, from which jobs on GPUs draw theirs.
+    A type has the least memory that is known of its slots. Beside GPUs, CPU slots of known cores give the host's cores, from
+    which jobs on GPUs draw theirs.
     """
     names = [device_type_of(slot.name) for slot in slots]
     types = tuple(dict.fromkeys(names))
     unknown, cores = np.full(len(types), np.nan), [slot.cores for slot in slots if slot.cores]
-    fleet = Fleet(tuple(slot.name for slot in slots), np.array([types.index(name) for name in names]), types, unknown, unknown,
-                  unknown, unknown, np.zeros(len(types)), unknown)
+    memory = [min((slot.memory_mb for slot, of in zip(slots, names, strict=True) if of == name and slot.memory_mb >= 0),
+                  default=np.nan) for name in types]
+    fleet = Fleet(tuple(slot.name for slot in slots), np.array([types.index(name) for name in names], int), types,
+                  np.array(memory), unknown, unknown, unknown, np.zeros(len(types)), unknown)
     if not cores or len(types) == 1:
         return fleet
     own = np.array([len(cores[0]) if name == "cpu" else np.nan for name in types])

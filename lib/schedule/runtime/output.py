@@ -39,7 +39,7 @@ class Output:
 
     def __init__(self):
         self.pipe, self.theirs = get_context("spawn").Pipe(duplex=False)
-        self._rest, self._token, self._number, self._ended = b"", "", 0, ""
+        self._rest, self._token, self._number, self._ended = b"", "", 0, set()
         self._held: list[tuple[Any, ...]] = []
 
     def started(self) -> Connection:
@@ -52,9 +52,10 @@ class Output:
         """Return a worker's messages with the lines that it printed; an outcome waits until all lines before it are here."""
         self._held += messages
         ready = list(self._reports())
-        while self._held and (self._held[0][0] not in _OUTCOMES or self._ended == self._held[0][1]):
+        while self._held and (self._held[0][0] not in _OUTCOMES or self._held[0][1] in self._ended):
             if self._held[0][0] == "died" and self._rest:
                 ready += self._lines(b"\n")
+            self._ended -= set(self._held[0][1:2])
             ready.append(self._held.pop(0))
         return ready
 
@@ -73,7 +74,8 @@ class Output:
             if what == _BEGIN:
                 self._token, self._number = token, 0
             elif what == _END:
-                self._token, self._ended = "", token
+                self._token = ""
+                self._ended.add(token)
             yield from self._lines(after)
 
     def _read(self) -> bytes:

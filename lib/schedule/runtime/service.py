@@ -1,6 +1,7 @@
 """The queue as a service: jobs are submitted, cancelled and reordered, and slots join and leave, while it runs."""
 
 import math
+from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from functools import partial
@@ -12,6 +13,7 @@ from lib import locks
 from lib.errors import InputError
 from lib.schedule.runtime.engine.engine import Engine
 from lib.schedule.runtime.engine.observer import Observer
+from lib.schedule.runtime.engine.plan import plan
 from lib.schedule.runtime.engine.view import Entry
 from lib.schedule.runtime.executor import JOURNAL
 from lib.schedule.runtime.journal import Journal, Spec, Submit
@@ -42,9 +44,10 @@ class Service:
             opened.enter_context(locks.writer(folder / JOURNAL))
             self._journal = opened.enter_context(closing(Journal(folder / JOURNAL)))
             self._engine = Engine(self._journal, policy, predicted_s, fleet_of, limits or Limits(), spawn, observer)
-            self._classes: dict[str, int] = {}
+            self._policy, self._classes = policy, {}
+            tried = Counter(self._journal.attempts()["job_id"])
             for submit in self._journal.submitted():
-                self._engine.add(self._entry(submit))
+                self._engine.add(self._entry(submit, tried[submit.spec.job_id]))
             for job_id in self._journal.cancelled():
                 self._engine.post(partial(self._engine.cancel, job_id))
             self._opened = opened.pop_all()
@@ -104,6 +107,13 @@ class Service:
         """Run jobs until ``until()`` holds, which is called several times a second; workers are shut down then."""
         self._engine.run(until)
 
+    def plan(self) -> pd.DataFrame:
+        """Return what runs, and what the policy plans for the rest from now on, with the reasons (``engine.plan.plan``)."""
+        self._engine.settle()
+        with self._engine.lock:
+            view = self._engine.snapshot(starting=True)
+        return plan(view, self._policy)
+
     @property
     def left(self) -> int:
         """Return how many jobs have not ended."""
@@ -124,11 +134,11 @@ class Service:
         with self._engine.lock:
             return list(self._engine.slots.notes)
 
-    def _entry(self, submit: Submit) -> Entry:
+    def _entry(self, submit: Submit, attempt: int = 0) -> Entry:
         arguments = submit.spec.arguments
         alike = str(arguments.get("workload_id") or arguments.get("path") or submit.spec.call)
         return Entry(submit.spec, submit.at_s, submit.deadline_s, submit.memory_mb, submit.cpu_cores,
-                     self._classes.setdefault(alike, len(self._classes)), submit.priority)
+                     self._classes.setdefault(alike, len(self._classes)), submit.priority, attempt)
 
 
 def _check(spec: Spec, memory_mb: float, cpu_cores: float, priority: int, deadline_s: float) -> None:

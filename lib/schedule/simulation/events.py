@@ -77,10 +77,11 @@ class _Engine:
     """The events of one run; without contention an attempt's end is known when it starts."""
 
     def __init__(self, problem: Problem, policy: Policy, faults: Faults, contention: Contention | None,
-                 known: Contention | None):
+                 known: Contention | None, state: State | None):
         self.problem, self.policy, self.faults, self.contention = problem, policy, faults, contention
-        self.state = State.at_start(problem.jobs, problem.fleet)
-        self.state.expected = len(problem.jobs)
+        self.state = state or State.at_start(problem.jobs, problem.fleet)
+        there = {*self.state.waiting, *(ran.job for ran in self.state.running.values())}
+        self.state.expected = len(problem.jobs) - len(there)
         self.state.contention = known
         self.state.joules = problem.energy and problem.energy.joules
         self.predict = Predict(problem.feasible_s, problem.sigma)
@@ -88,13 +89,28 @@ class _Engine:
         self._able, self._actual = feasible(problem), problem.actual_s.tolist()
         self._setup, self._type_of = problem.fleet.setup_s.tolist(), problem.fleet.type_of.tolist()
         self._draw = np.random.default_rng(faults.seed)
-        order = np.argsort(problem.jobs.arrival_s, kind="stable")
+        order = [job for job in np.argsort(problem.jobs.arrival_s, kind="stable").tolist() if job not in there]
         self._events = [(float(problem.jobs.arrival_s[job]), number, _ARRIVE, int(job), 0) for number, job in enumerate(order)]
         self._number = len(self._events)
         self._version = [0] * len(problem.fleet)  # of what runs on a device: ends pushed for an earlier version no longer hold
         self._fails = [False] * len(problem.fleet)
         self._left: dict[int, float] = {}
-        self._since = 0.0
+        self._since = self.state.now_s
+        if there:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """Let what runs at the start end when it should, or at once where it is late; the policy decides first."""
+        state = self.state
+        self._push(state.now_s, _WAKE, 0, 0)
+        for device, ran in state.running.items():
+            self.attempts[ran.job] = ran.attempt
+            work = self._setup[self._type_of[device]] + self._actual[ran.job][self._type_of[device]]
+            left = max(0.0, ran.start_s + work - state.now_s)
+            if self.contention:
+                self._left[device] = left
+            else:
+                self._push(state.now_s + left, _END, device, self._version[device])
 
     def run(self) -> Outcome:
         """Let all events happen; return what happened."""
@@ -219,10 +235,11 @@ class _Engine:
 
 
 def simulate(problem: Problem, policy: Policy, faults: Faults | None = None, contention: Contention | None = None,
-             known: Contention | None = None) -> Outcome:
+             known: Contention | None = None, state: State | None = None) -> Outcome:
     """Run a policy on a problem in simulated time: it sees the predictions, the jobs take their actual times.
 
-    Under ``contention`` the times are those of a job alone; ``known`` is what the policy knows of it.
+    Under ``contention`` the times are those of a job alone; ``known`` is what the policy knows of it. It goes on from
+    ``state``, which it changes; by default from the start, when nothing has arrived.
     Raises PolicyError, an InputError, when the policy wants what cannot be done or leaves jobs for ever.
     """
-    return _Engine(problem, policy, faults or Faults(), contention, known).run()
+    return _Engine(problem, policy, faults or Faults(), contention, known, state).run()

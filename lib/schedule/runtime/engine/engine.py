@@ -242,8 +242,11 @@ class Engine:
 
     # ------------------------------------------------------------------------------------------ decisions
 
-    def snapshot(self) -> View:
-        """Return a view of what there is now; a job that waits and cannot be predicted ends."""
+    def snapshot(self, starting: bool = False) -> View:
+        """Return a view of what there is now; a job that waits and cannot be predicted ends.
+
+        Slots whose worker is still ``starting`` count as idle if so wanted.
+        """
         occupants = self.slots.occupants()
         fleet, running = self._fleet_of(tuple(slot.slot for slot in self.slots)), [one.entry for one in occupants.values()]
         for entry in [*running, *self.waiting.values(), *self.upcoming]:
@@ -255,7 +258,7 @@ class Engine:
                     if entry not in running:
                         self._refuse(entry, str(error))
                         break
-        idle = [slot.name for slot in self.slots if slot.idle]
+        idle = [slot.name for slot in self.slots if slot.idle or (starting and not slot.runs)]
         return View(self.waiting.values(), self.upcoming, occupants, idle, fleet, self._contention_of(fleet), self.now(),
                     self.done)
 
@@ -305,6 +308,7 @@ class Engine:
             self.view = None
             return
         del self.waiting[entry.job_id]
+        entry.attempt = attempt
         view.start(entry, name, attempt)
         self.slots.of[name].start(Occupant(entry, at_s, attempt), view.seconds(entry, name))
         self.observer.started(entry.job_id, attempt, name, at_s)

@@ -23,6 +23,7 @@ class Entry:
     cpu_cores: float = 0.0
     job_class: int = -1
     priority: int = 0
+    attempt: int = 0  # the latest
     seconds: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -63,8 +64,9 @@ class View:
                  fleet: Fleet, contention: Contention | None, now_s: float, done: int):
         running = [one.entry for one in occupants.values()]
         listed = [*running, *waiting, *upcoming]
-        seconds = np.array([[entry.seconds[name] for name in fleet.types] for entry in listed]).reshape(len(listed), -1)
-        able_s, numbers = np.where(able(jobs_of(listed), fleet), seconds, np.inf), np.arange(len(listed))
+        seconds = np.array([[entry.seconds[name] for name in fleet.types] for entry in listed])
+        fits, numbers = able(jobs_of(listed), fleet), np.arange(len(listed))
+        able_s = np.where(fits, seconds.reshape(fits.shape), np.inf)
         nowhere, runs = ~np.isfinite(able_s).any(axis=1), numbers < len(running)
         self.stranded = [listed[number] for number in np.flatnonzero(nowhere & ~runs)]
         kept = np.flatnonzero(runs | ~nowhere)
