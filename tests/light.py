@@ -38,6 +38,28 @@ def where(job):
     return {"lib": os.path.dirname(lib.__file__), "output": str(paths.OUTPUT), "threads": os.environ["OMP_NUM_THREADS"]}
 
 
+def card(job):
+    """Say which card the worker may see, and by which device it is told to use it."""
+    return {"card": os.environ.get("CUDA_VISIBLE_DEVICES"), "device": job.device, "torch": "torch" in sys.modules}
+
+
+def shout(job, lines):
+    """Print lines, progress, and from below Python; a long line, and one that does not end."""
+    for number in range(lines):
+        print(f"line {number}")
+    print("10 %\r50 %\r100 %", file=sys.stderr)
+    os.system("echo from below")
+    print("x" * 8200)
+    sys.stdout.write("no newline")
+
+
+def print_and_die(job):
+    print("last words")
+    sys.stdout.write("unfinished")
+    sys.stdout.flush()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def once(job, path, fault, value=None):
     """Misbehave the first time, end well the second."""
     if not os.path.exists(path):

@@ -1,0 +1,130 @@
+"""Services cut short, and opened again: ``python -m tests.served KILLS SEED``.
+
+A fork of this process opens a service, submits jobs to it and cancels some while it runs, and is killed: at a random moment or
+before one of the statements that its journal executes. It writes down each call that has returned, which must then hold.
+"""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+from tests.killed import Inline, _effects, _killed_at
+
+JOBS, WITHIN_S, STATEMENTS = 8, 0.04, 130
+NAMES = [f"j{number}" for number in range(JOBS)]
+
+
+def service_of(home):
+    from lib.schedule.policies import registry
+    from lib.schedule.runtime.service import Service
+    from lib.schedule.runtime.workers import Slot
+
+    service = Service(home / "queue", registry.policy("first-come"), lambda spec, device: 0.01, spawn=Inline)
+    service._engine._tick_s = 0.001
+    for name in ("cpu[0]", "cpu[1]"):
+        service.add_slot(Slot(name))
+    return service
+
+
+def submit(service, home, name):
+    from lib.schedule.runtime.journal import Spec
+
+    return service.submit(Spec(name, "tests.light:marked", {"path": str(home / name), "value": name}))
+
+
+def _serve(home, statement, seed):
+    """Serve until it is killed, or all is done; never return."""
+    if statement is not None:
+        _killed_at(statement)
+    draw = random.Random(seed)
+    with open(home / "returned", "a", encoding="utf-8", buffering=1) as returned, service_of(home) as service:
+        calls = [("submit", name) for name in NAMES]
+        for name in draw.sample(NAMES, 3):
+            calls.insert(draw.randint(calls.index(("submit", name)) + 1, len(calls)), ("cancel", name))
+
+        def until():
+            if calls:
+                what, name = calls.pop(0)
+                if submit(service, home, name) if what == "submit" else service.cancel(name):
+                    returned.write(f"{what} {name}\n")
+            return not calls and not service.left
+
+        service.run(until)
+    os._exit(0)
+
+
+def trial(home, moment_s=None, statement=None, seed=0):
+    """Cut a service short and open it again; return how many jobs had been submitted and ended, and what is wrong."""
+    child = os.fork()
+    if not child:
+        try:
+            _serve(home, statement, seed)
+        finally:
+            os._exit(1)
+    if moment_s is not None:
+        time.sleep(moment_s)
+        os.kill(child, signal.SIGKILL)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    wrong = [] if status in (0, -signal.SIGKILL) else ["it ended with an error"]
+    path = home / "returned"
+    returned = [line.split() for line in path.read_text().splitlines()] if path.exists() else []
+    unwanted = random.Random(seed).sample(NAMES, 3)
+    submitted, cancelled = ({name for what, name in returned if what == one} for one in ("submit", "cancel"))
+    with service_of(home) as service:
+        before, effects = service.ends().set_index("job_id"), _effects(home, NAMES)
+        tries = Counter(service.attempts()["job_id"])
+        service.run(lambda: not service.left)
+        ends, attempts = service.ends().set_index("job_id"), Counter(service.attempts()["job_id"])
+    now = _effects(home, NAMES)
+    if not submitted <= set(ends.index) or ends.index.duplicated().any():
+        wrong.append(f"submitted {sorted(submitted)}, ended {sorted(ends.index)}")
+    for name, end in ends.iterrows():
+        if name in before.index and (end["status"] != before.loc[name, "status"] or now[name] != effects[name]):
+            wrong.append(f"{name} ended again")
+        if name in cancelled and attempts[name] > tries[name]:
+            wrong.append(f"{name} started after it was cancelled")
+        if end["status"] == "done" and not 1 <= now[name] <= 2:
+            wrong.append(f"{name} took effect {now[name]} times")
+        if end["status"] not in ("done", "cancelled") or (end["status"] == "cancelled" and name not in unwanted):
+            wrong.append(f"{name} is {end['status']}")
+    return f"{len(submitted)} submitted, {len(before)} ended", wrong
+
+
+def run(kills, seed):
+    """Kill so many services; return how far they had come, and what was wrong."""
+    draw, reached, wrong, begin = random.Random(seed), Counter(), [], time.monotonic()
+    ways = [{"statement": number * STATEMENTS // kills} if number % 3 else {"moment_s": draw.uniform(0, WITHIN_S)}
+            for number in range(kills)]
+    with tempfile.TemporaryDirectory() as top:
+        first = Path(top) / "first"
+        first.mkdir()
+        wrong += trial(first)[1]
+        service_of(Path(top) / "here").close()  # all is imported now
+        for number, way in enumerate(ways):
+            home = Path(top) / str(number)
+            home.mkdir()
+            how_far, problems = trial(home, seed=draw.random(), **way)
+            reached[how_far] += 1
+            wrong += [f"{way}, {how_far}: {text}" for text in problems]
+    return {"kills": kills, "seconds": round(time.monotonic() - begin, 1), "reached": dict(reached), "wrong": wrong}
+
+
+def in_a_process(kills, seed=0):
+    """Return what ``run`` does, in a process of its own, as forks of this one may not be safe."""
+    ran = subprocess.run([sys.executable, "-m", "tests.served", str(kills), str(seed)], capture_output=True, text=True,
+                         cwd=Path(__file__).parent.parent, check=False)
+    assert ran.stdout, ran.stderr
+    return json.loads(ran.stdout)
+
+
+if __name__ == "__main__":
+    summary = run(int(sys.argv[1]), int(sys.argv[2]))
+    print(json.dumps(summary))
+    sys.exit(bool(summary["wrong"]))
