@@ -232,6 +232,23 @@ def test_no_job_starts_where_one_of_higher_priority_waits(data):
     assert len(schedule) == count
 
 
+def test_a_job_that_is_cancelled_while_the_policy_decides_never_starts(tmp_path, monkeypatch):
+    monkeypatch.setattr(Fickle, "lost", 0.0)
+
+    def policy(state, predict):
+        actions = registry.policy("first-come")(state, predict)
+        service.cancel("a")
+        return actions
+
+    watched = Watched()
+    with Service(tmp_path, policy, lambda spec, device: 0.1, LIMITS, Fickle, watched) as service:
+        service.submit(light("a"))
+        service.submit(light("b"))
+        service.add_slot(Slot("cpu[0]"))
+        service.run(lambda: not service.left)
+    assert ("ended", "a", 0, "cancelled") in watched.seen and not any(row[:2] == ("started", "a") for row in watched.seen)
+
+
 def test_jobs_of_higher_priority_overtake(tmp_path, monkeypatch):
     watched = Watched()
     with Service(tmp_path, registry.policy("first-come"), lambda spec, device: 0.1, LIMITS, Fickle, watched) as service:
