@@ -31,10 +31,11 @@ class ExecutionError(RuntimeError):
 
 
 def execute_notebook(source: Path, target: Path, parameters: Mapping[str, Any], cwd: Path,
-                     environment: Mapping[str, str] | None = None) -> None:
+                     environment: Mapping[str, str] | None = None, offered: Mapping[str, Any] | None = None) -> None:
     """Execute ``source`` in a kernel that starts in ``cwd`` and keep the executed notebook at ``target``, also when it fails.
 
-    ``environment`` are variables for it. Raises InputError for what is no notebook, a parameter that it does not declare or a
+    ``environment`` are variables for it; ``offered`` parameters are given where it declares them and has no others of that
+    name. Raises InputError for what is no notebook, a parameter that it does not declare or a
     kernel that is not installed, ExecutionError for one that failed.
     """
     if not source.is_file():
@@ -44,7 +45,7 @@ def execute_notebook(source: Path, target: Path, parameters: Mapping[str, Any], 
         raise InputError(f"{source} would be replaced by its own execution; give another target")
     with files.writing(target):
         target.unlink(missing_ok=True)
-    request = json.dumps([str(source.resolve()), str(target), dict(parameters), str(cwd.resolve())])
+    request = json.dumps([str(source.resolve()), str(target), dict(parameters), str(cwd.resolve()), dict(offered or {})])
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log:
         status, answer = _child(request, {**os.environ, **(environment or {})}, log)
         if status:
@@ -114,12 +115,14 @@ def _kernel_manager() -> type:
     return Manager
 
 
-def _execute(source: Path, target: Path, parameters: Mapping[str, Any], cwd: str) -> None:
+def _execute(source: Path, target: Path, parameters: Mapping[str, Any], cwd: str,
+             offered: Mapping[str, Any] | None = None) -> None:
     """Execute a notebook in this process, as ``execute_notebook`` says."""
     import papermill
 
     _check(source)
-    declared = papermill.inspect_notebook(_literal(source)) if parameters else {}
+    declared = papermill.inspect_notebook(_literal(source)) if parameters or offered else {}
+    parameters = {name: value for name, value in (offered or {}).items() if name in declared} | dict(parameters)
     if unknown := set(parameters) - set(declared):
         raise InputError(f"{source.name} has no parameter {choices(sorted(unknown))}; there are: {choices(declared)}")
     partial = target.with_name(f".{target.stem}.partial.ipynb")
@@ -181,9 +184,9 @@ def main(arguments: list[str]) -> int:
     answer = os.dup(1)
     os.dup2(2, 1)  # from here on stdout is the kernel's, and of the libraries
     threading.Thread(target=_end_with_leader, daemon=True).start()
-    source, target, parameters, cwd = json.loads(arguments[0])
+    source, target, parameters, cwd, offered = json.loads(arguments[0])
     try:
-        _execute(Path(source), Path(target), parameters, cwd)
+        _execute(Path(source), Path(target), parameters, cwd, offered)
         return 0
     except InputError as error:
         status, reason = _INPUT, str(error)

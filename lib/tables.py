@@ -310,12 +310,17 @@ CONTENTION = (
 JOBS = (
     _text("job_id", "the job"), Column("workload_id", "text", "what is trained: id in params/workloads.yaml", default=""),
     Column("notebook", "text", "what is executed instead: a notebook's path", default=""),
+    Column("parameters", "text", "parameters of the notebook, as a JSON object", default=""),
     Column("steps", "count", "training steps of the workload", 1, empty=True, default=float("nan")),
     Column("arrival_s", "float", "when it arrives", 0, default=0.0),
     Column("deadline_s", "float", "when it should have ended; empty: no deadline", 0, default=float("inf")),
     Column("memory_mb", "float", "memory that it needs on its device", 0, default=0.0),
     Column("cpu_cores", "float", "cores of the host that it needs beside a GPU; run-jobs wants as many of a CPU slot", 0,
            default=0.0))
+
+DURATIONS = (
+    _text("run", "the folder of the run's journal"), _text("job_id", "the job"), _text("notebook", "what was executed"),
+    _text("device_type", "on which type of slot"), _float("seconds", "how long it took"))
 
 _UNKNOWN = {"empty": True, "default": float("nan")}
 DEVICES = (
@@ -333,7 +338,7 @@ TABLES: dict[str, Columns] = {"profile": PROFILE, "runs": RUNS, "ceilings": CEIL
                               "points": POINTS, "cells": CELLS, "complexity": COMPLEXITY,
                               "networks": NETWORKS, "predictions": PREDICTIONS, "scores": SCORES,
                               "schedule": SCHEDULE, "throughputs": THROUGHPUTS, "contention": CONTENTION,
-                              "jobs": JOBS, "devices": DEVICES}
+                              "jobs": JOBS, "devices": DEVICES, "durations": DURATIONS}
 
 
 def columns(table: str) -> list[str]:

@@ -18,7 +18,7 @@ from lib import __main__ as command
 from lib import files, store, tables
 from lib.errors import InputError, one_line
 from lib.measure import machine
-from lib.schedule import api
+from lib.schedule import api, durations
 from lib.schedule.problem import Jobs
 from lib.schedule.runtime import jobs_file, local_site, probe, run_record, tasks
 from lib.schedule.runtime.journal import Spec
@@ -51,6 +51,76 @@ def test_bad_files_of_jobs_are_refused(tmp_path, text, word):
 
 
 NOTEBOOKS = "job_id,notebook\n"
+
+
+@pytest.mark.parametrize(("notebook", "parameters", "word"), [
+    ("notebooks/03_sweep.ipynb", "{", "parameters of 'j'"), ("notebooks/03_sweep.ipynb", "[1]", "parameters of 'j'"),
+    ("notebooks/03_sweep.ipynb", '{"budget_s": "x"}', "parameters of 'j': budget_s = 'x'"),
+    ("notebooks/03_sweep.ipynb", '{"budget": 1}', "parameters of 'j': unknown name 'budget'"),
+    ("notebooks/03_sweep.ipynb", '{"budget_s": -1}', "budget_s = -1"), ("n.ipynb", "nothing", "parameters of 'j'")])
+def test_parameters_of_a_notebook_are_checked_before_anything_runs(tmp_path, notebook, parameters, word):
+    (tmp_path / "n.ipynb").touch()
+    table = pd.DataFrame({"job_id": ["j"], "notebook": [notebook], "parameters": [parameters]})
+    with pytest.raises(InputError, match=word) as caught:
+        jobs_file.read(write(tmp_path / "jobs.csv", table.to_csv(index=False)), tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_parameters_reach_the_notebook_and_a_workload_has_none(tmp_path):
+    (tmp_path / "n.ipynb").touch()
+    table = pd.DataFrame({"job_id": ["own", "other"], "notebook": ["notebooks/03_sweep.ipynb", "n.ipynb"],
+                          "parameters": ['{"budget_s": 12, "op": "conv2d"}', '{"anything": [1, {"a": null}]}']})
+    specs, _ = jobs_file.read(write(tmp_path / "jobs.csv", table.to_csv(index=False)), tmp_path)
+    assert [spec.arguments["parameters"] for spec in specs] == [{"budget_s": 12, "op": "conv2d"},
+                                                               {"anything": [1, {"a": None}]}]
+    with pytest.raises(InputError, match="job 'a' has parameters; only a notebook takes them"):
+        jobs_file.read(write(tmp_path / "jobs.csv", "job_id,workload_id,steps,parameters\na,W1,5,{}\n"), tmp_path)
+
+
+def test_a_notebook_has_a_predicted_time_by_its_budget_its_earlier_runs_or_a_guess(tmp_path, monkeypatch):
+    monkeypatch.setattr(durations, "FILE", tmp_path / "durations.csv")
+    known = durations.Durations(tmp_path / "durations.csv")
+    sweep = "notebooks/03_sweep.ipynb"
+    assert known.predicted(sweep, {"budget_s": 100}, "cpu") == (100 + durations.BESIDE_S, "its budget of 100 s")
+    assert known.predicted(sweep, {}, "cpu").seconds == 30 + durations.BESIDE_S  # its own default
+    for path, parameters in ((sweep, {"source": "replay"}), (sweep, {"budget_s": 0}), ("n.ipynb", {"budget_s": 100})):
+        seconds, source = known.predicted(path, parameters, "cpu")
+        assert seconds == durations.GUESS_S and source.startswith("a guess")
+    rows = pd.DataFrame([("r", f"j{number}", "n.ipynb", "cpu", seconds) for number, seconds in enumerate([3.0, 5.0, 40.0])],
+                        columns=tables.columns("durations"))
+    known.learn(rows)
+    known.learn(rows.assign(seconds=99.0))  # a run that is resumed is not counted again
+    assert known.predicted("n.ipynb", {}, "cpu") == (5.0, "the median of 3 earlier runs")
+    assert known.predicted("n.ipynb", {}, "cuda:0").source.startswith("a guess")
+    assert durations.Durations(tmp_path / "durations.csv").predicted("n.ipynb", {}, "cpu").seconds == 5.0
+    with pytest.raises(InputError, match="budget_s = 'x'"):
+        known.predicted(sweep, {"budget_s": "x"}, "cpu")
+
+
+@pytest.mark.slow
+def test_a_notebook_gets_the_device_it_was_placed_on_and_its_time_is_learned(tmp_path, monkeypatch):
+    """Unless it is given one, or has no such parameter; the next run of it is predicted by this one."""
+    monkeypatch.setattr(durations, "FILE", tmp_path / "durations.csv")
+    monkeypatch.setattr(jobs_file, "Durations", lambda: durations.Durations(tmp_path / "durations.csv"))
+    for name, cell in (("has", 'device: str = "auto"\nx: int = 1'), ("none", "x: int = 1")):
+        parameters = nbformat.v4.new_code_cell(cell, metadata={"tags": ["parameters"]})
+        shown = nbformat.v4.new_code_cell("print(globals().get('device'), x)")
+        about = {"kernelspec": {"name": "python3", "display_name": "Python 3"}, "language_info": {"name": "python"}}
+        nbformat.write(nbformat.v4.new_notebook(cells=[parameters, shown], metadata=about), tmp_path / f"{name}.ipynb")
+    jobs = pd.DataFrame({"job_id": ["placed", "own", "without"], "notebook": ["has.ipynb", "has.ipynb", "none.ipynb"],
+                         "parameters": ["", '{"device": "cpu:7", "x": 2}', '{"x": 3}']})
+    path, out = write(tmp_path / "jobs.csv", jobs.to_csv(index=False)), tmp_path / "out"
+    slot = Slot("cpu[0-1]")
+    prepared = jobs_file.prepare(path, out, site_of=lambda jobs, count: Site((slot,), killed.Inline, np.ones((3, 1), bool)))
+    assert prepared.predicted_s.tolist() == [[60.0]] * 3 and "is a guess" in prepared.notes[0]
+    record = jobs_file.run(prepared, out)
+    assert set(record.ends["status"]) == {"done"}, record.ends["reason"].tolist()
+    printed = {name: "".join(output.get("text", "") for cell in nbformat.read(out / "notebooks" / f"{name}.ipynb", 4).cells
+                             for output in cell.get("outputs", [])).strip() for name in jobs["job_id"]}
+    assert printed == {"placed": "cpu 1", "own": "cpu:7 2", "without": "None 3"}
+    again = jobs_file.prepare(path, tmp_path / "again", site_of=lambda jobs, count: Site((slot,), killed.Inline,
+                                                                                         np.ones((3, 1), bool)))
+    assert not again.notes and (again.predicted_s < 60).all() and again.predicted_s[0] == again.predicted_s[1]
 
 
 def test_whatever_a_job_is_called_it_stays_in_its_folder(tmp_path):

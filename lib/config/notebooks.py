@@ -2,12 +2,13 @@
 
 import unicodedata
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, JsonValue, RootModel, field_validator
 
 from lib import paths
-from lib.config.base import Seed, Source, Strict, Threads, build, load_yaml, mapping
+from lib.config.base import Seed, Source, Strict, Threads, build, load_yaml, mapping, parse
 from lib.errors import InputError, choices
 from lib.files import NAME
 
@@ -244,6 +245,32 @@ def notebook_model(name: str) -> type[Strict]:
     if name not in NOTEBOOKS:
         raise InputError(f"no notebook {name!r}; there are: {choices(NOTEBOOKS)}")
     return NOTEBOOKS[name]
+
+
+class _Parameters(RootModel[dict[str, JsonValue]]):
+    """Parameters as JSON, of any notebook."""
+
+
+def own_model(path: str | Path) -> type[Strict] | None:
+    """Return the parameter class of the notebook at ``path`` (relative to the repository or not), None for a foreign one."""
+    whole = paths.ROOT / path
+    return NOTEBOOKS.get(whole.stem) if whole.parent.resolve() == paths.NOTEBOOKS.resolve() else None
+
+
+def given(path: str | Path, parameters: Mapping[str, Any], where: str) -> Any:
+    """Check parameters for the notebook at ``path``; return its parameter set, None for a notebook that is not of this project.
+
+    Raises InputError, in one line that begins with ``where``, for a name that it does not have, or a wrong value.
+    """
+    model = own_model(path)
+    return model and build(model, parameters, where)
+
+
+def parsed(path: str | Path, text: str, where: str) -> dict[str, Any]:
+    """Return the parameters that a JSON object holds, checked by ``given``; empty for an empty text. Raises InputError."""
+    parameters = parse(_Parameters, text.encode(errors="surrogatepass"), where).root if text else {}
+    given(path, parameters, where)
+    return parameters
 
 
 def check(notebook: str, namespace: Mapping[str, Any]) -> Any:

@@ -11,16 +11,18 @@ import pandas as pd
 
 from lib import files, paths, store
 from lib.config.definitions import workload
+from lib.config.notebooks import parsed
 from lib.errors import InputError, choices
 from lib.schedule import bounds, problem_files
 from lib.schedule.contention import Contention
+from lib.schedule.durations import Durations
 from lib.schedule.policies import registry
 from lib.schedule.problem import Fleet, Jobs, Problem
 from lib.schedule.runtime import executor, interference, probe, run_record
 from lib.schedule.runtime.journal import Spec
 from lib.schedule.runtime.local_site import fleet_of, local_site
 from lib.schedule.runtime.run_record import RunRecord
-from lib.schedule.runtime.workers import Limits, ProcessWorker, Site, Slot, Spawn
+from lib.schedule.runtime.workers import Limits, ProcessWorker, Site, Slot, Spawn, device_type_of
 from lib.schedule.simulation.events import simulate
 from lib.schedule.state import Policy
 
@@ -64,8 +66,11 @@ def read(path: Path, out: Path) -> tuple[tuple[Spec, ...], Jobs]:
         if row.notebook:
             notebook = table.loc[row.Index, "notebook"] = notebook_of(row.notebook, path, row.job_id)
             target = out.resolve() / "notebooks" / f"{files.safe_name(row.job_id)}.ipynb"
-            specs.append(Spec(row.job_id, f"{_TASKS}:notebook", {"path": notebook, "parameters": {}, "out": str(target)}))
+            given = parsed(notebook, row.parameters, f"{path}: parameters of {row.job_id!r}")
+            specs.append(Spec(row.job_id, f"{_TASKS}:notebook", {"path": notebook, "parameters": given, "out": str(target)}))
             continue
+        if row.parameters:
+            raise InputError(f"{path}: job {row.job_id!r} has parameters; only a notebook takes them")
         if pd.isna(row.steps):
             raise InputError(f"{path}: steps of {row.job_id!r} is empty: a workload needs a whole number, 1 or more")
         specs.append(Spec(row.job_id, f"{_TASKS}:workload",
@@ -118,8 +123,11 @@ def prepare(path: Path, out: Path, name: str = "hybrid", objective: str = "makes
     known, fleet = _known_contention(tuple(dict.fromkeys(map(job_class_of, specs))), site), fleet_of(site.slots)
     workloads = [spec.arguments["workload_id"] for spec in specs if "workload_id" in spec.arguments]
     probes = probe.probe(workloads, site, fleet, out, Limits(), known is not None)
-    return PreparedJobs(specs, jobs, site.slots, fleet, probe.predicted_s(specs, probes, site, fleet), policy, name, site.spawn,
-                        known, tuple(probes.notes()))
+    durations = Durations()
+    notes = [f"{spec.job_id} on {name}: {seconds:g} s is {source}" for spec in specs if "path" in spec.arguments
+             for name in fleet.types for seconds, source in [probe.of_notebook(spec, durations, name)] if "guess" in source]
+    return PreparedJobs(specs, jobs, site.slots, fleet, probe.predicted_s(specs, probes, site, fleet, durations), policy, name,
+                        site.spawn, known, (*probes.notes(), *notes))
 
 
 def write_trial(workloads: Sequence[str], count: int, job_s: float, out: Path, seed: int = 0) -> Path:
@@ -154,12 +162,23 @@ def run(prepared: PreparedJobs, out: Path, limits: Limits | None = None) -> RunR
     attempts, ends, notes = executor.execute(
         prepared.specs, prepared.jobs, prepared.fleet, prepared.slots, prepared.predicted_s, prepared.policy, out, limits,
         prepared.spawn, known)
+    _learn(prepared, attempts, out)
     facts = {"policy": prepared.name, "bound_s": bounds.makespan_bound(problem), "notes": [*prepared.notes, *notes],
              "contention": known is not None, "machine": machine.name(), "written_utc": store.utc_now()}
     record = RunRecord(attempts[attempts["status"] != "running"], simulated, ends,
                        {spec.job_id: job_class_of(spec) for spec in prepared.specs}, facts)
     run_record.write(record, out)
     return record
+
+
+def _learn(prepared: PreparedJobs, attempts: pd.DataFrame, out: Path) -> None:
+    """Keep how long the notebooks took that are done."""
+    notebooks = {spec.job_id: spec.arguments["path"] for spec in prepared.specs if "path" in spec.arguments}
+    done = attempts[(attempts["status"] == "done") & attempts["job_id"].isin(notebooks)]
+    if len(done):
+        Durations().learn(pd.DataFrame({
+            "run": str(out.resolve()), "job_id": done["job_id"], "notebook": done["job_id"].map(notebooks),
+            "device_type": done["device"].map(device_type_of), "seconds": done["end_s"] - done["start_s"]}))
 
 
 def folder_of(path: Path, out: Path | None = None) -> Path:

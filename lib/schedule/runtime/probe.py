@@ -8,6 +8,7 @@ import numpy as np
 
 from lib import files
 from lib.errors import InputError, choices
+from lib.schedule.durations import Duration, Durations
 from lib.schedule.policies import registry
 from lib.schedule.problem import Fleet, Jobs
 from lib.schedule.runtime import executor
@@ -16,7 +17,6 @@ from lib.schedule.runtime.workers import Limits, Site
 
 PROBE_S = 0.8
 _GUESS_S = 10.0
-_NOTEBOOK_S = 60.0  # a notebook in quick mode ends within a minute
 
 
 @dataclass(frozen=True)
@@ -56,16 +56,23 @@ def probe(workloads: Sequence[str], site: Site, fleet: Fleet, folder: Path, limi
     return probes
 
 
-def predicted_s(specs: Sequence[Spec], probes: Probes, site: Site, fleet: Fleet) -> np.ndarray:
+def of_notebook(spec: Spec, durations: Durations, device_type: str) -> Duration:
+    """Return how long the notebook of a job should take."""
+    return durations.predicted(spec.arguments["path"], spec.arguments["parameters"], device_type)
+
+
+def predicted_s(specs: Sequence[Spec], probes: Probes, site: Site, fleet: Fleet,
+                durations: Durations | None = None) -> np.ndarray:
     """Return predicted seconds (jobs, types), inf where a job cannot run or its workload could not be probed.
 
     Raises InputError, with the reasons, for a job whose workload could not be probed where it can run.
     """
+    durations = durations or Durations()
     table = np.full((len(specs), len(fleet.types)), np.inf)
     for job, spec in enumerate(specs):
         for device_type, type_name in enumerate(fleet.types):
             if "workload_id" not in spec.arguments:
-                table[job, device_type] = _NOTEBOOK_S
+                table[job, device_type] = of_notebook(spec, durations, type_name).seconds
             elif times := probes.times.get((spec.arguments["workload_id"], type_name)):
                 table[job, device_type] = times["setup_s"] + times["step_s"] * spec.arguments["steps"]
     table = np.where(site.able, table, np.inf)

@@ -35,6 +35,11 @@ class _Steps:
                 yield batch
 
 
+def _device(job: Job) -> str:
+    """Return the device of a job's slot; some cores of the CPU are ``cpu``."""
+    return job.device if job.device.startswith(("cuda", "mps")) else "cpu"
+
+
 def warm_up() -> None:
     """Import what every training task needs, so that no task pays for it."""
     import medmnist  # noqa: F401
@@ -70,8 +75,7 @@ def _trainer(job: Job, workload_id: str) -> tuple[Any, Any]:
     torch.set_num_threads(job.threads)
     training.seed_everything(0)
     task, loader = _batches(workload_id)
-    device = machine.device("cpu" if job.device.startswith("cpu") else job.device)
-    return training.Trainer(task, training.Options(device)), loader
+    return training.Trainer(task, training.Options(machine.device(_device(job)))), loader
 
 
 def workload(job: Job, workload_id: str, steps: int) -> dict[str, float]:
@@ -125,8 +129,11 @@ def paced(job: Job, workload_id: str, seconds: float, at_s: float = 0.0) -> dict
 
 
 def notebook(job: Job, path: str, parameters: dict[str, Any], out: str) -> dict[str, str]:
-    """Execute a notebook on the job's device, in the folder of ``out``, and keep it there; return where."""
+    """Execute a notebook on the job's device, in the folder of ``out``, and keep it there; return where.
+
+    Its parameter ``device``, where it has one that is not given, is the job's.
+    """
     target = Path(out).resolve()
     target.parent.mkdir(parents=True, exist_ok=True)
-    execute_notebook(paths.ROOT / path, target, parameters, target.parent)
+    execute_notebook(paths.ROOT / path, target, parameters, target.parent, offered={"device": _device(job)})
     return {"notebook": str(target)}
