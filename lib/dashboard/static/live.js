@@ -6,7 +6,7 @@ const LINES = 5000, POINTS = 1500;
 
 // Return whether all parts are as the server has them; one in which somebody types is left alone.
 async function refresh() {
-  const answer = await fetch(location.pathname, {headers: {Accept: "text/html"}});
+  const answer = await fetch(location.pathname + location.search, {headers: {Accept: "text/html"}});
   if (!answer.ok || answer.redirected) return true;
   const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
   let complete = true;
