@@ -193,7 +193,8 @@ def _configs(database: Database) -> APIRouter:
 def _runs(database: Database, dispatcher: Dispatcher) -> APIRouter:
     part = APIRouter()
 
-    def shown(request: Request, project_id: str, status: int = 200, errors: Texts = _NONE, form: Texts = _NONE, offset: int = 0):
+    def shown(request: Request, project_id: str, status: int = 200, errors: Texts = _NONE, form: Texts = _NONE, *,
+              offset: int = 0):
         project = operations.get_loaded(database, db.Project, project_id)
         with database.reading() as session:
             rows = operations.runs(session, _MOST_ROWS, offset, db.Run.project_id == project_id)
