@@ -10,7 +10,7 @@ from sqlalchemy import inspect, select, text
 
 from lib import paths
 from lib.dashboard import database as db
-from lib.dashboard import schemas
+from lib.dashboard import events, schemas
 from lib.errors import InputError
 from tests.dashboards import Site, postgres  # noqa: F401
 
@@ -118,6 +118,28 @@ def test_lines_of_many_writers_become_visible_in_the_order_of_their_ids(site):
         seen += [(row.attempt, row.n) for row in rows]
         last = rows[-1].id if rows else last
     assert sorted(seen) == [(attempt, n) for attempt in range(1, 4) for n in range(1, 26)]
+
+
+def test_every_list_and_page_is_there_on_both(site):
+    agent = site.api.post("/api/v1/agents/manual", json={"name": "ws"}).json()
+    assert site.api.post("/api/v1/agents/gpus", json={"agent_id": agent["id"], "index": 0}).status_code == 201
+    assert site.api.post(f"/api/v1/agents/{agent['id']}/gpus/0/reserve").json()["is_allocated"]
+    run = site.run(tags=["first"], gpu_indices=[0], agent_id=agent["id"])
+    site.move(run, "running", agent_id=agent["id"], device="cuda:0")
+    with site.database.writing() as session:
+        db.add_logs(session, run.id, 1, [(1, "a line")])
+        db.add_metrics(session, run.id, 1, {"loss": 1.0})
+    shown = site.api.get(f"/api/v1/runs/{run.id}").json()
+    assert (shown["tags"], shown["gpu_indices"], shown["only_agent_id"]) == (["first"], [0], agent["id"])
+    for path in ("projects", "groups", "datasets", "models", "augmentations", "runs", "agents", "schedule", f"runs/{run.id}/logs",
+                 f"runs/{run.id}/metrics", f"configs/project/{run.project_id}", f"agents/{agent['id']}/gpus"):
+        assert site.api.get(f"/api/v1/{path}").status_code == 200, path
+    for path in ("projects", "agents", "schedule", f"runs/{run.id}", f"runs/{run.id}/log", f"projects/{run.project_id}/runs",
+                 f"projects/{run.project_id}/runs?offset=1", f"projects/{run.project_id}/configs"):
+        assert site.page.get(f"/web/{path}").status_code == 200, path
+    state, lines, values, *after = events.read(site.database, run.id, 0, 0)
+    assert (state["place"], lines, values) == ("ws cuda:0", [[1, 1, "a line"]], [[1, None, "loss", 1.0, "train"]])
+    assert events.read(site.database, run.id, *after)[1:3] == ([], [])
 
 
 def test_a_failed_change_leaves_nothing(site):

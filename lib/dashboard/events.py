@@ -19,7 +19,7 @@ from lib.dashboard.database import Database
 from lib.errors import InputError
 
 _MOST = 1000  # lines or values in one message
-_PAUSE_S, _TOPIC_PAUSE_S = 0.3, 1.0
+_PAUSE_S, _TOPIC_PAUSE_S, _RETRY_MS = 0.3, 1.0, 1000
 _SHOWN = ("state", "reason", "placement", "attempt", "epoch", "epochs", "step", "best_value", "predicted_s")
 TOPICS = {"runs": db.Run, "agents": db.Agent, "configs": db.TrainConfig, "projects": db.Project}
 Cursor = Annotated[str, Query(max_length=50)]
@@ -73,7 +73,7 @@ async def _follow(database: Database, run_id: str, log: int, metric: int) -> Asy
         log, metric = next_log, next_metric
         if state != shown:
             shown = state
-            yield ServerSentEvent(json.dumps(state | {"now": time.time()}), event="state")
+            yield ServerSentEvent(json.dumps(state | {"now": time.time()}), event="state", retry=_RETRY_MS)
         if state["state"] in db.ENDS and not lines and not values:
             yield ServerSentEvent("{}", event="end")
             return
@@ -105,5 +105,5 @@ async def changes(database: Database, topic: str) -> AsyncIterator[ServerSentEve
             mark = await to_thread.run_sync(_mark, database, topic)
             if mark != seen:
                 seen = mark
-                yield ServerSentEvent(f"{time.time():.3f}", event="changed")
+                yield ServerSentEvent(f"{time.time():.3f}", event="changed", retry=_RETRY_MS)
         await asyncio.sleep(_TOPIC_PAUSE_S)

@@ -29,7 +29,7 @@ from lib.dashboard.schemas import FieldsError
 from lib.errors import InputError, choices
 
 HERE = Path(__file__).parent
-_TAIL, _MOST_FILES = 2000, 500
+_TAIL, _MOST_FILES, _MOST_ROWS = 2000, 500, 200
 _SHOWN_INLINE = {".png": "image/png"}
 
 
@@ -193,17 +193,19 @@ def _configs(database: Database) -> APIRouter:
 def _runs(database: Database, dispatcher: Dispatcher) -> APIRouter:
     part = APIRouter()
 
-    def shown(request: Request, project_id: str, status: int = 200, errors: Texts = _NONE, form: Texts = _NONE):
+    def shown(request: Request, project_id: str, status: int = 200, errors: Texts = _NONE, form: Texts = _NONE, *,
+              offset: int = 0):
         project = operations.get_loaded(database, db.Project, project_id)
         with database.reading() as session:
-            rows = operations.runs(session, 200, 0, db.Run.project_id == project_id)
+            rows = operations.runs(session, _MOST_ROWS, offset, db.Run.project_id == project_id)
         return render(request, "runs.html", status, project=project, runs=rows, errors=errors, form=form,
+                      older=offset + _MOST_ROWS if len(rows) == _MOST_ROWS else None,
                       configs=api.page(database, db.TrainConfig, 500, 0, db.TrainConfig.project_id == project_id),
                       agents=api.agents(database, 200, 0))
 
     @part.get("/web/projects/{project_id}/runs")
-    def runs(request: Request, project_id: api.Id):
-        return shown(request, project_id)
+    def runs(request: Request, project_id: api.Id, offset: api.Offset = 0):
+        return shown(request, project_id, offset=offset)
 
     @part.post("/web/projects/{project_id}/runs")
     def new_run(request: Request, project_id: api.Id, form: Form):

@@ -4,28 +4,40 @@
 
 const LINES = 5000, POINTS = 1500;
 
+// Return whether all parts are as the server has them; one in which somebody types is left alone.
 async function refresh() {
-  const answer = await fetch(location.pathname, {headers: {Accept: "text/html"}});
-  if (!answer.ok || answer.redirected) return;
+  const answer = await fetch(location.pathname + location.search, {headers: {Accept: "text/html"}});
+  if (!answer.ok || answer.redirected) return true;
   const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
+  let complete = true;
   for (const part of document.querySelectorAll("[data-live]")) {
     const next = fresh.getElementById(part.id);
-    const busy = part.contains(document.activeElement) && document.activeElement.matches("input, select, textarea");
-    if (next && !busy && next.innerHTML !== part.innerHTML) {
-      const open = [...part.querySelectorAll("details")].map(one => one.open);
-      part.replaceWith(document.importNode(next, true));
-      document.querySelectorAll(`#${part.id} details`).forEach((one, n) => { one.open = open[n] || false; });
+    if (!next || next.innerHTML === part.innerHTML) continue;
+    if (part.contains(document.activeElement) && document.activeElement.matches("input, select, textarea")) {
+      complete = false;
+      continue;
     }
+    const open = [...part.querySelectorAll("details")].map(one => one.open);
+    part.replaceWith(document.importNode(next, true));
+    document.querySelectorAll(`#${part.id} details`).forEach((one, n) => { one.open = open[n] || false; });
   }
+  return complete;
 }
 
+const pause = milliseconds => new Promise(over => setTimeout(over, milliseconds));
+
 function followTopic(topic) {
-  let waiting = false;
+  let again = false, busy = false;
   new EventSource(`/web/changes/${topic}`).addEventListener("changed", async () => {
-    if (waiting) return;
-    waiting = true;
-    await refresh().catch(() => {});
-    setTimeout(() => { waiting = false; }, 500);
+    again = true;
+    if (busy) return;  // what has changed meanwhile is fetched afterwards
+    busy = true;
+    while (again) {
+      again = false;
+      again = !await refresh().catch(() => false) || again;
+      await pause(700);
+    }
+    busy = false;
   });
 }
 
