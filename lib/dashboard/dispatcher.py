@@ -196,16 +196,16 @@ class Dispatcher:
         with self._database.writing() as session:
             row = session.scalar(select(db.Agent).where(db.Agent.name == agent.name)) or db.Agent(name=agent.name)
             session.add(row)
-            row.host, row.labels, row.by_hand, row.connected = agent.host, dict(agent.labels), False, True
-            row.api_version, row.runner_version = str(agent.api_version), agent.runner_version
-            row.last_heartbeat_at, row.slots = db.now(), [device.model_dump(mode="json") for device in agent.devices]
+            _set(row, host=agent.host, labels=dict(agent.labels), by_hand=False, connected=True, last_heartbeat_at=db.now(),
+                 api_version=str(agent.api_version), runner_version=agent.runner_version,
+                 slots=[device.model_dump(mode="json") for device in agent.devices])
             cards = {card.index: card for card in row.gpus}
             for gpu in (device.gpu for device in agent.devices if device.gpu):
-                card = cards.get(gpu.index) or db.Gpu(index=gpu.index)
                 if gpu.index not in cards:
-                    row.gpus.append(card)
-                card.uuid, card.name, card.total_mem_mb = gpu.uuid, gpu.name, int(gpu.memory_mb)
-                card.compute_capability, card.last_seen_at = gpu.compute_capability, db.now()
+                    row.gpus.append(card := db.Gpu(index=gpu.index))
+                    cards[gpu.index] = card
+                _set(cards[gpu.index], uuid=gpu.uuid, name=gpu.name, total_mem_mb=int(gpu.memory_mb), last_seen_at=db.now(),
+                     compute_capability=gpu.compute_capability)
             session.flush()
             return row.id
 
@@ -258,6 +258,11 @@ class Dispatcher:
                     row.last_heartbeat_at, row.load = db.now(), _flat(loads[row.id])
             cards = session.scalars(select(db.Gpu).where(db.Gpu.is_allocated))
             self._reserved = {(card.agent_id, card.index) for card in cards}
+
+
+def _set(row: db.Base, **columns: Any) -> None:
+    for name, value in columns.items():
+        setattr(row, name, value)
 
 
 def _flat(load: Load | None) -> dict[str, float]:

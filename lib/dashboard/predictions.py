@@ -15,6 +15,7 @@ from lib.dashboard import database as db
 from lib.dashboard.agents.messages import Device
 from lib.errors import InputError, one_line
 from lib.measure import worker
+from lib.schedule import durations
 from lib.schedule.runtime.journal import Spec
 
 GUESS_S = 600.0
@@ -123,6 +124,9 @@ class Predictions:
         for alike in wanted.alike:
             if times := self._measured.get((alike, place.processor, place.device.threads)):
                 return max(1e-3, median(times)), f"by {len(times)} earlier runs of this {_NAMES[alike == wanted.digest]}"
+        config = wanted.config
+        if wanted.kind == "notebook" and (budget := durations.by_budget(config["notebook"], config["parameters"])):
+            return budget
         steps, advised = self._advised.get(wanted.digest, (0, {}))
         step_s, source = advised.get(place.device.model, (inf, "nothing was run like it"))
         if step_s < inf:
