@@ -9,6 +9,7 @@ import random
 import socket
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 from tests import agents as processes
@@ -17,6 +18,16 @@ from tests import agents as processes
 def free_port():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         return listener.getsockname()[1]
+
+
+def wait_until_served(cluster):
+    """Return when the server answers."""
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        with suppress(OSError), socket.create_connection(("127.0.0.1", cluster.port), 1):
+            return
+        time.sleep(0.05)
+    raise TimeoutError((cluster.folder / "log").read_text()[-1000:])
 
 
 def wrong_in(database, ids, trails):
@@ -76,7 +87,7 @@ class Cluster:
         self.log.close()
 
 
-def run(folder, runs, agents, kills, seed, silent_s=3.0, slots=1, every_s=(0.5, 1.5), within_s=120.0, submit=None):
+def run(folder, runs, agents, kills, seed, silent_s=3.0, slots=1, every_s=(0.5, 1.5), within_s=120.0):
     """Run light runs while processes are killed; return what became of them."""
     from sqlalchemy import func, select
 

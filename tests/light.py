@@ -114,6 +114,16 @@ def trail(job, path, seconds):
     return {"best_value": 1.0}
 
 
+def pour(job, count, a_second):
+    """Print numbered lines, so many a second."""
+    begin = time.monotonic()
+    for number in range(count):
+        if number % 10 == 0:
+            job.check()
+            time.sleep(max(0.0, begin + number / a_second - time.monotonic()))
+        print(f"line {number} of {count}: loss 0.123, 1,234 images/s")
+
+
 def measured(job, steps):
     """Report a loss a step, the last of which is no number."""
     for step in range(steps):
