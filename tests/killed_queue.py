@@ -9,7 +9,6 @@ import random
 import socket
 import time
 from collections import Counter
-from contextlib import suppress
 from pathlib import Path
 
 from tests import agents as processes
@@ -20,12 +19,17 @@ def free_port():
         return listener.getsockname()[1]
 
 
-def wait_until_served(cluster):
-    """Return when the server answers."""
-    end = time.monotonic() + 60
+def wait_until_running(cluster, database, count):
+    """Return when so many runs have begun."""
+    from sqlalchemy import func, select
+
+    from lib.dashboard import database as db
+
+    end, begun = time.monotonic() + 60, select(func.count(db.Run.id)).where(db.Run.started_at.is_not(None))
     while time.monotonic() < end:
-        with suppress(OSError), socket.create_connection(("127.0.0.1", cluster.port), 1):
-            return
+        with database.reading() as session:
+            if session.scalar(begun) >= count:
+                return
         time.sleep(0.05)
     raise TimeoutError((cluster.folder / "log").read_text()[-1000:])
 
