@@ -51,6 +51,11 @@ class Scored:
         """Return which classes the split holds: means over classes are over these."""
         return self.truth.any(0)
 
+    @property
+    def both_ways(self) -> bool:
+        """Return whether there are true labels and others, which a ROC curve takes."""
+        return bool(self.truth.any()) and not bool(self.truth.all())
+
     def mean(self, values: torch.Tensor) -> torch.Tensor:
         """Return the mean over the classes that occur, of one value a class; NaN where none does."""
         return values[self.occurs].mean()
@@ -115,7 +120,7 @@ def auroc_macro(split: Scored) -> torch.Tensor:
 @metric("auroc_micro")
 def auroc_micro(split: Scored) -> torch.Tensor:
     """Return the area under the ROC curve of all decisions together, a sample and a class each."""
-    return tm.binary_auroc(split.scores.flatten(), split.truth.flatten())
+    return tm.binary_auroc(split.scores.flatten(), split.truth.flatten()) if split.both_ways else torch.tensor(float("nan"))
 
 
 @metric("cohenkappa", multi_label=False)
@@ -240,7 +245,9 @@ def _gathered(part: torch.Tensor) -> torch.Tensor:
 
 
 def _roc(split: Scored) -> tuple[np.ndarray, np.ndarray]:
-    """Return the micro-averaged ROC curve, thinned to what a picture shows."""
+    """Return the micro-averaged ROC curve, thinned to what a picture shows; empty where there is none."""
+    if not split.both_ways:
+        return np.zeros(0), np.zeros(0)
     fpr, tpr, _ = tm.binary_roc(split.scores.flatten(), split.truth.flatten())
     kept = np.unique(np.linspace(0, len(fpr) - 1, _CURVE_POINTS).round().astype(int))
     return fpr.numpy()[kept], tpr.numpy()[kept]
