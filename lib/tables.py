@@ -303,6 +303,11 @@ JOBS = (
     Column("cpu_cores", "float", "cores of the host that it needs beside a GPU; run-jobs wants as many of a CPU slot", 0,
            default=0.0))
 
+HISTORY = (
+    _int("step", "training batch since the run began, from 0; of an epoch's values: its last"), _int("epoch", "from 0"),
+    _text("name", "what is reported, as in TensorBoard: train/step_loss, val/acc@1, ..."),
+    _float("value", "its value; empty: undefined", None, empty=True), _float("wall_time_s", "when, in seconds since 1970"))
+
 _UNKNOWN = {"empty": True, "default": float("nan")}
 DEVICES = (
     _text("device", "a device, or a group of equal ones"), _text("type", "device type; devices of one type are alike"),
@@ -318,7 +323,7 @@ TABLES: dict[str, Columns] = {"profile": PROFILE, "runs": RUNS, "ceilings": CEIL
                               "points": POINTS, "cells": CELLS, "complexity": COMPLEXITY,
                               "networks": NETWORKS, "predictions": PREDICTIONS, "scores": SCORES,
                               "schedule": SCHEDULE, "throughputs": THROUGHPUTS, "contention": CONTENTION,
-                              "jobs": JOBS, "devices": DEVICES}
+                              "jobs": JOBS, "devices": DEVICES, "history": HISTORY}
 
 
 def columns(table: str) -> list[str]:
