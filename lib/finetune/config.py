@@ -35,8 +35,8 @@ class TrainConfig(Strict):
     """A fine-tuning run: the original platform's 27 fields in their order, six of its later version, and ours.
 
     ``root``: a folder with train/, val/ and perhaps test/, a folder a class in each; ``medmnist:pathmnist``;
-    ``synthetic:pathmnist``. ``model_flavour``: a Hugging Face checkpoint (hub id or folder), a torchvision classifier, or one of
-    ours. ``batch_size`` is that of all processes together. ``tb_root`` and ``ckpt_dir`` name folders within the run's.
+    ``synthetic:pathmnist``. ``model_flavour``: a Hugging Face checkpoint (hub id or folder), a torchvision classifier, or ours.
+    ``batch_size`` is that of all processes together. ``tb_root`` and ``ckpt_dir`` name folders within the run's.
     """
 
     root: Annotated[str, Field(min_length=1, max_length=4096)]
@@ -79,6 +79,7 @@ class TrainConfig(Strict):
     threads: Threads = 0
     channels_last: bool = False
     deterministic: bool = False
+    profile: bool = True  # a row a batch, which on a GPU waits for each
     checkpoint_steps: Positive = 100  # optimizer steps between two checkpoints within an epoch, at least
 
     @field_validator("root", "model_flavour")
@@ -179,7 +180,7 @@ def load_configs(path: Path = paths.PARAMS / "training.yaml") -> dict[str, Train
     """Read named configs, a mapping ``configs:``; InputError names the file, the entry and each wrong value."""
     content = mapping(load_yaml(path), path)
     if set(content) != {"configs"} or not content["configs"]:
-        raise InputError(f"{path}: expected a mapping 'configs:' of name to config and nothing else; it has: {choices(content)}")
+        raise InputError(f"{path}: expected a mapping 'configs:' of name to config, nothing else; it has: {choices(content)}")
     table = mapping(content["configs"], f"{path}: configs")
     for name in table:
         if not re.fullmatch(files.NAME, name):

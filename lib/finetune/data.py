@@ -1,4 +1,4 @@
-"""What a run learns from: splits, names of classes, at most so many samples a class, batches in an order that can be resumed."""
+"""What a run learns from: splits, names of classes, a cap of samples a class, batches in an order that can be resumed."""
 
 import hashlib
 import random
@@ -13,6 +13,7 @@ from lib import paths
 from lib.config.definitions import Workload
 from lib.errors import InputError, choices
 from lib.finetune.config import TrainConfig
+from lib.finetune.devices import ALONE, Processes
 from lib.finetune.transforms import Inputs, Prepare
 from lib.work import datasets, medmnist_files
 
@@ -38,7 +39,7 @@ class Samples(torch.utils.data.Dataset):
                 torch.default_generator.manual_seed(int.from_bytes(hashlib.blake2b(text, digest_size=8).digest()))
             inputs, label = self.pictures[index]
         except (OSError, SyntaxError) as error:  # PIL's, of a damaged picture
-            raise InputError(f"{getattr(self.pictures, 'root', 'the dataset')}: picture {index} cannot be read: {error}") from None
+            raise InputError(f"{self.pictures.root}: picture {index} cannot be read: {error}") from None
         finally:
             if before is not None:
                 torch.set_rng_state(before)
@@ -140,7 +141,7 @@ def _image_folders(config: TrainConfig, names: tuple[str, ...], transforms: dict
 
         def find_classes(self, directory: str) -> tuple[list[str], dict[str, int]]:
             if unknown := sorted(set(_classes(Path(directory))) - set(names)):
-                raise InputError(f"{directory} has classes that train/ has not: {choices(unknown)}; train/ has: {choices(names)}")
+                raise InputError(f"{directory} has classes that train/ has not: {choices(unknown)}; that has: {choices(names)}")
             return list(names), {name: index for index, name in enumerate(names)}
 
     splits = {split: Folder(str(_folder(config) / split), transforms[split], allow_empty=True)
@@ -173,12 +174,14 @@ def capped(labels: np.ndarray, classes: int, most: int | tuple[int, ...], seed: 
 class Batches(torch.utils.data.Sampler):
     """The batches of an epoch, as keys: a function of seed and epoch alone, whatever the number of processes.
 
-    A process takes its share of each batch; one that has none takes a sample that weighs nothing. ``begin`` sets the epoch, and
-    how many batches of it are left out. A single last sample joins the batch before it: norms of a batch need two.
+    ``seed`` None keeps the order. A process takes its share of each batch, or where that is none a sample that weighs nothing.
+    ``begin`` sets the epoch, and how many batches of it are left out. A single last sample joins the batch before it: norms of
+    a batch need two.
     """
 
-    def __init__(self, indices: Sequence[int], batch_size: int, accumulate: int, seed: int | None, rank: int = 0, count: int = 1):
-        self._indices, self._seed, self._rank, self._count = list(indices), seed, rank, count
+    def __init__(self, indices: Sequence[int], batch_size: int, accumulate: int = 1, seed: int | None = None,
+                 processes: Processes = ALONE):
+        self._indices, self._seed, self._rank, self._count = list(indices), seed, processes.rank, processes.count
         total = len(self._indices)
         edges = [*range(0, total, batch_size), total]
         if total % batch_size == 1 and len(edges) > 2:
@@ -206,7 +209,7 @@ class Batches(torch.utils.data.Sampler):
             yield batch[self._rank::self._count] or batch[:1]
 
     def weight(self, index: int) -> float:
-        """Return the weight of this process's mean loss in the optimizer step of batch ``index``: all samples count the same."""
+        """Return the weight of this process's mean loss of batch ``index`` in its optimizer step: samples count the same."""
         start = index // self._accumulate * self._accumulate
         end = min(start + self._accumulate, self.batches)
         size = self._edges[index + 1] - self._edges[index]

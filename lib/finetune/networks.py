@@ -161,7 +161,7 @@ def _built(config: TrainConfig, where: str, token: str | None, labels: tuple[str
     absent = sorted(name for name in {*report.get("missing_keys", ()), *(key for key, *_ in report.get("mismatched_keys", ()))}
                     if name.startswith(body))
     if absent:
-        raise InputError(f"model_flavour {config.model_flavour!r}: its weights do not fit its config, {len(absent)} are missing "
+        raise InputError(f"model_flavour {config.model_flavour!r}: its weights do not fit its config: {len(absent)} missing "
                          f"or of another shape, such as {absent[0]}")
     if config.freeze_backbone:
         model.base_model.requires_grad_(False)

@@ -13,7 +13,7 @@ BILINEAR = int(Image.Resampling.BILINEAR)
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a model takes: channels, pixels along each side, mean and standard deviation of a channel (of 0 to 1), resampling."""
+    """What a model takes: channels, pixels along each side, mean and deviation of a channel (of 0 to 1), PIL's resampling."""
 
     channels: int
     size: int
@@ -54,7 +54,7 @@ def gpu_augmentation() -> Callable[[torch.Tensor], torch.Tensor]:
 
     They move pixels only and fill with the mean, so normalised values stay normalised; they draw from torch's generator.
     """
-    import kornia.augmentation as augmentation
+    from kornia import augmentation
 
     changes = augmentation.AugmentationSequential(
         augmentation.RandomHorizontalFlip(p=0.5),

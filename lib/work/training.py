@@ -31,7 +31,7 @@ class Observer(Protocol):
 
 @dataclass(slots=True)
 class Batch:
-    """What an observer learns of a finished batch; ``lr`` is None in evaluation, ``stepped`` whether the optimizer took a step."""
+    """What an observer learns of a finished batch; ``lr`` is None in evaluation, ``stepped`` whether a step ended with it."""
 
     index: int
     inputs: torch.Tensor
@@ -191,7 +191,9 @@ class Trainer:
         return nullcontext() if stepped or self.parallel is None else self.parallel.no_sync()
 
     def _weight(self, index: int, batches: int) -> float:
-        return self.recipe.weight(index) if self.recipe.weight else 1 / _group_size(index, batches, self.options.grad_accum_steps)
+        if self.recipe.weight:
+            return self.recipe.weight(index)
+        return 1 / _group_size(index, batches, self.options.grad_accum_steps)
 
     def _step(self) -> None:
         """Step the optimizer and its schedule; where fp16 overflowed, neither."""
