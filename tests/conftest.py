@@ -36,7 +36,8 @@ def home_paths(root: Path) -> dict[str, Path]:
             "CEILINGS": data / "ceilings", "SWEEPS": data / "sweeps", "COMPLEXITY": data / "complexity",
             "POINTS": data / "points", "NETWORKS": data / "networks", "MODELS": data / "models",
             "MATRIX": data / "matrix", "TRAINING": data / "training", "IMPORTED": data / "imported",
-            "MEDMNIST": data / "medmnist", "SYNTHETIC": data / "synthetic", "FIGURES": root / "figures", "REPORT": report, "EXECUTED": report / "executed"}
+            "MEDMNIST": data / "medmnist", "SYNTHETIC": data / "synthetic",
+            "FIGURES": root / "figures", "REPORT": report, "EXECUTED": report / "executed"}
 
 
 @pytest.fixture

@@ -93,7 +93,7 @@ class TrainConfig(Strict):
     @classmethod
     def _loss_exists(cls, value: str) -> str:
         if value not in _USUAL:
-            from lib.finetune.optimization import LOSSES
+            from lib.work.losses import LOSSES
 
             if value not in LOSSES:
                 raise ValueError(f"is no loss; there are: {choices(LOSSES)}")

@@ -27,7 +27,7 @@ from lib.measure.energy.windows import Recorder
 from lib.measure.training.profile_run import settings
 from lib.measure.training.profiled import PASSES
 from lib.measure.training.profiler import BatchProfiler, constants
-from lib.work import datasets, weights
+from lib.work import datasets, losses, weights
 from lib.work.training import Batch, Observer, Options, Recipe, Trainer, Unobserved, seed_everything
 from lib.work.workloads import Task
 
@@ -49,7 +49,7 @@ class FinetuneTask(Task):
 
     def loss(self) -> torch.nn.Module:
         """Return the config's loss."""
-        return optimization.build_loss(self.loss_name, self.multi_label)
+        return losses.build(self.loss_name, self.multi_label)
 
 
 def _task(config: TrainConfig, folder: Path) -> tuple[FinetuneTask, run_data.Data]:
