@@ -6,6 +6,8 @@ import math
 import os
 import subprocess
 import sys
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
@@ -16,13 +18,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from lib import paths, store
+from lib import locks, paths, store
 from lib.cli import main
 from lib.config.base import build
 from lib.errors import InputError
 from lib.finetune import config as run_config
 from lib.finetune import data as run_data
 from lib.finetune import finetune, networks, optimization, run, task
+from lib.finetune.checkpoints import Checkpoints
 from lib.finetune.config import TrainConfig
 from lib.finetune.devices import Prefetched, Processes
 from lib.finetune.transforms import Inputs, Prepare, gpu_augmentation
@@ -35,8 +38,9 @@ from tests.conftest import full_disk
 SMALL = {"root": "synthetic:breastmnist", "model_flavour": "simple_cnn", "loss_name": "cross_entropy", "load_pretrained": False,
          "batch_size": 16, "num_workers": 0, "epochs": 1, "autocast_dtype": "fp32", "max_datapoints_per_class": 24}
 FIELDS = """root model_flavour loss_name batch_size num_workers prefetch_factor persistent_workers epochs optimizer lr
-    weight_decay max_grad_norm warmup_ratio grad_accum_steps seed autocast_dtype load_pretrained run_name tb_root eval_topk model_suffix
-    freeze_backbone ckpt_dir monitor_metric monitor_mode save_per_epoch_checkpoint max_datapoints_per_class""".split()
+    weight_decay max_grad_norm warmup_ratio grad_accum_steps seed autocast_dtype load_pretrained run_name tb_root eval_topk
+    model_suffix freeze_backbone ckpt_dir monitor_metric monitor_mode save_per_epoch_checkpoint
+    max_datapoints_per_class""".split()
 DEFAULTS = [256, 4, 4, False, 10, "adam", 1e-3, 0.05, 1.0, 0.05, 1, 42, "torch.bfloat16", True, None, "runs", (3, 5), "", False,
             "checkpoints", "val_acc@1", "max", False, 10_000]
 
@@ -85,8 +89,8 @@ def test_json_out_and_in_is_the_same_config(values):
 
 def test_all_that_is_wrong_is_told_at_once_by_field_and_never_the_token():
     wrong = {"model_flavour": " ", "loss_name": "lossy", "lr": -1, "epochs": True, "monitor_metric": "val_luck",
-             "tb_root": "../up", "autocast_dtype": "int8", "hf_token": ["secret-123"], "label2id": {"a": 0, "b": 2}, "unknown": 1,
-             "max_datapoints_per_class": 0}
+             "tb_root": "../up", "autocast_dtype": "int8", "hf_token": ["secret-123"], "label2id": {"a": 0, "b": 2},
+             "unknown": 1, "max_datapoints_per_class": 0}
     problems = run_config.problems(wrong)
     assert {name.partition(".")[0] for name in problems} == {*wrong, "root"} - {"hf_token"}
     assert "cross_entropy, label_smoothing" in problems["loss_name"]
@@ -472,6 +476,28 @@ def test_the_cap_holds_on_train_alone(home):
     data = opened(max_datapoints_per_class=(3, 5))
     assert sorted(data.splits["train"].labels[data.indices["train"]].ravel().tolist()) == [0] * 3 + [1] * 5
     assert len(data.indices["val"]) == 78
+
+
+def test_checkpoints_within_an_epoch_cost_little(tmp_path):
+    saved = Checkpoints(tmp_path, small(checkpoint_steps=10), Processes())
+    assert [step for step in range(1, 40) if saved.due(step)] == [10, 20, 30]
+    saved._took_s = 60.0
+    assert not saved.due(10), "one that takes a minute is not due within twenty"
+
+
+def test_a_run_that_was_killed_holds_its_folder_until_its_workers_are_gone(home, tmp_path):
+    held = threading.Event()
+
+    def hold():
+        with locks.writer(tmp_path / "run"):
+            held.set()
+            time.sleep(0.3)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+    assert trained(tmp_path / "run")["epochs"] == 1
+    thread.join()
 
 
 def test_a_run_resumes_in_its_folder_and_refuses_another_config(home, tmp_path):

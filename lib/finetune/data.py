@@ -1,7 +1,7 @@
 """What a run learns from: splits, names of classes, a cap of samples a class, batches in an order that can be resumed."""
 
 import hashlib
-import random
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -217,15 +217,12 @@ class Batches(torch.utils.data.Sampler):
         return own * self._count / (self._edges[end] - self._edges[start])
 
 
-def _seed_worker(_: int) -> None:
-    """Seed what a worker draws from besides torch, which its loader has seeded."""
-    random.seed(torch.initial_seed())
-    np.random.seed(torch.initial_seed() % 2**32)  # noqa: NPY002 - what users' transforms draw from
-
-
 def loader(config: TrainConfig, samples: Samples, batches: Batches, pin: bool) -> torch.utils.data.DataLoader:
-    """Return the loader of a split."""
-    workers = {"prefetch_factor": config.prefetch_factor, "persistent_workers": config.persistent_workers,
-               "worker_init_fn": _seed_worker} if config.num_workers else {}
+    """Return the loader of a split; torch seeds all generators of its workers by the loader's own.
+
+    On Linux its workers are forks, as is usual, also in a process that was itself started in another way.
+    """
+    workers = {"multiprocessing_context": "fork" if sys.platform == "linux" else None,
+               "prefetch_factor": config.prefetch_factor, "persistent_workers": config.persistent_workers} if config.num_workers else {}
     return torch.utils.data.DataLoader(samples, batch_sampler=batches, num_workers=config.num_workers, pin_memory=pin,
                                        generator=torch.Generator().manual_seed(config.seed), **workers)

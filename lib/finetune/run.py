@@ -32,6 +32,7 @@ from lib.work.training import Batch, Observer, Options, Recipe, Trainer, Unobser
 from lib.work.workloads import Task
 
 CONFIG, SUMMARY, PROFILE = "train_config.json", "summary.json", "profile.csv"
+_ORPHANS_S = 20.0  # that workers of a loader may outlive a run that was killed; they hold its lock
 _KINDS = {split: kind for kind, split in PASSES.items()}  # what a pass over a split is called in a profile
 
 
@@ -317,7 +318,7 @@ def train(config: TrainConfig, folder: Path, device: torch.device, threads: int 
     with ExitStack() as stack:
         stack.enter_context(settings(device, threads or config.threads, config.deterministic))
         if together.first:
-            stack.enter_context(locks.writer(files.folder(folder)))
+            stack.enter_context(locks.writer(files.folder(folder), _ORPHANS_S))
         if (folder / SUMMARY).exists():
             stored_config(folder, config)
             return store.read_json(folder / SUMMARY)
