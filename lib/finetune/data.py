@@ -223,6 +223,7 @@ def loader(config: TrainConfig, samples: Samples, batches: Batches, pin: bool) -
     On Linux its workers are forks, as is usual, also in a process that was itself started in another way.
     """
     workers = {"multiprocessing_context": "fork" if sys.platform == "linux" else None,
-               "prefetch_factor": config.prefetch_factor, "persistent_workers": config.persistent_workers} if config.num_workers else {}
+               "prefetch_factor": config.prefetch_factor,
+               "persistent_workers": config.persistent_workers} if config.num_workers else {}
     return torch.utils.data.DataLoader(samples, batch_sampler=batches, num_workers=config.num_workers, pin_memory=pin,
                                        generator=torch.Generator().manual_seed(config.seed), **workers)
