@@ -190,6 +190,17 @@ def throughput_rows():
                          "precision": "fp32", "n": [1, 2], "mean": [10.0, 20.0], "std": [np.nan, 1.0]})
 
 
+def metered_runs():
+    return runs().assign(image_j=2.0, power_w=20.0, idle_w=[5.0, *[np.nan] * (len(runs()) - 1)], energy_method="rapl counter",
+                         energy_n=40, energy_disagreement=[0.02, *[np.nan] * (len(runs()) - 1)], energy_reason="")
+
+
+def looped_rows():
+    return sweep_rows().assign(energy_j=[1e-3, 2e-3, *[np.nan] * 38], power_w=20.0, idle_w=[5.0, *[np.nan] * 39],
+                               energy_method="rapl counter", energy_disagreement=[-0.02, *[np.nan] * 39],
+                               energy_reason="a reason")
+
+
 def steps_table(rows):
     from lib.studies.profile import tables
 
@@ -286,9 +297,11 @@ CALLS = {
     "profile.run_words": (lambda rows: (one_run(rows),), runs),
     "profile.learned_words": (lambda rows: (runs().iloc[0], steps_table(rows)), profile_rows),
     "profile.profiled_words": (lambda rows: (one_run(rows), 10.0), runs),
+    "profile.energy_words": (lambda rows: (one_run(rows),), metered_runs),
     "profile.comparison_words": (lambda rows: (side_by_side(rows),), profile_rows),
     "sweep.sweep_words": (lambda rows: (sweep_of(rows),), sweep_rows),
     "sweep.work_words": (lambda rows: (rows,), sweep_rows),
+    "sweep.energy_words": (lambda rows: (rows,), looped_rows),
     "sweep.spread_words": (lambda rows: (rows,), sweep_rows),
     "sweep.learned_words": (lambda rows: (rows, rows), sweep_rows),
     "machine.learned_words": (lambda rows: (ceilings_of(rows),), ceiling_rows),
