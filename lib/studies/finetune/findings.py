@@ -79,8 +79,8 @@ def resume_words(resumed: pd.DataFrame) -> str:
         worst = resumed.loc[resumed["different"].idxmax()]
         return (f"**{differing} of {resumed['compared'].sum():,} values differ**, most of them {worst['what']}: resume is not "
                 "exact here.")
-    return (f"All {resumed['compared'].sum():,} values are equal, **bit for bit**: interrupted three times and resumed, the run "
-            "ends as the one in one go.")
+    return (f"All {resumed['compared'].sum():,} values are equal, **bit for bit**: interrupted three times and resumed, the "
+            "run ends as the one in one go.")
 
 
 @needs("epochs", "phases", "predictions", "resumed")

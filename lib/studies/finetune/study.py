@@ -75,9 +75,8 @@ def study(p: FinetuneParams) -> Study:
     if p.run:
         return read(paths.TRAINING / p.run, f"Run {p.run}, trained here before.")
     config = named(p)
-    folder = finetune.new_folder(config)
     with locks.device(str(machine.device(config.device))):
-        run.train(config, folder)
+        folder = Path(finetune.finetune([config])[0]["folder"])
     return read(folder, f"Run {folder.parent.name}/{folder.name}, trained now.")
 
 
@@ -203,7 +202,7 @@ def _trained(config: TrainConfig, folder: Path, most: float) -> int:
         if calls > most:
             raise _InterruptedError
 
-    run.train(config, folder, check=check)
+    run.train(config, folder, machine.device(config.device), check=check)
     return calls
 
 
