@@ -46,12 +46,12 @@ def confusion_words(confusions: pd.DataFrame) -> str:
 
 
 @needs("epochs")
-def energy_words(epochs: pd.DataFrame, samples: float) -> str:
-    """Say the rate and what it took in energy; ``samples`` of an epoch."""
+def energy_words(epochs: pd.DataFrame) -> str:
+    """Say the rate and what it took in energy; ``epochs``: ``tables.epochs``."""
     rate = epochs["images_per_sec"].median()
     if epochs["energy_j"].isna().all():
         return f"{rate:,.0f} images/s (median epoch). Its energy was not measured: this device has no meter that can be read."
-    joules = epochs["energy_j"].median() / samples
+    joules = (epochs["energy_j"] / (epochs["images_per_sec"] * epochs["train_s"])).median()
     return f"{rate:,.0f} images/s (median epoch), {joules:.3g} J an image, idle power included."
 
 

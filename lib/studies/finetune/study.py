@@ -32,6 +32,7 @@ from lib.work.dtypes import torch_name
 
 PREDICTED = ("device", "source", "predicted_ms", "low_ms", "high_ms", "measured_ms", "images_per_sec")
 RESUMED = ("what", "compared", "different")
+NOT_RESUMED = pd.DataFrame(columns=RESUMED)  # where the notebook is not to look
 _SUMMARY = ("run", "dataset", "monitor", "best_value", "best_epoch", "epochs", "batches", "history", "test", "device", "labels")
 _INTERRUPTED_AFTER = (0.15, 0.3, 0.45)  # of a run's batches, each time
 _SAMPLES, _BATCH = 20, 32  # a class, and in a batch, of the run that is interrupted
@@ -176,12 +177,12 @@ class _InterruptedError(Exception):
 
 
 def resumed(config: TrainConfig) -> pd.DataFrame:
-    """Train a few samples of a config twice, once in one go and once interrupted three times and resumed; compare all bits.
+    """Train a few samples of a config twice on the CPU, once in one go and once interrupted three times; compare all bits.
 
     Columns: what is compared, how many values or tensors, and how many of them differ.
     """
     small = config.model_copy(update={"epochs": 2, "max_datapoints_per_class": _SAMPLES, "batch_size": _BATCH, "profile": False,
-                                      "checkpoint_steps": 1, "run_name": None})
+                                      "checkpoint_steps": 1, "run_name": None, "device": "cpu"})
     with tempfile.TemporaryDirectory() as home, contextlib.redirect_stdout(io.StringIO()):
         one, several = Path(home) / "run" / "one", Path(home) / "run" / "several"
         calls = _trained(small, one, np.inf)
