@@ -1,6 +1,7 @@
 """What a run reports: the same in TensorBoard and in history.csv, no step twice when it is resumed, few looks at the device."""
 
 import math
+import threading
 
 import numpy as np
 import pytest
@@ -54,6 +55,20 @@ def test_a_resumed_run_goes_on_without_a_step_twice(tmp_path, capsys):
     assert list(history[history["name"] == "train/step_acc@1"]["value"]) == [step % 5 / 4 for step in range(10)]
     assert [(event.step, round(event.value, 3)) for event in seen.Scalars("val/acc@1")] == [(4, 0.5), (9, 0.6)]
     assert capsys.readouterr().out.splitlines() == [f"tensorboard --logdir {tmp_path / 'tensorboard'}"] * 2
+
+
+def test_an_epoch_that_is_reported_once_more_is_there_once(tmp_path):
+    """Killed after its values were written, with a checkpoint of its last batch from before: they are computed again."""
+    for first in (0, 5):
+        log = Log(tmp_path, first)
+        steps(log, first, 5)
+        log.scalars({"train/epoch_loss": 0.5}, 4, 0)
+        log.evaluation(evaluation(), 4, 0, ["a", "b", "c"])
+        log.close()
+    history, seen = store.read(tmp_path / "history.csv", "history"), events(tmp_path / "tensorboard")
+    assert not history.duplicated(["name", "step"]).any()
+    assert len(seen.Scalars("val/loss")) == len(seen.Scalars("train/epoch_loss")) == len(seen.Images("val/roc_micro")) == 1
+    assert len(seen.Tensors("val/confusion_matrix/text_summary")) == 1
 
 
 def test_a_torn_last_line_is_no_hindrance(tmp_path):
@@ -148,12 +163,13 @@ def test_the_table_counts_what_the_matrix_does():
     assert max(figures.confusion(many, [str(one) for one in range(1000)]).get_size_inches()) < 20
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_full_disk_is_one_line_and_keeps_what_was_written(tmp_path, monkeypatch):
     log = Log(tmp_path)
     steps(log, 0, 3)
     log.flush()
     before = (tmp_path / "history.csv").read_bytes()
+
+    monkeypatch.setattr(threading, "excepthook", lambda arguments: None)  # TensorBoard's own thread ends by it
 
     def full(data):
         raise OSError(28, "No space left on device")

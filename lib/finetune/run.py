@@ -256,8 +256,9 @@ class Run:
                 evaluation.write(self.folder)
                 self.report({"split": "test", "step": position.batches - 1, "epoch": self.config.epochs - 1, **tested})
         history = position.history
-        summary = {"run": self.folder.name, "dataset": self.data.dataset, "folder": str(self.folder),
-                   "monitor": self.config.monitor_metric, "best_value": position.best, "best_epoch": position.best_epoch,
+        summary = {"run": self.folder.name, "dataset": self.data.dataset, "labels": list(self.data.labels),
+                   "folder": str(self.folder), "monitor": self.config.monitor_metric, "best_value": position.best,
+                   "best_epoch": position.best_epoch,
                    "epochs": len(history), "batches": position.batches, "optimizer_steps": position.steps,
                    "train_s": sum(record["train_s"] for record in history), "history": history, "test": tested,
                    "device": str(self.device), "finished_utc": store.utc_now()}

@@ -17,7 +17,7 @@ from torch.utils.tensorboard import SummaryWriter
 from lib import files, locks, store
 from lib.errors import InputError
 from lib.finetune import figures
-from lib.finetune.metrics import Evaluation
+from lib.finetune.metrics import LOSS, Evaluation
 
 HISTORY = "history.csv"
 _FETCH_S = 0.5  # between two looks at what the device has computed
@@ -51,7 +51,7 @@ class Log:
         self._waiting: list[_Step] = []
         self._since, self._images = None, 0
         self._fetched = time.perf_counter()
-        self._history = _history(folder / HISTORY, step)
+        self._history, self._before = _history(folder / HISTORY, step)
         with files.writing(self.events):
             self._writer = SummaryWriter(str(files.folder(self.events)), max_queue=_QUEUE, purge_step=step, flush_secs=_FLUSH_S)
         print(f"tensorboard --logdir {self.events}")
@@ -78,24 +78,28 @@ class Log:
             self._writer.flush()
 
     def scalars(self, values: Mapping[str, float], step: int, epoch: int) -> None:
-        """Write values by name, such as train/epoch_loss."""
-        self._write([(step, epoch, values, time.time())])
+        """Write values by name, such as train/epoch_loss; what was written before the run was resumed stays as it is."""
+        new = {name: value for name, value in values.items() if (step, name) not in self._before}
+        self._write([(step, epoch, new, time.time())] if new else [])
 
     def evaluation(self, evaluation: Evaluation, step: int, epoch: int, class_names: Sequence[str]) -> None:
         """Write an evaluation: its scalars, the table and the figures of its curves, these also to ``figures/`` of the run."""
         split = evaluation.split
+        again = (step, f"{split}/{LOSS}") in self._before
         self.scalars({f"{split}/{name.removeprefix(f'{split}_')}": value for name, value in evaluation.values.items()},
                      step, epoch)
-        with files.writing(self.events):
-            self._writer.add_text(f"{split}/confusion_matrix", table(evaluation, class_names), step)
+        if not again:
+            with files.writing(self.events):
+                self._writer.add_text(f"{split}/confusion_matrix", table(evaluation, class_names), step)
         drawn = {"confusion_matrix": figures.confusion(evaluation, class_names), "roc_micro": figures.roc(evaluation)}
         for name, figure in drawn.items():
             content = io.BytesIO()
             figure.savefig(content, format="png", dpi=_DPI)
             files.replace(self.folder / "figures" / f"{split}_{name}.png", content.getvalue())
-            width, height = (int(inches * _DPI) for inches in figure.get_size_inches())
-            image = Summary.Image(width=width, height=height, colorspace=4, encoded_image_string=content.getvalue())
-            self._add([Summary.Value(tag=f"{split}/{name}", image=image)], step, time.time())
+            if not again:
+                width, height = (int(inches * _DPI) for inches in figure.get_size_inches())
+                image = Summary.Image(width=width, height=height, colorspace=4, encoded_image_string=content.getvalue())
+                self._add([Summary.Value(tag=f"{split}/{name}", image=image)], step, time.time())
 
     def close(self) -> None:
         """Write what waits and end."""
@@ -141,13 +145,18 @@ class Log:
             self._writer.file_writer.add_summary(Summary(value=values), step, unix_s)
 
 
-def _history(path: Path, step: int) -> store.Appender:
-    """Open the table of a run that goes on at ``step``; rows of that step and later are dropped."""
+def _history(path: Path, step: int) -> tuple[store.Appender, set[tuple[int, str]]]:
+    """Open the table of a run that goes on at ``step``; rows of that step and later are dropped.
+
+    Returns also what is there of the step before, as (step, name): an epoch may end with it, and be reported once more.
+    """
+    before: set[tuple[int, str]] = set()
     if path.exists():
         with locks.writer(path):
-            before = store.read(path, "history")
-            store.write(before[before["step"] < step], path, "history", derived=True)
-    return store.Appender(files.folder(path.parent) / path.name, "history", resume=True)
+            rows = store.read(path, "history")
+            store.write(rows[rows["step"] < step], path, "history", derived=True)
+            before = {(row.step, row.name) for row in rows[rows["step"] == step - 1].itertuples(index=False)}
+    return store.Appender(files.folder(path.parent) / path.name, "history", resume=True), before
 
 
 def table(evaluation: Evaluation, class_names: Sequence[str]) -> str:
