@@ -119,7 +119,7 @@ def test_what_does_not_fit_together_is_named(values, words):
 def test_configs_by_name(tmp_path):
     assert {"cnn", "vit"} <= set(run_config.load_configs())
     for text, words in (("configs: {a: {root: x}}", "a: model_flavour is missing; loss_name is missing"), ("a: 1", "configs"),
-                        ("configs: {'../a': {}}", "'../a' is no name")):
+                        ("configs: {'../a': {root: x, model_flavour: y, loss_name: bce}}", "'../a' is no name")):
         (tmp_path / "training.yaml").write_text(text)
         with pytest.raises(InputError, match=words):
             run_config.load_configs(tmp_path / "training.yaml")

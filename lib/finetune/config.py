@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, SecretStr, ValidationError, field_validator
 
 from lib import files, paths, store
-from lib.config.base import NUMBER, Count, Positive, Seed, Strict, Threads, build, load_yaml, mapping
+from lib.config.base import NUMBER, Count, Positive, Seed, Strict, Threads
+from lib.config.definitions import table
 from lib.errors import InputError, choices
 
 DTYPES = {"torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float32": "fp32"}
@@ -178,11 +179,7 @@ def problems(values: Mapping[str, Any]) -> dict[str, str]:
 
 def load_configs(path: Path = paths.PARAMS / "training.yaml") -> dict[str, TrainConfig]:
     """Read named configs, a mapping ``configs:``; InputError names the file, the entry and each wrong value."""
-    content = mapping(load_yaml(path), path)
-    if set(content) != {"configs"} or not content["configs"]:
-        raise InputError(f"{path}: expected a mapping 'configs:' of name to config, nothing else; it has: {choices(content)}")
-    table = mapping(content["configs"], f"{path}: configs")
-    for name in table:
-        if not re.fullmatch(files.NAME, name):
-            raise InputError(f"{path}: {name!r} is no name: up to a hundred letters, digits, dots, dashes and underscores")
-    return {name: build(TrainConfig, mapping(values, f"{path}: {name}"), f"{path}: {name}") for name, values in table.items()}
+    configs = table(path, "configs", TrainConfig, named="")
+    if wrong := [name for name in configs if not re.fullmatch(files.NAME, name)]:
+        raise InputError(f"{path}: {wrong[0]!r} is no name: up to a hundred letters, digits, dots, dashes and underscores")
+    return configs
