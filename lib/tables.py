@@ -322,6 +322,11 @@ DURATIONS = (
     _text("run", "the folder of the run's journal"), _text("job_id", "the job"), _text("notebook", "what was executed"),
     _text("device_type", "on which type of slot"), _float("seconds", "how long it took"))
 
+HISTORY = (
+    _int("step", "training batch since the run began, from 0; of an epoch's values: its last"), _int("epoch", "from 0"),
+    _text("name", "what is reported, as in TensorBoard: train/step_loss, val/acc@1, ..."),
+    _float("value", "its value; empty: undefined", None, empty=True), _float("wall_time_s", "when, in seconds since 1970"))
+
 _UNKNOWN = {"empty": True, "default": float("nan")}
 DEVICES = (
     _text("device", "a device, or a group of equal ones"), _text("type", "device type; devices of one type are alike"),
@@ -338,7 +343,7 @@ TABLES: dict[str, Columns] = {"profile": PROFILE, "runs": RUNS, "ceilings": CEIL
                               "points": POINTS, "cells": CELLS, "complexity": COMPLEXITY,
                               "networks": NETWORKS, "predictions": PREDICTIONS, "scores": SCORES,
                               "schedule": SCHEDULE, "throughputs": THROUGHPUTS, "contention": CONTENTION,
-                              "jobs": JOBS, "devices": DEVICES, "durations": DURATIONS}
+                              "jobs": JOBS, "devices": DEVICES, "durations": DURATIONS, "history": HISTORY}
 
 
 def columns(table: str) -> list[str]:
