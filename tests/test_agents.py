@@ -17,6 +17,7 @@ from sqlalchemy.exc import OperationalError
 
 from lib import paths
 from lib.cli import main
+from lib.dashboard import advice
 from lib.dashboard import database as db
 from lib.dashboard.agents import agent, devices, workers
 from lib.dashboard.agents.messages import API_VERSION, Mailbox
@@ -392,5 +393,23 @@ def test_a_database_that_is_away_for_a_while_gets_everything_later(tmp_path):
 @pytest.mark.slow
 def test_kills_of_agents_and_server_lose_no_run_and_end_none_twice(tmp_path):
     """A dashboard and two agents, each killed at random moments and started again, until all runs have ended."""
-    summary = killed_queue.run(tmp_path, runs=12, agents=2, kills=4, seed=0, silent_s=2.0)
-    assert summary["wrong"] == [] and summary["ended"] == 12 and summary["kills"] >= 4
+    summary = killed_queue.run(tmp_path, runs=10, agents=2, kills=3, seed=0, silent_s=1.5, every_s=(0.3, 0.8))
+    assert summary["wrong"] == [] and summary["ended"] == 10 and len(summary["killed"]) == 2
+
+
+@pytest.mark.slow
+def test_a_fine_tune_is_predicted_by_its_steps_whatever_its_network_is_called(tmp_path):
+    from transformers import ViTConfig
+
+    tiny = ViTConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, image_size=28,
+                     patch_size=14)
+    tiny.save_pretrained(tmp_path / "tiny")
+    usual = {"root": "synthetic:pathmnist", "loss_name": "cross_entropy", "epochs": 3, "batch_size": 64,
+             "load_pretrained": True, "autocast_dtype": "torch.float32", "max_datapoints_per_class": 100}
+    processors = [("cpu", "any"), ("cuda", "NVIDIA H200"), ("cuda", "none")]
+    for name in (str(tmp_path / "tiny"), "simple_cnn"):
+        steps, times = advice.advise({**usual, "model_flavour": name}, processors)
+        assert steps == 3 * -(-900 // 64)  # nine classes
+        assert set(times) == {"any", "NVIDIA H200"} and all(0 < step_s < 1 for step_s, _ in times.values())
+    with pytest.raises(InputError, match="no dataset"):
+        advice.advise({**usual, "root": "synthetic:none", "model_flavour": "simple_cnn"}, processors)
