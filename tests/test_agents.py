@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 import time
 import types
@@ -25,9 +26,12 @@ from lib.dashboard.agents.workers import Agents
 from lib.dashboard.app import Settings, create_app
 from lib.dashboard.run_records import RunRecords
 from lib.errors import InputError
+from lib.schedule.policies import registry
 from lib.schedule.runtime import local_site
+from lib.schedule.runtime.journal import Spec
+from lib.schedule.runtime.service import Service
 from lib.schedule.runtime.workers import Slot
-from tests import killed_queue
+from tests import killed, killed_queue
 from tests.agents import TOKEN, add_runs, dispatcher_in, limits, served, start
 
 LIMITS = limits(2.0)
@@ -179,6 +183,30 @@ def test_a_killed_agents_place_is_taken_when_its_workers_must_be_gone(site, tmp_
         lines = [message[2]["log"][0] for message in messages if message[0] == "report"]
         assert lines == list(range(1, len(lines) + 1))
         assert not is_running(int((tmp_path / "pid").read_text()))
+
+
+@pytest.mark.slow
+def test_an_agent_ends_with_the_process_that_started_it_and_when_told_though_its_server_is_silent(site, home):
+    site.silent = True
+    (home / "token").write_text(TOKEN)
+    words = [sys.executable, "-m", "lib", "agent", "--server", site.url, "--token-file", str(home / "token"), "--slots", "1"]
+    starter = (f"import subprocess, time; print(subprocess.Popen({[*words, '--with-parent']!r}).pid, flush=True); "
+               "time.sleep(60)")
+    parent = subprocess.Popen([sys.executable, "-c", starter], stdout=subprocess.PIPE, text=True, cwd=paths.ROOT)
+    child = int(parent.stdout.readline())
+    time.sleep(0.5)
+    parent.kill()
+    site.processes.append(parent)
+    end = time.monotonic() + 20
+    while is_running(child):
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    site.silent = False
+    process = site.start("lab", 1)
+    site.slots()
+    site.silent = True
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(10) != 0
 
 
 def refusal(url, capsys, *words):
@@ -388,6 +416,40 @@ def test_a_database_that_is_away_for_a_while_gets_everything_later(tmp_path):
     run = wait_for(board, ids)[ids[0]]
     assert (run.state, run.best_value, run.device, len(lines_of(board, ids[0]))) == (db.FINISHED, 0.9, "lab/cpu", 5)
     assert ended == ["nobody"]
+
+
+def test_journal_and_database_are_brought_together_at_each_start(tmp_path):
+    """Ends that the database missed, runs that the journal missed or lost, and one that was cancelled in the database alone."""
+    database, dispatcher = dispatcher_in(tmp_path)
+    ended, failed, lost, new, cancelled = add_runs(database, [("tests.light:sleep", {}), ("tests.light:fail", {}),
+                                                              *[("tests.light:sleep", {})] * 3])
+    specs = {run_id: Spec(run_id, f"tests.light:{call}", {}) for run_id, call in (
+        (ended, "sleep"), (failed, "fail"), (lost, "sleep"), (cancelled, "sleep"))}
+    with Service(tmp_path / "queue", registry.policy("first-come"), lambda spec, device: 1.0, LIMITS, killed.Inline) as service:
+        for run_id in (ended, failed):
+            service.submit(specs[run_id])
+        service.add_slot(Slot("lab/cpu[0]"))
+        service.run(lambda: len(service.ends()) == 2)
+        for run_id in (lost, cancelled):
+            service.submit(specs[run_id])
+    with database.writing() as session:
+        db.transition(session, lost, db.RUNNING)
+        db.transition(session, cancelled, db.CANCELLED)
+    dispatcher.start()
+    try:
+        board = types.SimpleNamespace(database=database)
+        runs = wait_for(board, [ended, failed])
+        assert runs[ended].state == db.FINISHED and runs[ended].attempt == 1
+        assert runs[failed].state == db.FAILED and "this job is wrong" in runs[failed].reason
+        runs = wait_for(board, [lost, new], (db.QUEUED,))
+        assert runs[lost].reason == "the server was restarted"
+        end = time.monotonic() + 30
+        while not dispatcher.reorder(new, 1):
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        assert dispatcher.reorder(lost, 1) and not dispatcher.reorder(ended, 1)
+    finally:
+        dispatcher.close()
 
 
 @pytest.mark.slow

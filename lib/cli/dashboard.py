@@ -61,7 +61,7 @@ def _listening(host: str, port: int) -> socket.socket:
 @contextlib.contextmanager
 def _agent(url: str, token: str) -> Iterator[None]:
     """Have an agent of this machine while the server runs."""
-    process = subprocess.Popen([sys.executable, "-m", "lib", "agent", "--server", url],
+    process = subprocess.Popen([sys.executable, "-m", "lib", "agent", "--server", url, "--with-parent"],
                                env={**os.environ, "DASHBOARD_TOKEN": token})
     try:
         yield

@@ -5,11 +5,13 @@ begun anew, it ends its workers: their jobs are tried again, from their checkpoi
 when it ends, however that happens, its workers end with it.
 """
 
+import contextlib
 import os
 import platform
 import queue
 import random
 import secrets
+import signal
 import sys
 import threading
 import time
@@ -175,7 +177,8 @@ class _Session:
             raise self._failure
         except KeyboardInterrupt:
             self._end_workers()
-            self._exchange(leaving=True)
+            with contextlib.suppress(Exception):  # whatever keeps it from hearing that, it will notice
+                self._exchange(leaving=True)
             raise
         finally:
             self._failure = self._failure or _SessionOverError("ended")
@@ -287,6 +290,18 @@ class _Session:
         except InputError as error:
             return str(error)
         return ""
+
+
+def end_with_parent() -> None:
+    """Interrupt this process as soon as the one that started it is gone."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(_LOOK_S)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def default_name() -> str:
