@@ -110,7 +110,7 @@ def site():
         yield one
     for process in one.processes:
         process.kill()
-        process.communicate()
+        print(process.communicate()[1])
 
 
 def is_running(pid):

@@ -91,6 +91,7 @@ def serve(pipe: Pipe, device: str, cores: tuple[int, ...], threads: int, beat_s:
         os.sched_setaffinity(0, cores)
     sender, requests = _Sender(pipe), queue.Queue()
     current: dict[str, Job] = {}
+    stops: set[str] = set()
     over = threading.Event()
 
     def listen() -> None:
@@ -100,9 +101,9 @@ def serve(pipe: Pipe, device: str, cores: tuple[int, ...], threads: int, beat_s:
             except (EOFError, OSError):
                 os._exit(0)  # what runs here is for nobody any more
             if message[0] == "stop":
-                for token, job in list(current.items()):
-                    if token == message[1]:
-                        job.stop()
+                stops.add(message[1])  # first: its job may be about to begin
+                if job := current.get(message[1]):
+                    job.stop()
             else:
                 requests.put(message)
 
@@ -118,6 +119,8 @@ def serve(pipe: Pipe, device: str, cores: tuple[int, ...], threads: int, beat_s:
     while (message := requests.get())[0] != "end":
         _, token, call, arguments = message
         current[token] = Job(device, cores, threads, partial(sender.send, "report", token))
+        if token in stops:
+            current[token].stop()
         mark("begin", token)
         outcome = _outcome(token, call, arguments, current[token])
         mark("end", token)
