@@ -14,23 +14,17 @@ from tests import XRAYS
 EPOCHS = 18
 
 
-def train(seed: int, home: Path) -> tuple[float, float, float]:
+def train(seed: int) -> tuple[float, float, float]:
     """Train once; return validation AUC, test AUC and seconds."""
-    import torch
-
-    from lib.config.definitions import Workload
-    from lib.work import datasets, training, workloads
+    from lib.finetune.config import TrainConfig
+    from lib.finetune.finetune import finetune
 
     begin = time.monotonic()
-    training.seed_everything(seed)
-    task = workloads.prepare(Workload(id="XRAY", dataset="pneumoniamnist", size=28, model="simple_cnn", batch_size=64))
-    splits = datasets.open_splits(task.workload, "auto", "native", augment=True).splits
-    loaders = {kind: torch.utils.data.DataLoader(datasets.bounded(split, 0, 64, seed), 64, shuffle=kind == "train")
-               for kind, split in splits.items()}
-    trainer = training.Trainer(task, training.Options(torch.device("cpu")))
-    history = training.fit(trainer, loaders["train"], loaders["val"], EPOCHS, home / f"best-{seed}.pt")
-    test = trainer.evaluate(loaders["test"])
-    return max(record["auc"] for record in history), test["auc"], time.monotonic() - begin
+    summary, = finetune([TrainConfig(
+        root="medmnist:pneumoniamnist", model_flavour="simple_cnn", loss_name="cross_entropy", load_pretrained=False,
+        batch_size=64, num_workers=0, epochs=EPOCHS, weight_decay=0.0, seed=seed, autocast_dtype="fp32", gpu_batch_aug=True,
+        monitor_metric="val_auroc_macro")])
+    return summary["best_value"], summary["test"]["test_auroc_macro"], time.monotonic() - begin
 
 
 def main() -> None:
@@ -44,9 +38,9 @@ def main() -> None:
         (folder / XRAYS.name).symlink_to(XRAYS)
         results = []
         for seed in range(5):
-            words = [sys.executable, "-m", "benchmarks.learning", str(seed), home]
+            words = [sys.executable, "-m", "benchmarks.learning", str(seed)]
             done = subprocess.run(words, capture_output=True, text=True, check=True, env={**os.environ, "LIB_OUTPUT": home})
-            val, test, seconds = map(float, done.stdout.split())
+            val, test, seconds = map(float, done.stdout.splitlines()[-1].split())
             results.append((test, seconds))
             print(f"   seed {seed}: validation AUC {val:.4f}, test AUC {test:.4f}, {seconds:.0f} s", flush=True)
     aucs, seconds = np.array(results).T
@@ -54,4 +48,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    print(*train(int(sys.argv[1]), Path(sys.argv[2])))
+    print(*train(int(sys.argv[1])))

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from lib.config import definitions
-from lib.measure import machine, statistics, timing
+from benchmarks import training_epoch
+from lib.measure import statistics, timing
 from lib.measure.training.profiler import profiler
-from lib.work import datasets, workloads
+from lib.work import workloads
 from lib.work.training import Options, Trainer
 
 PAIRS, BATCHES = 150, 5
@@ -20,28 +20,16 @@ CONSTANTS = ("run_id", "workload_id", "dataset", "model", "task_type", "split", 
 
 def main() -> None:
     """Print the ratio of the two, with its interval."""
-    device = machine.device("auto")
-    task = workloads.prepare(definitions.workload("W1"))
-    opened = datasets.open_splits(task.workload, "auto", "native")
-    trainer = Trainer(task, Options(device))
-    subset = torch.utils.data.Subset(opened.splits["train"], range(BATCHES * task.workload.batch_size))
-    loader = torch.utils.data.DataLoader(subset, task.workload.batch_size, shuffle=True)
+    epoch = training_epoch.prepare(BATCHES)
     constants = dict.fromkeys(CONSTANTS, "constant")
-
-    def epoch(observer) -> float:
-        begin = time.perf_counter()
-        trainer.train(loader, observer)
-        timing.synchronize(device)
-        return time.perf_counter() - begin
-
-    with tempfile.TemporaryDirectory() as folder, profiler(Path(folder) / "rows.csv", constants, device) as observer:
+    with tempfile.TemporaryDirectory() as folder, profiler(Path(folder) / "rows.csv", constants, epoch.device) as observer:
         for _ in range(5):
-            epoch(None), epoch(observer)
-        result = timing.compare(lambda: epoch(observer), lambda: epoch(None), PAIRS)
-        control = timing.compare(lambda: epoch(None), lambda: epoch(None), PAIRS)
-        extra_us, low_us, high_us = _extra(task, device, observer)
-    step_ms = epoch(None) / BATCHES * 1e3
-    print(f"   profiled / bare on {device}: {result.ratio:.4f} [{result.low:.4f}, {result.high:.4f}] at 95 %, "
+            epoch(), epoch(observer)
+        result = timing.compare(lambda: epoch(observer), epoch, PAIRS)
+        control = timing.compare(epoch, epoch, PAIRS)
+        extra_us, low_us, high_us = _extra(epoch.task, epoch.device, observer)
+    step_ms = epoch() / BATCHES * 1e3
+    print(f"   profiled / bare on {epoch.device}: {result.ratio:.4f} [{result.low:.4f}, {result.high:.4f}] at 95 %, "
           f"{result.pairs} pairs of {BATCHES} steps of about {step_ms:.1f} ms")
     print(f"   bare / bare, as a control: {control.ratio:.4f} [{control.low:.4f}, {control.high:.4f}]")
     print(f"   where the step is almost nothing: {extra_us:.0f} µs a batch more [{low_us:.0f}, {high_us:.0f}], "

@@ -6,14 +6,10 @@ import threading
 import time
 from pathlib import Path
 
-import torch
-
-from lib.config import definitions
-from lib.measure import machine, timing
+from benchmarks import training_epoch
+from lib.measure import timing
 from lib.measure.energy import meters
 from lib.measure.energy.windows import Recorder
-from lib.work import datasets, workloads
-from lib.work.training import Options, Trainer
 
 PAIRS, BATCHES = 25, 10
 _DRIVER_S = 0.0004  # of a power and an energy reading by NVML: some thousands of power readings a second were published
@@ -71,19 +67,7 @@ def _files(folder: Path) -> list:
 
 def main() -> None:
     """Print, for each meter, the ratio of the two with its interval, and the share of the sampling thread."""
-    device = machine.device("auto")
-    task = workloads.prepare(definitions.workload("W1"))
-    opened = datasets.open_splits(task.workload, "auto", "native")
-    trainer = Trainer(task, Options(device))
-    subset = torch.utils.data.Subset(opened.splits["train"], range(BATCHES * task.workload.batch_size))
-    loader = torch.utils.data.DataLoader(subset, task.workload.batch_size, shuffle=True)
-
-    def epoch() -> float:
-        begin = time.perf_counter()
-        trainer.train(loader, None)
-        timing.synchronize(device)
-        return time.perf_counter() - begin
-
+    epoch = training_epoch.prepare(BATCHES)
     shares = []
 
     def sampled(meter) -> float:
@@ -100,7 +84,7 @@ def main() -> None:
             shares.clear()
             result = timing.compare(lambda meter=meter: sampled(meter), epoch, PAIRS)
             cpu = sorted(share for share, _ in shares)[len(shares) // 2]
-            print(f"   {meter.name}: sampled / bare on {device} {result.ratio:.4f} [{result.low:.4f}, {result.high:.4f}] "
+            print(f"   {meter.name}: sampled / bare on {epoch.device} {result.ratio:.4f} [{result.low:.4f}, {result.high:.4f}] "
                   f"at 95 %, {result.pairs} pairs of {BATCHES} steps; its thread took {cpu:.2%} of that time on a core "
                   f"({sum(samples for _, samples in shares) / len(shares):.0f} samples each)", flush=True)
     control = timing.compare(epoch, epoch, PAIRS)

@@ -1,6 +1,7 @@
-"""The models of published data against the published figures: products on five GPUs, convolutions on four."""
+"""Models of published data against the published figures: products on five GPUs, convolutions on four, power of attention."""
 
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -10,12 +11,15 @@ from lib import paths
 from lib.config.definitions import load_devices
 from lib.errors import InputError
 from lib.measure import importers
+from lib.measure.published import attention_power, wheel
 from lib.predict import training
 from lib.predict.operators import fitting, inputs
 from lib.predict.operators.cost_model import CostModel
 from lib.predict.operators.features_gpu import Chip
 from lib.predict.operators.fine_tuning import farthest_first, fine_tuned
 from lib.predict.operators.validation import score, shapes_of, usable
+from lib.predict.power import training as power_training
+from lib.predict.power.kinds import ATTENTION
 
 SHARED = paths.ROOT.parent / "shared" / "data"
 _POINTS = 200
@@ -84,14 +88,33 @@ def convolutions(tables: dict[str, pd.DataFrame]) -> None:
     print(f"   mean of {len(found)}: {np.mean(found):.1f} %")
 
 
+def attention(path: Path | None) -> None:
+    """Print the error of the power of attention on the B200, on unseen heads and on unseen shapes, beside simpler learners."""
+    with wheel.data_folder(path) as folder:
+        tables = attention_power.read(folder)
+    if "b200" not in tables:
+        print(f"   skipped: {path} has no power of attention on the B200")
+        return
+    chip = Chip.of(load_devices()["b200"], "bf16")
+    _, scores = power_training.fit("b200", power_training.usable(tables["b200"], chip), chip, kind=ATTENTION)
+    for row in scores[scores["family"].str.contains("long windows")].to_dict("records"):
+        covered = f", 90 % intervals cover {row['cover']:.1f} %" if row["cover"] == row["cover"] else ""
+        print(f"   watts of attention on the B200, {row['family']}: {row['learner']}: {_words(row)}{covered}", flush=True)
+
+
 def main() -> None:
     """Print what can be judged with the data that are here."""
     if (SHARED / "neusight").is_dir():
         convolutions(importers.neusight(SHARED / "neusight"))
     else:
         print(f"   skipped: {SHARED / 'neusight'} is not there")
+    wheels = sorted(SHARED.glob("aiconfigurator_core-*.whl"))
+    if wheels:
+        attention(wheels[-1])
     try:
         tables = importers.aiconfigurator()
+        if not wheels:
+            attention(None)
     except InputError:
         folder = SHARED / "aiconfigurator"
         if not folder.is_dir():

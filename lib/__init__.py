@@ -11,6 +11,7 @@ The map of the library, from the ground up; each package imports only from those
     predict   what it would take, and why                      analytic/, operators/, networks/, evaluation/; registry, advise
     schedule  where it runs                                    problem, state, policies/, simulation/, runtime/
     tensorrt  engines of edge devices                          their layers, latencies and power; optional
+    finetune  training runs of image classifiers               config, data, model, checkpoints, reports; optional
     studies   what each notebook needs besides                 a folder a notebook; nothing else imports them
     dashboard projects, runs and agents                        database, REST API, pages, live updates; optional
     cli       python -m lib <verb>                             a file a room

@@ -5,6 +5,7 @@ import errno
 import hashlib
 import os
 import re
+import shutil
 import stat
 import tempfile
 from collections.abc import Iterator
@@ -87,6 +88,22 @@ def create(path: Path, content: bytes, mode: int = MODE) -> Path:
         with _beside(path, content, mode) as temporary:
             _name_new(temporary, path)
     return path
+
+
+@contextlib.contextmanager
+def scratch(path: Path) -> Iterator[Path]:
+    """Give a new folder beside ``path`` to the one who holds its writer's lock; what a dead one left there goes first.
+
+    It is gone afterwards, unless it was moved.
+    """
+    place = path.with_name(f".new-{path.name}")
+    with writing(place):
+        shutil.rmtree(place, ignore_errors=True)
+        place.mkdir()
+    try:
+        yield place
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
 
 
 def move(source: Path, path: Path, over: bool = False) -> Path:

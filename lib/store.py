@@ -82,9 +82,14 @@ class Appender(Lines):
 
     def append(self, values: Sequence[Any]) -> None:
         """Write one row; InputError on a full disk, ValueError on a row of the wrong width."""
-        if len(values) != self._width:
-            raise ValueError(f"{self.path}: a row of {len(values)} values for {self._width} columns")
-        self.write(_csv_line(values))
+        self.extend([values])
+
+    def extend(self, rows: Sequence[Sequence[Any]]) -> None:
+        """Write several rows at once, as ``append`` does one."""
+        for values in rows:
+            if len(values) != self._width:
+                raise ValueError(f"{self.path}: a row of {len(values)} values for {self._width} columns")
+        self.write(b"".join(map(_csv_line, rows)))
 
 
 def _csv_line(values: Sequence[Any]) -> bytes:

@@ -188,15 +188,29 @@ SWEEP = (
     _float("low_ms", "smallest round", empty=True), _float("high_ms", "largest round", empty=True),
     _float("other_cores", "CPU cores that other processes used meanwhile, median", empty=True), *ENERGY)
 
-POWER = (
-    _text("op", "operator family"), _int("gemm_m", "rows of the left matrix", 1),
-    _int("gemm_k", "columns of the left matrix, which are summed over", 1), _int("gemm_n", "columns of the right matrix", 1),
-    _text("dtype", "element type, under the original's name where it is none of ours"),
+_POWERED = (
     _float("latency_ms", "one call, back to back", empty=True), _float("flops", "FLOPs from the shapes"),
     _float("power_w", "mean of the sensor while the calls repeat; empty: not measured", empty=True),
     _float("limit_w", "the card's power limit", empty=True),
     _text("window", "whether a call is long enough for the sensor's mean to be its power", "long", "short"),
     *_STATUS, *_IDS)
+
+POWER = (
+    _text("op", "operator family"), _int("gemm_m", "rows of the left matrix", 1),
+    _int("gemm_k", "columns of the left matrix, which are summed over", 1), _int("gemm_n", "columns of the right matrix", 1),
+    _text("dtype", "element type, under the original's name where it is none of ours"), *_POWERED)
+
+ATTENTION_POWER = (
+    _text("op", "operator family"),
+    _text("phase", "prefill: causal attention among all tokens; decode: of one new token to those of the cache", "prefill",
+          "decode"),
+    _int("batch", "sequences", 1), _int("heads", "attention heads of the queries", 1),
+    _int("kv_heads", "heads of keys and values, each shared by heads / kv_heads of the queries", 1),
+    _int("head_dim", "size of a head", 1), _int("q_len", "queries", 1), _int("kv_len", "keys and values", 1),
+    _int("sliding_window", "tokens that a query sees at most; 0: all before it"),
+    _text("dtype", "element type of the queries, under the original's name where it is none of ours"),
+    _text("kv_dtype", "element type of the cache of keys and values, likewise"), _text("kernel", "which kernel it was"),
+    _float("bytes", "compulsory bytes: queries, output, and the keys and values that any query sees"), *_POWERED)
 
 _BACKEND = _text("backend", "cpu, cuda or mps", "cpu", "cuda", "mps")
 _LEVELS = ("L1", "L2", "L3", "RAM", "device")
@@ -303,6 +317,11 @@ JOBS = (
     Column("cpu_cores", "float", "cores of the host that it needs beside a GPU; run-jobs wants as many of a CPU slot", 0,
            default=0.0))
 
+HISTORY = (
+    _int("step", "training batch since the run began, from 0; of an epoch's values: its last"), _int("epoch", "from 0"),
+    _text("name", "what is reported, as in TensorBoard: train/step_loss, val/acc@1, ..."),
+    _float("value", "its value; empty: undefined", None, empty=True), _float("wall_time_s", "when, in seconds since 1970"))
+
 _UNKNOWN = {"empty": True, "default": float("nan")}
 DEVICES = (
     _text("device", "a device, or a group of equal ones"), _text("type", "device type; devices of one type are alike"),
@@ -315,10 +334,11 @@ DEVICES = (
 
 TABLES: dict[str, Columns] = {"profile": PROFILE, "runs": RUNS, "ceilings": CEILINGS, "overheads": OVERHEADS,
                               "configs": CONFIGS, "repeats": REPEATS, "energies": ENERGIES, "sweep": SWEEP, "power": POWER,
+                              "attention_power": ATTENTION_POWER,
                               "points": POINTS, "cells": CELLS, "complexity": COMPLEXITY,
                               "networks": NETWORKS, "predictions": PREDICTIONS, "scores": SCORES,
                               "schedule": SCHEDULE, "throughputs": THROUGHPUTS, "contention": CONTENTION,
-                              "jobs": JOBS, "devices": DEVICES}
+                              "jobs": JOBS, "devices": DEVICES, "history": HISTORY}
 
 
 def columns(table: str) -> list[str]:

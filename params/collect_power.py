@@ -32,10 +32,13 @@ class InputError(Exception):
 
 
 def text(path):
-    """Return what a small file says; empty where it cannot be read."""
+    """Return what a small file says; empty where it cannot be read, with a warning where it is no text."""
     try:
-        return path.read_text().strip()
+        return path.read_text(encoding="utf-8").strip()
     except OSError:
+        return ""
+    except UnicodeDecodeError:
+        print(f"warning: {path} is no text and is left out", file=sys.stderr)
         return ""
 
 

@@ -35,8 +35,9 @@ def home_paths(root: Path) -> dict[str, Path]:
     return {"OUTPUT": root, "DATA": data, "PROFILES": data / "profiles", "RUNS": data / "runs",
             "CEILINGS": data / "ceilings", "SWEEPS": data / "sweeps", "COMPLEXITY": data / "complexity",
             "POINTS": data / "points", "NETWORKS": data / "networks", "MODELS": data / "models",
-            "MATRIX": data / "matrix", "IMPORTED": data / "imported", "MEDMNIST": data / "medmnist",
-            "SYNTHETIC": data / "synthetic", "FIGURES": root / "figures", "REPORT": report, "EXECUTED": report / "executed"}
+            "MATRIX": data / "matrix", "TRAINING": data / "training", "IMPORTED": data / "imported",
+            "MEDMNIST": data / "medmnist", "SYNTHETIC": data / "synthetic",
+            "FIGURES": root / "figures", "REPORT": report, "EXECUTED": report / "executed"}
 
 
 @pytest.fixture

@@ -217,6 +217,83 @@ def test_a_file_edited_since_it_was_pulled_is_never_overwritten(tmp_path, addres
     assert contents(tmp_path / "b") == contents(tmp_path / "a")
 
 
+def test_a_file_that_a_version_lacks_does_not_come_back_by_a_folder_that_had_it(tmp_path, address):
+    data_versions.push(written(tmp_path / "a", FILES), address)
+    data_versions.pull(tmp_path / "b", address)
+    written(tmp_path / "b", {"own.csv": b"x\n1\n"})
+    for name in ("resnet/dense.csv", "resnet/power_log.log"):
+        (tmp_path / "a" / name).unlink()
+    data_versions.push(tmp_path / "a", address)
+    transfer = data_versions.pull(tmp_path / "b", address)
+    assert transfer.notes == ("removed, as version 2 of main lacks them: resnet/dense.csv, resnet/power_log.log",)
+    left = {name: content for name, content in FILES.items() if not name.startswith("resnet")}
+    assert contents(tmp_path / "b") == {**left, "own.csv": b"x\n1\n"}
+    assert not (tmp_path / "b" / "resnet").exists()
+    data_versions.push(tmp_path / "b", address)
+    data_versions.pull(tmp_path / "c", address)
+    assert contents(tmp_path / "c") == {**left, "own.csv": b"x\n1\n"}
+    data_versions.pull(tmp_path / "c", address, version=1)
+    assert contents(tmp_path / "c") == FILES, "the other way too"
+
+
+def test_a_file_that_was_edited_is_not_removed_and_one_that_no_version_named_neither(tmp_path, address):
+    data_versions.push(written(tmp_path / "a", FILES), address)
+    data_versions.pull(tmp_path / "b", address)
+    (tmp_path / "a" / "a.csv").unlink()
+    data_versions.push(tmp_path / "a", address)
+    written(tmp_path / "b", {"a.csv": b"edited\n", "b.csv": b"x\n"})
+    with pytest.raises(InputError, match=r"1 files differ from version 2 of main and are not overwritten: a\.csv;"):
+        data_versions.pull(tmp_path / "b", address)
+    assert contents(tmp_path / "b") == {**FILES, "a.csv": b"edited\n", "b.csv": b"x\n"}
+    (tmp_path / "b" / "a.csv").rename(tmp_path / "b" / "c.csv")
+    data_versions.pull(tmp_path / "b", address)
+    assert contents(tmp_path / "b") == {**{name: content for name, content in FILES.items() if name != "a.csv"},
+                                        "b.csv": b"x\n", "c.csv": b"edited\n"}
+
+
+@pytest.mark.parametrize("after", range(6))
+def test_a_pull_that_was_cut_short_anywhere_leaves_nothing_that_the_next_version_lacks(tmp_path, address, monkeypatch, after):
+    """A death while files are put in place: some are of the version before, some of the one after."""
+    data_versions.push(written(tmp_path / "a", FILES), address)
+    data_versions.pull(tmp_path / "b", address)
+    (tmp_path / "a" / "empty.json").unlink()
+    data_versions.push(written(tmp_path / "a", {"a.csv": b"x,y\n2,2\n", "b.csv": b"x\n2\n", "c.csv": b"x\n3\n"}), address)
+    steps, calls = ("_remove", "_put", "_record_as"), []
+
+    def dying(step):
+        whole = getattr(data_versions, step)
+
+        def call(*arguments):
+            if len(calls) == after:
+                raise KeyboardInterrupt
+            calls.append(step)
+            return whole(*arguments)
+        return call
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        for step in steps:
+            patch.setattr(data_versions, step, dying(step))
+        data_versions.pull(tmp_path / "b", address)
+    for name in ("b.csv", "resnet/dense.csv"):
+        (tmp_path / "a" / name).unlink()
+    data_versions.push(written(tmp_path / "a", {"a.csv": b"x,y\n3,3\n"}), address)
+    data_versions.pull(tmp_path / "b", address)
+    assert contents(tmp_path / "b") == contents(tmp_path / "a")
+    assert not (tmp_path / "b" / data_versions.SCRATCH).exists()
+
+
+def test_a_folder_is_one_remote_by_whatever_path(tmp_path, monkeypatch):
+    (tmp_path / "far").mkdir()
+    (tmp_path / "link").symlink_to("far")
+    here = written(tmp_path / "here", FILES)
+    data_versions.push(here, str(tmp_path / "far"))
+    monkeypatch.chdir(tmp_path)
+    targets = ("far", "./far/", "here/../far", "link", f"file://{tmp_path}/far", str(tmp_path / "far"))
+    for number, target in enumerate(targets, 2):
+        written(here, {"a.csv": f"x\n{number}\n".encode()})
+        assert data_versions.push(here, target).manifest.number == number
+
+
 def version_file(folder, number):
     return folder / "branches" / "main" / f"{number:06}.json"
 

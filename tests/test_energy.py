@@ -240,6 +240,34 @@ def test_the_collector_says_what_is_wrong_and_starts_nothing(tmp_path, options, 
     assert not (tmp_path / "started").exists()
 
 
+def test_the_collector_leaves_out_names_that_are_no_text(tmp_path):
+    a_board(tmp_path / "hwmon")
+    for name in ("hwmon0/name", "hwmon1/in1_label"):
+        (tmp_path / "hwmon" / name).write_bytes(b"\xff\xfe\x00")
+    done = collected(tmp_path)
+    assert done.returncode == 3
+    assert "Traceback" not in done.stderr
+    assert [line.partition(" ")[0] for line in done.stderr.splitlines()][:2] == ["warning:", "warning:"]
+    assert set(power_log.read(tmp_path / "raw" / "power_log.log").power_w) == {6.0}
+    for name in ("hwmon1/name", "hwmon1/in1_input"):
+        (tmp_path / "hwmon" / name).write_bytes(b"\xff\xfe\x00")
+    other = tmp_path / "other"
+    other.mkdir()
+    (tmp_path / "hwmon").rename(other / "hwmon")
+    done = collected(other)
+    assert done.returncode == 2
+    assert "no INA3221 sensor" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("path", ["/dev/zero", "/dev/null", "/proc/self/mem"])
+def test_a_log_without_an_end_or_a_beginning_is_one_line(monkeypatch, path):
+    monkeypatch.setenv(meters.CHOICE, path)
+    with pytest.raises(InputError, match=path) as error:
+        meters.open_meter("cpu")
+    assert len(str(error.value).splitlines()) == 1
+
+
 def test_the_collector_runs_where_boards_are():
     """JetPack comes with Python 3.8 and later: no newer syntax, nothing but the standard library."""
     text = (paths.PARAMS / "collect_power.py").read_text()

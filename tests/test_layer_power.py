@@ -1,8 +1,11 @@
 """From a network that is recorded here to predictions of an engine: recordings, synthetic power, settings, the verb."""
 
 import json
+import os
 import shutil
+import sqlite3
 from collections import Counter
+from contextlib import closing
 
 import numpy as np
 import pandas as pd
@@ -64,6 +67,35 @@ def test_a_recording_is_whole_read_back_and_never_overwritten(tmp_path):
         recorded(tmp_path)
 
 
+@pytest.mark.parametrize("step", ["_timed", "write_power", "finish"])
+def test_a_recording_that_was_killed_is_none_and_the_same_line_records_what_is_missing(tmp_path, monkeypatch, capsys, step):
+    """It is of one session, so what is there of a killed one is of no use, and in nobody's way."""
+    def killed(*_):
+        os._exit(9)
+
+    raw, line = tmp_path / "raw", ["layer-power", "record", "simple_cnn", "mlp", "--runs", "10", "--synthetic-power", "--out"]
+    raw.mkdir()
+    networks_here = {name: networks.network("simple_cnn", 1, SMALL) for name in ("simple_cnn", "mlp")}
+    monkeypatch.setattr(networks, "network", lambda name, _: networks_here[name])
+    recording.record(networks_here["mlp"], raw / "mlp", 10, finish=synthetic_power.add)
+    if not (child := os.fork()):
+        if step != "finish":
+            monkeypatch.setattr(recording, step, killed)
+        recording.record(networks_here["simple_cnn"], raw / "simple_cnn", 10, finish=killed if step == "finish" else
+                         synthetic_power.add)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    assert (raw / ".new-simple_cnn").is_dir()
+    assert list(dataset.models(raw)) == ["mlp"]
+    before = (raw / "mlp" / dataset.LATENCY).read_bytes()
+    assert command.main([*line, str(raw)]) == 0
+    assert f"{raw / 'mlp'}: was recorded already" in capsys.readouterr().out
+    assert sorted(path.name for path in raw.iterdir() if path.is_dir()) == ["mlp", "simple_cnn"]
+    assert dataset.power_source(raw / "simple_cnn") == dataset.SYNTHETIC
+    assert (raw / "mlp" / dataset.LATENCY).read_bytes() == before
+    assert command.main([*line[:-3], "11", *line[-2:], str(raw)]) == 2
+    assert "is another recording: runs is 10, not 11; a recording is never overwritten" in capsys.readouterr().err
+
+
 def test_synthetic_power_is_recovered_and_teaches_nothing(tmp_path):
     folder = recorded(tmp_path / "raw", runs=40)
     for name in (dataset.POWER, dataset.IDLE):  # of a machine with a meter
@@ -117,6 +149,17 @@ def test_every_row_says_what_the_model_is_of(shipped):
     assert not predictions.of_engine(read, models, "rtx-3060-laptop").loc[known, "note"].str.contains("trained on").any()
     with pytest.raises(InputError, match="trained on rtx-3060-laptop, not on jetson-orin"):
         predictions.of_engine(read, models, "jetson-orin", strict=True)
+
+
+def test_a_row_without_bytes_says_which_format_is_not_known(shipped):
+    path, models = shipped
+    content = json.loads(path.read_text())
+    content["Layers"][0]["Inputs"][0]["Format/Datatype"] = "Row major linear NF4"
+    path.write_text(json.dumps(content))
+    rows = predictions.of_engine(engine.read(path), models)
+    assert np.isnan(rows["runtime_prediction"].iloc[0])
+    assert rows["note"].iloc[0].startswith("bytes are not known: a tensor is 'Row major linear NF4'; no power")
+    assert not rows["note"].iloc[1:].str.contains("bytes are not known").any()
 
 
 def test_a_total_is_the_sum_of_what_is_predicted(shipped):
@@ -173,10 +216,17 @@ def test_a_search_sees_training_networks_alone_and_goes_on(tmp_path, monkeypatch
         tuning.search(table, "dense", "runtime", "board", training.Settings(test=("b", "c")), 1, 0, storage)
     with pytest.raises(InputError, match="no pooling layers with a measured power"):
         tuning.search(table.assign(power=np.nan), "pooling", "power", "board", settings, 1, 0, storage)
+    with pytest.raises(InputError, match=r"layer_power.yaml: test names x, y, of .* no rows; the networks .* are: a, b, c$"):
+        tuning.search(table, "dense", "runtime", "board", training.Settings(test=("x", "c", "y")), 1, 0, storage)
     (tmp_path / "bad.sqlite").write_text("this is no database" * 100)
-    with pytest.raises(InputError, match="cannot be used as Optuna's storage") as error:
-        tuning.search(table, "dense", "runtime", "board", settings, 1, 0, tmp_path / "bad.sqlite")
-    assert "\n" not in str(error.value)
+    with closing(sqlite3.connect(tmp_path / "other.sqlite")) as other:
+        other.execute("CREATE TABLE alembic_version (version_num TEXT)")
+        other.execute("INSERT INTO alembic_version VALUES ('dc11669786a5')")
+        other.commit()
+    for name in ("bad", "other"):
+        with pytest.raises(InputError, match="cannot be used as Optuna's storage") as error:
+            tuning.search(table, "dense", "runtime", "board", settings, 1, 0, tmp_path / f"{name}.sqlite")
+        assert "\n" not in str(error.value)
 
 
 def test_the_verb_from_raw_recordings_to_predictions(tmp_path, capsys):
@@ -201,6 +251,10 @@ def test_the_verb_from_raw_recordings_to_predictions(tmp_path, capsys):
     again = [*predict[:-1], str(tmp_path / "again.csv"), "--models", str(tmp_path / "models")]
     assert command.main(again) == 2 and "several layer models" in capsys.readouterr().err
     assert command.main([*again, "--device", "there", "--strict"]) == 0, "a device's own models are asked"
+    nowhere = ["--out", str(tmp_path / "o"), "--push", "foo://x"]
+    assert command.main(["layer-power", "dataset", str(tmp_path / "raw"), *nowhere]) == 2
+    assert "Protocol not known: foo" in capsys.readouterr().err
+    assert not (tmp_path / "o").exists(), "nothing is built for a remote that is none"
     assert command.main(["layer-power", "dataset", str(tmp_path / "nowhere"), *out]) == 2
     assert "holds no recording" in capsys.readouterr().err
 

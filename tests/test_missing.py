@@ -164,6 +164,24 @@ def result_rows():
                          "error": 0.1, "host_cores": 1.0, "cores": ["ignored", "counted", "counted"]})
 
 
+def epoch_rows():
+    return pd.DataFrame({"epoch": [0, 1], "train_loss": [2.0, 1.0], "monitored": [0.5, np.nan], "images_per_sec": 100.0,
+                         "train_s": 9.0, "energy_j": [np.nan, 3.0]})
+
+
+def metric_rows():
+    return pd.DataFrame({"metric": ["acc@1", "auroc_macro", "loss"], "val": [0.5, 0.9, 1.0], "test": [0.4, np.nan, np.nan]})
+
+
+def device_rows():
+    return pd.DataFrame({"device": ["cpu", "gpu"], "source": "predicted", "predicted_ms": [9.0, 2.0], "low_ms": 1.0,
+                         "high_ms": 20.0, "measured_ms": [10.0, np.nan], "images_per_sec": 100.0})
+
+
+def resume_rows():
+    return pd.DataFrame({"what": ["weights", "losses"], "compared": [10, 20], "different": [0, 2]})
+
+
 def pair_rows():
     return pd.DataFrame({"workload_id": ["W1", "W1"], "device_type": "cpu", "beside": ["nothing", "W1"],
                          "beside_type": ["", "cpu"], "step_ms": 1.0, "slowdown": [1.0, 1.4]})
@@ -188,6 +206,17 @@ def check_rows():
 def throughput_rows():
     return pd.DataFrame({"env": "e", "workload_id": ["W1", "W2"], "arch": "net", "backend": "cpu", "batch_size": 8,
                          "precision": "fp32", "n": [1, 2], "mean": [10.0, 20.0], "std": [np.nan, 1.0]})
+
+
+def metered_runs():
+    return runs().assign(image_j=2.0, power_w=20.0, idle_w=[5.0, *[np.nan] * (len(runs()) - 1)], energy_method="rapl counter",
+                         energy_n=40, energy_disagreement=[0.02, *[np.nan] * (len(runs()) - 1)], energy_reason="")
+
+
+def looped_rows():
+    return sweep_rows().assign(energy_j=[1e-3, 2e-3, *[np.nan] * 38], power_w=20.0, idle_w=[5.0, *[np.nan] * 39],
+                               energy_method="rapl counter", energy_disagreement=[-0.02, *[np.nan] * 39],
+                               energy_reason="a reason")
 
 
 def steps_table(rows):
@@ -286,9 +315,11 @@ CALLS = {
     "profile.run_words": (lambda rows: (one_run(rows),), runs),
     "profile.learned_words": (lambda rows: (runs().iloc[0], steps_table(rows)), profile_rows),
     "profile.profiled_words": (lambda rows: (one_run(rows), 10.0), runs),
+    "profile.energy_words": (lambda rows: (one_run(rows),), metered_runs),
     "profile.comparison_words": (lambda rows: (side_by_side(rows),), profile_rows),
     "sweep.sweep_words": (lambda rows: (sweep_of(rows),), sweep_rows),
     "sweep.work_words": (lambda rows: (rows,), sweep_rows),
+    "sweep.energy_words": (lambda rows: (rows,), looped_rows),
     "sweep.spread_words": (lambda rows: (rows,), sweep_rows),
     "sweep.learned_words": (lambda rows: (rows, rows), sweep_rows),
     "machine.learned_words": (lambda rows: (ceilings_of(rows),), ceiling_rows),
@@ -334,6 +365,17 @@ CALLS = {
     "layer_power.prediction_words": (lambda rows: (rows,), predicted_rows),
     "layer_power.search_words": (lambda rows: (rows,), trial_rows),
     "layer_power.learned_words": (lambda rows: (rows, network_rows()), learner_rows),
+    "finetune.learning": (lambda rows: (rows,), lambda: reference("*/finetune/*/history.csv", "history")),
+    "finetune.predictions": (lambda rows: (rows,), device_rows),
+    "finetune.learning_words": (lambda rows: (rows, "val_acc@1"), epoch_rows),
+    "finetune.energy_words": (lambda rows: (rows,), epoch_rows),
+    "finetune.metric_words": (lambda rows: (rows,), metric_rows),
+    "finetune.confusion_words": (lambda rows: (rows,), lambda: pd.DataFrame(
+        {"truth": ["a", "b"], "predicted": ["b", "a"], "samples": [3, 1], "share_pct": [30.0, 10.0]})),
+    "finetune.predicted_words": (lambda rows: (rows,), device_rows),
+    "finetune.resume_words": (lambda rows: (rows,), resume_rows),
+    "finetune.learned_words": (lambda rows: (epoch_rows(), rows, steps_table(profile_rows()), device_rows(), resume_rows(),
+                                             "val_loss"), metric_rows),
     "scheduler_eval.real_words": (lambda rows: (record_of(rows),), job_rows),
 }
 

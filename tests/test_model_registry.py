@@ -16,6 +16,7 @@ import pandas as pd
 import pytest
 
 from lib import paths
+from lib.cli.main import main
 from lib.errors import InputError
 from lib.tensorrt.models import layer_model, model_registry
 from lib.tensorrt.models.model_registry import Registry
@@ -147,6 +148,49 @@ def test_a_damaged_registry_and_one_of_a_newer_schema_are_refused_and_left_as_th
     for call in (registry.versions, lambda: registry.register("m", model)):
         assert words in refused(call)
     assert registry.file.read_bytes() == before
+
+
+@pytest.mark.parametrize("damage", [
+    lambda path: change(path, "DROP TABLE registered_models"), lambda path: path.write_bytes(a_version_without_tables()),
+    lambda path: change(path, "ALTER TABLE experiments RENAME COLUMN name TO other"),
+    lambda path: path.write_bytes(b"\0" * 9000)])
+def test_a_database_without_its_tables_is_one_line_and_no_stack(registry, model, damage, capfd):
+    """MLflow would begin to make its tables in it, and log what fails then."""
+    damage(registry.file)
+    before = registry.file.read_bytes()
+    refused(registry.check)
+    refused(registry.register, "m", model)
+    assert registry.file.read_bytes() == before
+    assert capfd.readouterr().err == ""
+
+
+def a_version_without_tables():
+    """Return the bytes of a database that says to be of a schema that this MLflow knows, and holds nothing else."""
+    revision = next(iter(model_registry._migrations().glob("[0-9a-f]*_*.py"))).name.partition("_")[0]
+    with closing(sqlite3.connect(":memory:")) as database:
+        database.execute("CREATE TABLE alembic_version (version_num TEXT)")
+        database.execute("INSERT INTO alembic_version VALUES (?)", (revision,))
+        database.commit()
+        return database.serialize()
+
+
+def test_what_a_death_left_goes_with_the_next_registration_and_nothing_else(registry, model):
+    folder = registry.file.parent
+    for name in (".new-mlflow.db", ".new-other.db"):
+        (folder / name).mkdir()
+        (folder / name / "mlflow.db").write_text("half")
+    registry.register("m", model)
+    assert sorted(path.name for path in folder.glob(".new-*")) == [".new-other.db"], "that one has another writer"
+
+
+@pytest.mark.parametrize("uri", ["ftp://x", "http://127.0.0.1:9", "sqlite:////dev/null/x.db"])
+def test_a_registry_that_takes_nothing_is_refused_before_anything_is_trained(home, monkeypatch, capsys, uri):
+    training = next(iter(sorted(paths.REFERENCE.glob("*/layer_power/training_data"))))
+    monkeypatch.setattr(layer_model, "fit", lambda *_: pytest.fail("trained"))
+    words = ["layer-power", "train", str(training), "--device", "x", "--out", str(home / "models"), "--register", uri]
+    assert main(words) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+    assert not (home / "models").exists()
 
 
 def change(path, statement):

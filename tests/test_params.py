@@ -14,6 +14,7 @@ from lib import paths
 from lib.config import base, definitions, notebooks
 from lib.config import definitions as config_definitions
 from lib.errors import InputError
+from lib.finetune import config as finetune_config
 from lib.studies.scheduler_eval import host
 from lib.tensorrt.models import training
 from lib.work.graph import spaces
@@ -118,7 +119,7 @@ READERS = {"workloads.yaml": definitions.load_workloads, "report.yaml": definiti
            "devices.yaml": definitions.load_devices, "matrix.yaml": definitions.load_matrix,
            "networks.yaml": definitions.load_campaign, "scenarios.yaml": definitions.load_scenarios,
            "nsight_metrics.yaml": definitions.load_metrics, "sweeps.yaml": spaces.load_sweeps,
-           "layer_power.yaml": training.load_settings}
+           "layer_power.yaml": training.load_settings, "training.yaml": finetune_config.load_configs}
 
 
 def test_every_yaml_of_the_project_loads():

@@ -18,6 +18,7 @@ from lib.predict import registry
 from lib.predict.advise import Query, advise
 from lib.predict.operators.features_gpu import Chip
 from lib.predict.power import model, training
+from lib.predict.power.kinds import GEMM
 from lib.predict.power.model import PowerModel
 
 CHIP = Chip.of(load_devices()["h200-sxm"], "bf16")
@@ -129,7 +130,7 @@ def test_the_model_that_ships_says_what_it_is_and_how_wrong():
     assert own["median"] < 1.5 and 88 <= own["cover"] <= 92
     assert (own["n"], shipped.facts["short_windows"]) == (shipped.part.rows, scores.loc["short windows", "this model"]["n"])
     listed = registry.summary()
-    assert listed[listed["part"] == model.PART]["MAPE %"].iloc[0] == own["mape"]
+    assert listed[listed["part"] == GEMM.part]["MAPE %"].iloc[0] == own["mape"]
     assert model.of_device("t4", "fp32") is None
 
 
@@ -138,11 +139,11 @@ def test_the_model_that_ships_says_what_it_is_and_how_wrong():
     (lambda content: content["facts"].update(least_w="0"), "least_w and limit_w are .*: they are watts"),
     (lambda content: content["facts"].update(least_w=800.0), "the first below the second"),
     (lambda content: content.update(chip=None), "is no power model: it has other parts"),
-    (lambda content: content["parts"].update({"gemm forward": content["parts"].pop(model.PART)}), "is no power model"),
-    (lambda content: content["parts"][model.PART]["regressor"]["terms"].reverse(), "other terms or features"),
+    (lambda content: content["parts"].update({"gemm forward": content["parts"].pop(GEMM.part)}), "is no power model"),
+    (lambda content: content["parts"][GEMM.part]["regressor"]["terms"].reverse(), "other terms or features"),
     (lambda content: content.update(device="t4"), "holds a power model of t4, bf16: not what its name says"),
     (lambda content: content.update(schema=3), "schema 3, this program reads"),
-    (lambda content: content["parts"][model.PART].update(halves=[-1.0]), "halves")])
+    (lambda content: content["parts"][GEMM.part].update(halves=[-1.0]), "halves")])
 def test_a_damaged_power_model_is_one_line(tmp_path, monkeypatch, change, words):
     content = json.loads(gzip.decompress(FILE.read_bytes()))
     change(content)

@@ -307,3 +307,22 @@ def test_a_meter_that_is_too_slow_for_steps_leaves_them_empty_and_the_run_says_w
     assert np.isnan(result.run["image_j"])
     assert "10 are needed" in result.run["energy_reason"]
     assert result.run["energy_method"] == "not measured"
+
+
+def test_the_energy_of_a_run_is_told_by_pass_image_and_idle():
+    run = archive.runs("replay").iloc[0].copy()
+    run.update({"image_j": 2.0, "batch_size": 8, "measured_iters": 5, "power_w": 20.0, "idle_w": 5.0, "energy_n": 40,
+                "energy_method": "nvml:0 counter", "energy_disagreement": -0.013, "energy_reason": ""})
+    steps = pd.DataFrame({"run_id": "r", "task_type": ["train"] * 4 + ["eval"], "batch_size": [8, 8, 8, 3, 8], "warmup": False,
+                          "step_time_ms": [500.0, 500.0, 10.0, 500.0, 10.0], "energy_j": [10.0, 10.0, np.nan, 99.0, np.nan]})
+    table = tables.energy(run, steps)
+    assert table["pass"].tolist() == ["train, pipelined", "train, profiled"], "no step of the evaluation is long enough"
+    assert table["of"].tolist() == ["all 5 batches", "2 of 3 batches"], "odd batches are no statistic"
+    np.testing.assert_allclose(table.drop(columns=["pass", "of"]), [[16, 2, 1.5, 20, 5], [10, 1.25, (10 - 2.5) / 8, 20, 5]])
+    words = findings.energy_words(run)
+    assert "**2 J** (nvml:0 counter, 40 samples; integrated power and the counter differ by -1.3%)" in words
+    assert "20.0 W on average, 1.5 J of it above idle (5.0 W in the same session)" in words
+    assert words in findings.learned_words(run, tables.phase_table(steps.assign(**dict.fromkeys(summary.PHASES_MS, 1.0))))
+    run = pd.Series({**run, "image_j": np.nan, "energy_reason": "no sensor here"})
+    assert findings.energy_words(run) == "Energy was not measured: no sensor here."
+    assert tables.energy(run, steps.assign(energy_j=np.nan)).empty

@@ -19,6 +19,7 @@ from lib.errors import InputError
 from lib.measure import compare, machine, statistics
 from lib.measure.networks import allocator
 from lib.measure.operators import aggregate, device_sweep, sweep, visit, visitor
+from lib.studies.sweep import findings
 from lib.work.graph import spaces
 from tests.interrupted import cut_again_and_again
 
@@ -386,3 +387,21 @@ def test_a_point_without_an_energy_says_why_at_once(metered, monkeypatch, point,
     assert why in result["energy_reason"]
     assert np.isnan(result["energy_j"])
     assert time.monotonic() - begin < 2
+
+
+def test_the_energy_of_operators_is_told_by_family_meter_and_idle():
+    table = pd.DataFrame({"op": ["conv2d", "conv2d", "conv2d", "linear"], "pass": "forward",
+                          "energy_j": [0.2, 0.4, np.nan, 0.1], "power_w": [20.0, 40.0, np.nan, 30.0],
+                          "idle_w": [5.0, 5.0, np.nan, np.nan],
+                          "energy_method": ["nvml:0 counter"] * 2 + ["not measured", "rapl counter"],
+                          "energy_disagreement": [0.01, -0.03, np.nan, np.nan],
+                          "energy_reason": ["", "", "9 samples within 1 s; 10 are needed", ""]})
+    rows = findings.energy(table)
+    assert rows[["op", "meter", "configurations"]].to_numpy().tolist() == [["conv2d", "nvml:0 counter", 2],
+                                                                          ["linear", "rapl counter", 1]]
+    np.testing.assert_allclose(rows.iloc[:, 4:], [[300, (150 + 350) / 2, 30, 5, 2], [100, np.nan, 30, np.nan, np.nan]])
+    words = findings.energy_words(table)
+    assert "The energy of 3 of 4 points was measured (nvml:0 counter, rapl counter): they draw 20.0 to 40.0 W" in words
+    assert "15.0 to 35.0 W above idle; integrated power and the counter differ by 2.0 % at the median of 2." in words
+    assert findings.energy_words(table[2:3]) == "Energy was not measured: 9 samples within 1 s; 10 are needed."
+    assert findings.energy(table[2:3]).empty

@@ -73,6 +73,25 @@ def test_a_layer_that_contradicts_itself_is_refused_in_one_line(tmp_path, change
     assert "\n" not in str(error.value)
 
 
+def test_formats_that_are_not_known_are_counted_and_named(tmp_path):
+    odd = {"Inputs": [tensor(1, 8, 16, 16, kind="Row major linear NF4")], "Bias": {"Type": "Odd", "Count": 4}}
+    nameless = pooling("p", Outputs=[{"Name": "t", "Dimensions": [1, 4, 4, 4]}])
+    read = engine.read(written(tmp_path / "e.json", convolution("a", **odd), convolution("b"), dense(), nameless))
+    assert [layer.unknown_formats for layer in read.layers] == [("Row major linear NF4", "Odd"), (), (), ("no format",)]
+    assert [math.isnan(layer.bytes) for layer in read.layers] == [True, False, False, True]
+    (note,) = read.notes
+    assert note.startswith("2 layers have formats that are not known, and so no bytes: Row major linear NF4, Odd, no format;")
+    assert engine.read(written(tmp_path / "f.json", convolution())).notes == ()
+    folder = tmp_path / "raw" / "m"
+    recording(folder)
+    content = json.loads((folder / dataset.ENGINE).read_text())
+    content["Layers"][0]["Inputs"][0]["Format/Datatype"] = "NF4"
+    (folder / dataset.ENGINE).write_text(json.dumps(content))
+    preprocessed = dataset.preprocess(tmp_path / "raw", tmp_path / "pre")
+    for done in (*preprocessed, *dataset.convert(tmp_path / "pre", tmp_path / "data")):
+        assert any(note.startswith("1 layers have formats that are not known") for note in done.notes)
+
+
 @pytest.mark.parametrize(("content", "what"), [
     ("{}", "no list 'Layers'"), ("[]", "no list 'Layers'"), ('{"Layers": []}', "no list 'Layers'"), ("{", "JSON"),
     ('{"Layers": ["a", "b"]}', "verbosity detailed"), ('{"Layers": [1]}', "layer 0")])

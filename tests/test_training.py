@@ -9,8 +9,9 @@ import torch
 from lib.config import definitions
 from lib.config.definitions import Workload
 from lib.errors import InputError
-from lib.work import datasets, models, training, workloads
-from lib.work.training import Options, Trainer
+from lib.work import datasets, models, training, weights, workloads
+from lib.work.training import Options, Recipe, Trainer
+from tests.conftest import full_disk
 
 CPU = torch.device("cpu")
 
@@ -92,6 +93,49 @@ def test_accumulated_gradients_are_those_of_the_big_batch():
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)
 
 
+def test_accumulated_gradients_of_unequal_batches_are_those_of_the_big_batch():
+    of, pieces = task(), list(batches(task(), [4, 4, 1]))
+    merged = [tuple(torch.cat(side) for side in zip(*pieces, strict=True))]
+    recipe = Recipe(lambda model: torch.optim.SGD(model.parameters(), lr=0.1), weight=[4 / 9, 4 / 9, 1 / 9].__getitem__)
+    whole = Trainer(of, Options(CPU), Recipe(recipe.optimizer))
+    parts = Trainer(of, Options(CPU, grad_accum_steps=3), recipe)
+    parts.model.load_state_dict(copy.deepcopy(whole.model.state_dict()))
+    whole.train(merged)
+    parts.train(pieces)
+    for a, b in zip(whole.model.parameters(), parts.model.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_gradients_are_clipped_and_the_schedule_steps_with_the_optimizer():
+    def scheduled(optimizer):
+        return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+
+    class Rates(Recorder):
+        def end(self, batch):
+            self.events.append((batch.lr, batch.stepped))
+
+    of, seen = task(), Rates()
+    trainer = Trainer(of, Options(CPU, grad_accum_steps=2),
+                      Recipe(lambda model: torch.optim.SGD(model.parameters(), lr=1.0), scheduled, max_grad_norm=1e-3))
+    before = [p.detach().clone() for p in trainer.model.parameters()]
+    trainer.train(list(batches(of, [4, 4, 4])), seen)
+    ends = [event for event in seen.events if isinstance(event, tuple)]
+    assert ends == [(1.0, False), (1.0, True), (0.5, True)]
+    moved = sum(((a - b) ** 2).sum() for a, b in zip(trainer.model.parameters(), before, strict=True)).sqrt()
+    assert moved <= 1.5e-3 * 1.001
+
+
+def test_frozen_layers_keep_their_statistics():
+    of = task(model="resnet18_2d")
+    trainer = Trainer(of, Options(CPU), Recipe(lambda model: torch.optim.SGD(model.fc.parameters(), lr=0.1)))
+    trainer.model.requires_grad_(False)
+    trainer.model.fc.requires_grad_(True)
+    before = copy.deepcopy(trainer.model.state_dict())
+    trainer.train(list(batches(of, [8, 8])))
+    changed = {name for name, value in trainer.model.state_dict().items() if not torch.equal(value, before[name])}
+    assert changed == {"fc.weight", "fc.bias"}
+
+
 def test_group_sizes_cover_the_partial_last_group():
     assert [training._group_size(i, 7, 3) for i in range(7)] == [3, 3, 3, 3, 3, 3, 1]
 
@@ -124,22 +168,20 @@ def test_metrics_against_hand_counts():
     assert np.isnan(training.metrics(np.array([[0.6, 0.4]]), np.array([0]))["auc"])
 
 
-def test_the_best_weights_survive_and_foreign_files_do_not(tmp_path, home):
-    of = task()
-    trainer = Trainer(of, Options(CPU))
-    data = list(batches(of, [8, 8, 8]))
-    history = training.fit(trainer, data, data, 3, tmp_path / "best.pt")
-    assert len(history) == 3
-    best = max(record["auc"] for record in history)
-    assert trainer.evaluate(data)["auc"] == pytest.approx(best)
+def test_weights_are_read_back_and_foreign_files_are_not(tmp_path):
+    trainer, path = Trainer(task(), Options(CPU)), tmp_path / "best.pt"
+    weights.save(trainer.model.state_dict(), path)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["best.pt"]
+    again = Trainer(task(), Options(CPU)).model
+    weights.load_model(again, path)
+    assert all(torch.equal(a, b) for a, b in zip(trainer.model.parameters(), again.parameters(), strict=True))
     other = Trainer(task(model="resnet18_2d"), Options(CPU))
-    for content, path in ((b"junk", tmp_path / "junk.pt"), (None, tmp_path / "best.pt")):
-        if content:
-            path.write_bytes(content)
-        with pytest.raises(InputError, match="holds no weights of this model"):
-            training.load_weights(other.model, path)
-    with pytest.raises(InputError, match="missing"):
-        training.load_weights(other.model, tmp_path / "none.pt")
+    (tmp_path / "junk.pt").write_bytes(b"junk")
+    for path, words in ((tmp_path / "junk.pt", "holds no tensors"), (tmp_path / "best.pt", "holds no weights of this model"),
+                        (tmp_path / "none.pt", "missing")):
+        with pytest.raises(InputError, match=words) as error:
+            weights.load_model(other.model, path)
+        assert "\n" not in str(error.value)
 
 
 def test_weights_are_data_and_never_code(tmp_path):
@@ -151,9 +193,17 @@ def test_weights_are_data_and_never_code(tmp_path):
 
     with open(tmp_path / "evil.pt", "wb") as file:
         pickle.dump(Evil(), file)
-    with pytest.raises(InputError, match="holds no weights"):
-        training.load_weights(Trainer(task(), Options(CPU)).model, tmp_path / "evil.pt")
+    with pytest.raises(InputError, match="holds no tensors"):
+        weights.load(tmp_path / "evil.pt")
     assert not (tmp_path / "owned").exists()
+
+
+def test_a_full_disk_leaves_the_older_weights(tmp_path):
+    weights.save({"a": torch.ones(10)}, tmp_path / "last.pt")
+    with full_disk(20_000), pytest.raises(InputError, match="last.pt: cannot be written .*what was written before is kept"):
+        weights.save({"a": torch.zeros(100_000)}, tmp_path / "last.pt")
+    assert torch.equal(weights.load(tmp_path / "last.pt")["a"], torch.ones(10))
+    assert [entry.name for entry in tmp_path.iterdir()] == ["last.pt"]
 
 
 @pytest.mark.slow

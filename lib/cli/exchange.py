@@ -17,6 +17,34 @@ def _bundle(options: argparse.Namespace) -> int:
     return 0
 
 
+def _published(kind: str, path: Path | None) -> int:
+    """Bring in published measurements, and of aiconfigurator their power; print a line a table."""
+    from lib.measure import importers
+    from lib.measure.published import attention_power, wheel
+
+    if kind != "aiconfigurator":
+        _print_rows(importers.bring_in(kind, path))
+        return 0
+    with wheel.data_folder(path) as folder:
+        _print_rows(importers.bring_in(kind, folder))
+        _print_power("GEMMs", importers.bring_in_power(folder))
+        _print_power("attention kernels", attention_power.bring_in(folder))
+    return 0
+
+
+def _print_power(what: str, tables) -> None:
+    for device, (target, table) in tables.items():
+        short = (table["window"] == "short").sum()
+        print(f"{device}: power of {len(table)} {what} in {target}; {short} of them ran in windows too short for the sensor")
+    if not tables:
+        print(f"power of {what}: no file has the columns power and power_limit")
+
+
+def _print_rows(tables) -> None:
+    for device, (target, rows) in tables.items():
+        print(f"{device}: {rows} rows in {target}")
+
+
 def _import(options: argparse.Namespace) -> int:
     from lib.measure import bundle
 
@@ -26,15 +54,7 @@ def _import(options: argparse.Namespace) -> int:
         print("{}: {} rows".format(*gavel.bring_in(options.path)))
         return 0
     if options.kind != "bundle":
-        from lib.measure import importers
-
-        for device, (path, rows) in importers.bring_in(options.kind, options.path).items():
-            print(f"{device}: {rows} rows in {path}")
-        power = importers.bring_in_power(options.path) if options.kind == "aiconfigurator" else {}
-        for device, (path, table) in power.items():
-            short = (table["window"] == "short").sum()
-            print(f"{device}: power of {len(table)} GEMMs in {path}; {short} of them ran in windows too short for the sensor")
-        return 0
+        return _published(options.kind, options.path)
     if options.path is None:
         raise InputError("import bundle needs the path of a bundle")
     folder, new = bundle.merge(options.path, paths.REFERENCE if options.reference else None)
@@ -52,6 +72,6 @@ def add(verbs) -> None:
 
     verb = verbs.add_parser("import", help="bring in another machine's bundle, or published measurements")
     verb.add_argument("kind", choices=("bundle", "neusight", "pytorch-scheduler", "aiconfigurator", "gavel"))
-    verb.add_argument("path", type=a_path, nargs="?", help="file or folder (aiconfigurator: default is the installed package)")
+    verb.add_argument("path", type=a_path, nargs="?", help="file or folder (aiconfigurator: or a wheel; default: as installed)")
     verb.add_argument("--reference", action="store_true", help="into data/reference, to be committed, instead of data/imported")
     verb.set_defaults(call=_import)

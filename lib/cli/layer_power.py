@@ -34,12 +34,13 @@ def _convert(options: argparse.Namespace) -> int:
 
 def _dataset(options: argparse.Namespace) -> int:
     from lib.tensorrt.recordings import dataset
+    from lib.work import data_versions
 
+    if options.push:
+        data_versions.check(options.push)
     _show(dataset.preprocess(options.raw, options.out / "preprocessed_data"))
     _show(dataset.convert(options.out / "preprocessed_data", options.out / "training_data"))
     if options.push:
-        from lib.work import data_versions
-
         version = data_versions.push(options.out, options.push, source=str(options.raw)).manifest
         print(f"{options.push}: version {version.number} of {version.branch}, {len(version.files)} files")
     return 0
@@ -49,13 +50,14 @@ def _train(options: argparse.Namespace) -> int:
     from lib.tensorrt.models import trained_models, training
     from lib.tensorrt.recordings import dataset
 
+    registry = None if options.register is None else _registry(options.register)
     table, trained = dataset.read_training(options.training), 0
     for target in options.targets:
         models, refused = training.train(table, target, options.device, options.source, options.licence)
         for model in models:
             print(f"{trained_models.save(model, options.out)}: {training.words(model)}")
-            if options.register is not None:
-                _register(model, options.register)
+            if registry:
+                _register(model, registry)
         for reason in refused:
             print(f"refused: {reason}", file=sys.stderr)
         trained += len(models)
@@ -66,22 +68,34 @@ def _record(options: argparse.Namespace) -> int:
     from lib.tensorrt.recordings import recording, synthetic_power
     from lib.work import networks
 
-    target = options.out / files.safe_name(options.network)
-    notes = recording.record(networks.network(options.network, options.batch_size), target, options.runs, options.device)
-    if options.synthetic_power:
-        synthetic_power.add(target)
-        notes.append("synthetic power was added")
-    print(target)
-    for note in notes:
-        print(note, file=sys.stderr)
+    runs, device, synthetic = options.runs, options.device, options.synthetic_power
+    wanted = {options.out / files.safe_name(name): networks.network(name, options.batch_size) for name in options.networks}
+    there = [target for target, network in wanted.items() if recording.is_recorded(network, target, runs, device, synthetic)]
+    for target, network in wanted.items():
+        if target in there:
+            print(f"{target}: was recorded already")
+            continue
+        notes = recording.record(network, target, runs, device, *([synthetic_power.add] if synthetic else []))
+        print(target)
+        for note in [*notes, *(["synthetic power was added"] if synthetic else [])]:
+            print(note, file=sys.stderr)
     return 0
 
 
-def _register(model, uri: str) -> None:
-    from lib.tensorrt.models import model_registry
+def _registry(uri: str):
+    """Return the registry of an address, after a look that it can be written to: training takes minutes."""
+    from lib.tensorrt.models.model_registry import Registry
 
-    registry, name = model_registry.Registry(uri), f"{model.kind}-{model.target}-{model.device}"
-    print(f"registered {name}, version {registry.register(name, model, model_registry.CHAMPION)}, in {registry.shown}")
+    registry = Registry(uri)
+    registry.check()
+    return registry
+
+
+def _register(model, registry) -> None:
+    from lib.tensorrt.models.model_registry import CHAMPION
+
+    name = f"{model.kind}-{model.target}-{model.device}"
+    print(f"registered {name}, version {registry.register(name, model, CHAMPION)}, in {registry.shown}")
 
 
 def _tune(options: argparse.Namespace) -> int:
@@ -144,8 +158,9 @@ def add(verbs) -> None:
     _out(step)
     step.set_defaults(call=_convert)
 
-    step = steps.add_parser("record", help="record a network here, layer by layer, in the formats of an edge board")
-    step.add_argument("network", help="a network: resnet18, W3, module:Class")
+    step = steps.add_parser("record", help="record networks here, layer by layer, in the formats of an edge board; the same "
+                            "line again records those that are missing")
+    step.add_argument("networks", nargs="+", metavar="network", help="a network: resnet18, W3, module:Class")
     step.add_argument("--batch-size", type=whole(1, 4096), default=1)
     step.add_argument("--runs", type=whole(10, 100_000), default=100, help="passes that are kept")
     step.add_argument("--device", default="cpu", help="cpu, cuda:0, mps")

@@ -39,10 +39,11 @@ def _models(options: argparse.Namespace) -> int:
 
     if options.train == "cpu":
         print(evaluate.evaluate(quick=options.quick)["scores"].to_string(index=False))
-    elif options.train == "power":
+    elif options.train in ("power", "attention-power"):
         from lib.predict.power import training
 
-        print(training.ship(quick=options.quick).to_string(index=False, float_format=lambda value: f"{value:.2f}"))
+        device, kind = training.SHIPS[options.train]
+        print(training.ship(device, options.quick, kind).to_string(index=False, float_format=lambda value: f"{value:.2f}"))
     elif options.train:
         evaluate.published(options.train, "bf16" if options.train == "aiconfigurator" else "fp32", options.quick)
     table = registry.summary()
@@ -65,8 +66,9 @@ def add(verbs) -> None:
     verb.set_defaults(call=_advise)
 
     verb = verbs.add_parser("models", help="the registry: every cost model with its scores; or train those that ship")
-    verb.add_argument("--train", choices=("cpu", "neusight", "aiconfigurator", "power"),
-                      help="train from the reference machine's data, or from imported data; power: of GEMMs on an H200")
+    verb.add_argument("--train", choices=("cpu", "neusight", "aiconfigurator", "power", "attention-power"),
+                      help="train from the reference machine's data, or from imported data; power: of GEMMs on an H200; "
+                           "attention-power: of attention on a B200")
     verb.add_argument("--quick", action="store_true", help="train less, in a fraction of the time")
     verb.set_defaults(call=_models)
 

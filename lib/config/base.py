@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 
-from lib import store
+from lib import csv_files, store
 from lib.errors import InputError, choices
 from lib.files import NAME
 
@@ -127,7 +127,7 @@ def load_yaml(path: Path) -> Any:
     from ruamel.yaml import YAML, YAMLError
 
     try:
-        return YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
+        return YAML(typ="safe", pure=True).load(csv_files.bytes_of(path).decode())
     except (FileNotFoundError, NotADirectoryError):
         raise InputError(f"{path} is missing") from None
     except (YAMLError, ValueError, OSError, RecursionError) as error:

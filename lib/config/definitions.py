@@ -96,8 +96,8 @@ class Scenario(Strict):
     longest_s: Annotated[float, Field(gt=0)]
 
 
-def _table(path: Path, key: str, model: type[Strict], named: str = "id", beside: str = "") -> dict[str, Any]:
-    """Read a mapping ``key`` of names to definitions, alone in its file but for ``beside``.
+def table(path: Path, key: str, model: type[Strict], named: str = "id", beside: str = "") -> dict[str, Any]:
+    """Read a mapping ``key`` of names to definitions, alone in its file but for ``beside``; ``named`` is the field of the name.
 
     Raises InputError, which names the file and the wrong entry.
     """
@@ -105,18 +105,18 @@ def _table(path: Path, key: str, model: type[Strict], named: str = "id", beside:
     if set(content) != {key, beside} - {""} or not content[key]:
         raise InputError(f"{path}: expected a mapping '{key}:' of name to definition"
                          f"{f' beside {beside!r}' if beside else ''} and nothing else; it has: {choices(content)}")
-    table = {}
+    entries = {}
     for name, value in mapping(content[key], f"{path}: {key}").items():
         entry = mapping(value, f"{path}: {name} must be a mapping: {name}")
-        if named in entry:
+        if named and named in entry:
             raise InputError(f"{path}: {name}: its {named} is its name, and not stated again")
-        table[name] = build(model, {named: name, **entry}, f"{path}: {name}")
-    return table
+        entries[name] = build(model, {named: name, **entry} if named else entry, f"{path}: {name}")
+    return entries
 
 
 def load_devices(path: Path = paths.PARAMS / "devices.yaml") -> dict[str, VendorDevice]:
     """Read the vendors' devices, id to definition; InputError names the file and the wrong entry."""
-    return _table(path, "devices", VendorDevice)
+    return table(path, "devices", VendorDevice)
 
 
 def vendor_device(device_id: str) -> VendorDevice:
@@ -129,7 +129,7 @@ def vendor_device(device_id: str) -> VendorDevice:
 
 def load_scenarios(path: Path = paths.PARAMS / "scenarios.yaml") -> tuple[dict[str, JobClass], dict[str, Scenario]]:
     """Read the kinds of jobs and the scenarios; InputError names the file and the wrong entry."""
-    kinds, scenarios = _table(path, "kinds", JobClass, beside="scenarios"), _table(path, "scenarios", Scenario, beside="kinds")
+    kinds, scenarios = table(path, "kinds", JobClass, beside="scenarios"), table(path, "scenarios", Scenario, beside="kinds")
     for scenario in scenarios.values():
         if scenario.shortest_s > scenario.longest_s:
             raise InputError(f"{path}: {scenario.id}: shortest_s {scenario.shortest_s:g} is above longest_s "
@@ -153,7 +153,7 @@ def load_metrics(path: Path = paths.PARAMS / "nsight_metrics.yaml") -> dict[str,
 
     Raises InputError for a wrong entry, FLOPs without a dtype, or a role that no counter has.
     """
-    metrics = _table(path, "metrics", Metric, "name")
+    metrics = table(path, "metrics", Metric, "name")
     for metric in metrics.values():
         if (metric.role == "flops") != (metric.dtype is not None):
             raise InputError(f"{path}: {metric.name}: a dtype belongs to counters of FLOPs, and each of them has one")
@@ -225,7 +225,7 @@ def load_campaign(path: Path = paths.PARAMS / "networks.yaml") -> Campaign:
 
 def load_workloads(path: Path = paths.PARAMS / "workloads.yaml") -> dict[str, Workload]:
     """Read the workload definitions, id to Workload; InputError names the file and the wrong entry."""
-    return _table(path, "workloads", Workload)
+    return table(path, "workloads", Workload)
 
 
 @cache

@@ -18,6 +18,7 @@ Device = Annotated[str, Field(pattern=f"^{_DEVICE}$")]
 Devices = Annotated[str, Field(pattern=f"^(all|{_DEVICE}(,{_DEVICE})*)$")]
 Names = Annotated[str, Field(pattern=r"^[^,\s]+(,[^,\s]+)*$")]
 FolderName = Annotated[str, Field(pattern=rf"^({NAME})?$")]
+RunFolder = Annotated[str, Field(pattern=r"^(([A-Za-z0-9_][A-Za-z0-9._@-]{0,219}/)?[A-Za-z0-9_][A-Za-z0-9._@-]{0,219})?$")]
 Shape = Annotated[str, Field(pattern=r"^([0-9]{1,6}(x[0-9]{1,6}){2,3})?$")]  # such as 3x224x224
 BatchSize = Annotated[int, Field(ge=0, le=1_000_000)]
 Batches = Annotated[int, Field(ge=0, le=1_000_000_000)]
@@ -233,10 +234,23 @@ class LayerPowerParams(Parameters):
     seed: Seed = 0
 
 
+class FinetuneParams(Parameters):
+    """Parameters of ``09_finetune``."""
+
+    source: Source = "measure"
+    reference: FolderName = ""
+    config: FolderName = "cnn"
+    run: RunFolder = ""
+    device: Device = "auto"
+    epochs: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    threads: Threads = 0
+    resume: bool = True
+
+
 NOTEBOOKS: dict[str, type[Strict]] = {"01_machine": MachineParams, "02_profile": ProfileParams, "03_sweep": SweepParams,
                                     "04_complexity": ComplexityParams, "05_roofline": RooflineParams,
                                     "06_cost_model": CostModelParams, "07_scheduler_eval": SchedulerParams,
-                                    "08_layer_power": LayerPowerParams}
+                                    "08_layer_power": LayerPowerParams, "09_finetune": FinetuneParams}
 
 
 def notebook_model(name: str) -> type[Strict]:

@@ -21,13 +21,15 @@ from lib.measure.energy.trace import Energy
 from lib.tables import PARAMETERS, columns
 
 _BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
-_AICONFIGURATOR = {"h200_sxm": "h200-sxm", "h100_sxm": "h100-sxm", "b200_sxm": "b200", "l40s": "l40s",
+AICONFIGURATOR = {"h200_sxm": "h200-sxm", "h100_sxm": "h100-sxm", "b200_sxm": "b200", "l40s": "l40s",
                    "a100_sxm": "a100-sxm-80gb"}
-_AICONFIGURATOR_DTYPES = {"bfloat16": "bf16", "bf16": "bf16", "float16": "fp16", "fp16": "fp16"}
+AICONFIGURATOR_DTYPES = {"bfloat16": "bf16", "bf16": "bf16", "float16": "fp16", "fp16": "fp16"}
+_FROM_NONE = ("Padding", "step", "window_size")  # what an original may count none of
 _LATENCY_TYPES = {"external": "kernel", "internal": "end_to_end"}
 _LEAST_MS, _MOST_MS = 1e-6, 1e9  # of what can be a time: not a nanosecond, nor eleven days
 _MOST = 2**31 - 1  # of what an original counts
 SHORT_MS = 0.02  # a call below which the sensor's mean still holds what ran before: nobody's power
+READINGS = ("latency", "power", "power_limit")  # of an original that has power
 _OVER_LIMIT = 1.05  # of the power limit that a sensor may read: regulation overshoots, and its error is 5 %
 _ONE_VALUE = "the original gives one value, without spread"
 
@@ -88,7 +90,7 @@ def _convolutions(frame: pd.DataFrame, named: Mapping[str, str], device: str, so
     v.setdefault("padding_h", v["kernel_h"] // 2)
     empty = np.minimum(_output(v, v["height"]), _output(v, v["width"])) < 1
     if empty.any():
-        raise InputError(f"{software}: {_row(frame.index[empty][0])} has a kernel larger than its padded input")
+        raise InputError(f"{software}: {row_name(frame.index[empty][0])} has a kernel larger than its padded input")
     flops, moved = convolution(v, _BYTES[dtype])
     ones = np.ones(len(frame), np.int64)
     values = {**v, **{f"{what}_w": v[f"{what}_h"] for what in ("kernel", "stride", "padding")}, "dilation_h": ones,
@@ -143,23 +145,24 @@ def _read_csv(path: Path, counts: Iterable[str], numbers: tuple[str, ...] = ("La
         raise InputError(f"{path} has no columns {choices(sorted(missing))}; it has: {choices(frame.columns)}")
     if not len(frame):
         raise InputError(f"{path} has no row")
-    return _checked(frame, path, counts, numbers)
+    return checked(frame, path, counts, numbers)
 
 
-def _checked(frame: pd.DataFrame, path: Path, counts: Iterable[str], numbers: tuple[str, ...]) -> pd.DataFrame:
+def checked(frame: pd.DataFrame, path: Path, counts: Iterable[str], numbers: tuple[str, ...]) -> pd.DataFrame:
     """Return an original's rows, with what it counts as int64; InputError names the first cell that is no such number."""
     for name in (*counts, *numbers):
         values = pd.to_numeric(frame[name], errors="coerce").astype(float)
-        least = 0 if name in (*numbers, "Padding") else 1
+        least = 0 if name in (*numbers, *_FROM_NONE) else 1
         wrong = ~values.between(least, _MOST) | (values % 1 != 0) if name in counts else values.isna() & frame[name].notna()
         wrong |= frame[name].dtype == bool
         if wrong.any():
-            raise InputError(f"{path}: {_row(wrong.idxmax())} has {frame[name][wrong].iloc[0]!r} as {name}: it is a "
+            raise InputError(f"{path}: {row_name(wrong.idxmax())} has {frame[name][wrong].iloc[0]!r} as {name}: it is a "
                              + (f"whole number from {least} to {_MOST:,}" if name in counts else "number"))
     return frame.astype({**dict.fromkeys(counts, "int64"), **dict.fromkeys(numbers, "float64")})
 
 
-def _row(index: int) -> str:
+def row_name(index: int) -> str:
+    """Return how a message names a row of an original."""
     return f"row {index + 1} below the header"
 
 
@@ -209,7 +212,7 @@ def pytorch_scheduler(path: Path, device: str = "v100-pcie-32gb") -> dict[str, p
     frame = _read_csv(path, set(named.values()), ("Flops", "Latency"))
     kinds = frame["Latency Type"] if "Latency Type" in frame else pd.Series("external", index=frame.index)
     if not kinds.isin(_LATENCY_TYPES).all():
-        raise InputError(f"{path}: {_row((~kinds.isin(_LATENCY_TYPES)).idxmax())} has a Latency Type that is none of "
+        raise InputError(f"{path}: {row_name((~kinds.isin(_LATENCY_TYPES)).idxmax())} has a Latency Type that is none of "
                          f"{choices(_LATENCY_TYPES)}")
     parts = []
     for kind, rows in frame.groupby(kinds):
@@ -240,22 +243,22 @@ def aiconfigurator(folder: Path | None = None, framework: str = "trtllm", versio
     Returns a ``sweep`` table a device. Raises InputError for a folder without such files.
     """
     folder, tables = folder or aiconfigurator_folder(), {}
-    for name, device in _AICONFIGURATOR.items():
-        files = sorted(folder.glob(f"{name}/gemm/{framework}/{version or '*'}/gemm_perf.parquet"), key=_order)
+    for name, device in AICONFIGURATOR.items():
+        files = sorted(folder.glob(f"{name}/gemm/{framework}/{version or '*'}/gemm_perf.parquet"), key=version_order)
         if not files:
             continue
         frame = store.read_parquet(files[-1], ("gemm_dtype", "m", "n", "k", "latency"), others=True)
         frame = frame.assign(gemm_dtype=frame["gemm_dtype"].astype(str))
-        frame = _checked(frame[frame["gemm_dtype"].isin(_AICONFIGURATOR_DTYPES)].reset_index(drop=True), files[-1],
+        frame = checked(frame[frame["gemm_dtype"].isin(AICONFIGURATOR_DTYPES)].reset_index(drop=True), files[-1],
                          ("m", "n", "k"), ("latency",))
         parts = [_products(part["m"], part["k"], part["n"], part["latency"], device,
                            f"aiconfigurator {framework} {files[-1].parent.name}", {"latency_type": "kernel", "cache": "warm"},
-                           _AICONFIGURATOR_DTYPES[dtype]) for dtype, part in frame.groupby("gemm_dtype")]
+                           AICONFIGURATOR_DTYPES[dtype]) for dtype, part in frame.groupby("gemm_dtype")]
         if parts:
             tables[device] = pd.concat(parts, ignore_index=True)
     if not tables:
         raise InputError(f"{folder} has no <gpu>/gemm/{framework}/{version or '<version>'}/gemm_perf.parquet of "
-                         f"{choices(_AICONFIGURATOR)}")
+                         f"{choices(AICONFIGURATOR)}")
     return tables
 
 
@@ -266,9 +269,9 @@ def aiconfigurator_power(folder: Path | None = None) -> dict[str, pd.DataFrame]:
     table a device, none where no file has the column. Raises InputError for a damaged file.
     """
     folder, tables = folder or aiconfigurator_folder(), {}
-    for name, device in _AICONFIGURATOR.items():
+    for name, device in AICONFIGURATOR.items():
         newest = {}
-        for path in sorted(folder.glob(f"{name}/gemm/*/*/gemm_perf.parquet"), key=_order):
+        for path in sorted(folder.glob(f"{name}/gemm/*/*/gemm_perf.parquet"), key=version_order):
             if {"power", "power_limit"} <= set(store.parquet_columns(path)):
                 newest[path.parents[1].name] = path
         if newest:
@@ -278,25 +281,32 @@ def aiconfigurator_power(folder: Path | None = None) -> dict[str, pd.DataFrame]:
 
 def _power(path: Path, device: str) -> pd.DataFrame:
     """Return one file's ``power`` table; rows without a positive time and power, or with one beyond the limit, are failed."""
-    numbers = ("latency", "power", "power_limit")
-    frame = store.read_parquet(path, ("gemm_dtype", "m", "n", "k", *numbers), others=True)
-    frame = _checked(frame.assign(gemm_dtype=frame["gemm_dtype"].astype(str)), path, ("m", "n", "k"), numbers)
+    frame = store.read_parquet(path, ("gemm_dtype", "m", "n", "k", *READINGS), others=True)
+    frame = checked(frame.assign(gemm_dtype=frame["gemm_dtype"].astype(str)), path, ("m", "n", "k"), READINGS)
+    m, k, n = (frame[name].to_numpy(np.int64) for name in ("m", "k", "n"))
+    table = readings(frame, path, device, SHORT_MS).assign(
+        op="linear", gemm_m=m, gemm_k=k, gemm_n=n, flops=2.0 * m * k * n,
+        dtype=frame["gemm_dtype"].map(AICONFIGURATOR_DTYPES).fillna(frame["gemm_dtype"]))
+    return table[columns("power")]
+
+
+def readings(frame: pd.DataFrame, path: Path, device: str, short_ms: float) -> pd.DataFrame:
+    """Return what every table of power has, of an original's READINGS: time, power, limit, window, status, ids.
+
+    A row without a positive time and power, or with one beyond the limit, is failed; calls below ``short_ms`` are short.
+    """
     timed = frame["latency"].where(frame["latency"] > 0)
     limit = frame["power_limit"].where(frame["power_limit"] > 0)
     watts = frame["power"].where((frame["power"] > 0) & ~(frame["power"] > _OVER_LIMIT * limit))
     good = timed.notna() & watts.notna()
-    m, k, n = (frame[name].to_numpy(np.int64) for name in ("m", "k", "n"))
-    table = pd.DataFrame({"op": "linear", "gemm_m": m, "gemm_k": k, "gemm_n": n,
-                          "dtype": frame["gemm_dtype"].map(_AICONFIGURATOR_DTYPES).fillna(frame["gemm_dtype"]),
-                          "latency_ms": timed, "flops": 2.0 * m * k * n, "power_w": watts.where(good), "limit_w": limit,
-                          "window": np.where(timed >= SHORT_MS, "long", "short"), "status": np.where(good, "ok", "failed"),
-                          "reason": np.where(good, "", "the original has no positive time here, or no power up to the limit"),
-                          "hardware_id": f"published:{device}",
-                          "software_id": f"aiconfigurator {path.parents[1].name} {path.parent.name}"})
-    return table[columns("power")]
+    return pd.DataFrame({"latency_ms": timed, "power_w": watts.where(good), "limit_w": limit,
+                         "window": np.where(timed >= short_ms, "long", "short"), "status": np.where(good, "ok", "failed"),
+                         "reason": np.where(good, "", "the original has no positive time here, or no power up to the limit"),
+                         "hardware_id": f"published:{device}",
+                         "software_id": f"aiconfigurator {path.parents[1].name} {path.parent.name}"})
 
 
-def _order(path: Path) -> tuple:
+def version_order(path: Path) -> tuple:
     """Return a version folder's place among its like: numbers compare as numbers, a release after its candidates."""
     text = path.parent.name
     candidate = int((re.findall(r"rc(\d+)", text) or [999])[0])
@@ -329,12 +339,16 @@ def bring_in(kind: str, path: Path | None) -> dict[str, tuple[Path, int]]:
 
 def bring_in_power(path: Path | None) -> dict[str, tuple[Path, pd.DataFrame]]:
     """Turn the power that aiconfigurator publishes into ``data/imported/<device>/power``; return file and table by device."""
-    tables = aiconfigurator_power(path)
-    targets = {device: imported(device, "power", "aiconfigurator", "power.parquet") for device in tables}
+    return write_power(aiconfigurator_power(path), "power", path.name if path else "aiconfigurator-core")
+
+
+def write_power(tables: Mapping[str, pd.DataFrame], kind: str, origin: str) -> dict[str, tuple[Path, pd.DataFrame]]:
+    """Write tables of power by device, of the kind ``power`` or ``attention_power``; return file and table by device."""
+    targets = {device: imported(device, "power", "aiconfigurator", f"{kind}.parquet") for device in tables}
     for device, table in tables.items():
-        store.write(table, targets[device], "power", derived=True)
-        store.write_meta(targets[device], "power", source="aiconfigurator", origin=path.name if path else "aiconfigurator-core",
-                         device=device, rows=len(table), short_windows=int((table["window"] == "short").sum()))
+        store.write(table, targets[device], kind, derived=True)
+        store.write_meta(targets[device], kind, source="aiconfigurator", origin=origin, device=device, rows=len(table),
+                         short_windows=int((table["window"] == "short").sum()))
     return {device: (targets[device], table) for device, table in tables.items()}
 
 

@@ -49,6 +49,7 @@ def _led(target: Callable[..., None], pipe: Connection, *arguments: Any) -> None
         end(1)
 
     threading.Thread(target=end_with_leader, daemon=True).start()
+    multiprocessing.current_process()._config["daemon"] = False  # it may start processes itself, such as those of a data loader
     target(pipe, *arguments)
 
 

@@ -254,14 +254,14 @@ def summary() -> pd.DataFrame:
 def _power_rows() -> list[dict[str, Any]]:
     """Return a row a power model, as ``summary`` has them: its errors are of watts."""
     rows = []
-    for path in power_model.model_files():
+    for kind, path in power_model.model_files():
         device, dtype = _key(path)
         try:
-            model = power_model.of_device(device, dtype)
+            model = power_model.of_device(device, dtype, kind)
         except InputError as error:
             rows.append({"device": device, "dtype": dtype, "part": UNUSABLE, "source": f"unusable: {error}"})
             continue
-        rows.append(_summary_row(device, dtype, power_model.PART, model.part, model.facts))
+        rows.append(_summary_row(device, dtype, kind.part, model.part, model.facts))
     return rows
 
 

@@ -2,19 +2,20 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from math import prod
+from math import isnan, prod
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
 from lib import store
-from lib.errors import InputError, choices
+from lib.errors import InputError, choices, printable
 
 KINDS = {"CaskConvolution": "convolutional", "CaskPooling": "pooling", "CaskGemmConvolution": "dense"}
 OTHER = "other"
 _BYTES = {"FP32": 4.0, "FP16": 2.0, "BF16": 2.0, "INT8": 1.0, "FP8": 1.0, "INT32": 4.0, "INT64": 8.0, "BOOL": 1.0, "INT4": 0.5}
 _NAMES = {"HALF": "FP16", "FLOAT": "FP32", "BFLOAT16": "BF16", "UINT8": "INT8"}
+_SHOWN, _MOST_SHOWN = 60, 5  # characters of a format that is not known, and how many of them are named
 
 Size = Annotated[int, Field(ge=1, le=1 << 31)]
 Pair = Annotated[tuple[int, ...], Field(max_length=3)]
@@ -105,6 +106,13 @@ class Layer(_Read):
         return sum(tensor.bytes for tensor in (*self.inputs, *self.outputs)) + self.weights.bytes + self.bias.bytes
 
     @property
+    def unknown_formats(self) -> tuple[str, ...]:
+        """Return the formats of tensors and weights whose bytes are not known, as the engine writes them, each once."""
+        named = [*((tensor.format, tensor.bytes) for tensor in (*self.inputs, *self.outputs)),
+                 *((constant.type, constant.bytes) for constant in (self.weights, self.bias))]
+        return tuple(dict.fromkeys(name or "no format" for name, size in named if isnan(size)))
+
+    @property
     def dtype(self) -> str:
         """Return the element type of the first input."""
         return self.inputs[0].dtype if self.inputs else ""
@@ -122,6 +130,16 @@ class Engine:
         """Give how many layers there are of each kind, and of each type among the others."""
         names = [layer.kind if layer.kind != OTHER else layer.layer_type for layer in self.layers]
         return {name: names.count(name) for name in dict.fromkeys(names)}
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Say how many layers that models are made of have formats that are not known, and which; empty where none has."""
+        formats = [layer.unknown_formats for layer in self.layers if layer.kind != OTHER and layer.unknown_formats]
+        if not formats:
+            return ()
+        names = list(dict.fromkeys(printable(name)[:_SHOWN] for one in formats for name in one))
+        return (f"{len(formats)} layers have formats that are not known, and so no bytes: {choices(names[:_MOST_SHOWN])}"
+                f"{', ...' if len(names) > _MOST_SHOWN else ''}; known are {choices(_BYTES)}",)
 
 
 def read(path: Path) -> Engine:

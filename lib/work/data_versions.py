@@ -4,9 +4,11 @@ A remote holds ``objects/<sha256>``, the files by what they hold, and ``branches
 A push writes the objects first and the manifest last, as a new file of the next number: there is no moment at which an earlier
 version is touched, and of two that push at once one is refused. A manifest torn by a death is no version: it is passed over.
 The folder remembers in ``.version.json`` what it was pulled from or pushed as. A push from another version than the branch's
-last is refused (pull first); a pull changes files that are as they were then, and no others. Hidden files stay at home.
+last is refused (pull first); a pull changes and removes files that are as they were then, and no others: what a version lacks
+does not come back by a folder that had it. Hidden files stay at home.
 """
 
+import contextlib
 import hashlib
 import os
 import re
@@ -97,6 +99,11 @@ def split(text: str) -> tuple[str, str]:
     return address, branch
 
 
+def check(target: str, remote_dir: str = "") -> None:
+    """Raise InputError for what is no ``REMOTE[@branch]`` that answers: before long work that ends in a push."""
+    open_remote(split(target)[0], remote_dir).names("branches")
+
+
 # ------------------------------------------------------------------------------------------------ push
 
 def push(folder: Path, target: str, remote_dir: str = "", source: str = "") -> Transfer:
@@ -178,41 +185,61 @@ def _upload(remote: Remote, folder: Path, entry: Entry) -> bool:
 def pull(folder: Path, target: str, remote_dir: str = "", version: int | None = None) -> Transfer:
     """Bring a version of ``REMOTE[@branch]`` (default: the last) into a folder; a pull that was cut short goes on.
 
-    Each file is checked before any is put in place. Raises InputError for files here that differ, naming them (nothing is
-    changed then), an unknown branch or version, a damaged remote, and where it fails.
+    Each file is checked before any is put in place; files that an earlier version left here unchanged and this one lacks are
+    removed. Raises InputError for files here that differ, naming them (nothing is changed then), an unknown branch or version,
+    a damaged remote, and where it fails.
     """
     address, branch = split(target)
     remote = open_remote(address, remote_dir)
     manifest, notes = _wanted(remote, branch, version)
     with locks.writer(files.folder(folder)):
-        record = _record(folder)
-        before = {entry.name: entry.sha256 for entry in record.manifest.files} if record else {}
-        states = {entry: _state(folder, entry, before.get(entry.name)) for entry in manifest.files}
-        differing = [entry.name for entry, state in states.items() if state == "differs"]
-        if differing:
-            raise InputError(f"{folder}: {len(differing)} files differ from version {manifest.number} of {branch} and are not "
-                             f"overwritten: {choices(differing[:_SHOWN])}{', ...' if len(differing) > _SHOWN else ''}; move "
-                             "them away, or pull into another folder (--local)")
+        placed, names = _placed(folder), {entry.name for entry in manifest.files}
+        states = {entry: _state(folder, entry.name, entry.sha256, placed) for entry in manifest.files}
+        gone = {name: _state(folder, name, "", placed) for name in sorted(set(placed) - names) if not (folder / name).is_dir()}
+        _refuse_differing(folder, manifest, {**{entry.name: state for entry, state in states.items()}, **gone})
         wanted = [entry for entry, state in states.items() if state != "same"]
         for entry in track(wanted, "pull"):
             _fetch(remote, entry, folder / SCRATCH / entry.name)
+        _record_as(folder / SCRATCH / f".{branch}-{manifest.number}.json", remote, manifest)
+        removed = [name for name, state in gone.items() if state == "older"]
+        for name in removed:
+            _remove(folder, name, placed)
         for entry in wanted:
-            _put(folder, entry, before.get(entry.name))
+            _put(folder, entry, placed)
+        _record_as(folder / RECORD, remote, manifest)
         with files.writing(folder):
             shutil.rmtree(folder / SCRATCH, ignore_errors=True)
-        return Transfer(_recorded(folder, remote, manifest), tuple(entry.name for entry in wanted), notes)
+        lost = [f"removed, as version {manifest.number} of {branch} lacks them: {choices(removed)}"] if removed else []
+        return Transfer(manifest, tuple(entry.name for entry in wanted), (*notes, *lost))
 
 
-def _state(folder: Path, entry: Entry, before: str | None) -> str:
-    """Return whether a file here is ``same`` as in a version, ``missing``, ``older`` (as it was pulled), or ``differs``."""
-    path = folder / entry.name
-    steps = [folder / parent for parent in Path(entry.name).parents if parent != Path()]
+def _refuse_differing(folder: Path, manifest: Manifest, states: dict[str, str]) -> None:
+    differing = [name for name, state in states.items() if state == "differs"]
+    if differing:
+        raise InputError(f"{folder}: {len(differing)} files differ from version {manifest.number} of {manifest.branch} and are "
+                         f"not overwritten: {choices(differing[:_SHOWN])}{', ...' if len(differing) > _SHOWN else ''}; move "
+                         "them away, or pull into another folder (--local)")
+
+
+def _placed(folder: Path) -> dict[str, set[str]]:
+    """Return the digests of each file that a pull or push left here: the last one, and pulls after it that were cut short."""
+    placed = {}
+    for path in (folder / RECORD, *sorted((folder / SCRATCH).glob(".*.json"))):
+        for entry in load(Record, path).manifest.files if path.is_file() else ():
+            placed.setdefault(entry.name, set()).add(entry.sha256)
+    return placed
+
+
+def _state(folder: Path, name: str, sha256: str, placed: dict[str, set[str]]) -> str:
+    """Return whether a file here is ``same`` as in a version, ``missing``, ``older`` (as placed here), or ``differs``."""
+    path = folder / name
+    steps = [folder / parent for parent in Path(name).parents if parent != Path()]
     if path.is_symlink() or any(step.is_symlink() or (step.exists() and not step.is_dir()) for step in steps):
         return "differs"
     if not path.exists():
         return "missing"
     here = _digest(path) if path.is_file() else ""
-    return "same" if here == entry.sha256 else "older" if here and here == before else "differs"
+    return "same" if here and here == sha256 else "older" if here in placed.get(name, ()) else "differs"
 
 
 def _fetch(remote: Remote, entry: Entry, path: Path) -> None:
@@ -226,12 +253,28 @@ def _fetch(remote: Remote, entry: Entry, path: Path) -> None:
     files.replace(path, content)
 
 
-def _put(folder: Path, entry: Entry, before: str | None) -> None:
+def _put(folder: Path, entry: Entry, placed: dict[str, set[str]]) -> None:
     """Move a fetched file to its place, if what is there is still what it was."""
-    path, state = folder / entry.name, _state(folder, entry, before)
+    path, state = folder / entry.name, _state(folder, entry.name, entry.sha256, placed)
     if state not in ("missing", "older"):
-        raise InputError(f"{path} changed meanwhile and is not overwritten; move it away, and pull again")
+        raise _changed(path)
     files.move(folder / SCRATCH / entry.name, path, over=state == "older")
+
+
+def _remove(folder: Path, name: str, placed: dict[str, set[str]]) -> None:
+    """Remove a file, if it is still what was placed here, and the folders that it leaves empty."""
+    path = folder / name
+    if _state(folder, name, "", placed) != "older":
+        raise _changed(path)
+    with files.writing(path):
+        path.unlink()
+    for parent in [folder / parent for parent in Path(name).parents if parent != Path()]:
+        with contextlib.suppress(OSError):  # it holds more
+            parent.rmdir()
+
+
+def _changed(path: Path) -> InputError:
+    return InputError(f"{path} changed meanwhile and is not overwritten; move it away, and pull again")
 
 
 # ------------------------------------------------------------------------------------------------ manifests
@@ -291,8 +334,12 @@ def _record(folder: Path) -> Record | None:
 
 def _recorded(folder: Path, remote: Remote, manifest: Manifest) -> Manifest:
     """Remember in a folder which version it is."""
-    store.write_json(Record(remote=remote.address, manifest=manifest).model_dump(mode="json", by_alias=True), folder / RECORD)
+    _record_as(folder / RECORD, remote, manifest)
     return manifest
+
+
+def _record_as(path: Path, remote: Remote, manifest: Manifest) -> None:
+    store.write_json(Record(remote=remote.address, manifest=manifest).model_dump(mode="json", by_alias=True), path)
 
 
 def _digest(path: Path) -> str:

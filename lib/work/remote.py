@@ -124,5 +124,6 @@ def open_remote(address: str, folder: str = "") -> Remote:
                          f"{choices(('s3://bucket/folder', 'sftp://host/folder'))}") from None
     if missing:
         raise InputError(f"{shown}: there is no such folder; make it first, or name the address of a store (s3://bucket)")
-    return Remote("/".join(part for part in (shown.rstrip("/"), within) if part), filesystem,
+    named = str(Path(root).resolve()) if local else shown.rstrip("/")  # one folder has one name, wherever it is named from
+    return Remote("/".join(part for part in (named, within) if part), filesystem,
                   f"{root.rstrip('/')}/{within}".rstrip("/"), local)

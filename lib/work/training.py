@@ -1,10 +1,9 @@
-"""The baseline training loop, with a hook at the end of every phase, and its evaluation."""
+"""The training loop, with a hook at the end of every phase, and its evaluation."""
 
-from collections.abc import Callable, Iterable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -32,12 +31,15 @@ class Observer(Protocol):
 
 @dataclass(slots=True)
 class Batch:
-    """What an observer learns of a finished batch; ``lr`` is None in evaluation."""
+    """What an observer learns of a finished batch; ``lr`` is None in evaluation, ``stepped`` whether a step ended with it."""
 
     index: int
     inputs: torch.Tensor
     loss: torch.Tensor
     lr: float | None
+    logits: torch.Tensor
+    targets: torch.Tensor
+    stepped: bool = False
 
 
 class Unobserved:
@@ -65,19 +67,55 @@ class Options:
     pin_memory: bool = False
 
 
-class Trainer:
-    """A task's model, loss and Adam optimizer on one device, and the passes over a loader."""
+@dataclass(frozen=True)
+class Recipe:
+    """How weights are changed: the optimizer, its schedule (stepped with it), and what else a step does.
 
-    def __init__(self, task: Task, options: Options):
-        self.task, self.options = task, options
+    ``max_grad_norm`` 0 clips nothing. ``augment`` changes a batch of inputs on the device. ``weight`` is the share of a batch
+    in its optimizer step; None: equal shares. ``parallel`` wraps the model for several processes (DistributedDataParallel).
+    """
+
+    optimizer: Callable[[torch.nn.Module], torch.optim.Optimizer]
+    schedule: Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler] | None = None
+    max_grad_norm: float = 0.0
+    augment: Callable[[torch.Tensor], torch.Tensor] | None = None
+    weight: Callable[[int], float] | None = None
+    parallel: Callable[[torch.nn.Module], torch.nn.Module] | None = None
+
+
+def adam(lr: float) -> Recipe:
+    """Return the baseline: Adam at a constant rate."""
+    return Recipe(lambda model: torch.optim.Adam(model.parameters(), lr=lr))
+
+
+class Trainer:
+    """A task's model, loss and optimizer on one device, and the passes over a loader; ``recipe`` None is Adam."""
+
+    def __init__(self, task: Task, options: Options, recipe: Recipe | None = None):
+        self.task, self.options, self.recipe = task, options, recipe or adam(options.lr)
         self.format = _memory_format(task, options.channels_last)
         self.model = task.model().to(options.device, memory_format=self.format)
         self.loss = task.loss().to(options.device)
-        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=options.lr)
+        self.optimizer = self.recipe.optimizer(self.model)
+        self.schedule = self.recipe.schedule(self.optimizer) if self.recipe.schedule else None
         scaled = options.precision == "fp16" and options.device.type == "cuda"
         self.scaler = torch.amp.GradScaler(options.device.type, enabled=scaled)
         check_precision(options.device, options.precision)
         self._check_forward()
+        self.parallel = self.recipe.parallel(self.model) if self.recipe.parallel else None
+
+    def state(self) -> dict[str, Any]:
+        """Return what changes while it trains, but for random states: tensors and plain values."""
+        return {name: part.state_dict() for name, part in self._parts().items()}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Go on from what ``state`` returned; errors of torch where it is another model's."""
+        for name, part in self._parts().items():
+            part.load_state_dict(state[name])
+
+    def _parts(self) -> dict[str, Any]:
+        parts = {"model": self.model, "optimizer": self.optimizer, "schedule": self.schedule, "scaler": self.scaler}
+        return {name: part for name, part in parts.items() if part is not None}
 
     def _check_forward(self) -> None:
         """Run one sample through the model, so that an input that does not fit is refused in one line."""
@@ -102,15 +140,17 @@ class Trainer:
         labels = labels.to(self.options.device, non_blocking=self.options.pin_memory)
         return self._place(inputs), self.task.targets(labels)
 
-    def train(self, loader: Iterable, observer: Observer | None = None) -> float:
-        """Train one epoch; return the mean loss a sample. No step synchronises, unless the observer does."""
+    def train(self, loader: Iterable, observer: Observer | None = None, first: int = 0) -> float:
+        """Train one epoch; return the mean loss a sample. No step synchronises, unless the observer does.
+
+        ``first`` is the number of the loader's first batch in the epoch, where it goes on with one: a multiple of
+        ``grad_accum_steps``.
+        """
         observer = observer or Unobserved()
-        self.model.train()
+        self._train_mode()
         total = torch.zeros((), device=self.options.device)
-        seen, waiting, accumulate = 0, iter(loader), self.options.grad_accum_steps
-        batches = len(loader)
-        lr = self.optimizer.param_groups[0]["lr"]
-        index = 0
+        seen, waiting, index = 0, iter(loader), first
+        batches = first + len(loader)
         while True:
             observer.start()
             batch = next(waiting, None)
@@ -118,48 +158,88 @@ class Trainer:
                 break
             observer.mark("loader_wait")
             inputs, targets = self._receive(batch)
+            if self.recipe.augment:
+                inputs = self.recipe.augment(inputs)
             observer.mark("h2d")
-            with self._autocast():
-                loss = self.loss(self.model(inputs), targets)
-            observer.mark("forward")
-            self.scaler.scale(loss / _group_size(index, batches, accumulate)).backward()
+            stepped = (index + 1) % self.options.grad_accum_steps == 0 or index + 1 == batches
+            with self._gradients(stepped):
+                with self._autocast():
+                    logits = _logits((self.parallel or self.model)(inputs))
+                    loss = self.loss(logits, targets)
+                observer.mark("forward")
+                self.scaler.scale(loss * self._weight(index, batches)).backward()
             observer.mark("backward")
-            if (index + 1) % accumulate == 0 or index + 1 == batches:
-                self.scaler.step(self.optimizer)
-                self.scaler.update()
-                self.optimizer.zero_grad(set_to_none=True)
+            lr = self.optimizer.param_groups[0]["lr"]
+            if stepped:
+                self._step()
             total += loss.detach() * len(inputs)
             observer.mark("optimizer")
-            observer.end(Batch(index, inputs, loss, lr))
+            observer.end(Batch(index, inputs, loss, lr, logits, targets, stepped))
             seen, index = seen + len(inputs), index + 1
         return float(total) / max(1, seen)
 
-    @torch.inference_mode()
+    def _train_mode(self) -> None:
+        """Prepare to train; layers of which nothing is trained stay as in evaluation, so that their statistics do too."""
+        self.model.train()
+        for layer in self.model.modules():
+            own = list(layer.parameters(recurse=False))
+            if own and not any(parameter.requires_grad for parameter in own):
+                layer.eval()
+
+    def _gradients(self, stepped: bool) -> AbstractContextManager:
+        """Return what a batch's passes run in: processes exchange gradients only before an optimizer step."""
+        return nullcontext() if stepped or self.parallel is None else self.parallel.no_sync()
+
+    def _weight(self, index: int, batches: int) -> float:
+        if self.recipe.weight:
+            return self.recipe.weight(index)
+        return 1 / _group_size(index, batches, self.options.grad_accum_steps)
+
+    def _step(self) -> None:
+        """Step the optimizer and its schedule; where fp16 overflowed, neither."""
+        if self.recipe.max_grad_norm:
+            self.scaler.unscale_(self.optimizer)
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.max_grad_norm)
+        scale = self.scaler.get_scale() if self.schedule else 1.0
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.schedule and scale <= self.scaler.get_scale():
+            self.schedule.step()
+
     def evaluate(self, loader: Iterable, observer: Observer | None = None) -> dict[str, float]:
         """Run the model over ``loader`` without training; return loss, accuracy and AUC (see ``metrics``)."""
+        losses, scores, targets = zip(*self.predict(loader, observer), strict=True)
+        score, target = torch.cat(scores).cpu().numpy(), torch.cat(targets).cpu().numpy()
+        loss = sum(loss * len(batch) for loss, batch in zip(losses, targets, strict=True))
+        return {"loss": float(loss) / len(target), **metrics(score, target)}
+
+    @torch.inference_mode()
+    def predict(self, loader: Iterable, observer: Observer | None = None) -> Iterator[tuple[torch.Tensor, ...]]:
+        """Yield the mean loss, probabilities and targets of each batch of ``loader``, without training."""
         observer = observer or Unobserved()
         self.model.eval()
-        losses, scores, targets_seen = [], [], []
         waiting, index = iter(loader), 0
         while True:
             observer.start()
             batch = next(waiting, None)
             if batch is None:
-                break
+                return
             observer.mark("loader_wait")
             inputs, targets = self._receive(batch)
             observer.mark("h2d")
             with self._autocast():
-                logits = self.model(inputs)
+                logits = _logits(self.model(inputs))
                 loss = self.loss(logits, targets)
             observer.mark("forward")
-            observer.end(Batch(index, inputs, loss, None))
-            losses.append(loss * len(inputs))
-            scores.append(self.task.scores(logits.float()))
-            targets_seen.append(targets)
+            observer.end(Batch(index, inputs, loss, None, logits, targets))
+            yield loss, self.task.scores(logits.float()), targets
             index += 1
-        score, target = torch.cat(scores).cpu().numpy(), torch.cat(targets_seen).cpu().numpy()
-        return {"loss": float(torch.stack(losses).sum()) / len(target), **metrics(score, target)}
+
+
+def _logits(output: Any) -> torch.Tensor:
+    """Return the logits of what a model returns; some libraries' models wrap them."""
+    return getattr(output, "logits", output)
 
 
 def _group_size(index: int, batches: int, accumulate: int) -> int:
@@ -209,47 +289,6 @@ def metrics(scores: np.ndarray, targets: np.ndarray) -> dict[str, float]:
     both = [label for label in range(truth.shape[1]) if 0 < truth[:, label].sum() < len(truth)]
     aucs = [roc_auc_score(truth[:, label], scores[:, label]) for label in both]
     return {"accuracy": accuracy, "auc": float(np.mean(aucs)) if aucs else float("nan")}
-
-
-def fit(trainer: Trainer, train: Iterable, val: Iterable, epochs: int, checkpoint: Path,
-        progress: Callable[[Iterable], Iterable] = iter) -> list[dict[str, float]]:
-    """Train for ``epochs``; the weights of the best validation AUC are kept in ``checkpoint`` and left in the model.
-
-    Returns one record an epoch: epoch, train_loss, and loss, accuracy and auc of the validation split.
-    """
-    history, best = [], -1.0
-    for epoch in progress(range(epochs)):
-        train_loss = trainer.train(train)
-        record = {"epoch": epoch, "train_loss": train_loss, **trainer.evaluate(val)}
-        history.append(record)
-        if record["auc"] > best:
-            best = record["auc"]
-            save_weights(trainer.model, checkpoint)
-    if best >= 0:
-        load_weights(trainer.model, checkpoint)
-    return history
-
-
-def save_weights(model: torch.nn.Module, path: Path) -> None:
-    """Write the model's weights to ``path`` in one step; a reader sees the old file or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".partial")
-    torch.save(model.state_dict(), temporary)
-    temporary.replace(path)
-
-
-def load_weights(model: torch.nn.Module, path: Path) -> None:
-    """Load weights that ``save_weights`` wrote, as data and never as code.
-
-    Raises InputError for a missing or damaged file, and for one of another model.
-    """
-    try:
-        weights = torch.load(path, map_location="cpu", weights_only=True)
-        model.load_state_dict(weights)
-    except FileNotFoundError:
-        raise InputError(f"{path} is missing") from None
-    except Exception as error:  # a damaged file fails in many ways
-        raise InputError(f"{path} holds no weights of this model: {(str(error).splitlines() or [''])[0]}") from None
 
 
 def seed_everything(seed: int) -> None:

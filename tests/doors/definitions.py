@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from lib import paths
 from lib.config import definitions
 from lib.config.base import load_yaml
+from lib.finetune.config import load_configs
 from lib.work.graph import spaces
 from tests.doors import ANY, SAME, WRONG, Door, pass_through
 
@@ -23,6 +24,7 @@ LOADERS: dict[str, Callable[[Path], Any]] = {
     "networks": definitions.load_campaign,
     "report": definitions.load_report_plan,
     "sweeps": spaces.load_sweeps,
+    "training": load_configs,
 }
 ROOTS = [
     "",

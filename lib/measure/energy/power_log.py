@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lib import files, store
+from lib import csv_files, files, store
 from lib.errors import InputError
 from lib.measure.energy.trace import Trace
 
@@ -42,7 +42,7 @@ def read(path: Path) -> PowerLog:
     Raises InputError for a file with fewer than two samples, and for a line that is no sample, naming it.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        lines = csv_files.bytes_of(path).decode().splitlines(keepends=True)
     except FileNotFoundError:
         raise InputError(f"{path} is missing") from None
     except (OSError, UnicodeDecodeError) as error:

@@ -10,12 +10,12 @@ import torch
 
 from lib import paths
 from lib.config.notebooks import ProfileParams
-from lib.measure import load, machine
+from lib.measure import load
 from lib.measure.budget import Budget
 from lib.measure.energy.windows import LEAST_S, Recorder
 from lib.measure.training.limits import EVAL_SHARE, Both, Limited, PassLimits, Stopwatch
 from lib.measure.training.profiled import PASSES
-from lib.measure.training.profiler import profiler
+from lib.measure.training.profiler import constants, profiler
 from lib.progress import track
 from lib.work import datasets, workloads
 from lib.work.training import Observer, Trainer, Unobserved
@@ -55,13 +55,8 @@ class Run:
 
     def constants(self, kind: str) -> dict[str, Any]:
         """Return the columns of ``profile`` that do not change within a pass."""
-        workload = self.task.workload
-        index = (self.device.index or 0) if self.device.type == "cuda" else -1 if self.device.type == "cpu" else 0
-        return {"run_id": self.run_id, "workload_id": workload.id, "dataset": workload.dataset, "model": workload.model,
-                "task_type": kind, "split": PASSES[kind], "device_type": self.device.type, "device_index": index,
-                "num_workers": self.p.num_workers, "precision": self.p.precision, "threads": torch.get_num_threads(),
-                "sync": {"cpu": "none", "cuda": "event"}.get(self.device.type, "synchronize"),
-                "data_source": self.opened.data_source, **machine.ids()}
+        return constants(self.run_id, self.task.workload, kind, self.device, self.p.num_workers, self.p.precision,
+                         self.opened.data_source)
 
     def path(self, kind: str) -> Path:
         """Return the file of a pass."""

@@ -31,19 +31,19 @@ _IDLE_SHARE = 0.05  # of the budget, for the idle power before work
 
 
 @contextmanager
-def _settings(p: ProfileParams, device: torch.device) -> Iterator[None]:
-    """Set threads, determinism and cuDNN for a run and put back what was there."""
+def settings(device: torch.device, threads: int, deterministic: bool, cudnn_benchmark: bool = False) -> Iterator[None]:
+    """Set threads (0: as they are), determinism and cuDNN for a run and put back what was there."""
     before = (torch.get_num_threads(), torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark)
     machine.use(device)
     try:
-        if p.threads:
-            torch.set_num_threads(p.threads)
-        if p.deterministic and device.type == "cuda":
+        if threads:
+            torch.set_num_threads(threads)
+        if deterministic and device.type == "cuda":
             import os
 
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(p.deterministic)
-        torch.backends.cudnn.benchmark = p.cudnn_benchmark
+        torch.use_deterministic_algorithms(deterministic)
+        torch.backends.cudnn.benchmark = cudnn_benchmark
         yield
     finally:
         torch.set_num_threads(before[0])
@@ -122,7 +122,7 @@ def measure(p: ProfileParams, workload: Workload | None = None) -> Profiled:
     _check(p, device)
     task = workloads.prepare(workload or definitions.workload(p.workload), p.batch_size)
     with ExitStack() as stack:
-        stack.enter_context(_settings(p, device))
+        stack.enter_context(settings(device, p.threads, p.deterministic, p.cudnn_benchmark))
         opened = datasets.open_splits(task.workload, p.data_source, p.resolution, p.augment)
         _check_size(task, opened)
         seed_everything(p.seed)

@@ -5,15 +5,29 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from lib import store
+from lib.config.definitions import Workload
 from lib.measure import machine
 from lib.measure.energy.windows import Recorder
 from lib.measure.timing import synchronize
+from lib.measure.training.profiled import PASSES
 from lib.tables import columns
 from lib.work.training import PHASES, Batch
+
+
+def constants(run_id: str, workload: Workload, kind: str, device: torch.device, num_workers: int, precision: str,
+              data_source: str) -> dict[str, Any]:
+    """Return the columns of ``profile`` that do not change within a pass of ``kind`` (PASSES)."""
+    index = (device.index or 0) if device.type == "cuda" else -1 if device.type == "cpu" else 0
+    return {"run_id": run_id, "workload_id": workload.id, "dataset": workload.dataset, "model": workload.model,
+            "task_type": kind, "split": PASSES[kind], "device_type": device.type, "device_index": index,
+            "num_workers": num_workers, "precision": precision, "threads": torch.get_num_threads(),
+            "sync": {"cpu": "none", "cuda": "event"}.get(device.type, "synchronize"), "data_source": data_source,
+            **machine.ids()}
 
 
 class BatchProfiler:
@@ -21,18 +35,18 @@ class BatchProfiler:
 
     On CUDA the phases are device events and the step ends with one synchronisation; on MPS every phase ends with one;
     on the CPU the host's clock is the truth. The step is clocked on the host, apart from its phases. A step that is long enough
-    for it has its energy.
+    for it has its energy. Steps are counted from ``step``.
     """
 
     def __init__(self, file: store.Appender, constants: dict, device: torch.device, nvtx: bool = False,
-                 recorder: Recorder | None = None):
+                 recorder: Recorder | None = None, step: int = 0):
         self._file, self._device, self._nvtx, self._recorder = file, device, nvtx, recorder
         names = columns("profile")
         self._row = [constants.get(name) for name in names]
         self._changing = [(index, name) for index, name in enumerate(names) if name not in constants]
         self._events = ([torch.cuda.Event(enable_timing=True) for _ in PHASES] if device.type == "cuda" else [])
         self.warmup, self.epoch, self.pipelined_ms, self._open = False, 0, None, False
-        self._step, self._began = 0, time.perf_counter()
+        self._step, self._began = step, time.perf_counter()
         self._marks: list[int] = []
 
     def start(self) -> None:

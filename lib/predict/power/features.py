@@ -1,5 +1,6 @@
 """What the power of a GEMM kernel depends on: how busy it keeps tensor cores and memory, and its tiles."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -26,10 +27,15 @@ def names(chip: Chip) -> tuple[list[str], list[str]]:
     return tuple(list(values) for values in _values({**row, "latency_ms": 1.0}, chip))
 
 
-def _values(row: Row, chip: Chip) -> tuple[dict[str, Any], dict[str, Any]]:
+def utilisation(row: Mapping[str, Any], chip: Chip) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the terms of power and how much of its rates a kernel uses, from its FLOPs, bytes and time (``latency_ms``)."""
     compute = row["flops"] / chip.flops_per_ms / row["latency_ms"]
     moved = row["bytes"] / chip.bytes_per_ms / row["latency_ms"]
-    terms = {"idle": 1.0, "compute": np.minimum(compute, 1.0), "memory": np.minimum(moved, 1.0),
+    terms = {"idle": 0 * compute + 1.0, "compute": np.minimum(compute, 1.0), "memory": np.minimum(moved, 1.0),
              "either": np.minimum(compute + moved, 1.0), "any": np.sqrt(np.minimum(compute + moved, 1.0))}
-    return terms, {**features_gpu.features(row, GROUP, chip), "latency": np.log2(row["latency_ms"]),
-                   "compute_used": compute, "memory_used": moved}
+    return terms, {"compute_used": compute, "memory_used": moved}
+
+
+def _values(row: Row, chip: Chip) -> tuple[dict[str, Any], dict[str, Any]]:
+    terms, used = utilisation(row, chip)
+    return terms, {**features_gpu.features(row, GROUP, chip), "latency": np.log2(row["latency_ms"]), **used}

@@ -98,10 +98,13 @@ def _record(p: LayerPowerParams) -> Path:
     """Record a network now, beside earlier recordings, with synthetic power where this machine has no meter."""
     parent = paths.DATA / "layer_power" / "raw_data"
     target = parent / store.fresh_name(files.safe_name(p.network or "resnet18"), lambda name: (parent / name).exists())
-    recording.record(networks.network(p.network or "resnet18"), target, _MEASURED_RUNS)
-    if not (target / dataset.POWER).exists():
-        synthetic_power.add(target)
+    recording.record(networks.network(p.network or "resnet18"), target, _MEASURED_RUNS, finish=_with_power)
     return target
+
+
+def _with_power(folder: Path) -> None:
+    if not (folder / dataset.POWER).exists():
+        synthetic_power.add(folder)
 
 
 def _read(folder: Path) -> Recorded:

@@ -86,9 +86,23 @@ def learned_words(run: pd.Series, phases: pd.DataFrame) -> str:
     """Say what to keep of a run: its rate, what to change if it shall be faster, what profiling cost, and the verdict."""
     lines = [f"{run['workload_id']} trains at **{run['images_per_sec']:,.0f} images/s** on {run['backend']}: "
              f"{pipelined_ms(run):.1f} ms a pipelined step.", *_lever(phases), profiled_words(run, pipelined_ms(run)),
+             *([] if np.isnan(run["image_j"]) else [energy_words(run)]),
              f"The process used {run['cpu_percent']:.0f} % of one core; others used {run['other_cpu_cores']:.2f} cores "
              f"meanwhile. Verdict: **{run['verdict']}**."]
     return "\n".join(f"- {line}" for line in lines)
+
+
+def energy_words(run: pd.Series) -> str:
+    """Say what an image took, above idle too, by which meter and how sure that is; or why it was not measured."""
+    if np.isnan(run["image_j"]):
+        return f"Energy was not measured: {run['energy_reason']}."
+    above_j = run["image_j"] * (1 - run["idle_w"] / run["power_w"])
+    idle = f"{above_j:.4g} J of it above idle ({run['idle_w']:.1f} W in the same session)" if run["idle_w"] > 0 else \
+        "idle power is not known"
+    check = "" if np.isnan(run["energy_disagreement"]) else \
+        f"; integrated power and the counter differ by {run['energy_disagreement']:+.1%}"
+    return (f"Training on one image took **{run['image_j']:.4g} J** ({run['energy_method']}, {run['energy_n']} "
+            f"samples{check}): {run['power_w']:.1f} W on average, {idle}.")
 
 
 def _lever(phases: pd.DataFrame) -> list[str]:

@@ -26,6 +26,26 @@ def phase_table(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(table, columns=names)
 
 
+def energy(run: pd.Series, rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the energy of a batch and of an image in each pass that has it: the pipelined one as a whole, then profiled steps.
+
+    ``run`` is its row of ``runs``. Columns: pass, of (what was measured), J and above idle J, each a batch and an image, mean
+    and idle W. Of profiled steps they are medians over the full batches that were long enough for a meter's samples.
+    """
+    names = ["pass", "of", "J/batch", "J/image", "J/image above idle", "mean W", "idle W"]
+    table = [("train, pipelined", f"all {run['measured_iters']} batches", run["image_j"] * run["batch_size"], run["image_j"],
+              run["image_j"] * (1 - run["idle_w"] / run["power_w"]), run["power_w"], run["idle_w"])]
+    for kind, part in steady(rows).groupby("task_type", sort=False):
+        seconds = part["step_time_ms"] / 1e3
+        above_j = part["energy_j"] - run["idle_w"] * seconds
+        table.append((f"{kind}, profiled", f"{part['energy_j'].count()} of {len(part)} batches",
+                      *(values.median() for values in (part["energy_j"], part["energy_j"] / part["batch_size"],
+                                                       above_j / part["batch_size"], part["energy_j"] / seconds)),
+                      run["idle_w"]))
+    frame = pd.DataFrame(table, columns=names)
+    return frame[frame["J/batch"].notna()].reset_index(drop=True)
+
+
 def warm_up(rows: pd.DataFrame) -> dict[str, float]:
     """Return how a training pass settles: the first step against the steady median, and the time the warm-up took."""
     train = rows[rows["task_type"] == "train"]

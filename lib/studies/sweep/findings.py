@@ -2,6 +2,7 @@
 
 import pandas as pd
 
+from lib.errors import choices
 from lib.measure.operators.aggregate import Sweep, pace
 from lib.measure.statistics import VERDICTS
 from lib.missing import needs
@@ -53,6 +54,42 @@ def work_words(table: pd.DataFrame) -> str:
             f"about time. {text}")
 
 
+def energy(table: pd.DataFrame) -> pd.DataFrame:
+    """Return one row a family, pass and meter of the configurations that have an energy; medians, per call.
+
+    Above idle is what exceeds the idle power of the same session; the last column is how far integrated power is from the
+    counter where there are both.
+    """
+    loops = table[table["energy_j"].notna()]
+    named = loops.assign(**{"mJ/call": loops["energy_j"] * 1e3, "mean W": loops["power_w"], "idle W": loops["idle_w"],
+                            "mJ/call above idle": loops["energy_j"] * 1e3 * (1 - loops["idle_w"] / loops["power_w"]),
+                            "integral to counter, %": loops["energy_disagreement"].abs() * 100})
+    groups = named.groupby(["op", "pass", "energy_method"], sort=False)
+    medians = groups[["mJ/call", "mJ/call above idle", "mean W", "idle W", "integral to counter, %"]].median()
+    return medians.assign(configurations=groups.size()).reset_index().rename(columns={"energy_method": "meter"})[
+        ["op", "pass", "meter", "configurations", *medians]]
+
+
+@needs("measured configurations")
+def energy_words(table: pd.DataFrame) -> str:
+    """Say what power the looped operators draw, and how far both ways to their energy differ; or why none was looped."""
+    loops = table[table["energy_j"].notna()]
+    if loops.empty:
+        return f"Energy was not measured: {table['energy_reason'].value_counts().index[0]}."
+    ways = choices(sorted(set(loops["energy_method"])))
+    text = f"The energy of {len(loops)} of {len(table)} points was measured ({ways}): they draw {_range(loops['power_w'])} W"
+    if loops["idle_w"].notna().any():
+        text += f", {_range(loops['power_w'] - loops['idle_w'])} W above idle"
+    both = loops["energy_disagreement"].abs().dropna() * 100
+    if len(both):
+        text += f"; integrated power and the counter differ by {both.median():.1f} % at the median of {len(both)}"
+    return f"{text}."
+
+
+def _range(watts: pd.Series) -> str:
+    return f"{watts.min():.1f} to {watts.max():.1f}"
+
+
 def spread(table: pd.DataFrame) -> pd.Series:
     """Return the IQR over the rounds of each measured configuration, % of its median."""
     return table["latency_iqr_ms"] / table["latency_ms"] * 100
@@ -78,6 +115,7 @@ def learned_words(measured: pd.DataFrame, usable: pd.DataFrame) -> str:
               "are stable; the others are marked, not hidden.",
               f"The kind that repeats worst is {worst_kind['op']} {worst_kind['pass']}: its rounds spread by "
               f"{worst_kind['IQR %']:.1f} % at the median."]
+    lines += [energy_words(measured)] if measured["energy_j"].notna().any() else []
     return "\n".join(f"- {line}" for line in lines)
 
 

@@ -30,6 +30,8 @@ _ALIAS = r"(?!latest$|[vV]\d+$)[A-Za-z][A-Za-z0-9_-]{0,99}"
 _SERVERS = ("http://", "https://")
 _WAIT_S, _WRITER_S = 5, 60.0
 _LARGEST_MB = 10
+_TABLES = {"experiments", "runs", "params", "metrics", "tags", "registered_models", "model_versions", "model_version_tags",
+           "registered_model_aliases"}  # without these MLflow would begin to make its own, in somebody's file
 _LONGEST = 5000  # characters of a parameter that MLflow takes
 _QUIET = {"MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true", "MLFLOW_LOGGING_LEVEL": "WARNING",
           "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true", "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
@@ -129,6 +131,11 @@ class Registry:
                 client.set_registered_model_alias(name, alias, str(number))
             return number
 
+    def check(self) -> None:
+        """Raise InputError where nothing could be registered; a database that is not there yet is made."""
+        with self._writing() as client:
+            self._names(client)
+
     def set_alias(self, name: str, alias: str, number: int) -> None:
         """Let an alias name a version, instead of the one that it named before."""
         _check(_ALIAS, alias, "alias")
@@ -217,12 +224,17 @@ class Registry:
     def _writing(self) -> Iterator[Any]:
         """Give the client to one writer at a time; a new database appears whole or not at all."""
         with locks.writer(self.file, _WRITER_S) if self.file else contextlib.nullcontext(), self._answering():
-            if self.file and not self.file.exists():
-                with tempfile.TemporaryDirectory(dir=self.file.parent, prefix=".new-") as scratch:
-                    _client(f"sqlite:///{scratch}/{self.file.name}").search_registered_models()
-                    files.move(Path(scratch, self.file.name), self.file)
+            if self.file:
+                self._make()
             self._check_file("rw", "BEGIN IMMEDIATE")
             yield self._client
+
+    def _make(self) -> None:
+        """Make the database where there is none; what a death left of one goes first."""
+        with files.scratch(self.file) as scratch:
+            if not self.file.exists():
+                _client(f"sqlite:///{scratch}/{self.file.name}").search_registered_models()
+                files.move(scratch / self.file.name, self.file)
 
     @cached_property
     def _client(self):
@@ -250,7 +262,8 @@ class Registry:
                 if (first := database.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
                     raise sqlite3.DatabaseError(first)
                 revisions = [revision for revision, in database.execute("SELECT version_num FROM alembic_version")]
-                if not revisions:
+                tables = {name for name, in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+                if not revisions or not tables >= _TABLES:
                     raise sqlite3.DatabaseError("it has no schema")
         except sqlite3.Error as error:
             if "locked" in str(error):
@@ -280,6 +293,7 @@ def _client(uri: str):
     from mlflow import MlflowClient
 
     logging.getLogger("mlflow").setLevel(os.environ["MLFLOW_LOGGING_LEVEL"])
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # it logs the stack of what it raises, too
     return MlflowClient(tracking_uri=uri, registry_uri=uri)
 
 

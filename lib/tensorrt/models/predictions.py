@@ -6,7 +6,7 @@ from math import nan
 import numpy as np
 import pandas as pd
 
-from lib.errors import InputError
+from lib.errors import InputError, printable
 from lib.tensorrt.engine import KINDS, Engine
 from lib.tensorrt.models.trained_models import TrainedModels
 from lib.tensorrt.recordings import dataset
@@ -45,6 +45,7 @@ def of_engine(engine: Engine, models: TrainedModels, device: str = "", strict: b
     table = pd.DataFrame([dataset.features(layer) if layer.kind in KINDS.values() else
                           {"layer_name": layer.name, "kind": layer.kind} for layer in engine.layers])
     table["layer_type"] = [layer.layer_type for layer in engine.layers]
+    table["formats"] = [", ".join(layer.unknown_formats) for layer in engine.layers]
     for target in ("runtime", "power"):
         table[[f"{target}_{name}" for name in _NAMES.values()]] = _predicted(table, models, target)
         table["runtime"] = table["runtime_prediction"]
@@ -62,7 +63,8 @@ def _stranger(trained_on: str, device: str) -> str:
 def _missing(row, models: TrainedModels) -> list[str]:
     if row.kind not in KINDS.values():
         return [f"no model of {row.layer_type} layers"]
-    return [models.missing(row.kind, target) for target in ("runtime", "power")]
+    unknown = [f"bytes are not known: a tensor is {printable(row.formats)[:100]!r}"] if row.formats else []
+    return [*unknown, *(models.missing(row.kind, target) for target in ("runtime", "power"))]
 
 
 def _predicted(table: pd.DataFrame, models: TrainedModels, target: str) -> np.ndarray:

@@ -1,6 +1,7 @@
 """Search for the settings of layer models with Optuna, on training networks alone; its study is kept in SQLite."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pandas as pd
@@ -18,7 +19,12 @@ _LEAST_NETWORKS = 2
 
 
 def training_rows(table: pd.DataFrame, test: Iterable[str]) -> pd.DataFrame:
-    """Return the rows of networks that choices may see; InputError where fewer than two are left."""
+    """Return the rows of networks that choices may see; InputError for a test network without rows, or fewer than two left."""
+    networks = sorted(set(table["network"]))
+    unknown = [name for name in test if name not in networks]
+    if unknown:
+        raise InputError(f"{SETTINGS.relative_to(paths.ROOT)}: test names {choices(unknown)}, of which there are no rows; the "
+                         f"networks of this training data are: {choices(networks)}")
     rows = table[~table["network"].isin(list(test))]
     if rows["network"].nunique() < _LEAST_NETWORKS:
         raise InputError(f"a choice needs {_LEAST_NETWORKS} networks apart from {choices(test)}; there are: "
@@ -33,9 +39,6 @@ def search(table: pd.DataFrame, kind: str, target: str, device: str, settings: S
     The present setting is its first trial. The networks of ``settings.test`` are not looked at. Raises InputError where too
     few rows or networks are left, or where the storage cannot be used.
     """
-    import optuna
-    from sqlalchemy.exc import SQLAlchemyError
-
     rows = layer_model.measured(training_rows(table, settings.test), target)
     own = (rows["kind"] == kind).to_numpy()
     if not own.any():
@@ -45,17 +48,41 @@ def search(table: pd.DataFrame, kind: str, target: str, device: str, settings: S
         predicted = layer_model.held_out(rows, kind, target, _suggested(trial))[own]
         return score(rows.loc[own, target], predicted)["rmspe"]
 
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    files.folder(storage.parent)
-    try:
-        study = optuna.create_study(storage=f"sqlite:///{storage}", study_name=f"{device} {target} {kind}", load_if_exists=True,
-                                    sampler=optuna.samplers.TPESampler(seed=seed))
+    with _stored(storage):
+        study = _study(storage, f"{device} {target} {kind}", seed)
         if not study.trials:
             study.enqueue_trial(_parameters(settings.of(target, kind)))
         study.optimize(objective, n_trials=trials)
-    except (optuna.exceptions.StorageInternalError, SQLAlchemyError) as error:
-        raise InputError(f"{storage} cannot be used as Optuna's storage: {str(error).splitlines()[0]}") from None
     return study
+
+
+def _study(storage: Path, name: str, seed: int):
+    """Return a study of a storage, made where it is not there; InputError for a database of something else."""
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    files.folder(storage.parent)
+    try:
+        return optuna.create_study(storage=f"sqlite:///{storage}", study_name=name, load_if_exists=True,
+                                   sampler=optuna.samplers.TPESampler(seed=seed))
+    except RuntimeError as error:  # of another version
+        raise _unusable(storage, error) from None
+
+
+@contextmanager
+def _stored(storage: Path) -> Iterator[None]:
+    """Turn what Optuna and its database raise into an InputError that names the storage."""
+    from optuna.exceptions import StorageInternalError
+    from sqlalchemy.exc import SQLAlchemyError
+
+    try:
+        yield
+    except (StorageInternalError, SQLAlchemyError) as error:
+        raise _unusable(storage, error) from None
+
+
+def _unusable(storage: Path, error: Exception) -> InputError:
+    return InputError(f"{storage} cannot be used as Optuna's storage: {str(error).splitlines()[0]}; move it away")
 
 
 def _suggested(trial) -> Setting:

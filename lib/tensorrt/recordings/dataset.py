@@ -49,6 +49,8 @@ def models(raw: Path) -> dict[str, Path]:
     """Return the folders of recordings under ``raw`` by their models; InputError where there is none."""
     folders = {}
     for path in sorted(raw.rglob(ENGINE)) if raw.is_dir() else []:
+        if any(part.startswith(".") for part in path.relative_to(raw).parts):
+            continue  # a recording that was cut short
         folder = path.parent.parent if path.parent.name == "trt_profiling" and path.parent != raw else path.parent
         name = "-".join(folder.relative_to(raw).parts) or raw.resolve().name
         if name in folders:
@@ -71,7 +73,7 @@ def _preprocessed(model: str, folder: Path, target: Path) -> Recording:
     read = engine.read(folder / ENGINE)
     times = latencies.read(folder / LATENCY)
     absent = [name for name in (POWER, IDLE) if not (folder / name).is_file()]
-    notes = list(_strangers(read, times))
+    notes = [*_strangers(read, times), *read.notes]
     if absent:
         notes.append(f"no power: {' and '.join(absent)} missing")
         table = _without_power(read, times)
@@ -144,7 +146,8 @@ def _converted(folder: Path, target: Path) -> Recording:
                for kind in ORIGINAL if len(rows := table[table["kind"] == kind])]
     lacking = int(table["power"].isna().sum())
     why = f": it is {source}" if source != MEASURED else ""
-    return Recording(folder.name, tuple(written), (f"{lacking} of {len(table)} layers without power{why}",) if lacking else ())
+    powerless = [f"{lacking} of {len(table)} layers without power{why}"] if lacking else []
+    return Recording(folder.name, tuple(written), (*powerless, *read.notes))
 
 
 def read_layerwise(path: Path) -> pd.DataFrame:

@@ -3,15 +3,18 @@
 import json
 import math
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lib import files, locks, store
-from lib.errors import InputError
+from lib.config.base import mapping
+from lib.errors import InputError, choices
 from lib.measure import machine
 from lib.measure.energy import meters, power_log
 from lib.measure.energy.power_log import STAMP, PowerLog
@@ -43,14 +46,45 @@ class _Stopwatch(TorchDispatchMode):
         return result
 
 
-def record(network: Network, target: Path, runs: int = 100, device: str = "cpu") -> list[str]:
+def record(network: Network, target: Path, runs: int = 100, device: str = "cpu",
+           finish: Callable[[Path], object] = lambda folder: None) -> list[str]:
     """Run a network forward, layer by layer, and write ``target``: engine information, latencies, power where there is a meter.
 
-    Returns notes. Raises InputError where ``target`` is there already, or where the operators of a run differ from those of
-    the captured network.
+    ``target`` is there as a whole or not at all, ``finish`` included, which may add to the folder that it is given: a recording
+    is of one session, so one that was cut short begins anew. Returns notes. Raises InputError where ``target`` is there
+    already, or where the operators of a run differ from those of the captured network.
     """
-    if target.exists():
-        raise InputError(f"{target} is there already: a recording is never overwritten")
+    files.folder(target.parent)
+    with locks.writer(target), files.scratch(target) as scratch:
+        if target.exists():
+            raise InputError(f"{target} is there already: a recording is never overwritten")
+        notes = _record(network, scratch, runs, device)
+        finish(scratch)
+        with files.writing(target):
+            scratch.rename(target)
+    return notes
+
+
+def is_recorded(network: Network, target: Path, runs: int, device: str, synthetic: bool) -> bool:
+    """Return whether ``target`` holds this very recording; InputError where it holds another one."""
+    if not target.exists():
+        return False
+    wanted = {**_settings(network, runs, device), dataset.SYNTHETIC: synthetic}
+    facts = mapping(store.read_json(target / dataset.RECORDING), target / dataset.RECORDING)
+    there = {**facts, dataset.SYNTHETIC: facts.get("power") == dataset.SYNTHETIC}
+    other = [f"{name} is {there.get(name)!r}, not {value!r}" for name, value in wanted.items() if there.get(name) != value]
+    if other:
+        raise InputError(f"{target} is there already, and is another recording: {choices(other)}; a recording is never "
+                         "overwritten: name another folder (--out)")
+    return True
+
+
+def _settings(network: Network, runs: int, device: str) -> dict[str, Any]:
+    return {"network": network.name, "shape": list(network.shape), "runs": runs, "device": device}
+
+
+def _record(network: Network, folder: Path, runs: int, device: str) -> list[str]:
+    """Write a recording into a folder; return notes."""
     graph, where = capture.of_network(network), torch.device(device)
     layers = captured_engine.layers(graph)
     with locks.device(device), Recorder(meters.open_meter(device)) as recorder:
@@ -60,14 +94,14 @@ def record(network: Network, target: Path, runs: int = 100, device: str = "cpu")
     latencies = {layer["Name"]: [[round(one[position][1], 6), datetime.fromtimestamp(one[position][2], UTC).strftime(STAMP)]
                                  for one in passes] for position, layer in layers}
     log = _power(recorder, offset_s)
-    facts = {"network": network.name, "runs": runs, "device": device, "machine": machine.name(), "utc": store.utc_now(),
-             **machine.ids(), "power": _source(recorder.meter, log),
+    facts = {**_settings(network, runs, device), "machine": machine.name(), "utc": store.utc_now(), **machine.ids(),
+             "power": _source(recorder.meter, log),
              "reason": getattr(recorder.meter, "reason", "" if log else "too few samples")}
     for name, content in ((dataset.ENGINE, {"Layers": [layer for _, layer in layers], "Bindings": []}),
                           (dataset.LATENCY, latencies), (dataset.RECORDING, facts)):
-        files.create(files.folder(target) / name, json.dumps(content, indent=None if name == dataset.LATENCY else 1).encode())
+        files.create(folder / name, json.dumps(content, indent=None if name == dataset.LATENCY else 1).encode())
     if log:
-        write_power(target, log, recorder.idle_w)
+        write_power(folder, log, recorder.idle_w)
     return [f"power: {facts['power']}" + (f" ({facts['reason']})" if facts["reason"] else "")]
 
 

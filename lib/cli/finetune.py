@@ -1,0 +1,37 @@
+"""The verb of training runs: ``finetune``. Imports nothing heavy."""
+
+import argparse
+import sys
+
+from lib.cli.options import a_path
+from lib.errors import InputError, choices, printable
+
+
+def _finetune(options: argparse.Namespace) -> int:
+    from lib.config.base import load
+    from lib.finetune.config import TrainConfig, load_configs
+    from lib.finetune.finetune import finetune
+
+    if (options.name is None) == (options.config is None):
+        raise InputError("name a config of params/training.yaml, or all of them by all, or a file by --config FILE.json")
+    named = {str(options.config): load(TrainConfig, options.config)} if options.config else load_configs()
+    if options.name not in (None, "all", *named):
+        raise InputError(f"no config {options.name!r} in params/training.yaml; there are: all, {choices(named)}")
+    failed = False
+    for name, config in named.items():
+        if options.name in (None, "all", name):
+            try:
+                finetune([config], options.resume)
+            except InputError as error:
+                failed = True
+                print(f"error: {printable(name)}: {error}", file=sys.stderr, flush=True)
+    return int(failed)
+
+
+def add(verbs) -> None:
+    """Add the verb of training runs."""
+    verb = verbs.add_parser("finetune", help="fine-tune image classifiers: configs of params/training.yaml by name")
+    verb.add_argument("name", nargs="?", help="a config, or all")
+    verb.add_argument("--config", type=a_path, metavar="FILE.json", help="one config in a file of its own, JSON or YAML")
+    verb.add_argument("--resume", action="store_true", help="go on with the newest run of each config that was cut short")
+    verb.set_defaults(call=_finetune)

@@ -1,0 +1,185 @@
+"""What a run is: ``TrainConfig``, checked field by field, as JSON and back, and the named ones of ``params/training.yaml``."""
+
+import hashlib
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, SecretStr, ValidationError, field_validator
+
+from lib import files, paths, store
+from lib.config.base import NUMBER, Count, Positive, Seed, Strict, Threads
+from lib.config.definitions import table
+from lib.errors import InputError, choices
+
+DTYPES = {"torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float32": "fp32"}
+_DTYPE_NAMES = {**{name: name for name in DTYPES}, **{name.removeprefix("torch."): name for name in DTYPES},
+                **{short: name for name, short in DTYPES.items()}}
+_USUAL = {"cross_entropy", "val_acc@1", "val_loss"}  # known without the libraries of losses and metrics
+Rate = Annotated[float, NUMBER, Field(gt=0, le=1e3)]
+Share = Annotated[float, NUMBER, Field(ge=0, le=1)]
+Amount = Annotated[float, NUMBER, Field(ge=0, le=1e6)]
+Folder = Annotated[str, Field(pattern=rf"^{files.NAME}$")]
+
+
+def _dtype(value: Any) -> Any:
+    return _DTYPE_NAMES.get(value, value) if isinstance(value, str) else value
+
+
+def _secret(value: Any) -> Any:
+    """Take anything for a secret: an error of its type would show it."""
+    return value if value is None or isinstance(value, SecretStr) else SecretStr(str(value))
+
+
+class TrainConfig(Strict):
+    """A fine-tuning run: the original platform's 27 fields in their order, six of its later version, and ours.
+
+    ``root``: a folder with train/, val/ and perhaps test/, a folder a class in each; ``medmnist:pathmnist``;
+    ``synthetic:pathmnist``. ``model_flavour``: a Hugging Face checkpoint (hub id or folder), a torchvision classifier, or ours.
+    ``batch_size`` is that of all processes together. ``tb_root`` and ``ckpt_dir`` name folders within the run's.
+    """
+
+    root: Annotated[str, Field(min_length=1, max_length=4096)]
+    model_flavour: Annotated[str, Field(min_length=1, max_length=4096)]
+    loss_name: str
+    batch_size: Positive = 256
+    num_workers: Annotated[int, NUMBER, Field(ge=0, le=256)] = 4
+    prefetch_factor: Annotated[int, NUMBER, Field(ge=1, le=1024)] = 4
+    persistent_workers: bool = False
+    epochs: Positive = 10
+    optimizer: Literal["adam", "adamw"] = "adam"
+    lr: Rate = 1e-3
+    weight_decay: Amount = 0.05
+    max_grad_norm: Amount = 1.0
+    warmup_ratio: Share = 0.05
+    grad_accum_steps: Positive = 1
+    seed: Seed = 42
+    autocast_dtype: Annotated[Literal[*DTYPES], BeforeValidator(_dtype)] = "torch.bfloat16"
+    load_pretrained: bool = True
+    run_name: Annotated[str, Field(min_length=1, max_length=200)] | None = None
+    tb_root: Folder = "runs"
+    eval_topk: tuple[Positive, ...] = (3, 5)
+    model_suffix: Annotated[str, Field(max_length=100)] = ""
+    freeze_backbone: bool = False
+    ckpt_dir: Folder = "checkpoints"
+    monitor_metric: str = "val_acc@1"
+    monitor_mode: Annotated[Literal["max", "min"], Field(validate_default=True)] = "max"
+    save_per_epoch_checkpoint: bool = False
+    max_datapoints_per_class: Positive | Annotated[tuple[Positive, ...], Field(min_length=1)] = 10_000
+
+    hf_token: Annotated[SecretStr | None, BeforeValidator(_secret)] = Field(None, exclude=True, repr=False)
+    gpu_batch_aug: bool = False
+    cpu_color_jitter: bool = False
+    class_labels: tuple[str, ...] | None = None
+    label2id: dict[str, Count] | None = None
+    id2label: dict[Count, str] | None = None
+
+    image_size: Annotated[int, NUMBER, Field(ge=0, le=2048)] = 0  # 0: the model's own
+    device: str = "auto"
+    threads: Threads = 0
+    channels_last: bool = False
+    deterministic: bool = False
+    profile: bool = True  # a row a batch, which on a GPU waits for each
+    checkpoint_steps: Positive = 100  # optimizer steps between two checkpoints within an epoch, at least
+
+    @field_validator("root", "model_flavour")
+    @classmethod
+    def _printable(cls, value: str) -> str:
+        if not value.isprintable() or not value.strip():
+            raise ValueError("is no name nor path")
+        return value
+
+    @field_validator("loss_name")
+    @classmethod
+    def _loss_exists(cls, value: str) -> str:
+        if value not in _USUAL:
+            from lib.work.losses import LOSSES
+
+            if value not in LOSSES:
+                raise ValueError(f"is no loss; there are: {choices(LOSSES)}")
+        return value
+
+    @field_validator("monitor_metric")
+    @classmethod
+    def _monitor_exists(cls, value: str, info) -> str:
+        if value not in _USUAL:
+            from lib.finetune.metrics import names
+
+            if value not in (measured := [f"val_{name}" for name in names(info.data.get("eval_topk", ()))]):
+                raise ValueError(f"is not measured; there are: {choices(measured)}")
+        return value
+
+    @field_validator("monitor_mode")
+    @classmethod
+    def _mode_fits(cls, value: str, info) -> str:
+        metric = info.data.get("monitor_metric", "")
+        if metric and value != (right := "min" if metric == "val_loss" else "max"):
+            raise ValueError(f"would keep the worst {metric}; use {right!r}")
+        return value
+
+    @field_validator("class_labels")
+    @classmethod
+    def _labels_differ(cls, value: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        if value is not None and len(set(value)) < len(value):
+            raise ValueError("names a class twice")
+        return value
+
+    @field_validator("label2id", "id2label")
+    @classmethod
+    def _maps_fit(cls, value: dict | None, info) -> dict | None:
+        if value is None:
+            return value
+        names = _names(value)
+        for other in ("class_labels", "label2id"):
+            if (earlier := info.data.get(other)) and names != (earlier := _names(earlier)):
+                raise ValueError(f"does not fit {other}: {choices(names)} are not {choices(earlier)}")
+        return value
+
+    @property
+    def labels(self) -> tuple[str, ...] | None:
+        """Return the names of the classes in their order, where the config gives them."""
+        stated = self.class_labels or self.id2label or self.label2id
+        return _names(stated) if stated else None
+
+    @property
+    def precision(self) -> str:
+        """Return the short name of ``autocast_dtype``."""
+        return DTYPES[self.autocast_dtype]
+
+    def content(self) -> dict[str, Any]:
+        """Return the config as JSON holds it; without the token."""
+        return self.model_dump(mode="json")
+
+    @property
+    def hash(self) -> str:
+        """Return the SHA-256 of its content, in which the order of names does not matter."""
+        return hashlib.sha256(store.encoded_json(self.content())).hexdigest()
+
+
+def _names(stated: tuple[str, ...] | dict) -> tuple[str, ...]:
+    """Return the classes of a list or of either map in the order of their indices; ValueError unless these are 0, 1, ..."""
+    if isinstance(stated, tuple):
+        return stated
+    by_index = {index: name for name, index in stated.items()} if isinstance(next(iter(stated), 0), str) else stated
+    if sorted(by_index) != list(range(len(stated))) or len(set(by_index.values())) < len(stated):
+        raise ValueError(f"must number {len(stated)} different names from 0 to {len(stated) - 1}")
+    return tuple(by_index[index] for index in range(len(stated)))
+
+
+def problems(values: Mapping[str, Any]) -> dict[str, str]:
+    """Return what is wrong with a config, each field with its reason, all at once; nothing where it is right."""
+    try:
+        TrainConfig(**values)
+    except ValidationError as error:
+        return {".".join(map(str, item["loc"])) or "config":
+                item["msg"].removeprefix("Value error, ").removeprefix("Input ") for item in error.errors()}
+    return {}
+
+
+def load_configs(path: Path = paths.PARAMS / "training.yaml") -> dict[str, TrainConfig]:
+    """Read named configs, a mapping ``configs:``; InputError names the file, the entry and each wrong value."""
+    configs = table(path, "configs", TrainConfig, named="")
+    if wrong := [name for name in configs if not re.fullmatch(files.NAME, name)]:
+        raise InputError(f"{path}: {wrong[0]!r} is no name: up to a hundred letters, digits, dots, dashes and underscores")
+    return configs

@@ -1,0 +1,229 @@
+"""What a run learns from: splits, names of classes, a cap of samples a class, batches in an order that can be resumed."""
+
+import hashlib
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from lib import paths
+from lib.config.definitions import Workload
+from lib.errors import InputError, choices
+from lib.finetune.config import TrainConfig
+from lib.finetune.devices import ALONE, Processes
+from lib.finetune.transforms import Inputs, Prepare
+from lib.work import datasets, medmnist_files
+
+Key = tuple[int, int]  # epoch and sample: what is random in a sample depends on nothing else
+
+
+class Samples(torch.utils.data.Dataset):
+    """A split of (tensor, label array); a key is (epoch, index), so that augmentation is a function of seed and key."""
+
+    def __init__(self, pictures: torch.utils.data.Dataset, seed: int, order: Sequence[int] | None = None):
+        self.pictures, self._seed, self._order = pictures, seed, order
+        self._random = getattr(pictures.transform, "random", False)
+
+    def __len__(self) -> int:
+        return datasets.length(self.pictures)
+
+    def __getitem__(self, key: Key) -> tuple[torch.Tensor, np.ndarray]:
+        epoch, index = key
+        before = torch.get_rng_state() if self._random else None
+        try:
+            if self._random:
+                text = f"{self._seed} {epoch} {index}".encode()
+                torch.default_generator.manual_seed(int.from_bytes(hashlib.blake2b(text, digest_size=8).digest()))
+            inputs, label = self.pictures[index]
+        except (OSError, SyntaxError) as error:  # PIL's, of a damaged picture
+            raise InputError(f"{self.pictures.root}: picture {index} cannot be read: {error}") from None
+        finally:
+            if before is not None:
+                torch.set_rng_state(before)
+        label = np.atleast_1d(label)
+        return inputs, np.take(self._order, label) if self._order else label
+
+    @property
+    def labels(self) -> np.ndarray:
+        """Return all labels: (N, 1) classes, or (N, L) of 0 and 1."""
+        labels = self.pictures.labels if hasattr(self.pictures, "labels") else np.array(self.pictures.targets)[:, None]
+        return np.take(self._order, labels) if self._order else labels
+
+
+@dataclass(frozen=True)
+class Data:
+    """The splits of a run, test where there is one; ``indices`` of train are those below the cap. What rows call the data."""
+
+    splits: dict[str, Samples]
+    indices: dict[str, list[int]]
+    labels: tuple[str, ...]
+    dataset: str
+    data_source: str
+    note: str
+
+
+def _workload(config: TrainConfig, size: int) -> Workload | None:
+    """Return the workload that names a MedMNIST dataset, None for a folder."""
+    source, _, name = config.root.partition(":")
+    if source not in ("medmnist", "synthetic"):
+        return None
+    if name not in medmnist_files.info():
+        raise InputError(f"root {config.root!r}: no dataset {name!r}; there are: {choices(medmnist_files.info())}")
+    return Workload(id="finetune", dataset=name, size=max(8, size), model=config.model_flavour, batch_size=config.batch_size)
+
+
+def _folder(config: TrainConfig) -> Path:
+    return paths.ROOT / Path(config.root).expanduser()
+
+
+def dataset_name(config: TrainConfig) -> str:
+    """Return the short name of the dataset, such as pathmnist."""
+    workload = _workload(config, 8)
+    return workload.dataset if workload else _folder(config).resolve().name
+
+
+def names_and_facts(config: TrainConfig) -> tuple[tuple[str, ...], datasets.Facts]:
+    """Return the dataset's own names of its classes, and its facts; InputError where it is missing or no such folder."""
+    if workload := _workload(config, 8):
+        table = medmnist_files.info()[workload.dataset]["label"]
+        return tuple(table[str(index)] for index in range(len(table))), datasets.facts(workload)
+    folder = _folder(config)
+    for split in ("train", "val"):
+        if not (folder / split).is_dir():
+            raise InputError(f"root {config.root!r}: {folder / split} is no folder; a dataset has train/ and val/, perhaps "
+                             "test/, with a folder a class in each (or medmnist:NAME, synthetic:NAME)")
+    classes = _classes(folder / "train")
+    if not classes:
+        raise InputError(f"root {config.root!r}: {folder / 'train'} holds no folder of a class")
+    return classes, datasets.Facts(3, len(classes), 2, False, (0, 0, 0))
+
+
+def _classes(folder: Path) -> tuple[str, ...]:
+    return tuple(sorted(entry.name for entry in folder.iterdir() if entry.is_dir()))
+
+
+def open_data(config: TrainConfig, inputs: Inputs, names: tuple[str, ...]) -> Data:
+    """Open all splits for a model; InputError for what is missing, damaged, or does not fit the labels of the config."""
+    labels, order = _labels(config, names)
+    jitter = {split: Prepare(inputs, config.cpu_color_jitter and split == "train") for split in medmnist_files.SPLITS}
+    if workload := _workload(config, inputs.size):
+        opened = datasets.open_splits(workload, config.root.partition(":")[0], "native")
+        pictures, source, note = opened.splits, opened.data_source, opened.note
+        if datasets.facts(workload).spatial == 2:
+            for split, one in pictures.items():
+                one.transform = jitter[split]
+    else:
+        pictures, source, note = _image_folders(config, names, jitter), "imagefolder", f"Images from {config.root}."
+    splits = {split: Samples(one, config.seed, order) for split, one in pictures.items()}
+    indices = {split: list(range(len(one))) for split, one in splits.items()}
+    indices["train"] = capped(splits["train"].labels, len(labels), config.max_datapoints_per_class, config.seed)
+    return Data(splits, indices, labels, dataset_name(config), source, note)
+
+
+def _labels(config: TrainConfig, names: tuple[str, ...]) -> tuple[tuple[str, ...], list[int] | None]:
+    """Return the classes in the config's order, and the new index of each of the dataset's; the same count, or InputError."""
+    wanted = config.labels or names
+    if len(wanted) != len(names):
+        raise InputError(f"class_labels, label2id or id2label name {len(wanted)} classes, but {config.root} has {len(names)}: "
+                         f"{choices(names)}")
+    same = set(wanted) == set(names) and wanted != names
+    return wanted, [wanted.index(name) for name in names] if same else None
+
+
+def _image_folders(config: TrainConfig, names: tuple[str, ...], transforms: dict[str, Prepare]) -> dict:
+    from torchvision.datasets import ImageFolder
+
+    class Folder(ImageFolder):
+        """A split whose classes are those of train, also where some have no pictures."""
+
+        def find_classes(self, directory: str) -> tuple[list[str], dict[str, int]]:
+            if unknown := sorted(set(_classes(Path(directory))) - set(names)):
+                raise InputError(f"{directory} has classes that train/ has not: {choices(unknown)}; that has: {choices(names)}")
+            return list(names), {name: index for index, name in enumerate(names)}
+
+    splits = {split: Folder(str(_folder(config) / split), transforms[split], allow_empty=True)
+              for split in medmnist_files.SPLITS if (_folder(config) / split).is_dir()}
+    if empty := [split for split, one in splits.items() if not one.imgs]:
+        raise InputError(f"root {config.root!r}: {choices(empty)} hold no pictures")
+    return splits
+
+
+def capped(labels: np.ndarray, classes: int, most: int | tuple[int, ...], seed: int) -> list[int]:
+    """Return which samples are kept, in order, so that no class has more than ``most`` (one number, or one a class).
+
+    ``labels`` (N, 1) are classes, (N, L) labels of 0 and 1, of which a sample is kept where each is still below its cap.
+    Samples are visited in an order that is a function of the seed. Raises InputError for another number of caps.
+    """
+    caps = np.full(classes, most) if isinstance(most, int) else np.array(most)
+    if len(caps) != classes:
+        raise InputError(f"max_datapoints_per_class has {len(caps)} numbers, but there are {classes} classes")
+    truth = labels > 0 if labels.shape[1] > 1 else labels == np.arange(classes)
+    if (truth.sum(0) <= caps).all():
+        return list(range(len(labels)))
+    kept, left = [], caps.copy()
+    for index in np.random.default_rng(seed).permutation(len(labels)):
+        if (left[truth[index]] > 0).all():
+            left -= truth[index]
+            kept.append(int(index))
+    return sorted(kept)
+
+
+class Batches(torch.utils.data.Sampler):
+    """The batches of an epoch, as keys: a function of seed and epoch alone, whatever the number of processes.
+
+    ``seed`` None keeps the order. A process takes its share of each batch, or where that is none a sample that weighs nothing.
+    ``begin`` sets the epoch, and how many batches of it are left out. A single last sample joins the batch before it: norms of
+    a batch need two.
+    """
+
+    def __init__(self, indices: Sequence[int], batch_size: int, accumulate: int = 1, seed: int | None = None,
+                 processes: Processes = ALONE):
+        self._indices, self._seed, self._rank, self._count = list(indices), seed, processes.rank, processes.count
+        total = len(self._indices)
+        edges = [*range(0, total, batch_size), total]
+        if total % batch_size == 1 and len(edges) > 2:
+            del edges[-2]
+        self._edges, self._accumulate, self._epoch, self._first = edges, accumulate, 0, 0
+
+    def begin(self, epoch: int, first: int = 0) -> None:
+        """Set the epoch and its first batch."""
+        self._epoch, self._first = epoch, first
+
+    @property
+    def batches(self) -> int:
+        """Return the batches of a whole epoch."""
+        return len(self._edges) - 1
+
+    def __len__(self) -> int:
+        return self.batches - self._first
+
+    def __iter__(self) -> Iterator[list[Key]]:
+        order = np.arange(len(self._indices))
+        if self._seed is not None:
+            order = np.random.default_rng([self._seed, self._epoch]).permutation(len(order))
+        for start, end in list(zip(self._edges, self._edges[1:], strict=False))[self._first:]:
+            batch = [(self._epoch, self._indices[place]) for place in order[start:end]]
+            yield batch[self._rank::self._count] or batch[:1]
+
+    def weight(self, index: int) -> float:
+        """Return the weight of this process's mean loss of batch ``index`` in its optimizer step: samples count the same."""
+        start = index // self._accumulate * self._accumulate
+        end = min(start + self._accumulate, self.batches)
+        size = self._edges[index + 1] - self._edges[index]
+        own = len(range(self._rank, size, self._count))
+        return own * self._count / (self._edges[end] - self._edges[start])
+
+
+def loader(config: TrainConfig, samples: Samples, batches: Batches, pin: bool) -> torch.utils.data.DataLoader:
+    """Return the loader of a split; torch seeds all generators of its workers by the loader's own.
+
+    On Linux its workers are forks, as is usual, also in a process that was itself started in another way.
+    """
+    workers = {"multiprocessing_context": "fork" if sys.platform == "linux" else None,
+               "prefetch_factor": config.prefetch_factor,
+               "persistent_workers": config.persistent_workers} if config.num_workers else {}
+    return torch.utils.data.DataLoader(samples, batch_sampler=batches, num_workers=config.num_workers, pin_memory=pin,
+                                       generator=torch.Generator().manual_seed(config.seed), **workers)

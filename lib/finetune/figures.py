@@ -1,0 +1,59 @@
+"""The figures of an evaluation, which belong to no window and no thread: confusion matrix and micro-averaged ROC curve."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from lib.finetune.metrics import Evaluation
+
+_NUMBERED, _NAMED, _LONGEST = 16, 40, 24  # classes whose counts are written, whose names are; characters of a name
+_DECISIONS = ("true -", "false +", "false -", "true +")
+
+
+def _shown(name: str) -> str:
+    return name if len(name) <= _LONGEST else f"{name[:_LONGEST - 1]}…"
+
+
+def counts(evaluation: Evaluation, class_names: Sequence[str]) -> tuple[np.ndarray, list[str], list[str]]:
+    """Return what the confusion matrix shows: counts, names of rows (the truth), names of columns (predicted).
+
+    Multi-label: a row a label; the columns are its true and false negatives and positives.
+    """
+    names = [_shown(name) for name in class_names]
+    if evaluation.confusion.ndim == 2:
+        return evaluation.confusion, names, names
+    return evaluation.confusion.reshape(len(names), 4), names, list(_DECISIONS)
+
+
+def confusion(evaluation: Evaluation, class_names: Sequence[str]) -> Figure:
+    """Return the confusion matrix, coloured by the share of each row."""
+    matrix, rows, columns = counts(evaluation, class_names)
+    shares = matrix / np.maximum(matrix.sum(1, keepdims=True), 1)
+    figure = Figure(figsize=(2.6 + 0.36 * min(len(columns), _NAMED), 2.0 + 0.3 * min(len(rows), _NAMED)), layout="constrained")
+    axis = figure.subplots()
+    axis.imshow(shares, cmap="Blues", vmin=0, vmax=1, aspect="auto", interpolation="nearest")
+    for ticks, labels in ((axis.set_xticks, columns), (axis.set_yticks, rows)):
+        ticks(range(len(labels)) if len(labels) <= _NAMED else [], labels if len(labels) <= _NAMED else [], parse_math=False)
+    axis.tick_params(axis="x", rotation=90 if max(map(len, columns)) > 2 else 0)
+    if max(matrix.shape) <= _NUMBERED:
+        for (row, column), count in np.ndenumerate(matrix):
+            axis.text(column, row, f"{count:,}", ha="center", va="center", fontsize=8,
+                      color="white" if shares[row, column] > 0.5 else "black")
+    axis.set(ylabel="truth" if evaluation.confusion.ndim == 2 else "label", title=f"{evaluation.split}: confusion matrix",
+             xlabel="predicted" if evaluation.confusion.ndim == 2 else "decisions")
+    axis.grid(visible=False)
+    return figure
+
+
+def roc(evaluation: Evaluation) -> Figure:
+    """Return the micro-averaged ROC curve."""
+    figure = Figure(figsize=(4.2, 4.0), layout="constrained")
+    axis = figure.subplots()
+    area = evaluation.values[f"{evaluation.split}_auroc_micro"]
+    axis.plot(*evaluation.roc, color="#2b6cb0", label=f"area {area:.3f}")
+    axis.plot((0, 1), (0, 1), color="#999999", linewidth=1, linestyle="--", label="chance")
+    axis.set(xlabel="false positive rate", ylabel="true positive rate", title=f"{evaluation.split}: ROC, micro-averaged",
+             xlim=(0, 1), ylim=(0, 1.01), aspect="equal")
+    axis.legend(loc="lower right")
+    return figure

@@ -1,0 +1,168 @@
+"""The model of a run: from Hugging Face (hub or folder), torchvision or ours; what it takes, its head, and what is frozen."""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from lib import paths
+from lib.errors import InputError, one_line
+from lib.finetune.config import TrainConfig
+from lib.finetune.transforms import Inputs
+from lib.work import datasets, models
+
+_HUB = re.compile(r"[\w.-]+/[\w.-]+")
+_FOLDER_SIZE, _MEDMNIST_SIZE = 224, 28
+
+
+@dataclass(frozen=True)
+class Network:
+    """A model that can be built for classes of given names, and what it takes; ``name`` is short."""
+
+    name: str
+    inputs: Inputs
+    build: Callable[[tuple[str, ...]], nn.Module]
+
+
+def network(config: TrainConfig, facts: datasets.Facts) -> Network:
+    """Resolve ``model_flavour`` for a dataset; InputError where there is no such model or checkpoint, or it does not fit."""
+    name = config.model_flavour
+    if name in models.OWN:
+        made = _own(config, facts)
+    elif name in models.names():
+        made = _torchvision(config, facts)
+    else:
+        made = _hugging_face(config)
+    if facts.spatial == 3 and models.OWN.get(name, (2, None))[0] != 3:
+        raise InputError(f"model_flavour {name!r} takes pictures, but {config.root} holds volumes; use cnn3d")
+    return made
+
+
+def _scratch_size(config: TrainConfig) -> int:
+    return config.image_size or (_MEDMNIST_SIZE if ":" in config.root else _FOLDER_SIZE)
+
+
+def _own(config: TrainConfig, facts: datasets.Facts) -> Network:
+    name, size = config.model_flavour, _scratch_size(config)
+    if config.load_pretrained:
+        raise InputError(f"model_flavour {name!r} has no pretrained weights; set load_pretrained to false")
+    return Network(name, Inputs(facts.channels, size),
+                   lambda labels: _headed(models.build(name, facts.channels, len(labels), facts.spatial, size), config))
+
+
+def _torchvision(config: TrainConfig, facts: datasets.Facts) -> Network:
+    from torchvision.models import get_model, get_model_weights
+
+    name = config.model_flavour
+    if not config.load_pretrained:
+        return _own(config, facts)
+    weights = get_model_weights(name).DEFAULT
+    usual = weights.transforms()
+    inputs = Inputs(3, config.image_size or usual.crop_size[0], tuple(usual.mean), tuple(usual.std))
+
+    def build(labels: tuple[str, ...]) -> nn.Module:
+        try:
+            model = get_model(name, weights=weights)
+        except Exception as error:  # no network, a damaged download: torch.hub raises what its libraries do
+            raise InputError(f"model_flavour {name!r}: its weights cannot be had ({one_line(error)}); put {weights.url} into "
+                             f"{torch.hub.get_dir()}/checkpoints, or set load_pretrained to false") from None
+        place, last = _head(model)
+        setattr(model.get_submodule(place.rpartition(".")[0]), place.rpartition(".")[2],
+                nn.Linear(last.in_features, len(labels)))
+        return _headed(model, config)
+    return Network(name, inputs, build)
+
+
+def _head(model: nn.Module) -> tuple[str, nn.Linear]:
+    """Return the last linear layer and where it is; InputError where there is none."""
+    linear = [(name, layer) for name, layer in model.named_modules() if isinstance(layer, nn.Linear)]
+    if not linear:
+        raise InputError(f"{type(model).__name__} has no linear layer to be its head; train all of it from scratch")
+    return linear[-1]
+
+
+def _headed(model: nn.Module, config: TrainConfig) -> nn.Module:
+    """Freeze all but the head, where the config says so."""
+    if config.freeze_backbone:
+        model.requires_grad_(False)
+        _head(model)[1].requires_grad_(True)
+    return model
+
+
+# ---------------------------------------------------------------------------------------------- Hugging Face
+
+def _local(name: str) -> Path | None:
+    """Return the folder of a local checkpoint, None for a hub id; InputError where it is neither."""
+    folder = paths.ROOT / Path(name).expanduser()
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise InputError(f"model_flavour {name!r}: {folder} has no config.json, so it is no Hugging Face checkpoint")
+        return folder
+    if not _HUB.fullmatch(name) or name.startswith("."):
+        raise InputError(f"model_flavour {name!r} is no folder, no torchvision classifier (resnet50, ...), none of ours "
+                         f"({', '.join(models.OWN)}), nor a hub id such as google/vit-base-patch16-224-in21k")
+    return None
+
+
+def _hugging_face(config: TrainConfig) -> Network:
+    from transformers import AutoConfig
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    name = config.model_flavour
+    where = str(_local(name) or name)
+    token = config.hf_token.get_secret_value() if config.hf_token else None
+    try:
+        stated = AutoConfig.from_pretrained(where, token=token)
+    except Exception as error:  # no network, no such model, a damaged file: each raises its own
+        raise InputError(f"model_flavour {name!r} cannot be read ({one_line(error, 400)}); name a folder that holds it, or a "
+                         "model of the hub that this machine can reach") from None
+    inputs = _processed(where, stated, token, config)
+    return Network(name, inputs, lambda labels: _built(config, where, token, labels))
+
+
+def _processed(where: str, stated, token: str | None, config: TrainConfig) -> Inputs:
+    """Return what the model's image processor does; without one, its own image size (or 224), mean and deviation 0.5."""
+    from transformers import AutoImageProcessor
+
+    channels = getattr(stated, "num_channels", 3)
+    size = getattr(stated, "image_size", _FOLDER_SIZE)
+    try:
+        processor = AutoImageProcessor.from_pretrained(where, token=token)
+    except (OSError, ValueError):  # it has none
+        return Inputs(channels, config.image_size or (size if isinstance(size, int) else size[0]))
+    sizes = getattr(processor, "crop_size", None) if getattr(processor, "do_center_crop", False) else processor.size
+    size = next((sizes[key] for key in ("height", "shortest_edge", "longest_edge") if sizes.get(key)), size)
+    mean, std = (processor.image_mean, processor.image_std) if processor.do_normalize else ((0.0,), (1.0,))
+    return Inputs(channels, config.image_size or size, tuple(mean), tuple(std), int(processor.resample))
+
+
+def _built(config: TrainConfig, where: str, token: str | None, labels: tuple[str, ...]) -> nn.Module:
+    """Build the classifier: its checkpoint with a head for these classes, or from its config alone."""
+    from transformers import AutoConfig, AutoModelForImageClassification
+
+    names = dict(enumerate(labels))
+    try:
+        stated = AutoConfig.from_pretrained(where, token=token, num_labels=len(labels), id2label=names,
+                                            label2id={name: index for index, name in names.items()})
+        if config.load_pretrained:
+            model, report = AutoModelForImageClassification.from_pretrained(
+                where, config=stated, token=token, ignore_mismatched_sizes=True, use_safetensors=True, output_loading_info=True)
+        else:
+            model, report = AutoModelForImageClassification.from_config(stated), {}
+    except Exception as error:  # whatever a checkpoint may be
+        raise InputError(f"model_flavour {config.model_flavour!r}: no image classifier can be made of it "
+                         f"({one_line(error, 400)}); without weights set load_pretrained to false") from None
+    body = f"{model.base_model_prefix}."
+    absent = sorted(name for name in {*report.get("missing_keys", ()), *(key for key, *_ in report.get("mismatched_keys", ()))}
+                    if name.startswith(body))
+    if absent:
+        raise InputError(f"model_flavour {config.model_flavour!r}: its weights do not fit its config: {len(absent)} missing "
+                         f"or of another shape, such as {absent[0]}")
+    if config.freeze_backbone:
+        model.base_model.requires_grad_(False)
+    return model

@@ -1,0 +1,21 @@
+"""A run as a task of a worker: on the device of its slot, stopped between batches, resumed where it was cut short."""
+
+from pathlib import Path
+from typing import Any
+
+from lib.config.base import build
+from lib.finetune.config import TrainConfig
+from lib.schedule.runtime.worker_process import Job
+
+
+def finetune(job: Job, config: dict[str, Any], folder: str) -> dict[str, Any]:
+    """Train ``config`` in ``folder`` on the job's device, from its last checkpoint if there is one; return the summary.
+
+    Reports ``{"metrics": {...}}`` twice a second at most, and after each evaluation with its ``split``.
+    """
+    from lib.finetune import run
+    from lib.measure import machine
+
+    checked = build(TrainConfig, config, "config")
+    device = machine.device("cpu" if job.device.startswith("cpu") else job.device)
+    return run.train(checked, Path(folder), device, job.threads, job.check, lambda values: job.report({"metrics": values}))

@@ -1,0 +1,1 @@
+"""What ``09_finetune`` shows."""

@@ -1,0 +1,245 @@
+"""The fine-tuning study: a run trained now or read back, its step as the cost model predicts it, and its resume bit for bit."""
+
+import contextlib
+import io
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+
+from lib import locks, paths, store
+from lib.config.base import load
+from lib.config.notebooks import FinetuneParams
+from lib.errors import InputError, choices
+from lib.finetune import data, finetune, networks, run
+from lib.finetune.checkpoints import BEST, LAST
+from lib.finetune.config import TrainConfig, load_configs
+from lib.finetune.metrics import Evaluation
+from lib.finetune.tensorboard import HISTORY
+from lib.measure import archive, machine
+from lib.measure.training.summary import steady
+from lib.predict import registry
+from lib.predict.networks import work
+from lib.predict.registry import Predictor
+from lib.work import networks as works
+from lib.work import weights
+from lib.work.dtypes import torch_name
+
+PREDICTED = ("device", "source", "predicted_ms", "low_ms", "high_ms", "measured_ms", "images_per_sec")
+RESUMED = ("what", "compared", "different")
+NOT_RESUMED = pd.DataFrame(columns=RESUMED)  # where the notebook is not to look
+_SUMMARY = ("run", "dataset", "monitor", "best_value", "best_epoch", "epochs", "batches", "history", "test", "device", "labels")
+_INTERRUPTED_AFTER = (0.15, 0.3, 0.45)  # of a run's batches, each time
+_SAMPLES, _BATCH = 20, 32  # a class, and in a batch, of the run that is interrupted
+
+
+@dataclass(frozen=True)
+class Study:
+    """A run as the notebook shows it: its config, summary, ``history`` and ``profile`` tables, evaluations by split, a note."""
+
+    config: TrainConfig
+    summary: dict[str, Any]
+    history: pd.DataFrame
+    rows: pd.DataFrame
+    evaluations: dict[str, Evaluation]
+    facts: dict[str, Any]
+    note: str
+
+    @property
+    def labels(self) -> list[str]:
+        """Return the names of the classes."""
+        return self.summary["labels"]
+
+    @property
+    def final(self) -> Evaluation:
+        """Return the evaluation of the best weights on test; without a test split, of the last epoch on val."""
+        return self.evaluations.get("test", self.evaluations["val"])
+
+
+def study(p: FinetuneParams) -> Study:
+    """Train a config, or read back a run of this machine or of a reference machine, as the parameters say.
+
+    Raises InputError for a config or run that is not there, and for whatever cannot be trained.
+    """
+    if p.source == "replay":
+        name, _ = archive.machine_with(f"finetune/*/{run.SUMMARY}", "fine-tuning runs", p.reference)
+        folders = {path.parent.name: path.parent for path in sorted(paths.REFERENCE.glob(f"{name}/finetune/*/{run.SUMMARY}"))}
+        chosen = p.run or next(iter(folders))
+        if chosen not in folders:
+            raise InputError(f"{name} has no run {chosen!r}; it has: {choices(folders)}")
+        return read(folders[chosen], f"REPLAY of {chosen}, trained on {name}.")
+    if p.run:
+        return read(paths.TRAINING / p.run, f"Run {p.run}, trained here before.")
+    config = named(p)
+    with locks.device(str(machine.device(config.device))):
+        folder = Path(finetune.finetune([config])[0]["folder"])
+    return read(folder, f"Run {folder.parent.name}/{folder.name}, trained now.")
+
+
+def named(p: FinetuneParams) -> TrainConfig:
+    """Return the config of params/training.yaml that the parameters name, with what they change of it."""
+    configs = load_configs()
+    if p.config not in configs:
+        raise InputError(f"no config {p.config!r} in params/training.yaml; there are: {choices(configs)}")
+    changed = {"device": p.device, "epochs": p.epochs or configs[p.config].epochs, "threads": p.threads}
+    return configs[p.config].model_copy(update=changed)
+
+
+def read(folder: Path, note: str) -> Study:
+    """Read a run's folder; InputError where there is none, it has not ended, or a file of it is missing or damaged."""
+    if not (folder / run.SUMMARY).is_file():
+        ended = sorted(str(path.parent.relative_to(paths.TRAINING)) for path in paths.TRAINING.glob(f"*/*/{run.SUMMARY}"))
+        raise InputError(f"{folder} holds no run that has ended; in {paths.TRAINING} there are: {choices(ended) or 'none'}")
+    summary = store.read_json(folder / run.SUMMARY)
+    missing = [name for name in _SUMMARY if not isinstance(summary, dict) or name not in summary]
+    if missing or not summary["history"]:
+        raise InputError(f"{folder / run.SUMMARY} is no summary of a run: it lacks {choices(missing or ['epochs'])}")
+    evaluations = {split: Evaluation.read(path) for split in ("val", "test")
+                   if (path := folder / f"evaluation_{split}.json").is_file()}
+    if "val" not in evaluations:
+        raise InputError(f"{folder / 'evaluation_val.json'} is missing")
+    rows, facts = store.read_all([], "profile"), {}
+    if (folder / run.PROFILE).is_file():
+        rows, facts = store.read(folder / run.PROFILE, "profile"), store.read_json(folder / "profile.meta.json")
+    return Study(load(TrainConfig, folder / run.CONFIG), summary, store.read(folder / HISTORY, "history"), rows, evaluations,
+                 facts, " ".join(filter(None, (note, facts.get("data_note")))))
+
+
+# ------------------------------------------------------------------------------------------------- prediction
+
+def captured(config: TrainConfig) -> work.Work:
+    """Return the operators of forward and backward of a config's training step; InputError where they cannot be captured."""
+    names, facts = data.names_and_facts(config)
+    network = networks.network(config, facts)
+    shape = (config.batch_size, network.inputs.channels, *[network.inputs.size] * facts.spatial)
+    step = works.Network(network.name, lambda: network.build(config.labels or names), shape)
+    return work.captured(step, "train", torch_name(config.precision))
+
+
+def predicted(results: Study, shipped: bool) -> pd.DataFrame:
+    """Return what forward and backward of a step take by the cost models, a row a device, beside what the run took on its own.
+
+    The run's device stands first. ``shipped``: the model of a CPU is the one that ships, whatever was calibrated here. Where
+    nothing can be predicted there are no rows, and ``attrs["reason"]`` says why.
+    """
+    try:
+        step = captured(results.config)
+        predictors = _predictors(results.config.precision, shipped)
+    except InputError as error:
+        nothing = pd.DataFrame(columns=PREDICTED)
+        nothing.attrs["reason"] = str(error)
+        return nothing
+    own = _device(results)
+    rows = []
+    for one in sorted(predictors, key=lambda one: one.device != own):
+        estimate = one.estimate(step)
+        rows.append({"device": one.device, "source": f"zero-shot from {one.origin}" if one.origin else "predicted",
+                     "predicted_ms": estimate.predicted_ms, "low_ms": estimate.low_ms, "high_ms": estimate.high_ms,
+                     "measured_ms": passes_ms(results.rows) if one.device == own else np.nan,
+                     "images_per_sec": results.config.batch_size / estimate.predicted_ms * 1e3})
+    return pd.DataFrame(rows, columns=PREDICTED)
+
+
+def _predictors(dtype: str, shipped: bool) -> list[Predictor]:
+    if not shipped:
+        return registry.for_devices((), dtype)
+    model = registry.shipped_cpu(dtype)
+    return [Predictor("cpu", dtype, model, model.device)]
+
+
+def _device(results: Study) -> str:
+    """Return the device that a run was trained on by the name that the cost models have for it."""
+    backend = results.summary["device"].partition(":")[0]
+    gpus = results.facts.get("hardware", {}).get("gpus", [])
+    if backend != "cuda" or not gpus:
+        return backend
+    try:
+        return registry.vendor_of(gpus[0]["name"])
+    except InputError:  # a GPU that params/devices.yaml does not have
+        return backend
+
+
+def passes_ms(rows: pd.DataFrame) -> float:
+    """Return the median of forward and backward of the steady training steps; NaN where none was profiled."""
+    train = steady(rows[rows["task_type"] == "train"])
+    return float((train["forward_time_ms"] + train["backward_time_ms"]).median())
+
+
+# ------------------------------------------------------------------------------------------------- resume
+
+class _InterruptedError(Exception):
+    """Ends a run at once, wherever it is."""
+
+
+def resumed(config: TrainConfig) -> pd.DataFrame:
+    """Train a few samples of a config twice on the CPU, once in one go and once interrupted three times; compare all bits.
+
+    Columns: what is compared, how many values or tensors, and how many of them differ.
+    """
+    small = config.model_copy(update={"epochs": 2, "max_datapoints_per_class": _SAMPLES, "batch_size": _BATCH, "profile": False,
+                                      "checkpoint_steps": 1, "run_name": None, "device": "cpu"})
+    with tempfile.TemporaryDirectory() as home, contextlib.redirect_stdout(io.StringIO()):
+        one, several = Path(home) / "run" / "one", Path(home) / "run" / "several"
+        calls = _trained(small, one, np.inf)
+        for share in _INTERRUPTED_AFTER:
+            with contextlib.suppress(_InterruptedError):
+                _trained(small, several, share * calls)
+        _trained(small, several, np.inf)
+        return pd.DataFrame(list(_compared(one, several, small)), columns=RESUMED)
+
+
+def _trained(config: TrainConfig, folder: Path, most: float) -> int:
+    """Train until the run has looked ``most`` times whether it shall stop; return how often it did."""
+    calls = 0
+
+    def check() -> None:
+        nonlocal calls
+        calls += 1
+        if calls > most:
+            raise _InterruptedError
+
+    run.train(config, folder, machine.device(config.device), check=check)
+    return calls
+
+
+def _compared(one: Path, other: Path, config: TrainConfig) -> Iterator[tuple[str, int, int]]:
+    """Yield what is compared of two runs: what, how many, how many differ."""
+    last = [weights.load(folder / config.ckpt_dir / LAST) for folder in (one, other)]
+    for name, what in (("model", "weights after the last epoch"), ("optimizer", "state of the optimizer"),
+                       ("random", "states of the random generators")):
+        yield what, *_differing(*(content[name] for content in last))
+    yield "weights of the best epoch", *_differing(*(weights.load(folder / config.ckpt_dir / BEST) for folder in (one, other)))
+    histories = [store.read(folder / HISTORY, "history") for folder in (one, other)]
+    values = [table[table["name"].str.match("train|val|test|best")].sort_values(["name", "step"])["value"].tolist()
+              for table in histories]
+    yield "losses of steps and metrics in the history", *_differing(*values)
+
+
+def _differing(one: Any, other: Any) -> tuple[int, int]:
+    """Return how many values two nested structures have, and how many of them differ in a bit."""
+    values, others = list(_leaves(one)), list(_leaves(other))
+    most = max(len(values), len(others))
+    return most, most - sum(map(_same, values, others))
+
+
+def _leaves(content: Any) -> Iterator[Any]:
+    """Yield the values of nested dicts and lists, dicts by name."""
+    if isinstance(content, dict):
+        content = [content[key] for key in sorted(content, key=str)]
+    if isinstance(content, list | tuple):
+        for part in content:
+            yield from _leaves(part)
+    else:
+        yield content
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, torch.Tensor):
+        return isinstance(b, torch.Tensor) and a.dtype == b.dtype and a.shape == b.shape and \
+            a.numpy().tobytes() == b.numpy().tobytes()
+    return type(a) is type(b) and (a == b or (a != a and b != b))  # noqa: PLR0124 - NaN
