@@ -150,6 +150,7 @@ def verb(home, monkeypatch, capsys):
     module = types.ModuleType("lib.dashboard.dispatcher")
     module.Dispatcher = lambda rows, folder: Remembering(rows)
     monkeypatch.setitem(sys.modules, "lib.dashboard.dispatcher", module)
+    monkeypatch.setattr("signal.signal", lambda *_: None)
     monkeypatch.setattr("uvicorn.Server.run", lambda server, sockets: served.append(server.config.app))
     monkeypatch.delenv("DASHBOARD_TOKEN", raising=False)
 
