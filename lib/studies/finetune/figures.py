@@ -12,7 +12,7 @@ def _ends(history: pd.DataFrame, axis) -> None:
     """Mark the last batch of each epoch but the last."""
     steps = history[history["name"] == "train/step_loss"]
     for last in steps.groupby("epoch")["step"].max().iloc[:-1]:
-        axis.axvline(last + 0.5, color="#dddddd", linewidth=0.8, zorder=0)
+        axis.axvline(last + 1.5, color="#888888", linewidth=1, linestyle=":", zorder=0)
 
 
 @needs("reported steps")
@@ -48,5 +48,8 @@ def predictions(table: pd.DataFrame):
     axis.scatter(table["measured_ms"], rows, color=SERIES[1], marker="D", s=30, zorder=4, label="measured")
     axis.set(xscale="log", xlabel="ms, forward and backward", yticks=rows, yticklabels=table["device"],
              ylim=(len(table) - 0.5, -0.5))
+    for formatted in (axis.xaxis.set_major_formatter, axis.xaxis.set_minor_formatter):
+        formatted(lambda value, _: f"{value:g}")
+    axis.tick_params(axis="x", which="both", labelsize=8)
     figure.legend(loc="outside lower center", ncols=3, fontsize=9)
     return figure
