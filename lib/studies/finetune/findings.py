@@ -42,8 +42,8 @@ def metric_words(metrics: pd.DataFrame) -> str:
 def confusion_words(confusions: pd.DataFrame) -> str:
     """Say which class is most often taken for which; ``confusions``: ``tables.confusions``."""
     row = confusions.iloc[0]
-    return (f"Most frequent error: {row['truth']}, predicted {row['predicted']}: {row['samples']} samples, "
-            f"{row['share_pct']:.0f} % of that truth. {len(confusions)} kinds of error occur.")
+    return (f"Most frequent error: {row['truth']} → {row['predicted']}: {row['samples']} samples, "
+            f"{row['share_pct']:.0f} % of those where it could occur. {len(confusions)} kinds of error occur.")
 
 
 @needs("epochs")
@@ -68,7 +68,7 @@ def predicted_words(table: pd.DataFrame) -> str:
                  f"{'inside' if inside else 'outside'} of the interval")
     if len(table) > 1 and fastest["device"] != own["device"]:
         text += (f". Fastest of {len(table)} devices: {fastest['device']}, {fastest['predicted_ms']:.2g} ms, "
-                 f"{own['predicted_ms'] / fastest['predicted_ms']:.0f} times as fast")
+                 f"{own['predicted_ms'] / fastest['predicted_ms']:.1f} times as fast")
     return text + "."
 
 

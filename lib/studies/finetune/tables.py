@@ -57,12 +57,12 @@ def metrics(results: Study) -> pd.DataFrame:
 def confusions(evaluation: Evaluation, labels: Sequence[str]) -> pd.DataFrame:
     """Return which class is taken for which, the most frequent first: truth, predicted, samples, share of the class.
 
-    Multi-label: for each label what was missed and what was added, as predicted ``without`` and ``with`` it.
+    Multi-label: for each label what was ``missed``, and what was ``added`` to samples without it.
     """
     matrix = evaluation.confusion
     if matrix.ndim == 3:
         rows = [(label, predicted, int(matrix[index][cell]), int(matrix[index][cell[0]].sum()))
-                for index, label in enumerate(labels) for predicted, cell in (("without", (1, 0)), ("with", (0, 1)))]
+                for index, label in enumerate(labels) for predicted, cell in (("missed", (1, 0)), ("added", (0, 1)))]
     else:
         rows = [(labels[row], labels[column], int(count), int(matrix[row].sum()))
                 for (row, column), count in np.ndenumerate(matrix) if row != column]
