@@ -7,6 +7,7 @@ from benchmarks import (
     composition,
     doors,
     faults,
+    finetune,
     learning,
     overhead,
     peers,
@@ -21,7 +22,8 @@ from benchmarks import (
 )
 
 BENCHMARKS = {module.__name__.rpartition(".")[2]: module for module in (
-    startup, overhead, power, peers, repeat, sweep, faults, composition, learning, prediction, public, schedule, doors, queue)}
+    startup, overhead, power, peers, repeat, sweep, faults, composition, learning, prediction, public, schedule, doors,
+    finetune, queue)}
 
 
 def main(names: list[str]) -> int:

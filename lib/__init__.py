@@ -12,8 +12,8 @@ The map of the library, from the ground up; each package imports only from those
     schedule  where it runs                                    problem, state, policies/, simulation/, runtime/
     tensorrt  engines of edge devices                          their layers, latencies and power; optional
     finetune  training runs of image classifiers               config, data, model, checkpoints, reports; optional
-    dashboard projects, runs and agents                        database, REST API, pages, live updates; optional
     studies   what each notebook needs besides                 a folder a notebook; nothing else imports them
+    dashboard projects, runs and agents                        database, REST API, pages, live updates; optional
     cli       python -m lib <verb>                             a file a room
 
 ``report`` (what every notebook stands on, the runner, the page) stands on the ground and ``config`` alone; studies and the

@@ -150,6 +150,7 @@ def verb(home, monkeypatch, capsys):
     module = types.ModuleType("lib.dashboard.dispatcher")
     module.Dispatcher = lambda rows, folder: Remembering(rows)
     monkeypatch.setitem(sys.modules, "lib.dashboard.dispatcher", module)
+    monkeypatch.setattr("signal.signal", lambda *_: None)
     monkeypatch.setattr("uvicorn.Server.run", lambda server, sockets: served.append(server.config.app))
     monkeypatch.delenv("DASHBOARD_TOKEN", raising=False)
 
@@ -326,7 +327,7 @@ def test_no_input_makes_the_server_fail(shared):
 
     for operation in (result.ok() for result in schema.get_all_operations()):
         if not operation.path.endswith("/events"):  # whose answer ends with its run
-            settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck), database=None)(
+            settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck), database=None)(
                 given(operation.as_strategy(), st.booleans())(check))()
     assert {200, 201, 404, 409, 422} <= visited
 

@@ -1,5 +1,6 @@
 """The dashboard in a real browser: from the login to a run's live log and curves, over a restart, on a desktop and a phone."""
 
+import json
 import os
 import shutil
 import socket
@@ -9,12 +10,11 @@ import pytest
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
-from selenium.webdriver.support.select import Select
 from selenium.webdriver.support.ui import WebDriverWait
 
 from lib import paths
 from lib.dashboard import database as db
-from tests.dashboards import TOKEN, Site, serving
+from tests.dashboards import TINY, TOKEN, Site, serving
 
 pytestmark = pytest.mark.slow
 
@@ -66,7 +66,7 @@ def test_a_run_from_the_login_to_its_end(browser, home):
             for n in range(len(written) + 1, len(written) + 1 + many):
                 written.append(f"step {n} <b>bold</b>")
                 db.add_logs(session, run, 1, [(n, written[-1])])
-                db.add_metrics(session, run, n, {"loss": 1 / n, "images_per_sec": 100.0 + n})
+                db.add_metrics(session, run, n, {"loss": 1 / n, "images_per_sec": 100.0 + n, "lr": 0.1})
 
     with serving(site.app, port) as url:
         show(browser, 1200)
@@ -75,11 +75,10 @@ def test_a_run_from_the_login_to_its_end(browser, home):
         press(browser, "Log in")
         browser.find_element(By.NAME, "name").send_keys("<script>document.title = 'run'</script>")
         press(browser, "Make project")
-        browser.find_element(By.XPATH, "//summary[text()='Notebook with parameters']").click()
-        form = browser.find_element(By.XPATH, "//form[.//select[@name='notebook']]")
-        form.find_element(By.NAME, "name").send_keys("profile")
-        Select(form.find_element(By.NAME, "notebook")).select_by_visible_text("notebooks/02_profile.ipynb")
-        form.find_element(By.NAME, "parameters").send_keys('{"source": "replay"}')
+        browser.find_element(By.XPATH, "//summary[text()='Pasted JSON']").click()
+        form = browser.find_element(By.XPATH, "//form[.//textarea[@name='config']]")
+        form.find_element(By.NAME, "name").send_keys("tiny")
+        form.find_element(By.NAME, "config").send_keys(json.dumps(TINY))
         form.find_element(By.TAG_NAME, "button").click()
         press(browser, "Queue run")
         wait(browser, "document.querySelector('[data-fact=state]')?.textContent === 'queued'")
@@ -87,7 +86,8 @@ def test_a_run_from_the_login_to_its_end(browser, home):
         site.move(run, "running", device="cpu[0]", placement="earliest end")
         write(run.id, 40)
         wait(browser, "document.querySelectorAll('[data-line]').length === 40")
-        wait(browser, "document.querySelectorAll('.curve polyline').length === 2")
+        wait(browser, "document.querySelectorAll('#curves .curve polyline').length === 2")
+        wait(browser, "document.querySelectorAll('#rest .curve').length === 1")
         assert wait(browser, "document.querySelector('[data-fact=placement]').textContent") == "earliest end"
     wait(browser, "document.getElementById('connection').textContent.startsWith('The connection is lost')")
     write(run.id, 40)  # while nobody serves the page

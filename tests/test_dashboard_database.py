@@ -131,8 +131,9 @@ def test_every_list_and_page_is_there_on_both(site):
         db.add_metrics(session, run.id, 1, {"loss": 1.0})
     shown = site.api.get(f"/api/v1/runs/{run.id}").json()
     assert (shown["tags"], shown["gpu_indices"], shown["only_agent_id"]) == (["first"], [0], agent["id"])
-    for path in ("projects", "groups", "datasets", "models", "augmentations", "runs", "agents", "schedule", f"runs/{run.id}/logs",
-                 f"runs/{run.id}/metrics", f"configs/project/{run.project_id}", f"agents/{agent['id']}/gpus"):
+    for path in ("projects", "groups", "datasets", "models", "augmentations", "runs", "agents", "schedule",
+                 f"runs/{run.id}/logs", f"runs/{run.id}/metrics", f"configs/project/{run.project_id}",
+                 f"agents/{agent['id']}/gpus"):
         assert site.api.get(f"/api/v1/{path}").status_code == 200, path
     for path in ("projects", "agents", "schedule", f"runs/{run.id}", f"runs/{run.id}/log", f"projects/{run.project_id}/runs",
                  f"projects/{run.project_id}/runs?offset=1", f"projects/{run.project_id}/configs"):

@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -33,6 +34,7 @@ def _dashboard(options: argparse.Namespace) -> int:
         print(f"{url}  (token: {kept or 'DASHBOARD_TOKEN'})", flush=True)
         with contextlib.nullcontext() if options.no_agent else _agent(url, token):
             server = uvicorn.Server(uvicorn.Config(served, log_level="warning", access_log=False, timeout_graceful_shutdown=3))
+            signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # uvicorn raises it again at its end
             server.run(sockets=[listener])
     return 0
 

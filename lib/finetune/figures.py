@@ -30,12 +30,15 @@ def confusion(evaluation: Evaluation, class_names: Sequence[str]) -> Figure:
     """Return the confusion matrix, coloured by the share of each row."""
     matrix, rows, columns = counts(evaluation, class_names)
     shares = matrix / np.maximum(matrix.sum(1, keepdims=True), 1)
-    figure = Figure(figsize=(2.6 + 0.36 * min(len(columns), _NAMED), 2.0 + 0.3 * min(len(rows), _NAMED)), layout="constrained")
+    width, height = (1.2 + 0.08 * max(map(len, names)) + 0.42 * min(len(other), _NAMED)
+                     for names, other in ((rows, columns), (columns, rows)))
+    figure = Figure(figsize=(width, height), layout="constrained")
     axis = figure.subplots()
     axis.imshow(shares, cmap="Blues", vmin=0, vmax=1, aspect="auto", interpolation="nearest")
     for ticks, labels in ((axis.set_xticks, columns), (axis.set_yticks, rows)):
         ticks(range(len(labels)) if len(labels) <= _NAMED else [], labels if len(labels) <= _NAMED else [], parse_math=False)
     axis.tick_params(axis="x", rotation=90 if max(map(len, columns)) > 2 else 0)
+    axis.tick_params(labelsize=9)
     if max(matrix.shape) <= _NUMBERED:
         for (row, column), count in np.ndenumerate(matrix):
             axis.text(column, row, f"{count:,}", ha="center", va="center", fontsize=8,

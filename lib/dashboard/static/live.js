@@ -77,7 +77,7 @@ function collect(values) {
     if (!lines.has(split)) lines.set(split, []);
     lines.get(split).push([step, value]);
   }
-  if (!drawing) { drawing = true; requestAnimationFrame(draw); }
+  if (!drawing && document.getElementById("curves")) { drawing = true; requestAnimationFrame(draw); }
 }
 
 function thinned(points) {
@@ -97,8 +97,9 @@ function chart(name, lines) {
   for (const [split, points] of lines) {
     const kind = ["train", "val", "test"].includes(split) ? split : "train";
     const ordered = thinned([...points].sort((a, b) => a[0] - b[0]));
-    svg.append(element("svg:polyline", {class: kind, points: ordered.map(p => `${x(p[0])},${y(p[1])}`).join(" ")}));
-    if (ordered.length === 1) svg.append(element("svg:circle", {class: kind, cx: x(ordered[0][0]), cy: y(ordered[0][1]), r: 1.5}));
+    const drawn = ordered.length > 1 ? ordered : [ordered[0], ordered[0]];
+    svg.append(element("svg:polyline", {class: `${kind}${ordered.length > 1 ? "" : " dot"}`,
+      points: drawn.map(p => `${x(p[0])},${y(p[1])}`).join(" ")}));
     legend.append(element("span", {class: `legend ${kind}`}, ` ${split} ${plain(ordered.at(-1)[1])}`));
   }
   title.append(legend);
@@ -110,9 +111,12 @@ function chart(name, lines) {
 
 function draw() {
   drawing = false;
-  const order = ["loss", "images_per_sec"], rank = name => (order.indexOf(name) + 1 || 9);
-  const names = [...series.keys()].sort((a, b) => rank(a) - rank(b) || a.localeCompare(b));
-  document.getElementById("curves").replaceChildren(...names.map(name => chart(name, series.get(name))));
+  const curves = document.getElementById("curves"), first = ["loss", "images_per_sec", curves.dataset.monitor.replace("val_", "")];
+  const charts = names => names.map(name => chart(name, series.get(name)));
+  const rest = [...series.keys()].filter(name => !first.includes(name)).sort();
+  curves.replaceChildren(...charts(first.filter((name, n) => series.has(name) && first.indexOf(name) === n)));
+  document.getElementById("rest").replaceChildren(...charts(rest));
+  document.getElementById("more").hidden = !rest.length;
 }
 
 // --- log
@@ -139,7 +143,7 @@ function showState(state) {
   run = state;
   ahead = run.now - Date.now() / 1000;
   put("state", run.state).className = `state ${run.state}`;
-  put("epoch", run.epoch === null ? "" : `${run.epoch}${run.epochs ? ` of ${run.epochs}` : ""}`);
+  put("epoch", run.epoch === null ? "" : `${run.epoch + 1}${run.epochs ? ` of ${run.epochs}` : ""}`);
   put("predicted_s", seconds(run.predicted_s));
   put("best_value", plain(run.best_value));
   for (const name of ["step", "reason", "placement", "place"]) put(name, run[name] ?? "");

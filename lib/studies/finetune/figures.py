@@ -12,7 +12,7 @@ def _ends(history: pd.DataFrame, axis) -> None:
     """Mark the last batch of each epoch but the last."""
     steps = history[history["name"] == "train/step_loss"]
     for last in steps.groupby("epoch")["step"].max().iloc[:-1]:
-        axis.axvline(last + 0.5, color="#dddddd", linewidth=0.8, zorder=0)
+        axis.axvline(last + 1.5, color="#888888", linewidth=1, linestyle=":", zorder=0)
 
 
 @needs("reported steps")
@@ -41,12 +41,18 @@ def learning(history: pd.DataFrame):
 @needs("predictions")
 def predictions(table: pd.DataFrame):
     """Return predicted forward and backward of a step on each device with its interval, and the measured one, logarithmic."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
     figure, ((axis,),) = axes(height=1.2 + 0.34 * len(table))
     rows = range(len(table))
     axis.hlines(rows, table["low_ms"], table["high_ms"], color="#c9d7ea", linewidth=6, label="nominal 90 % interval")
     axis.scatter(table["predicted_ms"], rows, color=SERIES[0], zorder=3, label="predicted")
-    axis.scatter(table["measured_ms"], rows, color=SERIES[1], marker="D", s=30, zorder=4, label="measured")
+    axis.scatter(table["measured_ms"], rows, color=SERIES[1], marker="|", s=260, linewidths=2.5,
+                 zorder=4, label="measured")
     axis.set(xscale="log", xlabel="ms, forward and backward", yticks=rows, yticklabels=table["device"],
              ylim=(len(table) - 0.5, -0.5))
+    axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axis.xaxis.set_minor_formatter(NullFormatter())
     figure.legend(loc="outside lower center", ncols=3, fontsize=9)
     return figure

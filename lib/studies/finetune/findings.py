@@ -6,6 +6,7 @@ import pandas as pd
 from lib.measure.training.summary import PHASES_MS
 from lib.missing import MissingError, needs
 from lib.studies.finetune.study import Study
+from lib.studies.finetune.tables import recomputed
 
 
 @needs("epochs")
@@ -41,8 +42,8 @@ def metric_words(metrics: pd.DataFrame) -> str:
 def confusion_words(confusions: pd.DataFrame) -> str:
     """Say which class is most often taken for which; ``confusions``: ``tables.confusions``."""
     row = confusions.iloc[0]
-    return (f"Most frequent error: {row['truth']}, predicted {row['predicted']}: {row['samples']} samples, "
-            f"{row['share_pct']:.0f} % of that truth. {len(confusions)} kinds of error occur.")
+    return (f"Most frequent error: {row['truth']} → {row['predicted']}: {row['samples']} samples, "
+            f"{row['share_pct']:.0f} % of those where it could occur. {len(confusions)} kinds of error occur.")
 
 
 @needs("epochs")
@@ -67,7 +68,7 @@ def predicted_words(table: pd.DataFrame) -> str:
                  f"{'inside' if inside else 'outside'} of the interval")
     if len(table) > 1 and fastest["device"] != own["device"]:
         text += (f". Fastest of {len(table)} devices: {fastest['device']}, {fastest['predicted_ms']:.2g} ms, "
-                 f"{own['predicted_ms'] / fastest['predicted_ms']:.0f} times as fast")
+                 f"{own['predicted_ms'] / fastest['predicted_ms']:.1f} times as fast")
     return text + "."
 
 
@@ -97,15 +98,11 @@ def learned_words(epochs: pd.DataFrame, metrics: pd.DataFrame, phases: pd.DataFr
     return "\n".join(f"- {line}" for line in lines)
 
 
-def key_numbers(results: Study, metrics: pd.DataFrame, phases: pd.DataFrame, predictions: pd.DataFrame, resumed: pd.DataFrame,
+def key_numbers(results: Study, phases: pd.DataFrame, predictions: pd.DataFrame, resumed: pd.DataFrame,
                 exact: bool) -> dict[str, tuple[float | str, str, float | None]]:
     """Return the key numbers, name to value, unit and tolerance; ``exact`` for a replay, which must reproduce."""
-    summary, within = results.summary, 0.001 if exact else None
-    table = metrics.set_index("metric")
-    numbers = {"epochs": (summary["epochs"], "epochs", 0.0 if exact else None),
-               "batches": (summary["batches"], "batches", 0.0 if exact else None),
-               f"best {summary['monitor']}": (summary["best_value"], "", within)}
-    numbers |= {f"test {name}": (table.loc[name, "test"], "", within) for name in ("acc@1", "acc_macro", "auroc_macro")}
+    within = 0.001 if exact else None
+    numbers = {name: (value, "", within) for name, value in recomputed(results).items()}
     train = phases[phases["task_type"] == "train"]
     if len(train):
         numbers["unexplained share of the step"] = (train.iloc[0]["unaccounted_pct"], "%", within)
@@ -115,5 +112,5 @@ def key_numbers(results: Study, metrics: pd.DataFrame, phases: pd.DataFrame, pre
         numbers["measured forward and backward"] = (own["measured_ms"], "ms", within)
     if len(resumed):
         numbers["values that differ after a resume"] = (resumed["different"].sum(), "", 0.0)
-    rate = pd.DataFrame(summary["history"])["images_per_sec"].median()
+    rate = pd.DataFrame(results.summary["history"])["images_per_sec"].median()
     return numbers | {"throughput": (rate, "images/s", None)}

@@ -146,10 +146,11 @@ def predicted(results: Study, shipped: bool) -> pd.DataFrame:
 
 
 def _predictors(dtype: str, shipped: bool) -> list[Predictor]:
+    every = registry.for_devices((), dtype)
     if not shipped:
-        return registry.for_devices((), dtype)
+        return every
     model = registry.shipped_cpu(dtype)
-    return [Predictor("cpu", dtype, model, model.device)]
+    return [Predictor("cpu", dtype, model, model.device), *(one for one in every if one.device != "cpu")]
 
 
 def _device(results: Study) -> str:

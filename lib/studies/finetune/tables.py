@@ -24,7 +24,25 @@ def config(own: TrainConfig) -> pd.DataFrame:
 def epochs(results: Study) -> pd.DataFrame:
     """Return a row an epoch (EPOCHS); ``monitored`` is the metric by which the best weights are chosen."""
     table = pd.DataFrame(results.summary["history"]).assign(monitored=lambda rows: rows[results.summary["monitor"]])
-    return table.reindex(columns=EPOCHS).astype(dict.fromkeys(EPOCHS[1:], float))
+    table = table.reindex(columns=EPOCHS).astype(dict.fromkeys(EPOCHS[1:], float))
+    return table.assign(lr=table["lr"].map("{:.1e}".format))
+
+
+def recomputed(results: Study) -> dict[str, float]:
+    """Return key numbers once more from what they were made of: reported steps and epochs, and counts of the confusion matrix.
+
+    The training loss is that of the last epoch, from its steps weighted by their samples; NaN where the run was not profiled.
+    """
+    history, monitor = results.history, results.summary["monitor"]
+    steps = history[history["name"] == "train/step_loss"]
+    epochs = history.loc[history["name"] == f"val/{monitor.removeprefix('val_')}", "value"]
+    last = steps[steps["epoch"] == steps["epoch"].max()].set_index("step")["value"]
+    train = results.rows[results.rows["task_type"] == "train"].set_index("global_step")["batch_size"].reindex(last.index)
+    matrix = results.final.confusion
+    return {"batches": float(len(steps)), "epochs": float(len(epochs)),
+            f"best {monitor}": float(epochs.min() if monitor == "val_loss" else epochs.max()),
+            "last training loss": float((last * train).sum(skipna=False) / train.sum()),
+            f"{results.final.split} acc@1": float(matrix.diagonal(axis1=-2, axis2=-1).sum() / matrix.sum())}
 
 
 def metrics(results: Study) -> pd.DataFrame:
@@ -39,12 +57,12 @@ def metrics(results: Study) -> pd.DataFrame:
 def confusions(evaluation: Evaluation, labels: Sequence[str]) -> pd.DataFrame:
     """Return which class is taken for which, the most frequent first: truth, predicted, samples, share of the class.
 
-    Multi-label: for each label what was missed and what was added, as predicted ``without`` and ``with`` it.
+    Multi-label: for each label what was ``missed``, and what was ``added`` to samples without it.
     """
     matrix = evaluation.confusion
     if matrix.ndim == 3:
         rows = [(label, predicted, int(matrix[index][cell]), int(matrix[index][cell[0]].sum()))
-                for index, label in enumerate(labels) for predicted, cell in (("without", (1, 0)), ("with", (0, 1)))]
+                for index, label in enumerate(labels) for predicted, cell in (("missed", (1, 0)), ("added", (0, 1)))]
     else:
         rows = [(labels[row], labels[column], int(count), int(matrix[row].sum()))
                 for (row, column), count in np.ndenumerate(matrix) if row != column]
