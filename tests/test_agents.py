@@ -1,6 +1,7 @@
 """Agents over a real server on this host: every job ends once, whatever is killed; logs have no holes and no doubles."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,10 +19,10 @@ from sqlalchemy.exc import OperationalError
 
 from lib import paths
 from lib.cli import main
-from lib.dashboard import advice
+from lib.dashboard import advice, predictions
 from lib.dashboard import database as db
 from lib.dashboard.agents import agent, devices, workers
-from lib.dashboard.agents.messages import API_VERSION, Mailbox
+from lib.dashboard.agents.messages import API_VERSION, Device, Mailbox
 from lib.dashboard.agents.workers import Agents
 from lib.dashboard.app import Settings, create_app
 from lib.dashboard.run_records import RunRecords
@@ -459,8 +460,28 @@ def test_kills_of_agents_and_server_lose_no_run_and_end_none_twice(tmp_path):
     assert summary["wrong"] == [] and summary["ended"] == 10 and len(summary["killed"]) == 2
 
 
+def test_fine_tunes_that_took_longer_than_advised_correct_the_others_there(monkeypatch):
+    """Measured over advised, the median on the same processor and threads; a configuration's own runs come first."""
+    monkeypatch.setattr(predictions.worker, "call", lambda *_, **__: {"chip": (10.0, "as advised")})
+    known = predictions.Predictions()
+    for name, threads in (("a/cpu", 1), ("b/cpu", 2)):
+        device = Device(name="cpu[0]", threads=threads, cores=threads, memory_mb=1000, model="chip")
+        known.place(name, predictions.Place(name, name, device))
+    for run_id in ("first", "second"):
+        config = types.SimpleNamespace(kind="finetune", config_json={}, config_hash=run_id)
+        known.add(types.SimpleNamespace(id=run_id, config=config, only_agent_id=None, gpu_indices=[]))
+        known.advise(run_id)
+    assert known.placement("second", "a/cpu")["predicted_s"] == 10
+    known.measure("first", "a/cpu", 25.0)
+    assert known.placement("second", "a/cpu")["predicted_s"] == 25
+    assert "2.5 times as long by 1 other fine-tunes there" in known.placement("second", "a/cpu")["placement"]
+    assert known.placement("second", "b/cpu")["predicted_s"] == 10, "other threads"
+    known.measure("second", "a/cpu", 40.0)
+    assert known.placement("second", "a/cpu")["predicted_s"] == 40
+
+
 @pytest.mark.slow
-def test_a_fine_tune_is_predicted_by_its_steps_whatever_its_network_is_called(tmp_path):
+def test_a_fine_tune_is_predicted_by_its_steps_and_evaluations_whatever_its_network_is_called(tmp_path):
     from transformers import ViTConfig
 
     tiny = ViTConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, image_size=28,
@@ -470,8 +491,13 @@ def test_a_fine_tune_is_predicted_by_its_steps_whatever_its_network_is_called(tm
              "load_pretrained": True, "autocast_dtype": "torch.float32", "max_datapoints_per_class": 100}
     processors = [("cpu", "any"), ("cuda", "NVIDIA H200"), ("cuda", "none")]
     for name in (str(tmp_path / "tiny"), "simple_cnn"):
-        steps, times = advice.advise({**usual, "model_flavour": name}, processors)
-        assert steps == 3 * -(-900 // 64)  # nine classes
-        assert set(times) == {"any", "NVIDIA H200"} and all(0 < step_s < 1 for step_s, _ in times.values())
+        advised = advice.advise({**usual, "model_flavour": name}, processors)
+        assert set(advised) == {"any", "NVIDIA H200"}
+        for seconds, words in advised.values():
+            steps, step_ms, batches, batch_ms = re.match(
+                r"([\d,]+) steps of (.+) ms, ([\d,]+) evaluated batches of (.+) ms, ", words).groups()
+            assert int(steps) == 3 * -(-900 // 64), "nine classes of 100 each"
+            assert int(batches) > 3 and 0 < float(batch_ms) < float(step_ms)
+            assert seconds == pytest.approx((int(steps) * float(step_ms) + int(batches) * float(batch_ms)) / 1e3, rel=0.01)
     with pytest.raises(InputError, match="no dataset"):
         advice.advise({**usual, "root": "synthetic:none", "model_flavour": "simple_cnn"}, processors)

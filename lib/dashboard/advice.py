@@ -1,4 +1,4 @@
-"""What the cost models say of a fine-tune: its steps, and how long one takes on a processor. Called in a process of its own."""
+"""What the cost models say of a fine-tune: the seconds of its steps and evaluations. Called in a process of its own."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,11 +7,12 @@ from lib.config.base import build
 from lib.errors import InputError
 
 
-def advise(config: Mapping[str, Any], processors: Sequence[tuple[str, str]]) -> tuple[int, dict[str, tuple[float, str]]]:
-    """Return the steps of a config, and by processor the seconds of a step and on what they rest.
+def advise(config: Mapping[str, Any], processors: Sequence[tuple[str, str]]) -> dict[str, tuple[float, str]]:
+    """Return by processor the seconds of a config's training steps and evaluated batches, and on what they rest.
 
     ``processors`` are (``cpu`` or ``cuda``, the name that its driver gives); one that no model is of is left out. A network is
-    built from its config, without weights. Raises InputError where data or network are not to be had here.
+    built from its config, without weights. Starting, loading and saving are not in it. Raises InputError where data or network
+    are not to be had here.
     """
     from lib.finetune import data, networks
     from lib.finetune.config import TrainConfig
@@ -24,16 +25,20 @@ def advise(config: Mapping[str, Any], processors: Sequence[tuple[str, str]]) -> 
     names, facts = data.names_and_facts(checked)
     network = networks.network(checked, facts)
     opened = data.open_data(checked, network.inputs, names)
-    steps = data.Batches(opened.indices["train"], checked.batch_size).batches * checked.epochs
+    batches = {split: data.Batches(indices, checked.batch_size).batches for split, indices in opened.indices.items()}
+    counts = {"train": batches["train"] * checked.epochs, "infer": batches["val"] * checked.epochs + batches.get("test", 0)}
     sample = (network.inputs.channels, *[network.inputs.size] * facts.spatial)
     built = Network(network.name, lambda: network.build(opened.labels), (checked.batch_size, *sample))
-    captured = work.captured(built, "train", dtypes.torch_name(checked.precision), checked.channels_last)
-    times = {}
+    parts = {mode: work.captured(built, mode, dtypes.torch_name(checked.precision), checked.channels_last) for mode in counts}
+    advised = {}
     for kind, name in processors:
         if predictor := _predictor(kind, name, checked.precision):
-            estimate = predictor.estimate(captured)
-            times[name] = (estimate.predicted_ms / 1e3, advice.source_of(predictor, estimate))
-    return steps, times
+            estimates = {mode: predictor.estimate(part) for mode, part in parts.items()}
+            ms = {mode: estimate.predicted_ms for mode, estimate in estimates.items()}
+            words = (f"{counts['train']:,} steps of {ms['train']:,.3g} ms, {counts['infer']:,} evaluated batches of "
+                     f"{ms['infer']:,.3g} ms, {advice.source_of(predictor, estimates['train'])}")
+            advised[name] = sum(counts[mode] * ms[mode] for mode in counts) / 1e3, words
+    return advised
 
 
 def _predictor(kind: str, name: str, dtype: str):

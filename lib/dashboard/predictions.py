@@ -59,7 +59,8 @@ class Predictions:
         self._runs: dict[str, _Wanted] = {}
         self._places: dict[str, Place] = {}
         self._measured: dict[tuple[str, tuple[str, str], int], list[float]] = defaultdict(list)
-        self._advised: dict[str, tuple[int, dict[str, tuple[float, str]]]] = {}
+        self._advised: dict[str, dict[str, tuple[float, str]]] = {}
+        self._ratios: dict[tuple[tuple[str, str], int], list[float]] = defaultdict(list)  # measured over advised
 
     def add(self, run: db.Run) -> None:
         """Take a run that waits."""
@@ -74,6 +75,11 @@ class Predictions:
         wanted, place = self._runs.get(run_id), self._places.get(device_type)
         if wanted and place:
             self._keep(wanted, place.processor, place.device.threads, seconds)
+            advised_s = self._advised.get(wanted.digest, {}).get(place.device.model, (inf, ""))[0]
+            if advised_s < inf:
+                ratios = self._ratios[place.processor, place.device.threads]
+                ratios.append(seconds / advised_s)
+                del ratios[:-_LAST]
 
     def _keep(self, wanted: _Wanted, processor: tuple[str, str], threads: int, seconds: float) -> None:
         for alike in wanted.alike:
@@ -95,16 +101,16 @@ class Predictions:
                     self._keep(_wanted(run), place.processor, device.threads, float(row["end_s"] - row["start_s"]))
 
     def advise(self, run_id: str) -> None:
-        """Ask the cost models how long a fine-tune's steps take, once a configuration; this takes some seconds."""
+        """Ask the cost models how long a fine-tune takes, once a configuration; this takes some seconds."""
         wanted = self._runs[run_id]
         processors = sorted({place.processor for place in self._places.values()})
-        known = self._advised.get(wanted.digest, (0, {}))[1]
+        known = self._advised.get(wanted.digest, {})
         if wanted.kind == "finetune" and not {name for _, name in processors} <= set(known):
             try:
-                steps, times = worker.call(advice.advise, wanted.config, processors, environment={"CUDA_VISIBLE_DEVICES": ""})
+                advised = worker.call(advice.advise, wanted.config, processors, environment={"CUDA_VISIBLE_DEVICES": ""})
             except Exception as error:  # whatever a network may raise: it runs all the same, by a guess
-                steps, times = 0, {name: (inf, one_line(error)) for _, name in processors}
-            self._advised[wanted.digest] = steps, {**{name: (inf, "no model is of it") for _, name in processors}, **times}
+                advised = {name: (inf, one_line(error)) for _, name in processors}
+            self._advised[wanted.digest] = {name: (inf, "no model is of it") for _, name in processors} | advised
 
     def seconds(self, spec: Spec, device_type: str) -> float:
         """Return the seconds of a run on a device type; inf where it may not run. Raises InputError for an unknown run."""
@@ -127,11 +133,13 @@ class Predictions:
         config = wanted.config
         if wanted.kind == "notebook" and (budget := durations.by_budget(config["notebook"], config["parameters"])):
             return budget
-        steps, advised = self._advised.get(wanted.digest, (0, {}))
-        step_s, source = advised.get(place.device.model, (inf, "nothing was run like it"))
-        if step_s < inf:
-            return steps * step_s, f"{steps:,} steps of {1e3 * step_s:,.3g} ms, {source}"
-        return GUESS_S, f"a guess: {source}"
+        advised_s, source = self._advised.get(wanted.digest, {}).get(place.device.model, (inf, "nothing was run like it"))
+        if advised_s == inf:
+            return GUESS_S, f"a guess: {source}"
+        if ratios := self._ratios.get((place.processor, place.device.threads)):
+            ratio = median(ratios)
+            return max(1e-3, ratio * advised_s), f"{source}, {ratio:,.3g} times as long by {len(ratios)} other fine-tunes there"
+        return max(1e-3, advised_s), source
 
     def placement(self, run_id: str, device_type: str) -> dict[str, Any]:
         """Return how long a run should take on a device type, and how that compares with the others, as columns of Run."""
