@@ -306,7 +306,7 @@ def _say_notes(config: TrainConfig, task: FinetuneTask, data: run_data.Data) -> 
         print(f"eval_topk {choices(dropped)} left out: there are {len(data.labels)} classes"
               + (", and a sample may have several" if task.multi_label else ""))
     kept, there = len(data.indices["train"]), len(data.splits["train"])
-    print(f"{data.note} {kept} of {there} training samples, {len(data.labels)} classes.", flush=True)
+    print(f"{data.note}\n{kept:,} of {there:,} training samples, {len(data.labels)} classes", flush=True)
 
 
 def train(config: TrainConfig, folder: Path, device: torch.device, threads: int = 0, check: Callable[[], None] = lambda: None,
