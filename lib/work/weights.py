@@ -1,0 +1,51 @@
+"""Tensors on disk: written in one step, read as data and never as code."""
+
+import contextlib
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lib import files
+from lib.errors import InputError, one_line
+
+
+def save(content: Any, path: Path) -> Path:
+    """Write tensors and plain values in one step: readers see the old file or the new one. One process writes to a file.
+
+    Raises InputError on a full disk; the old file stays.
+    """
+    files.folder(path.parent)
+    temporary = path.with_name(f".{path.name}.partial")  # one name: what a killed writer leaves, the next one replaces
+    with files.writing(path):
+        try:
+            with open(temporary, "wb") as file:
+                torch.save(content, file)
+            os.replace(temporary, path)
+        except RuntimeError as error:  # torch's own, of an error of the file
+            raise error.__context__ if isinstance(error.__context__, OSError) else error from None
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                temporary.unlink()
+    return path
+
+
+def load(path: Path) -> Any:
+    """Read what ``save`` wrote, onto the CPU; InputError for a file that is missing, damaged or holds anything else."""
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise InputError(f"{path} is missing") from None
+    except Exception as error:  # a damaged file fails in many ways
+        raise InputError(f"{path} holds no tensors, or is damaged: {one_line(error)}") from None
+
+
+def load_model(model: torch.nn.Module, path: Path) -> None:
+    """Load a model's weights that ``save`` wrote; InputError as ``load``, and for those of another model."""
+    try:
+        model.load_state_dict(load(path))
+    except InputError:
+        raise
+    except Exception as error:  # whatever a file may hold
+        raise InputError(f"{path} holds no weights of this model: {one_line(error)}") from None
