@@ -13,6 +13,7 @@ from benchmarks import (
     power,
     prediction,
     public,
+    queue_placement,
     repeat,
     schedule,
     startup,
@@ -20,7 +21,8 @@ from benchmarks import (
 )
 
 BENCHMARKS = {module.__name__.rpartition(".")[2]: module for module in (
-    startup, overhead, power, peers, repeat, sweep, faults, composition, learning, prediction, public, schedule, doors)}
+    startup, overhead, power, peers, repeat, sweep, faults, composition, learning, prediction, public, schedule,
+    queue_placement, doors)}
 
 
 def main(names: list[str]) -> int:

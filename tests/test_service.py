@@ -6,6 +6,7 @@ import threading
 import time
 from collections import Counter
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,12 +16,13 @@ from hypothesis import strategies as st
 from lib.errors import InputError
 from lib.schedule.policies import registry
 from lib.schedule.runtime import executor
+from lib.schedule.runtime.engine import engine
 from lib.schedule.runtime.engine.priorities import ranked
 from lib.schedule.runtime.journal import Journal, Spec
 from lib.schedule.runtime.service import Service
-from lib.schedule.runtime.workers import Limits, Slot, SlotLost, card_of, logged
+from lib.schedule.runtime.workers import Limits, Slot, SlotLost, card_of, device_type_of, logged
 from lib.schedule.state import Start
-from tests import served
+from tests import placed, served
 
 LIMITS = Limits(beat_s=0.05, silent_s=30, ready_s=120, grace_s=0.3, late=5, least_s=30, attempts=3)
 
@@ -373,6 +375,45 @@ def test_a_plan_goes_on_from_what_runs(tmp_path):
             start = service.attempts()["start_s"].iloc[0]
             assert plan.loc["runs", "start_s"] == start and plan.loc["runs", "end_s"] == pytest.approx(start + 60)
             assert plan.loc["waits", "start_s"] == pytest.approx(start + 60) and plan.loc["waits", "attempt"] == 1
+
+
+class Dozer:
+    """A worker without a process, in a time that only the engine's waiting moves."""
+
+    clock_s = 0.0
+
+    def __init__(self, slot, limits):
+        self.type, self.outbox, self.ends = device_type_of(slot.name), [("ready", 0)], {}
+
+    def send(self, *message):
+        if message[0] == "run":
+            self.ends[message[1]] = Dozer.clock_s + placed.seconds_on(Spec("", "", message[3]), self.type)
+
+    def messages(self):
+        ended = [token for token, end_s in self.ends.items() if end_s <= Dozer.clock_s]
+        messages, self.outbox = [*self.outbox, *(("done", token, self.ends.pop(token)) for token in ended)], []
+        return messages
+
+    def shut_down(self):
+        pass
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_mixed_queue_ends_as_planned_and_sooner_than_first_come_first_served(tmp_path, monkeypatch, seed):
+    """benchmarks/queue_placement.py does the same with worker processes, in real time."""
+    def pass_by(pipes, pause):
+        Dozer.clock_s += min(0.005, max(0.0, pause))
+        return []
+
+    monkeypatch.setattr(Dozer, "clock_s", 0.0)
+    monkeypatch.setattr(engine, "time", SimpleNamespace(monotonic=lambda: Dozer.clock_s))
+    monkeypatch.setattr(engine, "wait", pass_by)
+    specs = placed.jobs_of(24, 1.0, seed)
+    hybrid = placed.run(tmp_path / "hybrid", specs, "hybrid", spawn=Dozer)
+    first = placed.run(tmp_path / "first", specs, "first-come", spawn=Dozer)
+    late = placed.run(tmp_path / "late", specs[:16], "hybrid", specs[16:], Dozer)
+    assert hybrid.ratio <= 1.1 and first.ratio <= 1.1 and late.ratio <= 1.05
+    assert hybrid.actual_s < first.actual_s
 
 
 # ---------------------------------------------------------------------------------------------- cards and lines
