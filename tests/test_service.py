@@ -2,6 +2,7 @@
 
 import math
 import random
+import sys
 import threading
 import time
 from collections import Counter
@@ -13,7 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lib import locks
 from lib.errors import InputError
+from lib.measure.energy import meters
 from lib.schedule.policies import registry
 from lib.schedule.runtime import executor
 from lib.schedule.runtime.engine import engine
@@ -431,6 +434,29 @@ def test_a_slot_of_a_gpu_has_the_card_that_this_process_calls_so(slot, mask, car
 def test_a_card_that_is_masked_is_lost(mask):
     with pytest.raises(SlotLost, match="there is no cuda:1: CUDA_VISIBLE_DEVICES is"):
         card_of(Slot("cuda:1"), {"CUDA_VISIBLE_DEVICES": mask})
+
+
+def test_a_card_has_one_lock_and_one_meter_whatever_a_process_calls_it(monkeypatch, tmp_path):
+    """``cuda:0`` of a process that is shown its card alone is another than that of one that is shown all."""
+    monkeypatch.setenv("LIB_LOCKS", str(tmp_path))
+    handles = []
+    monkeypatch.setitem(sys.modules, "pynvml", SimpleNamespace(
+        NVMLError=RuntimeError, NVML_FI_DEV_POWER_INSTANT=1, NVML_SUCCESS=0, nvmlInit=lambda: None,
+        nvmlDeviceGetHandleByIndex=handles.append, nvmlDeviceGetHandleByUUID=handles.append,
+        nvmlDeviceGetFieldValues=lambda *_: [SimpleNamespace(nvmlReturn=1)], nvmlDeviceGetPowerUsage=lambda _: 1000,
+        nvmlDeviceGetTotalEnergyConsumption=lambda _: 1000))
+    names = []
+    for mask, name in ((None, "cuda:1"), ("1", "cuda:0"), ("0,1", "cuda:1"), ("MIG-GPU-aa/1/0", "cuda:0"), (None, "cpu")):
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        if mask:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", mask)
+        with locks.device(name):
+            names.append({path.name for path in tmp_path.iterdir()})
+        if name != "cpu":
+            meters.Nvml(int(name[-1]))
+    assert names[0] == names[1] == names[2] == {"measuring-cuda-1.lock"}
+    assert names[3] - names[2] == {"measuring-cuda-MIG-GPU-aa-1-0.lock"} and names[4] - names[3] == {"measuring-cpu.lock"}
+    assert handles == [1, 1, 1, "MIG-GPU-aa/1/0"]
 
 
 def test_a_worker_sees_its_card_alone_and_what_it_prints_are_numbered_lines(tmp_path, monkeypatch):
