@@ -15,6 +15,7 @@ from benchmarks import (
     prediction,
     public,
     queue,
+    queue_placement,
     repeat,
     schedule,
     startup,
@@ -22,8 +23,8 @@ from benchmarks import (
 )
 
 BENCHMARKS = {module.__name__.rpartition(".")[2]: module for module in (
-    startup, overhead, power, peers, repeat, sweep, faults, composition, learning, prediction, public, schedule, doors,
-    finetune, queue)}
+    startup, overhead, power, peers, repeat, sweep, faults, composition, learning, prediction, public, schedule,
+    queue_placement, doors, finetune, queue)}
 
 
 def main(names: list[str]) -> int:

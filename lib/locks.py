@@ -1,13 +1,15 @@
 """Locks: one writer of a file, one measurement of a device. They end with the process that holds them, however it ends."""
 
 import os
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from lib import files
 from lib.errors import InputError, choices
 
+MASK = "CUDA_VISIBLE_DEVICES"
 PATIENCE_S = 600.0  # how long a measurement waits until another one ends
 _HOST = ("/run/lock", "/dev/shm", "/tmp")
 _EVERYBODY, _ALL = 0o666, 0o777
@@ -42,13 +44,30 @@ def _open_to_all(folder: Path) -> Path:
     return folder
 
 
+def card(number: int, environment: Mapping[str, str] = os.environ) -> str:
+    """Return what this host calls the card ``cuda:<number>`` of a process: an index, or the id that its mask holds.
+
+    Raises InputError where CUDA_VISIBLE_DEVICES leaves fewer cards.
+    """
+    mask = environment.get(MASK)
+    if mask is None:
+        return str(number)
+    names = [name.strip() for name in mask.split(",")]
+    shown = names[:next((place for place, name in enumerate(names) if name in ("", "-1")), len(names))]  # as CUDA reads it
+    if number >= len(shown):
+        raise InputError(f"there is no cuda:{number}: {MASK} is {mask!r}, which leaves {len(shown)} cards")
+    return shown[number]
+
+
 @contextmanager
 def device(name: str, timeout_s: float = PATIENCE_S) -> Iterator[None]:
     """Hold this host's lock of one device, so that two measurements never share it.
 
     Raises HeldError, an InputError, when another process still holds it after ``timeout_s``.
     """
-    path = host_folder() / f"measuring-{name.replace(':', '-')}.lock"
+    kind, _, number = name.partition(":")
+    named = f"cuda-{card(int(number))}" if kind == "cuda" and number.isdecimal() else name
+    path = host_folder() / f"measuring-{re.sub('[^A-Za-z0-9_.-]', '-', named)}.lock"
     with _held(path, timeout_s, f"device {name} is being measured by another process"):
         yield
 

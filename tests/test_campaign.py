@@ -5,6 +5,7 @@ import os
 import stat
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,6 +14,7 @@ import numpy as np
 import pandas as pd
 import psutil
 import pytest
+import torch
 
 from lib import __main__ as command
 from lib import files, store, tables
@@ -22,8 +24,9 @@ from lib.schedule import api, durations
 from lib.schedule.problem import Jobs
 from lib.schedule.runtime import jobs_file, local_site, probe, run_record, tasks
 from lib.schedule.runtime.journal import Spec
-from lib.schedule.runtime.worker_process import Job, _outcome
+from lib.schedule.runtime.worker_process import Job, Stopped, _outcome
 from lib.schedule.runtime.workers import ProcessWorker, Site, Slot
+from lib.work import weights
 from tests import killed
 
 
@@ -292,6 +295,9 @@ def test_real_workloads_survive_the_death_of_a_worker(tmp_path):
     assert ran.schedule[ran.schedule["job_id"] == "a"]["status"].tolist() == ["retried", "done"]
     assert sorted(ran.ends["job_id"]) == ["a", "b", "c"] and set(ran.ends["status"]) == {"done"}
     assert {result["steps"] for result in ran.ends["result"]} == {150, 20}
+    assert {result["weights"] for result in ran.ends["result"]} == {str(tmp_path / "out" / "weights" / name / "weights.pt")
+                                                                    for name in "abc"}
+    assert all(weights.load(Path(result["weights"])) for result in ran.ends["result"])
     assert len(store.read(tmp_path / "out" / "schedule.csv", "schedule")) >= 3
     assert (tmp_path / "out" / "trace.json").is_file() and "done" in run_record.text(ran)
     again = run_record.read(tmp_path / "out")
@@ -325,6 +331,49 @@ def test_paced_work_counts_whole_steps(monkeypatch):
     assert found == {"step_s": pytest.approx(0.1), "n": 5} and clock[0] == pytest.approx(5.6)
     late = tasks.paced(Job("cpu", (), 1), "W6", 0.01, at_s=7.0)
     assert late == {"step_s": pytest.approx(0.1), "n": 1} and clock[0] == pytest.approx(7.1)
+
+
+class Cut(Job):
+    """A job that is told to stop before its batch of that number."""
+
+    def __init__(self, batch):
+        super().__init__("cpu[0]", (), 1)
+        self._left = batch
+
+    def check(self):
+        self._left -= 1
+        if self._left < 0:
+            raise Stopped
+
+
+def test_a_training_job_that_was_cut_short_goes_on_and_ends_with_the_same_weights(tmp_path, monkeypatch):
+    """Bit for bit, wherever it was cut; a state that is damaged is refused; in the end the weights alone are there."""
+    monkeypatch.setattr(tasks, "_KEEP_S", 0.0)
+    monkeypatch.setattr(tasks, "_KEEP_SHARE", 0.0)
+    whole = tasks.workload(Job("cpu[0]", (), 1), "W6", 5, str(tmp_path / "whole"))
+    for batch in (3, 1):
+        with pytest.raises(Stopped):
+            tasks.workload(Cut(batch), "W6", 5, str(tmp_path / "cut"))
+    rest = tasks.workload(Job("cpu[0]", (), 1), "W6", 5, str(tmp_path / "cut"))
+    assert (whole["steps"], whole["trained"], rest["steps"], rest["trained"]) == (5, 5, 5, 1)
+    one, other = (weights.load(tmp_path / name / tasks.WEIGHTS) for name in ("whole", "cut"))
+    assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+    assert [path.name for path in (tmp_path / "cut").iterdir()] == [tasks.WEIGHTS]
+    write(tmp_path / "cut" / "state.pt", "damaged")
+    with pytest.raises(InputError, match=r"state\.pt holds no tensors, or is damaged"):
+        tasks.workload(Job("cpu[0]", (), 1), "W6", 5, str(tmp_path / "cut"))
+
+
+@pytest.mark.parametrize(("samples", "size"), [(10, 3), (4, 4), (7, 1)])
+def test_every_sample_is_seen_once_an_epoch_in_another_order_each_and_from_any_batch_on(samples, size):
+    per_epoch = samples // size
+    batches = list(islice(tasks._order(samples, size, 0), 3 * per_epoch))
+    epochs = [sum(batches[number * per_epoch:(number + 1) * per_epoch], []) for number in range(3)]
+    assert all(len(set(epoch)) == len(epoch) == per_epoch * size for epoch in epochs)
+    assert samples == size or len(set(map(tuple, epochs))) == 3
+    for first in range(3 * per_epoch):
+        assert list(islice(tasks._order(samples, size, first), 2)) == (batches + list(
+            islice(tasks._order(samples, size, 3 * per_epoch), 2)))[first:first + 2]
 
 
 def test_the_command_answers_from_files(tmp_path):

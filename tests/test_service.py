@@ -2,25 +2,30 @@
 
 import math
 import random
+import sys
 import threading
 import time
 from collections import Counter
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lib import locks
 from lib.errors import InputError
+from lib.measure.energy import meters
 from lib.schedule.policies import registry
 from lib.schedule.runtime import executor
+from lib.schedule.runtime.engine import engine
 from lib.schedule.runtime.engine.priorities import ranked
 from lib.schedule.runtime.journal import Journal, Spec
 from lib.schedule.runtime.service import Service
-from lib.schedule.runtime.workers import Limits, Slot, SlotLost, card_of, logged
+from lib.schedule.runtime.workers import Limits, Slot, SlotLost, card_of, device_type_of, logged
 from lib.schedule.state import Start
-from tests import served
+from tests import placed, served
 
 LIMITS = Limits(beat_s=0.05, silent_s=30, ready_s=120, grace_s=0.3, late=5, least_s=30, attempts=3)
 
@@ -375,6 +380,45 @@ def test_a_plan_goes_on_from_what_runs(tmp_path):
             assert plan.loc["waits", "start_s"] == pytest.approx(start + 60) and plan.loc["waits", "attempt"] == 1
 
 
+class Dozer:
+    """A worker without a process, in a time that only the engine's waiting moves."""
+
+    clock_s = 0.0
+
+    def __init__(self, slot, limits):
+        self.type, self.outbox, self.ends = device_type_of(slot.name), [("ready", 0)], {}
+
+    def send(self, *message):
+        if message[0] == "run":
+            self.ends[message[1]] = Dozer.clock_s + placed.seconds_on(Spec("", "", message[3]), self.type)
+
+    def messages(self):
+        ended = [token for token, end_s in self.ends.items() if end_s <= Dozer.clock_s]
+        messages, self.outbox = [*self.outbox, *(("done", token, self.ends.pop(token)) for token in ended)], []
+        return messages
+
+    def shut_down(self):
+        pass
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_mixed_queue_ends_as_planned_and_sooner_than_first_come_first_served(tmp_path, monkeypatch, seed):
+    """benchmarks/queue_placement.py does the same with worker processes, in real time."""
+    def pass_by(pipes, pause):
+        Dozer.clock_s += min(0.005, max(0.0, pause))
+        return []
+
+    monkeypatch.setattr(Dozer, "clock_s", 0.0)
+    monkeypatch.setattr(engine, "time", SimpleNamespace(monotonic=lambda: Dozer.clock_s))
+    monkeypatch.setattr(engine, "wait", pass_by)
+    specs = placed.jobs_of(24, 1.0, seed)
+    hybrid = placed.run(tmp_path / "hybrid", specs, "hybrid", spawn=Dozer)
+    first = placed.run(tmp_path / "first", specs, "first-come", spawn=Dozer)
+    late = placed.run(tmp_path / "late", specs[:16], "hybrid", specs[16:], Dozer)
+    assert hybrid.ratio <= 1.1 and first.ratio <= 1.1 and late.ratio <= 1.05
+    assert hybrid.actual_s < first.actual_s
+
+
 # ---------------------------------------------------------------------------------------------- cards and lines
 
 
@@ -390,6 +434,29 @@ def test_a_slot_of_a_gpu_has_the_card_that_this_process_calls_so(slot, mask, car
 def test_a_card_that_is_masked_is_lost(mask):
     with pytest.raises(SlotLost, match="there is no cuda:1: CUDA_VISIBLE_DEVICES is"):
         card_of(Slot("cuda:1"), {"CUDA_VISIBLE_DEVICES": mask})
+
+
+def test_a_card_has_one_lock_and_one_meter_whatever_a_process_calls_it(monkeypatch, tmp_path):
+    """``cuda:0`` of a process that is shown its card alone is another than that of one that is shown all."""
+    monkeypatch.setenv("LIB_LOCKS", str(tmp_path))
+    handles = []
+    monkeypatch.setitem(sys.modules, "pynvml", SimpleNamespace(
+        NVMLError=RuntimeError, NVML_FI_DEV_POWER_INSTANT=1, NVML_SUCCESS=0, nvmlInit=lambda: None,
+        nvmlDeviceGetHandleByIndex=handles.append, nvmlDeviceGetHandleByUUID=handles.append,
+        nvmlDeviceGetFieldValues=lambda *_: [SimpleNamespace(nvmlReturn=1)], nvmlDeviceGetPowerUsage=lambda _: 1000,
+        nvmlDeviceGetTotalEnergyConsumption=lambda _: 1000))
+    names = []
+    for mask, name in ((None, "cuda:1"), ("1", "cuda:0"), ("0,1", "cuda:1"), ("MIG-GPU-aa/1/0", "cuda:0"), (None, "cpu")):
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        if mask:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", mask)
+        with locks.device(name):
+            names.append({path.name for path in tmp_path.iterdir()})
+        if name != "cpu":
+            meters.Nvml(int(name[-1]))
+    assert names[0] == names[1] == names[2] == {"measuring-cuda-1.lock"}
+    assert names[3] - names[2] == {"measuring-cuda-MIG-GPU-aa-1-0.lock"} and names[4] - names[3] == {"measuring-cpu.lock"}
+    assert handles == [1, 1, 1, "MIG-GPU-aa/1/0"]
 
 
 def test_a_worker_sees_its_card_alone_and_what_it_prints_are_numbered_lines(tmp_path, monkeypatch):

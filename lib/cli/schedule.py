@@ -88,7 +88,7 @@ def add(verbs) -> None:
     verb = verbs.add_parser("run-jobs", help="run jobs on this machine's slots and GPUs or on a cluster; a second call resumes",
                             epilog="A job that is killed runs again: what it does besides its result happens at least once.")
     verb.add_argument("jobs", type=a_path, help="CSV: job_id, and workload_id with steps or notebook (a path in the folder of "
-                      "this file, or in the repository); arrival_s, memory_mb, ...")
+                      "this file, or in the repository) with parameters (JSON); arrival_s, memory_mb, ...")
     verb.add_argument("--policy", default="hybrid", help="as in schedule")
     verb.add_argument("--objective", default="makespan", help="as in schedule")
     verb.add_argument("--slots", type=whole(1), default=0, help="CPU slots of equal size, a node (default: one a core)")

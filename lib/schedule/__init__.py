@@ -12,7 +12,9 @@ From the ground up; a file imports only from its own line and those above it:
       hybrid/                         estimator, planner, late_binding, local_search, stragglers; policy
       registry                        every policy by name
     simulation/                       events; compiled (compiled_loop): the same schedules, faster; metrics, trace
-    runtime/                          workers (worker_process, ray_workers), journal, executor, probe, interference, tasks,
-                                      local_site, run_record, jobs_file
+    durations                         how long notebooks should take
+    runtime/                          workers (worker_process, output, ray_workers), journal, executor (a fixed list), service
+                                      (an open list), probe, interference, tasks, local_site, run_record, jobs_file
+      engine/                         the engine of both: slots, view, priorities, plan, observer
     api                               a problem in, a schedule and its figures out
 """

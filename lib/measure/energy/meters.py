@@ -10,6 +10,7 @@ from typing import Protocol
 
 import numpy as np
 
+from lib import locks
 from lib.errors import InputError, one_line
 from lib.measure.energy import power_log
 from lib.measure.energy.trace import NOT_MEASURED, Trace
@@ -48,7 +49,9 @@ class Nvml:
         self._nvml, self.name = pynvml, f"nvml:{index}"
         try:
             pynvml.nvmlInit()
-            self._handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            card = locks.card(index)
+            self._handle = (pynvml.nvmlDeviceGetHandleByIndex(int(card)) if card.isdecimal() else
+                            pynvml.nvmlDeviceGetHandleByUUID(card))
         except pynvml.NVMLError as error:
             raise InputError(f"no power of GPU {index}: {one_line(error)}") from None
         if math.isnan(self.power_w()) and math.isnan(self.counter_j()):

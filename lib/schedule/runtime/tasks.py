@@ -1,38 +1,39 @@
 """Tasks: train a workload for a number of steps, run a notebook. Each is given the worker's job first."""
 
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
+from itertools import count
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from lib import paths
+from lib.errors import InputError
 from lib.execution import execute_notebook
 from lib.schedule.runtime.worker_process import Job
 
+WEIGHTS = "weights.pt"
+_STATE = "state.pt"  # of a job that is not done: from it the next attempt goes on
 _WARM_STEPS = 2
-_BATCHES = 8  # of a dataset, used again and again: a job is about steps, not about epochs
+_KEEP_S, _KEEP_SHARE = 10.0, 20.0  # between states that are kept: so long, and so many times what the last one took
 
 
 class _Steps:
-    """So many batches of a loader, as often through it as that takes; before each the job may stop."""
+    """So many batches; before each the job may stop, and ``between`` is told how many are done."""
 
-    def __init__(self, job: Job, loader: Any, steps: int):
-        self._job, self._loader, self._steps = job, loader, steps
+    def __init__(self, job: Job, batches: Iterator[Any], steps: int, between: Callable[[int], None] = lambda done: None):
+        self._job, self._batches, self._steps, self._between = job, batches, steps, between
 
     def __len__(self) -> int:
         return self._steps
 
     def __iter__(self) -> Iterator[Any]:
-        left = self._steps
-        while left > 0:
-            for batch in self._loader:
-                self._job.check()
-                if left <= 0:
-                    return
-                left -= 1
-                yield batch
+        for done in range(self._steps):
+            self._between(done)
+            self._job.check()
+            yield next(self._batches)
 
 
 def _device(job: Job) -> str:
@@ -52,21 +53,29 @@ def warm_up() -> None:
 
 
 @cache
-def _batches(workload_id: str) -> tuple[Any, Any]:
-    """Open a workload's data once a worker; return its task and a loader over a few batches."""
-    import torch
-
+def _opened(workload_id: str) -> tuple[Any, Any]:
+    """Open a workload's data once a worker; return its task and its whole training split."""
     from lib.config import definitions
     from lib.work import datasets, workloads
 
     task = workloads.prepare(definitions.workload(workload_id))
     opened = datasets.open_splits(task.workload, "auto", "native")
-    subset = datasets.bounded(opened.splits["train"], _BATCHES, task.workload.batch_size, 0)
-    return task, torch.utils.data.DataLoader(subset, batch_size=task.workload.batch_size, shuffle=True, drop_last=True)
+    return task, datasets.bounded(opened.splits["train"], 0, task.workload.batch_size, 0)
 
 
-def _trainer(job: Job, workload_id: str) -> tuple[Any, Any]:
-    """Build a workload's model anew; return its trainer and its loader."""
+def _order(samples: int, batch_size: int, first: int) -> Iterator[list[int]]:
+    """Yield the samples of batch ``first`` and all that follow: full batches, each epoch in a random order of its own."""
+    import torch
+
+    batches = samples // batch_size
+    for epoch in count(first // batches):
+        order = torch.randperm(samples, generator=torch.Generator().manual_seed(epoch))
+        for batch in range(first - epoch * batches if epoch == first // batches else 0, batches):
+            yield order[batch * batch_size:(batch + 1) * batch_size].tolist()
+
+
+def _trainer(job: Job, workload_id: str, first: int = 0) -> tuple[Any, Iterator[Any]]:
+    """Build a workload's model anew; return its trainer, and its batches from number ``first`` on, without an end."""
     import torch
 
     from lib.measure import machine
@@ -74,42 +83,103 @@ def _trainer(job: Job, workload_id: str) -> tuple[Any, Any]:
 
     torch.set_num_threads(job.threads)
     training.seed_everything(0)
-    task, loader = _batches(workload_id)
-    return training.Trainer(task, training.Options(machine.device(_device(job)))), loader
+    task, data = _opened(workload_id)
+    size = task.workload.batch_size
+    if len(data) < size:
+        raise InputError(f"{workload_id} has {len(data)} samples to train on, fewer than its batch of {size}")
+    loader = torch.utils.data.DataLoader(data, batch_sampler=_order(len(data), size, first))
+    return training.Trainer(task, training.Options(machine.device(_device(job)))), iter(loader)
 
 
-def workload(job: Job, workload_id: str, steps: int) -> dict[str, float]:
-    """Train a workload for ``steps`` steps; return the steps, the seconds that they took, and the mean loss."""
-    trainer, loader = _trainer(job, workload_id)
+class _Kept:
+    """The state of a job in its folder: kept now and then, so that the next attempt goes on from it; in the end the weights."""
+
+    def __init__(self, folder: Path):
+        self.folder, self.steps, self.loss = folder, 0, 0.0
+        self._kept_s, self._took_s = time.monotonic(), 0.0
+
+    def read(self) -> dict[str, Any] | None:
+        """Return the state that was kept, None where there is none; InputError for a damaged one."""
+        from lib.work import weights
+
+        return weights.load(self.folder / _STATE) if (self.folder / _STATE).is_file() else None
+
+    def keep(self, trainer: Any, steps: int) -> None:
+        """Keep the state after so many steps."""
+        import torch
+
+        from lib.work import weights
+
+        begin = time.monotonic()
+        weights.save({"steps": steps, "model": trainer.model.state_dict(), "optimizer": trainer.optimizer.state_dict(),
+                      "random": torch.get_rng_state()}, self.folder / _STATE)
+        self._kept_s = time.monotonic()
+        self._took_s = self._kept_s - begin
+
+    def keep_when_due(self, trainer: Any, steps: int) -> None:
+        """Keep the state, unless that was done a moment ago."""
+        if time.monotonic() - self._kept_s >= max(_KEEP_S, _KEEP_SHARE * self._took_s):
+            self.keep(trainer, steps)
+
+    def end(self, trainer: Any) -> Path:
+        """Write the weights; the state is no longer wanted."""
+        from lib.work import weights
+
+        path = weights.save(trainer.model.state_dict(), self.folder / WEIGHTS)
+        (self.folder / _STATE).unlink(missing_ok=True)
+        return path
+
+
+def workload(job: Job, workload_id: str, steps: int, folder: str) -> dict[str, Any]:
+    """Train a workload for ``steps`` steps, over all its data; its weights are in ``folder`` in the end.
+
+    An attempt that was cut short goes on where its state was last kept. Returns the steps, those of this attempt with the
+    seconds and the mean loss of a sample that they took, and the file of the weights.
+    """
+    import torch
+
+    kept = _Kept(Path(folder))
+    state = kept.read()
+    before = state["steps"] if state else 0
+    trainer, batches = _trainer(job, workload_id, before)
+    if state:
+        trainer.model.load_state_dict(state["model"])
+        trainer.optimizer.load_state_dict(state["optimizer"])
+        torch.set_rng_state(state["random"])
     begin = time.perf_counter()
-    loss = trainer.train(_Steps(job, loader, steps))
-    return {"steps": steps, "seconds": time.perf_counter() - begin, "loss": loss}
+    loss = trainer.train(_Steps(job, batches, steps - before, lambda done: kept.keep_when_due(trainer, before + done)))
+    seconds = time.perf_counter() - begin
+    return {"steps": steps, "trained": steps - before, "seconds": seconds, "loss": loss, "weights": str(kept.end(trainer))}
 
 
 def probe(job: Job, workload_id: str, seconds: float) -> dict[str, float]:
-    """Return how long a step of a workload takes here, and how long it takes to set it up, both in s.
+    """Return how long a step of a workload takes here, and how long it takes to set it up and keep its weights, both in s.
 
     The second of two set-ups counts: the first also loads libraries and data, once a worker.
     """
     _trainer(job, workload_id)
     begin = time.perf_counter()
-    trainer, loader = _trainer(job, workload_id)
+    trainer, batches = _trainer(job, workload_id)
     setup_s = time.perf_counter() - begin
-    trainer.train(_Steps(job, loader, _WARM_STEPS))
+    trainer.train(_Steps(job, batches, _WARM_STEPS))
     steps, begin = 0, time.perf_counter()
     while time.perf_counter() - begin < seconds:
-        trainer.train(_Steps(job, loader, _WARM_STEPS))
+        trainer.train(_Steps(job, batches, _WARM_STEPS))
         steps += _WARM_STEPS
-    return {"step_s": (time.perf_counter() - begin) / steps, "setup_s": setup_s}
+    step_s, begin = (time.perf_counter() - begin) / steps, time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        _Kept(Path(folder)).end(trainer)
+        setup_s += time.perf_counter() - begin
+    return {"step_s": step_s, "setup_s": setup_s}
 
 
 @cache
 def _cached_trainer(workload_id: str, device: str, threads: int) -> tuple[Any, Any]:
-    """Return a trainer and its loader that stay for the life of a worker, warmed up."""
+    """Return a trainer and its batches that stay for the life of a worker, warmed up."""
     job = Job(device, (), threads)
-    trainer, loader = _trainer(job, workload_id)
-    trainer.train(_Steps(job, loader, _WARM_STEPS))
-    return trainer, loader
+    trainer, batches = _trainer(job, workload_id)
+    trainer.train(_Steps(job, batches, _WARM_STEPS))
+    return trainer, batches
 
 
 def paced(job: Job, workload_id: str, seconds: float, at_s: float = 0.0) -> dict[str, Any]:
@@ -117,11 +187,11 @@ def paced(job: Job, workload_id: str, seconds: float, at_s: float = 0.0) -> dict
 
     Returns ``step_s``, the median of the steps that ended in that time (the first, if none did), and their number ``n``.
     """
-    trainer, loader = _cached_trainer(workload_id, job.device, job.threads)
+    trainer, batches = _cached_trainer(workload_id, job.device, job.threads)
     time.sleep(max(0.0, at_s - time.monotonic()))
     until, taken = max(at_s, time.monotonic()) + seconds, []
     while (begin := time.monotonic()) < until or not taken:
-        trainer.train(_Steps(job, loader, 1))
+        trainer.train(_Steps(job, batches, 1))
         end = time.monotonic()
         taken.append((end, end - begin))
     whole = [took for end, took in taken if end <= until] or [taken[0][1]]

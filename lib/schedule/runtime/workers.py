@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 import psutil
 
+from lib import locks
 from lib.errors import InputError, choices
 from lib.measure import worker
 from lib.schedule.problem import Jobs
@@ -14,7 +15,6 @@ from lib.schedule.runtime import worker_process
 from lib.schedule.runtime.output import Output
 
 WARM_UP = "lib.schedule.runtime.tasks:warm_up"
-MASK = "CUDA_VISIBLE_DEVICES"
 
 
 @dataclass(frozen=True)
@@ -69,14 +69,10 @@ def card_of(slot: Slot, environment: Mapping[str, str]) -> str:
     name, _, number = device_type_of(slot.name).partition(":")
     if slot.card or name != "cuda" or not number.isdecimal():
         return slot.card
-    mask = environment.get(MASK)
-    if mask is None:
-        return number
-    left = [card.strip() for card in mask.split(",")]
-    shown = left[:next((place for place, card in enumerate(left) if card in ("", "-1")), len(left))]  # as CUDA reads it
-    if int(number) >= len(shown):
-        raise SlotLost(f"there is no {slot.name}: {MASK} is {mask!r}, which leaves {len(shown)} cards")
-    return shown[int(number)]
+    try:
+        return locks.card(int(number), environment)
+    except InputError as error:
+        raise SlotLost(str(error)) from None
 
 
 class SlotLost(Exception):  # noqa: N818 - the run goes on without the slot
@@ -104,7 +100,7 @@ class ProcessWorker:
 
     def __init__(self, slot: Slot, limits: Limits, output: Output | None = None):
         card = card_of(slot, worker.environment())
-        environment = {**dict.fromkeys(worker_process.THREADS, str(slot.threads)), **({MASK: card} if card else {})}
+        environment = {**dict.fromkeys(worker_process.THREADS, str(slot.threads)), **({locks.MASK: card} if card else {})}
         self.process = worker.Worker(
             worker_process.serve, "cuda:0" if card else slot.name, slot.cores, slot.threads, limits.beat_s, slot.warm_up,
             output and output.theirs, name=f"slot {slot.name}", environment=environment)

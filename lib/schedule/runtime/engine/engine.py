@@ -45,7 +45,7 @@ class Engine:
         self.slots = Slots(limits, spawn, self.now)
         self.view: View | None = None  # none: to be made anew before the next decision
         self.stranded: list[Entry] = []  # jobs that no slot that is there can run
-        self.wake_s, self.done = np.inf, 0
+        self.wake_s, self.done, self._changed = np.inf, 0, False
 
     def now(self) -> float:
         """Return the seconds since the run began, all its parts together."""
@@ -110,11 +110,10 @@ class Engine:
                     self._take()
             made.wait(self._tick_s)
 
-    def _take(self) -> bool:
-        news = not self._changes.empty()
+    def _take(self) -> None:
         while not self._changes.empty():
             self._changes.get()()
-        return news
+            self._changed = True
 
     # ------------------------------------------------------------------------------------------ the loop
 
@@ -132,10 +131,10 @@ class Engine:
     def _round(self, until: Callable[[], bool]) -> bool:
         """Take in what happened, and decide; return whether to go on."""
         with self.lock:
-            news = self._take()
+            self._take()
             if not until():
-                news |= self._look()
-                if news:
+                if self._look() or self._changed:
+                    self._changed = False
                     self._decide()
                 return True
             for slot in self.slots:
