@@ -81,6 +81,7 @@ class Engine:
         for entry in (*self.waiting.values(), *(runs.entry for runs in self.slots.occupants().values())):
             if entry.job_id == job_id:
                 entry.priority = priority
+        self.view = None
 
     def join(self, slot: Slot) -> None:
         """Add a slot, in the place of one of that name."""
@@ -155,7 +156,10 @@ class Engine:
         now = self.now()
         news = now >= self.wake_s
         while self.upcoming and self.upcoming[0].arrival_s <= now:
-            self._arrive(self.upcoming.pop(0))
+            entry = self.upcoming.pop(0)
+            self.waiting[entry.job_id] = entry
+            if self.view:
+                self.view.arrive(entry, expected=True)
             news = True
         for event, slot, what in self.slots.events():
             if event == "report":
@@ -185,12 +189,6 @@ class Engine:
 
     # ------------------------------------------------------------------------------------------ ends of attempts
 
-    def _arrive(self, entry: Entry, again: bool = False) -> None:
-        """Let a job wait, for the first time or again."""
-        self.waiting[entry.job_id] = entry
-        if self.view:
-            self.view.arrive(entry, again)
-
     def _release(self, slot: SlotState) -> Occupant:
         """Free a slot; return what ran there."""
         runs = slot.runs
@@ -218,9 +216,13 @@ class Engine:
             return
         self.journal.stop(entry.job_id, runs.attempt, at_s, status, reason)
         self.observer.stopped(entry.job_id, runs.attempt, status, reason, at_s)
-        self._arrive(entry, again=True)
+        if self.view:
+            self.view.wait(entry)
+        self.waiting[entry.job_id] = entry
         if target and self.view and self.view.can_start(entry, target):
             self._start(entry, target)
+        elif self.view:
+            self.view.arrive(entry)
 
     def _fail(self, slot: SlotState, reason: str, final: bool = False) -> None:
         """End an attempt that went wrong, and the job with it when that is ``final`` or it was tried often enough."""

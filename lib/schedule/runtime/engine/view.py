@@ -120,13 +120,17 @@ class View:
         self.state.finished.append(Finished(self.number[runs.entry.job_id], device_type, seconds))
         self.state.done += 1
 
-    def arrive(self, entry: Entry, again: bool) -> None:
-        """Note that a job waits, for the first time or ``again``."""
-        job = self.number.get(entry.job_id)
-        if job is not None:
-            self.state.waiting[job] = None
-            self.state.arrived.append(job)
-            self.state.expected -= not again
+    def wait(self, entry: Entry) -> None:
+        """Note that a job waits, which is no news yet."""
+        if entry.job_id in self.number:
+            self.state.waiting[self.number[entry.job_id]] = None
+
+    def arrive(self, entry: Entry, expected: bool = False) -> None:
+        """Note that a job arrives, ``expected`` for the first time, or else again."""
+        self.wait(entry)
+        if entry.job_id in self.number:
+            self.state.arrived.append(self.number[entry.job_id])
+            self.state.expected -= expected
 
     def enable(self, slot: str) -> None:
         """Note that a slot can run something."""
