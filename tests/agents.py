@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -65,7 +66,8 @@ def dispatcher_in(folder, silent_s=3.0, **options):
     from lib.schedule.policies import registry
 
     database = Database(f"sqlite:///{folder}/dashboard.db")
-    usual = {"limits": limits(silent_s), "policy": registry.policy("first-come"), "spec_of": spec_of}
+    hasty = replace(limits(silent_s), late=0.0, least_s=0.0)  # a dispatcher, whose times may be guesses, takes no heed
+    usual = {"limits": hasty, "policy": registry.policy("first-come"), "spec_of": spec_of}
     return database, Dispatcher(database, Path(folder) / "queue", **{**usual, **options})
 
 

@@ -71,7 +71,8 @@ class Dispatcher:
 
     def start(self) -> None:
         """Begin to serve the queue. Raises InputError where another server has it, and what the database raises."""
-        limits = replace(self._limits, silent_s=_WORKER_SILENT * self._limits.silent_s)
+        # no run is ever too late: its predicted time may be a guess
+        limits = replace(self._limits, silent_s=_WORKER_SILENT * self._limits.silent_s, late=math.inf)
         self._service = Service(self._folder, self._policy, self._predictions.seconds, limits, self._agents.spawn,
                                 self._records)
         try:
