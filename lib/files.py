@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import stat
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ PRIVATE = 0o600
 _ADVICE = {errno.ENOSPC: "; free some space there, or write to another disk (LIB_OUTPUT moves what is measured and built)",
            errno.EDQUOT: "; the quota there is used up: free some space, or write to another disk",
            errno.EACCES: "; it takes permission to write there", errno.EROFS: "; that disk can only be read"}
+SOCKET_BYTES = 107 if sys.platform.startswith("linux") else 103  # that a socket's path may have
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"  # of a folder of the project's own, where people choose it
 
 
@@ -149,3 +151,35 @@ def _beside(path: Path, content: bytes, mode: int) -> Iterator[str]:
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
+
+
+def short_folder(beneath: int, usual: str = "", variable: str = "TMPDIR") -> str:
+    """Return a temporary folder below which sockets can have paths of ``beneath`` bytes: the usual one, or one of the system's.
+
+    Raises InputError, which names the variable to set, where none can be written.
+    """
+    usual = usual or tempfile.gettempdir()
+    for parent in (usual, "/tmp", "/dev/shm", "/var/tmp"):
+        if len(os.fsencode(parent)) + 1 + beneath <= SOCKET_BYTES and os.access(parent, os.W_OK | os.X_OK):
+            return parent
+    raise InputError(f"sockets need a temporary folder with a short path; {usual} is too long or cannot be written: set "
+                     f"{variable}")
+
+
+def shorten_sockets() -> None:
+    """Have this process and its children put sockets, by which workers of a loader hand on tensors, where paths are short.
+
+    Below a long TMPDIR a loader would wait for its workers for ever. Raises InputError as ``short_folder``.
+    """
+    import multiprocessing
+    from multiprocessing import util
+
+    name = "pymp-abcdefgh/listener-abcdefgh"
+    config, usual = multiprocessing.current_process()._config, tempfile.tempdir
+    if len(os.fsencode(config.get("tempdir") or "")) + len(name) > SOCKET_BYTES:
+        config["tempdir"] = None
+    tempfile.tempdir = short_folder(len(name))
+    try:
+        util.get_temp_dir()  # from now on it is this one
+    finally:
+        tempfile.tempdir = usual

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from lib import __main__ as command
-from lib import paths
+from lib import files, paths
 from lib.errors import InputError
 from lib.schedule.policies import registry
 from lib.schedule.problem import Jobs
@@ -220,7 +220,7 @@ def test_a_cluster_starts_on_a_machine_that_never_ran_ray(tmp_path):
 
 
 def test_without_room_for_sockets_the_way_out_is_named(monkeypatch):
-    monkeypatch.setattr(ray_workers, "_SOCKET_BYTES", 60)
+    monkeypatch.setattr(files, "SOCKET_BYTES", 60)
     with pytest.raises(InputError, match="set RAY_TMPDIR"):
         ray_workers.short_folder()
 

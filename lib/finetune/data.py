@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from lib import paths
+from lib import files, paths
 from lib.config.definitions import Workload
 from lib.errors import InputError, choices
 from lib.finetune.config import TrainConfig
@@ -222,6 +222,8 @@ def loader(config: TrainConfig, samples: Samples, batches: Batches, pin: bool) -
 
     On Linux its workers are forks, as is usual, also in a process that was itself started in another way.
     """
+    if config.num_workers:
+        files.shorten_sockets()
     workers = {"multiprocessing_context": "fork" if sys.platform == "linux" else None,
                "prefetch_factor": config.prefetch_factor,
                "persistent_workers": config.persistent_workers} if config.num_workers else {}

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from lib import paths
+from lib import files, paths
 from lib.config.notebooks import ProfileParams
 from lib.measure import load
 from lib.measure.budget import Budget
@@ -26,6 +26,8 @@ _WARM_SHARE = 0.2  # of the budget, for warm-up
 
 
 def _loader(p: ProfileParams, dataset, batch_size: int, shuffle: bool) -> torch.utils.data.DataLoader:
+    if p.num_workers:
+        files.shorten_sockets()
     return torch.utils.data.DataLoader(
         dataset, batch_size=batch_size, shuffle=shuffle, num_workers=p.num_workers, pin_memory=p.pin_memory,
         prefetch_factor=p.prefetch_factor or None, generator=torch.Generator().manual_seed(p.seed))

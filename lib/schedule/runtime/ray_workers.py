@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from lib import paths
+from lib import files, paths
 from lib.errors import InputError
 from lib.schedule.problem import Jobs
 from lib.schedule.runtime.worker_process import THREADS, ActorWorker
@@ -26,7 +26,6 @@ from lib.schedule.runtime.workers import WARM_UP, Capacity, Limits, Site, Slot, 
 _CONNECT_S, _JOIN_S = 5.0, 60.0
 _STORE_BYTES = 100 * 2**20  # jobs pass nothing through Ray's object store
 _JOIN = "import ray, sys; ray.init(address=sys.argv[1], log_to_driver=False, logging_level='ERROR')"
-_SOCKET_BYTES = 107 if sys.platform.startswith("linux") else 103  # that a socket's path may have
 _IN_FOLDER_BYTES = len("/session_2026-01-31_23-59-59_999999_4194304/sockets/plasma_store.99")
 _INNER = "r"  # the folder that Ray is given, in one of ours
 _LOOPBACK = "127.0.0.1"
@@ -118,16 +117,9 @@ def short_folder() -> tempfile.TemporaryDirectory:
     It is in the usual temporary folder (RAY_TMPDIR or TMPDIR), or else in one of the system's. Only its owner can enter it, and
     Ray is given a folder within, for it opens its own to everybody.
     """
-    usual = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
-    for parent in (usual, "/tmp", "/dev/shm", "/var/tmp"):
-        if len(os.fsencode(os.path.join(parent, "ray-abcdefgh", _INNER))) + _IN_FOLDER_BYTES > _SOCKET_BYTES:
-            continue
-        try:
-            return tempfile.TemporaryDirectory(prefix="ray-", dir=parent, ignore_cleanup_errors=True)
-        except OSError:
-            continue
-    raise InputError(f"Ray needs a temporary folder with a short path, as its sockets lie in it; {usual} is too long or "
-                     "cannot be written: set RAY_TMPDIR")
+    parent = files.short_folder(len(os.path.join("ray-abcdefgh", _INNER)) + _IN_FOLDER_BYTES, os.environ.get("RAY_TMPDIR", ""),
+                                "RAY_TMPDIR")
+    return tempfile.TemporaryDirectory(prefix="ray-", dir=parent, ignore_cleanup_errors=True)
 
 
 def _reason(error: Exception) -> str:
