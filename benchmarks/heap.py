@@ -14,7 +14,7 @@ from lib.work.graph.ops import Graph
 _PAGE = 1 << 16
 _TRIM, _MMAP_MAX = -1, -4  # M_TRIM_THRESHOLD, M_MMAP_MAX of malloc.h
 _TRIM_BYTES, _MMAPS = 64 * 2**20, 65536  # where glibc's moving threshold ends once large blocks were freed; its default
-_PASSES = 3
+_PASSES = 5
 
 
 @contextmanager

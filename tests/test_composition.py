@@ -100,7 +100,7 @@ def test_what_is_kept_for_the_backward_pass_makes_outputs_find_older_memory():
     (low, infer, _), (least, train, touched) = in_a_fresh_process(OLDEST)
     assert min(low, least) >= 0
     assert infer < 4.5 * 8 * 64 * 56 * 56 * 4, "two or three blocks take turns"
-    assert infer < train <= 3 * touched, "three passes were repeated"
+    assert infer < train <= 3 * touched, "the same passes were repeated"
 
 
 @pytest.mark.slow
