@@ -59,6 +59,21 @@ def card(number: int, environment: Mapping[str, str] = os.environ) -> str:
     return shown[number]
 
 
+def _uuid(card_name: str) -> str:
+    """Return the UUID of a card of which the index or an abbreviated UUID is given, as it is where NVML does not know it."""
+    try:
+        import pynvml
+    except ImportError:
+        return card_name
+    try:
+        pynvml.nvmlInit()
+        uuids = [pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByIndex(index))
+                 for index in range(pynvml.nvmlDeviceGetCount())]
+    except pynvml.NVMLError:
+        return card_name
+    return next((uuid for index, uuid in enumerate(uuids) if card_name == str(index) or uuid.startswith(card_name)), card_name)
+
+
 @contextmanager
 def device(name: str, timeout_s: float = PATIENCE_S) -> Iterator[None]:
     """Hold this host's lock of one device, so that two measurements never share it.
@@ -66,7 +81,7 @@ def device(name: str, timeout_s: float = PATIENCE_S) -> Iterator[None]:
     Raises HeldError, an InputError, when another process still holds it after ``timeout_s``.
     """
     kind, _, number = name.partition(":")
-    named = f"cuda-{card(int(number))}" if kind == "cuda" and number.isdecimal() else name
+    named = f"cuda-{_uuid(card(int(number)))}" if kind == "cuda" and number.isdecimal() else name
     path = host_folder() / f"measuring-{re.sub('[^A-Za-z0-9_.-]', '-', named)}.lock"
     with _held(path, timeout_s, f"device {name} is being measured by another process"):
         yield

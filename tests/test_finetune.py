@@ -25,13 +25,14 @@ from lib.errors import InputError
 from lib.finetune import config as run_config
 from lib.finetune import data as run_data
 from lib.finetune import finetune, networks, optimization, run, task
-from lib.finetune.checkpoints import Checkpoints
+from lib.finetune.checkpoints import Checkpoints, Position
 from lib.finetune.config import TrainConfig
 from lib.finetune.devices import Prefetched, Processes
 from lib.finetune.transforms import Inputs, Prepare, gpu_augmentation
 from lib.measure.worker import call
 from lib.schedule.runtime.worker_process import Stopped
 from lib.work import datasets, losses, weights
+from lib.work.training import Batch, Options, Recipe, Trainer, Unobserved
 from tests import cut_training
 from tests.conftest import full_disk
 
@@ -193,6 +194,8 @@ def test_batches_are_a_function_of_seed_and_epoch_whatever_the_processes(total, 
     shares = [batches(rank, count) for rank in range(count)]
     for number, batch in enumerate(whole):
         parts = [(one.weight(number), of_rank[number]) for one, of_rank in shares]
+        assert [one.own(number) for one, _ in shares] == [len(part) if weight else 0 for weight, part in parts]
+        assert sum(one.own(number) for one, _ in shares) == len(batch)
         assert sorted(key for weight, part in parts if weight for key in part) == sorted(batch)
         assert all(part for _, part in parts)
     for start in range(0, len(whole), accumulate):
@@ -244,6 +247,33 @@ def test_a_folder_of_images_and_its_labels(folder):
     assert mapped.splits["train"].labels.ravel().tolist() == [1] * 6 + [0] * 6
     assert mapped.splits["train"][0, 0][1].tolist() == [1]
     assert opened(root=str(folder), class_labels=["Felis", "Canis"]).labels == ("Felis", "Canis")
+
+
+def test_labels_of_which_a_sample_has_several_are_mapped_by_column():
+    names = ("a", "b", "c")
+    _, order = run_data._labels(small(class_labels=["c", "a", "b"]), names)
+    pictures = SimpleNamespace(transform=None, labels=np.array([[1, 0, 0], [0, 1, 1]]))
+    assert run_data.Samples(pictures, 0, order).labels.tolist() == [[0, 1, 0], [1, 0, 1]]
+
+
+def test_chestmnist_with_its_labels_in_another_order(home):
+    usual = opened(root="synthetic:chestmnist", loss_name="bce")
+    turned = opened(root="synthetic:chestmnist", loss_name="bce", class_labels=[*usual.labels[3:], *usual.labels[:3]])
+    assert (turned.splits["val"].labels == np.roll(usual.splits["val"].labels, -3, 1)).all()
+    number = int(usual.splits["val"].labels.sum(1).argmax())
+    assert turned.splits["val"][0, number][1].tolist() == np.roll(usual.splits["val"][0, number][1], -3).tolist()
+    assert 0 < turned.splits["val"][0, number][1].sum() < len(usual.labels)
+
+
+def test_labels_of_which_some_are_the_datasets_are_refused(folder):
+    with pytest.raises(InputError, match=r"name some classes of .*pets \(cat\), but others than dog; name them"):
+        opened(root=str(folder), class_labels=["cat", "canis"])
+
+
+@pytest.mark.parametrize("name", ["cpu_color_jitter", "gpu_batch_aug"])
+def test_augmentations_of_pictures_refuse_volumes(home, name):
+    with pytest.raises(InputError, match="change pictures, but synthetic:nodulemnist3d holds volumes; set both to false"):
+        opened(root="synthetic:nodulemnist3d", model_flavour="cnn3d", **{name: True})
 
 
 def test_what_a_dataset_lacks_is_one_line(folder):
@@ -541,6 +571,53 @@ def test_a_loss_that_is_no_number_stops_the_run_and_says_where(home, tmp_path, m
     assert last(tmp_path / "run")["position"]["epoch"] == 1
 
 
+def _watched(processes):
+    of = SimpleNamespace(batches=run_data.Batches(range(3), 2, processes=processes), position=Position(), log=None,
+                         checkpoints=SimpleNamespace(due=lambda steps: False), check=lambda: None)
+    return of.position, run._Watch(of, Unobserved())
+
+
+def test_a_process_without_a_share_of_a_batch_counts_none_of_its_own():
+    logits, targets = torch.tensor([[2.0, 0.0]]), torch.tensor([0])
+    for rank, expected in ((0, (1.5, 1, 1)), (3, (0.0, 0, 0))):
+        position, watch = _watched(Processes(rank, 4))
+        watch.end(Batch(0, torch.zeros(1, 1), torch.tensor(1.5), 0.1, logits, targets))
+        assert (float(position.loss), float(position.right), position.samples) == expected
+        assert (position.batch, position.batches) == (1, 1)
+
+
+def test_sums_are_kept_in_what_the_device_has():
+    assert [run._exact(torch.device(name)) for name in ("cpu", "cuda", "mps")] == [torch.double, torch.double, torch.float]
+
+
+def test_weights_that_are_no_number_after_the_last_step_end_no_run_well(home, tmp_path, monkeypatch):
+    class Broken(torch.optim.SGD):
+        def step(self, closure=None):
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    parameter.data.fill_(float("nan"))
+
+    monkeypatch.setattr(optimization, "optimizer", lambda config, model: Broken(model.parameters(), lr=1.0))
+    changes = {"batch_size": 64, "max_datapoints_per_class": 4}
+    for metric, mode in (("val_loss", "min"), ("val_acc@1", "max")):
+        with pytest.raises(InputError, match=f"{metric} is no number after any epoch"):
+            trained(tmp_path / metric, monitor_metric=metric, monitor_mode=mode, **changes)
+        assert not (tmp_path / metric / "summary.json").exists()
+
+
+def test_the_energy_of_an_epoch_is_that_of_all_processes(home, tmp_path, monkeypatch):
+    class Twice(Processes):
+        def gathered(self, value):
+            return [value, value]
+
+    monkeypatch.setattr(run, "open_meter", lambda device: SimpleNamespace(
+        name="ten watts", period_s=0.002, power_w=lambda: 10.0, counter_j=lambda: time.perf_counter() * 10))
+    for number, (together, times) in enumerate(((Processes(), 1), (Twice(), 2), (Twice(0, 1, local_rank=1), 0))):
+        summary = run.train(small(profile=False), tmp_path / str(number), torch.device("cpu"), 1, together=together)
+        record, = summary["history"]
+        assert record["energy_j"] == pytest.approx(times * 10 * record["train_s"], rel=0.2)
+
+
 def test_a_disk_that_is_full_while_saving_keeps_the_older_checkpoint(home, tmp_path):
     trained(tmp_path / "run", epochs=1)
     before = (tmp_path / "run" / "checkpoints" / "last.pt").read_bytes()
@@ -658,3 +735,60 @@ def test_two_processes_learn_what_one_does(home, tmp_path):
     for record, other in zip(ours, theirs, strict=True):
         for name in set(record) - {"train_s", "images_per_sec", "energy_j"}:
             assert other[name] == pytest.approx(record[name], rel=1e-4, nan_ok=True)
+
+
+class _Statistics(torch.nn.Module):
+    """A model with running statistics, and a parameter that is not used."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.head = torch.nn.BatchNorm2d(1), torch.nn.Linear(4, 2)
+        self.mask_token = torch.nn.Parameter(torch.zeros(3))
+
+    def forward(self, inputs):
+        return self.head(self.norm(inputs).flatten(1))
+
+
+class _StatisticsTask:
+    shape, workload = (1, 2, 2), SimpleNamespace(id="X", model="own")
+
+    def model(self):
+        torch.manual_seed(0)
+        return _Statistics()
+
+    def loss(self):
+        return torch.nn.CrossEntropyLoss()
+
+    def targets(self, labels):
+        return labels
+
+
+def _one_of_two(rank, place):
+    """Train as one of two processes; leave the running mean before and after it is shared."""
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{place}/meet", rank=rank, world_size=2)
+    both = Processes(rank, 2)
+    trainer = Trainer(_StatisticsTask(), Options(torch.device("cpu")),
+                      Recipe(lambda model: torch.optim.SGD(model.parameters(), lr=0.1), parallel=both.parallel))
+    trainer.train([(torch.full((4, 1, 2, 2), 1.0 + rank) + torch.randn(4, 1, 2, 2), torch.tensor([0, 1, 0, 1]))] * 3)
+    before = trainer.model.norm.running_mean.item()
+    both.share_statistics(trainer.model)
+    after = trainer.model.norm.running_mean.item()
+    weights.save({"before": before, "after": after, "head": trainer.model.head.weight.detach()}, place / f"{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_two_processes_train_what_is_used_and_evaluate_with_the_same_statistics(tmp_path):
+    torch.multiprocessing.spawn(_one_of_two, (tmp_path,), nprocs=2)
+    one, two = (weights.load(tmp_path / f"{rank}.pt") for rank in (0, 1))
+    assert one["before"] != two["before"]
+    assert one["before"] == one["after"] == two["after"]
+    assert torch.equal(one["head"], two["head"])
+
+
+def test_a_parameter_without_a_gradient_is_trained_in_no_process():
+    recipe = Recipe(lambda model: torch.optim.SGD(model.parameters(), lr=0.1), parallel=lambda model: model)
+    model = Trainer(_StatisticsTask(), Options(torch.device("cpu")), recipe).model
+    assert {name for name, parameter in model.named_parameters() if not parameter.requires_grad} == {"mask_token"}
+    assert model.norm.num_batches_tracked == 0

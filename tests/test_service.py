@@ -664,6 +664,7 @@ def test_a_card_has_one_lock_and_one_meter_whatever_a_process_calls_it(monkeypat
     handles = []
     monkeypatch.setitem(sys.modules, "pynvml", SimpleNamespace(
         NVMLError=RuntimeError, NVML_FI_DEV_POWER_INSTANT=1, NVML_SUCCESS=0, nvmlInit=lambda: None,
+        nvmlDeviceGetCount=lambda: 0,
         nvmlDeviceGetHandleByIndex=handles.append, nvmlDeviceGetHandleByUUID=handles.append,
         nvmlDeviceGetFieldValues=lambda *_: [SimpleNamespace(nvmlReturn=1)], nvmlDeviceGetPowerUsage=lambda _: 1000,
         nvmlDeviceGetTotalEnergyConsumption=lambda _: 1000))
@@ -679,6 +680,18 @@ def test_a_card_has_one_lock_and_one_meter_whatever_a_process_calls_it(monkeypat
     assert names[0] == names[1] == names[2] == {"measuring-cuda-1.lock"}
     assert names[3] - names[2] == {"measuring-cuda-MIG-GPU-aa-1-0.lock"} and names[4] - names[3] == {"measuring-cpu.lock"}
     assert handles == [1, 1, 1, "MIG-GPU-aa/1/0"]
+
+
+@pytest.mark.parametrize("mask", ["1", "GPU-bbbb", "GPU-bb"])
+def test_a_card_by_index_or_uuid_has_one_lock(monkeypatch, tmp_path, mask):
+    uuids = ["GPU-aaaa", "GPU-bbbb"]
+    monkeypatch.setitem(sys.modules, "pynvml", SimpleNamespace(
+        NVMLError=RuntimeError, nvmlInit=lambda: None, nvmlDeviceGetCount=lambda: 2, nvmlDeviceGetHandleByIndex=int,
+        nvmlDeviceGetUUID=uuids.__getitem__))
+    monkeypatch.setenv("LIB_LOCKS", str(tmp_path))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", mask)
+    with locks.device("cuda:0"):
+        assert [path.name for path in tmp_path.iterdir()] == ["measuring-cuda-GPU-bbbb.lock"]
 
 
 def test_a_worker_sees_its_card_alone_and_what_it_prints_are_numbered_lines(tmp_path, monkeypatch):

@@ -148,6 +148,17 @@ def test_bf16_and_channels_last_train():
     assert weight.is_contiguous(memory_format=torch.channels_last)
 
 
+def test_what_augments_a_batch_leaves_its_memory_format():
+    class Formats(Recorder):
+        def end(self, batch):
+            self.events.append(batch.inputs.is_contiguous(memory_format=torch.channels_last))
+
+    of, seen = task(dataset="pathmnist"), Formats()
+    recipe = Recipe(lambda model: torch.optim.SGD(model.parameters(), lr=0.1), augment=torch.Tensor.contiguous)
+    Trainer(of, Options(CPU, channels_last=True), recipe).train(list(batches(of, [4])), seen)
+    assert True in seen.events
+
+
 def test_a_precision_that_does_not_run_is_named(monkeypatch):
     with pytest.raises(InputError, match="fp32, bf16, fp16"):
         training.check_precision(CPU, "fp8")

@@ -43,14 +43,19 @@ class Samples(torch.utils.data.Dataset):
         finally:
             if before is not None:
                 torch.set_rng_state(before)
-        label = np.atleast_1d(label)
-        return inputs, np.take(self._order, label) if self._order else label
+        return inputs, self._ordered(np.atleast_1d(label))
 
     @property
     def labels(self) -> np.ndarray:
         """Return all labels: (N, 1) classes, or (N, L) of 0 and 1."""
         labels = self.pictures.labels if hasattr(self.pictures, "labels") else np.array(self.pictures.targets)[:, None]
-        return np.take(self._order, labels) if self._order else labels
+        return self._ordered(labels)
+
+    def _ordered(self, labels: np.ndarray) -> np.ndarray:
+        """Return labels (..., 1) as the config numbers the classes, or (..., L) of 0 and 1 in its order."""
+        if not self._order:
+            return labels
+        return labels[..., np.argsort(self._order)] if labels.shape[-1] > 1 else np.take(self._order, labels)
 
 
 @dataclass(frozen=True)
@@ -115,6 +120,9 @@ def open_data(config: TrainConfig, inputs: Inputs, names: tuple[str, ...]) -> Da
         if datasets.facts(workload).spatial == 2:
             for split, one in pictures.items():
                 one.transform = jitter[split]
+        elif config.cpu_color_jitter or config.gpu_batch_aug:
+            raise InputError(f"cpu_color_jitter and gpu_batch_aug change pictures, but {config.root} holds volumes; set "
+                             "both to false")
     else:
         pictures, source, note = _image_folders(config, names, jitter), "imagefolder", f"Images from {config.root}."
     splits = {split: Samples(one, config.seed, order) for split, one in pictures.items()}
@@ -129,8 +137,10 @@ def _labels(config: TrainConfig, names: tuple[str, ...]) -> tuple[tuple[str, ...
     if len(wanted) != len(names):
         raise InputError(f"class_labels, label2id or id2label name {len(wanted)} classes, but {config.root} has {len(names)}: "
                          f"{choices(names)}")
-    same = set(wanted) == set(names) and wanted != names
-    return wanted, [wanted.index(name) for name in names] if same else None
+    if (shared := set(wanted) & set(names)) and shared != set(names):
+        raise InputError(f"class_labels, label2id or id2label name some classes of {config.root} ({choices(sorted(shared))}), "
+                         f"but others than {choices(sorted(set(names) - shared))}; name them as they are, or all of them anew")
+    return wanted, [wanted.index(name) for name in names] if shared and wanted != names else None
 
 
 def _image_folders(config: TrainConfig, names: tuple[str, ...], transforms: dict[str, Prepare]) -> dict:
@@ -208,13 +218,15 @@ class Batches(torch.utils.data.Sampler):
             batch = [(self._epoch, self._indices[place]) for place in order[start:end]]
             yield batch[self._rank::self._count] or batch[:1]
 
+    def own(self, index: int) -> int:
+        """Return how many samples of batch ``index`` are this process's; 0 where it has no share."""
+        return len(range(self._rank, self._edges[index + 1] - self._edges[index], self._count))
+
     def weight(self, index: int) -> float:
         """Return the weight of this process's mean loss of batch ``index`` in its optimizer step: samples count the same."""
         start = index // self._accumulate * self._accumulate
         end = min(start + self._accumulate, self.batches)
-        size = self._edges[index + 1] - self._edges[index]
-        own = len(range(self._rank, size, self._count))
-        return own * self._count / (self._edges[end] - self._edges[start])
+        return self.own(index) * self._count / (self._edges[end] - self._edges[start])
 
 
 def loader(config: TrainConfig, samples: Samples, batches: Batches, pin: bool) -> torch.utils.data.DataLoader:

@@ -41,6 +41,13 @@ class Processes:
         distributed.all_gather_object(values, value)
         return values
 
+    def share_statistics(self, model: nn.Module) -> None:
+        """Give all processes the first one's running statistics, which are those that are saved; each has to call this."""
+        if self.count > 1:
+            for buffer in model.buffers():
+                if buffer.is_floating_point():
+                    distributed.broadcast(buffer, src=0)
+
     def parallel(self, model: nn.Module) -> nn.Module:
         """Return the model as all processes train it: gradients are means over them, and so are norms of a batch on GPUs."""
         device = next(model.parameters()).device

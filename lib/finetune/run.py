@@ -32,6 +32,7 @@ from lib.work.training import Batch, Observer, Options, Recipe, Trainer, Unobser
 from lib.work.workloads import Task
 
 CONFIG, SUMMARY, PROFILE = "train_config.json", "summary.json", "profile.csv"
+_LOSS = "val_loss"
 _ORPHANS_S = 20.0  # that workers of a loader may outlive a run that was killed; they hold its lock
 _KINDS = {split: kind for kind, split in PASSES.items()}  # what a pass over a split is called in a profile
 
@@ -108,10 +109,10 @@ class _Watch:
     def end(self, batch: Batch) -> None:
         """Take note of a batch; raises what the log does where its loss is no number, and what the run's ``check`` does."""
         self._rows.end(batch)
-        run, position, size = self._run, self._run.position, len(batch.inputs)
+        run, position, size = self._run, self._run.position, self._run.batches.own(batch.index)
         with torch.no_grad():
-            right = _right(batch.logits, batch.targets)
-            position.loss += batch.loss.detach().double() * size
+            right = _right(batch.logits[:size], batch.targets[:size])
+            position.loss += batch.loss.detach().to(_exact(batch.loss.device)) * size
             position.right += right
         position.batch, position.batches, position.samples = position.batch + 1, position.batches + 1, position.samples + size
         position.rows += isinstance(self._rows, BatchProfiler)
@@ -140,7 +141,12 @@ def _right(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """Return how many samples of a batch are right; of several labels, the share of each sample's."""
     if targets.ndim == 1:
         return (logits.argmax(1) == targets).sum()
-    return ((logits > 0) == (targets > 0.5)).double().mean(1).sum()
+    return ((logits > 0) == (targets > 0.5)).to(_exact(logits.device)).mean(1).sum()
+
+
+def _exact(device: torch.device) -> torch.dtype:
+    """Return what sums are kept in: MPS has no double."""
+    return torch.float if device.type == "mps" else torch.double
 
 
 @dataclass
@@ -207,15 +213,19 @@ class Run:
         position.seconds += end - watch._since
         if self.log:
             self.log.flush()
-        sums = torch.tensor(self.processes.gathered((position.loss, position.right, position.samples)), dtype=torch.double)
-        loss, right, samples = sums.sum(0).tolist()
+        metered = self.device.type == "cuda" or self.processes.local_rank == 0  # a meter a card, or one a machine's CPU
+        energy_j = (recorder.energy(begin, end).energy_j if metered else 0.0) if whole else math.nan
+        sums = torch.tensor(self.processes.gathered((position.loss, position.right, position.samples, energy_j)),
+                            dtype=torch.double)
+        loss, right, samples, energy_j = sums.sum(0).tolist()
         return {"epoch": position.epoch, "step": position.batches - 1, "train_loss": loss / samples,
                 "train_acc@1": right / samples, "lr": self.trainer.optimizer.param_groups[0]["lr"],
                 "train_s": position.seconds, "images_per_sec": samples / position.seconds,
-                "energy_j": recorder.energy(begin, end).energy_j if whole else math.nan}
+                "energy_j": energy_j}
 
     def evaluate(self, split: str) -> Evaluation:
         """Evaluate a split, each process its share; every process has to call this."""
+        self.processes.share_statistics(self.trainer.model)
         samples = self.data.indices[split][self.processes.rank::self.processes.count]
         evaluator = Evaluator(split, len(self.data.labels), self.task.multi_label, self.config.eval_topk, self.device)
         batches = run_data.Batches(samples, self.config.batch_size)
@@ -247,7 +257,11 @@ class Run:
     def finish(self) -> dict[str, Any]:
         """Evaluate the best weights on test, where there is one; write and return the summary."""
         position, tested = self.position, {}
-        if "test" in self.data.splits and position.best_epoch >= 0:
+        if position.best_epoch < 0 or math.isnan(position.history[-1][_LOSS]):
+            name = self.config.monitor_metric if position.best_epoch < 0 else _LOSS
+            raise InputError(f"{name} is no number after {'any' if position.best_epoch < 0 else 'the last'} epoch: a smaller "
+                             "lr, more warm-up, max_grad_norm, fp32 or another monitor_metric may help")
+        if "test" in self.data.splits:
             weights.load_model(self.trainer.model, self.checkpoints.folder / BEST)
             evaluation = self.evaluate("test")
             tested = evaluation.values

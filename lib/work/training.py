@@ -102,6 +102,8 @@ class Trainer:
         self.scaler = torch.amp.GradScaler(options.device.type, enabled=scaled)
         check_precision(options.device, options.precision)
         self._check_forward()
+        if self.recipe.parallel:
+            self._leave_out_unused()
         self.parallel = self.recipe.parallel(self.model) if self.recipe.parallel else None
 
     def state(self) -> dict[str, Any]:
@@ -127,6 +129,14 @@ class Trainer:
             reason = str(error).strip().splitlines()[0]
             raise InputError(f"{self.task.workload.id}: model {self.task.workload.model!r} cannot take inputs of "
                              f"{self.task.shape}: {reason}") from None
+
+    def _leave_out_unused(self) -> None:
+        """Train no parameter that gets no gradient, such as a mask token: several processes would wait for it for ever."""
+        trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        with self._autocast():
+            logits = _logits(self.model(self._place(torch.zeros(1, *self.task.shape))))
+        for parameter, gradient in zip(trained, torch.autograd.grad(logits.sum(), trained, allow_unused=True), strict=True):
+            parameter.requires_grad_(gradient is not None)
 
     def _autocast(self):
         precision = self.options.precision
@@ -159,7 +169,7 @@ class Trainer:
             observer.mark("loader_wait")
             inputs, targets = self._receive(batch)
             if self.recipe.augment:
-                inputs = self.recipe.augment(inputs)
+                inputs = self._place(self.recipe.augment(inputs))
             observer.mark("h2d")
             stepped = (index + 1) % self.options.grad_accum_steps == 0 or index + 1 == batches
             with self._gradients(stepped):
