@@ -192,8 +192,8 @@ class Trainer:
         """Prepare to train; layers of which nothing is trained stay as in evaluation, so that their statistics do too."""
         self.model.train()
         for layer in self.model.modules():
-            own = list(layer.parameters(recurse=False))
-            if own and not any(parameter.requires_grad for parameter in own):
+            own = next(layer.parameters(recurse=False), None)
+            if own is not None and not any(parameter.requires_grad for parameter in layer.parameters()):
                 layer.eval()
 
     def _gradients(self, stepped: bool) -> AbstractContextManager:
