@@ -8,6 +8,7 @@ import sys
 import time
 import types
 from contextlib import contextmanager
+from multiprocessing import Pipe
 
 import psutil
 import pytest
@@ -25,15 +26,16 @@ from lib.dashboard.agents import agent, devices, workers
 from lib.dashboard.agents.messages import API_VERSION, Device, Mailbox
 from lib.dashboard.agents.workers import Agents
 from lib.dashboard.app import Settings, create_app
+from lib.dashboard.dispatcher import _set as set_columns
 from lib.dashboard.run_records import RunRecords
 from lib.errors import InputError
 from lib.schedule.policies import registry
 from lib.schedule.runtime import local_site
-from lib.schedule.runtime.journal import Spec
+from lib.schedule.runtime.journal import Journal, Spec
 from lib.schedule.runtime.service import Service
 from lib.schedule.runtime.workers import Slot
 from tests import killed, killed_queue
-from tests.agents import TOKEN, add_runs, dispatcher_in, limits, served, start
+from tests.agents import TOKEN, add_runs, dispatcher_in, light_slots, limits, served, start
 
 LIMITS = limits(2.0)
 
@@ -388,6 +390,65 @@ def test_a_run_may_be_bound_to_an_agent_and_learns_from_earlier_ones(board):
     again = add(board, [("tests.light:sleep", {"seconds": 0.2})] * 1, only_agent_id=second)
     run = wait_for(board, again)[again[0]]
     assert 0.1 < run.predicted_s < 2 and "by 1 earlier runs of this configuration" in run.placement
+
+
+class Starting:
+    """A worker that is never ready."""
+
+    def __init__(self, slot, limits):
+        self.pipe, self._other = Pipe(duplex=False)
+
+    def messages(self):
+        return []
+
+    def send(self, *message):
+        raise AssertionError(message)
+
+    def shut_down(self):
+        self.pipe.close()
+
+
+def test_a_plan_counts_from_now_and_the_journal_knows_who_has_ended(tmp_path, monkeypatch):
+    database, dispatcher = dispatcher_in(tmp_path)
+    done, waits = add_runs(database, [("tests.light:sleep", {})] * 2)
+    with Service(tmp_path / "queue", registry.policy("first-come"), lambda spec, device: 1.0, LIMITS, killed.Inline) as service:
+        service.submit(Spec(done, "tests.light:sleep", {}))
+        service.add_slot(Slot("lab/cpu[0]"))
+        service.run(lambda: len(service.ends()) == 1)
+    monkeypatch.setattr(Journal, "last_s", lambda journal: 1000.0)  # its clock goes on where it was
+    dispatcher._agents.spawn = Starting
+    dispatcher._predictions.place("lab/cpu", predictions.Place("lab", "lab", light_slots(1)[0][1]))
+    dispatcher.start()
+    try:
+        assert dispatcher.has_ended(done) and not dispatcher.has_ended(waits) and not dispatcher.has_ended("nobody")
+        dispatcher._service.add_slot(Slot("lab/cpu[0]"))
+        end = time.monotonic() + 10
+        while (planned := dispatcher.plan())["device"].tolist() != ["lab/cpu[0]"]:
+            assert time.monotonic() < end
+            time.sleep(0.02)
+        assert planned["job_id"].tolist() == [waits]
+        assert abs(planned["start_s"][0]) < 1 and abs(planned["end_s"][0] - 600) < 1
+    finally:
+        dispatcher.close()
+
+
+def test_a_message_is_measured_as_it_is_sent_and_one_too_large_is_refused_to_the_queue():
+    letters = "\u0416" * 49_000
+    Mailbox().post(1, "run", "t", "tests.light:sleep", {"labels": [letters]})  # 98 kB, in ASCII 294 kB
+    session = types.SimpleNamespace(workers={}, mailbox=Mailbox())
+    session.post = session.mailbox.post
+    worker = workers.AgentWorker(session, 1, "cpu[0]")
+    worker.send("run", "t", "tests.light:sleep", {"labels": [3 * letters]})
+    ((what, token, reason),) = worker.messages()
+    assert (what, token) == ("refused", "t") and "it cannot be sent to an agent: 294," in reason
+
+
+def test_only_columns_are_set():
+    row = db.Agent()
+    with pytest.raises(TypeError, match="agents has no by_hand"):
+        set_columns(row, host="lab", by_hand=False)
+    set_columns(row, host="lab", manual=False)
+    assert (row.host, row.manual) == ("lab", False)
 
 
 def test_a_database_that_is_away_for_a_while_gets_everything_later(tmp_path):

@@ -247,6 +247,25 @@ def test_the_schedule_says_why(site):
     assert (row["end_s"], row["reason"]) == (None, "earliest end")
 
 
+def test_a_run_that_fits_no_slot_is_shown_to_wait(site):
+    site.dispatcher.planned = pd.DataFrame([
+        {"job_id": "a", "device": "", "start_s": float("nan"), "end_s": float("nan"), "status": "waiting", "reason": "large"},
+        {"job_id": "b", "device": "ws/cpu", "start_s": -1.0, "end_s": 5.0, "status": "running", "reason": "earliest end"}])
+    assert [row["start_s"] for row in site.api.get("/api/v1/schedule").json()] == [None, -1.0]
+    page = site.page.get("/web/schedule")
+    assert page.status_code == 200 and "waits" in page.text and "large" in page.text
+    assert page.text.count("<rect") == 1
+
+
+def test_a_run_that_ended_a_moment_ago_is_not_cancelled(site):
+    run = site.run()
+    site.move(run, "running")
+    site.dispatcher.ended.add(run.id)
+    answer = site.api.post(f"/api/v1/runs/{run.id}/cancel")
+    assert (answer.status_code, answer.json()["detail"]) == (409, "the run has just ended by itself")
+    assert site.move(run, "finished")
+
+
 def test_pages_of_a_list_have_limits(site):
     for number in range(5):
         site.project(f"p{number}")

@@ -106,13 +106,19 @@ class Dispatcher:
         """End a run; False where it is not known, or has ended."""
         return self._service.cancel(run_id)
 
+    def has_ended(self, run_id: str) -> bool:
+        """Return whether the journal knows how a run ended; the database hears of it a moment later."""
+        return run_id in set(self._service.ends()["job_id"])
+
     def reorder(self, run_id: str, priority: int) -> bool:
         """Give a run another priority; False where it is not known, or has ended."""
         return self._service.reorder(run_id, priority)
 
     def plan(self) -> pd.DataFrame:
         """Return job_id, device, start_s, end_s (from now), status and reason of what runs and what is planned."""
-        return self._service.plan()
+        planned = self._service.plan()
+        now_s = self._service.now()  # the later one: what starts at once does so by now
+        return planned.assign(start_s=planned["start_s"] - now_s, end_s=planned["end_s"] - now_s)
 
     # ------------------------------------------------------------------------------------------ journal and database
 
@@ -197,7 +203,7 @@ class Dispatcher:
         with self._database.writing() as session:
             row = session.scalar(select(db.Agent).where(db.Agent.name == agent.name)) or db.Agent(name=agent.name)
             session.add(row)
-            _set(row, host=agent.host, labels=dict(agent.labels), by_hand=False, connected=True, last_heartbeat_at=db.now(),
+            _set(row, host=agent.host, labels=dict(agent.labels), manual=False, connected=True, last_heartbeat_at=db.now(),
                  api_version=str(agent.api_version), runner_version=agent.runner_version,
                  slots=[device.model_dump(mode="json") for device in agent.devices])
             cards = {card.index: card for card in row.gpus}
@@ -262,6 +268,8 @@ class Dispatcher:
 
 
 def _set(row: db.Base, **columns: Any) -> None:
+    if unknown := columns.keys() - row.__table__.columns.keys():
+        raise TypeError(f"{row.__tablename__} has no {', '.join(sorted(unknown))}")
     for name, value in columns.items():
         setattr(row, name, value)
 

@@ -179,11 +179,11 @@ AgentOut = _out(db.Agent, gpus=(list[GpuOut], ...))
 
 
 class PlannedOut(BaseModel):
-    """What runs or is planned: from when to when, in seconds from now, where and why."""
+    """What runs or is planned: from when to when, in seconds from now, where and why; what waits for a slot has no times."""
 
     job_id: str
     device: str
-    start_s: float
+    start_s: float | None
     end_s: float | None
     status: str
     reason: str

@@ -127,7 +127,7 @@ class Mailbox:
 
     def post(self, *message: Any) -> None:
         """Add an outgoing message; ValueError for one of more than MOST_BYTES."""
-        size = len(json.dumps(message))
+        size = len(json.dumps(message, ensure_ascii=False).encode())  # as it is sent
         if size > MOST_BYTES:
             raise ValueError(f"{size:,} bytes are more than {MOST_BYTES:,}")
         with self._lock:

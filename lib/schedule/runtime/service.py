@@ -95,6 +95,10 @@ class Service:
             self._engine.post(partial(self._engine.reorder, job_id, priority))
         return known
 
+    def now(self) -> float:
+        """Return the seconds of the journal's clock, which ``plan``, ``attempts`` and ``ends`` count in."""
+        return self._engine.now()
+
     def add_slot(self, slot: Slot) -> None:
         """Let a device join, in the place of one of that name."""
         self._engine.post(partial(self._engine.join, slot))
