@@ -10,6 +10,7 @@ import types
 from contextlib import contextmanager
 from multiprocessing import Pipe
 
+import numpy as np
 import psutil
 import pytest
 from fastapi import Depends, FastAPI, Header, HTTPException
@@ -26,12 +27,13 @@ from lib.dashboard.agents import agent, devices, workers
 from lib.dashboard.agents.messages import API_VERSION, Device, Mailbox
 from lib.dashboard.agents.workers import Agents
 from lib.dashboard.app import Settings, create_app
+from lib.dashboard.dispatcher import Dispatcher
 from lib.dashboard.dispatcher import _set as set_columns
 from lib.dashboard.run_records import RunRecords
 from lib.errors import InputError
 from lib.schedule.policies import registry
 from lib.schedule.runtime import local_site
-from lib.schedule.runtime.journal import Journal, Spec
+from lib.schedule.runtime.journal import Journal, Spec, UnwritableError
 from lib.schedule.runtime.service import Service
 from lib.schedule.runtime.workers import Slot
 from tests import killed, killed_queue
@@ -430,6 +432,84 @@ def test_a_plan_counts_from_now_and_the_journal_knows_who_has_ended(tmp_path, mo
         assert abs(planned["start_s"][0]) < 1 and abs(planned["end_s"][0] - 600) < 1
     finally:
         dispatcher.close()
+
+
+def test_a_run_waits_until_a_disk_has_space_again(tmp_path, monkeypatch, capsys):
+    database, dispatcher = dispatcher_in(tmp_path)
+    first, second = add_runs(database, [("tests.light:sleep", {})] * 2)
+    monkeypatch.setattr("lib.dashboard.dispatcher._TEND_S", 0.01)
+    submit, tries = Journal.submit, []
+
+    def refused(journal, job):
+        tries.append(job.spec.job_id)
+        if len(tries) <= 3:
+            raise UnwritableError("run.sqlite: cannot be written (database or disk is full)")
+        if len(tries) == 5:
+            raise db.ConflictError("the run is cancelled")
+        return submit(journal, job)
+
+    monkeypatch.setattr(Journal, "submit", refused)
+    dispatcher.start()
+    try:
+        end = time.monotonic() + 10
+        while len(tries) < 5:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        assert tries == [first] * 4 + [second]
+        assert capsys.readouterr().err.count(f"run {first} is not in the queue yet") == 1
+        assert all(thread.is_alive() for thread in dispatcher._threads)
+        assert wait_for(types.SimpleNamespace(database=database), [first], (db.QUEUED,))
+    finally:
+        dispatcher.close()
+
+
+def test_runs_that_wait_are_advised_when_a_processor_joins(tmp_path, monkeypatch):
+    database, dispatcher = dispatcher_in(tmp_path)
+    (run_id,) = add_runs(database, [("tests.light:sleep", {})])
+    with database.writing() as session:
+        session.get(db.Run, run_id).config.kind = "finetune"
+    limits_s = []
+    monkeypatch.setattr(predictions.worker, "call",
+                        lambda *_, timeout_s, **__: limits_s.append(timeout_s) or {"light": (42.0, "x")})
+    dispatcher._agents.spawn = Starting
+    slot = workers.AgentSlot(Slot("lab/cpu[0]"), "lab", "lab", "key", light_slots(1)[0][1])
+    dispatcher.start()
+    try:
+        end = time.monotonic() + 10
+        while not dispatcher.reorder(run_id, 0):
+            assert time.monotonic() < end
+        dispatcher._agents.slots = lambda: {"lab/cpu[0]": slot}
+        dispatcher.changed()
+        while not np.allclose((planned := dispatcher.plan())["end_s"] - planned["start_s"], 42) or planned.empty:
+            assert time.monotonic() < end
+            time.sleep(0.02)
+        assert limits_s == [60]
+        assert dispatcher.cancel(run_id)
+        while dispatcher._predictions.waiting() or dispatcher._predictions._advised:
+            assert time.monotonic() < end
+            time.sleep(0.02)
+    finally:
+        dispatcher._agents.slots = dict
+        dispatcher.close()
+
+
+def test_a_database_has_one_server(tmp_path):
+    database, dispatcher = dispatcher_in(tmp_path)
+    other = Dispatcher(db.Database(f"sqlite:///{tmp_path}/dashboard.db"), tmp_path / "another queue")
+    dispatcher.start()
+    try:
+        with pytest.raises(InputError, match="dashboard.db is being written by another process"):
+            other.start()
+    finally:
+        dispatcher.close()
+    other.start()
+    other.close()
+
+
+def test_the_token_leaves_the_environment_of_an_agent(tmp_path, monkeypatch):
+    monkeypatch.setenv("DASHBOARD_TOKEN", TOKEN)
+    assert agent.read_token(None) == TOKEN
+    assert "DASHBOARD_TOKEN" not in os.environ
 
 
 def test_a_message_is_measured_as_it_is_sent_and_one_too_large_is_refused_to_the_queue():

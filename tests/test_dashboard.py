@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from markupsafe import escape
 
-from lib import paths
+from lib import locks, paths
 from lib.cli.main import main
 from lib.dashboard import database as db
 from lib.dashboard import events, operations, security
@@ -182,6 +182,20 @@ def test_a_port_that_is_taken_is_said_in_one_line(verb):
 
 
 # --- the API
+@pytest.mark.parametrize("lock", ["queue/run.sqlite", "dashboard.db"])
+def test_a_server_that_another_one_keeps_from_starting_says_so_in_one_line(home, monkeypatch, capsys, lock):
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    with locks.writer(paths.DATA / "dashboard" / lock):
+        status = main(["dashboard", "--port", "0", "--no-agent"])
+    error = capsys.readouterr().err
+    assert status == 2 and error.count("\n") == 1 and "is being written by another process" in error
+
+
+def test_an_address_of_the_sixth_version_is_in_brackets(verb):
+    status, _, printed = verb("--host", "::1")
+    assert status == 0 and re.match(r"http://\[::1\]:\d+  ", printed.out)
+
+
 def test_a_run_from_a_project_to_its_cancellation(site):
     api = site.api
     project = api.post("/api/v1/projects", json={"name": "retina", "description": "of eyes"}).json()

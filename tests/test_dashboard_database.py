@@ -200,6 +200,14 @@ def test_a_file_that_takes_the_place_of_the_database_is_not_mistaken_for_it(home
     assert site.api.get("/api/v1/projects").status_code == 503
 
 
+def test_a_postgresql_has_one_server(postgres):  # noqa: F811
+    one, other = db.Database(postgres.url), db.Database(postgres.url)
+    with one.served(), pytest.raises(InputError, match="another dashboard serves postgresql"), other.served():
+        pass
+    with other.served():
+        pass
+
+
 def test_a_postgresql_that_is_gone_comes_back(home, postgres):  # noqa: F811
     site = Site(postgres.url)
     try:

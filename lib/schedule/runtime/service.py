@@ -95,10 +95,6 @@ class Service:
             self._engine.post(partial(self._engine.reorder, job_id, priority))
         return known
 
-    def now(self) -> float:
-        """Return the seconds of the journal's clock, which ``plan``, ``attempts`` and ``ends`` count in."""
-        return self._engine.now()
-
     def add_slot(self, slot: Slot) -> None:
         """Let a device join, in the place of one of that name."""
         self._engine.post(partial(self._engine.join, slot))
@@ -106,6 +102,14 @@ class Service:
     def remove_slot(self, name: str) -> None:
         """Let a device leave; what runs there is ended, and tried again elsewhere."""
         self._engine.post(partial(self._engine.leave, name))
+
+    def predict_anew(self) -> None:
+        """Let the predicted seconds of the jobs that wait be computed anew, as when more is known of devices."""
+        self._engine.post(self._engine.predict_anew)
+
+    def now(self) -> float:
+        """Return the seconds of the journal's clock, which is that of plans, attempts and ends."""
+        return self._engine.now()
 
     def run(self, until: Callable[[], bool]) -> None:
         """Run jobs until ``until()`` holds, which is called several times a second; workers are shut down then."""

@@ -94,6 +94,12 @@ class Engine:
         if slot and slot.runs:
             self._stopped(slot, "lost", "its slot was removed")
 
+    def predict_anew(self) -> None:
+        """Ask again how long the jobs that wait will take, before the next decision."""
+        for entry in (*self.waiting.values(), *self.upcoming):
+            entry.seconds.clear()
+        self.view = None
+
     def post(self, change: Callable[[], None]) -> None:
         """Let the engine's thread make a change soon, from any thread."""
         self._changes.put(change)
