@@ -300,6 +300,24 @@ def test_gpus_are_those_that_may_be_used_as_the_driver_knows_them(monkeypatch):
     assert load.gpus[0].utilisation_percent == 51 and load.memory_mb > load.memory_used_mb > 0
 
 
+def test_a_card_that_is_lost_takes_no_other_with_it(monkeypatch):
+    class Lost(Nvml):
+        def __getattr__(self, name):
+            if name == "nvmlDeviceGetMemoryInfo":
+                return lambda index: super(Lost, self).__getattr__(name)(index) if index else lost()
+            return super().__getattr__(name)
+
+    def lost():
+        raise Nvml.NVMLError("GPU is lost")
+
+    monkeypatch.setitem(sys.modules, "pynvml", Nvml())
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    cards = devices.gpus()
+    monkeypatch.setitem(sys.modules, "pynvml", Lost())
+    assert [card.uuid for card in devices.gpus()] == ["GPU-bbbb"]
+    assert [gpu.uuid for gpu in devices.Meter(cards).load().gpus] == ["GPU-bbbb"]
+
+
 def test_a_machine_without_a_driver_has_no_gpus():
     assert devices.gpus() == [] or os.path.exists("/dev/nvidiactl")
 

@@ -4,14 +4,13 @@ import itertools
 import json
 import re
 import socket
-import sys
 import threading
-import types
 
 import httpx
 import pandas as pd
 import pytest
 import schemathesis
+import sqlalchemy
 from fastapi.testclient import TestClient
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -147,9 +146,7 @@ def test_the_token_is_kept_where_only_its_owner_reads_it(home, monkeypatch):
 def verb(home, monkeypatch, capsys):
     """Return what the verb does where the server does not run: the applications that it would serve, and what it printed."""
     served = []
-    module = types.ModuleType("lib.dashboard.dispatcher")
-    module.Dispatcher = lambda rows, folder: Remembering(rows)
-    monkeypatch.setitem(sys.modules, "lib.dashboard.dispatcher", module)
+    monkeypatch.setattr("lib.dashboard.dispatcher.Dispatcher", lambda rows, folder: Remembering(rows))
     monkeypatch.setattr("signal.signal", lambda *_: None)
     monkeypatch.setattr("uvicorn.Server.run", lambda server, sockets: served.append(server.config.app))
     monkeypatch.delenv("DASHBOARD_TOKEN", raising=False)
@@ -271,6 +268,21 @@ def test_a_run_that_fits_no_slot_is_shown_to_wait(site):
     assert page.text.count("<rect") == 1
 
 
+def test_folders_of_the_project_and_names_of_the_hub_are_taken(site):
+    project = site.project()
+    for number, values in enumerate(({"root": "data/pictures"}, {"root": str(paths.DATA / "pictures")},
+                                     {"root": "medmnist:pathmnist"}, {"model_flavour": "google/vit-base-patch16-224-in21k"})):
+        site.config(project, f"c{number}", {**TINY, **values})
+
+
+def test_more_runs_wait_than_are_shown(site):
+    run = site.run()
+    with site.database.writing() as session:
+        columns = {name: getattr(run, name) for name in ("project_id", "config_id", "name")}
+        session.execute(sqlalchemy.insert(db.Run), [{**columns, "folder": f"f{number}"} for number in range(600)])
+    assert "601 waiting" in site.page.get("/web/schedule").text
+
+
 def test_a_run_that_ended_a_moment_ago_is_not_cancelled(site):
     run = site.run()
     site.move(run, "running")
@@ -332,6 +344,12 @@ def test_a_body_that_is_no_json_is_refused(shared, content):
     ({"notebook": "../../etc/passwd", "parameters": 3, "more": 1}, {"notebook", "parameters", "more"}),
     ({"notebook": ["notebooks/02_profile.ipynb"]}, {"notebook"}),
     ({**TINY, "hf_token": "hf_secret"}, {"hf_token"}),
+    ({**TINY, "root": "/etc", "model_flavour": "../elsewhere", "epochs": 10**30}, {"root", "model_flavour", "epochs"}),
+    ({**TINY, "root": "~/pictures"}, {"root"}), ({**TINY, "root": "data/../../pictures"}, {"root"}),
+    ({"notebook": "notebooks/05_roofline.ipynb", "parameters": {"nsight": "/etc/passwd"}}, {"parameters.nsight"}),
+    ({"notebook": "notebooks/08_layer_power.ipynb", "parameters": {"recordings": "../x", "engine": "~x"}},
+     {"parameters.recordings", "parameters.engine"}),
+    ({"notebook": "notebooks/04_complexity.ipynb", "parameters": {"models": "W1,os:system"}}, {"parameters.models"}),
     ({**TINY, "epochs": 0, "lr": "fast", "colour": "red", "loss_name": "none", "hf_token": "hf_secret"},
      {"epochs", "lr", "colour", "loss_name", "hf_token"})])
 def test_all_errors_of_a_configuration_come_at_once_by_field(shared, config, fields):
