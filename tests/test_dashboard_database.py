@@ -12,6 +12,7 @@ from sqlalchemy import inspect, select, text
 from lib import paths
 from lib.dashboard import database as db
 from lib.dashboard import events, schemas
+from lib.dashboard.dispatcher import served
 from lib.errors import InputError
 from tests.dashboards import Site, postgres  # noqa: F401
 
@@ -221,9 +222,9 @@ def test_large_numbers_and_odd_signs_are_kept_or_refused(site):
 
 def test_a_postgresql_has_one_server(postgres):  # noqa: F811
     one, other = db.Database(postgres.url), db.Database(postgres.url)
-    with one.served(), pytest.raises(InputError, match="another dashboard serves postgresql"), other.served():
+    with served(one), pytest.raises(InputError, match="another dashboard serves postgresql"), served(other):
         pass
-    with other.served():
+    with served(other):
         pass
 
 

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, unquote
+from urllib.parse import quote
 
 import sqlalchemy as sa
 from sqlalchemy import ForeignKey, Index, UniqueConstraint, event, exc, select, update
@@ -30,7 +30,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, relationship
 from sqlalchemy.types import TypeDecorator
 
-from lib import files, locks, paths
+from lib import files, paths
 from lib.errors import InputError, choices, one_line
 
 QUEUED, RUNNING, FINISHED, FAILED, CANCELLED = STATES = ("queued", "running", "finished", "failed", "cancelled")
@@ -38,7 +38,6 @@ ENDS = (FINISHED, FAILED, CANCELLED)
 TRANSITIONS = {QUEUED: (RUNNING, FAILED, CANCELLED), RUNNING: (FINISHED, FAILED, CANCELLED, QUEUED),
                FINISHED: (), FAILED: (), CANCELLED: ()}
 UNAVAILABLE = (exc.OperationalError, exc.InterfaceError, exc.InternalError, exc.TimeoutError, exc.DisconnectionError)
-_SERVER = 0x6461_7368  # the advisory lock of the one server
 _NUMBER = sa.BigInteger().with_variant(sa.Integer, "sqlite")  # SQLite numbers rows by itself only in a plain INTEGER
 
 
@@ -281,20 +280,6 @@ class Database:
         if missing:
             raise InputError(f"the dashboard's database is of an older version, without {choices(missing)}; name a new one in "
                              "DASHBOARD_DB_URL, or move it away")
-
-    @contextlib.contextmanager
-    def served(self) -> Iterator[None]:
-        """Be the one server of this database, which would else run everything twice; InputError where another one is."""
-        with contextlib.ExitStack() as held:
-            if self.engine.dialect.name == "postgresql":
-                connection = held.enter_context(self.engine.connect().execution_options(isolation_level="AUTOCOMMIT"))
-                if not connection.scalar(select(sa.func.pg_try_advisory_lock(_SERVER))):
-                    where = self.engine.url.render_as_string(hide_password=True)
-                    raise InputError(f"another dashboard serves {where}; end it, or name another database in DASHBOARD_DB_URL")
-                held.callback(connection.invalidate)  # its lock ends with it, also where the server is gone
-            else:
-                held.enter_context(locks.writer(Path(unquote(self.engine.url.database.removeprefix("file:")))))
-            yield
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[Session]:

@@ -9,17 +9,18 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
+from urllib.parse import unquote
 
 import pandas as pd
-from sqlalchemy import select
+from sqlalchemy import func, select
 from sqlalchemy.orm import joinedload
 
-from lib import paths
+from lib import locks, paths
 from lib.dashboard import database as db
 from lib.dashboard.agents import workers
 from lib.dashboard.agents.messages import Load, Registration
@@ -34,6 +35,7 @@ from lib.schedule.state import Policy
 
 _TEND_S, _BEAT_S, _AGAIN_S = 0.5, 2.0, 5.0
 _WORKER_SILENT = 2.0  # a worker may be silent so much longer than its agent, whose silence is another matter
+_SERVER = 0x6461_7368  # the advisory lock of the one server
 _QUEUE = select(db.Run).join(db.Job).options(joinedload(db.Run.job), joinedload(db.Run.config))
 
 
@@ -76,7 +78,7 @@ class Dispatcher:
         # no run is ever too late: its predicted time may be a guess
         limits = replace(self._limits, silent_s=_WORKER_SILENT * self._limits.silent_s, late=math.inf)
         with contextlib.ExitStack() as opened:
-            opened.enter_context(self._database.served())
+            opened.enter_context(served(self._database))
             self._service = opened.enter_context(Service(self._folder, self._policy, self._predictions.seconds, limits,
                                                          self._agents.spawn, self._records))
             self._reconcile()
@@ -130,7 +132,7 @@ class Dispatcher:
             try:
                 self._service.run(self._over.is_set)
             except Exception as error:  # the journal has what there was
-                _said(f"the queue stopped, and goes on in {_AGAIN_S:g} s", error)
+                _note(f"the queue stopped, and goes on in {_AGAIN_S:g} s", error)
                 self._over.wait(_AGAIN_S)
 
     def _reconcile(self) -> None:
@@ -165,7 +167,7 @@ class Dispatcher:
                         self._submit(run_id)
                     break
                 except Exception as error:  # a disk that is full, a database that is away: the run waits until it is over
-                    last = _said(f"run {run_id} is not in the queue yet, and tried again", error, last)
+                    last = _note(f"run {run_id} is not in the queue yet, and tried again", error, last)
                     self._over.wait(_TEND_S)
 
     def _submit(self, run_id: str) -> None:
@@ -256,7 +258,7 @@ class Dispatcher:
                 self._rung.clear()
                 self._match_slots()
             except Exception as error:  # without this thread no agent would be noticed any more
-                last = _said("the agents are looked at again", error, last)
+                last = _note("the agents are looked at again", error, last)
             self._rung.wait(_TEND_S)
 
     def _match_slots(self) -> None:
@@ -290,7 +292,23 @@ class Dispatcher:
             self._reserved = {(card.agent_id, card.index) for card in cards}
 
 
-def _said(what: str, error: Exception, last: str = "") -> str:
+@contextlib.contextmanager
+def served(database: db.Database) -> Iterator[None]:
+    """Be the one server of a database, which would else run everything twice; InputError where another one is."""
+    engine = database.engine
+    with contextlib.ExitStack() as held:
+        if engine.dialect.name == "postgresql":
+            connection = held.enter_context(engine.connect().execution_options(isolation_level="AUTOCOMMIT"))
+            if not connection.scalar(select(func.pg_try_advisory_lock(_SERVER))):
+                where = engine.url.render_as_string(hide_password=True)
+                raise InputError(f"another dashboard serves {where}; end it, or name another database in DASHBOARD_DB_URL")
+            held.callback(connection.invalidate)  # its lock ends with it, also where the server is gone
+        else:
+            held.enter_context(locks.writer(Path(unquote(engine.url.database.removeprefix("file:")))))
+        yield
+
+
+def _note(what: str, error: Exception, last: str = "") -> str:
     """Print that something went wrong and goes on, in one line, unless that is the ``last`` one; return the line."""
     line = f"{what}: {error if isinstance(error, InputError) else one_line(error)}"
     if line != last:
