@@ -1,17 +1,20 @@
 """The queue as a service: jobs and slots come and go while it runs; nothing is lost, nothing ends twice, whatever dies."""
 
 import math
+import os
 import random
+import re
 import sys
 import threading
 import time
+import weakref
 from collections import Counter
 from contextlib import contextmanager
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from lib import locks
@@ -22,7 +25,9 @@ from lib.schedule.runtime import executor
 from lib.schedule.runtime.engine import engine
 from lib.schedule.runtime.engine.priorities import ranked
 from lib.schedule.runtime.journal import Journal, Spec
+from lib.schedule.runtime.output import Output
 from lib.schedule.runtime.service import Service
+from lib.schedule.runtime.worker_process import ActorWorker
 from lib.schedule.runtime.workers import Limits, Slot, SlotLost, card_of, device_type_of, logged
 from lib.schedule.state import Start
 from tests import placed, served
@@ -419,7 +424,224 @@ def test_a_mixed_queue_ends_as_planned_and_sooner_than_first_come_first_served(t
     assert hybrid.actual_s < first.actual_s
 
 
+def within(service, patience_s=10.0):
+    """Return what ends a run when no job is left, or when it takes too long."""
+    end = time.monotonic() + patience_s
+    return lambda: not service.left or time.monotonic() > end
+
+
+@contextmanager
+def steady(folder, observer=None, predicted_s=lambda spec, device: 1.0):
+    """Open a service with one slot, whose workers do every job at once."""
+    Dozer.clock_s = math.inf
+    with Service(folder, registry.policy("first-come"), predicted_s, Limits(late=math.inf), Dozer, observer) as service:
+        service._engine._tick_s = 0.001
+        service.add_slot(Slot("cpu[0]"))
+        yield service
+
+
+@pytest.fixture
+def at_once(monkeypatch):
+    """Let every job of ``steady`` take no time."""
+    monkeypatch.setattr(Dozer, "clock_s", math.inf)
+    monkeypatch.setattr(placed, "seconds_on", lambda spec, device: 0.0)
+
+
+def refused_once(note):
+    """Return a note of the journal that is refused once."""
+    refusals = [InputError("the disk is full")]
+
+    def noted(*arguments):
+        if refusals:
+            raise refusals.pop()
+        return note(*arguments)
+
+    return noted
+
+
+@pytest.mark.parametrize("refused", ["end", "stop", "start"])
+def test_a_run_that_the_journal_refused_goes_on_when_it_is_run_again(tmp_path, monkeypatch, at_once, refused):
+    """Once, as on a full disk, when an end is noted, and when what runs then is noted as lost."""
+    watched = Watched()
+    with steady(tmp_path, watched) as service:
+        for number in range(3):
+            service.submit(light(f"j{number}"))
+        for name in {"end", refused}:
+            monkeypatch.setattr(service._journal, name, refused_once(getattr(service._journal, name)))
+        for _ in range(1 + (refused == "start")):
+            with pytest.raises(InputError, match="the disk is full"):
+                service.run(within(service))
+        assert service.left == 3
+        service.run(within(service))
+        assert ends_of(service) == dict.fromkeys(["j0", "j1", "j2"], "done")
+        assert Counter(service.attempts()["status"])["running"] == 0
+    assert Counter(row[1] for row in watched.seen if row[0] == "ended") == {"j0": 1, "j1": 1, "j2": 1}
+
+
+def test_a_cancel_and_a_leaving_slot_that_the_journal_refused_are_made_by_the_next_run(tmp_path, monkeypatch):
+    with Service(tmp_path, registry.policy("first-come"), lambda spec, device: 1.0, Limits(late=math.inf), Dozer) as service:
+        service._engine._tick_s = 0.001
+        service.add_slot(Slot("cpu[0]"))
+        monkeypatch.setattr(Dozer, "clock_s", 0.0)
+        monkeypatch.setattr(placed, "seconds_on", lambda spec, device: 1.0)
+        service.submit(light("runs"))
+        service.submit(light("waits"))
+        noted = {name: getattr(service._journal, name) for name in ("end", "stop")}
+
+        def refuse(*_):
+            raise InputError("the disk is full")
+
+        def until():
+            if any(slot.runs for slot in service._engine.slots):
+                for name in noted:
+                    monkeypatch.setattr(service._journal, name, refuse)
+                service.remove_slot("cpu[0]")
+                service.cancel("waits")
+            return False
+
+        with pytest.raises(InputError, match="the disk is full"):
+            service.run(until)
+        for name, note in noted.items():
+            monkeypatch.setattr(service._journal, name, note)
+        assert service.left == 1 and not len(service._engine.slots) and ends_of(service) == {"waits": "cancelled"}
+        service.add_slot(Slot("cpu[0]"))
+        Dozer.clock_s = math.inf
+        service.run(within(service))
+        assert ends_of(service) == {"waits": "cancelled", "runs": "done"}
+
+
+def test_an_observer_that_fails_loses_no_job_and_ends_none_twice(tmp_path, at_once):
+    class Wrong(Watched):
+        def ended(self, *seen):
+            super().ended(*seen)
+            if len(self.seen) < 3:
+                raise RuntimeError("no database")
+
+    watched = Wrong()
+    with steady(tmp_path, watched) as service:
+        for number in range(3):
+            service.submit(light(f"j{number}"))
+        with pytest.raises(RuntimeError, match="no database"):
+            service.run(within(service))
+        service.run(within(service))
+        assert service.left == 0
+    assert Counter(row[1] for row in watched.seen if row[0] == "ended") == {"j0": 1, "j1": 1, "j2": 1}
+
+
+@pytest.mark.parametrize("what", ["cancel", "reorder"])
+def test_a_call_between_the_entry_of_a_submit_and_its_news_comes_after_it(tmp_path, monkeypatch, at_once, what):
+    calls = []
+    with steady(tmp_path) as service:
+        noted = service._journal.submit
+
+        def submit(entry):
+            new = noted(entry)
+            calls.append(threading.Thread(target=getattr(service, what), args=("a", 5)[:1 + (what == "reorder")]))
+            calls[0].start()
+            calls[0].join(0.05)
+            return new
+
+        monkeypatch.setattr(service._journal, "submit", submit)
+        service.submit(light("a"))
+        calls[0].join()
+        if what == "reorder":
+            assert service.left == 1 and service._engine.waiting["a"].priority == 5
+        service.run(within(service, 2.0))
+        assert ends_of(service) == {"a": "cancelled" if what == "cancel" else "done"}
+
+
+def test_a_job_that_failed_on_a_full_disk_has_ended_for_good(tmp_path, at_once):
+    with steady(tmp_path) as service:
+        service.submit(light("a"))
+        service.left  # noqa: B018 - the engine has it now
+        with service._engine.lock:
+            service._engine._end(service._engine.waiting["a"], 0, "failed", "No space left on device")
+    with steady(tmp_path) as service:
+        assert service.left == 0 and ends_of(service) == {"a": "failed"}
+
+
+def test_a_plan_ends_nothing_and_times_are_predicted_anew_when_wanted(tmp_path, at_once):
+    known, watched = {}, Watched()
+
+    def predicted_s(spec, device):
+        if spec.job_id not in known:
+            raise InputError("no such model")
+        return known[spec.job_id]
+
+    with steady(tmp_path, watched, predicted_s) as service:
+        service.submit(light("a"))
+        service.submit(light("b"))
+        known["a"] = 3.0
+        for _ in range(2):
+            plan = service.plan().set_index("job_id")
+            assert plan["status"].to_dict() == {"a": "planned", "b": "waiting"} and not watched.seen
+        known.update(a=7.0, b=2.0)
+        service.predict_anew()
+        begin, plan, end = service.now(), service.plan(), service.now()
+        assert (plan["end_s"] - plan["start_s"]).tolist() == pytest.approx([7.0, 2.0])
+        assert begin <= plan["start_s"].min() <= end
+        del known["b"]
+        service.predict_anew()
+        service.plan()
+        service.run(within(service))
+        assert ends_of(service) == {"a": "done", "b": "failed"}
+    assert [row for row in watched.seen if row[1] == "b"] == [("ended", "b", 0, "failed")]
+
+
+def test_a_task_that_fails_leaves_no_memory_of_a_card_behind(monkeypatch):
+    held, freed = [], []
+
+    class Weights:
+        """Something that only a collection frees."""
+
+        def __init__(self):
+            self.own = self
+
+    def hold(job):
+        weights = Weights()
+        held.append(weakref.ref(weights))
+        raise RuntimeError("out of memory")
+
+    cuda = SimpleNamespace(is_initialized=lambda: True, empty_cache=lambda: freed.append(held[-1]() is None))
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    monkeypatch.setattr("tests.light.fail", hold)
+    monkeypatch.setattr("lib.schedule.runtime.worker_process.is_out_of_memory", lambda error: True)
+    worker = ActorWorker()
+    for message in (("run", "a#1", "tests.light:fail", {}), ("end",)):
+        worker.put(message)
+    worker.run("cpu", (), 1, 60.0)
+    assert ("failed", "a#1", "out of memory") in worker.take() and freed == [True]
+
+
 # ---------------------------------------------------------------------------------------------- cards and lines
+
+
+PARTS = st.lists(st.sampled_from(["\0", "begin", "begin ", "end ", "en", "a", "\n", "b\0c", "end t#1"]), max_size=12)
+
+
+@settings(max_examples=150, deadline=None)
+@given(parts=PARTS, cuts=st.lists(st.integers(0, 60), max_size=8))
+def test_any_text_is_lines_however_it_comes(parts, cuts):
+    """Also with NULs, of which only a whole mark of the worker is none of the text."""
+    body = "".join(parts)
+    stream = f"\0begin t#1\n{body}\0end t#1\n".encode()
+    assume(len(re.findall(rb"\0(?:begin|end) [^\0\n]*\n", stream)) == 2)
+    output, ready = Output(), []
+    output.started()
+    places = sorted({0, len(stream), *(cut for cut in cuts if cut < len(stream))})
+    inlet = os.pipe()
+    try:
+        os.dup2(inlet[0], output.pipe.fileno())
+        os.set_blocking(output.pipe.fileno(), False)
+        for start, end in zip(places, places[1:], strict=False):
+            os.write(inlet[1], stream[start:end])
+            ready += output.merged([("done", "t#1", None)] if end == len(stream) else [])
+    finally:
+        for end in inlet:
+            os.close(end)
+        output.close()
+    lines = body.removesuffix("\n").split("\n") if body else []
+    assert ready == [*(("report", "t#1", {"log": [n, line]}) for n, line in enumerate(lines, 1)), ("done", "t#1", None)]
 
 
 @pytest.mark.parametrize(("slot", "mask", "card"), [

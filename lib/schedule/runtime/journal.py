@@ -197,6 +197,8 @@ class Journal:
             if self._base.execute("SELECT job_id FROM cancels WHERE job_id = :job_id UNION "
                                   "SELECT job_id FROM ends WHERE job_id = :job_id", {"job_id": job_id}).fetchone():
                 return 0
+            self._base.execute("UPDATE attempts SET status = 'lost', reason = 'the run was ended', end_s = start_s "
+                               "WHERE job_id = ? AND status = 'running'", (job_id,))  # whose end could not be written
             number = 1 + self._base.execute("SELECT count(*) FROM attempts WHERE job_id = ?", (job_id,)).fetchone()[0]
             self._base.execute("INSERT INTO attempts VALUES (?, ?, ?, ?, NULL, 'running', '')", (job_id, number, device, at_s))
         return number

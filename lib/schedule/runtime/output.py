@@ -5,6 +5,7 @@ ends, by ways of its own: a task that closes or redirects its standard output ch
 """
 
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from multiprocessing import get_context
@@ -12,7 +13,8 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 LONGEST = 8192  # characters of a line; a longer one comes in pieces
-_MARK, _BEGIN, _END = b"\x00", "begin", "end"
+_MARK = re.compile(rb"\0(begin|end) ([^\0\n]*)\n")  # any other NUL is text
+_MARK_SO_FAR = re.compile(rb"\0(b|be|beg|begi|begin|e|en|end|(begin|end) [^\0\n]*)?")
 _OUTCOMES = ("done", "failed", "stopped", "refused")
 _MOST = 2**20  # bytes that are taken at once
 
@@ -29,7 +31,7 @@ def redirect(output: Connection) -> Callable[[str, str], None]:
     def mark(what: str, token: str) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
-        os.write(marks, _MARK + f"{what} {token}\n".encode())
+        os.write(marks, f"\0{what} {token}\n".encode())
 
     return mark
 
@@ -62,22 +64,22 @@ class Output:
 
     def _reports(self) -> Iterator[tuple[Any, ...]]:
         """Read what there is; note where attempts begin and end."""
-        before, *marked = (self._rest + self._read()).split(_MARK)
+        text, done = self._rest + self._read(), 0
+        cut = text.rfind(b"\0")
+        if cut < 0 or not _MARK_SO_FAR.fullmatch(text, cut):
+            cut = len(text)
         self._rest = b""
-        yield from self._lines(before)
-        for place, part in enumerate(marked):
-            mark, newline, after = part.partition(b"\n")
-            if not newline:  # the rest of the mark is still to come
-                self._rest = _MARK + _MARK.join(marked[place:])
-                return
+        for mark in _MARK.finditer(text, 0, cut):
+            yield from self._lines(text[done:mark.start()])
             yield from self._lines(b"\n") if self._rest else ()
-            what, _, token = mark.decode(errors="replace").partition(" ")
-            if what == _BEGIN:
-                self._token, self._number = token, 0
-            elif what == _END:
+            done, (what, token) = mark.end(), mark.groups()
+            if what == b"begin":
+                self._token, self._number = token.decode(errors="replace"), 0
+            else:
                 self._token = ""
-                self._ended.add(token)
-            yield from self._lines(after)
+                self._ended.add(token.decode(errors="replace"))
+        yield from self._lines(text[done:cut])
+        self._rest += text[cut:]  # the rest of the mark is still to come
 
     def _read(self) -> bytes:
         taken = b""

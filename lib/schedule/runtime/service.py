@@ -1,6 +1,7 @@
 """The queue as a service: jobs are submitted, cancelled and reordered, and slots join and leave, while it runs."""
 
 import math
+import threading
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack, closing
@@ -21,7 +22,6 @@ from lib.schedule.runtime.local_site import fleet_of
 from lib.schedule.runtime.workers import Limits, ProcessWorker, Slot, Spawn
 from lib.schedule.state import Policy
 
-ServiceObserver = Observer
 _MOST_PRIORITY = 10**6
 
 
@@ -42,9 +42,10 @@ class Service:
         """
         with ExitStack() as opened:
             opened.enter_context(locks.writer(folder / JOURNAL))
-            self._journal = opened.enter_context(closing(Journal(folder / JOURNAL)))
+            self._journal = opened.enter_context(closing(Journal(folder / JOURNAL, again=_never)))
             self._engine = Engine(self._journal, policy, predicted_s, fleet_of, limits or Limits(), spawn, observer)
             self._policy, self._classes = policy, {}
+            self._order = threading.Lock()  # what the journal notes and what the engine hears come in one order
             tried = Counter(self._journal.attempts()["job_id"])
             for submit in self._journal.submitted():
                 self._engine.add(self._entry(submit, tried[submit.spec.job_id]))
@@ -72,9 +73,10 @@ class Service:
         at_s = self._engine.now()
         ends_s = math.inf if math.isnan(deadline_s) else at_s + deadline_s
         submit = Submit(spec, float(memory_mb), float(cpu_cores), priority, ends_s, at_s)
-        new = self._journal.submit(submit)
-        if new:
-            self._engine.post(lambda: self._engine.add(self._entry(submit)))
+        with self._order:
+            new = self._journal.submit(submit)
+            if new:
+                self._engine.post(lambda: self._engine.add(self._entry(submit)))
         return new
 
     def cancel(self, job_id: str) -> bool:
@@ -82,17 +84,19 @@ class Service:
 
         Returns False where it has ended, or is unknown. One that ends before it hears of this has ended as it did.
         """
-        known = self._journal.cancel(job_id, self._engine.now())
-        if known:
-            self._engine.post(partial(self._engine.cancel, job_id))
+        with self._order:
+            known = self._journal.cancel(job_id, self._engine.now())
+            if known:
+                self._engine.post(partial(self._engine.cancel, job_id))
         return known
 
     def reorder(self, job_id: str, priority: int) -> bool:
         """Give a job another priority, the highest goes first; False where it has ended, or is unknown."""
         _check_priority(job_id, priority)
-        known = self._journal.reorder(job_id, priority)
-        if known:
-            self._engine.post(partial(self._engine.reorder, job_id, priority))
+        with self._order:
+            known = self._journal.reorder(job_id, priority)
+            if known:
+                self._engine.post(partial(self._engine.reorder, job_id, priority))
         return known
 
     def add_slot(self, slot: Slot) -> None:
@@ -112,14 +116,17 @@ class Service:
         return self._engine.now()
 
     def run(self, until: Callable[[], bool]) -> None:
-        """Run jobs until ``until()`` holds, which is called several times a second; workers are shut down then."""
+        """Run jobs until ``until()`` holds, which is called several times a second; workers are shut down then.
+
+        After an error, such as a full disk, it may be called again: what had not ended is tried again.
+        """
         self._engine.run(until)
 
     def plan(self) -> pd.DataFrame:
         """Return what runs, and what the policy plans for the rest from now on, with the reasons (``engine.plan.plan``)."""
         self._engine.settle()
         with self._engine.lock:
-            view = self._engine.snapshot(starting=True)
+            view = self._engine.snapshot(planning=True)
         return plan(view, self._policy)
 
     @property
@@ -147,6 +154,11 @@ class Service:
         alike = str(arguments.get("workload_id") or arguments.get("path") or submit.spec.call)
         return Entry(submit.spec, submit.at_s, submit.deadline_s, submit.memory_mb, submit.cpu_cores,
                      self._classes.setdefault(alike, len(self._classes)), submit.priority, attempt)
+
+
+def _never(reason: str) -> bool:
+    """Try no job again that failed before a restart: observers know of its end."""
+    return False
 
 
 def _check(spec: Spec, memory_mb: float, cpu_cores: float, priority: int, deadline_s: float) -> None:

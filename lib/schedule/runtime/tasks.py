@@ -95,7 +95,7 @@ class _Kept:
     """The state of a job in its folder: kept now and then, so that the next attempt goes on from it; in the end the weights."""
 
     def __init__(self, folder: Path):
-        self.folder, self.steps, self.loss = folder, 0, 0.0
+        self.folder = folder
         self._kept_s, self._took_s = time.monotonic(), 0.0
 
     def read(self) -> dict[str, Any] | None:

@@ -5,10 +5,12 @@ Messages are tuples. To the worker: ``("run", token, call, arguments)``, ``("sto
 ``("refused", token, reason)``: its input is wrong, and would be at every attempt; ``("report", token, content)`` meanwhile.
 """
 
+import gc
 import importlib
 import json
 import os
 import queue
+import sys
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -121,8 +123,10 @@ def serve(pipe: Pipe, device: str, cores: tuple[int, ...], threads: int, beat_s:
         current[token] = Job(device, cores, threads, partial(sender.send, "report", token))
         if token in stops:
             current[token].stop()
+        stops.clear()  # of jobs that have ended: this one is stopped through ``current`` from here on
         mark("begin", token)
         outcome = _outcome(token, call, arguments, current[token])
+        _free()
         mark("end", token)
         sender.send(*outcome)
         del current[token]
@@ -143,6 +147,14 @@ def _outcome(token: str, call: str, arguments: dict[str, Any], job: Job) -> tupl
         return "failed" if passing else "refused", token, str(error)
     except Exception as error:  # whatever a job does wrong is its own end, not the worker's
         return "failed", token, "out of memory" if is_out_of_memory(error) else one_line(error)
+
+
+def _free() -> None:
+    """Give the memory of a card back that a task held, also one that failed; not what it keeps on purpose."""
+    torch = sys.modules.get("torch")
+    if torch and torch.cuda.is_initialized():
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 class ActorWorker:

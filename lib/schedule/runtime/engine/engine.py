@@ -3,10 +3,12 @@
 import threading
 import time
 from bisect import insort
+from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import wait
-from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -36,7 +38,7 @@ class Engine:
         self.journal, self.limits, self.observer, self._tick_s = journal, limits, observer or Unobserved(), tick_s
         self._predicted_s, self._fleet_of, self._contention_of = predicted_s, fleet_of, contention_of
         self.policy = ranked(policy, lambda job: self.view.entries[job].priority)
-        self.lock, self._changes, self._rung = threading.RLock(), SimpleQueue(), threading.Event()
+        self.lock, self._changes, self._rung = threading.RLock(), deque(), threading.Event()
         self._bell, self._ring = Pipe(duplex=False)
         self._thread: threading.Thread | None = None
         self.attempts, self._began, self._offset_s = journal.tried(), time.monotonic(), journal.last_s()
@@ -69,8 +71,8 @@ class Engine:
     def cancel(self, job_id: str) -> None:
         """End a job that waits; stop one that runs, its end comes when it has stopped."""
         if job_id in self.waiting:
-            self._end(self.waiting.pop(job_id), 0, "cancelled")
             self.view = None
+            self._end(self.waiting[job_id], 0, "cancelled")
         for slot in self.slots:
             if slot.runs and slot.runs.entry.job_id == job_id and not slot.cancelled:
                 slot.cancelled = True
@@ -90,9 +92,17 @@ class Engine:
 
     def leave(self, name: str) -> None:
         """Remove a slot; what runs there is tried again elsewhere."""
-        self.view, slot = None, self.slots.remove(name)
+        self.view, slot = None, self.slots.of.get(name)
         if slot and slot.runs:
             self._stopped(slot, "lost", "its slot was removed")
+        self.slots.remove(name)
+
+    def predict_anew(self) -> None:
+        """Ask again how long the jobs that wait will take, before the next decision."""
+        for entry in (*self.waiting.values(), *self.upcoming):
+            entry.seconds.clear()
+            entry.refusal = ""
+        self.view = None
 
     def predict_anew(self) -> None:
         """Ask again how long the jobs that wait will take, before the next decision."""
@@ -102,7 +112,7 @@ class Engine:
 
     def post(self, change: Callable[[], None]) -> None:
         """Let the engine's thread make a change soon, from any thread."""
-        self._changes.put(change)
+        self._changes.append(change)
         if not self._rung.is_set():
             self._rung.set()
             self._ring.send_bytes(b".")
@@ -118,8 +128,13 @@ class Engine:
             made.wait(self._tick_s)
 
     def _take(self) -> None:
-        while not self._changes.empty():
-            self._changes.get()()
+        while self._changes:
+            change = self._changes.popleft()
+            try:
+                change()
+            except Exception:
+                self._changes.appendleft(change)  # such as a full disk: the next run makes it
+                raise
             self._changed = True
 
     # ------------------------------------------------------------------------------------------ the loop
@@ -133,7 +148,21 @@ class Engine:
         finally:
             with self.lock:
                 self._thread, self.view = None, None
+                for slot in self.slots:
+                    if slot.runs:
+                        self._put_back(slot)
                 self.slots.shut_down()
+
+    def _put_back(self, slot: SlotState) -> None:
+        """Let a job wait for the next run after an error; what the journal refuses now it notes when the job starts again."""
+        entry, cancelled = slot.runs.entry, slot.cancelled
+        with suppress(Exception):  # the error that ended the run is the one to raise
+            self._stopped(slot, "lost", "the run was ended")
+        if slot.runs:
+            slot.clear()
+            self.waiting[entry.job_id] = entry
+            if cancelled:
+                self.post(partial(self.cancel, entry.job_id))
 
     def _round(self, until: Callable[[], bool]) -> bool:
         """Take in what happened, and decide; return whether to go on."""
@@ -195,36 +224,41 @@ class Engine:
 
     # ------------------------------------------------------------------------------------------ ends of attempts
 
-    def _release(self, slot: SlotState) -> Occupant:
-        """Free a slot; return what ran there."""
-        runs = slot.runs
+    def _release(self, slot: SlotState) -> None:
+        """Free a slot, once the journal knows."""
         if self.view:
             self.view.stop(slot.name, self.now())
         slot.clear()
-        return runs
 
     def _finish(self, slot: SlotState, result: Any) -> None:
-        view, runs = self.view, self._release(slot)
-        if view:
-            view.finish(runs, slot.name, max(_LEAST_S, self.now() - runs.start_s))
-        self.done += 1
-        for entry in self.waiting.values():
-            if entry.job_class == runs.entry.job_class:
-                entry.seconds.clear()  # more may be known of them now
-        self._end(runs.entry, runs.attempt, "done", "", result)
+        runs = slot.runs
+
+        def free() -> None:
+            view = self.view
+            self._release(slot)
+            if view:
+                view.finish(runs, slot.name, max(_LEAST_S, self.now() - runs.start_s))
+            self.done += 1
+            for entry in self.waiting.values():
+                if entry.job_class == runs.entry.job_class:
+                    entry.seconds.clear()  # more may be known of them now
+
+        self._end(runs.entry, runs.attempt, "done", "", result, free)
 
     def _stopped(self, slot: SlotState, status: str, reason: str = "") -> None:
         """End an attempt that is not the job's end, unless it is cancelled; start it anew where it shall be moved."""
-        cancelled, target, runs = slot.cancelled, slot.moving_to, self._release(slot)
-        entry, at_s = runs.entry, self.now()
-        if cancelled:
-            self._end(entry, runs.attempt, "cancelled", reason)
+        (entry, _, attempt), target, at_s = slot.runs, slot.moving_to, self.now()
+        if slot.cancelled:
+            self._end(entry, attempt, "cancelled", reason, free=partial(self._release, slot))
             return
-        self.journal.stop(entry.job_id, runs.attempt, at_s, status, reason)
-        self.observer.stopped(entry.job_id, runs.attempt, status, reason, at_s)
+        self.journal.stop(entry.job_id, attempt, at_s, status, reason)
+        self._release(slot)
+        if status == "retried":
+            self.attempts[entry.job_id] = self.attempts.get(entry.job_id, 0) + 1
         if self.view:
             self.view.wait(entry)
         self.waiting[entry.job_id] = entry
+        self.observer.stopped(entry.job_id, attempt, status, reason, at_s)
         if target and self.view and self.view.can_start(entry, target):
             self._start(entry, target)
         elif self.view:
@@ -232,27 +266,31 @@ class Engine:
 
     def _fail(self, slot: SlotState, reason: str, final: bool = False) -> None:
         """End an attempt that went wrong, and the job with it when that is ``final`` or it was tried often enough."""
-        name = slot.runs.entry.job_id
-        self.attempts[name] = self.attempts.get(name, 0) + 1
-        if slot.cancelled or not (final or self.attempts[name] >= self.limits.attempts):
+        runs = slot.runs
+        tried = self.attempts.get(runs.entry.job_id, 0) + 1
+        if slot.cancelled or not (final or tried >= self.limits.attempts):
             self._stopped(slot, "retried", reason)
             return
-        times = "" if final else f" (attempt {self.attempts[name]} of {self.limits.attempts})"
-        runs = self._release(slot)
-        self._end(runs.entry, runs.attempt, "failed", f"{reason}{times}")
+        times = "" if final else f" (attempt {tried} of {self.limits.attempts})"
+        self._end(runs.entry, runs.attempt, "failed", f"{reason}{times}", free=partial(self._release, slot))
 
-    def _end(self, entry: Entry, attempt: int, status: str, reason: str = "", result: Any = None) -> None:
+    def _end(self, entry: Entry, attempt: int, status: str, reason: str = "", result: Any = None,
+             free: Callable[[], Any] = lambda: None) -> None:
+        """End a job: in the journal, which may refuse, then in the list and by ``free``; then who watches may know."""
         at_s = self.now()
-        if self.journal.end(entry.job_id, attempt, at_s, status, reason, result):
-            self.observer.ended(entry.job_id, attempt, status, reason, result, at_s)
+        new = self.journal.end(entry.job_id, attempt, at_s, status, reason, result)
+        free()
+        self.waiting.pop(entry.job_id, None)
         self.attempts.pop(entry.job_id, None)
+        if new:
+            self.observer.ended(entry.job_id, attempt, status, reason, result, at_s)
 
     # ------------------------------------------------------------------------------------------ decisions
 
-    def snapshot(self, starting: bool = False) -> View:
+    def snapshot(self, planning: bool = False) -> View:
         """Return a view of what there is now; a job that waits and cannot be predicted ends.
 
-        Slots whose worker is still ``starting`` count as idle if so wanted.
+        For ``planning`` slots whose worker is still starting count as idle, and no job ends: that is for the next decision.
         """
         occupants = self.slots.occupants()
         fleet, running = self._fleet_of(tuple(slot.slot for slot in self.slots)), [one.entry for one in occupants.values()]
@@ -263,9 +301,12 @@ class Engine:
                 except InputError as error:
                     entry.seconds[device_type] = np.inf
                     if entry not in running:
-                        self._refuse(entry, str(error))
-                        break
-        idle = [slot.name for slot in self.slots if slot.idle or (starting and not slot.runs)]
+                        entry.refusal = str(error)
+            if entry.refusal and entry not in running:
+                entry.seconds = dict.fromkeys(fleet.types, np.inf)
+                if not planning:
+                    self._refuse(entry)
+        idle = [slot.name for slot in self.slots if slot.idle or (planning and not slot.runs)]
         return View(self.waiting.values(), self.upcoming, occupants, idle, fleet, self._contention_of(fleet), self.now(),
                     self.done)
 
@@ -275,11 +316,10 @@ class Engine:
             raise InputError(f"the predicted time of {entry.job_id!r} on {device_type!r} is {seconds}: it is above 0")
         return seconds
 
-    def _refuse(self, entry: Entry, reason: str) -> None:
+    def _refuse(self, entry: Entry) -> None:
         """End a job that waits and cannot be predicted."""
-        self.waiting.pop(entry.job_id, None)
+        self._end(entry, 0, "failed", entry.refusal)
         self.upcoming = [one for one in self.upcoming if one is not entry]
-        self._end(entry, 0, "failed", reason)
 
     def _decide(self) -> None:
         if self.view is None and any(slot.idle for slot in self.slots):
@@ -314,10 +354,10 @@ class Engine:
         if not attempt:
             self.view = None
             return
-        del self.waiting[entry.job_id]
         entry.attempt = attempt
-        view.start(entry, name, attempt)
         self.slots.of[name].start(Occupant(entry, at_s, attempt), view.seconds(entry, name))
+        del self.waiting[entry.job_id]
+        view.start(entry, name, attempt)
         self.observer.started(entry.job_id, attempt, name, at_s)
 
     def _move(self, entry: Entry, target: str) -> None:

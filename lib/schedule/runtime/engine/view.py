@@ -14,7 +14,10 @@ from lib.schedule.state import Finished, Predict, Running, State
 
 @dataclass(eq=False)
 class Entry:
-    """A job of the list that has not ended; ``seconds`` are its predicted times by device type, as far as they were wanted."""
+    """A job of the list that has not ended; ``seconds`` are its predicted times by device type, as far as they were wanted.
+
+    ``refusal`` says why it cannot be predicted, and shall end.
+    """
 
     spec: Spec
     arrival_s: float = 0.0
@@ -25,6 +28,7 @@ class Entry:
     priority: int = 0
     attempt: int = 0  # the latest
     seconds: dict[str, float] = field(default_factory=dict)
+    refusal: str = ""
 
     @property
     def job_id(self) -> str:
