@@ -3,11 +3,9 @@
 import threading
 import time
 from bisect import insort
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from multiprocessing import Pipe
 from multiprocessing.connection import wait
 from typing import Any
 
@@ -16,6 +14,7 @@ import numpy as np
 from lib.errors import InputError
 from lib.schedule.contention import Contention
 from lib.schedule.problem import Fleet
+from lib.schedule.runtime.engine.changes import Changes
 from lib.schedule.runtime.engine.observer import Observer, Unobserved
 from lib.schedule.runtime.engine.priorities import ranked
 from lib.schedule.runtime.engine.slots import Slots, SlotState
@@ -38,8 +37,7 @@ class Engine:
         self.journal, self.limits, self.observer, self._tick_s = journal, limits, observer or Unobserved(), tick_s
         self._predicted_s, self._fleet_of, self._contention_of = predicted_s, fleet_of, contention_of
         self.policy = ranked(policy, lambda job: self.view.entries[job].priority)
-        self.lock, self._changes, self._rung = threading.RLock(), deque(), threading.Event()
-        self._bell, self._ring = Pipe(duplex=False)
+        self.lock, self._changes = threading.RLock(), Changes()
         self._thread: threading.Thread | None = None
         self.attempts, self._began, self._offset_s = journal.tried(), time.monotonic(), journal.last_s()
         self.waiting: dict[str, Entry] = {}
@@ -104,18 +102,9 @@ class Engine:
             entry.refusal = ""
         self.view = None
 
-    def predict_anew(self) -> None:
-        """Ask again how long the jobs that wait will take, before the next decision."""
-        for entry in (*self.waiting.values(), *self.upcoming):
-            entry.seconds.clear()
-        self.view = None
-
     def post(self, change: Callable[[], None]) -> None:
         """Let the engine's thread make a change soon, from any thread."""
-        self._changes.append(change)
-        if not self._rung.is_set():
-            self._rung.set()
-            self._ring.send_bytes(b".")
+        self._changes.post(change)
 
     def settle(self) -> None:
         """Return when all changes that were posted before are made."""
@@ -128,14 +117,7 @@ class Engine:
             made.wait(self._tick_s)
 
     def _take(self) -> None:
-        while self._changes:
-            change = self._changes.popleft()
-            try:
-                change()
-            except Exception:
-                self._changes.appendleft(change)  # such as a full disk: the next run makes it
-                raise
-            self._changed = True
+        self._changed = self._changes.make() or self._changed
 
     # ------------------------------------------------------------------------------------------ the loop
 
@@ -182,9 +164,9 @@ class Engine:
         """Wait a moment for messages, changes, arrivals and timeouts."""
         pipes, next_s = self.slots.pipes(), self.upcoming[0].arrival_s if self.upcoming else np.inf
         tick_s = self._tick_s if pipes or not len(self.slots) else min(self._tick_s, _WITHOUT_PIPE_S)
-        if self._bell in wait([*pipes, self._bell], max(0.0, min(tick_s, next_s - self.now(), self.wake_s - self.now()))):
-            self._rung.clear()  # first: who rings from now on is heard by the next wait
-            self._bell.recv_bytes()
+        bell, pause_s = self._changes.bell, min(tick_s, next_s - self.now(), self.wake_s - self.now())
+        if bell in wait([*pipes, bell], max(0.0, pause_s)):
+            self._changes.heard()
 
     def _look(self) -> bool:
         """Take in messages, arrivals and timeouts; return whether there were any that are news to the policy."""
