@@ -5,6 +5,7 @@ import json
 import re
 import socket
 import threading
+from unittest.mock import Mock
 
 import httpx
 import pandas as pd
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from markupsafe import escape
 
 from lib import locks, paths
+from lib.cli import dashboard as cli_dashboard
 from lib.cli.main import main
 from lib.dashboard import database as db
 from lib.dashboard import events, operations, security
@@ -186,6 +188,15 @@ def test_a_server_that_another_one_keeps_from_starting_says_so_in_one_line(home,
         status = main(["dashboard", "--port", "0", "--no-agent"])
     error = capsys.readouterr().err
     assert status == 2 and error.count("\n") == 1 and "is being written by another process" in error
+
+
+def test_an_agent_of_the_server_gets_its_token_and_not_its_database(monkeypatch):
+    monkeypatch.setenv("DASHBOARD_DB_URL", "postgresql://me:secret@host/name")
+    started = []
+    monkeypatch.setattr("subprocess.Popen", lambda words, env: started.append(env) or Mock())
+    with cli_dashboard._agent("http://127.0.0.1:1", TOKEN):
+        (environment,) = started
+    assert environment["DASHBOARD_TOKEN"] == TOKEN and "PATH" in environment and "DASHBOARD_DB_URL" not in environment
 
 
 def test_an_address_of_the_sixth_version_is_in_brackets(verb):
