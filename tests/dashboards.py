@@ -29,6 +29,7 @@ class Remembering:
     def __init__(self, database):
         self.database, self.submitted, self.cancelled, self.reordered = database, [], [], []
         self.started = self.closed = False
+        self.ended = set()
         self.planned = pd.DataFrame(columns=list(schemas.PlannedOut.model_fields))
         self.router = APIRouter(tags=["agents"])
 
@@ -47,8 +48,13 @@ class Remembering:
 
     def cancel(self, run_id):
         self.cancelled.append(run_id)
+        if run_id in self.ended:
+            return False
         with self.database.writing() as session:
             return db.transition(session, run_id, db.CANCELLED, "cancelled")
+
+    def has_ended(self, run_id):
+        return run_id in self.ended
 
     def reorder(self, run_id, priority):
         self.reordered.append((run_id, priority))

@@ -8,7 +8,9 @@ import sys
 import time
 import types
 from contextlib import contextmanager
+from multiprocessing import Pipe
 
+import numpy as np
 import psutil
 import pytest
 from fastapi import Depends, FastAPI, Header, HTTPException
@@ -25,15 +27,17 @@ from lib.dashboard.agents import agent, devices, workers
 from lib.dashboard.agents.messages import API_VERSION, Device, Mailbox
 from lib.dashboard.agents.workers import Agents
 from lib.dashboard.app import Settings, create_app
+from lib.dashboard.dispatcher import Dispatcher
+from lib.dashboard.dispatcher import _set as set_columns
 from lib.dashboard.run_records import RunRecords
 from lib.errors import InputError
 from lib.schedule.policies import registry
 from lib.schedule.runtime import local_site
-from lib.schedule.runtime.journal import Spec
+from lib.schedule.runtime.journal import Journal, Spec, UnwritableError
 from lib.schedule.runtime.service import Service
 from lib.schedule.runtime.workers import Slot
 from tests import killed, killed_queue
-from tests.agents import TOKEN, add_runs, dispatcher_in, limits, served, start
+from tests.agents import TOKEN, add_runs, dispatcher_in, light_slots, limits, served, start
 
 LIMITS = limits(2.0)
 
@@ -296,6 +300,24 @@ def test_gpus_are_those_that_may_be_used_as_the_driver_knows_them(monkeypatch):
     assert load.gpus[0].utilisation_percent == 51 and load.memory_mb > load.memory_used_mb > 0
 
 
+def test_a_card_that_is_lost_takes_no_other_with_it(monkeypatch):
+    class Lost(Nvml):
+        def __getattr__(self, name):
+            if name == "nvmlDeviceGetMemoryInfo":
+                return lambda index: super(Lost, self).__getattr__(name)(index) if index else lost()
+            return super().__getattr__(name)
+
+    def lost():
+        raise Nvml.NVMLError("GPU is lost")
+
+    monkeypatch.setitem(sys.modules, "pynvml", Nvml())
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    cards = devices.gpus()
+    monkeypatch.setitem(sys.modules, "pynvml", Lost())
+    assert [card.uuid for card in devices.gpus()] == ["GPU-bbbb"]
+    assert [gpu.uuid for gpu in devices.Meter(cards).load().gpus] == ["GPU-bbbb"]
+
+
 def test_a_machine_without_a_driver_has_no_gpus():
     assert devices.gpus() == [] or os.path.exists("/dev/nvidiactl")
 
@@ -388,6 +410,143 @@ def test_a_run_may_be_bound_to_an_agent_and_learns_from_earlier_ones(board):
     again = add(board, [("tests.light:sleep", {"seconds": 0.2})] * 1, only_agent_id=second)
     run = wait_for(board, again)[again[0]]
     assert 0.1 < run.predicted_s < 2 and "by 1 earlier runs of this configuration" in run.placement
+
+
+class Starting:
+    """A worker that is never ready."""
+
+    def __init__(self, slot, limits):
+        self.pipe, self._other = Pipe(duplex=False)
+
+    def messages(self):
+        return []
+
+    def send(self, *message):
+        raise AssertionError(message)
+
+    def shut_down(self):
+        self.pipe.close()
+
+
+def test_a_plan_counts_from_now_and_the_journal_knows_who_has_ended(tmp_path, monkeypatch):
+    database, dispatcher = dispatcher_in(tmp_path)
+    done, waits = add_runs(database, [("tests.light:sleep", {})] * 2)
+    with Service(tmp_path / "queue", registry.policy("first-come"), lambda spec, device: 1.0, LIMITS, killed.Inline) as service:
+        service.submit(Spec(done, "tests.light:sleep", {}))
+        service.add_slot(Slot("lab/cpu[0]"))
+        service.run(lambda: len(service.ends()) == 1)
+    monkeypatch.setattr(Journal, "last_s", lambda journal: 1000.0)  # its clock goes on where it was
+    dispatcher._agents.spawn = Starting
+    dispatcher._predictions.place("lab/cpu", predictions.Place("lab", "lab", light_slots(1)[0][1]))
+    dispatcher.start()
+    try:
+        assert dispatcher.has_ended(done) and not dispatcher.has_ended(waits) and not dispatcher.has_ended("nobody")
+        dispatcher._service.add_slot(Slot("lab/cpu[0]"))
+        end = time.monotonic() + 10
+        while (planned := dispatcher.plan())["device"].tolist() != ["lab/cpu[0]"]:
+            assert time.monotonic() < end
+            time.sleep(0.02)
+        assert planned["job_id"].tolist() == [waits]
+        assert abs(planned["start_s"][0]) < 1 and abs(planned["end_s"][0] - 600) < 1
+    finally:
+        dispatcher.close()
+
+
+def test_a_run_waits_until_a_disk_has_space_again(tmp_path, monkeypatch, capsys):
+    database, dispatcher = dispatcher_in(tmp_path)
+    first, second = add_runs(database, [("tests.light:sleep", {})] * 2)
+    monkeypatch.setattr("lib.dashboard.dispatcher._TEND_S", 0.01)
+    submit, tries = Journal.submit, []
+
+    def refused(journal, job):
+        tries.append(job.spec.job_id)
+        if len(tries) <= 3:
+            raise UnwritableError("run.sqlite: cannot be written (database or disk is full)")
+        if len(tries) == 5:
+            raise db.ConflictError("the run is cancelled")
+        return submit(journal, job)
+
+    monkeypatch.setattr(Journal, "submit", refused)
+    dispatcher.start()
+    try:
+        end = time.monotonic() + 10
+        while len(tries) < 5:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        assert tries == [first] * 4 + [second]
+        assert capsys.readouterr().err.count(f"run {first} is not in the queue yet") == 1
+        assert all(thread.is_alive() for thread in dispatcher._threads)
+        assert wait_for(types.SimpleNamespace(database=database), [first], (db.QUEUED,))
+    finally:
+        dispatcher.close()
+
+
+def test_runs_that_wait_are_advised_when_a_processor_joins(tmp_path, monkeypatch):
+    database, dispatcher = dispatcher_in(tmp_path)
+    (run_id,) = add_runs(database, [("tests.light:sleep", {})])
+    with database.writing() as session:
+        session.get(db.Run, run_id).config.kind = "finetune"
+    limits_s = []
+    monkeypatch.setattr(predictions.worker, "call",
+                        lambda *_, timeout_s, **__: limits_s.append(timeout_s) or {"light": (42.0, "x")})
+    dispatcher._agents.spawn = Starting
+    slot = workers.AgentSlot(Slot("lab/cpu[0]"), "lab", "lab", "key", light_slots(1)[0][1])
+    dispatcher.start()
+    try:
+        end = time.monotonic() + 10
+        while not dispatcher.reorder(run_id, 0):
+            assert time.monotonic() < end
+        dispatcher._agents.slots = lambda: {"lab/cpu[0]": slot}
+        dispatcher.changed()
+        while not np.allclose((planned := dispatcher.plan())["end_s"] - planned["start_s"], 42) or planned.empty:
+            assert time.monotonic() < end
+            time.sleep(0.02)
+        assert limits_s == [60]
+        assert dispatcher.cancel(run_id)
+        while dispatcher._predictions.waiting() or dispatcher._predictions._advised:
+            assert time.monotonic() < end
+            time.sleep(0.02)
+    finally:
+        dispatcher._agents.slots = dict
+        dispatcher.close()
+
+
+def test_a_database_has_one_server(tmp_path):
+    database, dispatcher = dispatcher_in(tmp_path)
+    other = Dispatcher(db.Database(f"sqlite:///{tmp_path}/dashboard.db"), tmp_path / "another queue")
+    dispatcher.start()
+    try:
+        with pytest.raises(InputError, match="dashboard.db is being written by another process"):
+            other.start()
+    finally:
+        dispatcher.close()
+    other.start()
+    other.close()
+
+
+def test_the_token_leaves_the_environment_of_an_agent(tmp_path, monkeypatch):
+    monkeypatch.setenv("DASHBOARD_TOKEN", TOKEN)
+    assert agent.read_token(None) == TOKEN
+    assert "DASHBOARD_TOKEN" not in os.environ
+
+
+def test_a_message_is_measured_as_it_is_sent_and_one_too_large_is_refused_to_the_queue():
+    letters = "\u0416" * 49_000
+    Mailbox().post(1, "run", "t", "tests.light:sleep", {"labels": [letters]})  # 98 kB, in ASCII 294 kB
+    session = types.SimpleNamespace(workers={}, mailbox=Mailbox())
+    session.post = session.mailbox.post
+    worker = workers.AgentWorker(session, 1, "cpu[0]")
+    worker.send("run", "t", "tests.light:sleep", {"labels": [3 * letters]})
+    ((what, token, reason),) = worker.messages()
+    assert (what, token) == ("refused", "t") and "it cannot be sent to an agent: 294," in reason
+
+
+def test_only_columns_are_set():
+    row = db.Agent()
+    with pytest.raises(TypeError, match="agents has no by_hand"):
+        set_columns(row, host="lab", by_hand=False)
+    set_columns(row, host="lab", manual=False)
+    assert (row.host, row.manual) == ("lab", False)
 
 
 def test_a_database_that_is_away_for_a_while_gets_everything_later(tmp_path):

@@ -4,20 +4,21 @@ import itertools
 import json
 import re
 import socket
-import sys
 import threading
-import types
+from unittest.mock import Mock
 
 import httpx
 import pandas as pd
 import pytest
 import schemathesis
+import sqlalchemy
 from fastapi.testclient import TestClient
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from markupsafe import escape
 
-from lib import paths
+from lib import locks, paths
+from lib.cli import dashboard as cli_dashboard
 from lib.cli.main import main
 from lib.dashboard import database as db
 from lib.dashboard import events, operations, security
@@ -147,9 +148,7 @@ def test_the_token_is_kept_where_only_its_owner_reads_it(home, monkeypatch):
 def verb(home, monkeypatch, capsys):
     """Return what the verb does where the server does not run: the applications that it would serve, and what it printed."""
     served = []
-    module = types.ModuleType("lib.dashboard.dispatcher")
-    module.Dispatcher = lambda rows, folder: Remembering(rows)
-    monkeypatch.setitem(sys.modules, "lib.dashboard.dispatcher", module)
+    monkeypatch.setattr("lib.dashboard.dispatcher.Dispatcher", lambda rows, folder: Remembering(rows))
     monkeypatch.setattr("signal.signal", lambda *_: None)
     monkeypatch.setattr("uvicorn.Server.run", lambda server, sockets: served.append(server.config.app))
     monkeypatch.delenv("DASHBOARD_TOKEN", raising=False)
@@ -182,6 +181,29 @@ def test_a_port_that_is_taken_is_said_in_one_line(verb):
 
 
 # --- the API
+@pytest.mark.parametrize("lock", ["queue/run.sqlite", "dashboard.db"])
+def test_a_server_that_another_one_keeps_from_starting_says_so_in_one_line(home, monkeypatch, capsys, lock):
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    with locks.writer(paths.DATA / "dashboard" / lock):
+        status = main(["dashboard", "--port", "0", "--no-agent"])
+    error = capsys.readouterr().err
+    assert status == 2 and error.count("\n") == 1 and "is being written by another process" in error
+
+
+def test_an_agent_of_the_server_gets_its_token_and_not_its_database(monkeypatch):
+    monkeypatch.setenv("DASHBOARD_DB_URL", "postgresql://me:secret@host/name")
+    started = []
+    monkeypatch.setattr("subprocess.Popen", lambda words, env: started.append(env) or Mock())
+    with cli_dashboard._agent("http://127.0.0.1:1", TOKEN):
+        (environment,) = started
+    assert environment["DASHBOARD_TOKEN"] == TOKEN and "PATH" in environment and "DASHBOARD_DB_URL" not in environment
+
+
+def test_an_address_of_the_sixth_version_is_in_brackets(verb):
+    status, _, printed = verb("--host", "::1")
+    assert status == 0 and re.match(r"http://\[::1\]:\d+  ", printed.out)
+
+
 def test_a_run_from_a_project_to_its_cancellation(site):
     api = site.api
     project = api.post("/api/v1/projects", json={"name": "retina", "description": "of eyes"}).json()
@@ -247,6 +269,40 @@ def test_the_schedule_says_why(site):
     assert (row["end_s"], row["reason"]) == (None, "earliest end")
 
 
+def test_a_run_that_fits_no_slot_is_shown_to_wait(site):
+    site.dispatcher.planned = pd.DataFrame([
+        {"job_id": "a", "device": "", "start_s": float("nan"), "end_s": float("nan"), "status": "waiting", "reason": "large"},
+        {"job_id": "b", "device": "ws/cpu", "start_s": -1.0, "end_s": 5.0, "status": "running", "reason": "earliest end"}])
+    assert [row["start_s"] for row in site.api.get("/api/v1/schedule").json()] == [None, -1.0]
+    page = site.page.get("/web/schedule")
+    assert page.status_code == 200 and "waits" in page.text and "large" in page.text
+    assert page.text.count("<rect") == 1
+
+
+def test_folders_of_the_project_and_names_of_the_hub_are_taken(site):
+    project = site.project()
+    for number, values in enumerate(({"root": "data/pictures"}, {"root": str(paths.DATA / "pictures")},
+                                     {"root": "medmnist:pathmnist"}, {"model_flavour": "google/vit-base-patch16-224-in21k"})):
+        site.config(project, f"c{number}", {**TINY, **values})
+
+
+def test_more_runs_wait_than_are_shown(site):
+    run = site.run()
+    with site.database.writing() as session:
+        columns = {name: getattr(run, name) for name in ("project_id", "config_id", "name")}
+        session.execute(sqlalchemy.insert(db.Run), [{**columns, "folder": f"f{number}"} for number in range(600)])
+    assert "601 waiting" in site.page.get("/web/schedule").text
+
+
+def test_a_run_that_ended_a_moment_ago_is_not_cancelled(site):
+    run = site.run()
+    site.move(run, "running")
+    site.dispatcher.ended.add(run.id)
+    answer = site.api.post(f"/api/v1/runs/{run.id}/cancel")
+    assert (answer.status_code, answer.json()["detail"]) == (409, "the run has just ended by itself")
+    assert site.move(run, "finished")
+
+
 def test_pages_of_a_list_have_limits(site):
     for number in range(5):
         site.project(f"p{number}")
@@ -299,6 +355,12 @@ def test_a_body_that_is_no_json_is_refused(shared, content):
     ({"notebook": "../../etc/passwd", "parameters": 3, "more": 1}, {"notebook", "parameters", "more"}),
     ({"notebook": ["notebooks/02_profile.ipynb"]}, {"notebook"}),
     ({**TINY, "hf_token": "hf_secret"}, {"hf_token"}),
+    ({**TINY, "root": "/etc", "model_flavour": "../elsewhere", "epochs": 10**30}, {"root", "model_flavour", "epochs"}),
+    ({**TINY, "root": "~/pictures"}, {"root"}), ({**TINY, "root": "data/../../pictures"}, {"root"}),
+    ({"notebook": "notebooks/05_roofline.ipynb", "parameters": {"nsight": "/etc/passwd"}}, {"parameters.nsight"}),
+    ({"notebook": "notebooks/08_layer_power.ipynb", "parameters": {"recordings": "../x", "engine": "~x"}},
+     {"parameters.recordings", "parameters.engine"}),
+    ({"notebook": "notebooks/04_complexity.ipynb", "parameters": {"models": "W1,os:system"}}, {"parameters.models"}),
     ({**TINY, "epochs": 0, "lr": "fast", "colour": "red", "loss_name": "none", "hf_token": "hf_secret"},
      {"epochs", "lr", "colour", "loss_name", "hf_token"})])
 def test_all_errors_of_a_configuration_come_at_once_by_field(shared, config, fields):

@@ -4,6 +4,7 @@ import itertools
 import threading
 
 import pytest
+from fastapi.testclient import TestClient
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import inspect, select, text
@@ -11,6 +12,7 @@ from sqlalchemy import inspect, select, text
 from lib import paths
 from lib.dashboard import database as db
 from lib.dashboard import events, schemas
+from lib.dashboard.dispatcher import served
 from lib.errors import InputError
 from tests.dashboards import Site, postgres  # noqa: F401
 
@@ -198,6 +200,32 @@ def test_a_file_that_takes_the_place_of_the_database_is_not_mistaken_for_it(home
     path.rename(path.with_suffix(".away"))
     path.write_bytes(b"")
     assert site.api.get("/api/v1/projects").status_code == 503
+
+
+def test_large_numbers_and_odd_signs_are_kept_or_refused(site):
+    run = site.run()
+    site.move(run, "running", epoch=2**40, seed=2**62)
+    with site.database.writing() as session:
+        db.add_metrics(session, run.id, 2**40, {"a\0b": 1.0}, 2**40)
+    site.move(run, "failed", "a\0b")
+    assert (state_of(site, run).reason, state_of(site, run).seed) == ("a\ufffdb", 2**62)
+    other = site.run(site.config(site.project("other")))
+    client = TestClient(site.app, base_url="http://dashboard", headers=site.api.headers, raise_server_exceptions=False)
+
+    @site.app.get("/api/v1/large")
+    def large():
+        site.move(other, "running", epoch=2**70)
+
+    answer = client.get("/api/v1/large")
+    assert (answer.status_code, "none that the database can keep" in answer.text) == (422, True)
+
+
+def test_a_postgresql_has_one_server(postgres):  # noqa: F811
+    one, other = db.Database(postgres.url), db.Database(postgres.url)
+    with served(one), pytest.raises(InputError, match="another dashboard serves postgresql"), served(other):
+        pass
+    with served(other):
+        pass
 
 
 def test_a_postgresql_that_is_gone_comes_back(home, postgres):  # noqa: F811

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 
 from lib.cli.options import whole
+from lib.errors import InputError, one_line
 
 _DEMO = {"simple_cnn on images that are made up": {
     "root": "synthetic:pathmnist", "model_flavour": "simple_cnn", "loss_name": "cross_entropy", "epochs": 3, "batch_size": 64,
@@ -28,9 +29,15 @@ def _dashboard(options: argparse.Namespace) -> int:
     rows = database.Database()
     if options.demo:
         _add_demo(rows)
-    served = app.create_app(app.Settings(rows, token), dispatcher.Dispatcher(rows, folder / "queue"))
+    queue = dispatcher.Dispatcher(rows, folder / "queue")
+    served = app.create_app(app.Settings(rows, token), queue)
     with _listening(options.host, options.port) as listener:
-        url = f"http://{options.host}:{listener.getsockname()[1]}"
+        try:
+            queue.start()  # before its application: an error of that would not get here
+        except database.UNAVAILABLE as error:
+            raise InputError(f"the database is locked, full or gone: {one_line(error)}") from None
+        host = f"[{options.host}]" if ":" in options.host else options.host
+        url = f"http://{host}:{listener.getsockname()[1]}"
         print(f"{url}  (token: {kept or 'DASHBOARD_TOKEN'})", flush=True)
         with contextlib.nullcontext() if options.no_agent else _agent(url, token):
             server = uvicorn.Server(uvicorn.Config(served, log_level="warning", access_log=False, timeout_graceful_shutdown=3))
@@ -64,7 +71,8 @@ def _listening(host: str, port: int) -> socket.socket:
 def _agent(url: str, token: str) -> Iterator[None]:
     """Have an agent of this machine while the server runs."""
     process = subprocess.Popen([sys.executable, "-m", "lib", "agent", "--server", url, "--with-parent"],
-                               env={**os.environ, "DASHBOARD_TOKEN": token})
+                               env={name: value for name, value in os.environ.items() if name != "DASHBOARD_DB_URL"} |
+                               {"DASHBOARD_TOKEN": token})
     try:
         yield
     finally:

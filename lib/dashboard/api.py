@@ -1,5 +1,6 @@
 """The REST API under /api/v1: requests are checked by their schemas, answers are rows, errors one readable line."""
 
+import math
 from typing import Annotated, Any
 
 import pandas as pd
@@ -209,6 +210,6 @@ def _others(dispatcher: Dispatcher) -> APIRouter:
 
 
 def planned(plan: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return a plan as rows; an end that nobody knows is None."""
-    return [row | {"end_s": row["end_s"] if abs(row["end_s"]) < float("inf") else None}
+    """Return a plan as rows; a time that nobody knows is None."""
+    return [row | {name: row[name] if math.isfinite(row[name]) else None for name in ("start_s", "end_s")}
             for row in plan[list(schemas.PlannedOut.model_fields)].to_dict("records")]

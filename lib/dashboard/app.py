@@ -10,7 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from fastapi.security import HTTPBearer
 from fastapi.staticfiles import StaticFiles
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import DataError, IntegrityError
 from starlette.exceptions import HTTPException
 
 from lib import __version__
@@ -47,7 +47,8 @@ def create_app(settings: Settings, dispatcher: Dispatcher) -> FastAPI:
     app.include_router(pages.router(settings.database, dispatcher, settings.token), include_in_schema=False)
     app.mount("/static", StaticFiles(directory=pages.HERE / "static"))
     app.add_middleware(Gate, token=settings.token)
-    for kind in (InputError, RequestValidationError, HTTPException, IntegrityError, *database.UNAVAILABLE):
+    for kind in (InputError, RequestValidationError, HTTPException, IntegrityError, DataError, OverflowError,
+                 *database.UNAVAILABLE):
         app.add_exception_handler(kind, _answer)
     return app
 
@@ -73,6 +74,8 @@ def _described(error: Exception) -> tuple[int, str, dict[str, str]]:
             return HTTPStatus.UNPROCESSABLE_ENTITY, str(fields), fields.errors
         case InputError():
             return HTTPStatus.UNPROCESSABLE_ENTITY, str(error), getattr(error, "errors", {})
+        case DataError() | OverflowError():
+            return HTTPStatus.UNPROCESSABLE_ENTITY, "a number or text is none that the database can keep", {}
         case HTTPException():
             return error.status_code, str(error.detail), {}
         case IntegrityError():

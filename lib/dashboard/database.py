@@ -79,7 +79,8 @@ class _Finite(TypeDecorator):
 class Base(DeclarativeBase):
     """Base of the tables."""
 
-    type_annotation_map = {float: _Finite, dict[str, Any]: sa.JSON, list[Any]: sa.JSON, datetime: _Utc, str: sa.Text}
+    type_annotation_map = {float: _Finite, dict[str, Any]: sa.JSON, list[Any]: sa.JSON, datetime: _Utc, str: sa.Text,
+                           int: _NUMBER}
 
 
 class _Row:
@@ -347,6 +348,7 @@ def transition(session: Session, run_id: str, state: str, reason: str = "", **fa
     """
     sources = [source for source, targets in TRANSITIONS.items() if state in targets]
     at = now()
+    reason = reason.replace("\0", "\ufffd")  # PostgreSQL keeps no NUL
     values = {"state": state, "reason": reason, "updated_at": at, **facts}
     if state == RUNNING:
         values["started_at"] = sa.func.coalesce(Run.started_at, at)
@@ -380,8 +382,8 @@ def add_logs(session: Session, run_id: str, attempt: int, lines: Iterable[tuple[
 def add_metrics(session: Session, run_id: str, step: int, values: Mapping[str, float], epoch: int | None = None,
                 split: str = "train") -> None:
     """Add a run's values at a step; those that are there stay. NotFoundError without such a run."""
-    _add(session, RunMetric, run_id, [{"run_id": run_id, "step": step, "epoch": epoch, "key": key, "split": split,
-                                       "value": value} for key, value in values.items()])
+    _add(session, RunMetric, run_id, [{"run_id": run_id, "step": step, "epoch": epoch, "split": split.replace("\0", "\ufffd"),
+                                       "key": key.replace("\0", "\ufffd"), "value": value} for key, value in values.items()])
 
 
 def _add(session: Session, table: type[Base], run_id: str, rows: list[dict[str, Any]]) -> None:

@@ -9,17 +9,18 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
+from urllib.parse import unquote
 
 import pandas as pd
-from sqlalchemy import select
+from sqlalchemy import func, select
 from sqlalchemy.orm import joinedload
 
-from lib import paths
+from lib import locks, paths
 from lib.dashboard import database as db
 from lib.dashboard.agents import workers
 from lib.dashboard.agents.messages import Load, Registration
@@ -27,13 +28,14 @@ from lib.dashboard.predictions import Place, Predictions
 from lib.dashboard.run_records import STATES, RunRecords, best
 from lib.errors import InputError, one_line
 from lib.schedule.policies import registry
-from lib.schedule.runtime.journal import Spec
+from lib.schedule.runtime.journal import Spec, UnwritableError
 from lib.schedule.runtime.service import Service
 from lib.schedule.runtime.workers import Limits, device_type_of
 from lib.schedule.state import Policy
 
 _TEND_S, _BEAT_S, _AGAIN_S = 0.5, 2.0, 5.0
 _WORKER_SILENT = 2.0  # a worker may be silent so much longer than its agent, whose silence is another matter
+_SERVER = 0x6461_7368  # the advisory lock of the one server
 _QUEUE = select(db.Run).join(db.Job).options(joinedload(db.Run.job), joinedload(db.Run.config))
 
 
@@ -57,8 +59,8 @@ class Dispatcher:
         self._agents = workers.Agents(self, self._limits)
         self.router = workers.router(self._agents)
         self._predictions = Predictions()
-        self._records = RunRecords(database, self._placed, self._measured, self.cancel)
-        self._over, self._rung = threading.Event(), threading.Event()
+        self._records = RunRecords(database, self._placed, self._ended, self.cancel)
+        self._over, self._rung, self._unadvised = threading.Event(), threading.Event(), threading.Event()
         self._submitted: SimpleQueue[str] = SimpleQueue()
         self._service: Service | None = None
         self._slots: dict[str, workers.AgentSlot] = {}  # those that the queue has
@@ -70,19 +72,20 @@ class Dispatcher:
     # ------------------------------------------------------------------------------------------ what the dashboard calls
 
     def start(self) -> None:
-        """Begin to serve the queue. Raises InputError where another server has it, and what the database raises."""
+        """Begin to serve the queue, once. Raises InputError where another server has it, and what the database raises."""
+        if self._threads:
+            return
         # no run is ever too late: its predicted time may be a guess
         limits = replace(self._limits, silent_s=_WORKER_SILENT * self._limits.silent_s, late=math.inf)
-        self._service = Service(self._folder, self._policy, self._predictions.seconds, limits, self._agents.spawn,
-                                self._records)
-        try:
+        with contextlib.ExitStack() as opened:
+            opened.enter_context(served(self._database))
+            self._service = opened.enter_context(Service(self._folder, self._policy, self._predictions.seconds, limits,
+                                                         self._agents.spawn, self._records))
             self._reconcile()
-        except BaseException:
-            self._service.close()
-            raise
+            self._opened = opened.pop_all()
         self._records.start()
         self._threads = [threading.Thread(target=target, name=name, daemon=True) for target, name in (
-            (self._lead, "queue"), (self._submit_all, "submissions"), (self._tend, "agents"))]
+            (self._lead, "queue"), (self._submit_all, "submissions"), (self._advise_all, "advice"), (self._tend, "agents"))]
         for thread in self._threads:
             thread.start()
 
@@ -90,13 +93,14 @@ class Dispatcher:
         """End; what runs stays in the journal, and is tried again by the next server."""
         self._over.set()
         self._rung.set()
+        self._unadvised.set()
         self._submitted.put("")
         self._threads[-1].join()
         self._agents.close()  # from now on; the next server waits until they have noticed
         for thread in self._threads:
             thread.join()
         self._records.close()
-        self._service.close()
+        self._opened.close()
 
     def submit(self, run: db.Run) -> None:
         """Take a queued run; one that is known already stays."""
@@ -106,13 +110,19 @@ class Dispatcher:
         """End a run; False where it is not known, or has ended."""
         return self._service.cancel(run_id)
 
+    def has_ended(self, run_id: str) -> bool:
+        """Return whether the journal knows how a run ended; the database hears of it a moment later."""
+        return run_id in set(self._service.ends()["job_id"])
+
     def reorder(self, run_id: str, priority: int) -> bool:
         """Give a run another priority; False where it is not known, or has ended."""
         return self._service.reorder(run_id, priority)
 
     def plan(self) -> pd.DataFrame:
         """Return job_id, device, start_s, end_s (from now), status and reason of what runs and what is planned."""
-        return self._service.plan()
+        planned = self._service.plan()
+        now_s = self._service.now()  # the later one: what starts at once does so by now
+        return planned.assign(start_s=planned["start_s"] - now_s, end_s=planned["end_s"] - now_s)
 
     # ------------------------------------------------------------------------------------------ journal and database
 
@@ -122,8 +132,7 @@ class Dispatcher:
             try:
                 self._service.run(self._over.is_set)
             except Exception as error:  # the journal has what there was
-                reason = str(error) if isinstance(error, InputError) else one_line(error)
-                print(f"the queue stopped, and goes on in {_AGAIN_S:g} s: {reason}", file=sys.stderr, flush=True)
+                _note(f"the queue stopped, and goes on in {_AGAIN_S:g} s", error)
                 self._over.wait(_AGAIN_S)
 
     def _reconcile(self) -> None:
@@ -149,13 +158,16 @@ class Dispatcher:
                 self._submitted.put(run.id)
 
     def _submit_all(self) -> None:
-        """Submit what waits in the database to the queue, once it is known how long it should take."""
+        """Submit what waits in the database to the queue, once it is known how long it should take; again what went wrong."""
         while run_id := self._submitted.get():
+            last = ""
             while not self._over.is_set():
                 try:
-                    self._submit(run_id)
+                    with contextlib.suppress(db.ConflictError, db.NotFoundError):  # it has ended, or is gone, meanwhile
+                        self._submit(run_id)
                     break
-                except db.UNAVAILABLE:
+                except Exception as error:  # a disk that is full, a database that is away: the run waits until it is over
+                    last = _note(f"run {run_id} is not in the queue yet, and tried again", error, last)
                     self._over.wait(_TEND_S)
 
     def _submit(self, run_id: str) -> None:
@@ -165,9 +177,12 @@ class Dispatcher:
         self._predictions.advise(run_id)
         try:
             self._service.submit(self._spec_of(run), priority=run.job.priority)
+        except UnwritableError:
+            raise
         except InputError as error:
             with self._database.writing() as session:
                 db.transition(session, run_id, db.FAILED, str(error))
+            self._predictions.drop(run_id)
             return
         now = self._read(run_id)  # what was changed before the queue knew it
         if now is None:
@@ -175,14 +190,26 @@ class Dispatcher:
         elif now.job.priority != run.job.priority:
             self._service.reorder(run_id, now.job.priority)
 
+    def _advise_all(self) -> None:
+        """Advise the runs that wait, and predict them anew, each time another processor has joined."""
+        while self._unadvised.wait() and not self._over.is_set():
+            self._unadvised.clear()
+            for run_id in self._predictions.waiting():
+                if not self._over.is_set():
+                    self._predictions.advise(run_id)
+            self._service.predict_anew()
+
     def _read(self, run_id: str) -> db.Run | None:
         """Return a run that has not ended, None for any other."""
         with self._database.reading() as session:
             run = session.scalar(_QUEUE.where(db.Run.id == run_id))
             return run if run and run.state not in db.ENDS else None
 
-    def _measured(self, run_id: str, slot: str, seconds: float) -> None:
-        self._predictions.measure(run_id, device_type_of(slot), seconds)
+    def _ended(self, run_id: str, slot: str, seconds: float | None) -> None:
+        """Keep how long a run took that was done at once; forget one that has ended."""
+        if seconds is not None:
+            self._predictions.measure(run_id, device_type_of(slot), seconds)
+        self._predictions.drop(run_id)
 
     def _placed(self, run_id: str, slot: str) -> dict[str, Any]:
         """Return where a run goes and why, as columns of Run."""
@@ -197,7 +224,7 @@ class Dispatcher:
         with self._database.writing() as session:
             row = session.scalar(select(db.Agent).where(db.Agent.name == agent.name)) or db.Agent(name=agent.name)
             session.add(row)
-            _set(row, host=agent.host, labels=dict(agent.labels), by_hand=False, connected=True, last_heartbeat_at=db.now(),
+            _set(row, host=agent.host, labels=dict(agent.labels), manual=False, connected=True, last_heartbeat_at=db.now(),
                  api_version=str(agent.api_version), runner_version=agent.runner_version,
                  slots=[device.model_dump(mode="json") for device in agent.devices])
             cards = {card.index: card for card in row.gpus}
@@ -220,15 +247,18 @@ class Dispatcher:
 
     def _tend(self) -> None:
         """Give the queue the slots that there are, and the database the signs of life, until it is over."""
-        beat_s = -math.inf
+        beat_s, last = -math.inf, ""
         while not self._over.is_set():
-            self._agents.expire()
-            if time.monotonic() - beat_s > _BEAT_S or self._rung.is_set():
-                beat_s = time.monotonic()
-                with contextlib.suppress(*db.UNAVAILABLE):  # the next time is soon
-                    self._write_loads()
-            self._rung.clear()
-            self._match_slots()
+            try:
+                self._agents.expire()
+                if time.monotonic() - beat_s > _BEAT_S or self._rung.is_set():
+                    beat_s = time.monotonic()
+                    with contextlib.suppress(*db.UNAVAILABLE):  # the next time is soon
+                        self._write_loads()
+                self._rung.clear()
+                self._match_slots()
+            except Exception as error:  # without this thread no agent would be noticed any more
+                last = _note("the agents are looked at again", error, last)
             self._rung.wait(_TEND_S)
 
     def _match_slots(self) -> None:
@@ -246,7 +276,8 @@ class Dispatcher:
         for name, slot in wanted.items():
             if name not in self._slots:
                 self._slots[name] = slot
-                self._predictions.place(device_type_of(name), Place(slot.agent_id, slot.agent, slot.device))
+                if self._predictions.place(device_type_of(name), Place(slot.agent_id, slot.agent, slot.device)):
+                    self._unadvised.set()
                 self._service.add_slot(slot.slot)
 
     def _write_loads(self) -> None:
@@ -261,7 +292,33 @@ class Dispatcher:
             self._reserved = {(card.agent_id, card.index) for card in cards}
 
 
+@contextlib.contextmanager
+def served(database: db.Database) -> Iterator[None]:
+    """Be the one server of a database, which would else run everything twice; InputError where another one is."""
+    engine = database.engine
+    with contextlib.ExitStack() as held:
+        if engine.dialect.name == "postgresql":
+            connection = held.enter_context(engine.connect().execution_options(isolation_level="AUTOCOMMIT"))
+            if not connection.scalar(select(func.pg_try_advisory_lock(_SERVER))):
+                where = engine.url.render_as_string(hide_password=True)
+                raise InputError(f"another dashboard serves {where}; end it, or name another database in DASHBOARD_DB_URL")
+            held.callback(connection.invalidate)  # its lock ends with it, also where the server is gone
+        else:
+            held.enter_context(locks.writer(Path(unquote(engine.url.database.removeprefix("file:")))))
+        yield
+
+
+def _note(what: str, error: Exception, last: str = "") -> str:
+    """Print that something went wrong and goes on, in one line, unless that is the ``last`` one; return the line."""
+    line = f"{what}: {error if isinstance(error, InputError) else one_line(error)}"
+    if line != last:
+        print(line, file=sys.stderr, flush=True)
+    return line
+
+
 def _set(row: db.Base, **columns: Any) -> None:
+    if unknown := columns.keys() - row.__table__.columns.keys():
+        raise TypeError(f"{row.__tablename__} has no {', '.join(sorted(unknown))}")
     for name, value in columns.items():
         setattr(row, name, value)
 

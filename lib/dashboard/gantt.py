@@ -36,7 +36,7 @@ class Chart:
 def chart(planned: Sequence[Mapping[str, Any]], past: Sequence[Run], names: Mapping[str, str], now: datetime) -> Chart:
     """Return what has run in the last hour, as measured, and a plan in seconds from now, as predicted."""
     spans = [(row["device"], row["start_s"], row["end_s"] if row["end_s"] is not None else max(row["start_s"], 0.0),
-              row["status"], row["job_id"], row["reason"]) for row in planned]
+              row["status"], row["job_id"], row["reason"]) for row in planned if row["start_s"] is not None]
     for run in past:
         start, end = ((at - now).total_seconds() if at else 0.0 for at in (run.started_at, run.finished_at))
         if run.finished_at and end > -_PAST_S:

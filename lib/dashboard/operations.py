@@ -34,6 +34,9 @@ class Dispatcher(Protocol):
     def cancel(self, run_id: str) -> bool:
         """End a run; False where it is not known, or has ended."""
 
+    def has_ended(self, run_id: str) -> bool:
+        """Return whether the queue knows how a run ended, which is in the database a moment later."""
+
     def reorder(self, run_id: str, priority: int) -> bool:
         """Give a waiting run another priority; False where it is not known, or does not wait."""
 
@@ -142,6 +145,8 @@ def cancel(database: Database, dispatcher: Dispatcher, run_id: str) -> db.Run:
     if run.state in db.ENDS:
         raise ConflictError(f"the run is {run.state} already")
     if run.job is None or not dispatcher.cancel(run_id):
+        if run.job is not None and dispatcher.has_ended(run_id):
+            raise ConflictError("the run has just ended by itself")
         with database.writing() as session:
             db.transition(session, run_id, db.CANCELLED, "cancelled")
     return get_loaded(database, db.Run, run_id)

@@ -372,8 +372,9 @@ def _schedule(database: Database, dispatcher: Dispatcher) -> APIRouter:
         with database.reading() as session:
             past = operations.runs(session, 100, 0, db.Run.started_at.is_not(None))
             waiting = operations.runs(session, 500, 0, db.Run.state == db.QUEUED)
+            count = session.scalar(select(func.count()).select_from(db.Run).where(db.Run.state == db.QUEUED))
         names = {run.id: run.name for run in (*past, *waiting)}
         return render(request, "schedule.html", chart=gantt.chart(planned, past, names, db.now()), past=past, planned=planned,
-                      names=names, waiting=len(waiting))
+                      names=names, waiting=count)
 
     return part

@@ -20,6 +20,7 @@ from lib.schedule.runtime.journal import Spec
 
 GUESS_S = 600.0
 _LAST = 9  # earlier runs that count
+_PATIENCE_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -66,9 +67,21 @@ class Predictions:
         """Take a run that waits."""
         self._runs[run.id] = _wanted(run)
 
-    def place(self, device_type: str, place: Place) -> None:
-        """Take where a device type is."""
-        self._places[device_type] = place
+    def drop(self, run_id: str) -> None:
+        """Forget a run that has ended, and what was advised of its configuration if no other run has that."""
+        dropped = self._runs.pop(run_id, None)
+        if dropped and all(wanted.digest != dropped.digest for wanted in list(self._runs.values())):
+            self._advised.pop(dropped.digest, None)
+
+    def waiting(self) -> list[str]:
+        """Return the runs that have not ended."""
+        return list(self._runs)
+
+    def place(self, device_type: str, place: Place) -> bool:
+        """Take where a device type is; return whether its processor is a new one."""
+        new = all(place.processor != other.processor for other in self._places.values())
+        self._places = {**self._places, device_type: place}  # another one: threads go through it
+        return new
 
     def measure(self, run_id: str, device_type: str, seconds: float) -> None:
         """Take how long a whole run took."""
@@ -101,13 +114,18 @@ class Predictions:
                     self._keep(_wanted(run), place.processor, device.threads, float(row["end_s"] - row["start_s"]))
 
     def advise(self, run_id: str) -> None:
-        """Ask the cost models how long a fine-tune takes, once a configuration; this takes some seconds."""
-        wanted = self._runs[run_id]
+        """Ask the cost models how long a fine-tune takes, once a configuration and set of processors; this takes some seconds.
+
+        A run that has ended meanwhile is left alone; one of which nothing is heard for ``_PATIENCE_S`` gets a guess.
+        """
+        if not (wanted := self._runs.get(run_id)):
+            return
         processors = sorted({place.processor for place in self._places.values()})
         known = self._advised.get(wanted.digest, {})
         if wanted.kind == "finetune" and not {name for _, name in processors} <= set(known):
             try:
-                advised = worker.call(advice.advise, wanted.config, processors, environment={"CUDA_VISIBLE_DEVICES": ""})
+                advised = worker.call(advice.advise, wanted.config, processors, environment={"CUDA_VISIBLE_DEVICES": ""},
+                                      timeout_s=_PATIENCE_S)
             except Exception as error:  # whatever a network may raise: it runs all the same, by a guess
                 advised = {name: (inf, one_line(error)) for _, name in processors}
             self._advised[wanted.digest] = {name: (inf, "no model is of it") for _, name in processors} | advised

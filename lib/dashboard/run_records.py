@@ -32,12 +32,13 @@ class RunRecords:
     """The observer of the queue. What the database does not take now is kept and tried again, in the same order."""
 
     def __init__(self, database: db.Database, placed: Callable[[str, str], dict[str, Any]],
-                 measured: Callable[[str, str, float], None], unwanted: Callable[[str], Any]):
-        """``placed`` gives what is known of a run's place, columns of Run; ``measured`` gets the seconds of a whole run there.
+                 over: Callable[[str, str, float | None], None], unwanted: Callable[[str], Any]):
+        """``placed`` gives what is known of a run's place, columns of Run.
 
-        ``unwanted`` gets runs that have ended in the database, or are not in it.
+        ``over`` gets a run that has ended, its slot and its seconds there, None unless it was done at once. ``unwanted`` gets
+        runs that have ended in the database, or are not in it.
         """
-        self._database, self._placed, self._measured, self._unwanted = database, placed, measured, unwanted
+        self._database, self._placed, self._ended, self._unwanted = database, placed, over, unwanted
         self._begun: dict[str, tuple[str, float]] = {}  # runs at their first attempt: the slot, and when
         self._events: SimpleQueue[_Event] = SimpleQueue()
         self._over, self._thread = threading.Event(), threading.Thread(target=self._write_all, name="run records", daemon=True)
@@ -51,8 +52,7 @@ class RunRecords:
     def ended(self, job_id: str, attempt: int, status: str, reason: str, result: Any, at_s: float) -> None:
         """Note the end of a run."""
         slot, start_s = self._begun.pop(job_id, ("", 0.0))
-        if slot and status == "done":
-            self._measured(job_id, slot, at_s - start_s)
+        self._ended(job_id, slot, at_s - start_s if slot and status == "done" else None)
         self._state(job_id, attempt, STATES[status], reason, best(result))
 
     def stopped(self, job_id: str, attempt: int, status: str, reason: str, at_s: float) -> None:

@@ -6,6 +6,7 @@ import json
 import unicodedata
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, TypeAdapter, ValidationError, create_model
@@ -18,6 +19,9 @@ from lib.errors import InputError, choices, printable
 
 _DEEPEST, _LONGEST = 16, 100_000
 _SECRETS = ("hf_token",)
+_MADE = ("medmnist", "synthetic")  # roots that are no folder
+_PATHS, _CODE = {"nsight", "recordings", "engine", "jobs", "energy"}, ("models", "model")  # parameters of notebooks
+_MOST_EPOCHS = 1_000_000_000
 
 
 class FieldsError(InputError):
@@ -179,11 +183,11 @@ AgentOut = _out(db.Agent, gpus=(list[GpuOut], ...))
 
 
 class PlannedOut(BaseModel):
-    """What runs or is planned: from when to when, in seconds from now, where and why."""
+    """What runs or is planned: from when to when, in seconds from now, where and why; what waits for a slot has no times."""
 
     job_id: str
     device: str
-    start_s: float
+    start_s: float | None
     end_s: float | None
     status: str
     reason: str
@@ -232,10 +236,26 @@ def check_config(values: Mapping[str, Any]) -> Checked:
         config = _built(TrainConfig, {name: value for name, value in values.items() if name not in _SECRETS})
     except FieldsError as error:
         raise FieldsError(error.errors | secrets) from None
-    if secrets:
-        raise FieldsError(secrets)
+    outside = _outside({name: getattr(config, name) for name in ("root", "model_flavour")
+                        if getattr(config, name).partition(":")[0] not in _MADE})
+    bounds = {"epochs": f"is more than {_MOST_EPOCHS:,}"} if (config.epochs or 0) > _MOST_EPOCHS else {}
+    if refused := secrets | outside | bounds:
+        raise FieldsError(refused)
     known = {name: getattr(config, name, None) for name in ("monitor_metric", "monitor_mode", "epochs", "seed")}
     return Checked("finetune", config.model_dump(mode="json"), **known)
+
+
+def _outside(values: Mapping[str, str]) -> dict[str, str]:
+    """Return by field why a path (or a name, which is one within the repository) may not be read: it lies elsewhere."""
+    folders = [folder.resolve() for folder in (paths.DATA, paths.ROOT)]
+
+    def inside(value: str) -> bool:
+        path = Path(value)
+        return not value.startswith("~") and ".." not in path.parts and any(
+            (paths.ROOT / path).resolve().is_relative_to(folder) for folder in folders)
+
+    return {field: f"must lie in {folders[0]} or in the repository, without .. and ~" for field, value in values.items()
+            if not inside(value)}
 
 
 def _check_notebook(values: Mapping[str, Any]) -> Checked:
@@ -250,6 +270,10 @@ def _check_notebook(values: Mapping[str, Any]) -> Checked:
     elif "notebook" not in errors:
         try:
             parameters = _built(notebooks.notebook_model(known[name]), parameters).model_dump(mode="json")
+            errors |= {f"parameters.{field}": reason for field, reason in _outside(
+                {field: parameters[field] for field in _PATHS & parameters.keys() if parameters[field]}).items()}
+            errors |= {f"parameters.{field}": "names code (module:Class), which a dashboard does not run" for field in _CODE
+                       if ":" in str(parameters.get(field, ""))}
         except FieldsError as error:
             errors |= {f"parameters.{field}": reason for field, reason in error.errors.items()}
     if errors:

@@ -160,10 +160,14 @@ def _one_call(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Itera
     yield function(*arguments), lambda request: None
 
 
-def call(function: Callable[..., Any], *arguments: Any, environment: Mapping[str, str] | None = None) -> Any:
-    """Return ``function(*arguments)``, run in a process of its own. Raises what it raised, or WorkerLostError."""
+def call(function: Callable[..., Any], *arguments: Any, environment: Mapping[str, str] | None = None,
+         timeout_s: float | None = None) -> Any:
+    """Return ``function(*arguments)``, run in a process of its own, within ``timeout_s`` (None: no limit).
+
+    Raises what it raised, or WorkerLostError.
+    """
     service = Service(_one_call, function, arguments, environment=environment)
     try:
-        return service.ready()
+        return service.ready(timeout_s)
     finally:
         service.shut_down()

@@ -310,9 +310,13 @@ def default_name() -> str:
 
 
 def read_token(path: Path | None) -> str:
-    """Return the token from a file, or DASHBOARD_TOKEN, or else the dashboard's own file on this machine."""
-    if path is None and os.environ.get("DASHBOARD_TOKEN"):
-        return os.environ["DASHBOARD_TOKEN"]
+    """Return the token from a file, or DASHBOARD_TOKEN, or else the dashboard's own file on this machine.
+
+    What is run here does not get it: it leaves the environment.
+    """
+    stated = os.environ.pop("DASHBOARD_TOKEN", "")
+    if path is None and stated:
+        return stated
     path = path or paths.DATA / "dashboard" / "token"
     try:
         return path.read_text(encoding="utf-8").strip()

@@ -1,8 +1,9 @@
 """The devices of an agent's machine: its slots with what a server is to know of them, and how busy they are."""
 
+import contextlib
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -33,10 +34,12 @@ def gpus() -> list[Gpu]:
         return []
     cards = []
     for index in range(nvml.nvmlDeviceGetCount()):
-        handle = nvml.nvmlDeviceGetHandleByIndex(index)
-        major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
-        cards.append(Gpu(uuid=nvml.nvmlDeviceGetUUID(handle), name=nvml.nvmlDeviceGetName(handle), index=index,
-                         memory_mb=nvml.nvmlDeviceGetMemoryInfo(handle).total / _MB, compute_capability=f"{major}.{minor}"))
+        with contextlib.suppress(nvml.NVMLError):  # a card that is lost is not to be had
+            handle = nvml.nvmlDeviceGetHandleByIndex(index)
+            major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
+            cards.append(Gpu(uuid=nvml.nvmlDeviceGetUUID(handle), name=nvml.nvmlDeviceGetName(handle), index=index,
+                             memory_mb=nvml.nvmlDeviceGetMemoryInfo(handle).total / _MB,
+                             compute_capability=f"{major}.{minor}"))
     mask = os.environ.get("CUDA_VISIBLE_DEVICES")
     if mask is None:
         return cards
@@ -80,9 +83,11 @@ class Meter:
         """Return the load since the last call."""
         memory = psutil.virtual_memory()
         return Load(cpu_percent=psutil.cpu_percent(), memory_used_mb=(memory.total - memory.available) / _MB,
-                    memory_mb=memory.total / _MB, gpus=tuple(map(self._gpu, self._cards)))
+                    memory_mb=memory.total / _MB, gpus=tuple(self._gpus()))
 
-    def _gpu(self, card: Gpu) -> GpuLoad:
-        handle = self._nvml.nvmlDeviceGetHandleByUUID(card.uuid)
-        return GpuLoad(uuid=card.uuid, utilisation_percent=self._nvml.nvmlDeviceGetUtilizationRates(handle).gpu,
-                       memory_used_mb=self._nvml.nvmlDeviceGetMemoryInfo(handle).used / _MB)
+    def _gpus(self) -> Iterator[GpuLoad]:
+        for card in self._cards:
+            with contextlib.suppress(self._nvml.NVMLError):  # one that is lost, or does not say: the others are shown
+                handle = self._nvml.nvmlDeviceGetHandleByUUID(card.uuid)
+                yield GpuLoad(uuid=card.uuid, utilisation_percent=self._nvml.nvmlDeviceGetUtilizationRates(handle).gpu,
+                              memory_used_mb=self._nvml.nvmlDeviceGetMemoryInfo(handle).used / _MB)

@@ -16,7 +16,8 @@ from lib.config.base import Count, PlainName, Positive, Strict
 
 API_VERSION = 1
 MOST_BYTES = 200_000  # of the messages of one exchange, and of each of them
-Text = Annotated[str, Field(max_length=200)]
+Text = Annotated[str, Field(max_length=200, pattern=r"^[^\x00]*$")]
+Megabytes = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
 _SHAPES = {"ready": (int,), "done": (str, object), "failed": (str, str), "refused": (str, str), "stopped": (str,),
            "report": (str, dict), "died": (str,), "ended": ()}
 
@@ -36,8 +37,8 @@ class Gpu(Strict):
 
     uuid: Text
     name: Text
-    index: Count
-    memory_mb: float
+    index: Annotated[int, Field(ge=0, le=1023)]
+    memory_mb: Megabytes
     compute_capability: Text
 
 
@@ -48,7 +49,7 @@ class Device(Strict):
     model: Text
     cores: Count
     threads: Positive
-    memory_mb: float
+    memory_mb: Megabytes
     gpu: Gpu | None = None
 
 
@@ -127,7 +128,7 @@ class Mailbox:
 
     def post(self, *message: Any) -> None:
         """Add an outgoing message; ValueError for one of more than MOST_BYTES."""
-        size = len(json.dumps(message))
+        size = len(json.dumps(message, ensure_ascii=False).encode())  # as it is sent
         if size > MOST_BYTES:
             raise ValueError(f"{size:,} bytes are more than {MOST_BYTES:,}")
         with self._lock:

@@ -148,7 +148,10 @@ class AgentWorker:
 
     def send(self, *message: Any) -> None:
         """Send it a message; one that died is noticed by its messages."""
-        self._session.post(self._number, "send", *message)
+        try:
+            self._session.post(self._number, "send", *message)
+        except ValueError as error:  # larger than a message may be
+            self.put(("refused", message[1], f"it cannot be sent to an agent: {error}"))
 
     def shut_down(self) -> None:
         """End it; return when the agent says that it has ended, or has been silent so long that it must have."""

@@ -28,7 +28,11 @@ const pause = milliseconds => new Promise(over => setTimeout(over, milliseconds)
 
 function followTopic(topic) {
   let again = false, busy = false;
-  new EventSource(`/web/changes/${topic}`).addEventListener("changed", async () => {
+  const source = new EventSource(`/web/changes/${topic}`);
+  source.onerror = () => {  // refused: not tried again by itself
+    if (source.readyState === EventSource.CLOSED) setTimeout(() => followTopic(topic), 2000);
+  };
+  source.addEventListener("changed", async () => {
     again = true;
     if (busy) return;  // what has changed meanwhile is fetched afterwards
     busy = true;

@@ -34,6 +34,10 @@ CREATE TABLE cancels (job_id TEXT PRIMARY KEY REFERENCES jobs, at_s REAL NOT NUL
 """  # of a list to which jobs are added while it runs
 
 
+class UnwritableError(InputError):
+    """The system does not let the journal be written, or its file is gone; that may pass, and no job is to blame."""
+
+
 @dataclass(frozen=True)
 class Spec:
     """A job as it is run: ``call`` is ``module:function``, which gets the worker's job and ``arguments``."""
@@ -130,8 +134,8 @@ class Journal:
             yield
         except (sqlite3.DatabaseError, json.JSONDecodeError) as error:
             if getattr(error, "sqlite_errorcode", 0) & 0xFF in _REFUSED:
-                raise InputError(f"{self.path}: cannot be written ({error}); all that was noted before is kept: with space and "
-                                 "permission to write, the same call again resumes") from None
+                raise UnwritableError(f"{self.path}: cannot be written ({error}); all that was noted before is kept: with "
+                                      "space and permission to write, the same call again resumes") from None
             raise InputError(f"{self.path} is no journal of a run, or is damaged ({error}); give another folder") from None
 
     @contextmanager
@@ -153,8 +157,8 @@ class Journal:
     def check_there(self) -> None:
         """Raise InputError where the journal's file was removed or replaced: what is noted now would be lost with it."""
         if not self.path.exists() or self.path.stat().st_ino != self._inode:
-            raise InputError(f"{self.path} was removed while the run went on, and with it what was noted; the same call again "
-                             "begins anew")
+            raise UnwritableError(f"{self.path} was removed while the run went on, and with it what was noted; the same call "
+                                  "again begins anew")
 
     def submit(self, submit: Submit) -> bool:
         """Note a new job of an open list; False where it is known already, InputError where it was another job."""
