@@ -191,15 +191,16 @@ def test_a_killed_agents_place_is_taken_when_its_workers_must_be_gone(site, tmp_
 
 
 @pytest.mark.slow
-def test_an_agent_ends_with_the_process_that_started_it_and_when_told_though_its_server_is_silent(site, home):
+@pytest.mark.parametrize("after_s", [0, 3])  # before it looked, and while it waits for its server
+def test_an_agent_ends_with_the_process_that_started_it_and_when_told_though_its_server_is_silent(site, home, after_s):
     site.silent = True
     (home / "token").write_text(TOKEN)
     words = [sys.executable, "-m", "lib", "agent", "--server", site.url, "--token-file", str(home / "token"), "--slots", "1"]
-    starter = (f"import subprocess, time; print(subprocess.Popen({[*words, '--with-parent']!r}).pid, flush=True); "
-               "time.sleep(60)")
+    starter = (f"import os, subprocess, time; agent = subprocess.Popen({words!r} + ['--parent', str(os.getpid())]); "
+               "print(agent.pid, flush=True); time.sleep(60)")
     parent = subprocess.Popen([sys.executable, "-c", starter], stdout=subprocess.PIPE, text=True, cwd=paths.ROOT)
     child = int(parent.stdout.readline())
-    time.sleep(0.5)
+    time.sleep(after_s)
     parent.kill()
     site.processes.append(parent)
     end = time.monotonic() + 20

@@ -11,8 +11,8 @@ def _agent(options: argparse.Namespace) -> int:
     from lib.dashboard.agents import agent, devices
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # it leaves as when it is interrupted
-    if options.with_parent:
-        agent.end_with_parent()
+    if options.parent:
+        agent.end_with_parent(options.parent)
     client = agent.Client(options.server, agent.read_token(options.token_file))
     agent.Agent(client, options.name or agent.default_name(), devices.devices_here(options.slots)).run()
     return 0
@@ -28,5 +28,5 @@ def add(verbs) -> None:
     verb.add_argument("--slots", type=whole(1), default=0, help="CPU slots of equal size (default: one a core)")
     verb.add_argument("--token-file", type=a_path,
                       help="file with the token (default: $DASHBOARD_TOKEN, or data/dashboard/token)")
-    verb.add_argument("--with-parent", action="store_true", help="end when the process that started it is gone")
+    verb.add_argument("--parent", type=whole(1, 2**31), metavar="PID", help="end when this process, which started it, is gone")
     verb.set_defaults(call=_agent)

@@ -70,7 +70,7 @@ def _listening(host: str, port: int) -> socket.socket:
 @contextlib.contextmanager
 def _agent(url: str, token: str) -> Iterator[None]:
     """Have an agent of this machine while the server runs."""
-    process = subprocess.Popen([sys.executable, "-m", "lib", "agent", "--server", url, "--with-parent"],
+    process = subprocess.Popen([sys.executable, "-m", "lib", "agent", "--server", url, "--parent", str(os.getpid())],
                                env={name: value for name, value in os.environ.items() if name != "DASHBOARD_DB_URL"} |
                                {"DASHBOARD_TOKEN": token})
     try:

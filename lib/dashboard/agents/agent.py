@@ -292,9 +292,8 @@ class _Session:
         return ""
 
 
-def end_with_parent() -> None:
-    """Interrupt this process as soon as the one that started it is gone."""
-    parent = os.getppid()
+def end_with_parent(parent: int) -> None:
+    """Interrupt this process as soon as the one that started it, of that number, is gone, also where it is gone already."""
 
     def watch() -> None:
         while os.getppid() == parent:
