@@ -275,7 +275,7 @@ def test_steps_and_runs_have_the_energy_of_a_known_power(home, quiet, monkeypatc
 
     monkeypatch.setattr(profile_run, "open_meter", lambda device: meter)
     monkeypatch.setattr(passes, "_pipelined", watched)
-    monkeypatch.setattr(passes, "LEAST_S", 0.2)
+    monkeypatch.setattr(passes, "LEAST_S", 0.6)
     monkeypatch.setattr(profile_run, "IDLE_S", 0.1)
     result = profile_run.measure(short("W6", iters=3))
     run, rows = result.run, result.rows.dropna(subset="energy_j")
@@ -283,7 +283,7 @@ def test_steps_and_runs_have_the_energy_of_a_known_power(home, quiet, monkeypatc
     assert run["image_j"] * run["images_processed"] == pytest.approx(meter.energy_j(start_s, end_s), rel=0.01)
     assert run["power_w"] == pytest.approx(meter.energy_j(start_s, end_s) / (end_s - start_s), rel=0.01)
     assert run["elapsed_sec"] == pytest.approx(end_s - start_s)
-    assert run["elapsed_sec"] >= 0.15, "lengthened where there is a meter"
+    assert run["measured_iters"] > 3, "lengthened where there is a meter"
     assert 30 < run["idle_w"] < run["power_w"]
     assert run["energy_method"] == "ramp integration"
     assert pd.isna(run["energy_reason"])
