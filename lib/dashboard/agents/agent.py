@@ -293,12 +293,12 @@ class _Session:
 
 
 def end_with_parent(parent: int) -> None:
-    """Interrupt this process as soon as the one that started it, of that number, is gone, also where it is gone already."""
+    """Terminate this process as soon as the one that started it, of that number, is gone, also where it is gone already."""
 
     def watch() -> None:
         while os.getppid() == parent:
             time.sleep(_LOOK_S)
-        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=watch, daemon=True).start()
 
