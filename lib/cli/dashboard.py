@@ -25,7 +25,7 @@ def _dashboard(options: argparse.Namespace) -> int:
     from lib.dashboard import app, database, dispatcher, security
 
     folder = paths.DATA / "dashboard"
-    token, kept = security.read_token(folder)
+    token, token_file = security.read_token(folder)
     rows = database.Database()
     if options.demo:
         _add_demo(rows)
@@ -38,7 +38,7 @@ def _dashboard(options: argparse.Namespace) -> int:
             raise InputError(f"the database is locked, full or gone: {one_line(error)}") from None
         host = f"[{options.host}]" if ":" in options.host else options.host
         url = f"http://{host}:{listener.getsockname()[1]}"
-        print(f"{url}  (token: {kept or 'DASHBOARD_TOKEN'})", flush=True)
+        print(f"{url}  (token: {token_file or 'DASHBOARD_TOKEN'})", flush=True)
         with contextlib.nullcontext() if options.no_agent else _agent(url, token):
             server = uvicorn.Server(uvicorn.Config(served, log_level="warning", access_log=False, timeout_graceful_shutdown=3))
             signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # uvicorn raises it again at its end

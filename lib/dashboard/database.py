@@ -271,12 +271,12 @@ class Database:
         self.engine = _engine(url, wait_s)
         try:
             Base.metadata.create_all(self.engine)
-            known = sa.inspect(self.engine).get_multi_columns()
+            existing = sa.inspect(self.engine).get_multi_columns()
         except exc.DatabaseError as error:
             where = self.engine.url.render_as_string(hide_password=True)
             raise InputError(f"{where} cannot be used as a database: {one_line(error.orig)}") from None
         missing = [f"{name}.{column}" for name, table in Base.metadata.tables.items()
-                   for column in set(table.columns.keys()) - {one["name"] for one in known[(None, name)]}]
+                   for column in set(table.columns.keys()) - {one["name"] for one in existing[(None, name)]}]
         if missing:
             raise InputError(f"the dashboard's database is of an older version, without {choices(missing)}; name a new one in "
                              "DASHBOARD_DB_URL, or move it away")

@@ -92,11 +92,12 @@ def save_config(database: Database, wanted: schemas.ConfigIn) -> db.TrainConfig:
         get(session, db.Project, wanted.project_id)
         if wanted.group_id is not None and get(session, db.Group, wanted.group_id).project_id != wanted.project_id:
             raise ConflictError("the group is of another project")
-        known = select(db.TrainConfig).where(db.TrainConfig.project_id == wanted.project_id, db.TrainConfig.name == wanted.name)
-        same = session.scalar(known.where(db.TrainConfig.config_hash == checked.digest))
+        versions = select(db.TrainConfig).where(db.TrainConfig.project_id == wanted.project_id,
+                                                db.TrainConfig.name == wanted.name)
+        same = session.scalar(versions.where(db.TrainConfig.config_hash == checked.digest))
         if same is not None:
             raise ConflictError(f"{wanted.name} has this content already: it is version {same.version}")
-        newest = session.scalar(known.with_only_columns(func.max(db.TrainConfig.version))) or 0
+        newest = session.scalar(versions.with_only_columns(func.max(db.TrainConfig.version))) or 0
         config = db.TrainConfig(project_id=wanted.project_id, group_id=wanted.group_id, name=wanted.name, kind=checked.kind,
                                 config_json=checked.values, config_hash=checked.digest, version=newest + 1)
         session.add(config)

@@ -121,8 +121,8 @@ class Predictions:
         if not (wanted := self._runs.get(run_id)):
             return
         processors = sorted({place.processor for place in self._places.values()})
-        known = self._advised.get(wanted.digest, {})
-        if wanted.kind == "finetune" and not {name for _, name in processors} <= set(known):
+        before = self._advised.get(wanted.digest, {})
+        if wanted.kind == "finetune" and not {name for _, name in processors} <= set(before):
             try:
                 advised = worker.call(advice.advise, wanted.config, processors, environment={"CUDA_VISIBLE_DEVICES": ""},
                                       timeout_s=_PATIENCE_S)

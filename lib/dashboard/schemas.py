@@ -241,8 +241,8 @@ def check_config(values: Mapping[str, Any]) -> Checked:
     bounds = {"epochs": f"is more than {_MOST_EPOCHS:,}"} if (config.epochs or 0) > _MOST_EPOCHS else {}
     if refused := secrets | outside | bounds:
         raise FieldsError(refused)
-    known = {name: getattr(config, name, None) for name in ("monitor_metric", "monitor_mode", "epochs", "seed")}
-    return Checked("finetune", config.model_dump(mode="json"), **known)
+    facts = {name: getattr(config, name, None) for name in ("monitor_metric", "monitor_mode", "epochs", "seed")}
+    return Checked("finetune", config.model_dump(mode="json"), **facts)
 
 
 def _outside(values: Mapping[str, str]) -> dict[str, str]:
@@ -262,14 +262,14 @@ def _check_notebook(values: Mapping[str, Any]) -> Checked:
     """Check the name of one of the project's notebooks, and its parameters by that notebook's own model."""
     errors = dict.fromkeys(set(values) - {"notebook", "parameters"}, "is no known field")
     name, parameters = values["notebook"], values.get("parameters", {})
-    known = {f"notebooks/{stem}.ipynb": stem for stem in notebooks.NOTEBOOKS if (paths.NOTEBOOKS / f"{stem}.ipynb").is_file()}
-    if not isinstance(name, str) or name not in known:
-        errors["notebook"] = f"must be one of {choices(known)}"
+    stems = {f"notebooks/{stem}.ipynb": stem for stem in notebooks.NOTEBOOKS if (paths.NOTEBOOKS / f"{stem}.ipynb").is_file()}
+    if not isinstance(name, str) or name not in stems:
+        errors["notebook"] = f"must be one of {choices(stems)}"
     if not isinstance(parameters, Mapping):
         errors["parameters"] = "must be an object of names and values"
     elif "notebook" not in errors:
         try:
-            parameters = _built(notebooks.notebook_model(known[name]), parameters).model_dump(mode="json")
+            parameters = _built(notebooks.notebook_model(stems[name]), parameters).model_dump(mode="json")
             errors |= {f"parameters.{field}": reason for field, reason in _outside(
                 {field: parameters[field] for field in _PATHS & parameters.keys() if parameters[field]}).items()}
             errors |= {f"parameters.{field}": "names code (module:Class), which a dashboard does not run" for field in _CODE

@@ -95,8 +95,8 @@ class Gate:
                 return None
             return JSONResponse({"detail": "the token is missing or wrong; send it as Authorization: Bearer TOKEN"}, 401,
                                 {"WWW-Authenticate": "Bearer"})
-        known = _valid_cookie(self.token, cookie_parser(headers.get("cookie", "")).get(COOKIE, ""))
-        if not known and path != "/login" and not path.startswith("/static/"):
+        logged_in = _valid_cookie(self.token, cookie_parser(headers.get("cookie", "")).get(COOKIE, ""))
+        if not logged_in and path != "/login" and not path.startswith("/static/"):
             return RedirectResponse(f"/login?next={quote(path)}", 303)
         # browsers say where a form that changes something comes from
         if scope["method"] not in _SAFE and headers.get("origin", "").partition("://")[2] != headers.get("host"):

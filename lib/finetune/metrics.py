@@ -249,5 +249,5 @@ def _roc(split: Scored) -> tuple[np.ndarray, np.ndarray]:
     if not split.both_ways:
         return np.zeros(0), np.zeros(0)
     fpr, tpr, _ = tm.binary_roc(split.scores.flatten(), split.truth.flatten())
-    kept = np.unique(np.linspace(0, len(fpr) - 1, _CURVE_POINTS).round().astype(int))
-    return fpr.numpy()[kept], tpr.numpy()[kept]
+    points = np.unique(np.linspace(0, len(fpr) - 1, _CURVE_POINTS).round().astype(int))
+    return fpr.numpy()[points], tpr.numpy()[points]

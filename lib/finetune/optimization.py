@@ -18,14 +18,15 @@ def groups(model: nn.Module, weight_decay: float) -> list[dict]:
     """
     norms = {id(parameter) for layer in model.modules() if "Norm" in type(layer).__name__
              for parameter in layer.parameters(recurse=False)}
-    decayed, kept = [], []
+    decayed, undecayed = [], []
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             plain = parameter.ndim < 2 or id(parameter) in norms or name.endswith("bias")
-            (kept if plain else decayed).append(parameter)
-    if not decayed and not kept:
+            (undecayed if plain else decayed).append(parameter)
+    if not decayed and not undecayed:
         raise InputError("no parameter of the model is trained; leave out freeze_backbone")
-    return [{"params": params, "weight_decay": decay} for params, decay in ((decayed, weight_decay), (kept, 0.0)) if params]
+    groups = ((decayed, weight_decay), (undecayed, 0.0))
+    return [{"params": params, "weight_decay": decay} for params, decay in groups if params]
 
 
 def optimizer(config: TrainConfig, model: nn.Module) -> torch.optim.Optimizer:

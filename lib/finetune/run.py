@@ -71,8 +71,8 @@ def stored_config(folder: Path, config: TrainConfig) -> None:
     if not path.exists():
         store.write_json(config.content(), path)
     elif (before := store.read_json(path)) != config.content():
-        known = before if isinstance(before, dict) else {}
-        differing = [name for name, value in config.content().items() if known.get(name) != value]
+        stored = before if isinstance(before, dict) else {}
+        differing = [name for name, value in config.content().items() if stored.get(name) != value]
         raise InputError(f"{folder} holds a run of another config (other: {choices(differing)}); name another folder")
 
 

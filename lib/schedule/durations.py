@@ -59,8 +59,8 @@ class Durations:
     def learn(self, rows) -> None:
         """Append rows of the table (``run, job_id, notebook, device_type, seconds``) that it does not hold yet."""
         with closing(store.Appender(self.path, "durations", resume=True, timeout_s=locks.PATIENCE_S)) as file:
-            known = set(map(tuple, store.read(self.path, "durations")[["run", "job_id"]].to_numpy()))
+            keys = set(map(tuple, store.read(self.path, "durations")[["run", "job_id"]].to_numpy()))
             for row in rows[columns("durations")].itertuples(index=False):
-                if (row.run, row.job_id) not in known:
+                if (row.run, row.job_id) not in keys:
                     file.append(tuple(row))
         self.__dict__.pop("_medians", None)

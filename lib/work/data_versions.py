@@ -195,13 +195,14 @@ def pull(folder: Path, target: str, remote_dir: str = "", version: int | None = 
     with locks.writer(files.folder(folder)):
         placed, names = _placed(folder), {entry.name for entry in manifest.files}
         states = {entry: _state(folder, entry.name, entry.sha256, placed) for entry in manifest.files}
-        gone = {name: _state(folder, name, "", placed) for name in sorted(set(placed) - names) if not (folder / name).is_dir()}
-        _refuse_differing(folder, manifest, {**{entry.name: state for entry, state in states.items()}, **gone})
+        absent = {name: _state(folder, name, "", placed) for name in sorted(set(placed) - names)
+                  if not (folder / name).is_dir()}
+        _refuse_differing(folder, manifest, {**{entry.name: state for entry, state in states.items()}, **absent})
         wanted = [entry for entry, state in states.items() if state != "same"]
         for entry in track(wanted, "pull"):
             _fetch(remote, entry, folder / SCRATCH / entry.name)
         _record_as(folder / SCRATCH / f".{branch}-{manifest.number}.json", remote, manifest)
-        removed = [name for name, state in gone.items() if state == "older"]
+        removed = [name for name, state in absent.items() if state == "older"]
         for name in removed:
             _remove(folder, name, placed)
         for entry in wanted:

@@ -73,9 +73,9 @@ def read(path: Path, out: Path) -> tuple[tuple[Spec, ...], Jobs]:
             raise InputError(f"{path}: job {row.job_id!r} has parameters; only a notebook takes them")
         if pd.isna(row.steps):
             raise InputError(f"{path}: steps of {row.job_id!r} is empty: a workload needs a whole number, 1 or more")
-        kept = out.resolve() / "weights" / files.safe_name(row.job_id)
+        weights = out.resolve() / "weights" / files.safe_name(row.job_id)
         specs.append(Spec(row.job_id, f"{_TASKS}:workload",
-                          {"workload_id": workload(row.workload_id).id, "steps": int(row.steps), "folder": str(kept)}))
+                          {"workload_id": workload(row.workload_id).id, "steps": int(row.steps), "folder": str(weights)}))
     return tuple(specs), problem_files.jobs_of(table)
 
 

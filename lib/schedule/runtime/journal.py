@@ -165,13 +165,13 @@ class Journal:
         self.check_there()
         job_id, text = submit.spec.job_id, submit.spec.as_text()
         with self._transaction():
-            known = self._base.execute("SELECT spec FROM jobs WHERE job_id = ?", (job_id,)).fetchone()
-            if known and known != (text,):
+            recorded = self._base.execute("SELECT spec FROM jobs WHERE job_id = ?", (job_id,)).fetchone()
+            if recorded and recorded != (text,):
                 raise InputError(f"the job {job_id!r} was submitted before, to do something else; give another name")
-            if not known:
+            if not recorded:
                 self._base.execute("INSERT INTO jobs VALUES (?, ?)", (job_id, text))
                 self._base.execute("INSERT INTO submits VALUES (NULL, ?, ?, ?, ?, ?, ?)", (job_id, *submit[1:]))
-        return not known
+        return not recorded
 
     def cancel(self, job_id: str, at_s: float) -> bool:
         """Note that a job shall not start any more, and stop where it runs; False where it has ended, or is unknown."""

@@ -82,16 +82,16 @@ class Output:
         self._rest += text[cut:]  # the rest of the mark is still to come
 
     def _read(self) -> bytes:
-        taken = b""
-        while len(taken) < _MOST:
+        text = b""
+        while len(text) < _MOST:
             try:
                 part = os.read(self.pipe.fileno(), 2**16)
             except BlockingIOError:
-                return taken
+                return text
             if not part:
-                return taken
-            taken += part
-        return taken
+                return text
+            text += part
+        return text
 
     def _lines(self, text: bytes) -> Iterator[tuple[Any, ...]]:
         """Yield the lines that end in ``text``, each as the last that a carriage return left of it; keep the rest."""

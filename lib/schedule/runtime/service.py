@@ -85,19 +85,19 @@ class Service:
         Returns False where it has ended, or is unknown. One that ends before it hears of this has ended as it did.
         """
         with self._order:
-            known = self._journal.cancel(job_id, self._engine.now())
-            if known:
+            is_open = self._journal.cancel(job_id, self._engine.now())
+            if is_open:
                 self._engine.post(partial(self._engine.cancel, job_id))
-        return known
+        return is_open
 
     def reorder(self, job_id: str, priority: int) -> bool:
         """Give a job another priority, the highest goes first; False where it has ended, or is unknown."""
         _check_priority(job_id, priority)
         with self._order:
-            known = self._journal.reorder(job_id, priority)
-            if known:
+            is_open = self._journal.reorder(job_id, priority)
+            if is_open:
                 self._engine.post(partial(self._engine.reorder, job_id, priority))
-        return known
+        return is_open
 
     def add_slot(self, slot: Slot) -> None:
         """Let a device join, in the place of one of that name."""

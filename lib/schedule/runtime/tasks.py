@@ -91,7 +91,7 @@ def _trainer(job: Job, workload_id: str, first: int = 0) -> tuple[Any, Iterator[
     return training.Trainer(task, training.Options(machine.device(_device(job)))), iter(loader)
 
 
-class _Kept:
+class _Checkpoint:
     """The state of a job in its folder: kept now and then, so that the next attempt goes on from it; in the end the weights."""
 
     def __init__(self, folder: Path):
@@ -138,8 +138,8 @@ def workload(job: Job, workload_id: str, steps: int, folder: str) -> dict[str, A
     """
     import torch
 
-    kept = _Kept(Path(folder))
-    state = kept.read()
+    checkpoint = _Checkpoint(Path(folder))
+    state = checkpoint.read()
     before = state["steps"] if state else 0
     trainer, batches = _trainer(job, workload_id, before)
     if state:
@@ -147,9 +147,10 @@ def workload(job: Job, workload_id: str, steps: int, folder: str) -> dict[str, A
         trainer.optimizer.load_state_dict(state["optimizer"])
         torch.set_rng_state(state["random"])
     begin = time.perf_counter()
-    loss = trainer.train(_Steps(job, batches, steps - before, lambda done: kept.keep_when_due(trainer, before + done)))
+    loss = trainer.train(_Steps(job, batches, steps - before, lambda done: checkpoint.keep_when_due(trainer, before + done)))
     seconds = time.perf_counter() - begin
-    return {"steps": steps, "trained": steps - before, "seconds": seconds, "loss": loss, "weights": str(kept.end(trainer))}
+    weights = checkpoint.end(trainer)
+    return {"steps": steps, "trained": steps - before, "seconds": seconds, "loss": loss, "weights": str(weights)}
 
 
 def probe(job: Job, workload_id: str, seconds: float) -> dict[str, float]:
@@ -168,7 +169,7 @@ def probe(job: Job, workload_id: str, seconds: float) -> dict[str, float]:
         steps += _WARM_STEPS
     step_s, begin = (time.perf_counter() - begin) / steps, time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        _Kept(Path(folder)).end(trainer)
+        _Checkpoint(Path(folder)).end(trainer)
         setup_s += time.perf_counter() - begin
     return {"step_s": step_s, "setup_s": setup_s}
 

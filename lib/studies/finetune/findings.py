@@ -28,11 +28,11 @@ def metric_words(metrics: pd.DataFrame) -> str:
     """Say what the best weights reach on test beside val, micro and macro; ``metrics``: ``tables.metrics``."""
     table = metrics.set_index("metric").reindex(["acc@1", "acc_macro", "auroc_macro"])
     split = "test" if table["test"].notna().any() else "val"
-    known = table[split].dropna()
-    if known.empty:
+    values = table[split].dropna()
+    if values.empty:
         raise MissingError("accuracies or AUROC of the best weights")
     labels = {"acc@1": "accuracy", "acc_macro": "mean over classes", "auroc_macro": "AUROC"}
-    shown = ", ".join(f"{labels[name]} {value:.3f}" for name, value in known.items())
+    shown = ", ".join(f"{labels[name]} {value:.3f}" for name, value in values.items())
     gap = 100 * (table.loc["acc@1", "test"] - table.loc["acc@1", "val"])
     more = f" Its accuracy is {abs(gap):.1f} points {'above' if gap > 0 else 'below'} that on val." if np.isfinite(gap) else ""
     return f"On {split}: **{shown}**.{more}"

@@ -73,13 +73,13 @@ class View:
         able_s = np.where(fits, seconds.reshape(fits.shape), np.inf)
         nowhere, runs = ~np.isfinite(able_s).any(axis=1), numbers < len(running)
         self.stranded = [listed[number] for number in np.flatnonzero(nowhere & ~runs)]
-        kept = np.flatnonzero(runs | ~nowhere)
-        self.entries = [listed[number] for number in kept]
+        rows = np.flatnonzero(runs | ~nowhere)
+        self.entries = [listed[number] for number in rows]
         self.number = {entry.job_id: number for number, entry in enumerate(self.entries)}
         self.device = {name: device for device, name in enumerate(fleet.names)}
-        self.predict = Predict(np.where(nowhere[:, None], 1.0, able_s)[kept])  # a job may run where it could not start now
+        self.predict = Predict(np.where(nowhere[:, None], 1.0, able_s)[rows])  # a job may run where it could not start now
         waits = ~runs & (numbers < len(listed) - len(upcoming))
-        self.state = self._state(fleet, waits[kept], occupants, idle, contention, now_s, done)
+        self.state = self._state(fleet, waits[rows], occupants, idle, contention, now_s, done)
         self.state.expected = len(self.entries) - len(self.state.waiting) - len(running)
 
     def _state(self, fleet: Fleet, waits: np.ndarray, occupants: dict[str, Occupant], idle: Sequence[str],
