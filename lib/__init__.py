@@ -20,4 +20,4 @@ The map of the library, from the ground up; each package imports only from those
 command line use it. Importing ``lib`` imports nothing heavy: torch, pandas and matplotlib are imported where they are used.
 """
 
-__version__ = "0.5.0"
+__version__ = "0.5.1"

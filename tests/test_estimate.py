@@ -63,6 +63,19 @@ def test_fresh_bytes_are_those_that_the_allocator_gives_back():
     assert found[1] == 0
 
 
+@pytest.mark.skipif(not allocator.known(), reason="another allocator than glibc's")
+def test_fresh_bytes_do_not_depend_on_the_process_that_asks(monkeypatch):
+    """A heap's layout moves with the environment's length; the answer is a mean over layouts that are set."""
+    plan = allocator.Plan.of(chain(nn.Conv2d(3, 32, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(32, 64, 3), nn.ReLU(),
+                                   shape=(64, 3, 28, 28)))
+    before = allocator.fresh_bytes(plan)
+    assert before > 0
+    for name, value in (("LONG", "x" * 1000), ("LONGER", "x" * 50_000), ("MALLOC_TOP_PAD_", "50000000"),
+                        ("GLIBC_TUNABLES", "glibc.malloc.mmap_threshold=5000000")):
+        monkeypatch.setenv(name, value)
+        assert allocator.fresh_bytes(plan) == before, name
+
+
 def test_a_network_is_described_operator_by_operator():
     layers = [nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8), nn.ReLU()]
     graph = chain(*layers, mode="train")

@@ -13,6 +13,9 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from math import prod
+from pathlib import Path
+
+import numpy as np
 
 from lib.errors import InputError
 from lib.work.graph.ops import Graph, Op, TensorSpec
@@ -70,47 +73,7 @@ def _blocked(spec: TensorSpec) -> int:
     return spec.bytes // spec.shape[1] * -(-spec.shape[1] // 16) * 16
 
 
-_REPLAY = """
-import ctypes, json, sys
-libc = ctypes.CDLL("libc.so.6")
-class Info(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_size_t) for name in "arena a b c mapped d e f g h".split()]
-libc.mallinfo2.restype = Info
-libc.free.argtypes = [ctypes.c_void_p]
-def in_use():
-    info = libc.mallinfo2()
-    return info.arena + info.mapped
-def take(size):
-    block = ctypes.c_void_p()
-    libc.posix_memalign(ctypes.byref(block), ctypes.c_size_t(64), ctypes.c_size_t(size))
-    return block.value
-for line in sys.stdin:
-    weights, temporaries, made, freed = json.loads(line)
-    permanent, fresh = [take(size) for size in weights], 0
-    for _ in range(4):
-        blocks, fresh = {}, 0
-        for (early, late), new, dead in zip(temporaries, made, freed):
-            for name, size in [*enumerate(early), *((-1 - n, size) for n, size in enumerate(late))]:
-                before = in_use()
-                blocks["t", name] = take(size)
-                fresh += max(0, in_use() - before)
-            for name in range(len(early)):
-                libc.free(blocks.pop(("t", name)))
-            for name, size in new:
-                before = in_use()
-                blocks[name] = take(size)
-                fresh += max(0, in_use() - before)
-            for name in range(len(late)):
-                libc.free(blocks.pop(("t", -1 - name)))
-            for name in dead:
-                if name in blocks:
-                    libc.free(blocks.pop(name))
-        for block in blocks.values():
-            libc.free(block)
-    for block in permanent:
-        libc.free(block)
-    print(fresh, flush=True)
-"""
+_REPLAY = Path(__file__).with_name("heap_replay.py")
 
 
 @dataclass(frozen=True)
@@ -147,18 +110,18 @@ class Plan:
 def fresh_bytes(plan: Plan) -> float:
     """Return how many bytes a pass touches first after the system handed them out: a page fault for each page.
 
-    By repeating its allocations in glibc's hands, with its moving thresholds, in a process without torch: what another pass
-    left behind is not its own. 0 where the allocator is another one.
+    By repeating its allocations in glibc's hands, with its moving thresholds, in a process without torch: the mean over where
+    in a page the heap's free part may begin, on which it depends. 0 where the allocator is another one.
     """
     if not known():
         return 0.0
     line = json.dumps([plan.weights, plan.beside, plan.made, plan.freed])
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
-    done = subprocess.run([sys.executable, "-I", "-S", "-c", _REPLAY], input=line + "\n", capture_output=True, text=True,
-                          check=False, env=environment)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
+    done = subprocess.run([sys.executable, "-I", "-S", _REPLAY], input=line + "\n", capture_output=True, text=True, check=False,
+                          env=environment)
     if done.returncode:
         raise InputError(f"a pass's allocations cannot be repeated: {(done.stderr.strip().splitlines() or ['no reason'])[-1]}")
-    return float(done.stdout)
+    return float(np.mean([float(line) for line in done.stdout.split()]))
 
 
 def _weights(graph: Graph) -> list[TensorSpec]:

@@ -1,0 +1,111 @@
+"""Program that repeats a pass's allocations in glibc's hands and prints how many bytes came fresh from the system.
+
+It runs in a process of its own, without torch, so that nothing else moves in its heap. What comes fresh depends on where in a
+page the heap's free top begins, by a factor of several: the passes are repeated from several such places, in a copy of the
+process each. Input: ``allocator.Plan`` as JSON; output: a line a place. Needs the standard library alone.
+"""
+
+import ctypes
+import json
+import os
+import sys
+from collections.abc import Iterable
+
+_PLACES, _PASSES = 8, 4  # the last pass counts: the allocator's thresholds have settled by then
+_TENSOR_ALIGNMENT, _BLOCK_ALIGNMENT, _PAGE, _HEAD = 64, 16, 4096, 8
+_LARGEST_HOLE = 64 * 1024
+
+Step = tuple[list[int], list[int], list[tuple[int, int]], list[int]]
+
+libc = ctypes.CDLL("libc.so.6")
+libc.malloc.restype = libc.sbrk.restype = ctypes.c_size_t
+libc.malloc.argtypes = [ctypes.c_size_t]
+libc.sbrk.argtypes = [ctypes.c_ssize_t]
+libc.free.argtypes = [ctypes.c_size_t]
+libc.posix_memalign.argtypes = [ctypes.c_size_t, ctypes.c_size_t, ctypes.c_size_t]
+_block = ctypes.c_size_t()
+_address = ctypes.addressof(_block)
+
+
+def take(size: int) -> int:
+    """Take a block as tensors take theirs; return its address."""
+    libc.posix_memalign(_address, _TENSOR_ALIGNMENT, size)
+    return _block.value
+
+
+def fill_holes() -> None:
+    """Take every free block below the heap's top, so that each replay begins alike whatever this process did before."""
+    libc.malloc(_LARGEST_HOLE)
+    top = libc.malloc(_LARGEST_HOLE)
+    sizes = [_LARGEST_HOLE >> n for n in range(7)] + list(range(1024, 0, -_BLOCK_ALIGNMENT))
+    for size in sizes:
+        while libc.malloc(size - _HEAD) < top:
+            pass
+
+
+def begin_top_at(place: int) -> None:
+    """Take a block such that the free top of the heap begins ``place`` bytes into a page."""
+    smallest = 2 * _BLOCK_ALIGNMENT
+    top = libc.malloc(smallest - _HEAD) - 2 * _HEAD + smallest
+    missing = (place - top) % _PAGE
+    libc.malloc((missing if missing >= smallest else missing + _PAGE) - _HEAD)
+
+
+def steps_of(plan: Iterable[list]) -> tuple[list[Step], int]:
+    """Return what each operator takes and frees, tensors by number, and how many tensors there are."""
+    numbers: dict[int, int] = {}
+    steps = []
+    for (early, late), made, freed in zip(*plan, strict=True):
+        new = [(numbers.setdefault(name, len(numbers)), size) for name, size in made]
+        steps.append((early, late, new, [numbers[name] for name in freed if name in numbers]))
+    return steps, len(numbers)
+
+
+def one_pass(steps: Iterable[Step], tensors: list[int]) -> int:
+    """Take and free what a pass does, addresses in ``tensors``; return how many bytes of it came from the system."""
+    fresh = 0
+
+    def taken(size: int) -> int:
+        nonlocal fresh
+        end = libc.sbrk(0)
+        block = take(size)
+        fresh += libc.sbrk(0) - end if block < end + size else size  # beyond the heap: a mapping of its own
+        return block
+
+    for early, late, new, dead in steps:
+        before_outputs, after_outputs = [taken(size) for size in early], [taken(size) for size in late]
+        for block in before_outputs:
+            libc.free(block)
+        for number, size in new:
+            tensors[number] = taken(size)
+        for block in after_outputs:
+            libc.free(block)
+        for number in dead:
+            libc.free(tensors[number])
+            tensors[number] = 0
+    for number, block in enumerate(tensors):
+        libc.free(block)
+        tensors[number] = 0
+    return fresh
+
+
+def main() -> None:
+    """Read a plan and print the fresh bytes of its last pass from each place."""
+    weights, *plan = json.loads(sys.stdin.readline())
+    steps, tensors = steps_of(plan)
+    addresses = [0] * tensors
+    fill_holes()
+    for n in range(_PLACES):
+        child = os.fork()
+        if not child:
+            begin_top_at(n * _PAGE // _PLACES + n % 2 * _BLOCK_ALIGNMENT)
+            for size in weights:
+                take(size)
+            fresh = [one_pass(steps, addresses) for _ in range(_PASSES)][-1]
+            os.write(1, f"{fresh}\n".encode())
+            os._exit(0)
+        os.waitpid(child, 0)
+
+
+if __name__ == "__main__":
+    main()
