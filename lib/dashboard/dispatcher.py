@@ -28,6 +28,7 @@ from lib.dashboard.predictions import Place, Predictions
 from lib.dashboard.run_records import STATES, RunRecords, best
 from lib.errors import InputError, one_line
 from lib.schedule.policies import registry
+from lib.schedule.runtime.engine.slots import attempt_of
 from lib.schedule.runtime.journal import Spec, UnwritableError
 from lib.schedule.runtime.service import Service
 from lib.schedule.runtime.workers import Limits, device_type_of
@@ -244,6 +245,14 @@ class Dispatcher:
     def is_busy(self) -> bool:
         """Return whether agents shall keep what they have to say for a while."""
         return self._records.is_full()
+
+    def reported(self, token: str, content: dict[str, Any]) -> int:
+        """Keep what an attempt reports."""
+        return self._records.reported(*attempt_of(token), content)
+
+    def written(self) -> int:
+        """Return how much of what was reported is in the database."""
+        return self._records.written
 
     def _tend(self) -> None:
         """Give the queue the slots that there are, and the database the signs of life, until it is over."""

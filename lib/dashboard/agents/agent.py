@@ -6,6 +6,7 @@ when it ends, however that happens, its workers end with it.
 """
 
 import contextlib
+import math
 import os
 import platform
 import queue
@@ -15,6 +16,7 @@ import signal
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import Pipe
 from multiprocessing.connection import wait
@@ -130,13 +132,15 @@ class Agent:
 
     def run(self) -> None:
         """Join the server again and again, until interrupted. Raises InputError for what no later try would mend."""
-        pause_s, last = _FIRST_PAUSE_S, ""
+        pause_s, last, session = _FIRST_PAUSE_S, "", None
         while True:
             try:
                 registered = self._client.register(self._registration)
                 _print(f"{self._registration.name} joined {self._client.server} with {', '.join(self._slots)}")
                 pause_s, last = _FIRST_PAUSE_S, ""
-                _Session(self._client, registered, self._slots, self._allowed, self._meter).run()
+                session = _Session(self._client, registered, self._slots, self._allowed, self._meter,
+                                   session.unwritten() if session else [])
+                session.run()
             except (_NoAnswerError, _SessionOverError) as error:
                 if str(error) != last:
                     _print(f"{self._client.server}: {error}; trying again")
@@ -156,10 +160,13 @@ class _Session:
     """
 
     def __init__(self, client: Client, registered: Registered, slots: Mapping[str, Slot], allowed: Mapping[str, Callable],
-                 meter: Meter):
+                 meter: Meter, reports: Sequence[tuple[Any, ...]]):
+        """Begin with the ``reports`` that no earlier session saw written down."""
         self._client, self._registered, self._slots, self._allowed, self._meter = client, registered, slots, allowed, meter
         self._limits = Limits(beat_s=registered.beat_s, silent_s=registered.silent_s)
-        self._mailbox = Mailbox()
+        self._mailbox, self._unwritten = Mailbox(), deque()
+        for report in reports:
+            self._mailbox.post(0, *report)
         self._workers: dict[int, ProcessWorker] = {}
         self._dead: set[int] = set()
         self._commands: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
@@ -201,11 +208,19 @@ class _Session:
         reply = self._client.exchange(self._registered.agent_id, exchange, self._registered.silent_s / 4)
         with self._lock:
             self._answered_s = max(self._answered_s, began_s)  # when it was sent: the server counts from later on
-            self._mailbox.acknowledge(reply.acknowledged)
+            self._unwritten.extend(self._mailbox.acknowledge(reply.acknowledged))
+            while self._unwritten and self._unwritten[0][0] <= reply.written:
+                self._unwritten.popleft()
             for message in self._mailbox.take(reply.messages):
                 self._commands.put(message)
         if not self._commands.empty():
             self._ring.send_bytes(b".")
+
+    def unwritten(self) -> list[tuple[Any, ...]]:
+        """Return the reports that the server may not have written down, once the session is over."""
+        with self._lock:
+            self._unwritten.extend(self._mailbox.acknowledge(math.inf))
+            return [report for _, (_, *report) in self._unwritten if report[0] == "report"]
 
     def _listen(self) -> None:
         pause_s = _FIRST_PAUSE_S
