@@ -189,7 +189,7 @@ def reserve(database: Database, agent_id: str, index: int, wanted: bool) -> db.G
 
 
 def runs(session: Session, limit: int, offset: int, *conditions: Any) -> list[db.Run]:
-    """Return a page of runs, the newest first, with their jobs, configurations and agents."""
-    related = (joinedload(db.Run.job), joinedload(db.Run.config), joinedload(db.Run.agent))
+    """Return a page of runs, the newest first, with their jobs and the names of their agents."""
+    related = (joinedload(db.Run.job), joinedload(db.Run.agent).load_only(db.Agent.name))
     return list(session.scalars(select(db.Run).where(*conditions).order_by(db.Run.created_at.desc(), db.Run.id)
                                 .limit(limit).offset(offset).options(*related)))
