@@ -1,7 +1,9 @@
 """The dashboard as one ASGI application: the gate, the API, the pages, and how errors are answered."""
 
 import contextlib
-from collections.abc import AsyncIterator
+import gc
+import sys
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from http import HTTPStatus
 
@@ -19,6 +21,8 @@ from lib.dashboard.operations import Dispatcher
 from lib.dashboard.security import Gate
 from lib.errors import InputError
 
+_SWITCH_S = 1e-3  # a request changes threads several times, and waits so long each time where another one is busy
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -35,7 +39,8 @@ def create_app(settings: Settings, dispatcher: Dispatcher) -> FastAPI:
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         dispatcher.start()
         try:
-            yield
+            with _responsive():
+                yield
         finally:
             dispatcher.close()
 
@@ -51,6 +56,20 @@ def create_app(settings: Settings, dispatcher: Dispatcher) -> FastAPI:
                  *database.UNAVAILABLE):
         app.add_exception_handler(kind, _answer)
     return app
+
+
+@contextlib.contextmanager
+def _responsive() -> Iterator[None]:
+    """Keep requests from waiting for busy threads, and for the search for garbage in all that is imported."""
+    interval_s = sys.getswitchinterval()
+    gc.collect()
+    gc.freeze()
+    sys.setswitchinterval(_SWITCH_S)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(interval_s)
+        gc.unfreeze()
 
 
 def _answer(request: Request, error: Exception) -> Response:
