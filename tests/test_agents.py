@@ -611,7 +611,7 @@ def test_only_columns_are_set():
 def test_a_database_that_is_away_for_a_while_gets_everything_later(tmp_path):
     database, dispatcher = dispatcher_in(tmp_path)
     ids = add_runs(database, [("tests.light:sleep", {})])
-    gone, ended, records = [True], [], None
+    gone, ended = [True], []
 
     class Away:
         @contextmanager
@@ -621,14 +621,19 @@ def test_a_database_that_is_away_for_a_while_gets_everything_later(tmp_path):
             with database.writing() as session:
                 yield session
 
-    records = RunRecords(Away(), lambda run_id, slot: {"device": slot}, lambda *_: None, ended.append)
+    def unwanted(run_id):
+        ended.append(run_id)
+        raise UnwritableError("run.sqlite: cannot be written (database or disk is full)")
+
+    records = RunRecords(Away(), lambda run_id, slot: {"device": slot}, lambda *_: None, unwanted)
     records.start()
+    records.started("nobody", 1, "lab/cpu", 0.0)
+    time.sleep(0.1)  # what comes now is another batch
     records.started(ids[0], 1, "lab/cpu", 0.0)
     for number in range(5):
         records.reported(ids[0], 1, {"log": [number + 1, "x"], "metrics": {"step": number}})
     records.reported(ids[0], 0, {"metrics": {"step": 9}})  # late, of an attempt that is over
     records.ended(ids[0], 1, "done", "", {"best_value": 0.9}, 1.0)
-    records.started("nobody", 1, "lab/cpu", 0.0)
     time.sleep(0.3)
     gone[0] = False
     records.close()
