@@ -93,16 +93,17 @@ def add_runs(database, calls, **values):
 
 
 @contextmanager
-def served(app, port=0):
+def serving(app, port=0):
     """Serve an app on a port of this host, in a thread; give its address."""
     import uvicorn
 
     server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="error", timeout_graceful_shutdown=1))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
-    while not server.started:
-        time.sleep(0.01)
     try:
+        while not server.started:
+            assert thread.is_alive()
+            time.sleep(0.01)
         yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     finally:
         server.should_exit = True

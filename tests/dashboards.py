@@ -3,13 +3,9 @@
 import os
 import shutil
 import subprocess
-import threading
-import time
-from contextlib import contextmanager
 
 import pandas as pd
 import pytest
-import uvicorn
 from fastapi import APIRouter
 from fastapi.testclient import TestClient
 
@@ -96,22 +92,6 @@ class Site:
     def move(self, run, state, reason="", **facts):
         with self.database.writing() as session:
             return db.transition(session, run.id, state, reason, **facts)
-
-
-@contextmanager
-def serving(app, port=0):
-    """Serve an application in a thread; give its URL."""
-    server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="error", timeout_graceful_shutdown=1))
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    try:
-        while not server.started:
-            assert thread.is_alive()
-            time.sleep(0.01)
-        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join(10)
 
 
 class Postgres:

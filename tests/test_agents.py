@@ -37,7 +37,7 @@ from lib.schedule.runtime.journal import Journal, Spec, UnwritableError
 from lib.schedule.runtime.service import Service
 from lib.schedule.runtime.workers import Slot
 from tests import killed, killed_queue
-from tests.agents import TOKEN, add_runs, dispatcher_in, light_slots, limits, served, start
+from tests.agents import TOKEN, add_runs, dispatcher_in, light_slots, limits, serving, start
 
 LIMITS = limits(2.0)
 
@@ -132,7 +132,7 @@ def collect(worker, last, within_s=30):
 @pytest.fixture
 def site():
     one = Site()
-    with served(one.app) as one.url:
+    with serving(one.app) as one.url:
         yield one
     for process in one.processes:
         process.kill()
@@ -240,7 +240,7 @@ def test_lines_that_no_server_wrote_down_come_to_the_next_one(tmp_path):
     database, first = dispatcher_in(tmp_path)
     first._records._written = lambda batch: False
     ids, port = add_runs(database, [("tests.light:chatter", {"count": 1000, "pause_s": 0.01})]), killed_queue.free_port()
-    with served(create_app(Settings(database, TOKEN), first), port) as url:
+    with serving(create_app(Settings(database, TOKEN), first), port) as url:
         process = start("agent", url, "lab", 1)
         end = time.monotonic() + 30
         while first._records._noted < 50:
@@ -248,7 +248,7 @@ def test_lines_that_no_server_wrote_down_come_to_the_next_one(tmp_path):
             time.sleep(0.01)
     noted, board = first._records._noted - 3, types.SimpleNamespace(database=database)  # it was started and stopped
     assert not lines_of(board, ids[0])
-    with served(create_app(Settings(database, TOKEN), dispatcher_in(tmp_path)[1]), port):
+    with serving(create_app(Settings(database, TOKEN), dispatcher_in(tmp_path)[1]), port):
         end = time.monotonic() + 30
         while len(lines := [n for attempt, n, _ in lines_of(board, ids[0]) if attempt == 1]) < noted:
             assert time.monotonic() < end, (len(lines), noted)
@@ -386,7 +386,7 @@ def board(tmp_path):
     """Give a dashboard of light runs, whose agents are processes."""
     database, dispatcher = dispatcher_in(tmp_path)
     one = types.SimpleNamespace(database=database, dispatcher=dispatcher, processes=[])
-    with served(create_app(Settings(database, TOKEN), dispatcher)) as one.url:
+    with serving(create_app(Settings(database, TOKEN), dispatcher)) as one.url:
         yield one
     for process in one.processes:
         process.kill()

@@ -25,7 +25,8 @@ from lib.cli.main import main
 from lib.dashboard import database as db
 from lib.dashboard import events, operations, security
 from lib.errors import InputError
-from tests.dashboards import BEARER, NOTEBOOK, TINY, TOKEN, Remembering, Site, serving
+from tests.agents import serving
+from tests.dashboards import BEARER, NOTEBOOK, TINY, TOKEN, Remembering, Site
 
 NOBODY = "00000000-0000-4000-8000-000000000000"
 HOSTILE = """<script>alert('x')</script>"'><img src=x onerror=alert(1)>{{7*7}}</title>&amp;"""
