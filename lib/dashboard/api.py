@@ -41,7 +41,7 @@ def router(database: db.Database, dispatcher: Dispatcher) -> APIRouter:
     api = APIRouter(prefix="/api/v1", dependencies=[Depends(HTTPBearer(auto_error=False))], responses=REFUSALS)
     for name, table, wanted, shown, parents in _NAMED:
         _add_named(api, database, name, table, wanted, shown, parents)
-    for part in (_configs(database), _runs(database, dispatcher), _agents(database), _others(dispatcher)):
+    for part in (_configs(database), _runs(database, dispatcher), _outputs(database), _agents(database), _others(dispatcher)):
         api.include_router(part)
     return api
 
@@ -131,21 +131,27 @@ def _runs(database: db.Database, dispatcher: Dispatcher) -> APIRouter:
     def finish_manual_run(run_id: Id, body: schemas.EndIn):
         return operations.move_manually(database, run_id, body.state, body.reason)
 
+    return part
+
+
+def _outputs(database: db.Database) -> APIRouter:
+    part = APIRouter(prefix="/runs/{run_id}", tags=["runs"])
+
     def rows_after(table: type[db.Base], run_id: str, after: int, limit: int) -> list[Any]:
         with database.reading() as session:
             operations.get(session, db.Run, run_id)
             return list(session.scalars(select(table).where(table.run_id == run_id, table.id > after).order_by(table.id)
                                         .limit(limit)))
 
-    @part.get("/{run_id}/logs", response_model=list[schemas.LogOut])
+    @part.get("/logs", response_model=list[schemas.LogOut])
     def run_logs(run_id: Id, after: Offset = 0, limit: Annotated[int, Query(ge=1, le=10_000)] = 1000):
         return rows_after(db.RunLog, run_id, after, limit)
 
-    @part.get("/{run_id}/metrics", response_model=list[schemas.MetricOut])
+    @part.get("/metrics", response_model=list[schemas.MetricOut])
     def run_metrics(run_id: Id, after: Offset = 0, limit: Annotated[int, Query(ge=1, le=10_000)] = 1000):
         return rows_after(db.RunMetric, run_id, after, limit)
 
-    @part.get("/{run_id}/events", response_class=events.EventSourceResponse)
+    @part.get("/events", response_class=events.EventSourceResponse)
     def run_events(run_id: Id, request: Request, after: events.Cursor = ""):
         return events.of_run(database, run_id, request, after)
 
