@@ -23,7 +23,7 @@ from lib import paths
 from lib.cli import main
 from lib.dashboard import advice, predictions
 from lib.dashboard import database as db
-from lib.dashboard.agents import agent, devices, workers
+from lib.dashboard.agents import agent, client, devices, workers
 from lib.dashboard.agents.messages import API_VERSION, Device, Mailbox
 from lib.dashboard.agents.workers import Agents
 from lib.dashboard.app import Settings, create_app
@@ -585,7 +585,7 @@ def test_a_database_has_one_server(tmp_path):
 
 def test_the_token_leaves_the_environment_of_an_agent(tmp_path, monkeypatch):
     monkeypatch.setenv("DASHBOARD_TOKEN", TOKEN)
-    assert agent.read_token(None) == TOKEN
+    assert client.read_token(None) == TOKEN
     assert "DASHBOARD_TOKEN" not in os.environ
 
 

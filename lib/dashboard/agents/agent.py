@@ -23,11 +23,9 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-import httpx
-
 import lib
 from lib import paths
-from lib.config.base import parse
+from lib.dashboard.agents.client import Client, NoAnswerError, SessionOverError
 from lib.dashboard.agents.devices import Meter
 from lib.dashboard.agents.messages import (
     API_VERSION,
@@ -36,13 +34,11 @@ from lib.dashboard.agents.messages import (
     Mailbox,
     Registered,
     Registration,
-    Reply,
 )
-from lib.errors import InputError, one_line
+from lib.errors import InputError
 from lib.schedule.runtime.workers import Limits, ProcessWorker, Slot, logged
 
-_API = "/api/v1/agents"
-_LOOK_S, _CONNECT_S, _LOAD_S = 0.2, 5.0, 2.0
+_LOOK_S, _LOAD_S = 0.2, 2.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 10.0
 _BATCH_S = 0.1  # reports wait so long for others; what ends or begins a job does not
 _MOST_WAITING = 5_000  # messages; then workers that write more wait
@@ -64,58 +60,6 @@ def _check_notebook(arguments: Mapping[str, Any]) -> None:
 
 ALLOWED: dict[str, Callable[[Mapping[str, Any]], None]] = {
     "lib.finetune.task:finetune": _check_finetune, "lib.schedule.runtime.tasks:notebook": _check_notebook}
-
-
-class _NoAnswerError(Exception):
-    """The server did not answer; it may be back in a moment."""
-
-
-class _SessionOverError(Exception):
-    """The server knows this session no more."""
-
-
-class Client:
-    """The two calls of the server."""
-
-    def __init__(self, server: str, token: str):
-        try:
-            url = httpx.URL(server)
-        except httpx.InvalidURL:
-            url = httpx.URL("")
-        if url.scheme not in ("http", "https") or not url.host:
-            raise InputError(f"--server {server!r} is no address; it is such as http://127.0.0.1:8000")
-        self.server = server.rstrip("/")
-        self._http = httpx.Client(headers={"Authorization": f"Bearer {token}", "Content-Type": "application/json"},
-                                  trust_env=False)  # the token goes to the server, to no proxy
-
-    def register(self, registration: Registration) -> Registered:
-        """Begin a session."""
-        return self._post("", registration, Registered, _CONNECT_S)
-
-    def exchange(self, agent_id: str, exchange: Exchange, patience_s: float) -> Reply:
-        """Exchange messages."""
-        return self._post(f"/{agent_id}/exchange", exchange, Reply, patience_s + exchange.wait_s)
-
-    def _post(self, path: str, content: Any, answer: type, patience_s: float) -> Any:
-        """Return the answer. Raises InputError for what no later try would mend, else _NoAnswerError or _SessionOverError."""
-        try:
-            response = self._http.post(f"{self.server}{_API}{path}", content=content.model_dump_json(), timeout=patience_s)
-        except httpx.HTTPError as error:
-            raise _NoAnswerError(one_line(error)) from None
-        status, where = response.status_code, f"what answers at {self.server}"
-        if status == httpx.codes.OK:
-            return parse(answer, response.content, where)
-        reason = response.text[:300]
-        if status == httpx.codes.GONE:
-            raise _SessionOverError(reason)
-        if status in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
-            raise InputError(f"{self.server} refuses this agent's token: give the file that the dashboard names at its start "
-                             "as --token-file")
-        if status == httpx.codes.CONFLICT:
-            raise InputError(f"{self.server}: {reason}")
-        if status >= httpx.codes.INTERNAL_SERVER_ERROR or status == httpx.codes.TOO_MANY_REQUESTS:
-            raise _NoAnswerError(f"status {status}: {reason}")
-        raise InputError(f"{where} is no dashboard, or one of another version: status {status}, {reason}")
 
 
 class Agent:
@@ -141,7 +85,7 @@ class Agent:
                 session = _Session(self._client, registered, self._slots, self._allowed, self._meter,
                                    session.unwritten() if session else [])
                 session.run()
-            except (_NoAnswerError, _SessionOverError) as error:
+            except (NoAnswerError, SessionOverError) as error:
                 if str(error) != last:
                     _print(f"{self._client.server}: {error}; trying again")
                 last = str(error)
@@ -188,7 +132,7 @@ class _Session:
                 self._exchange(leaving=True)
             raise
         finally:
-            self._failure = self._failure or _SessionOverError("ended")
+            self._failure = self._failure or SessionOverError("ended")
             self._end_workers()
 
     def _end_workers(self) -> None:
@@ -199,7 +143,7 @@ class _Session:
     # ------------------------------------------------------------------------------------------ with the server
 
     def _exchange(self, **content: Any) -> None:
-        """Call the server once. Raises _NoAnswerError, _SessionOverError or InputError."""
+        """Call the server once. Raises NoAnswerError, SessionOverError or InputError."""
         began_s = time.monotonic()
         alive, self._alive = tuple(self._alive), set()
         if began_s - self._load_s > _LOAD_S:
@@ -228,7 +172,7 @@ class _Session:
             try:
                 self._exchange(wait_s=min(1.0, self._registered.silent_s / 8))
                 pause_s = _FIRST_PAUSE_S
-            except _NoAnswerError:
+            except NoAnswerError:
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, self._registered.silent_s / 8)
             except Exception as error:  # the main thread raises it
@@ -243,11 +187,11 @@ class _Session:
             try:
                 self._exchange(messages=tuple(self._mailbox.outgoing()))
                 self._pause_s, self._urgent = 0.0, bool(self._mailbox)
-            except _NoAnswerError:
+            except NoAnswerError:
                 self._pause_s = min(2 * (self._pause_s or _FIRST_PAUSE_S), self._registered.silent_s / 8)
         silent_s = time.monotonic() - self._answered_s
         if silent_s > self._registered.silent_s / 2:
-            self._failure = _NoAnswerError(f"no answer for {silent_s:.0f} s: what ran here is ended")
+            self._failure = NoAnswerError(f"no answer for {silent_s:.0f} s: what ran here is ended")
 
     # ------------------------------------------------------------------------------------------ with the workers
 
@@ -321,19 +265,3 @@ def end_with_parent(parent: int) -> None:
 def default_name() -> str:
     """Return this host's name as an agent's."""
     return "".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in platform.node()).strip("._-") or "agent"
-
-
-def read_token(path: Path | None) -> str:
-    """Return the token from a file, or DASHBOARD_TOKEN, or else the dashboard's own file on this machine.
-
-    What is run here does not get it: it leaves the environment.
-    """
-    stated = os.environ.pop("DASHBOARD_TOKEN", "")
-    if path is None and stated:
-        return stated
-    path = path or paths.DATA / "dashboard" / "token"
-    try:
-        return path.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"no token for the server in {path} ({one_line(error)}); --token-file names the file that the "
-                         "dashboard names at its start") from None
