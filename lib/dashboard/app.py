@@ -16,8 +16,9 @@ from sqlalchemy.exc import DataError, IntegrityError
 from starlette.exceptions import HTTPException
 
 from lib import __version__
-from lib.dashboard import api, database, pages, schemas
+from lib.dashboard import api, database, schemas
 from lib.dashboard.operations import Dispatcher
+from lib.dashboard.pages import rendering, router
 from lib.dashboard.security import Gate
 from lib.errors import InputError
 
@@ -49,8 +50,8 @@ def create_app(settings: Settings, dispatcher: Dispatcher) -> FastAPI:
     app.include_router(api.router(settings.database, dispatcher))
     app.include_router(dispatcher.router, prefix="/api/v1", dependencies=[Depends(HTTPBearer(auto_error=False))],
                        responses=api.REFUSALS)
-    app.include_router(pages.router(settings.database, dispatcher, settings.token), include_in_schema=False)
-    app.mount("/static", StaticFiles(directory=pages.HERE / "static"))
+    app.include_router(router.router(settings.database, dispatcher, settings.token), include_in_schema=False)
+    app.mount("/static", StaticFiles(directory=rendering.FOLDER / "static"))
     app.add_middleware(Gate, token=settings.token)
     for kind in (InputError, RequestValidationError, HTTPException, IntegrityError, DataError, OverflowError,
                  *database.UNAVAILABLE):
@@ -78,7 +79,7 @@ def _answer(request: Request, error: Exception) -> Response:
     headers = {"Retry-After": "1"} if status == HTTPStatus.SERVICE_UNAVAILABLE else getattr(error, "headers", None)
     if request.url.path.startswith("/api/"):
         return JSONResponse({"detail": line, "errors": fields}, status, headers)
-    return pages.render(request, "error.html", status, headers, status=status, line=line)
+    return rendering.render(request, "error.html", status, headers, status=status, line=line)
 
 
 def _described(error: Exception) -> tuple[int, str, dict[str, str]]:
