@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from sqlalchemy import inspect, select, text
 
 from lib import paths
+from lib.dashboard import configurations, events
 from lib.dashboard import database as db
-from lib.dashboard import events, schemas
 from lib.dashboard.dispatcher import served
 from lib.errors import InputError
 from tests.dashboards import Site, postgres  # noqa: F401
@@ -279,7 +279,7 @@ def test_only_its_owner_reads_the_file(home):
 @given(st.dictionaries(st.sampled_from(["workload", "label"]), st.sampled_from(["W1", "W2"]), min_size=1), st.randoms())
 def test_the_hash_of_a_configuration_is_that_of_its_content(values, shuffle):
     def digest(items):
-        return schemas.check_config({"parameters": dict(items), "notebook": "notebooks/02_profile.ipynb"}).digest
+        return configurations.check_config({"parameters": dict(items), "notebook": "notebooks/02_profile.ipynb"}).digest
 
     items = list(values.items())
     shuffled = shuffle.sample(items, len(items))

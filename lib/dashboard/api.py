@@ -9,8 +9,8 @@ from fastapi.security import HTTPBearer
 from sqlalchemy import select
 from sqlalchemy.orm import selectinload
 
+from lib.dashboard import configurations, events, operations, schemas
 from lib.dashboard import database as db
-from lib.dashboard import events, operations, schemas
 from lib.dashboard.operations import Dispatcher
 
 Limit = Annotated[int, Query(ge=1, le=500)]
@@ -89,7 +89,7 @@ def _configs(database: db.Database) -> APIRouter:
     def validate_config(config_id: Id):
         config = operations.get_loaded(database, db.TrainConfig, config_id)
         try:
-            schemas.check_config(config.config_json)
+            configurations.check_config(config.config_json)
         except schemas.FieldsError as error:
             return {"valid": False, "errors": error.errors}
         return {"valid": True, "errors": {}}

@@ -8,7 +8,7 @@ from fastapi.responses import RedirectResponse
 from sqlalchemy import func, select
 
 from lib.config import notebooks
-from lib.dashboard import api, operations, schemas
+from lib.dashboard import api, configurations, operations, schemas
 from lib.dashboard import database as db
 from lib.dashboard.database import Database
 from lib.dashboard.operations import Dispatcher
@@ -49,8 +49,8 @@ def configs(database: Database) -> APIRouter:
 
     def shown(request: Request, project_id: str, status: int = 200, errors: Texts = NOTHING, form: Texts = NOTHING):
         project = operations.get_loaded(database, db.Project, project_id)
-        return render(request, "configs.html", status, project=project, errors=errors, form=form, fields=schemas.form_fields(),
-                      notebooks=[f"notebooks/{name}.ipynb" for name in notebooks.NOTEBOOKS],
+        return render(request, "configs.html", status, project=project, errors=errors, form=form,
+                      fields=configurations.form_fields(), notebooks=[f"notebooks/{name}.ipynb" for name in notebooks.NOTEBOOKS],
                       groups=api.page(database, db.Group, 500, 0, db.Group.project_id == project_id),
                       configs=api.page(database, db.TrainConfig, 200, 0, db.TrainConfig.project_id == project_id))
 
@@ -61,8 +61,9 @@ def configs(database: Database) -> APIRouter:
     @part.post("/web/projects/{project_id}/configs")
     def new_config(request: Request, project_id: api.Id, form: Form):
         def change() -> str:
-            own = {"project_id": project_id, "name": form.get("name", ""), "group_id": form.get("group_id", "")}
-            operations.save_config(database, schemas.checked(schemas.ConfigIn, own | {"config": schemas.config_of(form)}))
+            own = {"project_id": project_id, "name": form.get("name", ""), "group_id": form.get("group_id", ""),
+                   "config": configurations.config_of(form)}
+            operations.save_config(database, schemas.checked(schemas.ConfigIn, own))
             return f"/web/projects/{project_id}/runs"
 
         return sent(change, partial(shown, request, project_id), form, "name")
