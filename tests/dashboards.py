@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -12,6 +13,7 @@ from fastapi.testclient import TestClient
 from lib.dashboard import database as db
 from lib.dashboard import operations, schemas
 from lib.dashboard.app import Settings, create_app
+from lib.dashboard.engine import Database
 
 TOKEN = "a-token-of-the-tests-0123456789"
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
@@ -64,7 +66,7 @@ class Site:
     """An application over one database, with clients that know the token, and a project with a configuration."""
 
     def __init__(self, url=None, **settings):
-        self.database = db.Database(url, wait_s=0.2)
+        self.database = Database(url, wait_s=0.2)
         self.dispatcher = Remembering(self.database)
         self.app = create_app(Settings(self.database, TOKEN, **settings), self.dispatcher)
         self.api = TestClient(self.app, base_url="http://dashboard", headers=BEARER)
@@ -141,7 +143,7 @@ def postgres(tmp_path_factory):
 
     folder = tempfile.mkdtemp(prefix="pg", dir="/tmp")  # a socket's path is short, and others must reach it
     os.chmod(folder, 0o755)
-    server = Postgres(db.Path(folder) / "p")
+    server = Postgres(Path(folder) / "p")
     yield server
     server.stop()
     shutil.rmtree(folder)

@@ -29,6 +29,7 @@ from lib.dashboard.agents.workers import Agents
 from lib.dashboard.app import Settings, create_app
 from lib.dashboard.dispatcher import Dispatcher
 from lib.dashboard.dispatcher import _set as set_columns
+from lib.dashboard.engine import Database
 from lib.dashboard.run_records import RunRecords
 from lib.errors import InputError
 from lib.schedule.policies import registry
@@ -572,7 +573,7 @@ def test_runs_that_wait_are_advised_when_a_processor_joins(tmp_path, monkeypatch
 
 def test_a_database_has_one_server(tmp_path):
     database, dispatcher = dispatcher_in(tmp_path)
-    other = Dispatcher(db.Database(f"sqlite:///{tmp_path}/dashboard.db"), tmp_path / "another queue")
+    other = Dispatcher(Database(f"sqlite:///{tmp_path}/dashboard.db"), tmp_path / "another queue")
     dispatcher.start()
     try:
         with pytest.raises(InputError, match="dashboard.db is being written by another process"):

@@ -11,6 +11,7 @@ from sqlalchemy.orm import selectinload
 
 from lib.dashboard import configurations, events, operations, schemas
 from lib.dashboard import database as db
+from lib.dashboard.engine import Database
 from lib.dashboard.operations import Dispatcher
 
 Limit = Annotated[int, Query(ge=1, le=500)]
@@ -36,7 +37,7 @@ REFUSALS = {status: {"model": Line, "description": text} for status, text in (
     (422, "Wrong input"), (503, "The database is locked or gone; try again"))}
 
 
-def router(database: db.Database, dispatcher: Dispatcher) -> APIRouter:
+def router(database: Database, dispatcher: Dispatcher) -> APIRouter:
     """Return all endpoints but those that agents talk to."""
     api = APIRouter(prefix="/api/v1", dependencies=[Depends(HTTPBearer(auto_error=False))], responses=REFUSALS)
     for name, table, wanted, shown, parents in _NAMED:
@@ -46,14 +47,14 @@ def router(database: db.Database, dispatcher: Dispatcher) -> APIRouter:
     return api
 
 
-def page(database: db.Database, table: type[db.Base], limit: int, offset: int, *conditions: Any) -> list[Any]:
+def page(database: Database, table: type[db.Base], limit: int, offset: int, *conditions: Any) -> list[Any]:
     """Return a page of rows, the newest first."""
     with database.reading() as session:
         return list(session.scalars(select(table).where(*conditions).order_by(table.created_at.desc(), table.id)
                                     .limit(limit).offset(offset)))
 
 
-def _add_named(api: APIRouter, database: db.Database, name: str, table: type[db.Base], wanted: type, shown: type,
+def _add_named(api: APIRouter, database: Database, name: str, table: type[db.Base], wanted: type, shown: type,
                parents: dict[str, type[db.Base]]) -> None:
     """Add list, one and new of a table whose rows have names."""
     @api.get(f"/{name}", response_model=list[shown], tags=[name], name=f"list {name}")
@@ -69,7 +70,7 @@ def _add_named(api: APIRouter, database: db.Database, name: str, table: type[db.
         return operations.add(database, table, body.model_dump(), **parents)
 
 
-def _configs(database: db.Database) -> APIRouter:
+def _configs(database: Database) -> APIRouter:
     part = APIRouter(prefix="/configs", tags=["configs"])
 
     @part.get("/project/{project_id}", response_model=list[schemas.ConfigOut])
@@ -97,7 +98,7 @@ def _configs(database: db.Database) -> APIRouter:
     return part
 
 
-def _runs(database: db.Database, dispatcher: Dispatcher) -> APIRouter:
+def _runs(database: Database, dispatcher: Dispatcher) -> APIRouter:
     part = APIRouter(prefix="/runs", tags=["runs"])
 
     @part.get("", response_model=list[schemas.RunOut])
@@ -134,7 +135,7 @@ def _runs(database: db.Database, dispatcher: Dispatcher) -> APIRouter:
     return part
 
 
-def _outputs(database: db.Database) -> APIRouter:
+def _outputs(database: Database) -> APIRouter:
     part = APIRouter(prefix="/runs/{run_id}", tags=["runs"])
 
     def rows_after(table: type[db.Base], run_id: str, after: int, limit: int) -> list[Any]:
@@ -158,7 +159,7 @@ def _outputs(database: db.Database) -> APIRouter:
     return part
 
 
-def _agents(database: db.Database) -> APIRouter:
+def _agents(database: Database) -> APIRouter:
     part = APIRouter(prefix="/agents", tags=["agents"])
 
     @part.get("", response_model=list[schemas.AgentOut])
@@ -193,7 +194,7 @@ def _agents(database: db.Database) -> APIRouter:
     return part
 
 
-def agents(database: db.Database, limit: int, offset: int) -> list[db.Agent]:
+def agents(database: Database, limit: int, offset: int) -> list[db.Agent]:
     """Return a page of agents with their cards, by name."""
     with database.reading() as session:
         return list(session.scalars(select(db.Agent).order_by(db.Agent.name).limit(limit).offset(offset)

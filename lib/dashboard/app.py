@@ -17,6 +17,7 @@ from starlette.exceptions import HTTPException
 
 from lib import __version__
 from lib.dashboard import api, database, schemas
+from lib.dashboard.engine import Database
 from lib.dashboard.operations import Dispatcher
 from lib.dashboard.pages import rendering, router
 from lib.dashboard.security import Gate
@@ -29,7 +30,7 @@ _SWITCH_S = 1e-3  # a request changes threads several times, and waits so long e
 class Settings:
     """What an application stands on; the files of runs lie in ``paths.DATA``."""
 
-    database: database.Database
+    database: Database
     token: str
     most_bytes: int = 1_000_000  # of a request
 

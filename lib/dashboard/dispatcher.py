@@ -9,21 +9,21 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
-from urllib.parse import unquote
 
 import pandas as pd
-from sqlalchemy import func, select
+from sqlalchemy import select
 from sqlalchemy.orm import joinedload
 
-from lib import locks, paths
+from lib import paths
 from lib.dashboard import database as db
 from lib.dashboard.agents import workers
 from lib.dashboard.agents.messages import Load, Registration
+from lib.dashboard.engine import Database, served
 from lib.dashboard.predictions import Place, Predictions
 from lib.dashboard.run_records import STATES, RunRecords, best
 from lib.errors import InputError, one_line
@@ -36,7 +36,6 @@ from lib.schedule.state import Policy
 
 _TEND_S, _BEAT_S, _AGAIN_S = 0.5, 2.0, 5.0
 _WORKER_SILENT = 2.0  # a worker may be silent so much longer than its agent, whose silence is another matter
-_SERVER = 0x6461_7368  # the advisory lock of the one server
 _QUEUE = select(db.Run).join(db.Job).options(joinedload(db.Run.job), joinedload(db.Run.config))
 
 
@@ -53,7 +52,7 @@ def spec_of(run: db.Run) -> Spec:
 class Dispatcher:
     """Places runs on agents. ``router`` is what agents talk to."""
 
-    def __init__(self, database: db.Database, folder: Path, limits: Limits | None = None, policy: Policy | None = None,
+    def __init__(self, database: Database, folder: Path, limits: Limits | None = None, policy: Policy | None = None,
                  spec_of: Callable[[db.Run], Spec] = spec_of):
         self._database, self._folder, self._spec_of = database, folder, spec_of
         self._limits, self._policy = limits or Limits(), policy or registry.policy("hybrid")
@@ -299,22 +298,6 @@ class Dispatcher:
                     row.last_heartbeat_at, row.load = db.now(), _flat(loads[row.id])
             cards = session.scalars(select(db.Gpu).where(db.Gpu.is_allocated))
             self._reserved = {(card.agent_id, card.index) for card in cards}
-
-
-@contextlib.contextmanager
-def served(database: db.Database) -> Iterator[None]:
-    """Be the one server of a database, which would else run everything twice; InputError where another one is."""
-    engine = database.engine
-    with contextlib.ExitStack() as held:
-        if engine.dialect.name == "postgresql":
-            connection = held.enter_context(engine.connect().execution_options(isolation_level="AUTOCOMMIT"))
-            if not connection.scalar(select(func.pg_try_advisory_lock(_SERVER))):
-                where = engine.url.render_as_string(hide_password=True)
-                raise InputError(f"another dashboard serves {where}; end it, or name another database in DASHBOARD_DB_URL")
-            held.callback(connection.invalidate)  # its lock ends with it, also where the server is gone
-        else:
-            held.enter_context(locks.writer(Path(unquote(engine.url.database.removeprefix("file:")))))
-        yield
 
 
 def _note(what: str, error: Exception, last: str = "") -> str:

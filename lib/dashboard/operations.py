@@ -14,7 +14,8 @@ from sqlalchemy.orm import Session, joinedload
 from lib import files, paths
 from lib.dashboard import configurations, schemas
 from lib.dashboard import database as db
-from lib.dashboard.database import ConflictError, Database, NotFoundError
+from lib.dashboard.database import ConflictError, NotFoundError
+from lib.dashboard.engine import Database
 
 
 class Dispatcher(Protocol):

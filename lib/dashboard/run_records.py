@@ -13,6 +13,7 @@ from sqlalchemy import update
 from sqlalchemy.orm import Session
 
 from lib.dashboard import database as db
+from lib.dashboard.engine import Database
 from lib.errors import one_line
 
 STATES = {"done": db.FINISHED, "failed": db.FAILED, "cancelled": db.CANCELLED}
@@ -31,7 +32,7 @@ class _Event(NamedTuple):
 class RunRecords:
     """The observer of the queue. What the database does not take now is kept and tried again, in the same order."""
 
-    def __init__(self, database: db.Database, placed: Callable[[str, str], dict[str, Any]],
+    def __init__(self, database: Database, placed: Callable[[str, str], dict[str, Any]],
                  over: Callable[[str, str, float | None], None], unwanted: Callable[[str], Any]):
         """``placed`` gives what is known of a run's place, columns of Run.
 

@@ -10,7 +10,7 @@ from sqlalchemy import func, select
 from lib.config import notebooks
 from lib.dashboard import api, configurations, operations, schemas
 from lib.dashboard import database as db
-from lib.dashboard.database import Database
+from lib.dashboard.engine import Database
 from lib.dashboard.operations import Dispatcher
 from lib.dashboard.pages import gantt
 from lib.dashboard.pages.rendering import NOTHING, Form, Texts, render, sent
@@ -50,7 +50,8 @@ def configs(database: Database) -> APIRouter:
     def shown(request: Request, project_id: str, status: int = 200, errors: Texts = NOTHING, form: Texts = NOTHING):
         project = operations.get_loaded(database, db.Project, project_id)
         return render(request, "configs.html", status, project=project, errors=errors, form=form,
-                      fields=configurations.form_fields(), notebooks=[f"notebooks/{name}.ipynb" for name in notebooks.NOTEBOOKS],
+                      fields=configurations.form_fields(),
+                      notebooks=[f"notebooks/{name}.ipynb" for name in notebooks.NOTEBOOKS],
                       groups=api.page(database, db.Group, 500, 0, db.Group.project_id == project_id),
                       configs=api.page(database, db.TrainConfig, 200, 0, db.TrainConfig.project_id == project_id))
 

@@ -7,7 +7,8 @@ from fastapi.responses import RedirectResponse
 from sse_starlette.sse import EventSourceResponse
 
 from lib.dashboard import events, security
-from lib.dashboard.database import Database, NotFoundError
+from lib.dashboard.database import NotFoundError
+from lib.dashboard.engine import Database
 from lib.dashboard.operations import Dispatcher
 from lib.dashboard.pages import lists, run
 from lib.dashboard.pages.rendering import Form, render

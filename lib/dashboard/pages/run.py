@@ -13,7 +13,8 @@ from sqlalchemy import select
 from lib import paths
 from lib.dashboard import api, events, operations, schemas
 from lib.dashboard import database as db
-from lib.dashboard.database import Database, NotFoundError
+from lib.dashboard.database import NotFoundError
+from lib.dashboard.engine import Database
 from lib.dashboard.operations import Dispatcher
 from lib.dashboard.pages.rendering import Form, render
 
