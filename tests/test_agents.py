@@ -34,6 +34,7 @@ from lib.dashboard.run_records import RunRecords
 from lib.errors import InputError
 from lib.schedule.policies import registry
 from lib.schedule.runtime import local_site
+from lib.schedule.runtime.engine.slots import attempt_of
 from lib.schedule.runtime.journal import Journal, Spec, UnwritableError
 from lib.schedule.runtime.service import Service
 from lib.schedule.runtime.workers import Slot
@@ -599,6 +600,15 @@ def test_a_message_is_measured_as_it_is_sent_and_one_too_large_is_refused_to_the
     worker.send("run", "t", "tests.light:sleep", {"labels": [3 * letters]})
     ((what, token, reason),) = worker.messages()
     assert (what, token) == ("refused", "t") and "it cannot be sent to an agent: 294," in reason
+
+
+def test_a_report_names_the_attempt_that_it_is_of(tmp_path):
+    dispatcher = dispatcher_in(tmp_path)[1]
+    assert attempt_of("a#b#12") == ("a#b", 12)
+    assert dispatcher.reported("a#1", {"log": [1, "x"], "metrics": {}}) == 2 and dispatcher.written() == 0
+    for token in ("a", "a#", "a#x", "a#-1", "a#1234567890"):
+        with pytest.raises(InputError, match="is no attempt of a job"):
+            dispatcher.reported(token, {"log": [1, "x"]})
 
 
 def test_only_columns_are_set():
