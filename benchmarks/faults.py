@@ -14,7 +14,8 @@ def main() -> None:
                                 cut_again_and_again(Path(home), kills=20, count=120, seed=0).items()))
     for scene, left in writers.run("sweep", "matrix", "networks", "--rounds", 300, "--kills", 334).items():
         print(f"   {scene}: " + ", ".join(f"{name} {value}" for name, value in left.items()))
-    print("   runs of jobs: " + ", ".join(f"{name} {value}" for name, value in killed.in_a_process(1000).items()))
+    summary = killed.in_a_process("tests.killed", 1000)
+    print("   runs of jobs: " + ", ".join(f"{name} {value}" for name, value in summary.items()))
 
 
 if __name__ == "__main__":

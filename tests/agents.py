@@ -34,7 +34,8 @@ def light_slots(count):
 
 def agent(url, name, count):
     """Return an agent that runs what is in ``tests.light``, whatever its arguments, but for one task."""
-    from lib.dashboard.agents.agent import Agent, Client
+    from lib.dashboard.agents.agent import Agent
+    from lib.dashboard.agents.client import Client
 
     class Light(dict):
         def __contains__(self, call):
@@ -61,8 +62,8 @@ def spec_of(run):
 
 def dispatcher_in(folder, silent_s=3.0, **options):
     """Return a database and a dispatcher whose files are in a folder; its runs are light."""
-    from lib.dashboard.database import Database
     from lib.dashboard.dispatcher import Dispatcher
+    from lib.dashboard.engine import Database
     from lib.schedule.policies import registry
 
     database = Database(f"sqlite:///{folder}/dashboard.db")
@@ -93,16 +94,17 @@ def add_runs(database, calls, **values):
 
 
 @contextmanager
-def served(app, port=0):
+def serving(app, port=0):
     """Serve an app on a port of this host, in a thread; give its address."""
     import uvicorn
 
     server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="error", timeout_graceful_shutdown=1))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
-    while not server.started:
-        time.sleep(0.01)
     try:
+        while not server.started:
+            assert thread.is_alive()
+            time.sleep(0.01)
         yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     finally:
         server.should_exit = True

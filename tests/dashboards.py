@@ -3,19 +3,17 @@
 import os
 import shutil
 import subprocess
-import threading
-import time
-from contextlib import contextmanager
+from pathlib import Path
 
 import pandas as pd
 import pytest
-import uvicorn
 from fastapi import APIRouter
 from fastapi.testclient import TestClient
 
 from lib.dashboard import database as db
 from lib.dashboard import operations, schemas
 from lib.dashboard.app import Settings, create_app
+from lib.dashboard.engine import Database
 
 TOKEN = "a-token-of-the-tests-0123456789"
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
@@ -68,7 +66,7 @@ class Site:
     """An application over one database, with clients that know the token, and a project with a configuration."""
 
     def __init__(self, url=None, **settings):
-        self.database = db.Database(url, wait_s=0.2)
+        self.database = Database(url, wait_s=0.2)
         self.dispatcher = Remembering(self.database)
         self.app = create_app(Settings(self.database, TOKEN, **settings), self.dispatcher)
         self.api = TestClient(self.app, base_url="http://dashboard", headers=BEARER)
@@ -96,22 +94,6 @@ class Site:
     def move(self, run, state, reason="", **facts):
         with self.database.writing() as session:
             return db.transition(session, run.id, state, reason, **facts)
-
-
-@contextmanager
-def serving(app, port=0):
-    """Serve an application in a thread; give its URL."""
-    server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="error", timeout_graceful_shutdown=1))
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    try:
-        while not server.started:
-            assert thread.is_alive()
-            time.sleep(0.01)
-        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join(10)
 
 
 class Postgres:
@@ -161,7 +143,7 @@ def postgres(tmp_path_factory):
 
     folder = tempfile.mkdtemp(prefix="pg", dir="/tmp")  # a socket's path is short, and others must reach it
     os.chmod(folder, 0o755)
-    server = Postgres(db.Path(folder) / "p")
+    server = Postgres(Path(folder) / "p")
     yield server
     server.stop()
     shutil.rmtree(folder)

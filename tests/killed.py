@@ -5,7 +5,6 @@ moment or, as some windows are narrow, before one of the statements that its jou
 killed, but find that files cannot grow beyond some size, as on a full disk.
 """
 
-import argparse
 import json
 import os
 import random
@@ -17,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 JOBS, WITHIN_S = 6, 0.05
@@ -119,18 +119,26 @@ def _effects(home, names):
     return {name: path.read_text().count("\n") if (path := home / f"{name}.done").exists() else 0 for name in names}
 
 
+def status_of(call, moment_s):
+    """Call in a fork, which is killed after ``moment_s`` if given; return its exit status, 1 where the call returns."""
+    child = os.fork()
+    if not child:
+        try:
+            call()
+        finally:
+            os._exit(1)
+    if moment_s is not None:
+        time.sleep(moment_s)
+        os.kill(child, signal.SIGKILL)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
 def trial(home, moment_s=None, statement=None, size_kib=None):
     """Cut a run short and resume it; return how far it had come, and what is wrong."""
     from lib.schedule.runtime import executor, jobs_file
 
     folder, names = home / "run", [f"j{number}" for number in range(JOBS)]
-    child = os.fork()
-    if not child:
-        _run_in_child(home, folder, statement, size_kib)
-    if moment_s is not None:
-        time.sleep(moment_s)
-        os.kill(child, signal.SIGKILL)
-    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    status = status_of(partial(_run_in_child, home, folder, statement, size_kib), moment_s)
     wrong = [] if status in (0, -signal.SIGKILL) else ["it ended with an error other than a refusal in one line"]
     wrong += [f"{path.name} can be read by others" for path in folder.glob("run.sqlite*") if path.stat().st_mode & 0o77]
     reached, ended = _state(folder)
@@ -168,19 +176,20 @@ def run(kills, seed):
     return {"kills": kills, "seconds": round(time.monotonic() - begin, 1), "reached": dict(reached), "wrong": wrong}
 
 
-def in_a_process(kills, seed=0):
-    """Return what ``run`` does, in a process of its own, as forks of this one may not be safe."""
-    ran = subprocess.run([sys.executable, "-m", "tests.killed", str(kills), str(seed)], capture_output=True, text=True,
+def in_a_process(module, kills, seed=0):
+    """Return what ``run`` of a module does, in a process of its own, as forks of this one may not be safe."""
+    ran = subprocess.run([sys.executable, "-m", module, str(kills), str(seed)], capture_output=True, text=True,
                          cwd=Path(__file__).parent.parent, check=False)
     assert ran.stdout, ran.stderr
     return json.loads(ran.stdout)
 
 
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("kills", type=int)
-    parser.add_argument("seed", type=int)
-    options = parser.parse_args()
-    summary = run(options.kills, options.seed)
+def main(run):
+    """Print what ``run`` does with the numbers of the command line; end with status 1 where something was wrong."""
+    summary = run(*map(int, sys.argv[1:]))
     print(json.dumps(summary))
     sys.exit(bool(summary["wrong"]))
+
+
+if __name__ == "__main__":
+    main(run)

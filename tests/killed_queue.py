@@ -96,7 +96,7 @@ def run(folder, runs, agents, kills, seed, silent_s=3.0, slots=1, every_s=(0.5, 
     from sqlalchemy import func, select
 
     from lib.dashboard import database as db
-    from lib.dashboard.database import Database
+    from lib.dashboard.engine import Database
 
     draw, killed = random.Random(seed), Counter()
     trails = [Path(folder) / f"run-{number}" for number in range(runs)]

@@ -4,17 +4,16 @@ A fork of this process opens a service, submits jobs to it and cancels some whil
 before one of the statements that its journal executes. It writes down each call that has returned, which must then hold.
 """
 
-import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
+from tests import killed
 from tests.killed import Inline, _effects, _killed_at
 
 JOBS, WITHIN_S, STATEMENTS = 8, 0.04, 130
@@ -62,16 +61,7 @@ def _serve(home, statement, seed):
 
 def trial(home, moment_s=None, statement=None, seed=0):
     """Cut a service short and open it again; return how many jobs had been submitted and ended, and what is wrong."""
-    child = os.fork()
-    if not child:
-        try:
-            _serve(home, statement, seed)
-        finally:
-            os._exit(1)
-    if moment_s is not None:
-        time.sleep(moment_s)
-        os.kill(child, signal.SIGKILL)
-    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    status = killed.status_of(partial(_serve, home, statement, seed), moment_s)
     wrong = [] if status in (0, -signal.SIGKILL) else ["it ended with an error"]
     path = home / "returned"
     returned = [line.split() for line in path.read_text().splitlines()] if path.exists() else []
@@ -116,15 +106,5 @@ def run(kills, seed):
     return {"kills": kills, "seconds": round(time.monotonic() - begin, 1), "reached": dict(reached), "wrong": wrong}
 
 
-def in_a_process(kills, seed=0):
-    """Return what ``run`` does, in a process of its own, as forks of this one may not be safe."""
-    ran = subprocess.run([sys.executable, "-m", "tests.served", str(kills), str(seed)], capture_output=True, text=True,
-                         cwd=Path(__file__).parent.parent, check=False)
-    assert ran.stdout, ran.stderr
-    return json.loads(ran.stdout)
-
-
 if __name__ == "__main__":
-    summary = run(int(sys.argv[1]), int(sys.argv[2]))
-    print(json.dumps(summary))
-    sys.exit(bool(summary["wrong"]))
+    killed.main(run)

@@ -23,21 +23,23 @@ from lib import paths
 from lib.cli import main
 from lib.dashboard import advice, predictions
 from lib.dashboard import database as db
-from lib.dashboard.agents import agent, devices, workers
+from lib.dashboard.agents import agent, client, devices, workers
 from lib.dashboard.agents.messages import API_VERSION, Device, Mailbox
 from lib.dashboard.agents.workers import Agents
 from lib.dashboard.app import Settings, create_app
 from lib.dashboard.dispatcher import Dispatcher
 from lib.dashboard.dispatcher import _set as set_columns
+from lib.dashboard.engine import Database
 from lib.dashboard.run_records import RunRecords
 from lib.errors import InputError
 from lib.schedule.policies import registry
 from lib.schedule.runtime import local_site
+from lib.schedule.runtime.engine.slots import attempt_of
 from lib.schedule.runtime.journal import Journal, Spec, UnwritableError
 from lib.schedule.runtime.service import Service
 from lib.schedule.runtime.workers import Slot
 from tests import killed, killed_queue
-from tests.agents import TOKEN, add_runs, dispatcher_in, light_slots, limits, served, start
+from tests.agents import TOKEN, add_runs, dispatcher_in, light_slots, limits, serving, start
 
 LIMITS = limits(2.0)
 
@@ -45,7 +47,10 @@ LIMITS = limits(2.0)
 class Here:
     """What observes agents: it takes each by its name."""
 
-    busy = False
+    busy, wrote = False, True
+
+    def __init__(self):
+        self.reports = []
 
     def joined(self, agent):
         return agent.name
@@ -55,6 +60,24 @@ class Here:
 
     def is_busy(self):
         return self.busy
+
+    def reported(self, token, content):
+        self.reports.append((token, content))
+        return len(self.reports)
+
+    def written(self):
+        return len(self.reports) if self.wrote else 0
+
+    def wait(self, count):
+        """Return how many reports there are, once they are more."""
+        end = time.monotonic() + 30
+        while len(self.reports) <= count:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        return len(self.reports)
+
+    def lines(self, token="t"):
+        return [content["log"] for name, content in self.reports if name == token]
 
 
 def check_token(authorization: str = Header("")):
@@ -111,7 +134,7 @@ def collect(worker, last, within_s=30):
 @pytest.fixture
 def site():
     one = Site()
-    with served(one.app) as one.url:
+    with serving(one.app) as one.url:
         yield one
     for process in one.processes:
         process.kill()
@@ -127,10 +150,8 @@ def test_lines_are_numbered_whole_and_in_order_and_a_stop_is_heeded(site):
     process = site.start("lab", 1)
     slot, = site.slots()
     with site.worker(slot, "tests.light:chatter", {"count": 3000}) as worker:
-        messages = collect(worker, "done")
-        lines = [message[2]["log"] for message in messages if message[0] == "report"]
-        assert lines == [[number + 1, str(number)] for number in range(2999)] + [[3000, "ééé"]]
-        assert messages[-1] == ("done", "t", {"value": 3000}) and {message[1] for message in messages} == {"t"}
+        assert collect(worker, "done") == [("done", "t", {"value": 3000})]
+        assert site.here.lines() == [[number + 1, str(number)] for number in range(2999)] + [[3000, "ééé"]]
         worker.send("run", "large", "tests.light:weigh", {"size": 300_000})
         failure, = collect(worker, "failed")  # its report is left out
         assert "what it returns cannot be sent: 300,0" in failure[2]
@@ -141,9 +162,10 @@ def test_lines_are_numbered_whole_and_in_order_and_a_stop_is_heeded(site):
         site.here.busy = True  # what it says now waits, and nothing is lost
         worker.send("run", "more", "tests.light:chatter", {"count": 100})
         time.sleep(0.5)
-        assert not [message for message in worker.messages() if message[0] == "report"]
+        assert not site.here.lines("more")
         site.here.busy = False
-        assert [message[2]["log"][0] for message in collect(worker, "done")[:-1]] == list(range(1, 101))
+        collect(worker, "done")
+        assert [number for number, _ in site.here.lines("more")] == list(range(1, 101))
     process.send_signal(signal.SIGTERM)
     process.wait(10)
     site.slots(0)
@@ -153,8 +175,8 @@ def test_lines_are_numbered_whole_and_in_order_and_a_stop_is_heeded(site):
 def test_an_agent_that_hears_nothing_ends_its_workers_before_anybody_else_may_run_their_jobs(site, tmp_path):
     site.start("lab", 1)
     slot, = site.slots()
-    with site.worker(slot, "tests.light:chatter", {"count": 10**6, "path": str(tmp_path / "pid"), "pause_s": 0.01}) as worker:
-        collect(worker, "report")
+    with site.worker(slot, "tests.light:chatter", {"count": 10**6, "path": str(tmp_path / "pid"), "pause_s": 0.01}):
+        site.here.wait(0)
         pid, site.silent, begin = int((tmp_path / "pid").read_text()), True, time.monotonic()
         assert is_running(pid)
         while is_running(pid):
@@ -174,8 +196,8 @@ def test_an_agent_that_hears_nothing_ends_its_workers_before_anybody_else_may_ru
 def test_a_killed_agents_place_is_taken_when_its_workers_must_be_gone(site, tmp_path):
     first = site.start("lab", 1)
     slot, = site.slots()
-    with site.worker(slot, "tests.light:chatter", {"count": 10**6, "path": str(tmp_path / "pid"), "pause_s": 0.01}) as worker:
-        messages = collect(worker, "report")
+    with site.worker(slot, "tests.light:chatter", {"count": 10**6, "path": str(tmp_path / "pid"), "pause_s": 0.01}):
+        site.here.wait(0)
         before = site.agents.slots()
         first.kill()
         begin = time.monotonic()
@@ -184,8 +206,7 @@ def test_a_killed_agents_place_is_taken_when_its_workers_must_be_gone(site, tmp_
             assert time.monotonic() - begin < 4 * LIMITS.silent_s
             time.sleep(0.02)
         assert time.monotonic() - begin > LIMITS.silent_s / 2
-        messages += worker.messages()
-        lines = [message[2]["log"][0] for message in messages if message[0] == "report"]
+        lines = [number for number, _ in site.here.lines()]
         assert lines == list(range(1, len(lines) + 1))
         assert not is_running(int((tmp_path / "pid").read_text()))
 
@@ -213,6 +234,45 @@ def test_an_agent_ends_with_the_process_that_started_it_and_when_told_though_its
     site.silent = True
     process.send_signal(signal.SIGTERM)
     assert process.wait(10) != 0
+
+
+@pytest.mark.slow
+def test_lines_that_no_server_wrote_down_come_to_the_next_one(tmp_path):
+    """The first server has them, but not its database, and is gone before that is back."""
+    database, first = dispatcher_in(tmp_path)
+    first._records._written = lambda batch: False
+    ids, port = add_runs(database, [("tests.light:chatter", {"count": 1000, "pause_s": 0.01})]), killed_queue.free_port()
+    with serving(create_app(Settings(database, TOKEN), first), port) as url:
+        process = start("agent", url, "lab", 1)
+        end = time.monotonic() + 30
+        while first._records._noted < 50:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+    noted, board = first._records._noted - 3, types.SimpleNamespace(database=database)  # it was started and stopped
+    assert not lines_of(board, ids[0])
+    with serving(create_app(Settings(database, TOKEN), dispatcher_in(tmp_path)[1]), port):
+        end = time.monotonic() + 30
+        while len(lines := [n for attempt, n, _ in lines_of(board, ids[0]) if attempt == 1]) < noted:
+            assert time.monotonic() < end, (len(lines), noted)
+            time.sleep(0.05)
+        assert lines == list(range(1, len(lines) + 1))
+    process.kill()
+    print(process.communicate()[1])
+
+
+@pytest.mark.slow
+def test_reports_are_kept_until_they_are_written_down_and_given_to_the_next_session(site):
+    site.start("lab", 1)
+    slot, = site.slots()
+    with site.worker(slot, "tests.light:chatter", {"count": 100}) as worker:
+        collect(worker, "done")
+        for wrote in (False, True):
+            site.here.wrote = wrote
+            time.sleep(0.5)  # the agent calls meanwhile
+            site.agents._sessions.clear()  # as a server that began anew
+            site.slots()
+            time.sleep(0.5)
+            assert [number for number, _ in site.here.lines()] == 2 * [*range(1, 101)]
 
 
 def refusal(url, capsys, *words):
@@ -328,7 +388,7 @@ def board(tmp_path):
     """Give a dashboard of light runs, whose agents are processes."""
     database, dispatcher = dispatcher_in(tmp_path)
     one = types.SimpleNamespace(database=database, dispatcher=dispatcher, processes=[])
-    with served(create_app(Settings(database, TOKEN), dispatcher)) as one.url:
+    with serving(create_app(Settings(database, TOKEN), dispatcher)) as one.url:
         yield one
     for process in one.processes:
         process.kill()
@@ -514,7 +574,7 @@ def test_runs_that_wait_are_advised_when_a_processor_joins(tmp_path, monkeypatch
 
 def test_a_database_has_one_server(tmp_path):
     database, dispatcher = dispatcher_in(tmp_path)
-    other = Dispatcher(db.Database(f"sqlite:///{tmp_path}/dashboard.db"), tmp_path / "another queue")
+    other = Dispatcher(Database(f"sqlite:///{tmp_path}/dashboard.db"), tmp_path / "another queue")
     dispatcher.start()
     try:
         with pytest.raises(InputError, match="dashboard.db is being written by another process"):
@@ -527,7 +587,7 @@ def test_a_database_has_one_server(tmp_path):
 
 def test_the_token_leaves_the_environment_of_an_agent(tmp_path, monkeypatch):
     monkeypatch.setenv("DASHBOARD_TOKEN", TOKEN)
-    assert agent.read_token(None) == TOKEN
+    assert client.read_token(None) == TOKEN
     assert "DASHBOARD_TOKEN" not in os.environ
 
 
@@ -542,6 +602,15 @@ def test_a_message_is_measured_as_it_is_sent_and_one_too_large_is_refused_to_the
     assert (what, token) == ("refused", "t") and "it cannot be sent to an agent: 294," in reason
 
 
+def test_a_report_names_the_attempt_that_it_is_of(tmp_path):
+    dispatcher = dispatcher_in(tmp_path)[1]
+    assert attempt_of("a#b#12") == ("a#b", 12)
+    assert dispatcher.reported("a#1", {"log": [1, "x"], "metrics": {}}) == 2 and dispatcher.written() == 0
+    for token in ("a", "a#", "a#x", "a#-1", "a#1234567890"):
+        with pytest.raises(InputError, match="is no attempt of a job"):
+            dispatcher.reported(token, {"log": [1, "x"]})
+
+
 def test_only_columns_are_set():
     row = db.Agent()
     with pytest.raises(TypeError, match="agents has no by_hand"):
@@ -553,7 +622,7 @@ def test_only_columns_are_set():
 def test_a_database_that_is_away_for_a_while_gets_everything_later(tmp_path):
     database, dispatcher = dispatcher_in(tmp_path)
     ids = add_runs(database, [("tests.light:sleep", {})])
-    gone, ended, records = [True], [], None
+    gone, ended = [True], []
 
     class Away:
         @contextmanager
@@ -563,19 +632,26 @@ def test_a_database_that_is_away_for_a_while_gets_everything_later(tmp_path):
             with database.writing() as session:
                 yield session
 
-    records = RunRecords(Away(), lambda run_id, slot: {"device": slot}, lambda *_: None, ended.append)
+    def unwanted(run_id):
+        ended.append(run_id)
+        raise UnwritableError("run.sqlite: cannot be written (database or disk is full)")
+
+    records = RunRecords(Away(), lambda run_id, slot: {"device": slot}, lambda *_: None, unwanted)
     records.start()
+    records.started("nobody", 1, "lab/cpu", 0.0)
+    time.sleep(0.1)  # what comes now is another batch
     records.started(ids[0], 1, "lab/cpu", 0.0)
     for number in range(5):
-        records.reported(ids[0], 1, {"log": [number + 1, "x"]})
+        records.reported(ids[0], 1, {"log": [number + 1, "x"], "metrics": {"step": number}})
+    records.reported(ids[0], 0, {"metrics": {"step": 9}})  # late, of an attempt that is over
     records.ended(ids[0], 1, "done", "", {"best_value": 0.9}, 1.0)
-    records.started("nobody", 1, "lab/cpu", 0.0)
     time.sleep(0.3)
     gone[0] = False
     records.close()
     board = types.SimpleNamespace(database=database)
     run = wait_for(board, ids)[ids[0]]
-    assert (run.state, run.best_value, run.device, len(lines_of(board, ids[0]))) == (db.FINISHED, 0.9, "lab/cpu", 5)
+    assert (run.state, run.best_value, run.device, run.step) == (db.FINISHED, 0.9, "lab/cpu", 4)
+    assert len(lines_of(board, ids[0])) == 5 and records.written == 14
     assert ended == ["nobody"]
 
 

@@ -1,9 +1,11 @@
 """The dashboard: who gets in, what the API refuses, what pages show, and that a page that comes again misses nothing."""
 
+import gc
 import itertools
 import json
 import re
 import socket
+import sys
 import threading
 from unittest.mock import Mock
 
@@ -23,7 +25,8 @@ from lib.cli.main import main
 from lib.dashboard import database as db
 from lib.dashboard import events, operations, security
 from lib.errors import InputError
-from tests.dashboards import BEARER, NOTEBOOK, TINY, TOKEN, Remembering, Site, serving
+from tests.agents import serving
+from tests.dashboards import BEARER, NOTEBOOK, TINY, TOKEN, Remembering, Site
 
 NOBODY = "00000000-0000-4000-8000-000000000000"
 HOSTILE = """<script>alert('x')</script>"'><img src=x onerror=alert(1)>{{7*7}}</title>&amp;"""
@@ -618,6 +621,13 @@ def test_the_dispatcher_starts_and_closes_with_the_server(site):
         assert site.dispatcher.started
         assert not site.dispatcher.closed
     assert site.dispatcher.closed
+
+
+def test_while_it_serves_threads_take_shorter_turns_and_no_garbage_is_sought_in_what_was_there(site):
+    usual_s = sys.getswitchinterval()
+    with serving(site.app):
+        assert gc.get_freeze_count() > 10_000 and sys.getswitchinterval() < usual_s
+    assert gc.get_freeze_count() == 0 and sys.getswitchinterval() == usual_s
 
 
 def test_fifty_runs_take_as_many_statements_as_one(site):

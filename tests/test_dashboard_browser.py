@@ -14,7 +14,8 @@ from selenium.webdriver.support.ui import WebDriverWait
 
 from lib import paths
 from lib.dashboard import database as db
-from tests.dashboards import TINY, TOKEN, Site, serving
+from tests.agents import serving
+from tests.dashboards import TINY, TOKEN, Site
 
 pytestmark = pytest.mark.slow
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from sqlalchemy import inspect, select, text
 
 from lib import paths
+from lib.dashboard import configurations, events
 from lib.dashboard import database as db
-from lib.dashboard import events, schemas
-from lib.dashboard.dispatcher import served
+from lib.dashboard.engine import Database, served
 from lib.errors import InputError
 from tests.dashboards import Site, postgres  # noqa: F401
 
@@ -221,7 +221,7 @@ def test_large_numbers_and_odd_signs_are_kept_or_refused(site):
 
 
 def test_a_postgresql_has_one_server(postgres):  # noqa: F811
-    one, other = db.Database(postgres.url), db.Database(postgres.url)
+    one, other = Database(postgres.url), Database(postgres.url)
     with served(one), pytest.raises(InputError, match="another dashboard serves postgresql"), served(other):
         pass
     with served(other):
@@ -250,7 +250,7 @@ def test_a_postgresql_that_is_gone_comes_back(home, postgres):  # noqa: F811
     ("sqlite://", "SQLite takes a file"), ("postgresql://me:secret@localhost:1/x", r"me:\*\*\*@localhost:1/x cannot be used")])
 def test_a_url_of_no_database_is_refused_in_one_line_that_keeps_the_password(home, url, line):
     with pytest.raises(InputError, match=line) as error:
-        db.Database(url)
+        Database(url)
     assert "secret" not in str(error.value)
 
 
@@ -267,7 +267,7 @@ def test_a_file_that_is_no_database_is_refused(home):
     path.parent.mkdir(parents=True)
     path.write_bytes(b"no database" * 100)
     with pytest.raises(InputError, match="cannot be used as a database"):
-        db.Database()
+        Database()
 
 
 def test_only_its_owner_reads_the_file(home):
@@ -279,7 +279,7 @@ def test_only_its_owner_reads_the_file(home):
 @given(st.dictionaries(st.sampled_from(["workload", "label"]), st.sampled_from(["W1", "W2"]), min_size=1), st.randoms())
 def test_the_hash_of_a_configuration_is_that_of_its_content(values, shuffle):
     def digest(items):
-        return schemas.check_config({"parameters": dict(items), "notebook": "notebooks/02_profile.ipynb"}).digest
+        return configurations.check_config({"parameters": dict(items), "notebook": "notebooks/02_profile.ipynb"}).digest
 
     items = list(values.items())
     shuffled = shuffle.sample(items, len(items))

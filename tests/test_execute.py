@@ -234,7 +234,7 @@ def test_orphaned_workers_end(tmp_path):
 @pytest.mark.slow
 def test_a_run_cut_short_at_any_moment_of_its_start_resumes():
     """Killed at 24 moments of its first 50 ms, or refused space; benchmarks/faults.py does the same a thousand times."""
-    summary = killed.in_a_process(24)
+    summary = killed.in_a_process("tests.killed", 24)
     assert summary["wrong"] == [] and sum(summary["reached"].values()) == 24 + len(killed.SIZES)
     assert summary["reached"]["empty journal"] > 5
 

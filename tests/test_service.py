@@ -30,7 +30,7 @@ from lib.schedule.runtime.service import Service
 from lib.schedule.runtime.worker_process import ActorWorker
 from lib.schedule.runtime.workers import Limits, Slot, SlotLost, card_of, device_type_of, logged
 from lib.schedule.state import Start
-from tests import placed, served
+from tests import killed, placed
 
 LIMITS = Limits(beat_s=0.05, silent_s=30, ready_s=120, grace_s=0.3, late=5, least_s=30, attempts=3)
 
@@ -277,7 +277,7 @@ def test_jobs_of_higher_priority_overtake(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_a_service_killed_at_any_moment_goes_on():
     """Killed at 30 moments or statements; ``python -m tests.served 1000 1`` does it a thousand times."""
-    summary = served.in_a_process(30)
+    summary = killed.in_a_process("tests.served", 30)
     assert summary["wrong"] == [] and sum(summary["reached"].values()) == 30 and len(summary["reached"]) > 6
 
 

@@ -8,13 +8,13 @@ from lib.cli.options import a_path, folder_name, whole
 def _agent(options: argparse.Namespace) -> int:
     import signal
 
-    from lib.dashboard.agents import agent, devices
+    from lib.dashboard.agents import agent, client, devices
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # it leaves as when it is interrupted
     if options.parent:
         agent.end_with_parent(options.parent)
-    client = agent.Client(options.server, agent.read_token(options.token_file))
-    agent.Agent(client, options.name or agent.default_name(), devices.devices_here(options.slots)).run()
+    server = client.Client(options.server, client.read_token(options.token_file))
+    agent.Agent(server, options.name or agent.default_name(), devices.devices_here(options.slots)).run()
     return 0
 
 

@@ -22,11 +22,11 @@ def _dashboard(options: argparse.Namespace) -> int:
     import uvicorn
 
     from lib import paths
-    from lib.dashboard import app, database, dispatcher, security
+    from lib.dashboard import app, database, dispatcher, engine, security
 
     folder = paths.DATA / "dashboard"
     token, token_file = security.read_token(folder)
-    rows = database.Database()
+    rows = engine.Database()
     if options.demo:
         _add_demo(rows)
     queue = dispatcher.Dispatcher(rows, folder / "queue")

@@ -9,8 +9,9 @@ from fastapi.security import HTTPBearer
 from sqlalchemy import select
 from sqlalchemy.orm import selectinload
 
+from lib.dashboard import configurations, events, operations, schemas
 from lib.dashboard import database as db
-from lib.dashboard import events, operations, schemas
+from lib.dashboard.engine import Database
 from lib.dashboard.operations import Dispatcher
 
 Limit = Annotated[int, Query(ge=1, le=500)]
@@ -36,24 +37,24 @@ REFUSALS = {status: {"model": Line, "description": text} for status, text in (
     (422, "Wrong input"), (503, "The database is locked or gone; try again"))}
 
 
-def router(database: db.Database, dispatcher: Dispatcher) -> APIRouter:
+def router(database: Database, dispatcher: Dispatcher) -> APIRouter:
     """Return all endpoints but those that agents talk to."""
     api = APIRouter(prefix="/api/v1", dependencies=[Depends(HTTPBearer(auto_error=False))], responses=REFUSALS)
     for name, table, wanted, shown, parents in _NAMED:
         _add_named(api, database, name, table, wanted, shown, parents)
-    for part in (_configs(database), _runs(database, dispatcher), _agents(database), _others(dispatcher)):
+    for part in (_configs(database), _runs(database, dispatcher), _outputs(database), _agents(database), _others(dispatcher)):
         api.include_router(part)
     return api
 
 
-def page(database: db.Database, table: type[db.Base], limit: int, offset: int, *conditions: Any) -> list[Any]:
+def page(database: Database, table: type[db.Base], limit: int, offset: int, *conditions: Any) -> list[Any]:
     """Return a page of rows, the newest first."""
     with database.reading() as session:
         return list(session.scalars(select(table).where(*conditions).order_by(table.created_at.desc(), table.id)
                                     .limit(limit).offset(offset)))
 
 
-def _add_named(api: APIRouter, database: db.Database, name: str, table: type[db.Base], wanted: type, shown: type,
+def _add_named(api: APIRouter, database: Database, name: str, table: type[db.Base], wanted: type, shown: type,
                parents: dict[str, type[db.Base]]) -> None:
     """Add list, one and new of a table whose rows have names."""
     @api.get(f"/{name}", response_model=list[shown], tags=[name], name=f"list {name}")
@@ -69,7 +70,7 @@ def _add_named(api: APIRouter, database: db.Database, name: str, table: type[db.
         return operations.add(database, table, body.model_dump(), **parents)
 
 
-def _configs(database: db.Database) -> APIRouter:
+def _configs(database: Database) -> APIRouter:
     part = APIRouter(prefix="/configs", tags=["configs"])
 
     @part.get("/project/{project_id}", response_model=list[schemas.ConfigOut])
@@ -89,7 +90,7 @@ def _configs(database: db.Database) -> APIRouter:
     def validate_config(config_id: Id):
         config = operations.get_loaded(database, db.TrainConfig, config_id)
         try:
-            schemas.check_config(config.config_json)
+            configurations.check_config(config.config_json)
         except schemas.FieldsError as error:
             return {"valid": False, "errors": error.errors}
         return {"valid": True, "errors": {}}
@@ -97,7 +98,7 @@ def _configs(database: db.Database) -> APIRouter:
     return part
 
 
-def _runs(database: db.Database, dispatcher: Dispatcher) -> APIRouter:
+def _runs(database: Database, dispatcher: Dispatcher) -> APIRouter:
     part = APIRouter(prefix="/runs", tags=["runs"])
 
     @part.get("", response_model=list[schemas.RunOut])
@@ -131,28 +132,34 @@ def _runs(database: db.Database, dispatcher: Dispatcher) -> APIRouter:
     def finish_manual_run(run_id: Id, body: schemas.EndIn):
         return operations.move_manually(database, run_id, body.state, body.reason)
 
+    return part
+
+
+def _outputs(database: Database) -> APIRouter:
+    part = APIRouter(prefix="/runs/{run_id}", tags=["runs"])
+
     def rows_after(table: type[db.Base], run_id: str, after: int, limit: int) -> list[Any]:
         with database.reading() as session:
             operations.get(session, db.Run, run_id)
             return list(session.scalars(select(table).where(table.run_id == run_id, table.id > after).order_by(table.id)
                                         .limit(limit)))
 
-    @part.get("/{run_id}/logs", response_model=list[schemas.LogOut])
+    @part.get("/logs", response_model=list[schemas.LogOut])
     def run_logs(run_id: Id, after: Offset = 0, limit: Annotated[int, Query(ge=1, le=10_000)] = 1000):
         return rows_after(db.RunLog, run_id, after, limit)
 
-    @part.get("/{run_id}/metrics", response_model=list[schemas.MetricOut])
+    @part.get("/metrics", response_model=list[schemas.MetricOut])
     def run_metrics(run_id: Id, after: Offset = 0, limit: Annotated[int, Query(ge=1, le=10_000)] = 1000):
         return rows_after(db.RunMetric, run_id, after, limit)
 
-    @part.get("/{run_id}/events", response_class=events.EventSourceResponse)
+    @part.get("/events", response_class=events.EventSourceResponse)
     def run_events(run_id: Id, request: Request, after: events.Cursor = ""):
         return events.of_run(database, run_id, request, after)
 
     return part
 
 
-def _agents(database: db.Database) -> APIRouter:
+def _agents(database: Database) -> APIRouter:
     part = APIRouter(prefix="/agents", tags=["agents"])
 
     @part.get("", response_model=list[schemas.AgentOut])
@@ -187,7 +194,7 @@ def _agents(database: db.Database) -> APIRouter:
     return part
 
 
-def agents(database: db.Database, limit: int, offset: int) -> list[db.Agent]:
+def agents(database: Database, limit: int, offset: int) -> list[db.Agent]:
     """Return a page of agents with their cards, by name."""
     with database.reading() as session:
         return list(session.scalars(select(db.Agent).order_by(db.Agent.name).limit(limit).offset(offset)

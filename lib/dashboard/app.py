@@ -1,7 +1,9 @@
 """The dashboard as one ASGI application: the gate, the API, the pages, and how errors are answered."""
 
 import contextlib
-from collections.abc import AsyncIterator
+import gc
+import sys
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from http import HTTPStatus
 
@@ -14,17 +16,21 @@ from sqlalchemy.exc import DataError, IntegrityError
 from starlette.exceptions import HTTPException
 
 from lib import __version__
-from lib.dashboard import api, database, pages, schemas
+from lib.dashboard import api, database, schemas
+from lib.dashboard.engine import Database
 from lib.dashboard.operations import Dispatcher
+from lib.dashboard.pages import rendering, router
 from lib.dashboard.security import Gate
 from lib.errors import InputError
+
+_SWITCH_S = 1e-3  # a request changes threads several times, and waits so long each time where another one is busy
 
 
 @dataclass(frozen=True)
 class Settings:
     """What an application stands on; the files of runs lie in ``paths.DATA``."""
 
-    database: database.Database
+    database: Database
     token: str
     most_bytes: int = 1_000_000  # of a request
 
@@ -35,7 +41,8 @@ def create_app(settings: Settings, dispatcher: Dispatcher) -> FastAPI:
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         dispatcher.start()
         try:
-            yield
+            with _responsive():
+                yield
         finally:
             dispatcher.close()
 
@@ -44,13 +51,27 @@ def create_app(settings: Settings, dispatcher: Dispatcher) -> FastAPI:
     app.include_router(api.router(settings.database, dispatcher))
     app.include_router(dispatcher.router, prefix="/api/v1", dependencies=[Depends(HTTPBearer(auto_error=False))],
                        responses=api.REFUSALS)
-    app.include_router(pages.router(settings.database, dispatcher, settings.token), include_in_schema=False)
-    app.mount("/static", StaticFiles(directory=pages.HERE / "static"))
+    app.include_router(router.router(settings.database, dispatcher, settings.token), include_in_schema=False)
+    app.mount("/static", StaticFiles(directory=rendering.FOLDER / "static"))
     app.add_middleware(Gate, token=settings.token)
     for kind in (InputError, RequestValidationError, HTTPException, IntegrityError, DataError, OverflowError,
                  *database.UNAVAILABLE):
         app.add_exception_handler(kind, _answer)
     return app
+
+
+@contextlib.contextmanager
+def _responsive() -> Iterator[None]:
+    """Keep requests from waiting for busy threads, and for the search for garbage in all that is imported."""
+    interval_s = sys.getswitchinterval()
+    gc.collect()
+    gc.freeze()
+    sys.setswitchinterval(_SWITCH_S)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(interval_s)
+        gc.unfreeze()
 
 
 def _answer(request: Request, error: Exception) -> Response:
@@ -59,7 +80,7 @@ def _answer(request: Request, error: Exception) -> Response:
     headers = {"Retry-After": "1"} if status == HTTPStatus.SERVICE_UNAVAILABLE else getattr(error, "headers", None)
     if request.url.path.startswith("/api/"):
         return JSONResponse({"detail": line, "errors": fields}, status, headers)
-    return pages.render(request, "error.html", status, headers, status=status, line=line)
+    return rendering.render(request, "error.html", status, headers, status=status, line=line)
 
 
 def _described(error: Exception) -> tuple[int, str, dict[str, str]]:

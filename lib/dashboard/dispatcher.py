@@ -9,25 +9,26 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
-from urllib.parse import unquote
 
 import pandas as pd
-from sqlalchemy import func, select
+from sqlalchemy import select
 from sqlalchemy.orm import joinedload
 
-from lib import locks, paths
+from lib import paths
 from lib.dashboard import database as db
 from lib.dashboard.agents import workers
 from lib.dashboard.agents.messages import Load, Registration
+from lib.dashboard.engine import Database, served
 from lib.dashboard.predictions import Place, Predictions
 from lib.dashboard.run_records import STATES, RunRecords, best
 from lib.errors import InputError, one_line
 from lib.schedule.policies import registry
+from lib.schedule.runtime.engine.slots import attempt_of
 from lib.schedule.runtime.journal import Spec, UnwritableError
 from lib.schedule.runtime.service import Service
 from lib.schedule.runtime.workers import Limits, device_type_of
@@ -35,7 +36,6 @@ from lib.schedule.state import Policy
 
 _TEND_S, _BEAT_S, _AGAIN_S = 0.5, 2.0, 5.0
 _WORKER_SILENT = 2.0  # a worker may be silent so much longer than its agent, whose silence is another matter
-_SERVER = 0x6461_7368  # the advisory lock of the one server
 _QUEUE = select(db.Run).join(db.Job).options(joinedload(db.Run.job), joinedload(db.Run.config))
 
 
@@ -52,7 +52,7 @@ def spec_of(run: db.Run) -> Spec:
 class Dispatcher:
     """Places runs on agents. ``router`` is what agents talk to."""
 
-    def __init__(self, database: db.Database, folder: Path, limits: Limits | None = None, policy: Policy | None = None,
+    def __init__(self, database: Database, folder: Path, limits: Limits | None = None, policy: Policy | None = None,
                  spec_of: Callable[[db.Run], Spec] = spec_of):
         self._database, self._folder, self._spec_of = database, folder, spec_of
         self._limits, self._policy = limits or Limits(), policy or registry.policy("hybrid")
@@ -245,6 +245,14 @@ class Dispatcher:
         """Return whether agents shall keep what they have to say for a while."""
         return self._records.is_full()
 
+    def reported(self, token: str, content: dict[str, Any]) -> int:
+        """Keep what an attempt reports."""
+        return self._records.reported(*attempt_of(token), content)
+
+    def written(self) -> int:
+        """Return how much of what was reported is in the database."""
+        return self._records.written
+
     def _tend(self) -> None:
         """Give the queue the slots that there are, and the database the signs of life, until it is over."""
         beat_s, last = -math.inf, ""
@@ -290,22 +298,6 @@ class Dispatcher:
                     row.last_heartbeat_at, row.load = db.now(), _flat(loads[row.id])
             cards = session.scalars(select(db.Gpu).where(db.Gpu.is_allocated))
             self._reserved = {(card.agent_id, card.index) for card in cards}
-
-
-@contextlib.contextmanager
-def served(database: db.Database) -> Iterator[None]:
-    """Be the one server of a database, which would else run everything twice; InputError where another one is."""
-    engine = database.engine
-    with contextlib.ExitStack() as held:
-        if engine.dialect.name == "postgresql":
-            connection = held.enter_context(engine.connect().execution_options(isolation_level="AUTOCOMMIT"))
-            if not connection.scalar(select(func.pg_try_advisory_lock(_SERVER))):
-                where = engine.url.render_as_string(hide_password=True)
-                raise InputError(f"another dashboard serves {where}; end it, or name another database in DASHBOARD_DB_URL")
-            held.callback(connection.invalidate)  # its lock ends with it, also where the server is gone
-        else:
-            held.enter_context(locks.writer(Path(unquote(engine.url.database.removeprefix("file:")))))
-        yield
 
 
 def _note(what: str, error: Exception, last: str = "") -> str:

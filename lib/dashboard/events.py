@@ -15,7 +15,7 @@ from sqlalchemy.orm import joinedload
 from sse_starlette.sse import EventSourceResponse, ServerSentEvent
 
 from lib.dashboard import database as db
-from lib.dashboard.database import Database
+from lib.dashboard.engine import Database
 from lib.errors import InputError
 
 _MOST = 1000  # lines or values in one message

@@ -12,9 +12,10 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session, joinedload
 
 from lib import files, paths
+from lib.dashboard import configurations, schemas
 from lib.dashboard import database as db
-from lib.dashboard import schemas
-from lib.dashboard.database import ConflictError, Database, NotFoundError
+from lib.dashboard.database import ConflictError, NotFoundError
+from lib.dashboard.engine import Database
 
 
 class Dispatcher(Protocol):
@@ -87,7 +88,7 @@ def save_config(database: Database, wanted: schemas.ConfigIn) -> db.TrainConfig:
 
     Raises FieldsError for wrong values, NotFoundError, and ConflictError where the same is there already.
     """
-    checked = schemas.check_config(wanted.config)
+    checked = configurations.check_config(wanted.config)
     with database.writing() as session:
         get(session, db.Project, wanted.project_id)
         if wanted.group_id is not None and get(session, db.Group, wanted.group_id).project_id != wanted.project_id:
@@ -113,7 +114,7 @@ def queue_run(database: Database, dispatcher: Dispatcher, config_id: str, wanted
         config = get(session, db.TrainConfig, config_id)
         if wanted.agent_id is not None:
             get(session, db.Agent, wanted.agent_id)
-    checked = schemas.check_config(config.config_json)
+    checked = configurations.check_config(config.config_json)
     folder = _new_folder(config, checked)
     name = folder.name if checked.kind == "finetune" else config.name
     run = db.Run(project_id=config.project_id, config_id=config.id, name=name, folder=str(folder.relative_to(paths.DATA)),
@@ -129,7 +130,7 @@ def queue_run(database: Database, dispatcher: Dispatcher, config_id: str, wanted
     return run
 
 
-def _new_folder(config: db.TrainConfig, checked: schemas.Checked) -> Path:
+def _new_folder(config: db.TrainConfig, checked: configurations.Checked) -> Path:
     """Make the folder of a new run; of a fine-tune it is ``data/training/<dataset>/<name>``, with -v1, -v2, ... where taken."""
     if checked.kind == "notebook":
         name = re.sub(r"[^A-Za-z0-9._-]+", "_", config.name).strip("._-")[:80] or "run"
@@ -189,7 +190,7 @@ def reserve(database: Database, agent_id: str, index: int, wanted: bool) -> db.G
 
 
 def runs(session: Session, limit: int, offset: int, *conditions: Any) -> list[db.Run]:
-    """Return a page of runs, the newest first, with their jobs, configurations and agents."""
-    related = (joinedload(db.Run.job), joinedload(db.Run.config), joinedload(db.Run.agent))
+    """Return a page of runs, the newest first, with their jobs and the names of their agents."""
+    related = (joinedload(db.Run.job), joinedload(db.Run.agent).load_only(db.Agent.name))
     return list(session.scalars(select(db.Run).where(*conditions).order_by(db.Run.created_at.desc(), db.Run.id)
                                 .limit(limit).offset(offset).options(*related)))

@@ -13,6 +13,7 @@ from sqlalchemy import update
 from sqlalchemy.orm import Session
 
 from lib.dashboard import database as db
+from lib.dashboard.engine import Database
 from lib.errors import one_line
 
 STATES = {"done": db.FINISHED, "failed": db.FAILED, "cancelled": db.CANCELLED}
@@ -31,7 +32,7 @@ class _Event(NamedTuple):
 class RunRecords:
     """The observer of the queue. What the database does not take now is kept and tried again, in the same order."""
 
-    def __init__(self, database: db.Database, placed: Callable[[str, str], dict[str, Any]],
+    def __init__(self, database: Database, placed: Callable[[str, str], dict[str, Any]],
                  over: Callable[[str, str, float | None], None], unwanted: Callable[[str], Any]):
         """``placed`` gives what is known of a run's place, columns of Run.
 
@@ -41,6 +42,8 @@ class RunRecords:
         self._database, self._placed, self._ended, self._unwanted = database, placed, over, unwanted
         self._begun: dict[str, tuple[str, float]] = {}  # runs at their first attempt: the slot, and when
         self._events: SimpleQueue[_Event] = SimpleQueue()
+        self._noted, self._order = 0, threading.Lock()
+        self.written = 0  # events, of those that were noted
         self._over, self._thread = threading.Event(), threading.Thread(target=self._write_all, name="run records", daemon=True)
 
     def started(self, job_id: str, attempt: int, slot: str, at_s: float) -> None:
@@ -60,14 +63,20 @@ class RunRecords:
         self._begun.pop(job_id, None)
         self._state(job_id, attempt, db.QUEUED, f"{status}: {reason}" if reason else status, {})
 
-    def reported(self, job_id: str, attempt: int, content: dict[str, Any]) -> None:
-        """Note a line of the log, or how far the run is."""
+    def reported(self, job_id: str, attempt: int, content: dict[str, Any]) -> int:
+        """Note a line of the log, or how far the run is; return how many events are to be ``written`` until that is."""
         for what in ("log", "metrics"):
             if what in content:
-                self._events.put(_Event(job_id, attempt, what, content[what]))
+                self._note(_Event(job_id, attempt, what, content[what]))
+        return self._noted
 
     def _state(self, run_id: str, attempt: int, state: str, reason: str, facts: dict[str, Any]) -> None:
-        self._events.put(_Event(run_id, attempt, "state", (state, reason, facts)))
+        self._note(_Event(run_id, attempt, "state", (state, reason, facts)))
+
+    def _note(self, event: _Event) -> None:
+        with self._order:
+            self._noted += 1
+            self._events.put(event)
 
     def is_full(self) -> bool:
         """Return whether so much waits for the database that agents should wait too."""
@@ -90,6 +99,7 @@ class RunRecords:
                     return  # the journal has the states; they are written at the next start
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            self.written += len(batch)
 
     def _next_batch(self) -> list[_Event]:
         """Wait for events; return those that came within a moment, none when it is over."""
@@ -121,7 +131,10 @@ class RunRecords:
                 return all(self._written([event]) for event in batch)
             print(f"run {batch[0].run_id}: {batch[0].what} is not kept: {one_line(error)}", file=sys.stderr)
         for run_id in unwanted:
-            self._unwanted(run_id)
+            try:
+                self._unwanted(run_id)
+            except Exception as error:  # a journal that takes nothing now; the run's end comes here again
+                print(f"run {run_id} cannot be cancelled: {one_line(error)}", file=sys.stderr)
         return True
 
 
@@ -140,7 +153,7 @@ def _write_logs(session: Session, run_id: str, attempt: int, lines: list[tuple[i
     db.add_logs(session, run_id, attempt, lines)
 
 
-def _write_metrics(session: Session, run_id: str, _: int, reports: list[dict[str, Any]]) -> None:
+def _write_metrics(session: Session, run_id: str, attempt: int, reports: list[dict[str, Any]]) -> None:
     for report in reports:
         values = {name: math.nan if value is None else value for name, value in report.items()  # JSON has no NaN
                   if name not in _POSITION and (value is None or type(value) in (int, float))}
@@ -148,8 +161,8 @@ def _write_metrics(session: Session, run_id: str, _: int, reports: list[dict[str
         db.add_metrics(session, run_id, step, values, report.get("epoch"), str(report.get("split", "train")))
     position = {name: report[name] for report in reports for name in _POSITION if type(report.get(name)) is int}
     if position:
-        session.execute(update(db.Run).where(db.Run.id == run_id).values(**position, updated_at=db.now())
-                        .execution_options(synchronize_session=False))
+        session.execute(update(db.Run).where(db.Run.id == run_id, db.Run.attempt == attempt)
+                        .values(**position, updated_at=db.now()).execution_options(synchronize_session=False))
 
 
 _WRITERS = {"state": _write_states, "log": _write_logs, "metrics": _write_metrics}

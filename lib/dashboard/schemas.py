@@ -1,27 +1,16 @@
-"""What the API takes and gives: pydantic models, and the one check of a configuration, all errors at once by field."""
+"""What the API takes and gives: pydantic models, and all errors of a value at once by field."""
 
-import contextlib
-import hashlib
 import json
 import unicodedata
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, TypeAdapter, ValidationError, create_model
-from pydantic_core import from_json
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, ValidationError, create_model
 
-from lib import paths
-from lib.config import notebooks
 from lib.dashboard import database as db
-from lib.errors import InputError, choices, printable
+from lib.errors import InputError, printable
 
 _DEEPEST, _LONGEST = 16, 100_000
-_SECRETS = ("hf_token",)
-_MADE = ("medmnist", "synthetic")  # roots that are no folder
-_PATHS, _CODE = {"nsight", "recordings", "engine", "jobs", "energy"}, ("models", "model")  # parameters of notebooks
-_MOST_EPOCHS = 1_000_000_000
 
 
 class FieldsError(InputError):
@@ -200,132 +189,9 @@ class ValidityOut(BaseModel):
     errors: dict[str, str]
 
 
-@dataclass(frozen=True)
-class Checked:
-    """A valid configuration, all defaults filled in."""
-
-    kind: str  # finetune | notebook
-    values: dict[str, Any]
-    monitor_metric: str = ""
-    monitor_mode: str = "max"
-    epochs: int | None = None
-    seed: int | None = None
-
-    @property
-    def digest(self) -> str:
-        """Return the SHA-256 of the values, whatever order they came in."""
-        return hashlib.sha256(json.dumps(self.values, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
-
-
-def pasted(text: str) -> dict[str, Any]:
-    """Return the JSON object that somebody pasted; FieldsError of the field ``config``."""
-    try:
-        return TypeAdapter(Object).validate_json(text)
-    except ValidationError as error:
-        raise FieldsError({"config": "; ".join(fields(error.errors()).values())}) from None
-
-
-def check_config(values: Mapping[str, Any]) -> Checked:
-    """Check a configuration of a fine-tune or of a notebook; FieldsError names every wrong field."""
-    if "notebook" in values:
-        return _check_notebook(values)
-    from lib.finetune.config import TrainConfig
-
-    secrets = {name: "is a secret and not kept; set HF_TOKEN where the agent runs" for name in _SECRETS if values.get(name)}
-    try:
-        config = _built(TrainConfig, {name: value for name, value in values.items() if name not in _SECRETS})
-    except FieldsError as error:
-        raise FieldsError(error.errors | secrets) from None
-    outside = _outside({name: getattr(config, name) for name in ("root", "model_flavour")
-                        if getattr(config, name).partition(":")[0] not in _MADE})
-    bounds = {"epochs": f"is more than {_MOST_EPOCHS:,}"} if (config.epochs or 0) > _MOST_EPOCHS else {}
-    if refused := secrets | outside | bounds:
-        raise FieldsError(refused)
-    facts = {name: getattr(config, name, None) for name in ("monitor_metric", "monitor_mode", "epochs", "seed")}
-    return Checked("finetune", config.model_dump(mode="json"), **facts)
-
-
-def _outside(values: Mapping[str, str]) -> dict[str, str]:
-    """Return by field why a path (or a name, which is one within the repository) may not be read: it lies elsewhere."""
-    folders = [folder.resolve() for folder in (paths.DATA, paths.ROOT)]
-
-    def inside(value: str) -> bool:
-        path = Path(value)
-        return not value.startswith("~") and ".." not in path.parts and any(
-            (paths.ROOT / path).resolve().is_relative_to(folder) for folder in folders)
-
-    return {field: f"must lie in {folders[0]} or in the repository, without .. and ~" for field, value in values.items()
-            if not inside(value)}
-
-
-def _check_notebook(values: Mapping[str, Any]) -> Checked:
-    """Check the name of one of the project's notebooks, and its parameters by that notebook's own model."""
-    errors = dict.fromkeys(set(values) - {"notebook", "parameters"}, "is no known field")
-    name, parameters = values["notebook"], values.get("parameters", {})
-    stems = {f"notebooks/{stem}.ipynb": stem for stem in notebooks.NOTEBOOKS if (paths.NOTEBOOKS / f"{stem}.ipynb").is_file()}
-    if not isinstance(name, str) or name not in stems:
-        errors["notebook"] = f"must be one of {choices(stems)}"
-    if not isinstance(parameters, Mapping):
-        errors["parameters"] = "must be an object of names and values"
-    elif "notebook" not in errors:
-        try:
-            parameters = _built(notebooks.notebook_model(stems[name]), parameters).model_dump(mode="json")
-            errors |= {f"parameters.{field}": reason for field, reason in _outside(
-                {field: parameters[field] for field in _PATHS & parameters.keys() if parameters[field]}).items()}
-            errors |= {f"parameters.{field}": "names code (module:Class), which a dashboard does not run" for field in _CODE
-                       if ":" in str(parameters.get(field, ""))}
-        except FieldsError as error:
-            errors |= {f"parameters.{field}": reason for field, reason in error.errors.items()}
-    if errors:
-        raise FieldsError(errors)
-    return Checked("notebook", {"notebook": name, "parameters": parameters}, seed=parameters.get("seed"))
-
-
-def _built(model: type[BaseModel], values: Mapping[str, Any]) -> Any:
-    try:
-        return model.model_validate(dict(values))
-    except ValidationError as error:
-        raise FieldsError(fields(error.errors())) from None
-    except InputError as error:
-        raise FieldsError({"config": str(error)}) from None
-
-
 def checked(model: type[BaseModel], form: Mapping[str, Any]) -> Any:
     """Return what a form brings as its model, without fields that are empty; FieldsError."""
     try:
         return model.model_validate({name: value for name, value in form.items() if value != ""})
     except ValidationError as error:
         raise FieldsError(fields(error.errors())) from None
-
-
-def form_fields() -> list[dict[str, Any]]:
-    """Return the fields of a TrainConfig for a form: name, kind of input, choices, default."""
-    from lib.finetune.config import TrainConfig
-
-    kinds = {"integer": "number", "number": "number", "boolean": "boolean"}
-    rows = []
-    for name, field in TrainConfig.model_json_schema()["properties"].items():
-        if name in _SECRETS:
-            continue
-        default = field.get("default")
-        rows.append({"name": name, "kind": "choice" if "enum" in field else kinds.get(field.get("type"), "text"),
-                     "choices": field.get("enum", ()), "needed": "default" not in field,
-                     "default": "" if default is None else json.dumps(default) if isinstance(default, list) else default})
-    return rows
-
-
-def config_of(form: Mapping[str, str]) -> dict[str, Any]:
-    """Return the configuration that a form brings: as fields, as pasted JSON, or as a notebook with parameters."""
-    if form.get("source") == "json":
-        return pasted(form.get("config", ""))
-    if form.get("source") == "notebook":
-        return {"notebook": form.get("notebook", ""), "parameters": pasted(form.get("parameters", "").strip() or "{}")}
-    values: dict[str, Any] = {}
-    for name, text in form.items():
-        field = name.removeprefix("field.")
-        if field != name and text.strip():
-            values[field] = text
-            if text.lstrip()[:1] in "[{":
-                with contextlib.suppress(ValueError):
-                    values[field] = from_json(text, allow_inf_nan=False)
-    return values

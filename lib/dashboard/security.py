@@ -19,7 +19,6 @@ from lib.errors import InputError
 
 COOKIE = "dashboard"
 _AGE_S = 30 * 86_400
-_OPEN = ("/login", "/static/")  # what may be seen without the token
 _SAFE = ("GET", "HEAD", "OPTIONS")
 HEADERS = {"Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
            "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",

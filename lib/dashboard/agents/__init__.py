@@ -1,1 +1,1 @@
-"""Agents: the process on a machine (``agent``), and the workers on its slots as the server has them (``workers``)."""
+"""Agents: the process on a machine (``agent``), its calls (``client``), and the server's side of its workers (``workers``)."""

@@ -6,6 +6,7 @@ when it ends, however that happens, its workers end with it.
 """
 
 import contextlib
+import math
 import os
 import platform
 import queue
@@ -15,17 +16,16 @@ import signal
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import Pipe
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-import httpx
-
 import lib
 from lib import paths
-from lib.config.base import parse
+from lib.dashboard.agents.client import Client, NoAnswerError, SessionOverError
 from lib.dashboard.agents.devices import Meter
 from lib.dashboard.agents.messages import (
     API_VERSION,
@@ -34,13 +34,11 @@ from lib.dashboard.agents.messages import (
     Mailbox,
     Registered,
     Registration,
-    Reply,
 )
-from lib.errors import InputError, one_line
+from lib.errors import InputError
 from lib.schedule.runtime.workers import Limits, ProcessWorker, Slot, logged
 
-_API = "/api/v1/agents"
-_LOOK_S, _CONNECT_S, _LOAD_S = 0.2, 5.0, 2.0
+_LOOK_S, _LOAD_S = 0.2, 2.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 10.0
 _BATCH_S = 0.1  # reports wait so long for others; what ends or begins a job does not
 _MOST_WAITING = 5_000  # messages; then workers that write more wait
@@ -64,58 +62,6 @@ ALLOWED: dict[str, Callable[[Mapping[str, Any]], None]] = {
     "lib.finetune.task:finetune": _check_finetune, "lib.schedule.runtime.tasks:notebook": _check_notebook}
 
 
-class _NoAnswerError(Exception):
-    """The server did not answer; it may be back in a moment."""
-
-
-class _SessionOverError(Exception):
-    """The server knows this session no more."""
-
-
-class Client:
-    """The two calls of the server."""
-
-    def __init__(self, server: str, token: str):
-        try:
-            url = httpx.URL(server)
-        except httpx.InvalidURL:
-            url = httpx.URL("")
-        if url.scheme not in ("http", "https") or not url.host:
-            raise InputError(f"--server {server!r} is no address; it is such as http://127.0.0.1:8000")
-        self.server = server.rstrip("/")
-        self._http = httpx.Client(headers={"Authorization": f"Bearer {token}", "Content-Type": "application/json"},
-                                  trust_env=False)  # the token goes to the server, to no proxy
-
-    def register(self, registration: Registration) -> Registered:
-        """Begin a session."""
-        return self._post("", registration, Registered, _CONNECT_S)
-
-    def exchange(self, agent_id: str, exchange: Exchange, patience_s: float) -> Reply:
-        """Exchange messages."""
-        return self._post(f"/{agent_id}/exchange", exchange, Reply, patience_s + exchange.wait_s)
-
-    def _post(self, path: str, content: Any, answer: type, patience_s: float) -> Any:
-        """Return the answer. Raises InputError for what no later try would mend, else _NoAnswerError or _SessionOverError."""
-        try:
-            response = self._http.post(f"{self.server}{_API}{path}", content=content.model_dump_json(), timeout=patience_s)
-        except httpx.HTTPError as error:
-            raise _NoAnswerError(one_line(error)) from None
-        status, where = response.status_code, f"what answers at {self.server}"
-        if status == httpx.codes.OK:
-            return parse(answer, response.content, where)
-        reason = response.text[:300]
-        if status == httpx.codes.GONE:
-            raise _SessionOverError(reason)
-        if status in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
-            raise InputError(f"{self.server} refuses this agent's token: give the file that the dashboard names at its start "
-                             "as --token-file")
-        if status == httpx.codes.CONFLICT:
-            raise InputError(f"{self.server}: {reason}")
-        if status >= httpx.codes.INTERNAL_SERVER_ERROR or status == httpx.codes.TOO_MANY_REQUESTS:
-            raise _NoAnswerError(f"status {status}: {reason}")
-        raise InputError(f"{where} is no dashboard, or one of another version: status {status}, {reason}")
-
-
 class Agent:
     """An agent with some slots, each with what the server is to know of it."""
 
@@ -130,14 +76,16 @@ class Agent:
 
     def run(self) -> None:
         """Join the server again and again, until interrupted. Raises InputError for what no later try would mend."""
-        pause_s, last = _FIRST_PAUSE_S, ""
+        pause_s, last, session = _FIRST_PAUSE_S, "", None
         while True:
             try:
                 registered = self._client.register(self._registration)
                 _print(f"{self._registration.name} joined {self._client.server} with {', '.join(self._slots)}")
                 pause_s, last = _FIRST_PAUSE_S, ""
-                _Session(self._client, registered, self._slots, self._allowed, self._meter).run()
-            except (_NoAnswerError, _SessionOverError) as error:
+                session = _Session(self._client, registered, self._slots, self._allowed, self._meter,
+                                   session.unwritten() if session else [])
+                session.run()
+            except (NoAnswerError, SessionOverError) as error:
                 if str(error) != last:
                     _print(f"{self._client.server}: {error}; trying again")
                 last = str(error)
@@ -156,10 +104,13 @@ class _Session:
     """
 
     def __init__(self, client: Client, registered: Registered, slots: Mapping[str, Slot], allowed: Mapping[str, Callable],
-                 meter: Meter):
+                 meter: Meter, reports: Sequence[tuple[Any, ...]]):
+        """Begin with the ``reports`` that no earlier session saw written down."""
         self._client, self._registered, self._slots, self._allowed, self._meter = client, registered, slots, allowed, meter
         self._limits = Limits(beat_s=registered.beat_s, silent_s=registered.silent_s)
-        self._mailbox = Mailbox()
+        self._mailbox, self._unwritten = Mailbox(), deque()
+        for report in reports:
+            self._mailbox.post(0, *report)
         self._workers: dict[int, ProcessWorker] = {}
         self._dead: set[int] = set()
         self._commands: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
@@ -181,7 +132,7 @@ class _Session:
                 self._exchange(leaving=True)
             raise
         finally:
-            self._failure = self._failure or _SessionOverError("ended")
+            self._failure = self._failure or SessionOverError("ended")
             self._end_workers()
 
     def _end_workers(self) -> None:
@@ -192,7 +143,7 @@ class _Session:
     # ------------------------------------------------------------------------------------------ with the server
 
     def _exchange(self, **content: Any) -> None:
-        """Call the server once. Raises _NoAnswerError, _SessionOverError or InputError."""
+        """Call the server once. Raises NoAnswerError, SessionOverError or InputError."""
         began_s = time.monotonic()
         alive, self._alive = tuple(self._alive), set()
         if began_s - self._load_s > _LOAD_S:
@@ -201,11 +152,19 @@ class _Session:
         reply = self._client.exchange(self._registered.agent_id, exchange, self._registered.silent_s / 4)
         with self._lock:
             self._answered_s = max(self._answered_s, began_s)  # when it was sent: the server counts from later on
-            self._mailbox.acknowledge(reply.acknowledged)
+            self._unwritten.extend(self._mailbox.acknowledge(reply.acknowledged))
+            while self._unwritten and self._unwritten[0][0] <= reply.written:
+                self._unwritten.popleft()
             for message in self._mailbox.take(reply.messages):
                 self._commands.put(message)
         if not self._commands.empty():
             self._ring.send_bytes(b".")
+
+    def unwritten(self) -> list[tuple[Any, ...]]:
+        """Return the reports that the server may not have written down, once the session is over."""
+        with self._lock:
+            self._unwritten.extend(self._mailbox.acknowledge(math.inf))
+            return [report for _, (_, *report) in self._unwritten if report[0] == "report"]
 
     def _listen(self) -> None:
         pause_s = _FIRST_PAUSE_S
@@ -213,7 +172,7 @@ class _Session:
             try:
                 self._exchange(wait_s=min(1.0, self._registered.silent_s / 8))
                 pause_s = _FIRST_PAUSE_S
-            except _NoAnswerError:
+            except NoAnswerError:
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, self._registered.silent_s / 8)
             except Exception as error:  # the main thread raises it
@@ -228,11 +187,11 @@ class _Session:
             try:
                 self._exchange(messages=tuple(self._mailbox.outgoing()))
                 self._pause_s, self._urgent = 0.0, bool(self._mailbox)
-            except _NoAnswerError:
+            except NoAnswerError:
                 self._pause_s = min(2 * (self._pause_s or _FIRST_PAUSE_S), self._registered.silent_s / 8)
         silent_s = time.monotonic() - self._answered_s
         if silent_s > self._registered.silent_s / 2:
-            self._failure = _NoAnswerError(f"no answer for {silent_s:.0f} s: what ran here is ended")
+            self._failure = NoAnswerError(f"no answer for {silent_s:.0f} s: what ran here is ended")
 
     # ------------------------------------------------------------------------------------------ with the workers
 
@@ -306,19 +265,3 @@ def end_with_parent(parent: int) -> None:
 def default_name() -> str:
     """Return this host's name as an agent's."""
     return "".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in platform.node()).strip("._-") or "agent"
-
-
-def read_token(path: Path | None) -> str:
-    """Return the token from a file, or DASHBOARD_TOKEN, or else the dashboard's own file on this machine.
-
-    What is run here does not get it: it leaves the environment.
-    """
-    stated = os.environ.pop("DASHBOARD_TOKEN", "")
-    if path is None and stated:
-        return stated
-    path = path or paths.DATA / "dashboard" / "token"
-    try:
-        return path.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"no token for the server in {path} ({one_line(error)}); --token-file names the file that the "
-                         "dashboard names at its start") from None

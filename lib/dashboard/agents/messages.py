@@ -2,7 +2,8 @@
 
 From the server: ``(worker, "spawn", device)``, ``(worker, "send", *message)``, ``(worker, "shut_down")``. From the agent:
 ``(worker, *message)`` with the messages of ``worker_process``, ``("died", reason)``, and ``("ended",)`` once a worker is shut
-down. ``worker`` is a number that the server gives to each worker that it spawns.
+down. ``worker`` is a number that the server gives to each worker that it spawns. A server that is killed forgets what it has
+not yet written down: the agent keeps reports until they are, and gives those that are left to the next session, as of worker 0.
 """
 
 import json
@@ -14,7 +15,7 @@ from pydantic import AfterValidator, Field
 
 from lib.config.base import Count, PlainName, Positive, Strict
 
-API_VERSION = 1
+API_VERSION = 2
 MOST_BYTES = 200_000  # of the messages of one exchange, and of each of them
 Text = Annotated[str, Field(max_length=200, pattern=r"^[^\x00]*$")]
 Megabytes = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
@@ -107,9 +108,10 @@ class Exchange(Strict):
 
 
 class Reply(Strict):
-    """The server's messages, and the number of the agent's last one that it has."""
+    """The server's messages; the number of the agent's last one that it has, and of the last whose report is written down."""
 
     acknowledged: Count
+    written: Count
     messages: tuple[tuple[Any, ...], ...] = ()
 
 
@@ -146,11 +148,13 @@ class Mailbox:
                 batch.append((number, *message))
         return batch
 
-    def acknowledge(self, number: int) -> None:
-        """Forget the messages up to a number: the other side has them."""
+    def acknowledge(self, number: float) -> list[tuple[int, tuple[Any, ...]]]:
+        """Forget the messages up to a number, which the other side has; return them with their numbers."""
+        acknowledged = []
         with self._lock:
             while self._outgoing and self._outgoing[0][0] <= number:
-                self._outgoing.popleft()
+                acknowledged.append(self._outgoing.popleft()[:2])
+        return acknowledged
 
     def take(self, messages: tuple[tuple[Any, ...], ...]) -> list[tuple[Any, ...]]:
         """Return those incoming messages that are new, in order and without their numbers."""

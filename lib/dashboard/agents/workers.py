@@ -12,6 +12,7 @@ import queue
 import secrets
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing import Pipe
@@ -47,6 +48,12 @@ class AgentObserver(Protocol):
     def is_busy(self) -> bool:
         """Return whether agents shall keep what they have to say for a while."""
 
+    def reported(self, token: str, content: dict[str, Any]) -> int:
+        """Take what an attempt reports; return the number of that report, counted over all agents."""
+
+    def written(self) -> int:
+        """Return the number up to which all reports are written down."""
+
 
 @dataclass(frozen=True)
 class AgentSlot:
@@ -68,6 +75,7 @@ class _Session:
         self.mailbox, self.workers, self.load = Mailbox(), {}, None
         self.seen_s, self.over = time.monotonic(), ""
         self._waiting: set[Callable[[], None]] = set()
+        self._written, self._unwritten = 0, deque()  # numbers of messages, and of their reports
 
     def post(self, *message: Any) -> None:
         """Send the agent a message; a call of it that waits for one is answered."""
@@ -93,15 +101,26 @@ class _Session:
         """Return whether nothing was heard for so long that the agent has ended its workers."""
         return time.monotonic() - self.seen_s > self.silent_s
 
-    def take(self, exchange: Exchange, messages: bool) -> None:
-        """Hand on what an agent sends; its ``messages`` unless these shall wait."""
+    def take(self, exchange: Exchange, observer: AgentObserver) -> None:
+        """Hand on what an agent sends; its messages unless these shall wait."""
         self.seen_s, self.load = time.monotonic(), exchange.load or self.load
         self.mailbox.acknowledge(exchange.acknowledged)
-        for number, *message in self.mailbox.take(exchange.messages if messages else ()):
-            if worker := self.workers.get(number):
-                worker.put(tuple(message))
+        report = 0
+        for number, what, *content in self.mailbox.take(() if observer.is_busy() else exchange.messages):
+            if what == "report":
+                report = observer.reported(*content)
+            elif worker := self.workers.get(number):
+                worker.put((what, *content))
+        if report:
+            self._unwritten.append((self.mailbox.received, report))
         for worker in filter(None, [self.workers.get(number) for number in exchange.alive]):
             worker.put(("heartbeat",))
+
+    def written(self, reports: int) -> int:
+        """Return the number of the last message whose report is among the first ``reports``, as are those before it."""
+        while self._unwritten and self._unwritten[0][1] <= reports:
+            self._written, _ = self._unwritten.popleft()
+        return self._written
 
     def end(self, reason: str) -> None:
         """End it, and with it all its workers: their slots leave the queue."""
@@ -193,12 +212,13 @@ class Agents:
         if not session or session.over or not secrets.compare_digest(session.key.encode(), exchange.session.encode()):
             raise HTTPException(_GONE, f"this session is over ({session.over if session else 'the server began anew'}); end "
                                 "what runs and register again")
-        session.take(exchange, not self._observer.is_busy())
+        session.take(exchange, self._observer)
         if exchange.leaving:
             self._end(session, "the agent left")
         elif exchange.wait_s:
             await session.wait(exchange.wait_s)
-        return Reply(acknowledged=session.mailbox.received, messages=tuple(session.mailbox.outgoing()))
+        return Reply(acknowledged=session.mailbox.received, written=session.written(self._observer.written()),
+                     messages=tuple(session.mailbox.outgoing()))
 
     def _end(self, session: _Session | None, reason: str) -> None:
         if session and not session.over:

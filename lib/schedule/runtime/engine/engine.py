@@ -337,10 +337,10 @@ class Engine:
             self.view = None
             return
         entry.attempt = attempt
+        self.observer.started(entry.job_id, attempt, name, at_s)
         self.slots.of[name].start(Occupant(entry, at_s, attempt), view.seconds(entry, name))
         del self.waiting[entry.job_id]
         view.start(entry, name, attempt)
-        self.observer.started(entry.job_id, attempt, name, at_s)
 
     def _move(self, entry: Entry, target: str) -> None:
         slot = next(slot for slot in self.slots if slot.runs and slot.runs.entry is entry)

@@ -1,5 +1,6 @@
 """Slots with their workers: spawned, listened to, watched and replaced."""
 
+import re
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -8,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from lib.errors import InputError
 from lib.schedule.runtime.engine.view import Occupant
 from lib.schedule.runtime.workers import Limits, Slot, SlotLost, Spawn, Worker
 
@@ -55,6 +57,14 @@ class SlotState:
     def clear(self) -> None:
         """Note that nothing runs here."""
         self.runs, self.token, self.cancelled, self.moving_to, self.stop_by_s = None, "", False, "", np.inf
+
+
+def attempt_of(token: str) -> tuple[str, int]:
+    """Return the job and the number of the attempt that a worker knows by a token; InputError for one of no attempt."""
+    job_id, _, attempt = token.rpartition("#")
+    if not re.fullmatch(r"[0-9]{1,9}", attempt):
+        raise InputError(f"{token[:100]!r} is no attempt of a job")
+    return job_id, int(attempt)
 
 
 Event = tuple[str, SlotState, Any]
