@@ -456,6 +456,29 @@ def test_models_of_torchvision_and_ours():
     assert (inputs.size, inputs.mean[0]) == (224, 0.485)
 
 
+class _Harmful:
+    def __reduce__(self):
+        return os.mkdir, ("harmed",)
+
+
+def test_weights_of_torchvision_are_read_as_data(tmp_path, monkeypatch):
+    from torchvision.models import get_model, get_model_weights
+
+    name = "shufflenet_v2_x0_5"
+    monkeypatch.setattr(torch.hub, "_hub_dir", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    kept = tmp_path / "checkpoints" / get_model_weights(name).DEFAULT.url.rpartition("/")[2]
+    model = get_model(name)
+    weights.save(model.state_dict(), kept)
+    loaded = built("ab", model_flavour=name, load_pretrained=True)
+    assert torch.equal(loaded.conv5[0].weight, model.conv5[0].weight) and loaded.fc.out_features == 2
+    torch.save({"fc.weight": _Harmful()}, kept)
+    with pytest.raises(InputError, match="its weights cannot be had .*[Ww]eights.only"):
+        built("ab", model_flavour=name, load_pretrained=True)
+    assert not (tmp_path / "harmed").exists()
+    assert "TORCH_FORCE_WEIGHTS_ONLY_LOAD" not in os.environ
+
+
 @pytest.mark.parametrize(("changes", "words"), [
     ({"load_pretrained": True}, "'simple_cnn' has no pretrained weights; set load_pretrained to false"),
     ({"model_flavour": "resnet5000"}, "is no folder, no torchvision classifier"),
