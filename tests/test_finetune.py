@@ -605,7 +605,8 @@ def test_a_process_without_a_share_of_a_batch_counts_none_of_its_own():
     for rank, expected in ((0, (1.5, 1, 1)), (3, (0.0, 0, 0))):
         position, watch = _watched(Processes(rank, 4))
         watch.end(Batch(0, torch.zeros(1, 1), torch.tensor(1.5), 0.1, logits, targets))
-        assert (float(position.loss), float(position.right), position.samples) == expected
+        watch.sum_up()
+        assert (position.loss, position.right, position.samples) == expected
         assert (position.batch, position.batches) == (1, 1)
 
 
