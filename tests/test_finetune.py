@@ -538,6 +538,22 @@ def test_checkpoints_within_an_epoch_cost_little(tmp_path):
     assert not saved.due(10), "one that takes a minute is not due within twenty"
 
 
+def test_each_process_goes_on_with_its_own_sums(tmp_path):
+    class Both(Processes):
+        values = {}
+
+        def gathered(self, value):
+            self.values[self.rank] = value
+            return [self.values.get(rank, value) for rank in range(2)]
+
+    trainer = SimpleNamespace(options=Options(torch.device("cpu")), state=dict, load_state=lambda content: None)
+    positions = {rank: Position(batch=3, loss=1.5 + rank, right=2.0 * rank, samples=7 - rank, best=0.5) for rank in (1, 0)}
+    saved = {rank: Checkpoints(tmp_path, small(), Both(rank, 2)) for rank in (1, 0)}
+    for rank, position in positions.items():
+        saved[rank].save(trainer, position)
+    assert {rank: one.resume(trainer) for rank, one in saved.items()} == positions
+
+
 def test_a_run_that_was_killed_holds_its_folder_until_its_workers_are_gone(home, tmp_path):
     held = threading.Event()
 
