@@ -237,6 +237,7 @@ def opened(**changes):
 
 
 def test_a_folder_of_images_and_its_labels(folder):
+    (folder / "train" / ".ipynb_checkpoints").mkdir()
     data = opened(root=str(folder), image_size=16)
     assert (data.labels, data.dataset, data.data_source) == (("cat", "dog"), "pets", "imagefolder")
     assert data.splits["test"].labels.ravel().tolist() == [1] * 6, "classes are those of train, also where some are missing"
@@ -768,6 +769,7 @@ def test_two_processes_learn_what_one_does(home, tmp_path):
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("epoch 1/2") == 1, "one process writes"
     trained(tmp_path / "one", **config)
+    assert store.read(folder / "profile.csv", "profile")["batch_size"].max() == 8, "of 15; also where it is evaluated"
     one, two = last(tmp_path / "one"), last(folder)
     for name, value in one["model"].items():
         torch.testing.assert_close(two["model"][name], value, rtol=1e-4, atol=1e-6)

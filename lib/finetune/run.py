@@ -235,7 +235,7 @@ class Run:
         self.processes.share_statistics(self.trainer.model)
         samples = self.data.indices[split][self.processes.rank::self.processes.count]
         evaluator = Evaluator(split, len(self.data.labels), self.task.multi_label, self.config.eval_topk, self.device)
-        batches = run_data.Batches(samples, self.config.batch_size)
+        batches = run_data.Batches(samples, math.ceil(self.config.batch_size / self.processes.count))
         step = self.position.epoch * batches.batches if split == "val" else 0
         observer = self.rows.observer(split, -1, step) if self.rows else Unobserved()
         for loss, scores, targets in self.trainer.predict(self.loader(split, batches), observer):
