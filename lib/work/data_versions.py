@@ -76,6 +76,7 @@ class Record(Strict):
     remote: str
     manifest: Manifest
 
+
 @dataclass(frozen=True)
 class Transfer:
     """What a push or pull did: the version, the names of files that were carried, and notes."""
@@ -290,7 +291,7 @@ def _numbers(remote: Remote, branch: str) -> list[int]:
     numbers = [int(match[1]) for match in names if match]
     if numbers and max(numbers) >= _MOST_NUMBER:
         raise InputError(f"{remote.address}: branch {branch} holds a version {max(numbers)}, after which there can be none; "
-                         f"remove that manifest, or name another branch")
+                         "remove that manifest, or name another branch")
     return numbers
 
 
