@@ -301,7 +301,7 @@ def _prepared(config: TrainConfig, folder: Path, device: torch.device, together:
               report: Callable[[dict[str, Any]], None]) -> Run:
     """Make all parts of a run; put them into the last state that was saved, if there is one."""
     task, data = _task(config, folder)
-    check_monitor(config.monitor_metric, config.monitor_mode, config.eval_topk, len(data.labels), task.multi_label)
+    check_monitor(config.monitor_metric, config.eval_topk, len(data.labels), task.multi_label)
     if together.first:
         stored_config(folder, config)
         _say_notes(config, task, data)
