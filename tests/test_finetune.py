@@ -33,7 +33,7 @@ from lib.measure.worker import call
 from lib.schedule.runtime.worker_process import Stopped
 from lib.work import datasets, losses, weights
 from lib.work.training import Batch, Options, Recipe, Trainer, Unobserved
-from tests import cut_training
+from tests import cut_training, killed
 from tests.conftest import full_disk
 
 SMALL = {"root": "synthetic:breastmnist", "model_flavour": "simple_cnn", "loss_name": "cross_entropy", "load_pretrained": False,
@@ -737,10 +737,7 @@ def test_several_labels_focal_loss_and_bf16(home, tmp_path):
 
 @pytest.mark.slow
 def test_runs_that_are_killed_end_as_those_that_are_not_bit_for_bit(home):
-    words = [sys.executable, "-m", "tests.cut_training", "5", "3"]
-    done = subprocess.run(words, capture_output=True, text=True, cwd=paths.ROOT, check=False)
-    assert done.stdout, done.stderr
-    outcome = json.loads(done.stdout.splitlines()[-1])
+    outcome = killed.in_a_process("tests.cut_training", 5, 3)
     assert (outcome["kills"], outcome["wrong"]) == (5, [])
     assert any(batches % 7 for batches in outcome["reached"]), "some were killed within an epoch"
 
