@@ -4,15 +4,14 @@ Each starts in a fork of this process, in which all is imported already, and is 
 moment. What is compared with an uninterrupted run: the last weights, the best ones, and what was measured.
 """
 
-import argparse
-import json
 import os
 import random
 import signal
-import sys
 import tempfile
 import time
 from pathlib import Path
+
+from tests.killed import main
 
 CONFIG = {"root": "synthetic:breastmnist", "loss_name": "cross_entropy", "load_pretrained": False, "batch_size": 16,
           "num_workers": 0, "epochs": 3, "optimizer": "adamw", "grad_accum_steps": 2, "autocast_dtype": "fp32",
@@ -123,10 +122,4 @@ def run(kills, seed):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("kills", type=int)
-    parser.add_argument("seed", type=int)
-    options = parser.parse_args()
-    summary = run(options.kills, options.seed)
-    print(json.dumps(summary))
-    sys.exit(bool(summary["wrong"]))
+    main(run)

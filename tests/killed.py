@@ -161,7 +161,7 @@ def run(kills, seed):
     """Kill so many runs, and fill the disk of some more; return how far they had come, and what was wrong."""
     from lib.schedule.runtime import executor, jobs_file
 
-    executor._TICK_S = 0.002
+    executor.TICK_S = 0.002
     draw, reached, wrong, begin = random.Random(seed), Counter(), [], time.monotonic()
     ways = [{"statement": number * 2 // 3 % STATEMENTS} if number % 3 else {"moment_s": draw.uniform(0, WITHIN_S)}
             for number in range(kills)]

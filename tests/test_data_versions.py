@@ -369,7 +369,7 @@ def test_what_cannot_be_part_of_a_version_is_refused_before_anything_is_written(
                                  ("t.parquet", b"PAR1", "not readable Parquet"), ("large", b"x" * 20, "a file .* at most")):
         with monkeypatch.context() as patch:
             if name == "large":
-                patch.setattr(data_versions, "_FILE_MB", 0.00001)
+                patch.setattr(data_versions, "FILE_MB", 0.00001)
             with pytest.raises(InputError, match=words):
                 data_versions.push(written(tmp_path / f"of {name}", {name: content}), str(tmp_path / "far"))
     (tmp_path / "links").mkdir()

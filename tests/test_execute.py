@@ -309,7 +309,7 @@ def puppets(monkeypatch, folder, lost, name="first-come", picky=False):
     """Run 12 jobs on two CPU slots and a GPU, of which some are lost; a ``picky`` last job runs on the GPU alone."""
     monkeypatch.setattr(Puppet, "lost", lost)
     monkeypatch.setattr(Puppet, "counts", {})
-    monkeypatch.setattr(executor, "_TICK_S", 0.002)
+    monkeypatch.setattr(executor, "TICK_S", 0.002)
     specs, slots = sleeping(12), [Slot("cpu[0]"), Slot("cpu[1]"), Slot("gpu[0]")]
     jobs = Jobs(**{**Jobs.plain(12).__dict__, "ids": tuple(spec.job_id for spec in specs)})
     times = np.linspace(1.0, 2.0, 24).reshape(12, 2)

@@ -33,7 +33,7 @@ from lib.measure.worker import call
 from lib.schedule.runtime.worker_process import Stopped
 from lib.work import datasets, losses, weights
 from lib.work.training import Batch, Options, Recipe, Trainer, Unobserved
-from tests import cut_training
+from tests import cut_training, killed
 from tests.conftest import full_disk
 
 SMALL = {"root": "synthetic:breastmnist", "model_flavour": "simple_cnn", "loss_name": "cross_entropy", "load_pretrained": False,
@@ -237,6 +237,7 @@ def opened(**changes):
 
 
 def test_a_folder_of_images_and_its_labels(folder):
+    (folder / "train" / ".ipynb_checkpoints").mkdir()
     data = opened(root=str(folder), image_size=16)
     assert (data.labels, data.dataset, data.data_source) == (("cat", "dog"), "pets", "imagefolder")
     assert data.splits["test"].labels.ravel().tolist() == [1] * 6, "classes are those of train, also where some are missing"
@@ -456,6 +457,29 @@ def test_models_of_torchvision_and_ours():
     assert (inputs.size, inputs.mean[0]) == (224, 0.485)
 
 
+class _Harmful:
+    def __reduce__(self):
+        return os.mkdir, ("harmed",)
+
+
+def test_weights_of_torchvision_are_read_as_data(tmp_path, monkeypatch):
+    from torchvision.models import get_model, get_model_weights
+
+    name = "shufflenet_v2_x0_5"
+    monkeypatch.setattr(torch.hub, "_hub_dir", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    kept = tmp_path / "checkpoints" / get_model_weights(name).DEFAULT.url.rpartition("/")[2]
+    model = get_model(name)
+    weights.save(model.state_dict(), kept)
+    loaded = built("ab", model_flavour=name, load_pretrained=True)
+    assert torch.equal(loaded.conv5[0].weight, model.conv5[0].weight) and loaded.fc.out_features == 2
+    torch.save({"fc.weight": _Harmful()}, kept)
+    with pytest.raises(InputError, match="its weights cannot be had .*[Ww]eights.only"):
+        built("ab", model_flavour=name, load_pretrained=True)
+    assert not (tmp_path / "harmed").exists()
+    assert "TORCH_FORCE_WEIGHTS_ONLY_LOAD" not in os.environ
+
+
 @pytest.mark.parametrize(("changes", "words"), [
     ({"load_pretrained": True}, "'simple_cnn' has no pretrained weights; set load_pretrained to false"),
     ({"model_flavour": "resnet5000"}, "is no folder, no torchvision classifier"),
@@ -513,6 +537,22 @@ def test_checkpoints_within_an_epoch_cost_little(tmp_path):
     assert [step for step in range(1, 40) if saved.due(step)] == [10, 20, 30]
     saved._took_s = 60.0
     assert not saved.due(10), "one that takes a minute is not due within twenty"
+
+
+def test_each_process_goes_on_with_its_own_sums(tmp_path):
+    class Both(Processes):
+        values = {}
+
+        def gathered(self, value):
+            self.values[self.rank] = value
+            return [self.values.get(rank, value) for rank in range(2)]
+
+    trainer = SimpleNamespace(options=Options(torch.device("cpu")), state=dict, load_state=lambda content: None)
+    positions = {rank: Position(batch=3, loss=1.5 + rank, right=2.0 * rank, samples=7 - rank, best=0.5) for rank in (1, 0)}
+    saved = {rank: Checkpoints(tmp_path, small(), Both(rank, 2)) for rank in (1, 0)}
+    for rank, position in positions.items():
+        saved[rank].save(trainer, position)
+    assert {rank: one.resume(trainer) for rank, one in saved.items()} == positions
 
 
 def test_a_run_that_was_killed_holds_its_folder_until_its_workers_are_gone(home, tmp_path):
@@ -582,7 +622,8 @@ def test_a_process_without_a_share_of_a_batch_counts_none_of_its_own():
     for rank, expected in ((0, (1.5, 1, 1)), (3, (0.0, 0, 0))):
         position, watch = _watched(Processes(rank, 4))
         watch.end(Batch(0, torch.zeros(1, 1), torch.tensor(1.5), 0.1, logits, targets))
-        assert (float(position.loss), float(position.right), position.samples) == expected
+        watch.sum_up()
+        assert (position.loss, position.right, position.samples) == expected
         assert (position.batch, position.batches) == (1, 1)
 
 
@@ -696,10 +737,7 @@ def test_several_labels_focal_loss_and_bf16(home, tmp_path):
 
 @pytest.mark.slow
 def test_runs_that_are_killed_end_as_those_that_are_not_bit_for_bit(home):
-    words = [sys.executable, "-m", "tests.cut_training", "5", "3"]
-    done = subprocess.run(words, capture_output=True, text=True, cwd=paths.ROOT, check=False)
-    assert done.stdout, done.stderr
-    outcome = json.loads(done.stdout.splitlines()[-1])
+    outcome = killed.in_a_process("tests.cut_training", 5, 3)
     assert (outcome["kills"], outcome["wrong"]) == (5, [])
     assert any(batches % 7 for batches in outcome["reached"]), "some were killed within an epoch"
 
@@ -728,6 +766,7 @@ def test_two_processes_learn_what_one_does(home, tmp_path):
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("epoch 1/2") == 1, "one process writes"
     trained(tmp_path / "one", **config)
+    assert store.read(folder / "profile.csv", "profile")["batch_size"].max() == 8, "of 15; also where it is evaluated"
     one, two = last(tmp_path / "one"), last(folder)
     for name, value in one["model"].items():
         torch.testing.assert_close(two["model"][name], value, rtol=1e-4, atol=1e-6)

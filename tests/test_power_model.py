@@ -13,7 +13,7 @@ from lib import paths, store
 from lib.cli.main import main
 from lib.config.definitions import load_devices
 from lib.errors import InputError
-from lib.measure import importers
+from lib.measure.published import power
 from lib.predict import registry
 from lib.predict.advise import Query, advise
 from lib.predict.operators.features_gpu import Chip
@@ -44,7 +44,7 @@ def gemms(count=1200, seed=0):
     sizes = {name: values.astype(int) for name, values in (("gemm_m", m), ("gemm_k", k), ("gemm_n", n))}
     return pd.DataFrame({"op": "linear", **sizes, "dtype": "bf16", "latency_ms": latency_ms, "flops": flops,
                          "power_w": np.minimum(watts, 700.0), "limit_w": 700.0,
-                         "window": np.where(latency_ms >= importers.SHORT_MS, "long", "short"), "status": "ok",
+                         "window": np.where(latency_ms >= power.SHORT_MS, "long", "short"), "status": "ok",
                          "reason": "", "hardware_id": "published:h200-sxm", "software_id": "made here"})
 
 
@@ -52,7 +52,7 @@ def test_power_is_imported_with_short_windows_marked(tmp_path, monkeypatch):
     perf(tmp_path, power=[600.0, 130.0, 900.0])
     perf(tmp_path, version="0.9.0", power=[1.0, 1.0, 1.0])
     perf(tmp_path, "trtllm", "1.0.0", power=None, power_limit=None)
-    table = importers.aiconfigurator_power(tmp_path)["h200-sxm"]
+    table = power.read(tmp_path)["h200-sxm"]
     assert list(table["power_w"].fillna(0)) == [600.0, 130.0, 0.0]
     assert list(table["window"]) == ["long", "short", "long"]
     assert list(table["status"]) == ["ok", "ok", "failed"]
@@ -60,7 +60,7 @@ def test_power_is_imported_with_short_windows_marked(tmp_path, monkeypatch):
     assert table["flops"].iloc[0] == 2 * 64 * 128 * 256
     monkeypatch.setattr(paths, "IMPORTED", tmp_path / "imported")
     for _ in range(2):
-        path, _ = importers.bring_in_power(tmp_path)["h200-sxm"]
+        path, _ = power.bring_in(tmp_path)["h200-sxm"]
     assert store.read(path, "power").equals(store.validate(table, "power", "here"))
     assert store.read_json(path.with_name("power.meta.json"))["short_windows"] == 1
     assert main(["import", "aiconfigurator", str(tmp_path)]) == 0
@@ -70,7 +70,7 @@ def test_power_is_imported_with_short_windows_marked(tmp_path, monkeypatch):
 
 def test_a_folder_without_power_gives_none(tmp_path, monkeypatch):
     perf(tmp_path, power=None)
-    assert importers.aiconfigurator_power(tmp_path) == {}
+    assert power.read(tmp_path) == {}
     monkeypatch.setattr(paths, "IMPORTED", tmp_path / "imported")
     with pytest.raises(InputError, match="no power of h200-sxm was imported; run: python -m lib import aiconfigurator"):
         training.power_table("h200-sxm")
@@ -83,7 +83,7 @@ def test_a_folder_without_power_gives_none(tmp_path, monkeypatch):
 def test_damaged_power_is_refused_in_one_line(tmp_path, columns, what):
     perf(tmp_path, **columns)
     with pytest.raises(InputError, match=what) as error:
-        importers.aiconfigurator_power(tmp_path)
+        power.read(tmp_path)
     assert "\n" not in str(error.value)
 
 
@@ -117,7 +117,7 @@ def test_answers_stay_between_the_least_power_and_the_limit(m, n, k, latency_ms)
                         "bytes": 2.0 * (m * k + k * n + m * n), "latency_ms": latency_ms})
     answer = shipped.predict(row).iloc[0]
     assert shipped.facts["least_w"] <= answer["low_w"] <= answer["power_w"] <= answer["high_w"] <= shipped.facts["limit_w"]
-    assert answer["out_of_range"] or latency_ms >= importers.SHORT_MS
+    assert answer["out_of_range"] or latency_ms >= power.SHORT_MS
 
 
 def test_the_model_that_ships_says_what_it_is_and_how_wrong():

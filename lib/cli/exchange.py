@@ -20,14 +20,14 @@ def _bundle(options: argparse.Namespace) -> int:
 def _published(kind: str, path: Path | None) -> int:
     """Bring in published measurements, and of aiconfigurator their power; print a line a table."""
     from lib.measure import importers
-    from lib.measure.published import attention_power, wheel
+    from lib.measure.published import attention_power, power, wheel
 
     if kind != "aiconfigurator":
         _print_rows(importers.bring_in(kind, path))
         return 0
     with wheel.data_folder(path) as folder:
         _print_rows(importers.bring_in(kind, folder))
-        _print_power("GEMMs", importers.bring_in_power(folder))
+        _print_power("GEMMs", power.bring_in(folder))
         _print_power("attention kernels", attention_power.bring_in(folder))
     return 0
 

@@ -3,7 +3,7 @@
 import math
 import random
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from lib.work import weights
 from lib.work.training import Trainer
 
 LAST, BEST, BEST_META = "last.pt", "best.pt", "_best_meta.json"
+_SUMS = ("loss", "right", "samples")  # of a position, what each process has its own of
 _SHARE = 20.0  # times what a checkpoint took that training goes on before the next within an epoch
 
 
@@ -78,10 +79,11 @@ class Checkpoints:
     def save(self, trainer: Trainer, position: Position) -> None:
         """Write the last state; InputError on a full disk, where the one before stays."""
         begin = time.monotonic()
-        states = self._processes.gathered(random_states(trainer.options.device))
+        own = [random_states(trainer.options.device), [getattr(position, name) for name in _SUMS]]
+        states, sums = map(list, zip(*self._processes.gathered(own), strict=True))
         if self._processes.first:
-            weights.save({"config": self._config.hash, "position": asdict(position), "random": states, **trainer.state()},
-                         self.folder / LAST)
+            weights.save({"config": self._config.hash, "position": asdict(position), "random": states, "sums": sums,
+                          **trainer.state()}, self.folder / LAST)
         self._saved_s = time.monotonic()
         self._took_s = self._saved_s - begin
 
@@ -102,11 +104,11 @@ class Checkpoints:
                 raise InputError(f"{path} is of {len(states)} processes, not {self._processes.count}; resume with as many")
             trainer.load_state(content)
             set_random_states(states[self._processes.rank], trainer.options.device)
+            return replace(position, **dict(zip(_SUMS, content["sums"][self._processes.rank], strict=True)))
         except InputError:
             raise
         except Exception as error:  # whatever a file may hold
             raise InputError(f"{path} is no checkpoint of this run: {type(error).__name__}: {error}") from None
-        return position
 
     def after_epoch(self, trainer: Trainer, position: Position, values: dict[str, float]) -> None:
         """Keep the weights of an epoch where it is the best so far by the monitored metric, or all are kept."""

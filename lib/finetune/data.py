@@ -107,7 +107,7 @@ def names_and_facts(config: TrainConfig) -> tuple[tuple[str, ...], datasets.Fact
 
 
 def _classes(folder: Path) -> tuple[str, ...]:
-    return tuple(sorted(entry.name for entry in folder.iterdir() if entry.is_dir()))
+    return tuple(sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith(".")))
 
 
 def open_data(config: TrainConfig, inputs: Inputs, names: tuple[str, ...]) -> Data:

@@ -149,16 +149,11 @@ def names(eval_topk: Iterable[int] = (), classes: int | None = None, multi_label
                                      if name != ACCURACY and (one.multi_label or not multi_label)]]
 
 
-def check_monitor(monitor: str, mode: str, eval_topk: Iterable[int] = (), classes: int | None = None,
-                  multi_label: bool = False) -> None:
-    """Raise InputError where the best checkpoint cannot be chosen by ``monitor``, such as val_acc@1, and ``mode``."""
+def check_monitor(monitor: str, eval_topk: Iterable[int], classes: int, multi_label: bool) -> None:
+    """Raise InputError where the best checkpoint cannot be chosen by ``monitor``, such as val_acc@1, on these classes."""
     measured = [f"val_{name}" for name in names(eval_topk, classes, multi_label)]
     if monitor not in measured:
-        raise InputError(f"monitor_metric {monitor!r} is not measured{'' if classes is None else ' on these classes'}; "
-                         f"there are: {choices(measured)}")
-    best = "min" if monitor == f"val_{LOSS}" else "max"
-    if mode != best:
-        raise InputError(f"monitor_mode {mode!r} would keep the worst {monitor}; use {best!r}")
+        raise InputError(f"monitor_metric {monitor!r} is not measured on these classes; there are: {choices(measured)}")
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,11 @@
 """The model of a run: from Hugging Face (hub or folder), torchvision or ours; what it takes, its head, and what is frozen."""
 
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from unittest import mock
 
 import torch
 from torch import nn
@@ -65,7 +67,8 @@ def _torchvision(config: TrainConfig, facts: datasets.Facts) -> Network:
 
     def build(labels: tuple[str, ...]) -> nn.Module:
         try:
-            model = get_model(name, weights=weights)
+            with mock.patch.dict(os.environ, TORCH_FORCE_WEIGHTS_ONLY_LOAD="1"):  # torchvision itself would unpickle
+                model = get_model(name, weights=weights)
         except Exception as error:  # no network, a damaged download: torch.hub raises what its libraries do
             raise InputError(f"model_flavour {name!r}: its weights cannot be had ({one_line(error)}); put {weights.url} into "
                              f"{torch.hub.get_dir()}/checkpoints, or set load_pretrained to false") from None

@@ -104,21 +104,20 @@ class _Watch:
     def __init__(self, run: "Run", rows: Observer):
         self._run, self._rows, self._reported = run, rows, run.log and run.log.latest
         self._since = time.perf_counter()
+        self._waiting: list[tuple[torch.Tensor, torch.Tensor, int]] = []  # losses, right samples, samples that are not summed
         self.start, self.mark = rows.start, rows.mark
 
     def end(self, batch: Batch) -> None:
         """Take note of a batch; raises what the log does where its loss is no number, and what the run's ``check`` does."""
         self._rows.end(batch)
         run, position, size = self._run, self._run.position, self._run.batches.own(batch.index)
-        with torch.no_grad():
-            right = _right(batch.logits[:size], batch.targets[:size])
-            position.loss += batch.loss.detach().to(_exact(batch.loss.device)) * size
-            position.right += right
+        loss, right = batch.loss.detach(), _right(batch.logits.detach(), batch.targets)
+        self._waiting.append((loss, right, size))
         position.batch, position.batches, position.samples = position.batch + 1, position.batches + 1, position.samples + size
         position.rows += isinstance(self._rows, BatchProfiler)
         position.steps += batch.stepped
         if run.log:
-            run.log.step(position.batches - 1, position.epoch, batch.loss, right, size, batch.lr)
+            run.log.step(position.batches - 1, position.epoch, loss, right, size, batch.lr)
             if run.log.latest is not self._reported:
                 latest = self._reported = run.log.latest
                 run.report({**latest, "epochs": run.config.epochs, "loss": latest["step_loss"]})
@@ -132,9 +131,17 @@ class _Watch:
         position.seconds, self._since = position.seconds + now - self._since, now
         if self._run.log:
             self._run.log.flush()
-        position.loss, position.right = float(position.loss), float(position.right)
+        self.sum_up()
         self._run.checkpoints.save(self._run.trainer, position)
         self._since = time.perf_counter()
+
+    def sum_up(self) -> None:
+        """Add the batches since the last time to the position's sums, in their order; waits for the device."""
+        if self._waiting:
+            position, (losses, right, samples) = self._run.position, zip(*self._waiting, strict=True)
+            for loss, correct, size in zip(torch.stack(losses).tolist(), torch.stack(right).tolist(), samples, strict=True):
+                position.loss, position.right = position.loss + loss * size, position.right + correct * min(size, 1)
+            self._waiting.clear()
 
 
 def _right(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -208,7 +215,7 @@ class Run:
             rows = self.rows.observer("train", position.epoch, position.batches, recorder) if self.rows else Unobserved()
             watch, begin = _Watch(self, rows), time.perf_counter()
             self.trainer.train(loader, watch, position.batch)
-            position.loss, position.right = float(position.loss), float(position.right)  # waits for the device
+            watch.sum_up()
             end = time.perf_counter()
         position.seconds += end - watch._since
         if self.log:
@@ -228,7 +235,7 @@ class Run:
         self.processes.share_statistics(self.trainer.model)
         samples = self.data.indices[split][self.processes.rank::self.processes.count]
         evaluator = Evaluator(split, len(self.data.labels), self.task.multi_label, self.config.eval_topk, self.device)
-        batches = run_data.Batches(samples, self.config.batch_size)
+        batches = run_data.Batches(samples, math.ceil(self.config.batch_size / self.processes.count))
         step = self.position.epoch * batches.batches if split == "val" else 0
         observer = self.rows.observer(split, -1, step) if self.rows else Unobserved()
         for loss, scores, targets in self.trainer.predict(self.loader(split, batches), observer):
@@ -294,7 +301,7 @@ def _prepared(config: TrainConfig, folder: Path, device: torch.device, together:
               report: Callable[[dict[str, Any]], None]) -> Run:
     """Make all parts of a run; put them into the last state that was saved, if there is one."""
     task, data = _task(config, folder)
-    check_monitor(config.monitor_metric, config.monitor_mode, config.eval_topk, len(data.labels), task.multi_label)
+    check_monitor(config.monitor_metric, config.eval_topk, len(data.labels), task.multi_label)
     if together.first:
         stored_config(folder, config)
         _say_notes(config, task, data)

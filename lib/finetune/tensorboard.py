@@ -62,7 +62,7 @@ class Log:
         Raises InputError where the loss of this or an earlier step is no number.
         """
         now = time.perf_counter()
-        self._waiting.append(_Step(step, epoch, samples, lr, loss.detach(), correct.detach(), time.time()))
+        self._waiting.append(_Step(step, epoch, samples, lr, loss, correct, time.time()))
         if self._since is None:
             self._since = now
         else:

@@ -22,15 +22,12 @@ from lib.tables import PARAMETERS, columns
 
 _BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 AICONFIGURATOR = {"h200_sxm": "h200-sxm", "h100_sxm": "h100-sxm", "b200_sxm": "b200", "l40s": "l40s",
-                   "a100_sxm": "a100-sxm-80gb"}
+                  "a100_sxm": "a100-sxm-80gb"}
 AICONFIGURATOR_DTYPES = {"bfloat16": "bf16", "bf16": "bf16", "float16": "fp16", "fp16": "fp16"}
 _FROM_NONE = ("Padding", "step", "window_size")  # what an original may count none of
 _LATENCY_TYPES = {"external": "kernel", "internal": "end_to_end"}
 _LEAST_MS, _MOST_MS = 1e-6, 1e9  # of what can be a time: not a nanosecond, nor eleven days
 _MOST = 2**31 - 1  # of what an original counts
-SHORT_MS = 0.02  # a call below which the sensor's mean still holds what ran before: nobody's power
-READINGS = ("latency", "power", "power_limit")  # of an original that has power
-_OVER_LIMIT = 1.05  # of the power limit that a sensor may read: regulation overshoots, and its error is 5 %
 _ONE_VALUE = "the original gives one value, without spread"
 
 
@@ -262,50 +259,6 @@ def aiconfigurator(folder: Path | None = None, framework: str = "trtllm", versio
     return tables
 
 
-def aiconfigurator_power(folder: Path | None = None) -> dict[str, pd.DataFrame]:
-    """Read the power of GEMM kernels, of any element type, of aiconfigurator: the newest version of each framework that has it.
-
-    The sensor (NVML) averages over about a second, so kernels below SHORT_MS are marked as short windows. Returns a ``power``
-    table a device, none where no file has the column. Raises InputError for a damaged file.
-    """
-    folder, tables = folder or aiconfigurator_folder(), {}
-    for name, device in AICONFIGURATOR.items():
-        newest = {}
-        for path in sorted(folder.glob(f"{name}/gemm/*/*/gemm_perf.parquet"), key=version_order):
-            if {"power", "power_limit"} <= set(store.parquet_columns(path)):
-                newest[path.parents[1].name] = path
-        if newest:
-            tables[device] = pd.concat([_power(path, device) for path in newest.values()], ignore_index=True)
-    return tables
-
-
-def _power(path: Path, device: str) -> pd.DataFrame:
-    """Return one file's ``power`` table; rows without a positive time and power, or with one beyond the limit, are failed."""
-    frame = store.read_parquet(path, ("gemm_dtype", "m", "n", "k", *READINGS), others=True)
-    frame = checked(frame.assign(gemm_dtype=frame["gemm_dtype"].astype(str)), path, ("m", "n", "k"), READINGS)
-    m, k, n = (frame[name].to_numpy(np.int64) for name in ("m", "k", "n"))
-    table = readings(frame, path, device, SHORT_MS).assign(
-        op="linear", gemm_m=m, gemm_k=k, gemm_n=n, flops=2.0 * m * k * n,
-        dtype=frame["gemm_dtype"].map(AICONFIGURATOR_DTYPES).fillna(frame["gemm_dtype"]))
-    return table[columns("power")]
-
-
-def readings(frame: pd.DataFrame, path: Path, device: str, short_ms: float) -> pd.DataFrame:
-    """Return what every table of power has, of an original's READINGS: time, power, limit, window, status, ids.
-
-    A row without a positive time and power, or with one beyond the limit, is failed; calls below ``short_ms`` are short.
-    """
-    timed = frame["latency"].where(frame["latency"] > 0)
-    limit = frame["power_limit"].where(frame["power_limit"] > 0)
-    watts = frame["power"].where((frame["power"] > 0) & ~(frame["power"] > _OVER_LIMIT * limit))
-    good = timed.notna() & watts.notna()
-    return pd.DataFrame({"latency_ms": timed, "power_w": watts.where(good), "limit_w": limit,
-                         "window": np.where(timed >= short_ms, "long", "short"), "status": np.where(good, "ok", "failed"),
-                         "reason": np.where(good, "", "the original has no positive time here, or no power up to the limit"),
-                         "hardware_id": f"published:{device}",
-                         "software_id": f"aiconfigurator {path.parents[1].name} {path.parent.name}"})
-
-
 def version_order(path: Path) -> tuple:
     """Return a version folder's place among its like: numbers compare as numbers, a release after its candidates."""
     text = path.parent.name
@@ -335,21 +288,6 @@ def bring_in(kind: str, path: Path | None) -> dict[str, tuple[Path, int]]:
         store.write_meta(targets[device], "sweep", source=kind, origin=path.name if path else "aiconfigurator-core",
                          device=device, rows=len(table))
     return {device: (targets[device], len(table)) for device, table in tables.items()}
-
-
-def bring_in_power(path: Path | None) -> dict[str, tuple[Path, pd.DataFrame]]:
-    """Turn the power that aiconfigurator publishes into ``data/imported/<device>/power``; return file and table by device."""
-    return write_power(aiconfigurator_power(path), "power", path.name if path else "aiconfigurator-core")
-
-
-def write_power(tables: Mapping[str, pd.DataFrame], kind: str, origin: str) -> dict[str, tuple[Path, pd.DataFrame]]:
-    """Write tables of power by device, of the kind ``power`` or ``attention_power``; return file and table by device."""
-    targets = {device: imported(device, "power", "aiconfigurator", f"{kind}.parquet") for device in tables}
-    for device, table in tables.items():
-        store.write(table, targets[device], kind, derived=True)
-        store.write_meta(targets[device], kind, source="aiconfigurator", origin=origin, device=device, rows=len(table),
-                         short_windows=int((table["window"] == "short").sum()))
-    return {device: (targets[device], table) for device, table in tables.items()}
 
 
 def imported(*parts: str) -> Path:

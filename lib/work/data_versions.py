@@ -13,61 +13,20 @@ import hashlib
 import os
 import re
 import shutil
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
-
-from pydantic import Field, model_validator
 
 from lib import files, locks, store
-from lib.config.base import Count, PlainName, Positive, Strict, load, parse
+from lib.config.base import Strict, load
 from lib.errors import InputError, choices
 from lib.progress import track
+from lib.work import manifests
+from lib.work.manifests import FILE_MB, MOST_FILES, Entry, Manifest
 from lib.work.remote import Remote, open_remote
 
 DEFAULT_BRANCH = "main"
 RECORD, SCRATCH = ".version.json", ".pull"
-_FILE_MB, _ALL_MB, _MOST_FILES, _MANIFEST_MB = 1000, 20_000, 20_000, 20
-_END = b"\n}\n"  # of a manifest; no shorter part of one ends so
 _SHOWN = 5
-_MOST_NUMBER = 999_999  # of a version: its manifest has six digits
-
-
-class Entry(Strict):
-    """A file of a version; ``rows`` of a table, None of anything else."""
-
-    name: Annotated[str, Field(pattern=rf"^{files.NAME}(/{files.NAME}){{0,9}}$")]
-    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-    bytes: Annotated[Count, Field(le=_FILE_MB * 10**6)]
-    rows: Count | None
-
-
-class Manifest(Strict):
-    """A version: its files, where they come from, and when it was written (UTC)."""
-
-    schema_: Annotated[Literal[1], Field(alias="schema")] = 1
-    branch: PlainName
-    number: Positive
-    written_utc: str
-    source: str
-    files: Annotated[tuple[Entry, ...], Field(min_length=1, max_length=_MOST_FILES)]
-
-    @model_validator(mode="after")
-    def _files_fit_together(self) -> "Manifest":
-        """Refuse names that some file system holds for one, a file in the place of a folder, and more than is read."""
-        names = [entry.name.lower() for entry in self.files]
-        above = {name.rsplit("/", depth)[0] for name in names for depth in range(1, name.count("/") + 1)}
-        wrong = [name for name, times in Counter(names).items() if times > 1 or name in above]
-        if wrong:
-            raise ValueError(f"{wrong[0]} is there twice")
-        if (total := sum(entry.bytes for entry in self.files)) > _ALL_MB * 1e6:
-            raise ValueError(f"has {total / 1e6:,.0f} MB; a version has at most {_ALL_MB:,}")
-        return self
-
-    def encoded(self) -> bytes:
-        """Return the manifest as the content of its file."""
-        return store.encoded_json(self.model_dump(mode="json", by_alias=True))
 
 
 class Record(Strict):
@@ -75,6 +34,7 @@ class Record(Strict):
 
     remote: str
     manifest: Manifest
+
 
 @dataclass(frozen=True)
 class Transfer:
@@ -119,17 +79,17 @@ def push(folder: Path, target: str, remote_dir: str = "", source: str = "") -> T
     if remote.local and Path(remote.root).resolve().is_relative_to(folder.resolve()):
         raise InputError(f"{remote.address} lies within {folder}, which would be pushed into itself; name a folder elsewhere")
     with locks.writer(folder):
-        manifests, record = _numbers(remote, branch), _record(folder)
-        last, notes = _last(remote, branch, manifests)
+        numbers, record = manifests.numbers(remote, branch), _record(folder)
+        last, notes = manifests.last(remote, branch, numbers)
         entries = _entries(folder)
         if last and last.files == entries:
             return Transfer(_recorded(folder, remote, last), (), notes)
         if last and (record is None or (record.remote, record.manifest) != (remote.address, last)):
             raise _moved_on(remote, branch, folder)
-        manifest = Manifest(branch=branch, number=max(manifests, default=0) + 1, written_utc=store.utc_now(), files=entries,
+        manifest = Manifest(branch=branch, number=max(numbers, default=0) + 1, written_utc=store.utc_now(), files=entries,
                             source=source or "not stated")
         carried = [entry.name for entry in track(entries, "push") if _upload(remote, folder, entry)]
-        if not remote.create(_path(branch, manifest.number), manifest.encoded()):
+        if not remote.create(manifests.path_of(branch, manifest.number), manifest.encoded()):
             raise _moved_on(remote, branch, folder)
         return Transfer(_recorded(folder, remote, manifest), tuple(carried), notes)
 
@@ -152,8 +112,8 @@ def _entries(folder: Path) -> tuple[Entry, ...]:
                 raise InputError(f"{path}: {name!r} cannot be part of a version; a name has letters, digits, dots, dashes and "
                                  "underscores, a letter or digit first")
             listed += [path] if path.is_file() else []
-    if not listed or len(listed) > _MOST_FILES:
-        raise InputError(f"{folder} holds {len(listed):,} files; a version has 1 to {_MOST_FILES:,}")
+    if not listed or len(listed) > MOST_FILES:
+        raise InputError(f"{folder} holds {len(listed):,} files; a version has 1 to {MOST_FILES:,}")
     return tuple(sorted((_entry(folder, path) for path in track(listed, "read")), key=lambda entry: entry.name))
 
 
@@ -163,8 +123,8 @@ def _refuse(error: OSError) -> None:
 
 def _entry(folder: Path, path: Path) -> Entry:
     size = path.stat().st_size
-    if size > _FILE_MB * 1e6:
-        raise InputError(f"{path} has {size / 1e6:,.0f} MB; a file of a version has at most {_FILE_MB:,}")
+    if size > FILE_MB * 1e6:
+        raise InputError(f"{path} has {size / 1e6:,.0f} MB; a file of a version has at most {FILE_MB:,}")
     return Entry(name=path.relative_to(folder).as_posix(), sha256=_digest(path), bytes=size, rows=store.count_rows(path))
 
 
@@ -191,7 +151,7 @@ def pull(folder: Path, target: str, remote_dir: str = "", version: int | None = 
     """
     address, branch = split(target)
     remote = open_remote(address, remote_dir)
-    manifest, notes = _wanted(remote, branch, version)
+    manifest, notes = manifests.wanted(remote, branch, version)
     with locks.writer(files.folder(folder)):
         placed, names = _placed(folder), {entry.name for entry in manifest.files}
         states = {entry: _state(folder, entry.name, entry.sha256, placed) for entry in manifest.files}
@@ -276,57 +236,6 @@ def _remove(folder: Path, name: str, placed: dict[str, set[str]]) -> None:
 
 def _changed(path: Path) -> InputError:
     return InputError(f"{path} changed meanwhile and is not overwritten; move it away, and pull again")
-
-
-# ------------------------------------------------------------------------------------------------ manifests
-
-def _path(branch: str, number: int) -> str:
-    return f"branches/{branch}/{number:06}.json"
-
-
-def _numbers(remote: Remote, branch: str) -> list[int]:
-    """Return the numbers of a branch's manifests, torn ones included."""
-    names = (re.fullmatch(r"(\d{6})\.json", name) for name in remote.names(f"branches/{branch}"))
-    numbers = [int(match[1]) for match in names if match]
-    if numbers and max(numbers) >= _MOST_NUMBER:
-        raise InputError(f"{remote.address}: branch {branch} holds a version {max(numbers)}, after which there can be none; "
-                         f"remove that manifest, or name another branch")
-    return numbers
-
-
-def _last(remote: Remote, branch: str, numbers: list[int]) -> tuple[Manifest | None, tuple[str, ...]]:
-    """Return a branch's last whole version, None where it has none, and a note on each torn manifest after it."""
-    notes = []
-    for number in sorted(numbers, reverse=True):
-        manifest = _read(remote, branch, number)
-        if manifest:
-            return manifest, tuple(notes)
-        notes.append(f"{remote.address}: the manifest of version {number} of {branch} is torn (a push that was cut short); "
-                     "it is passed over")
-    return None, tuple(notes)
-
-
-def _read(remote: Remote, branch: str, number: int) -> Manifest | None:
-    """Return a manifest, None where it is torn or missing; InputError for one that does not fit."""
-    content, where = remote.read(_path(branch, number), _MANIFEST_MB * 10**6), f"{remote.address}: {_path(branch, number)}"
-    if content is None or not content.endswith(_END):
-        return None
-    manifest = parse(Manifest, content, where)
-    if (manifest.branch, manifest.number) != (branch, number):
-        raise InputError(f"{where} is the manifest of version {manifest.number} of {manifest.branch}")
-    return manifest
-
-
-def _wanted(remote: Remote, branch: str, version: int | None) -> tuple[Manifest, tuple[str, ...]]:
-    """Return a version, by default a branch's last; InputError lists what there is."""
-    numbers = _numbers(remote, branch)
-    if not numbers:
-        raise InputError(f"{remote.address} has no branch {branch}; it has: {choices(remote.names('branches')) or 'none'}")
-    manifest, notes = _last(remote, branch, numbers) if version is None else (_read(remote, branch, version), ())
-    if manifest is None:
-        raise InputError(f"{remote.address}: branch {branch} has no whole version{'' if version is None else f' {version}'}; "
-                         f"its manifests are: {choices(sorted(numbers))}")
-    return manifest, notes
 
 
 def _record(folder: Path) -> Record | None:

@@ -1,1 +1,1 @@
-"""Published measurements beyond operators: ``wheel`` where a package's data lie, ``attention_power`` watts of attention."""
+"""Published measurements beyond operators: ``wheel`` where a package's data lie, ``power`` and ``attention_power`` watts."""

@@ -14,6 +14,7 @@ import pandas as pd
 from lib import store
 from lib.errors import InputError, choices
 from lib.measure import importers
+from lib.measure.published import power
 from lib.tables import columns
 
 SHORT_MS = 1e3 / 3000  # 3000 calls fill the second that the sensor averages
@@ -21,7 +22,7 @@ SHAPE = ("batch", "heads", "kv_heads", "head_dim", "q_len", "kv_len", "sliding_w
 PHASES = {"context": "prefill", "generation": "decode"}
 _TEXTS = ("framework", "version", "device", "op_name", "kernel_source", "attn_dtype", "kv_cache_dtype")
 _COUNTS = ("batch_size", "isl", "num_heads", "num_key_value_heads", "head_dim", "beam_width", "step", "window_size")
-_COLUMNS = (*_TEXTS, *_COUNTS, *importers.READINGS)
+_COLUMNS = (*_TEXTS, *_COUNTS, *power.READINGS)
 _DTYPES = {**importers.AICONFIGURATOR_DTYPES, "fp8": "fp8"}
 _ITEM = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0}
 
@@ -43,7 +44,7 @@ def read(folder: Path | None = None) -> dict[str, pd.DataFrame]:
     for name, device in importers.AICONFIGURATOR.items():
         newest = {}
         for path in _files(folder, name):
-            if set(importers.READINGS[1:]) & set(store.parquet_columns(path)):
+            if set(power.READINGS[1:]) & set(store.parquet_columns(path)):
                 newest[path.parents[1].name, path.name] = path
         if newest:
             tables[device] = pd.concat([_table(path, device) for path in newest.values()], ignore_index=True)
@@ -60,14 +61,14 @@ def _table(path: Path, device: str) -> pd.DataFrame:
     frame = store.read_parquet(path, _COLUMNS).astype(dict.fromkeys(_TEXTS, str))
     original = path.name.partition("_")[0]
     _refuse(frame, path, frame["op_name"] != f"{original}_attention", "op_name", f"{original}_attention")
-    frame = importers.checked(frame, path, _COUNTS, importers.READINGS)
+    frame = importers.checked(frame, path, _COUNTS, power.READINGS)
     _refuse(frame, path, frame["beam_width"] != 1, "beam_width", "1: beams are not known here")
     uneven = frame["num_heads"] % frame["num_key_value_heads"] != 0
     _refuse(frame, path, uneven, "num_key_value_heads", "a divisor of num_heads")
     dtypes = {name: frame[name].map(_DTYPES) for name in ("attn_dtype", "kv_cache_dtype")}
     for name, values in dtypes.items():
         _refuse(frame, path, values.isna(), name, f"one of {choices(_DTYPES)}")
-    table = importers.readings(frame, path, device, SHORT_MS).assign(
+    table = power.readings(frame, path, device, SHORT_MS).assign(
         op="attention", phase=PHASES[original], batch=frame["batch_size"], heads=frame["num_heads"],
         kv_heads=frame["num_key_value_heads"], head_dim=frame["head_dim"], q_len=frame["isl"],
         kv_len=frame["isl"] + frame["step"], sliding_window=frame["window_size"], dtype=dtypes["attn_dtype"],
@@ -92,4 +93,4 @@ def work(table: Mapping[str, pd.Series]) -> dict[str, np.ndarray]:
 
 def bring_in(folder: Path | None) -> dict[str, tuple[Path, pd.DataFrame]]:
     """Write published power of attention into ``data/imported/<device>/power``; return file and table by device."""
-    return importers.write_power(read(folder), "attention_power", folder.name if folder else "aiconfigurator-core")
+    return power.write(read(folder), "attention_power", folder.name if folder else "aiconfigurator-core")

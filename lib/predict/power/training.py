@@ -123,7 +123,6 @@ class Study:
                                 lightgbm.Dataset(x[train], np.log(self.watts[train])), 100)
         return lambda test: np.exp(fitted.predict(x[test]))
 
-
     def repeat(self) -> np.ndarray:
         """Return for each row of a long window the mean watts of others of equal work and time, NaN where there is none.
 

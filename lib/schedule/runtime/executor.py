@@ -12,14 +12,13 @@ from lib.errors import InputError, choices, is_no_space
 from lib.progress import track
 from lib.schedule.contention import Contention
 from lib.schedule.problem import Fleet, Jobs, Problem
-from lib.schedule.runtime.engine.engine import Engine
+from lib.schedule.runtime.engine.engine import TICK_S, Engine
 from lib.schedule.runtime.engine.view import Entry
 from lib.schedule.runtime.journal import Journal, Spec
 from lib.schedule.runtime.workers import Limits, ProcessWorker, Slot, Spawn
 from lib.schedule.state import Policy
 
 JOURNAL = "run.sqlite"
-_TICK_S = 0.2
 
 
 def execute(specs: Sequence[Spec], jobs: Jobs, fleet: Fleet, slots: Sequence[Slot], predicted_s: np.ndarray, policy: Policy,
@@ -44,7 +43,7 @@ def execute(specs: Sequence[Spec], jobs: Jobs, fleet: Fleet, slots: Sequence[Slo
 
     with locks.writer(path), closing(Journal(path, specs, again)) as journal:
         engine = Engine(journal, policy, lambda spec, name: rows[spec.job_id][columns(name)], fleet_of, limits or Limits(),
-                        spawn, contention_of=contention_of, tick_s=_TICK_S)
+                        spawn, contention_of=contention_of, tick_s=TICK_S)
         ended = journal.ended()
         for job in np.argsort(jobs.arrival_s, kind="stable").tolist():
             if specs[job].job_id not in ended:

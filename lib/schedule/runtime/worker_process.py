@@ -82,6 +82,37 @@ class _Sender:
                 os._exit(0)
 
 
+class _Received:
+    """Messages from the leading process: ``requests`` wait for their turn, a stop reaches the job that runs, or is to begin."""
+
+    def __init__(self, pipe: Pipe):
+        self._pipe, self.requests = pipe, queue.Queue()
+        self._current: tuple[str, Job | None] = "", None
+        self._stops: set[str] = set()
+
+    def listen(self) -> None:
+        """Take messages for ever; this process ends with the leading one."""
+        while True:
+            try:
+                message = self._pipe.recv()
+            except (EOFError, OSError):
+                os._exit(0)  # what runs here is for nobody any more
+            if message[0] == "stop":
+                self._stops.add(message[1])  # first: its job may be about to begin
+                token, job = self._current
+                if token == message[1]:
+                    job.stop()
+            else:
+                self.requests.put(message)
+
+    def begin(self, token: str, job: Job) -> None:
+        """Let stops of a job reach it, also one that came before it."""
+        self._current = token, job
+        if token in self._stops:
+            job.stop()
+        self._stops.clear()  # of jobs that have ended
+
+
 def serve(pipe: Pipe, device: str, cores: tuple[int, ...], threads: int, beat_s: float, warm_up: str = "",
           output: Connection | None = None) -> None:
     """Run tasks until an ``end`` message, or until the leading process is gone; ``warm_up`` is called before the first.
@@ -91,45 +122,26 @@ def serve(pipe: Pipe, device: str, cores: tuple[int, ...], threads: int, beat_s:
     mark = redirect(output) if output else lambda what, token: None
     if cores and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, cores)
-    sender, requests = _Sender(pipe), queue.Queue()
-    current: dict[str, Job] = {}
-    stops: set[str] = set()
-    over = threading.Event()
-
-    def listen() -> None:
-        while True:
-            try:
-                message = pipe.recv()
-            except (EOFError, OSError):
-                os._exit(0)  # what runs here is for nobody any more
-            if message[0] == "stop":
-                stops.add(message[1])  # first: its job may be about to begin
-                if job := current.get(message[1]):
-                    job.stop()
-            else:
-                requests.put(message)
+    sender, received, over = _Sender(pipe), _Received(pipe), threading.Event()
 
     def beat() -> None:
         while not over.wait(beat_s):
             sender.send("heartbeat")
 
-    threading.Thread(target=listen, daemon=True).start()
+    threading.Thread(target=received.listen, daemon=True).start()
     threading.Thread(target=beat, daemon=True).start()
     if warm_up:
         function(warm_up)()
     sender.send("ready", os.getpid())
-    while (message := requests.get())[0] != "end":
+    while (message := received.requests.get())[0] != "end":
         _, token, call, arguments = message
-        current[token] = Job(device, cores, threads, partial(sender.send, "report", token))
-        if token in stops:
-            current[token].stop()
-        stops.clear()  # of jobs that have ended: this one is stopped through ``current`` from here on
+        job = Job(device, cores, threads, partial(sender.send, "report", token))
+        received.begin(token, job)
         mark("begin", token)
-        outcome = _outcome(token, call, arguments, current[token])
+        outcome = _outcome(token, call, arguments, job)
         _free()
         mark("end", token)
         sender.send(*outcome)
-        del current[token]
     over.set()
 
 

@@ -82,12 +82,12 @@ def study(p: FinetuneParams) -> Study:
 
 
 def named(p: FinetuneParams) -> TrainConfig:
-    """Return the config of params/training.yaml that the parameters name, with what they change of it."""
+    """Return the config of params/training.yaml that the parameters name, with what they change of it; "auto" and 0 do not."""
     configs = load_configs()
     if p.config not in configs:
         raise InputError(f"no config {p.config!r} in params/training.yaml; there are: {choices(configs)}")
-    changed = {"device": p.device, "epochs": p.epochs or configs[p.config].epochs, "threads": p.threads}
-    return configs[p.config].model_copy(update=changed)
+    changed = {"device": p.device, "epochs": p.epochs, "threads": p.threads}
+    return configs[p.config].model_copy(update={name: value for name, value in changed.items() if value not in ("auto", 0)})
 
 
 def read(folder: Path, note: str) -> Study:
