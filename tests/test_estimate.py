@@ -1,5 +1,7 @@
 """Whole networks: what is captured of them, their memory, their composition; and networks measured whole."""
 
+import shutil
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -64,8 +66,8 @@ def test_fresh_bytes_are_those_that_the_allocator_gives_back():
 
 
 @pytest.mark.skipif(not allocator.known(), reason="another allocator than glibc's")
-def test_fresh_bytes_do_not_depend_on_the_process_that_asks(monkeypatch):
-    """A heap's layout moves with the environment's length; the answer is a mean over layouts that are set."""
+def test_fresh_bytes_do_not_depend_on_the_process_that_asks(monkeypatch, tmp_path):
+    """A heap's layout moves with the lengths of paths and environment; the answer is a mean over layouts that are set."""
     plan = allocator.Plan.of(chain(nn.Conv2d(3, 32, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(32, 64, 3), nn.ReLU(),
                                    shape=(64, 3, 28, 28)))
     before = allocator.fresh_bytes(plan)
@@ -74,6 +76,11 @@ def test_fresh_bytes_do_not_depend_on_the_process_that_asks(monkeypatch):
                         ("GLIBC_TUNABLES", "glibc.malloc.mmap_threshold=5000000")):
         monkeypatch.setenv(name, value)
         assert allocator.fresh_bytes(plan) == before, name
+    for length in (1, 100, 200):
+        elsewhere = tmp_path / ("x" * length) / "heap_replay.py"
+        elsewhere.parent.mkdir()
+        monkeypatch.setattr(allocator, "_REPLAY", shutil.copy(allocator._REPLAY, elsewhere))
+        assert allocator.fresh_bytes(plan) == before, f"in a folder whose name has {length} letters"
 
 
 def test_a_network_is_described_operator_by_operator():

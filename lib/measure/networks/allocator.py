@@ -110,8 +110,8 @@ class Plan:
 def fresh_bytes(plan: Plan) -> float:
     """Return how many bytes a pass touches first after the system handed them out: a page fault for each page.
 
-    By repeating its allocations in glibc's hands, with its moving thresholds, in a process without torch: the mean over where
-    in a page the heap's free part may begin, on which it depends. 0 where the allocator is another one.
+    By repeating its allocations in glibc's hands, with its moving thresholds, in a process without torch: the mean over several
+    layouts of the heap, on which it depends. 0 where the allocator is another one.
     """
     if not known():
         return 0.0

@@ -1,8 +1,8 @@
 """Program that repeats a pass's allocations in glibc's hands and prints how many bytes came fresh from the system.
 
-It runs in a process of its own, without torch, so that nothing else moves in its heap. What comes fresh depends on where in a
-page the heap's free top begins, by a factor of several: the passes are repeated from several such places, in a copy of the
-process each. Input: ``allocator.Plan`` as JSON; output: a line a place. Needs the standard library alone.
+It runs in a process of its own, without torch, so that nothing else moves in its heap. What comes fresh depends on how the
+heap lies, by a factor of several: the passes are repeated from several layouts, with other small blocks between the weights, in
+a copy of the process each. Input: ``allocator.Plan`` as JSON; output: a line a layout. Needs the standard library alone.
 """
 
 import ctypes
@@ -11,9 +11,10 @@ import os
 import sys
 from collections.abc import Iterable
 
-_PLACES, _PASSES = 8, 4  # the last pass counts: the allocator's thresholds have settled by then
+_LAYOUTS, _PASSES = 16, 4  # the last pass counts: the allocator's thresholds have settled by then
 _TENSOR_ALIGNMENT, _BLOCK_ALIGNMENT, _PAGE, _HEAD = 64, 16, 4096, 8
-_LARGEST_HOLE = 64 * 1024
+_LARGEST_HOLE, _ROOM = 64 * 1024, 64 * 1024
+_MAPPED = 2**20  # a block that any process with torch has freed: from then on no smaller one is mapped on its own
 
 Step = tuple[list[int], list[int], list[tuple[int, int]], list[int]]
 
@@ -37,18 +38,24 @@ def fill_holes() -> None:
     """Take every free block below the heap's top, so that each replay begins alike whatever this process did before."""
     libc.malloc(_LARGEST_HOLE)
     top = libc.malloc(_LARGEST_HOLE)
-    sizes = [_LARGEST_HOLE >> n for n in range(7)] + list(range(1024, 0, -_BLOCK_ALIGNMENT))
+    sizes = [_LARGEST_HOLE >> n for n in range(7)] + list(range(1040, _BLOCK_ALIGNMENT, -_BLOCK_ALIGNMENT))
     for size in sizes:
         while libc.malloc(size - _HEAD) < top:
             pass
 
 
-def begin_top_at(place: int) -> None:
-    """Take a block such that the free top of the heap begins ``place`` bytes into a page."""
-    smallest = 2 * _BLOCK_ALIGNMENT
-    top = libc.malloc(smallest - _HEAD) - 2 * _HEAD + smallest
-    missing = (place - top) % _PAGE
-    libc.malloc((missing if missing >= smallest else missing + _PAGE) - _HEAD)
+def leave_room(room: int) -> None:
+    """Take blocks such that the free top of the heap is ``room`` bytes: it ends with a page, so that sets where it begins."""
+    end = libc.sbrk(0)
+    while libc.sbrk(0) == end:  # until the heap grows: then there is more room than is left at any place
+        last = libc.malloc(_LARGEST_HOLE)
+    top = last + _LARGEST_HOLE
+    libc.malloc(libc.sbrk(0) - top - room - 2 * _HEAD)
+
+
+def between(layout: int, weight: int) -> int:
+    """Return the size of another block, up to a page, that lies behind a weight: as if drawn, but always the same."""
+    return 16 + (7919 * layout + 104729 * weight) % (_PAGE - 16)
 
 
 def steps_of(plan: Iterable[list]) -> tuple[list[Step], int]:
@@ -90,17 +97,19 @@ def one_pass(steps: Iterable[Step], tensors: list[int]) -> int:
 
 
 def main() -> None:
-    """Read a plan and print the fresh bytes of its last pass from each place."""
+    """Read a plan and print the fresh bytes of its last pass from each layout."""
     weights, *plan = json.loads(sys.stdin.readline())
     steps, tensors = steps_of(plan)
     addresses = [0] * tensors
+    libc.free(libc.malloc(_MAPPED))
     fill_holes()
-    for n in range(_PLACES):
+    for n in range(_LAYOUTS):
         child = os.fork()
         if not child:
-            begin_top_at(n * _PAGE // _PLACES + n % 2 * _BLOCK_ALIGNMENT)
-            for size in weights:
+            leave_room(_ROOM)
+            for number, size in enumerate(weights):
                 take(size)
+                libc.malloc(between(n, number))
             fresh = [one_pass(steps, addresses) for _ in range(_PASSES)][-1]
             os.write(1, f"{fresh}\n".encode())
             os._exit(0)
