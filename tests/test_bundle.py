@@ -420,8 +420,8 @@ def test_out_is_a_new_file(finished, tmp_path, capsys):
 
 def test_provenance_of_every_table_of_the_reference_fits_its_schema():
     for folder in bundle_contents.FOLDERS:
-        for path in (REFERENCE / folder).glob("*.json"):
-            bundle_contents.check(path, f"{folder}/{path.name}")
+        for path in (REFERENCE / folder).glob("**/*.meta.json"):
+            bundle_contents.check(path, path.relative_to(REFERENCE).as_posix(), {})
 
 
 def again(index, contents, path, **changed):

@@ -7,10 +7,35 @@ import pandas as pd
 from lib import paths, store
 from lib.errors import InputError, choices
 
+NO_MACHINES = ("models", "gavel")  # other folders beside those of machines
 
-def machines_with(pattern: str) -> dict[str, Path]:
-    """Return the reference machines that have what fits ``pattern`` below their folder, each with the last such path."""
-    return {path.relative_to(paths.REFERENCE).parts[0]: path for path in sorted(paths.REFERENCE.glob(f"*/{pattern}"))}
+
+def machines(reference: str = "") -> dict[str, Path]:
+    """Return the folders of the reference machines by name: the committed ones, then those imported from bundles.
+
+    ``reference`` empty gives the committed ones alone: a replay that names none gives the same on every machine.
+    """
+    roots = (paths.REFERENCE, paths.IMPORTED) if reference else (paths.REFERENCE,)
+    several: dict[str, Path] = {}
+    for path in (path for root in roots for path in sorted(root.glob("[!.]*"))):
+        if path.is_dir() and path.name not in NO_MACHINES:
+            several.setdefault(path.name, path)
+    return several
+
+
+def machine_folder(reference: str) -> Path:
+    """Return the folder of one reference machine, committed or imported; InputError lists the machines."""
+    several = machines(reference)
+    if reference not in several:
+        raise InputError(f"no reference machine {reference!r} in {paths.REFERENCE} or {paths.IMPORTED}; there are: "
+                         f"{choices(several) or 'none'}")
+    return several[reference]
+
+
+def machines_with(pattern: str, reference: str = "") -> dict[str, Path]:
+    """Return the machines, see ``machines``, that have what fits ``pattern`` in their folder, each with the last such path."""
+    last = {name: max(folder.glob(pattern), default=None) for name, folder in machines(reference).items()}
+    return {name: path for name, path in last.items() if path}
 
 
 def machine_with(pattern: str, what: str, reference: str = "", hint: str = "") -> tuple[str, Path]:
@@ -18,24 +43,32 @@ def machine_with(pattern: str, what: str, reference: str = "", hint: str = "") -
 
     Raises InputError, which lists the machines that have ``what``, and ends with ``hint``.
     """
-    several = machines_with(pattern)
+    several = machines_with(pattern, reference)
     if not several or (reference and reference not in several):
-        which = f" {reference!r}" if reference else ""
-        raise InputError(f"no reference machine{which} with {what} in {paths.REFERENCE}; there are: "
+        which, where = (f" {reference!r}", f" or {paths.IMPORTED}") if reference else ("", "")
+        raise InputError(f"no reference machine{which} with {what} in {paths.REFERENCE}{where}; there are: "
                          f"{choices(several) or 'none'}{hint}")
     name = reference or next(iter(several))
     return name, several[name]
 
 
+def networks_files(folder: Path) -> list[Path]:
+    """Return the tables ``networks`` of a machine, those of each of its campaigns."""
+    return sorted([*folder.glob("networks/*.parquet"), *folder.glob("networks/*/networks.parquet")])
+
+
 def folders(source: str, reference: str = "") -> list[Path]:
     """Return the folders that hold measured tables: this machine's own and imported ones, or one reference machine's.
 
-    Raises InputError listing the reference machines when there is none of that name.
+    Without ``reference`` a replay has those of all committed machines with runs. Raises InputError listing the machines where
+    there is none, or none of that name.
     """
     if source == "measure":
         return [paths.DATA, *sorted(path for path in paths.IMPORTED.glob("*") if path.is_dir())]
-    first, _ = machine_with("runs", "runs", reference)
-    return [path.parent for name, path in machines_with("runs").items() if name == first or not reference]
+    if reference:
+        return [machine_folder(reference)]
+    machine_with("runs", "runs")
+    return [path.parent for path in machines_with("runs").values()]
 
 
 def runs(source: str, reference: str = "") -> pd.DataFrame:
