@@ -2,7 +2,7 @@
 
 import argparse
 
-from lib.cli.options import number, whole
+from lib.cli.options import folder_name, number, whole
 
 
 def _advise(options: argparse.Namespace) -> int:
@@ -44,8 +44,10 @@ def _models(options: argparse.Namespace) -> int:
 
         device, kind = training.SHIPS[options.train]
         print(training.ship(device, options.quick, kind).to_string(index=False, float_format=lambda value: f"{value:.2f}"))
-    elif options.train:
+    elif options.train in ("neusight", "aiconfigurator"):
         evaluate.published(options.train, "bf16" if options.train == "aiconfigurator" else "fp32", options.quick)
+    elif options.train:
+        print(evaluate.own_machine(options.train, options.quick).to_string(index=False))
     table = registry.summary()
     print(table.to_string(index=False, float_format=lambda value: f"{value:.1f}"))
     return int((table["part"] == registry.UNUSABLE).any())
@@ -59,16 +61,19 @@ def add(verbs) -> None:
     verb.add_argument("--batch-size", type=whole(1), default=0, help="default: the workload's own, or 1")
     verb.add_argument("--mode", default="infer", choices=("infer", "train"))
     verb.add_argument("--dtype", default="fp32", choices=("fp32", "bf16", "fp16"))
-    verb.add_argument("--device", action="append", default=[], help="a device; may be given again (default: all with a model)")
+    verb.add_argument("--device", action="append", default=[],
+                      help="a device, or a reference machine whose models were trained (NAME, or cpu@NAME); may be given again "
+                           "(default: all with a model)")
     verb.add_argument("--verify", action="store_true", help="measure the prediction and the changes on this machine's CPU")
     verb.add_argument("--json", action="store_true",
                       help="print a list of objects, one a device; with --verify this CPU's holds what was measured, too")
     verb.set_defaults(call=_advise)
 
     verb = verbs.add_parser("models", help="the registry: every cost model with its scores; or train those that ship")
-    verb.add_argument("--train", choices=("cpu", "neusight", "aiconfigurator", "power", "attention-power"),
-                      help="train from the reference machine's data, or from imported data; power: of GEMMs on an H200; "
-                           "attention-power: of attention on a B200")
+    verb.add_argument("--train", type=folder_name, metavar="WHAT",
+                      help="cpu: from the first reference machine's data; a reference machine's name, committed or imported "
+                           "from a bundle: each device that it swept; neusight, aiconfigurator: from published data; "
+                           "power: of GEMMs on an H200; attention-power: of attention on a B200")
     verb.add_argument("--quick", action="store_true", help="train less, in a fraction of the time")
     verb.set_defaults(call=_models)
 

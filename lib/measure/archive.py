@@ -1,6 +1,7 @@
 """What has been measured before: the tables of this machine, of imported ones, and of the reference."""
 
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -10,12 +11,12 @@ from lib.errors import InputError, choices
 NO_MACHINES = ("models", "gavel")  # other folders beside those of machines
 
 
-def machines(reference: str = "") -> dict[str, Path]:
-    """Return the folders of the reference machines by name: the committed ones, then those imported from bundles.
+def machines(imported: bool = False) -> dict[str, Path]:
+    """Return the folders of the reference machines by name: the committed ones, then those ``imported`` from bundles.
 
-    ``reference`` empty gives the committed ones alone: a replay that names none gives the same on every machine.
+    A replay that names no machine goes without these, so that it gives the same everywhere.
     """
-    roots = (paths.REFERENCE, paths.IMPORTED) if reference else (paths.REFERENCE,)
+    roots = (paths.REFERENCE, paths.IMPORTED) if imported else (paths.REFERENCE,)
     several: dict[str, Path] = {}
     for path in (path for root in roots for path in sorted(root.glob("[!.]*"))):
         if path.is_dir() and path.name not in NO_MACHINES:
@@ -25,16 +26,16 @@ def machines(reference: str = "") -> dict[str, Path]:
 
 def machine_folder(reference: str) -> Path:
     """Return the folder of one reference machine, committed or imported; InputError lists the machines."""
-    several = machines(reference)
+    several = machines(imported=True)
     if reference not in several:
         raise InputError(f"no reference machine {reference!r} in {paths.REFERENCE} or {paths.IMPORTED}; there are: "
                          f"{choices(several) or 'none'}")
     return several[reference]
 
 
-def machines_with(pattern: str, reference: str = "") -> dict[str, Path]:
+def machines_with(pattern: str, imported: bool = False) -> dict[str, Path]:
     """Return the machines, see ``machines``, that have what fits ``pattern`` in their folder, each with the last such path."""
-    last = {name: max(folder.glob(pattern), default=None) for name, folder in machines(reference).items()}
+    last = {name: max(folder.glob(pattern), default=None) for name, folder in machines(imported).items()}
     return {name: path for name, path in last.items() if path}
 
 
@@ -43,13 +44,23 @@ def machine_with(pattern: str, what: str, reference: str = "", hint: str = "") -
 
     Raises InputError, which lists the machines that have ``what``, and ends with ``hint``.
     """
-    several = machines_with(pattern, reference)
+    several = machines_with(pattern, imported=bool(reference))
     if not several or (reference and reference not in several):
         which, where = (f" {reference!r}", f" or {paths.IMPORTED}") if reference else ("", "")
         raise InputError(f"no reference machine{which} with {what} in {paths.REFERENCE}{where}; there are: "
                          f"{choices(several) or 'none'}{hint}")
     name = reference or next(iter(several))
     return name, several[name]
+
+
+def hardware(folder: Path) -> dict[str, Any]:
+    """Return what a machine is made of, by the provenance of what was measured there; empty where none says so."""
+    for path in sorted(folder.glob("**/*.meta.json")):
+        facts = store.read_json(path)
+        for one in (facts, *(facts["devices"].values() if isinstance(facts.get("devices"), dict) else ())):
+            if one.get("hardware"):
+                return one["hardware"]
+    return {}
 
 
 def networks_files(folder: Path) -> list[Path]:
