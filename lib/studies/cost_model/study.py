@@ -117,7 +117,8 @@ def _networks(predicted: pd.DataFrame, machine: Path, target: Target) -> pd.Data
     labels = ["latency_ms", "latency_iqr_ms", "verdict", "status", "rss_mb", "tensors_mb"]
     measured = network_training.measured_networks(machine, target)[[*_CASE, "input_shape", *labels]]
     if predicted.empty:
-        return predicted.assign(input_shape="")
+        texts = dict.fromkeys(("network", "family", "mode", "memory", "verdict", "status", "input_shape"), str)
+        return predicted.assign(input_shape="").astype({**dict.fromkeys(predicted, float), **texts, "tuning": bool})
     return predicted.drop(columns=labels).merge(measured, on=_CASE, how="left", validate="one_to_one")
 
 
