@@ -1,4 +1,4 @@
-"""The verbs that predict: ``advise``, ``calibrate``, ``models``. Imports nothing heavy."""
+"""The verbs that predict: ``advise``, ``advise-op``, ``calibrate``, ``models``. Imports nothing heavy."""
 
 import argparse
 
@@ -22,6 +22,18 @@ def _advise(options: argparse.Namespace) -> int:
         measured_ms, changes = suggestions.verified(advice, changes)
         print(advise_text.verdict(advice, measured_ms))
     print(advise_text.changes(changes))
+    return 0
+
+
+def _advise_operator(options: argparse.Namespace) -> int:
+    import json
+
+    from lib.predict import advise_operator
+
+    wanted = advise_operator.config(options.op, options.parameters, options.dtype, options.passes)
+    table = advise_operator.advise(wanted, options.device)
+    print(json.dumps(advise_operator.records(table), indent=1, allow_nan=False) if options.json else
+          advise_operator.text(wanted, table))
     return 0
 
 
@@ -68,6 +80,17 @@ def add(verbs) -> None:
     verb.add_argument("--json", action="store_true",
                       help="print a list of objects, one a device; with --verify this CPU's holds what was measured, too")
     verb.set_defaults(call=_advise)
+
+    verb = verbs.add_parser("advise-op", help="how long one operator takes on each device, at what bandwidth and rate, and why")
+    verb.add_argument("op", help="a family, such as conv2d, linear, attention; an unknown one lists all")
+    verb.add_argument("parameters", nargs="*", metavar="NAME=VALUE",
+                      help="batch=8 in_channels=64 out_channels=64 height=56 width=56 kernel=3 stride=1 padding=1 ...; a wrong "
+                           "name lists those of the family")
+    verb.add_argument("--pass", dest="passes", default="forward", choices=("forward", "backward"))
+    verb.add_argument("--dtype", default="fp32", choices=("fp32", "bf16", "fp16"))
+    verb.add_argument("--device", action="append", default=[], help="as in advise")
+    verb.add_argument("--json", action="store_true", help="print a list of objects, one a device")
+    verb.set_defaults(call=_advise_operator)
 
     verb = verbs.add_parser("models", help="the registry: every cost model with its scores; or train those that ship")
     verb.add_argument("--train", type=folder_name, metavar="WHAT",
