@@ -55,7 +55,9 @@ def _print_rows(tables) -> None:
 
 
 def _import(options: argparse.Namespace) -> int:
+    from lib import store
     from lib.measure import bundle
+    from lib.measure.operators import export
 
     if options.kind == "gavel":
         from lib.schedule import gavel
@@ -67,6 +69,8 @@ def _import(options: argparse.Namespace) -> int:
     if options.path is None:
         raise InputError("import bundle needs the path of a bundle")
     folder, new = bundle.merge(options.path, paths.REFERENCE if options.reference else None, _readers())
+    for path in sorted(folder.glob("sweeps/*/sweep.parquet")):  # a bundle holds tables, not what is derived from them
+        export.write(store.read(path, "sweep"), path.parent)
     print(f"{folder}: {new} new files; a reference by its name: --reference or -p reference {folder.name}")
     return 0
 
