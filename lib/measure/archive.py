@@ -53,6 +53,17 @@ def machine_with(pattern: str, what: str, reference: str = "", hint: str = "") -
     return name, several[name]
 
 
+def stand_in(pattern: str, what: str, reference: str) -> tuple[str, str]:
+    """Return the machine whose ``what`` is shown for a reference, and what a note says where that is another one.
+
+    It is the reference itself where it has what fits ``pattern``, else (empty: always) the first committed one that has.
+    """
+    if not reference or next(machine_folder(reference).glob(pattern), None):
+        return reference, ""
+    name, _ = machine_with(pattern, what)
+    return name, f"{reference} has no {what}: that of {name} stands in."
+
+
 def hardware(folder: Path) -> dict[str, Any]:
     """Return what a machine is made of, by the provenance of what was measured there; empty where none says so."""
     for path in sorted(folder.glob("**/*.meta.json")):

@@ -16,6 +16,7 @@ from lib.tables import columns
 
 FOLDER = "schedule"
 _FILE = "ran.json"
+PATTERN = f"{FOLDER}/**/{_FILE}"  # below a machine's folder
 
 
 class _End(Strict):
@@ -117,7 +118,7 @@ def read(folder: Path) -> RunRecord:
 
 def of_reference(reference: str = "") -> tuple[str, RunRecord]:
     """Return the name of a reference machine (empty: the first that has one) and its record; InputError lists them."""
-    name, path = archive.machine_with(f"{FOLDER}/**/{_FILE}", "a record of a real run", reference)
+    name, path = archive.machine_with(PATTERN, "a record of a real run", reference)
     return name, read(path.parent)
 
 

@@ -162,23 +162,27 @@ def reproduced(study: Evaluation) -> pd.DataFrame:
 
 
 def relearned(study: Evaluation, families: list[str], quick: bool) -> Relearned:
-    """Learn some families again from the machine's sweeps; InputError lists the families."""
+    """Learn some families again from the machine's sweeps, those of them that it has; InputError lists the families."""
     unknown = [name for name in families if name not in baselines.FAMILIES]
     if unknown or not families:
         raise InputError(f"no family {choices(unknown) or '(none named)'}; there are: {choices(baselines.FAMILIES)}")
     table, _ = training.reference_sweeps(study.folder.parent, study.target)
-    wanted = {name: baselines.FAMILIES[name] for name in families}
+    swept = [name for name in study.operators["family"].unique() if name in baselines.FAMILIES]
+    wanted = {name: baselines.FAMILIES[name] for name in families if name in swept}
+    if not wanted:
+        raise InputError(f"{study.folder.parent.name} swept too little of {choices(families)}; it has: {choices(swept)}")
     rows = pd.concat([_some(table[table["op"].isin(ops) & (table["pass"] == passes)], quick)
                       for ops, passes in wanted.values()])
     chip = CostModel.load(study.model).chip
     model = fitting.fit(rows, chip=chip, quick=quick)
     roof = training.roof_of(study.folder.parent, study.target)
     scores, predictions = baselines.compare(rows, roof, model, wanted, baselines=not quick)
-    ops, passes = wanted[families[0]]
+    first_family = next(iter(wanted))
+    ops, passes = wanted[first_family]
     first = rows[rows["op"].isin(ops) & (rows["pass"] == passes)].reset_index(drop=True)
     curve = learning.learning_curve(first, _CURVE[1::2] if quick else _CURVE, quick)
     effects = learning.effects(model, first.sample(min(len(first), 400), random_state=0))
-    return Relearned(scores, predictions, learning.by_size(predictions), curve, effects, families[0])
+    return Relearned(scores, predictions, learning.by_size(predictions), curve, effects, first_family)
 
 
 def _some(rows: pd.DataFrame, quick: bool) -> pd.DataFrame:
