@@ -40,8 +40,12 @@ class Evaluation:
     operators: pd.DataFrame
     networks: pd.DataFrame
     note: str
-    model: Path
     target: Target = CPU
+
+    @property
+    def model(self) -> Path:
+        """Return the file of the evaluated model."""
+        return registry.home_of(self.folder.parent) / store.read_json(self.folder / "scores.meta.json")["model"]
 
     @property
     def learners(self) -> pd.DataFrame:
@@ -92,7 +96,7 @@ def evaluation(reference: str = "") -> Evaluation:
     note = (f"REPLAY of the models of {machine.name}, trained {meta['written_utc'][:10]} from "
             f"{', '.join(name.rpartition('/')[2] for name in meta['sweeps'])}; their errors are computed anew from the "
             "published predictions and the measured times.")
-    return Evaluation(folder, scores, operators, networks, note, registry.home_of(machine) / meta["model"], target)
+    return Evaluation(folder, scores, operators, networks, note, target)
 
 
 def _target(meta: dict[str, Any]) -> Target:
@@ -154,7 +158,7 @@ def reproduced(study: Evaluation) -> pd.DataFrame:
     rows = rows[rows["network"].isin(rows.nsmallest(_EXAMPLES, "latency_ms")["network"])]
     model = CostModel.load(study.model)
     shipped = []
-    for row in network_training.terms(model, rows, network_training.works(rows)).to_dict("records"):
+    for row in network_training.terms(model, rows, network_training.works(rows, study.target.dtype)).to_dict("records"):
         fitted = Composition(**model.compositions[f"{row['mode']} {row['memory']}"])
         shipped.append(fitted.predict(row)[0])
     table = rows[_CASE].assign(published_ms=rows["shipped_ms"], shipped_ms=shipped)
