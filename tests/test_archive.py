@@ -106,8 +106,8 @@ def test_an_imported_cpu_is_trained_on_its_own_sweeps_and_advice_knows_it(home, 
     folder = swept("box", convolutions, ["cpu"], latency_ms=convolutions["latency_ms"] * 7)
     with pytest.raises(InputError, match="no fp32 model of box; .* has: none; train .* models --train box"):
         registry.for_devices(["box"], "fp32")
-    scores = evaluate.own_machine("box", quick=True)
-    assert set(scores["device"]) == {"cpu"}
+    scores, reasons = evaluate.own_machine("box", quick=True)
+    assert (set(scores["device"]), reasons) == ({"cpu"}, [])
     assert [path.name for path in (folder / "trained").iterdir()] == ["cpu-box-feedbeef_fp32.json.gz"]
     (predictor,), (committed,) = registry.for_devices(["box"], "fp32"), registry.for_devices([COMMITTED.name], "fp32")
     assert (predictor.device, predictor.origin, predictor.memory_mb) == ("cpu@box", "", pytest.approx(24 * 2**30 / 1e6))
@@ -141,6 +141,14 @@ def test_gpus_of_one_name_train_one_model(home, convolutions):
     assert 0.8 < error.median() < 1.25
     with pytest.raises(InputError, match=r"no fp32 model of cpu@gpus; the machine gpus has: t4 fp32"):
         registry.for_devices(["cpu@gpus"], "fp32")
+
+
+def test_a_gpu_that_nobody_knows_is_left_out_in_one_line(home, convolutions):
+    swept("box", convolutions, ["mps"])
+    words = "no model of box could be trained: mps fp32: params/devices.yaml has no device"
+    with pytest.raises(InputError, match=words) as error:
+        evaluate.own_machine("box", quick=True)
+    assert "\n" not in str(error.value)
 
 
 def test_too_few_rows_are_one_line(home, convolutions):

@@ -445,7 +445,7 @@ def test_a_bundle_does_not_contradict_itself(home, tmp_path, good):
     refused(tmp_path / "orphan.zip", "of a run that was cut short")
     forged(tmp_path / "empty.zip", {**index, "files": {}}, {"bundle.json": None})
     refused(tmp_path / "empty.zip", "holds no table")
-    for name in ("models", "Gavel"):
+    for name in ("models", "Gavel", "cpu", "neusight"):
         again({**index, "machine": name}, contents, tmp_path / f"{name}.zip")
         refused(tmp_path / f"{name}.zip", "is no name of a machine")
 

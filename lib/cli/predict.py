@@ -59,7 +59,9 @@ def _models(options: argparse.Namespace) -> int:
     elif options.train in ("neusight", "aiconfigurator"):
         evaluate.published(options.train, "bf16" if options.train == "aiconfigurator" else "fp32", options.quick)
     elif options.train:
-        print(evaluate.own_machine(options.train, options.quick).to_string(index=False))
+        scores, reasons = evaluate.own_machine(options.train, options.quick)
+        print(scores.to_string(index=False))
+        print("".join(f"left out: {reason}\n" for reason in reasons), end="")
     table = registry.summary()
     print(table.to_string(index=False, float_format=lambda value: f"{value:.1f}"))
     return int((table["part"] == registry.UNUSABLE).any())

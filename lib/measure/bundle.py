@@ -29,6 +29,7 @@ _FILE_MB, _JSON_MB, _ALL_MB, _BUNDLE_MB = 200, 8, 1000, 200
 _RATIO = 100  # of a file to what it takes in the bundle; measurements come to about ten
 _CHUNK = 2**20
 _MACHINE = r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}"
+_WORDS = ("cpu", "power", "attention-power", "neusight", "aiconfigurator")  # that `models --train` takes besides machines
 NO_READERS: Readers = MappingProxyType({})
 
 
@@ -187,7 +188,7 @@ def _index(archive: zipfile.ZipFile, source: Path, scratch: Path) -> Index:
         bundle_contents.check_schema(index.schema_version)
     except InputError as error:
         raise InputError(f"{source}: {error}") from None
-    if not re.fullmatch(_MACHINE, index.machine) or index.machine.lower() in NO_MACHINES:
+    if not re.fullmatch(_MACHINE, index.machine) or index.machine.lower() in (*NO_MACHINES, *_WORDS):
         raise InputError(f"{source}: {index.machine[:60]!r} is no name of a machine")
     if not index.files:
         raise InputError(f"{source} holds no table")

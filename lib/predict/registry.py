@@ -54,12 +54,13 @@ def cpu_name(machine_name: str, hardware_id: str) -> str:
     return f"{_CPU}{stem}" if stem.endswith(f"-{hardware_id}") else f"{_CPU}{stem}-{hardware_id}"
 
 
-def home_of(folder: Path) -> Path:
-    """Return where what is trained of a reference machine lies: models of a committed one ship, an imported one's are its own.
+def home_of(folder: Path, device: str) -> Path:
+    """Return where the model that is trained of a device of a reference machine lies: a committed CPU's ships.
 
-    Beside them are the models that were calibrated there and came with its bundle.
+    All others stay with their machine, beside those that were calibrated there and came with its bundle.
     """
-    return SHIPPED if folder.parent == paths.REFERENCE else folder / "trained"
+    ships = folder.parent == paths.REFERENCE and device.startswith(_CPU)
+    return SHIPPED if ships else folder / "trained"
 
 
 def machine_files(folder: Path) -> dict[tuple[str, str], Path]:
@@ -67,11 +68,11 @@ def machine_files(folder: Path) -> dict[tuple[str, str], Path]:
 
     Of one that was calibrated there and one that was trained here, the one that erred less on what it was not fitted to.
     """
-    home, several = home_of(folder), {}
-    for path in (path for one in {folder / "models", home} for path in sorted(one.glob(f"*{_SUFFIX}"))):
+    shipped = SHIPPED.glob(f"{_CPU}{folder.name}_*{_SUFFIX}") if folder.parent == paths.REFERENCE else ()
+    several: dict[tuple[str, str], list[Path]] = {}
+    for path in (*folder.glob(f"models/*{_SUFFIX}"), *folder.glob(f"trained/*{_SUFFIX}"), *shipped):
         device, dtype = _key(path)
-        if device.startswith(f"{_CPU}{folder.name}") or home != SHIPPED:
-            several.setdefault(("cpu" if device.startswith(_CPU) else device, dtype), []).append(path)
+        several.setdefault(("cpu" if device.startswith(_CPU) else device, dtype), []).append(path)
     return {key: paths_of[0] if len(paths_of) == 1 else min(paths_of, key=_held_out) for key, paths_of in several.items()}
 
 
@@ -321,7 +322,7 @@ def summary() -> pd.DataFrame:
     """
     rows = []
     machines = {(f"{device}@{name}", dtype): path for name, folder in archive.machines(imported=True).items()
-                if home_of(folder) != SHIPPED for (device, dtype), path in machine_files(folder).items()}
+                for (device, dtype), path in machine_files(folder).items() if path.parent != SHIPPED}
     for (device, dtype), path in {**model_files(), **machines}.items():
         try:
             model = load(path)

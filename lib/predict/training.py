@@ -94,9 +94,12 @@ def _labelled(path: Path) -> pd.DataFrame:
 
 
 def _gpu_name(device: str, identity: Mapping[str, Any]) -> str:
+    """Return the name of a GPU as its driver gave it, or its device id where none is known; empty for the CPU."""
     kind, _, index = device.partition(":")
     gpus = identity.get("hardware", {}).get("gpus", [])
-    return str(gpus[int(index)]["name"]) if kind == "cuda" and int(index or 0) < len(gpus) else ""
+    if kind == "cuda" and int(index or 0) < len(gpus):
+        return str(gpus[int(index or 0)]["name"])
+    return "" if kind == "cpu" else device
 
 
 def reference_sweeps(folder: Path, target: Target = CPU) -> tuple[pd.DataFrame, list[str]]:

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from lib import files, store
+from lib.errors import InputError
 from lib.measure import archive
 from lib.predict import network_training, registry, training
 from lib.predict.evaluation import baselines, gpu_networks, training_steps
@@ -60,7 +61,7 @@ def evaluate(quick: bool = False, folder: Path | None = None, target: Target = C
     table, _ = training.reference_sweeps(folder, target)
     scores, predictions = baselines.compare(table, training.roof_of(folder, target), model)
     networks = network_training.fit_networks(model, folder, target)
-    path = model.save(registry.path_of(model.device, target.dtype, registry.home_of(folder)))
+    path = model.save(registry.path_of(model.device, target.dtype, registry.home_of(folder, model.device)))
     if not publish:
         return {"scores": scores, "networks": networks, "model": path, "predictions": predictions}
     works = network_training.works(networks[networks["network"].str.fullmatch(WORKLOADS)], target.dtype)
@@ -68,17 +69,24 @@ def evaluate(quick: bool = False, folder: Path | None = None, target: Target = C
     return {"scores": scores, "networks": networks, "steps": steps, "model": path, "predictions": predictions}
 
 
-def own_machine(name: str, quick: bool = False) -> pd.DataFrame:
+def own_machine(name: str, quick: bool = False) -> tuple[pd.DataFrame, list[str]]:
     """Train and evaluate a model of each device and element type that a reference machine swept; return their scores.
 
-    The evaluation of the first, its CPU where that was swept, is written beside the data, for 06_cost_model. Raises InputError
-    for a machine that is not there, or has no sweep.
+    The evaluation of the first, its CPU where that was swept, is written beside the data, for 06_cost_model. Second come the
+    reasons why others have none, such as a GPU that params/devices.yaml does not know. Raises InputError for a machine that is
+    not there, or of which nothing can be trained.
     """
-    folder, scores = archive.machine_folder(name), []
-    for number, target in enumerate(training.targets(folder)):
-        results = evaluate(quick, folder, target, publish=number == 0)
-        scores.append(results["scores"].assign(device=target.name or "cpu", dtype=target.dtype))
-    return pd.concat(scores, ignore_index=True)
+    folder, scores, reasons = archive.machine_folder(name), [], []
+    for target in training.targets(folder):
+        kind = f"{target.name or 'cpu'} {target.dtype}"
+        try:
+            results = evaluate(quick, folder, target, publish=not scores)
+            scores.append(results["scores"].assign(device=target.name or "cpu", dtype=target.dtype))
+        except InputError as error:
+            reasons.append(f"{kind}: {error}")
+    if not scores:
+        raise InputError(f"no model of {name} could be trained: {'; '.join(reasons)}")
+    return pd.concat(scores, ignore_index=True), reasons
 
 
 def write(folder: Path, model: CostModel, path: Path, scores: pd.DataFrame, predictions: pd.DataFrame, networks: pd.DataFrame,

@@ -45,7 +45,8 @@ class Evaluation:
     @property
     def model(self) -> Path:
         """Return the file of the evaluated model."""
-        return registry.home_of(self.folder.parent) / store.read_json(self.folder / "scores.meta.json")["model"]
+        name = store.read_json(self.folder / "scores.meta.json")["model"]
+        return registry.home_of(self.folder.parent, name) / name
 
     @property
     def learners(self) -> pd.DataFrame:
