@@ -166,6 +166,13 @@ def reproduced(study: Evaluation) -> pd.DataFrame:
     return table.assign(same=(table["shipped_ms"] / table["published_ms"] - 1).abs() < _SAME)
 
 
+def devices(reference: str, dtype: str) -> list[str]:
+    """Return the devices that advice is asked for: those of a reference machine that is named, beside all others (empty)."""
+    if not reference or all(kind != dtype for _, kind in registry.machine_files(archive.machine_folder(reference))):
+        return []
+    return [*(predictor.device for predictor in registry.for_devices([], dtype)), reference]
+
+
 def relearned(study: Evaluation, families: list[str], quick: bool) -> Relearned:
     """Learn some families again from the machine's sweeps, those of them that it has; InputError lists the families."""
     unknown = [name for name in families if name not in baselines.FAMILIES]
