@@ -9,6 +9,7 @@ import resource
 import signal
 import stat
 import zipfile
+from contextlib import closing
 from pathlib import Path
 
 import pandas as pd
@@ -548,3 +549,23 @@ def test_two_machines_of_one_name_stay_apart(home, tmp_path, small, good):
     index, contents = good
     again({**index, "machine": REFERENCE.name}, contents, tmp_path / "committed.zip")
     assert bundle.merge(tmp_path / "committed.zip")[0].name == f"{REFERENCE.name}-v2", "the committed one has the name"
+
+
+def test_a_sweep_that_went_on_goes_on_here_and_an_older_bundle_changes_nothing(collected, tmp_path):
+    sweep = paths.DATA / "sweeps" / "elements_kernel_cold"
+    bundle.pack(tmp_path / "first.zip", "box")
+    folder, _ = bundle.merge(tmp_path / "first.zip")
+    for path, table in ((sweep / "cpu" / "repeats.csv", "repeats"), (paths.MATRIX / "cells.csv", "cells")):
+        with closing(store.Appender(path, table, resume=True)) as file:
+            file.append(row(table, round=2, repeat=2).iloc[0].to_list())
+    table = store.read(sweep / "sweep.parquet", "sweep")
+    store.write(table.assign(n=table["n"] + 1), sweep / "sweep.parquet", "sweep", derived=True)
+    bundle.pack(tmp_path / "second.zip", "box")
+    assert bundle.merge(tmp_path / "second.zip") == (folder, 3)
+    names = ("sweep.parquet", "cpu/repeats.csv", "cpu/configs.csv")
+    assert all((folder / "sweeps" / sweep.name / name).read_bytes() == (sweep / name).read_bytes() for name in names)
+    assert bundle.merge(tmp_path / "first.zip") == (folder, 0)
+    assert store.read(folder / "sweeps" / sweep.name / "sweep.parquet", "sweep")["n"].equals(table["n"] + 1)
+    (sweep / "cpu" / "repeats.csv").write_bytes(store.encoded(row("repeats", latency_ms=9.0), ".csv"))
+    bundle.pack(tmp_path / "twin.zip", "box")
+    assert bundle.merge(tmp_path / "twin.zip")[0] == folder.with_name("box-v2"), "an equal machine's sweep of the same name"

@@ -71,7 +71,7 @@ def _import(options: argparse.Namespace) -> int:
     folder, new = bundle.merge(options.path, paths.REFERENCE if options.reference else None, _readers())
     for path in sorted(folder.glob("sweeps/*/sweep.parquet")):  # a bundle holds tables, not what is derived from them
         export.write(store.read(path, "sweep"), path.parent)
-    print(f"{folder}: {new} new files; a reference by its name: --reference or -p reference {folder.name}")
+    print(f"{folder}: {new} files new or grown; a reference by its name: --reference or -p reference {folder.name}")
     return 0
 
 

@@ -1,7 +1,6 @@
 """Bundles: what was measured on one machine, packed into one file and merged on another."""
 
 import contextlib
-import filecmp
 import hashlib
 import io
 import json
@@ -75,10 +74,11 @@ def _finished(folder: Path, readers: Readers) -> list[str]:
 def merge(source: Path, target: Path | None = None, readers: Readers = NO_READERS) -> tuple[Path, int]:
     """Merge a bundle into ``target`` (default: data/imported), under its machine's name; return the folder and new files.
 
-    The same files again change nothing; other files of the same names, and those of another machine that is called the same,
-    go to ``<machine>-v2``. All files are checked before anything is written, and none is held but the one being read.
-    ``readers`` read, by kind, what is no table. Raises InputError for a damaged bundle, one that holds anything else than
-    tables with their provenance, one of a later schema, and one that is too large.
+    The same files again change nothing, and a sweep or matrix that went on since is gone on with; other files of the same
+    names, and those of another machine that is called the same, go to ``<machine>-v2``. All files are checked before anything
+    is written, and none is held but the one being read. ``readers`` read, by kind, what is no table. Raises InputError for a
+    damaged bundle, one that holds anything else than tables with their provenance, one of a later schema, and one that is too
+    large.
     """
     target, hardware = target or paths.IMPORTED, set()
     with tempfile.TemporaryDirectory() as temporary:
@@ -97,16 +97,23 @@ def merge(source: Path, target: Path | None = None, readers: Readers = NO_READER
         def collides(machine: str) -> bool:
             if target != paths.REFERENCE and (paths.REFERENCE / machine).exists():
                 return True  # a name stands for one machine, and the committed one has it
-            there = [(target / machine / name, scratch / name) for name in index.files]
             others = bundle_contents.hardware_of(target / machine)
             return bool(others and hardware and not others & hardware) or \
-                any(path.is_file() and not filecmp.cmp(path, new, shallow=False) for path, new in there)
+                "other" in _successions(target / machine, scratch, index).values()
 
         folder = target / store.fresh_name(index.machine, collides)
-        new = [name for name in bundle_contents.written_order(index.files) if not (folder / name).is_file()]
+        there = _successions(folder, scratch, index)
+        new = [name for name in bundle_contents.written_order(index.files) if there.get(name, "grown") == "grown"]
         for name in new:
-            files.create(files.folder((folder / name).parent) / Path(name).name, (scratch / name).read_bytes())
+            path = files.folder((folder / name).parent) / Path(name).name
+            (files.replace if name in there else files.create)(path, (scratch / name).read_bytes())
     return folder, len(new)
+
+
+def _successions(folder: Path, scratch: Path, index: Index) -> dict[str, str]:
+    """Return what each file of a bundle is to the one of its name in ``folder``, of those that are there."""
+    return {name: bundle_contents.succession(folder, scratch, name, index.files)
+            for name in index.files if (folder / name).is_file()}
 
 
 @contextlib.contextmanager

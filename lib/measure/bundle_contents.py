@@ -1,6 +1,7 @@
 """What a bundle may hold: which files, by folder and name, what must be in each, and what of a machine's owner stays out."""
 
 import csv
+import filecmp
 import io
 import os
 import re
@@ -33,7 +34,8 @@ _FACTS = {"profile": _RUN_FACTS, "runs": _RUN_FACTS, "points": ("started_utc", "
           "sweep": ("started_utc", "devices")}
 _KEYS = {"profile": ["split", "epoch", "global_step"], "runs": ["run_id"], "repeats": ["config", "round"],
          "sweep": ["config", "device"]}  # what a row is of, once
-_MAY_REPEAT = ("configs", "energies", "cells", "networks")  # append-only: the last row of a configuration counts
+_GROWING = ("configs", "repeats", "energies", "cells")  # append-only
+_MAY_REPEAT = ("configs", "energies", "cells", "networks")  # of which the last row of a case counts
 _WITH_PATHS = ("data_note", "failed", "failures", "software", "devices")
 _PATH = re.compile(r"(?<![\w./])/(?:[^\s/:]+/)+")  # the folders of an absolute path
 Readers = Mapping[str, Callable[[Path], object]]
@@ -187,6 +189,23 @@ def check_schema(version: str) -> None:
     if not re.fullmatch(r"[1-9]\d{0,5}", version) or int(version) > int(SCHEMA_VERSION):
         raise InputError(f"its tables have schema {version[:20]!r}; this version reads up to {SCHEMA_VERSION}: update the "
                          "program")
+
+
+def succession(there: Path, new: Path, name: str, names: Collection[str]) -> str:
+    """Return what a file is to the one of its name that is there: same, grown (it begins as that), older (the reverse), other.
+
+    ``there`` and ``new`` are folders; what is derived of a sweep follows the sweep's raw files among ``names``.
+    """
+    if filecmp.cmp(there / name, new / name, shallow=False):
+        return "same"
+    table = table_of(name)
+    if table in _GROWING:
+        before, after = (there / name).read_bytes(), (new / name).read_bytes()
+        return "grown" if after.startswith(before) else "older" if before.startswith(after) else "other"
+    folder = name.rpartition("/")[0]
+    raw = [one for one in names if one.startswith(f"{folder}/") and table_of(one) in _GROWING and (there / one).is_file()]
+    several = {succession(there, new, one, names) for one in raw} - {"same"} if table == "sweep" else {"other"}
+    return several.pop() if len(several) == 1 else "other"
 
 
 def hardware_of(folder: Path) -> set[str]:
