@@ -3,11 +3,12 @@
 import shutil
 
 import pytest
+import torch
 
 from lib import files, paths, store
 from lib.config.notebooks import MachineParams, SweepParams
 from lib.errors import InputError
-from lib.measure import archive, ceilings
+from lib.measure import archive, bundle, ceilings
 from lib.measure.operators import isolated, sweep
 from lib.measure.training import profiled
 from lib.predict import advise_operator, registry, training
@@ -155,3 +156,18 @@ def test_too_few_rows_are_one_line(home, convolutions):
     swept("box", convolutions.head(20), ["cpu"])
     with pytest.raises(InputError, match=r"no sweep of 40 usable rows or more \(20 of 20 rows are usable\); measure one"):
         evaluate.own_machine("box")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+def test_a_gpu_swept_there_is_a_model_here(home, tmp_path):
+    wanted = SweepParams(op="linear", device="cuda:0", count=60, budget_s=0, rounds=3, visit_ms=4, patience_s=0.0, name="s")
+    sweep.measure_sweep(wanted)
+    bundle.pack(tmp_path / "box.zip", "box")
+    bundle.merge(tmp_path / "box.zip")
+    evaluate.own_machine("box", quick=True)
+    vendor = registry.vendor_of(torch.cuda.get_device_name(0))
+    (predictor,) = registry.for_devices(["box"], "fp32")
+    assert predictor.device == f"{vendor}@box"
+    shape = advise_operator.config("linear", ["gemm_m=512", "gemm_k=512", "gemm_n=512"])
+    assert 1e-3 < advise_operator.advise(shape, ["box"])["predicted_ms"].item() < 10
+    assert sweep.sweep(wanted.model_copy(update={"source": "replay", "reference": "box"})).note.endswith("on box.")
