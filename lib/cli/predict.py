@@ -2,7 +2,7 @@
 
 import argparse
 
-from lib.cli.options import folder_name, number, whole
+from lib.cli.options import number, whole
 
 
 def _advise(options: argparse.Namespace) -> int:
@@ -95,7 +95,7 @@ def add(verbs) -> None:
     verb.set_defaults(call=_advise_operator)
 
     verb = verbs.add_parser("models", help="the registry: every cost model with its scores; or train those that ship")
-    verb.add_argument("--train", type=folder_name, metavar="WHAT",
+    verb.add_argument("--train", metavar="WHAT",
                       help="cpu: from the first reference machine's data; a reference machine's name, committed or imported "
                            "from a bundle: each device that it swept; neusight, aiconfigurator: from published data; "
                            "power: of GEMMs on an H200; attention-power: of attention on a B200")
