@@ -95,7 +95,7 @@ def composed(table: pd.DataFrame) -> pd.DataFrame:
         predicted_ms, low_ms, high_ms = held_out[case].predict(row, row["outside"])
         rows.append({**row, "predicted_ms": predicted_ms, "low_ms": low_ms, "high_ms": high_ms,
                      "shipped_ms": shipped[case].predict(row)[0]})
-    return pd.DataFrame(rows, columns=[*table, *_COMPOSED])
+    return pd.DataFrame(rows, columns=list(dict.fromkeys([*table, *_COMPOSED])))
 
 
 def fit_networks(model: CostModel, folder: Path, target: Target = CPU) -> pd.DataFrame:
