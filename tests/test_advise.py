@@ -16,7 +16,7 @@ from torch import nn
 from lib import __main__, paths
 from lib.config.definitions import load_devices
 from lib.errors import InputError
-from lib.predict import advise, advise_text, calibrate, registry, suggestions
+from lib.predict import advise, advise_operator, advise_text, calibrate, registry, suggestions
 from lib.predict.advise import Query
 from lib.predict.operators.cost_model import CostModel
 from lib.predict.operators.features_gpu import Chip
@@ -281,3 +281,55 @@ def test_a_prediction_is_verified_on_this_machine():
     assert measured_ms > 0
     assert several[0].measured_gain > 0
     assert "the interval" in advise_text.verdict(found, measured_ms)
+
+
+CONV = "batch=8 in_channels=64 out_channels=64 height=56 width=56 kernel=3 stride=1 padding=1".split()
+
+
+def test_one_operator_has_a_time_a_bandwidth_a_rate_a_bound_and_an_interval(capsys):
+    assert __main__.main(["advise-op", "conv2d", *CONV, "--device", "cpu", "--device", "t4", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert {row["device"] for row in rows} == {"cpu", "t4"}
+    flops, moved = 2 * 8 * 64 * 56 * 56 * 64 * 9, 4 * (2 * 8 * 64 * 56 * 56 + 64 * 64 * 9)
+    for row in rows:
+        assert 0 < row["low_ms"] < row["predicted_ms"] < row["high_ms"]
+        assert row["gflops"] * row["predicted_ms"] * 1e6 == pytest.approx(flops)
+        assert row["gbps"] * row["predicted_ms"] * 1e6 == pytest.approx(moved)
+        assert row["bound"] == "compute"
+        assert 0 < row["pct_of_attainable"] < 150
+    assert __main__.main(["advise-op", "conv2d", *CONV, "--device", "t4"]) == 0
+    assert "1.85e+09 FLOPs, 1.299e+07 compulsory bytes" in capsys.readouterr().out
+
+
+def test_the_short_names_are_those_of_all_axes():
+    whole = [part for part in CONV if not part.startswith(("kernel", "stride", "padding"))]
+    whole += ["kernel_h=3", "kernel_w=3", "stride_h=1", "stride_w=1", "padding_h=1", "padding_w=1"]
+    assert advise_operator.config("conv2d", CONV).key == advise_operator.config("conv2d", whole).key
+
+
+def test_an_operator_that_was_measured_on_the_device_says_so():
+    name = registry.shipped_cpus("fp32")[0].name.removeprefix("cpu-").partition("_")[0]
+    (predictor,) = registry.for_devices([name], "fp32")
+    row = predictor.measured_operators.query("op == 'linear'").iloc[0]
+    wanted = advise_operator.config("linear", [f"{name}={int(row[name])}" for name in ("gemm_m", "gemm_k", "gemm_n")]
+                                    + [f"layout={row['layout']}"])
+    assert advise_operator.advise(wanted, [name])["measured_ms"].tolist() == [row["latency_ms"]]
+
+
+@pytest.mark.parametrize(("arguments", "words"), [
+    ("conv9 batch=1", "no operator family 'conv9'; there are: conv2d"), ("linear", "missing \\[gemm_m, gemm_k, gemm_n\\]"),
+    ("linear gemm_m", "'gemm_m' is no NAME=VALUE; linear takes: gemm_m"), ("linear gemm_m=x", "is a whole number"),
+    ("linear gemm_m=-1", "is a whole number"), ("linear gemm_m=9999999999", "is a whole number of at most 9 digits"),
+    ("linear gemm_m=1 gemm_m=2", "gemm_m is given twice"), ("linear gemm_m=0 gemm_k=1 gemm_n=1", "gemm_m 0 is no number"),
+    ("linear gemm_m=1 gemm_k=1 gemm_n=1 layout=zz", "layout 'zz' is none"),
+    ("conv2d batch=1 in_channels=1 out_channels=1 height=2 width=2 kernel=9 stride=1", "conv2d"),
+    ("linear gemm_m=1 gemm_k=1 gemm_n=1 --device nope", "no fp32 model of a device 'nope'"),
+    ("linear gemm_m=1 gemm_k=1 gemm_n=1 --dtype fp64", "invalid choice")])
+def test_an_operator_that_is_none_is_one_line(capsys, arguments, words):
+    try:
+        status = __main__.main(["advise-op", *arguments.split()])
+    except SystemExit as ended:
+        status = ended.code
+    out, err = capsys.readouterr()
+    assert (status, out, err.count("\n")) == (2, "", 1), err
+    assert re.search(words, err)

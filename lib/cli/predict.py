@@ -1,4 +1,4 @@
-"""The verbs that predict: ``advise``, ``calibrate``, ``models``. Imports nothing heavy."""
+"""The verbs that predict: ``advise``, ``advise-op``, ``calibrate``, ``models``. Imports nothing heavy."""
 
 import argparse
 
@@ -25,6 +25,18 @@ def _advise(options: argparse.Namespace) -> int:
     return 0
 
 
+def _advise_operator(options: argparse.Namespace) -> int:
+    import json
+
+    from lib.predict import advise_operator
+
+    wanted = advise_operator.config(options.op, options.parameters, options.dtype, options.passes)
+    table = advise_operator.advise(wanted, options.device)
+    print(json.dumps(advise_operator.records(table), indent=1, allow_nan=False) if options.json else
+          advise_operator.text(wanted, table))
+    return 0
+
+
 def _calibrate(options: argparse.Namespace) -> int:
     from lib.predict import calibrate
 
@@ -44,8 +56,12 @@ def _models(options: argparse.Namespace) -> int:
 
         device, kind = training.SHIPS[options.train]
         print(training.ship(device, options.quick, kind).to_string(index=False, float_format=lambda value: f"{value:.2f}"))
-    elif options.train:
+    elif options.train in ("neusight", "aiconfigurator"):
         evaluate.published(options.train, "bf16" if options.train == "aiconfigurator" else "fp32", options.quick)
+    elif options.train:
+        scores, reasons = evaluate.own_machine(options.train, options.quick)
+        print(scores.to_string(index=False))
+        print("".join(f"left out: {reason}\n" for reason in reasons), end="")
     table = registry.summary()
     print(table.to_string(index=False, float_format=lambda value: f"{value:.1f}"))
     return int((table["part"] == registry.UNUSABLE).any())
@@ -59,16 +75,30 @@ def add(verbs) -> None:
     verb.add_argument("--batch-size", type=whole(1), default=0, help="default: the workload's own, or 1")
     verb.add_argument("--mode", default="infer", choices=("infer", "train"))
     verb.add_argument("--dtype", default="fp32", choices=("fp32", "bf16", "fp16"))
-    verb.add_argument("--device", action="append", default=[], help="a device; may be given again (default: all with a model)")
+    verb.add_argument("--device", action="append", default=[],
+                      help="a device, or a reference machine whose models were trained (NAME, or cpu@NAME); may be given again "
+                           "(default: all with a model)")
     verb.add_argument("--verify", action="store_true", help="measure the prediction and the changes on this machine's CPU")
     verb.add_argument("--json", action="store_true",
                       help="print a list of objects, one a device; with --verify this CPU's holds what was measured, too")
     verb.set_defaults(call=_advise)
 
+    verb = verbs.add_parser("advise-op", help="how long one operator takes on each device, at what bandwidth and rate, and why")
+    verb.add_argument("op", help="a family, such as conv2d, linear, attention; an unknown one lists all")
+    verb.add_argument("parameters", nargs="*", metavar="NAME=VALUE",
+                      help="batch=8 in_channels=64 out_channels=64 height=56 width=56 kernel=3 stride=1 padding=1 ...; a wrong "
+                           "name lists those of the family")
+    verb.add_argument("--pass", dest="passes", default="forward", choices=("forward", "backward"))
+    verb.add_argument("--dtype", default="fp32", choices=("fp32", "bf16", "fp16"))
+    verb.add_argument("--device", action="append", default=[], help="as in advise")
+    verb.add_argument("--json", action="store_true", help="print a list of objects, one a device")
+    verb.set_defaults(call=_advise_operator)
+
     verb = verbs.add_parser("models", help="the registry: every cost model with its scores; or train those that ship")
-    verb.add_argument("--train", choices=("cpu", "neusight", "aiconfigurator", "power", "attention-power"),
-                      help="train from the reference machine's data, or from imported data; power: of GEMMs on an H200; "
-                           "attention-power: of attention on a B200")
+    verb.add_argument("--train", metavar="WHAT",
+                      help="cpu: from the first reference machine's data; a reference machine's name, committed or imported "
+                           "from a bundle: each device that it swept; neusight, aiconfigurator: from published data; "
+                           "power: of GEMMs on an H200; attention-power: of attention on a B200")
     verb.add_argument("--quick", action="store_true", help="train less, in a fraction of the time")
     verb.set_defaults(call=_models)
 

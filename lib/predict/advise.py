@@ -131,7 +131,7 @@ def _row(predictor: Predictor, captured: CapturedQuery) -> dict[str, Any]:
             "out_of_range": bool(estimate.outside > _SHARE or predictor.origin),
             "fits": bool(network.memory_mb < predictor.memory_mb),
             "measured_ms": _measured(predictor, captured.query, network.batch_size), "dtype": captured.query.dtype,
-            "latency_type": predictor.model.facts.get("latency_type", "kernel") if predictor.device != "cpu" else "end_to_end",
+            "latency_type": predictor.model.facts.get("latency_type", "kernel") if predictor.kind != "cpu" else "end_to_end",
             "price_per_million": price, **energy.per_image(predictor.power, estimate, network.batch_size)}
 
 

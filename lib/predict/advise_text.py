@@ -50,7 +50,8 @@ def text(advice: Advice) -> str:
 
 def _notes(advice: Advice) -> list[str]:
     """Return what to know of the times: what no model is of, and which are of kernels alone."""
-    unknown, gpus = advice.captured.work().not_modelled, advice.table[advice.table["device"] != "cpu"]
+    unknown = advice.captured.work().not_modelled
+    gpus = advice.table[~advice.table["device"].str.match("cpu(@|$)")]
     kernels = gpus.loc[gpus["latency_type"] == "kernel", "device"]
     lines = [f"not modelled: {choices(unknown)}; such operators count as copies, or as those of {advice.captured.query.dtype}"
              ] if unknown else []

@@ -1,8 +1,9 @@
 """The models at hand, those that ship with the reference and those calibrated on this machine, and what they predict with."""
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,40 @@ def model_files() -> dict[tuple[str, str], Path]:
     Raises InputError for a file that is named as no model is.
     """
     return {_key(path): path for folder in (SHIPPED, paths.MODELS) for path in sorted(folder.glob(f"*{_SUFFIX}"))}
+
+
+def cpu_name(machine_name: str, hardware_id: str) -> str:
+    """Return how the model of a machine's CPU is called: by the machine's name, and its hardware at the end."""
+    stem = re.sub(r"[^a-z0-9]+", "-", machine_name.lower()).strip("-")
+    return f"{_CPU}{stem}" if stem.endswith(f"-{hardware_id}") else f"{_CPU}{stem}-{hardware_id}"
+
+
+def home_of(folder: Path, device: str) -> Path:
+    """Return where the model that is trained of a device of a reference machine lies: a committed CPU's ships.
+
+    All others stay with their machine, beside those that were calibrated there and came with its bundle.
+    """
+    ships = folder.parent == paths.REFERENCE and device.startswith(_CPU)
+    return SHIPPED if ships else folder / "trained"
+
+
+def machine_files(folder: Path) -> dict[tuple[str, str], Path]:
+    """Return the model files of a reference machine by (cpu or GPU's id, element type).
+
+    Of one that was calibrated there and one that was trained here, the one that erred less on what it was not fitted to.
+    """
+    shipped = SHIPPED.glob(f"{_CPU}{folder.name}_*{_SUFFIX}") if folder.parent == paths.REFERENCE else ()
+    several: dict[tuple[str, str], list[Path]] = {}
+    for path in (*folder.glob(f"models/*{_SUFFIX}"), *folder.glob(f"trained/*{_SUFFIX}"), *shipped):
+        device, dtype = _key(path)
+        several.setdefault(("cpu" if device.startswith(_CPU) else device, dtype), []).append(path)
+    return {key: paths_of[0] if len(paths_of) == 1 else min(paths_of, key=_held_out) for key, paths_of in several.items()}
+
+
+def _held_out(path: Path) -> float:
+    """Return the MAPE of a model on held-out points, in %; inf where its file does not say."""
+    held_out = load(path).facts.get("held_out")
+    return float(held_out.get("mape", math.inf)) if isinstance(held_out, dict) else math.inf
 
 
 def _key(path: Path) -> tuple[str, str]:
@@ -97,16 +132,31 @@ class Predictor:
         """Give the networks that were measured end to end on this device, or None."""
         if self.model.facts.get("hardware_id", "vendor:").startswith("vendor:"):
             return None
-        files = [path for folder in archive.machines_with("networks").values() for path in sorted(folder.glob("*.parquet"))]
-        tables = [store.read_own(path, "networks") for path in files]
-        own = [table[table["hardware_id"] == self.model.facts.get("hardware_id")] for table in tables]
+        folders = archive.machines(imported=bool(self.machine)).values()
+        tables = [store.read_own(path, "networks") for folder in folders for path in archive.networks_files(folder)]
+        on_cpu = self.kind == "cpu"
+        own = [table[(table["hardware_id"] == self.model.facts.get("hardware_id")) & ((table["device"] == "cpu") == on_cpu)]
+               for table in tables]
         return pd.concat(own, ignore_index=True) if own else None
+
+    @property
+    def kind(self) -> str:
+        """Return what the device is: ``cpu``, or a GPU's id in params/devices.yaml."""
+        return self.device.partition("@")[0]
+
+    @property
+    def machine(self) -> str:
+        """Return the reference machine whose device it is; empty for a device of this one, and for a GPU of its vendor."""
+        return self.device.partition("@")[2]
 
     @cached_property
     def measured_operators(self) -> pd.DataFrame:
         """Give the operators that were measured on this device in the state that its model answers for, and repeated well."""
         names = [] if self.origin else self.model.facts.get("sweeps", [])
-        files = [path for name in names if (path := paths.REFERENCE / name / "sweep.parquet").is_file()]
+        machines = archive.machines(imported=True)
+        folders = {name: machines.get(name.partition("/")[0]) for name in names}
+        files = [path for name, folder in folders.items() if folder
+                 and (path := folder.parent / name / "sweep.parquet").is_file()]
         tables = [store.read_own(path, "sweep") for path in files]
         tables = [table[(table["status"] == "ok") & (table["verdict"] == "stable")] for table in tables]
         return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=["flops", "bytes", "latency_ms"])
@@ -121,7 +171,7 @@ class Predictor:
     @cached_property
     def power(self) -> PowerModel | None:
         """Give the power model of this device and element type; None where there is none, or the device is another one."""
-        return None if self.origin else power_model.of_device(self.device, self.dtype)
+        return None if self.origin else power_model.of_device(self.kind, self.dtype)
 
     def composition(self, mode: str, memory: str = "default") -> Composition:
         """Return what a network adds to its operators; where none was measured end to end, nothing, with their interval."""
@@ -162,12 +212,15 @@ def _parts(work: Work) -> np.ndarray:
 
 def shipped_cpu(dtype: str) -> CostModel:
     """Return the CPU model that ships with the reference; InputError where there is none of that element type."""
-    files = model_files()
-    own = [path for (device, kind), path in files.items() if device.startswith(_CPU) and kind == dtype
-           and path.parent == SHIPPED]
-    if not own:
-        raise InputError(f"no {dtype} model of a CPU ships in {SHIPPED}; there are: {choices(map(' '.join, sorted(files)))}")
-    return load(own[0])
+    if own := shipped_cpus(dtype):
+        return load(own[0])
+    raise InputError(f"no {dtype} model of a CPU ships in {SHIPPED}; there are: "
+                     f"{choices(map(' '.join, sorted(model_files())))}")
+
+
+def shipped_cpus(dtype: str) -> list[Path]:
+    """Return the files of the CPU models that ship with the reference."""
+    return [path for path in sorted(SHIPPED.glob(f"{_CPU}*{_SUFFIX}")) if _key(path)[1] == dtype]
 
 
 def vendor_of(name: str) -> str:
@@ -206,6 +259,29 @@ def _predictor(device: str, dtype: str, files: transfer.Files, vendors: Mapping[
     return _cpu(dtype, files) if device == "cpu" else _gpu(gpu, dtype, files, reader) if gpu else None
 
 
+def _of_machine(device: str, dtype: str, files: transfer.Files, vendors: Mapping[str, VendorDevice],
+                reader: Callable[[Path], CostModel]) -> list[Predictor]:
+    """Return the devices of a reference machine with a model of an element type: all (NAME), or one kind of them (cpu@NAME).
+
+    A GPU's model is completed from others. Raises InputError where it has no such model.
+    """
+    kind, at, name = device.rpartition("@")
+    folder = archive.machine_folder(name)
+    own, several = machine_files(folder), []
+    for (one, own_dtype), path in own.items():
+        if own_dtype != dtype or (at and one != kind):
+            continue
+        if one == "cpu":
+            memory_mb = archive.hardware(folder).get("memory_gib", math.inf) * 2**30 / 1e6
+            several.append(Predictor(f"cpu@{name}", dtype, reader(path), memory_mb=memory_mb))
+        elif one in vendors and (gpu := _gpu(vendors[one], dtype, {**files, (one, dtype): path}, reader)):
+            several.append(replace(gpu, device=f"{one}@{name}"))
+    if not several:
+        raise InputError(f"no {dtype} model of {device}; the machine {name} has: {choices(map(' '.join, own)) or 'none'}; "
+                         f"train them on what was measured there: python -m lib models --train {name}")
+    return several
+
+
 def predictor(device: str, dtype: str) -> Predictor | None:
     """Return a device that can be predicted, or None where it has no model; InputError for a file that holds none."""
     return _predictor(device, dtype, model_files(), load_devices(), load)
@@ -223,11 +299,15 @@ def for_devices(devices: Sequence[str], dtype: str) -> list[Predictor]:
     usual = ["cpu", *sorted({device for device, _ in files if device in vendors})]
     predictors = []
     for device in devices or usual:
+        if device not in usual and device not in vendors and device.rpartition("@")[2] in archive.machines(imported=True):
+            predictors += _of_machine(device, dtype, files, vendors, reader)
+            continue
         one = _predictor(device, dtype, files, vendors, reader)
         if one:
             predictors.append(one)
         elif devices:
-            raise InputError(f"no {dtype} model of a device {device!r}; there are models of: {choices(usual)}; any GPU of "
+            raise InputError(f"no {dtype} model of a device {device!r}; there are models of: {choices(usual)}, and of the "
+                             f"machines: {choices(archive.machines(imported=True))}; any GPU of "
                              f"params/devices.yaml is predicted zero-shot where {ANY_GPU} has its element type; for a machine "
                              "of your own, run there: python -m lib calibrate")
     if not predictors:
@@ -241,7 +321,9 @@ def summary() -> pd.DataFrame:
     A file that holds no model is a row too, of part UNUSABLE, whose source says why.
     """
     rows = []
-    for (device, dtype), path in model_files().items():
+    machines = {(f"{device}@{name}", dtype): path for name, folder in archive.machines(imported=True).items()
+                for (device, dtype), path in machine_files(folder).items() if path.parent != SHIPPED}
+    for (device, dtype), path in {**model_files(), **machines}.items():
         try:
             model = load(path)
         except InputError as error:
@@ -268,5 +350,6 @@ def _power_rows() -> list[dict[str, Any]]:
 def _summary_row(device: str, dtype: str, name: str, part: Part, facts: Mapping[str, Any]) -> dict[str, Any]:
     return {"device": device, "dtype": dtype, "part": name, "rows": part.rows, "MAPE %": part.scores.get("mape"),
             "median %": part.scores.get("median"), "within 10 %": part.scores.get("within_10"),
-            "interval ±%": (np.exp(np.mean(part.halves)) - 1) * 100, "source": facts.get("source", ""),
+            "interval ±%": (np.exp(np.mean(part.halves)) - 1) * 100,
+            "source": f"that of {part.origin}" if part.origin else facts.get("source", ""),
             "licence": facts.get("licence", "")}

@@ -1,4 +1,4 @@
-"""From visits to the ``sweep`` table: medians over rounds, verdicts, the original's export, and finding stale rows."""
+"""From visits to the ``sweep`` table: medians over rounds, verdicts, and finding stale rows."""
 
 import json
 from dataclasses import dataclass
@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lib import files, store
+from lib import store
 from lib.config.notebooks import SweepParams
 from lib.errors import InputError, choices
 from lib.measure import load
 from lib.measure.archive import folders
 from lib.measure.energy.trace import NOT_MEASURED
+from lib.measure.operators import export
 from lib.measure.operators.raw_files import raw_folder
 from lib.measure.reference_kernel import SLOW, USUAL
 from lib.measure.statistics import VERDICTS, spread_verdict, worst
@@ -23,10 +24,6 @@ BOTH = {"latency_type": ("kernel", "end_to_end"), "cache": ("warm", "cold")}
 NEIGHBOURS = 15  # visits over which the load of the machine is smoothed: its clock ticks every 10 ms
 LEAST_ROUNDS = 3
 _NO_LOOP = "not looped: energy_s is 0, or the budget was spent"
-ORIGINAL = ("Batch size", "In Channels", "Out Channels", "Kernel Size", "Stride", "Width", "Height", "Flops", "Latency",
-            "Latency Type")
-_EXPORTED = ("batch", "in_channels", "out_channels", "kernel_h", "stride_h", "width", "height", "flops", "latency_ms")
-_TYPES = {"kernel": "external", "end_to_end": "internal"}
 
 
 def crowding(visits: pd.DataFrame) -> pd.Series:
@@ -126,27 +123,14 @@ def _checked(visits: pd.DataFrame, configs: pd.DataFrame) -> pd.DataFrame:
 
 
 def derive(folder: Path, facts: dict[str, Any]) -> pd.DataFrame:
-    """Derive ``sweep.parquet`` (all devices) and, for convolutions, ``results_convolution.csv`` from a sweep's raw files."""
+    """Derive ``sweep.parquet`` (all devices) and, for convolutions, the files of ``export`` from a sweep's raw files."""
     tables = [_device_table(raw_folder(folder, device), device, identity)
               for device, identity in facts["devices"].items()]
     table = pd.concat([part for part in tables if len(part)] or tables, ignore_index=True)
     path = store.write(table, folder / "sweep.parquet", "sweep", derived=True)
     store.write_meta(path, "sweep", **facts)
-    if (table["op"] == "conv2d").any():
-        export(table, folder / "results_convolution.csv")
+    export.write(table, folder)
     return table
-
-
-def export(table: pd.DataFrame, path: Path) -> Path:
-    """Write the convolutions of a sweep in the original's columns; latency in ms, external = kernel, internal = end to end.
-
-    The original knows one kernel size and stride, the forward pass and warm caches: other rows are left out.
-    """
-    fits = (table["op"] == "conv2d") & (table["pass"] == "forward") & (table["status"] == "ok") & (table["cache"] == "warm") & \
-        (table["kernel_h"] == table["kernel_w"]) & (table["stride_h"] == table["stride_w"])
-    chosen = table[fits]
-    named = chosen[list(_EXPORTED)].set_axis(ORIGINAL[:-1], axis=1).assign(**{ORIGINAL[-1]: chosen["latency_type"].map(_TYPES)})
-    return files.replace(path, named.astype({"Flops": "int64"}).to_csv(index=False).encode())
 
 
 def stale(latency: pd.Series, work: pd.Series) -> pd.Series:
@@ -180,24 +164,27 @@ def read(folder: Path, note: str = "") -> Sweep:
     facts = store.read_json(folder / "sweep.meta.json")
     raw = sorted(folder.glob("*/repeats.csv"))
     visits = store.read_all(raw, "repeats")
-    return Sweep(table, visits, folder, note or f"Measured here, {facts['started_utc']}, in {folder.name}.")
+    return Sweep(table, visits, folder, note or f"Measured here, {facts.get('started_utc', '?')}, in {folder.name}.")
 
 
 def replay(p: SweepParams) -> Sweep:
-    """Read the newest reference sweep that holds the wanted families, cut down to them; InputError lists what there is."""
-    available = set()
+    """Read the newest reference sweep that holds the wanted families, cut down to them; InputError lists what there is.
+
+    ``device`` auto is the CPU, all every device that was swept.
+    """
+    available, devices = set(), {"auto": ["cpu"], "cuda": ["cuda:0"]}.get(p.device, p.device.split(","))
     for folder in folders("replay", p.reference):
         for path in sorted((folder / "sweeps").glob("*/sweep.parquet"), reverse=True):
             sweep = read(path.parent, "")
-            device = "cpu" if p.device == "auto" else {"cuda": "cuda:0"}.get(p.device, p.device)
             wanted = {name: BOTH[name] if getattr(p, name) == "both" else (getattr(p, name),) for name in BOTH}
             wanted |= {} if p.grid else {"dtype": (p.dtype,)}  # a grid has its own
+            wanted |= {} if p.device == "all" else {"device": devices}
             fits = np.logical_and.reduce([sweep.table[name].isin(values) for name, values in wanted.items()])
-            chosen = sweep.table[sweep.table["op"].isin(p.ops) & (sweep.table["device"] == device) & fits]
-            available |= set(sweep.table["op"] + " " + sweep.table["dtype"])
+            chosen = sweep.table[sweep.table["op"].isin(p.ops) & fits]
+            available |= set(sweep.table["op"] + " " + sweep.table["dtype"] + " on " + sweep.table["device"])
             if set(p.ops) <= set(chosen["op"]):
                 facts = store.read_json(path.with_name("sweep.meta.json"))
-                note = f"REPLAY of {path.parent.name}, measured {facts['started_utc']} on {folder.name}."
+                note = f"REPLAY of {path.parent.name}, measured {facts.get('started_utc', '?')} on {folder.name}."
                 return Sweep(chosen.reset_index(drop=True), sweep.visits, path.parent, note)
     raise InputError(f"the reference has no {p.cache} {p.latency_type} sweep of {choices(p.ops)} in {p.dtype} on {p.device}; "
                      f"it has: {choices(sorted(available)) or 'none'}")

@@ -16,6 +16,7 @@ from lib.predict.operators.cost_model import CostModel
 from lib.predict.operators.regressors import nonnegative_rates
 from lib.predict.operators.validation import score
 
+_LEAST_WORKLOADS = 3
 LEARNERS = ("mean", "linear in FLOPs and bytes", "boosted trees", "MLP", "sum of operators")
 
 
@@ -30,10 +31,13 @@ def leave_one_out(table: pd.DataFrame, items: Mapping[tuple[str, str, int], Work
     """Return measured and predicted steps of each workload by each learner: ``workload, batch_size, learner, ...``.
 
     ``table`` are rows of ``networks`` whose networks are workload ids, in mode train; every learner but the sum of operators
-    is trained on the other workloads. Trained on are logarithms of time over FLOPs.
+    is trained on the other workloads. Trained on are logarithms of time over FLOPs. There are none where the model has no
+    composition of steps, or fewer than three workloads were measured.
     """
     good = (table["status"] == "ok") & (table["verdict"] != "unusable")
     rows = table[good & (table["mode"] == "train") & (table["memory"] == "kept")].reset_index(drop=True)
+    if "train kept" not in model.compositions or rows["network"].nunique() < _LEAST_WORKLOADS:
+        return pd.DataFrame(columns=["workload", "batch_size", "learner", "measured_ms", "predicted_ms", "relative_error"])
     works = [items[row.network, row.mode, int(row.batch_size)] for row in rows.itertuples()]
     x = pd.DataFrame([description(item) for item in works])
     measured = rows["latency_ms"].to_numpy()

@@ -63,9 +63,10 @@ def measured_steps(source: str, reference: str = "") -> pd.Series:
 def step_times(devices: Iterable[str], classes: Iterable[JobClass] | None = None, reference: str = "") -> StepTimes:
     """Return the step times of job classes (default: the ``kinds`` of params/scenarios.yaml) on ``cpu`` and GPUs, in fp32.
 
-    The CPU is the reference machine's. Raises InputError for a device without a model.
+    The CPU is the reference machine's, by its own model where one was trained. Raises InputError for a device without a model.
     """
-    devices = list(devices)
+    own = registry.machine_files(archive.machine_folder(reference)) if reference else {}
+    devices = [f"cpu@{reference}" if name == "cpu" and ("cpu", "fp32") in own else name for name in devices]
     predictors, steps = registry.for_devices(devices, "fp32"), measured_steps("replay", reference)
     rows = []
     for job_class in track(list(classes or definitions.load_scenarios()[0].values()), "job classes"):
@@ -79,9 +80,10 @@ def step_times(devices: Iterable[str], classes: Iterable[JobClass] | None = None
 
 
 def _row(job_class: JobClass, one: dict, steps: pd.Series) -> dict:
-    profiled = job_class.mode == "train" and one["device"] == "cpu" and job_class.model in steps
+    device = one["device"].partition("@")[0]
+    profiled = job_class.mode == "train" and device == "cpu" and job_class.model in steps
     measured_ms = float(steps[job_class.model]) if profiled else one["measured_ms"]
-    known = {"job_class": job_class.id, "device": one["device"], "memory_mb": one["memory_mb"], "low_ms": np.nan,
+    known = {"job_class": job_class.id, "device": device, "memory_mb": one["memory_mb"], "low_ms": np.nan,
              "high_ms": np.nan}
     if not one["fits"]:
         return {**known, "step_ms": np.nan, "source": "does not fit"}
