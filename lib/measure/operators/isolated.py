@@ -63,7 +63,7 @@ def _shared(precision: str, device: torch.device) -> dict[str, Any]:
 
 def network_item(net: networks.Network, precision: str, device: torch.device) -> tuple[Item, ops.Graph]:
     """Return the forward pass of a network as something to time, and its operators."""
-    graph = capture.of_network(net, dtype=dtypes.torch_name(precision))
+    graph = capture.of_network(net, dtype=dtypes.torch_name(precision), device=str(device))
     row = {**_shared(precision, device), "label": f"{net.name} b{net.shape[0]}", "arch": net.name, "kind": "network",
            "family": net.name, "batch_size": net.shape[0], "calls": sum(op.short not in counts.VIEWS for op in graph.ops),
            "occurrences": 1, "flops": sum(counts.flops(op) for op in graph.ops),
