@@ -1,0 +1,151 @@
+"""What is captured for CUDA without a GPU, what a GPU's own record says of it, and how the kernels of CUDA are chosen."""
+
+import threading
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from lib.work.graph import capture, counts, cuda_kernels, families, ops, rebuild, spaces
+
+SWEEPS = spaces.load_sweeps()
+AMPERE, TURING, HOPPER = (8, 0), (7, 5), (9, 0)
+on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+
+
+class Small(nn.Module):
+    """A network in which CUDA takes other kernels than the CPU: normalisation, dropout, attention with a mask and without."""
+
+    def __init__(self):
+        super().__init__()
+        self.convolution, self.norm, self.drop = nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.Dropout(0.3)
+        self.attend = nn.MultiheadAttention(16, 2, dropout=0.1, batch_first=True)
+
+    def forward(self, images):
+        x = self.drop(self.norm(self.convolution(images))).flatten(2).transpose(1, 2)
+        return F.scaled_dot_product_attention(*[self.attend(x, x, x, need_weights=False)[0].unsqueeze(1)] * 3).mean((1, 2))
+
+
+def has_cuda_kernel(op):
+    namespace, _, rest = op.name.partition(".")
+    name, _, overload = rest.partition(".")
+    name = f"{namespace}::{name}{'' if overload == 'default' else '.' + overload}"
+    keys = ("CUDA", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional", "CompositeImplicitAutograd")
+    return any(torch._C._dispatch_has_kernel_for_dispatch_key(name, key) for key in keys)
+
+
+def names(graph):
+    return [op.short for op in graph.ops if counts.is_work(op)]
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_every_swept_operator_has_a_kernel_on_cuda(dtype):
+    for name, space in SWEEPS.spaces.items():
+        draws = spaces.sample(name, space, SWEEPS.limits, 1, dtype, "cuda:0")
+        for config, several in (next(draws) for _ in range(6)):
+            for op in several:
+                assert has_cuda_kernel(op), f"{config}: {op.name}"
+                assert counts.is_counted(op) and families.describe(op)[0] == name
+            flops, moved = spaces.work(several)
+            on_cpu, moved_on_cpu = spaces.work(config.ops())
+            assert flops == on_cpu, config
+            assert moved == pytest.approx(moved_on_cpu, rel=0.35), config  # statistics, which each kernel keeps in its way
+
+
+def test_a_network_is_captured_with_the_kernels_of_its_device():
+    of_cpu, of_cuda = (capture.capture(Small(), (2, 3, 9, 9), "train", device=device) for device in ("cpu", "cuda:0"))
+    assert {"native_batch_norm", "bernoulli_"} <= set(names(of_cpu))
+    assert not any("cudnn" in name or "efficient" in name for name in names(of_cpu))
+    assert {"cudnn_batch_norm", "cudnn_batch_norm_backward", "native_dropout", "native_dropout_backward"} <= set(names(of_cuda))
+    assert names(of_cuda).count("_scaled_dot_product_efficient_attention") == 2, "with dropout too"
+    work = [op for op in of_cuda.ops if counts.is_work(op)]
+    assert all(has_cuda_kernel(op) and counts.is_counted(op) and families.describe(op) for op in work)
+    assert names(capture.capture(Small(), (2, 3, 9, 9), "train")) == names(of_cpu), "and then the CPU's again"
+    matrices = [sum(counts.matrix_flops(op) for op in graph.ops if op.phase == "forward") for graph in (of_cpu, of_cuda)]
+    assert matrices[0] == matrices[1]
+
+
+def test_other_threads_go_on_with_the_kernels_of_the_cpu():
+    captured = {}
+
+    def elsewhere():
+        captured["elsewhere"] = names(capture.capture(Small(), (2, 3, 9, 9), "train"))
+
+    with cuda_kernels.chosen("cuda:0"):
+        thread = threading.Thread(target=elsewhere)
+        thread.start()
+        thread.join()
+    assert "native_batch_norm" in captured["elsewhere"]
+    assert F.scaled_dot_product_attention is torch._C._nn.scaled_dot_product_attention, "all is put back"
+
+
+@pytest.mark.parametrize(("chip", "dtype", "width", "masked", "causal", "kernel"), [
+    (AMPERE, torch.float32, 64, False, False, "efficient"), (AMPERE, torch.bfloat16, 64, False, False, "flash"),
+    (AMPERE, torch.float16, 64, True, False, "efficient"), (TURING, torch.float16, 64, False, False, "efficient"),
+    (AMPERE, torch.bfloat16, 320, False, False, "efficient"), (AMPERE, torch.bfloat16, 64, False, True, "efficient"),
+    (AMPERE, torch.float64, 64, False, False, "math")])
+def test_attention_takes_the_kernel_that_the_card_has(chip, dtype, width, masked, causal, kernel):
+    query, key = torch.empty(2, 4, 8, width, dtype=dtype), torch.empty(2, 4, 16, width, dtype=dtype)
+    assert cuda_kernels.attention_kernel(query, key, key, masked=masked, causal=causal, chip=chip) == kernel
+
+
+def test_a_hopper_card_takes_cudnn_for_attention_where_it_is_recent(monkeypatch):
+    query = torch.empty(2, 4, 8, 64, dtype=torch.bfloat16)
+    for version, kernel in ((91_500, "cudnn"), (90_100, "flash"), (None, "flash")):
+        monkeypatch.setattr(torch.backends.cudnn, "version", lambda version=version: version)
+        assert cuda_kernels.attention_kernel(query, query, query, masked=False, causal=False, chip=HOPPER) == kernel
+
+
+@pytest.mark.parametrize("mask", [torch.ones(8, 8).tril().bool(), torch.randn(8, 8)])
+def test_attention_for_cuda_computes_what_attention_is(mask):
+    draw = torch.Generator().manual_seed(0)
+    tensors = [torch.randn(2, 4, 8, 20, generator=draw) for _ in range(3)]
+    expected = F.scaled_dot_product_attention(*tensors, attn_mask=mask)
+    bias = cuda_kernels._bias(mask, tensors[0])
+    assert torch.allclose(expected, F.scaled_dot_product_attention(*tensors, attn_mask=bias), atol=1e-6)
+
+
+def test_a_head_that_flash_attention_does_not_take_is_padded():
+    several = families.make("attention", {"kind": "sdpa", "batch": 2, "heads": 2, "q_len": 8, "kv_len": 8, "head_dim": 20},
+                            "bfloat16", device="cuda:0")
+    assert [op.short for op in several] == ["constant_pad_nd"] * 3 + ["_scaled_dot_product_flash_attention"]
+    assert several[-1].args[0].shape[-1] == 24
+    assert several[-1].kwargs == (("scale", 20**-0.5),)
+
+
+@on_a_gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("width", [64, 80, 128, 256])
+@pytest.mark.parametrize("masked", [False, True])
+def test_torch_chooses_the_same_kernel_for_attention_on_this_card(dtype, width, masked):
+    query = torch.randn(2, 4, 32, width, device="cuda:0", dtype=dtype)
+    mask = torch.zeros(32, 32, device="cuda:0", dtype=dtype) if masked else None
+    chosen = torch.nn.attention.SDPBackend(torch._fused_sdp_choice(query, query, query, mask)).name.lower()
+    kernel = cuda_kernels.attention_kernel(query, query, query, masked=masked, causal=False,
+                                           chip=cuda_kernels.capability("cuda:0"))
+    assert kernel in chosen
+
+
+@on_a_gpu
+@pytest.mark.parametrize("mode", ops.MODES)
+def test_what_is_captured_for_cuda_is_what_this_card_runs(mode):
+    recorder = capture.Recorder({})
+    model = Small().to("cuda:0").train(mode == "train")
+    with torch.set_grad_enabled(mode == "train"), recorder:
+        output = capture.first_tensor(model(torch.randn(2, 3, 9, 9, device="cuda:0")))
+        if mode == "train":
+            capture.default_loss(output).backward()
+    ran = [op.short for op in recorder.ops if counts.is_work(op) and op.short not in ("randn", "_to_copy")]
+    assert names(capture.capture(Small(), (2, 3, 9, 9), mode, device="cuda:0")) == ran
+
+
+@on_a_gpu
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_every_swept_operator_runs_on_this_card(dtype):
+    where = torch.device("cuda:0")
+    for name, space in SWEEPS.spaces.items():
+        draws = spaces.sample(name, space, spaces.Limits(most_flops=2e8, most_bytes=2e7), 1, dtype, "cuda:0")
+        for _, several in (next(draws) for _ in range(6)):
+            rebuild.runnable(several, where)()
+    torch.cuda.synchronize(where)
