@@ -7,6 +7,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from lib import tables
+from lib.measure import machine
+from lib.predict import advise, advise_text
 from lib.work.graph import capture, counts, cuda_kernels, families, ops, rebuild, spaces
 
 SWEEPS = spaces.load_sweeps()
@@ -149,3 +152,36 @@ def test_every_swept_operator_runs_on_this_card(dtype):
         for _, several in (next(draws) for _ in range(6)):
             rebuild.runnable(several, where)()
     torch.cuda.synchronize(where)
+
+
+@pytest.fixture
+def switches():
+    several = (torch.backends.cuda.matmul, torch.backends.cudnn)
+    before = [switch.allow_tf32 for switch in several]
+    yield several
+    for switch, allowed in zip(several, before, strict=True):
+        switch.allow_tf32 = allowed
+
+
+@pytest.mark.parametrize("here", [True, False])
+def test_fp32_is_fp32_wherever_something_is_measured_on_a_gpu(monkeypatch, switches, here):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: here)
+    for switch in switches:
+        switch.allow_tf32 = True
+    machine.exact_fp32()
+    assert [switch.allow_tf32 for switch in switches] == [not here] * 2, "without a GPU the software id stays as it was"
+    assert machine.tf32(torch.device("cuda:0")) is not here
+    assert machine.tf32(torch.device("cpu")) is False
+
+
+@pytest.mark.parametrize("table", ["profile", "runs", "sweep", "networks"])
+def test_every_row_says_whether_fp32_was_tf32(table):
+    column = next(column for column in tables.TABLES[table] if column.name == "tf32")
+    assert (column.kind, column.empty) == ("bool", False)
+
+
+def test_advice_says_how_fp32_is_multiplied_on_gpus():
+    texts = {dtype: advise_text.text(advise.advise(advise.Query("W1", dtype=dtype), [card]))
+             for dtype, card in (("fp32", "t4"), ("bf16", "h100-sxm"))}
+    assert "fp32 on GPUs is computed as fp32" in texts["fp32"]
+    assert "TF32" not in texts["bf16"]

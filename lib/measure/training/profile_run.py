@@ -85,7 +85,7 @@ def _summary(run: Run, outcome: Outcome, rows: pd.DataFrame, started: str) -> di
            "elapsed_sec": pipelined.seconds, "images_per_sec": pipelined.images / pipelined.seconds,
            "images_processed": pipelined.images, "workload_id": workload.id, "dataset": workload.dataset,
            "data_source": run.opened.data_source, **{name: getattr(p, name) for name in _SWITCHES},
-           "tf32": run.device.type == "cuda" and torch.backends.cudnn.allow_tf32, "threads": torch.get_num_threads(),
+           "tf32": machine.tf32(run.device), "threads": torch.get_num_threads(),
            "cpu_percent": seen.own_cores * 100, "peak_rss_mb": machine.peak_rss_mb(), "other_cpu_cores": seen.other_cores,
            "involuntary_switches_per_s": seen.involuntary_per_s, "step_median_ms": timing and timing.median_ms,
            "step_iqr_ms": timing and timing.iqr_ms, "step_low_ms": low, "step_high_ms": high, "step_n": len(train),
