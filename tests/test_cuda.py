@@ -8,12 +8,15 @@ from torch import nn
 from torch.nn import functional as F
 
 from lib import tables
-from lib.measure import machine
+from lib.config.notebooks import MachineParams
+from lib.measure import ceilings, machine, timing
+from lib.measure.budget import Budget
 from lib.predict import advise, advise_text
 from lib.work.graph import capture, counts, cuda_kernels, families, ops, rebuild, spaces
 
 SWEEPS = spaces.load_sweeps()
 AMPERE, TURING, HOPPER = (8, 0), (7, 5), (9, 0)
+GPU = torch.device("cuda:0")
 on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 
 
@@ -185,3 +188,65 @@ def test_advice_says_how_fp32_is_multiplied_on_gpus():
              for dtype, card in (("fp32", "t4"), ("bf16", "h100-sxm"))}
     assert "fp32 on GPUs is computed as fp32" in texts["fp32"]
     assert "TF32" not in texts["bf16"]
+
+
+class Card:
+    """Stands in for a GPU: a launch costs the host 5 µs, a triad in the L2 cache takes 1 µs, and a graph is launched once."""
+
+    def __init__(self, monkeypatch, records=True):
+        self.ms, self.recorded = 0.0, []
+        monkeypatch.setattr(timing, "time_calls", self.time_calls)
+        monkeypatch.setattr(timing, "_graphed", self.graphed)
+        monkeypatch.setattr(timing, "synchronize", lambda device: None)
+        self._records = records
+
+    def kernel(self):
+        self.ms += 0.005
+
+    def graphed(self, call, calls, device):
+        if not self._records:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        self.recorded.append(calls)
+
+        def replay():
+            self.ms += 0.005 + 0.001 * calls
+        return replay
+
+    def time_calls(self, call, calls, device):
+        before = self.ms
+        for _ in range(calls):
+            call()
+        return (self.ms - before) / calls
+
+
+def test_a_small_kernel_is_timed_in_a_graph_and_not_by_its_launches(monkeypatch):
+    card = Card(monkeypatch)
+    launched = timing.measure(card.kernel, GPU, 0.01)
+    graphed = timing.measure(card.kernel, GPU, 0.01, graph=True)
+    assert launched.median_ms == pytest.approx(0.005) and not launched.graphed
+    assert graphed.median_ms == pytest.approx(0.001, rel=0.03) and graphed.graphed
+    assert len(card.recorded) == 1 and card.recorded[0] in (200, 201), "as many calls as fill a sample, recorded once"
+
+
+def test_what_cannot_be_recorded_is_launched_and_says_so(monkeypatch):
+    card = Card(monkeypatch, records=False)
+    launched = timing.measure(card.kernel, GPU, 0.01, graph=True)
+    assert launched.median_ms == pytest.approx(0.005) and not launched.graphed
+    assert not timing.measure(card.kernel, torch.device("cpu"), 0.01, graph=True).graphed
+
+
+@pytest.mark.parametrize("records", [True, False])
+def test_ceilings_of_a_gpu_come_from_graphs_and_their_rows_say_so(monkeypatch, records):
+    card = Card(monkeypatch, records)
+    probe = ceilings.Probe({"dtype": "fp64", "level": "L2", "method": "triad a = b + s*c"}, 0.0, 4e6, lambda: card.kernel)
+    measured = ceilings._rounds([probe], GPU, Budget(0.06))
+    row = ceilings._row(probe, measured[0], {}, "stable")
+    assert row["peak_gbps"] == pytest.approx(4000 if records else 800, rel=0.05)
+    assert row["method"] == ("triad a = b + s*c, as a CUDA graph" if records else "triad a = b + s*c")
+
+
+@on_a_gpu
+def test_the_l2_cache_of_this_card_is_faster_than_its_memory(home):
+    table = ceilings.measure_ceilings(MachineParams(device="cuda:0", budget_s=8)).best.set_index("level")
+    assert table["peak_gbps"]["L2"] > 1.2 * table["peak_gbps"]["device"]
+    assert "CUDA graph" in table["method"]["L2"]
