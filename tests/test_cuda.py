@@ -1,17 +1,22 @@
 """What is captured for CUDA without a GPU, what a GPU's own record says of it, and how the kernels of CUDA are chosen."""
 
+import textwrap
 import threading
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from lib import tables
+from lib import paths, tables
+from lib.config import definitions
 from lib.config.notebooks import MachineParams
 from lib.measure import ceilings, machine, timing
 from lib.measure.budget import Budget
-from lib.predict import advise, advise_text
+from lib.predict import advise, advise_text, registry, transfer
+from lib.studies.machine import findings
 from lib.work.graph import capture, counts, cuda_kernels, families, ops, rebuild, spaces
 
 SWEEPS = spaces.load_sweeps()
@@ -250,3 +255,49 @@ def test_the_l2_cache_of_this_card_is_faster_than_its_memory(home):
     table = ceilings.measure_ceilings(MachineParams(device="cuda:0", budget_s=8)).best.set_index("level")
     assert table["peak_gbps"]["L2"] > 1.2 * table["peak_gbps"]["device"]
     assert "CUDA graph" in table["method"]["L2"]
+
+
+def ceilings_of_a_card(*levels):
+    rows = [{"device": "cuda:0", "dtype": dtype, "level": level, "peak_gflops": rate if level == "compute" else np.nan,
+             "peak_gbps": np.nan if level == "compute" else rate, "method": "", "verdict": "stable"}
+            for dtype, level, rate in (("fp32", "compute", 48_765.4), ("bf16", "compute", 97_531.2), ("fp64", "L2", 2800.0),
+                                       ("fp64", "device", 700.4)) if level in levels]
+    table = pd.DataFrame(rows, columns=tables.columns("ceilings"))
+    overheads = pd.DataFrame(columns=["what", "median_us", "p99_us"])
+    return ceilings.Ceilings(table, overheads, {"started_utc": "2026-11-22T10:00"}, "")
+
+
+@pytest.fixture
+def unknown_card(monkeypatch):
+    monkeypatch.setattr(machine, "devices", lambda: ["cpu", "cuda:0"])
+    monkeypatch.setattr(machine, "device_name", lambda where: "NVIDIA GeForce RTX 4080")
+    monkeypatch.setattr(machine, "hardware", lambda: {"gpus": [{"compute_capability": "8.9", "multiprocessors": 76}]})
+    monkeypatch.setattr(machine, "memory_mb", lambda name: 16_704.2)
+    monkeypatch.setattr(machine, "levels", lambda device, threads: {"L2": 64 * 2**20})
+
+
+def test_a_card_that_is_not_listed_is_offered_as_an_entry_that_then_predicts(unknown_card, tmp_path, monkeypatch):
+    text = findings.learned_words(ceilings_of_a_card("compute", "L2", "device"))
+    assert "fp32 reaches **48,765 GFLOP/s**" in text
+    assert "no device named 'NVIDIA GeForce RTX 4080' (the nearest: NVIDIA GeForce RTX 4090" in text
+    offered = text.partition("```yaml\n")[2].removesuffix("```")
+    path = tmp_path / "devices.yaml"
+    path.write_text((paths.PARAMS / "devices.yaml").read_text() + textwrap.indent(offered, "  "))
+    listed = definitions.load_devices(path)
+    card = listed["geforce-rtx-4080"]
+    assert (card.name, card.architecture, card.multiprocessors) == ("NVIDIA GeForce RTX 4080", "ada", 76)
+    assert (card.peak_gbps, card.peak_gflops, card.memory_mb, card.cache_mb) == \
+        (700, {"fp32": 48_800, "bf16": 97_500}, 16_704, 67.1)
+    for module in (registry, transfer):
+        monkeypatch.setattr(module, "load_devices", lambda: listed)
+    assert registry.vendor_of("GeForce RTX 4080") == "geforce-rtx-4080"
+    table = advise.advise(advise.Query("W1"), ["geforce-rtx-4080"]).table
+    assert table["predicted_ms"][0] > 0
+    assert findings.learned_words(ceilings_of_a_card("compute", "L2", "device")).count("no device named") == 0
+
+
+def test_a_card_whose_ceilings_are_not_all_measured_is_no_entry(unknown_card, monkeypatch):
+    text = findings.learned_words(ceilings_of_a_card("compute"))
+    assert "has no ceiling of level device" in text and "```" not in text
+    monkeypatch.setattr(machine, "devices", lambda: ["cpu"])
+    assert "no device named" not in findings.learned_words(ceilings_of_a_card("compute")), "a replay of another machine"

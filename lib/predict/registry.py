@@ -33,7 +33,7 @@ from lib.work import dtypes
 SHIPPED = paths.REFERENCE / "models"
 UNUSABLE = "none"  # the part of a file that holds no model, in the summary
 _SUFFIX, _CPU = ".json.gz", "cpu-"
-_MAKERS, _NEAREST = frozenset(("nvidia", "tesla", "amd")), 3  # words of a name that tell no card; names in an error
+MAKERS, _NEAREST = frozenset(("nvidia", "tesla", "amd")), 3  # words of a name that tell no card; names in an error
 _MOST = 0.5  # of the predicted time, and it bounds the network
 
 
@@ -185,13 +185,13 @@ def vendor_of(name: str) -> str:
         lower = {stated.lower(): stated for stated in ids}
         nearest = [lower[match] for match in difflib.get_close_matches(name.lower(), lower, _NEAREST, 0.0)]
         raise InputError(f"params/devices.yaml has no device named {name!r} (the nearest: {choices(nearest)}), add it there; "
-                         "notebook 01_machine, with source measure, measures it and writes the entry")
+                         "notebook 01_machine, with source measure, measures it and gives the entry")
     return vendor
 
 
 def _words_of(name: str) -> list[str]:
     """Return the words of a device's name without its makers, in an order of their own: A100 80GB PCIe, A100-PCIE-80GB."""
-    return sorted(set(re.findall(r"[a-z0-9.]+", name.lower())) - _MAKERS)
+    return sorted(set(re.findall(r"[a-z0-9.]+", name.lower())) - MAKERS)
 
 
 def _cpu(dtype: str, files: transfer.Files) -> Predictor | None:
