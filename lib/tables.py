@@ -246,6 +246,16 @@ CELLS = (
     _float("images_per_sec", "throughput; empty when it failed", empty=True), _text("hardware_id", "which machine"),
     _text("at_utc", "when it ended, ISO 8601"))
 
+MATRIX = (
+    _text("env", "where it ran: the environment of the matrix"), _text("workload_id", "what was trained on what"),
+    _text("arch", "model name"), _BACKEND, _int("batch_size", "samples a batch", 1),
+    _text("precision", "fp32, or the autocast type", "fp32", "bf16", "fp16"),
+    _text("settings", "source of the images, and switches of its runs that are not as usual"), _int("n", "usable runs", 1),
+    _float("images_per_sec", "throughput, mean of the runs"),
+    _float("std", "its standard deviation; empty for one run", empty=True), _float("median", "median throughput"),
+    _float("low", "the slowest run's"), _float("high", "the fastest run's"),
+    _float("cpu_percent", "CPU time of the process and its workers, % of one core, median"), *_IDS)
+
 COMPLEXITY = (
     _text("network", "workload id, model name, or module:Class"), _int("batch_size", "samples of the captured step", 1),
     _text("layer", "the module's name in the network; loss; empty: the network's own forward", empty=True),
@@ -341,7 +351,7 @@ DEVICES = (
 TABLES: dict[str, Columns] = {"profile": PROFILE, "runs": RUNS, "ceilings": CEILINGS, "overheads": OVERHEADS,
                               "configs": CONFIGS, "repeats": REPEATS, "energies": ENERGIES, "sweep": SWEEP, "power": POWER,
                               "attention_power": ATTENTION_POWER,
-                              "points": POINTS, "cells": CELLS, "complexity": COMPLEXITY,
+                              "points": POINTS, "cells": CELLS, "matrix": MATRIX, "complexity": COMPLEXITY,
                               "networks": NETWORKS, "predictions": PREDICTIONS, "scores": SCORES,
                               "schedule": SCHEDULE, "throughputs": THROUGHPUTS, "contention": CONTENTION,
                               "jobs": JOBS, "devices": DEVICES, "durations": DURATIONS, "history": HISTORY}

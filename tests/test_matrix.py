@@ -10,8 +10,9 @@ from lib.config import definitions
 from lib.config.base import build, load_yaml
 from lib.errors import InputError
 from lib.measure import archive, machine
-from lib.measure.training import matrix
+from lib.measure.training import matrix, matrix_tables
 from lib.measure.worker import WorkerLostError
+from lib.work import datasets
 
 SMALL = {"environment": "box", "dataset": "pathmnist", "size": 28, "repeats": 2, "options": {"profile": False},
          "grids": {"cpu": {"models": ["simple_cnn", "resnet18"], "batch_sizes": [8], "precisions": ["fp32"], "options": {
@@ -38,7 +39,8 @@ def pretend(cell_params, workload):
 
 def test_cells_of_the_default_matrix():
     found = matrix.cells(definitions.load_matrix(), "cpu")
-    assert [cell.name for cell in found] == ["resnet50/b16/fp32", "vgg16/b16/fp32", "mobilenet_v2/b16/fp32"]
+    assert [cell.name for cell in found] == [f"{model}/b{batch}/fp32" for model in ("resnet50", "vgg16", "mobilenet_v2")
+                                             for batch in (16, 32, 64)], "the CPU has every cell that it had in the original"
     cell = found[0]
     assert (cell.workload.id, cell.workload.size, cell.params.batch_size) == ("pathmnist-224", 224, 16)
     assert cell.label == f"{machine.name()}/resnet50/b16/fp32"
@@ -173,7 +175,9 @@ def test_the_verb(home, monkeypatch, capsys):
     assert __main__.main(["matrix", "--device", "cpu", "--dry-run"]) == 0
     assert "box/resnet18/b8/fp32: 0 of 2 runs are there" in capsys.readouterr().out
     assert __main__.main(["matrix", "--device", "cpu", "--repeats", "1", "-p", "iters", "3"]) == 0
-    assert "| box |" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "| box |" in shown
+    assert str(paths.MATRIX / "throughput_box.md") in shown
     assert __main__.main(["matrix", "--device", "cpu", "--cells", "none"]) == 2
     assert load_yaml(paths.PARAMS / "matrix.yaml")["repeats"] == 3
 
@@ -190,3 +194,81 @@ def test_a_wrong_option_is_one_line(home, capsys, words):
     assert ended.value.code == 2
     assert shown.err.startswith(f"error: argument {words.split()[1]}: ")
     assert (shown.err.count("\n"), shown.out) == (1, "")
+
+
+def environment_of(name, rates, **more):
+    runs = [run_row(run_id=f"{name}{model}{n}", label=f"{name}/{model}/b8/fp32", arch=model, batch_size=8, precision="fp32",
+                    images_per_sec=rate, verdict="stable", workload_id="pathmnist-28", **more)
+            for model, several in rates.items() for n, rate in enumerate(several)]
+    return pd.DataFrame(runs)
+
+
+def test_each_environment_has_its_table_as_csv_and_as_markdown(home):
+    runs = pd.concat([environment_of("lab", {"net": [100.0, 110.0, 120.0]}),
+                      environment_of("cloud", {"net": [50.0]}, channels_last=True, num_workers=8)])
+    written = matrix_tables.write(runs)
+    assert [path.name for path in written] == ["throughput_cloud.csv", "throughput_cloud.md", "throughput_lab.csv",
+                                               "throughput_lab.md"]
+    lab, cloud = (store.read(paths.MATRIX / f"throughput_{name}.csv", "matrix").iloc[0] for name in ("lab", "cloud"))
+    assert (lab["n"], lab["images_per_sec"], lab["std"], lab["low"], lab["high"]) == (3, 110.0, 10.0, 100.0, 120.0)
+    assert (cloud["n"], cloud["settings"]) == (1, "synthetic channels_last=True num_workers=8") and math.isnan(cloud["std"])
+    text = (paths.MATRIX / "throughput_lab.md").read_text()
+    assert text.startswith("# Throughput of lab, images/s\n") and "| net | cpu | 8 | fp32 | synthetic | 3 | 110 |" in text
+    matrix_tables.write(environment_of("lab", {"net": [100.0], "other": [10.0]}))
+    assert len(store.read(paths.MATRIX / "throughput_lab.csv", "matrix")) == 2, "derived anew"
+    with pytest.raises(InputError, match="is no matrix table"):
+        store.read(store.write(archive.runs("replay"), home / "throughput_runs.csv", "runs"), "matrix")
+
+
+@pytest.mark.parametrize(("rates", "word", "status"), [
+    ({"net": [50.0, 52.0], "other": [9.0]}, "slower", 1), ({"net": [105.0, 99.0], "other": [10.1]}, "same", 0),
+    ({"net": [200.0, 190.0], "other": [30.0]}, "faster", 0)])
+def test_two_environments_are_compared_cell_by_cell(home, capsys, rates, word, status):
+    matrix_tables.write(pd.concat([environment_of("a", {"net": [100.0, 104.0], "other": [10.0], "third": [1.0]}),
+                                   environment_of("b", rates, hardware_id="other")]))
+    assert __main__.main(["compare", "a", str(paths.MATRIX / "throughput_b.csv")]) == status
+    shown = capsys.readouterr().out
+    assert f"B is {word}" in shown
+    assert "2 pairs" in shown and "1 without a usable partner" in shown and "hardware_id differs" in shown
+
+
+def test_environments_without_a_common_cell_or_of_two_machines_are_not_compared(home, capsys):
+    matrix_tables.write(pd.concat([environment_of("a", {"net": [1.0]}), environment_of("b", {"other": [1.0]}),
+                                   environment_of("c", {"net": [1.0]}), environment_of("c", {"net": [1.0]}, hardware_id="x")]))
+    assert __main__.main(["compare", "a", "b"]) == 2
+    assert "0 configurations are usable in both, 1 are needed" in capsys.readouterr().err
+    assert __main__.main(["compare", "a", "c"]) == 2
+    assert "throughput_c.csv: 1 rows are there twice, the first of workload_id pathmnist-28 arch net" in capsys.readouterr().err
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    from PIL import Image
+
+    for split in ("train", "val", "test"):
+        for name in ("cat", "dog"):
+            (tmp_path / "pets" / split / name).mkdir(parents=True)
+            for number in range(8):
+                Image.new("RGB", (40, 40), (number, 9, 9)).save(tmp_path / "pets" / split / name / f"{number}.png")
+    return tmp_path / "pets"
+
+
+def test_a_folder_of_images_is_a_dataset_of_the_matrix(home, pictures, monkeypatch):
+    plan = small(dataset="imagefolder", folder=str(pictures), grids={"cpu": {**SMALL["grids"]["cpu"], "options": {
+        "iters": 1, "warmup_iters": 1, "warmup_s": 0, "budget_s": 0}}})
+    cell = matrix.cells(plan, "cpu", ["simple_cnn/b8/fp32"])[0]
+    assert (cell.workload.id, cell.workload.folder) == ("imagefolder-28", str(pictures))
+    assert datasets.facts(cell.workload).classes == 2
+    monkeypatch.setattr(matrix, "load_matrix", lambda: plan)
+    assert matrix.workload_of("imagefolder-28", "simple_cnn", 8) == cell.workload, "as the roofline asks for a run's workload"
+
+
+def test_a_folder_of_images_that_is_none_is_a_failed_cell(home):
+    plan = small(dataset="imagefolder", folder="nowhere", grids={"cpu": {**SMALL["grids"]["cpu"], "models": ["simple_cnn"]}})
+
+    def prepared(cell_params, workload):
+        return datasets.open_splits(workload, "auto", "native")
+
+    rows = matrix.run_matrix(matrix.cells(plan, "cpu"), 1, measure=prepared)
+    assert rows["status"].tolist() == ["failed"]
+    assert "imagefolder-28: imagefolder needs 'folder:'" in rows["reason"][0]

@@ -30,7 +30,7 @@ def _machine(_: argparse.Namespace) -> int:
 def _matrix(options: argparse.Namespace) -> int:
     from lib.config import definitions
     from lib.measure import archive
-    from lib.measure.training import matrix
+    from lib.measure.training import matrix, matrix_tables
 
     plan = definitions.load_matrix()
     cells = matrix.cells(plan, options.device, options.cells, assignments(options.parameter))
@@ -44,10 +44,11 @@ def _matrix(options: argparse.Namespace) -> int:
         print(f"{row['status']:>6}  {row['label']} #{row['repeat']}: {what}{row['reason']}", flush=True)
 
     rows = matrix.run_matrix(cells, repeats, options.budget_s, report=report)
-    table = archive.runs("measure")
-    table = table[table["label"].isin([cell.label for cell in cells])]
+    runs = archive.runs("measure")
+    table = runs[runs["label"].isin([cell.label for cell in cells])]
     if len(table):
-        print("", matrix.markdown(matrix.throughput(table)), sep="\n")
+        own = runs["label"].str.startswith(f"{cells[0].label.partition('/')[0]}/")
+        print("", matrix.markdown(matrix.throughput(table)), "", *matrix_tables.write(runs[own]), sep="\n")
     return int("failed" in set(rows.get("status", ())))
 
 
@@ -94,8 +95,8 @@ def add(verbs) -> None:
     verb = verbs.add_parser("machine", help="what this machine is: inventory, ids, devices, load")
     verb.set_defaults(call=_machine)
 
-    verb = verbs.add_parser("compare", help="two measured runs or sweeps: is B faster, slower or the same, and by how much")
-    verb.add_argument("a", type=a_path, help="a run id, a sweep's name, or a file or folder of either")
+    verb = verbs.add_parser("compare", help="two measured runs, sweeps or matrix environments: is B faster, slower or the same")
+    verb.add_argument("a", type=a_path, help="a run id, a sweep, an environment of the matrix, or a file or folder of one")
     verb.add_argument("b", type=a_path)
     verb.add_argument("--threshold", type=number(most=0.99), default=0.03,
                       help="differences up to this share are the same (default 0.03, which is 3 %%)")
