@@ -110,7 +110,8 @@ RUNS = (
     _int("step_n", "steps in that median"), _VERDICT,
     _text("reason", "why it is not stable; empty when it is", empty=True), *_IDS,
     _later(_float("image_j", "energy of training on one image, in the unsynchronised pass, idle power included; empty: not "
-                  "measured", empty=True), float("nan")), *ENERGY)
+                  "measured", empty=True), float("nan")), *ENERGY,
+    _later(_text("optimizer", "what changed the weights", "adam", "sgd"), "adam", 3))
 
 CEILINGS = (
     _text("device", "cpu, cuda:0 or mps"), _text("dtype", "element type"),

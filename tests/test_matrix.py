@@ -10,7 +10,7 @@ from lib.config import definitions
 from lib.config.base import build, load_yaml
 from lib.errors import InputError
 from lib.measure import archive, machine
-from lib.measure.training import matrix, matrix_tables
+from lib.measure.training import matrix, matrix_tables, profile_run
 from lib.measure.worker import WorkerLostError
 from lib.work import datasets
 
@@ -39,8 +39,10 @@ def pretend(cell_params, workload):
 
 def test_cells_of_the_default_matrix():
     found = matrix.cells(definitions.load_matrix(), "cpu")
-    assert [cell.name for cell in found] == [f"{model}/b{batch}/fp32" for model in ("resnet50", "vgg16", "mobilenet_v2")
-                                             for batch in (16, 32, 64)], "the CPU has every cell that it had in the original"
+    assert [cell.name for cell in found] == [
+        f"{model}/b{batch}/fp32{optimizer}" for model in ("resnet50", "vgg16", "mobilenet_v2") for batch in (16, 32, 64)
+        for optimizer in ("", "/sgd")], "the CPU has every cell that it had in the original, and each with both optimizers"
+    assert [cell.params.optimizer for cell in found[:2]] == ["adam", "sgd"]
     cell = found[0]
     assert (cell.workload.id, cell.workload.size, cell.params.batch_size) == ("pathmnist-224", 224, 16)
     assert cell.label == f"{machine.name()}/resnet50/b16/fp32"
@@ -261,6 +263,18 @@ def test_a_folder_of_images_is_a_dataset_of_the_matrix(home, pictures, monkeypat
     assert datasets.facts(cell.workload).classes == 2
     monkeypatch.setattr(matrix, "load_matrix", lambda: plan)
     assert matrix.workload_of("imagefolder-28", "simple_cnn", 8) == cell.workload, "as the roofline asks for a run's workload"
+
+
+@pytest.mark.slow
+def test_a_cell_of_own_images_is_trained_by_sgd(home, quiet, pictures):
+    plan = small(dataset="imagefolder", folder=str(pictures), grids={"cpu": {
+        **SMALL["grids"]["cpu"], "models": ["simple_cnn"], "optimizers": ["sgd"],
+        "options": {"iters": 1, "warmup_iters": 1, "warmup_s": 0, "budget_s": 0}}})
+    cell, = matrix.cells(plan, "cpu")
+    run = profile_run.measure(cell.params, workload=cell.workload).run
+    assert (run["label"], run["optimizer"], run["data_source"], run["dataset"]) == \
+        ("box/simple_cnn/b8/fp32/sgd", "sgd", "imagefolder", "imagefolder")
+    assert matrix.configurations(archive.runs("measure"))["optimizer"].tolist() in (["sgd"], []), "empty: disturbed"
 
 
 def test_a_folder_of_images_that_is_none_is_a_failed_cell(home):

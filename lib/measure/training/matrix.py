@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,8 @@ from lib.measure.training.summary import CONFIGURATION
 from lib.measure.worker import WorkerLostError, call
 
 KEYS = ["env", "arch", "backend", "batch_size", "precision"]
-_FIXED = {"workload", "source", "reference", "device", "batch_size", "precision", "label"}  # by the matrix, for each cell
+# by the matrix, for each cell
+_FIXED = {"workload", "source", "reference", "device", "batch_size", "precision", "optimizer", "label"}
 _STATISTICS = ["n", "mean", "std", "median", "low", "high"]
 Measure = Callable[[ProfileParams, Workload], pd.Series]
 
@@ -37,7 +39,7 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """Return ``model/b<batch>/<precision>``: the label without the environment."""
+        """Return ``model/b<batch>/<precision>``, and the optimizer where it is not Adam: the label without the environment."""
         return self.label.partition("/")[2]
 
 
@@ -72,13 +74,12 @@ def cells(matrix: Matrix, device: str = "auto", wanted: Sequence[str] = (),
     if fixed := _FIXED & changed.keys():
         raise InputError(f"{choices(sorted(fixed))} is no option: the matrix sets it for each cell")
     chosen = []
-    for model in grid.models:
-        for batch in grid.batch_sizes:
-            for precision in grid.precisions:
-                label = f"{env}/{model}/b{batch}/{precision}"
-                values = {**changed, "device": str(where), "batch_size": batch, "precision": precision, "label": label}
-                workload = workload_of(f"{matrix.dataset}-{matrix.size}", model, batch, matrix.folder)
-                chosen.append(Cell(label, workload, build(ProfileParams, values, label)))
+    for model, batch, precision, optimizer in product(grid.models, grid.batch_sizes, grid.precisions, grid.optimizers):
+        label = f"{env}/{model}/b{batch}/{precision}" + (f"/{optimizer}" if optimizer != "adam" else "")
+        values = {**changed, "device": str(where), "batch_size": batch, "precision": precision, "optimizer": optimizer,
+                  "label": label}
+        workload = workload_of(f"{matrix.dataset}-{matrix.size}", model, batch, matrix.folder)
+        chosen.append(Cell(label, workload, build(ProfileParams, values, label)))
     unknown = [name for name in wanted if name not in [cell.name for cell in chosen]]
     if unknown:
         raise InputError(f"no cell {choices(unknown)}; there are: {choices(cell.name for cell in chosen)}")

@@ -23,10 +23,10 @@ from lib.measure.training.passes import Outcome, Run, measure_passes
 from lib.measure.training.profiled import PASSES, Profiled, replay
 from lib.tables import columns
 from lib.work import datasets, workloads
-from lib.work.training import Options, Trainer, seed_everything
+from lib.work.training import RECIPES, Options, Trainer, seed_everything
 
-_SWITCHES = ("resolution", "channels_last", "grad_accum_steps", "num_workers", "pin_memory", "prefetch_factor", "augment",
-             "deterministic", "cudnn_benchmark", "seed")
+_SWITCHES = ("optimizer", "resolution", "channels_last", "grad_accum_steps", "num_workers", "pin_memory", "prefetch_factor",
+             "augment", "deterministic", "cudnn_benchmark", "seed")
 _IDLE_SHARE = 0.05  # of the budget, for the idle power before work
 
 
@@ -127,7 +127,7 @@ def measure(p: ProfileParams, workload: Workload | None = None) -> Profiled:
         _check_size(task, opened)
         seed_everything(p.seed)
         options = Options(device, p.precision, p.lr, p.channels_last, p.grad_accum_steps, p.pin_memory)
-        trainer = Trainer(task, options)
+        trainer = Trainer(task, options, RECIPES[p.optimizer](p.lr))
         stack.enter_context(locks.device(str(device)))
         before = load.wait_for_quiet(torch.get_num_threads(), patience_s=budget.patience_s)
         stem = f"run_{task.workload.id}_{task.workload.dataset}_{task.workload.model}_{device.type}"

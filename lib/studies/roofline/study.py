@@ -73,14 +73,14 @@ def newest(runs: pd.DataFrame, roof: Roof, software_id: str) -> tuple[pd.DataFra
 
 
 def step_work(task: Task, precision: str, channels_last: bool = False, accumulate: int = 1,
-              device: str = "cpu") -> np.ndarray:
-    """Return FLOPs and compulsory bytes (n, 2) of the operators of one training step with Adam on ``device``, by their shapes.
+              device: str = "cpu", optimizer: str = "adam") -> np.ndarray:
+    """Return FLOPs and compulsory bytes (n, 2) of the operators of one training step on ``device``, by their shapes.
 
     The optimizer's share counts once in ``accumulate`` steps; views are no work. Raises InputError for operators whose FLOPs
     are not known.
     """
     shape = (task.workload.batch_size, *task.shape)
-    graph = capture.capture(capture.build_unfilled(task.model), shape, "train", "adam", torch_name(precision), channels_last,
+    graph = capture.capture(capture.build_unfilled(task.model), shape, "train", optimizer, torch_name(precision), channels_last,
                             device=device)
     unknown = sorted({op.short for op in graph.ops if not counts.is_counted(op)})
     if unknown:
@@ -108,7 +108,8 @@ def step_rows(runs: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, np.ndarray], 
     for run in runs.itertuples(index=False):
         try:
             task = prepare(matrix.workload_of(run.workload_id, run.arch, run.batch_size))
-            each = step_work(task, run.precision, bool(run.channels_last), run.grad_accum_steps, run.backend)
+            each = step_work(task, run.precision, bool(run.channels_last), run.grad_accum_steps, run.backend,
+                             run.optimizer)
         except InputError as error:
             skipped.append(f"{run.run_id}: {error}")
             continue
