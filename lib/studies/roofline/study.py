@@ -185,7 +185,10 @@ def _counted(p: RooflineParams, roofs: list[Roof], vendor: list[Roof]) -> pd.Dat
         return pd.DataFrame(columns=store.columns("points"))
     if not above:
         raise InputError("what Nsight counted was on a GPU: give device=cuda:0, or name the GPU with vendor=...")
-    return roofline.points(nsight.read(Path(p.nsight)).work(above[0].hardware_id), above)
+    counted = nsight.read(Path(p.nsight))
+    points = roofline.points(counted.work(above[0].hardware_id), above)
+    points.attrs["warning"] = counted.warning
+    return points
 
 
 def study(p: RooflineParams) -> Study:
@@ -208,8 +211,9 @@ def study(p: RooflineParams) -> Study:
                  for reason, count in part.attrs.get("left out", {}).items()}
     nets = measured[measured["kind"] == "network"]
     parts |= {row.label: network_work(row.arch, row.batch_size, row.precision, device) for row in nets.itertuples()}
-    return Study(roofs, vendor, steps, nets, measured[measured["kind"] == "operator"], _counted(p, roofs, vendor), runs,
-                 parts, " ".join(filter(None, (limits.note, limits.warning, note))),
+    counted = _counted(p, roofs, vendor)
+    return Study(roofs, vendor, steps, nets, measured[measured["kind"] == "operator"], counted, runs,
+                 parts, " ".join(filter(None, (limits.note, limits.warning, note, counted.attrs.get("warning")))),
                  (*(f"{count} {reason}" for reason, count in left.items() if count), *skipped,
                   *measured.attrs.get("failed", ())))
 
