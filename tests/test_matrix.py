@@ -1,6 +1,9 @@
 """The run matrix: its cells, resuming, failures as rows, and throughput that is averaged over nothing but repeats."""
 
 import math
+import os
+import sys
+import types
 
 import pandas as pd
 import pytest
@@ -10,9 +13,10 @@ from lib.config import definitions
 from lib.config.base import build, load_yaml
 from lib.errors import InputError
 from lib.measure import archive, machine
-from lib.measure.training import matrix, matrix_tables, profile_run
+from lib.measure.training import environment, matrix, matrix_tables, profile_run
 from lib.measure.worker import WorkerLostError
 from lib.work import datasets
+from tests import test_nsight
 
 SMALL = {"environment": "box", "dataset": "pathmnist", "size": 28, "repeats": 2, "options": {"profile": False},
          "grids": {"cpu": {"models": ["simple_cnn", "resnet18"], "batch_sizes": [8], "precisions": ["fp32"], "options": {
@@ -286,3 +290,109 @@ def test_a_folder_of_images_that_is_none_is_a_failed_cell(home):
     rows = matrix.run_matrix(matrix.cells(plan, "cpu"), 1, measure=prepared)
     assert rows["status"].tolist() == ["failed"]
     assert "imagefolder-28: imagefolder needs 'folder:'" in rows["reason"][0]
+
+
+class NvmlError(Exception):
+    pass
+
+
+def nvml(present=True):
+    """Return NVML as it answered for an RTX card: clocks, no application clocks, a power limit."""
+    def refuse(why):
+        raise NvmlError(why)
+
+    return types.SimpleNamespace(
+        NVMLError=NvmlError, nvmlInit=lambda: None if present else refuse("Driver Not Loaded"),
+        nvmlDeviceGetHandleByIndex=lambda index: index, nvmlDeviceGetClockInfo=lambda handle, kind: {1: 2520, 2: 10_501}[kind],
+        nvmlDeviceGetMaxClockInfo=lambda handle, kind: {1: 3120, 2: 10_501}[kind],
+        nvmlDeviceGetApplicationsClock=lambda handle, kind: refuse("Not Supported"),
+        nvmlDeviceGetEnforcedPowerLimit=lambda handle: 450_000)
+
+
+def test_the_clocks_of_a_gpu_are_what_nvml_says(monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setitem(sys.modules, "pynvml", nvml())
+    assert environment.clocks("cuda:0") == {"sm_mhz": 2520, "memory_mhz": 10_501, "most_sm_mhz": 3120,
+                                            "most_memory_mhz": 10_501, "limit_w": 450.0}
+    monkeypatch.setitem(sys.modules, "pynvml", nvml(present=False))
+    assert "Driver Not Loaded" in environment.clocks("cuda:0")["reason"]
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert "pynvml" in environment.clocks("cuda:0")["reason"]
+    assert environment.clocks("cpu") == {}
+
+
+def test_each_call_adds_to_the_record_of_its_environment(home):
+    for number, notes in enumerate(("window open", 'power plan "quiet"\nfans at 30 %')):
+        path = environment.add("box", "cpu", f"2026-11-2{number}", {"sm_mhz": 2520}, notes)
+    first, second = store.read_json(path)
+    assert (first["notes"], second["notes"]) == ("window open", 'power plan "quiet"\nfans at 30 %')
+    assert second["clocks_at_start"] == {"sm_mhz": 2520} and second["started_utc"] == "2026-11-21"
+    assert {"hardware", "software", "hardware_id", "software_id", "commit", "ended_utc"} <= set(second)
+    path.write_text("{}")
+    with pytest.raises(InputError, match="environment_box.json holds no records"):
+        environment.add("box", "cpu", "", {})
+    assert path.read_text() == "{}", "nothing is overwritten"
+
+
+def test_notes_of_a_call_are_in_the_record(home, monkeypatch, capsys):
+    monkeypatch.setattr(definitions, "load_matrix", lambda: small(notes="of the file"))
+    monkeypatch.setattr(matrix.run_matrix, "__defaults__", (0.0, pretend, lambda row: None))
+    cell = ["matrix", "--device", "cpu", "--cells", "simple_cnn/b8/fp32"]
+    assert __main__.main([*cell, "--repeats", "1"]) == 0
+    assert __main__.main([*cell, "--repeats", "2", "--notes", "of the call"]) == 0
+    assert __main__.main([*cell, "--repeats", "2", "--notes", "of a call that measures nothing"]) == 0
+    assert [record["notes"] for record in store.read_json(environment.path_of("box"))] == ["of the file", "of the call"]
+
+
+NCU = """#!/usr/bin/env bash
+if [ "$1" = --query-metrics ]; then printf '%s   Counter  unit  # words\\n' {known}; exit 0; fi
+printf '%s\\n' "$@" > "$NCU_SEEN"; echo "$LIB_OUTPUT" >> "$NCU_SEEN"
+while [ $# -gt 0 ]; do [ "$1" = --log-file ] && cat {page} > "$2"; shift; done
+"""
+
+
+@pytest.fixture
+def ncu(tmp_path, monkeypatch):
+    """A profiler that counts one kernel; give the words that it was called with."""
+    def install(content, known=test_nsight.NEEDED):
+        (tmp_path / "page").write_text(content)
+        names = " ".join(name.partition(".")[0] for name in known)
+        (tmp_path / "ncu").write_text(NCU.format(known=names, page=tmp_path / "page"))
+        (tmp_path / "ncu").chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+        monkeypatch.setenv("NCU_SEEN", str(tmp_path / "seen"))
+        monkeypatch.setattr(machine, "devices", lambda: ["cpu", "cuda:0"])
+        monkeypatch.setattr(definitions, "load_matrix", lambda: small(grids={"cuda": {**SMALL["grids"]["cpu"], "options": {}}}))
+        return lambda: (tmp_path / "seen").read_text().split("\n")
+    return install
+
+
+def test_counters_of_a_cell_are_collected_and_warn_where_tensor_cores_are_not_counted(home, ncu, capsys):
+    seen = ncu(test_nsight.page([test_nsight.kernel()], metrics=test_nsight.NEEDED))
+    assert __main__.main(["matrix", "--device", "cuda", "--cells", "resnet18/b8/fp32", "--nsight", "-p", "iters", "3"]) == 0
+    shown, path = capsys.readouterr().out, paths.MATRIX / "nsight_box-resnet18-b8-fp32.csv"
+    assert path.is_file() and str(path) in shown
+    assert "WARNING: nsight_box-resnet18-b8-fp32 has no counter of tensor cores" in shown
+    words = seen()
+    assert words[words.index("matrix"):][1:7] == ["--device", "cuda:0", "--cells", "resnet18/b8/fp32", "--repeats", "1"]
+    assert words[words.index("iters") + 1] == "3"
+    assert words[-2] not in ("", str(home)), "its runs are kept elsewhere, and thrown away"
+    assert not paths.RUNS.exists()
+    assert __main__.main(["matrix", "--device", "cuda", "--cells", "resnet18/b8/fp32", "--nsight"]) == 0
+    assert (paths.MATRIX / "nsight_box-resnet18-b8-fp32-v2.csv").is_file(), "nothing is overwritten"
+
+
+@pytest.mark.parametrize(("content", "words"), [
+    ("==ERROR== ERR_NVGPUCTRPERM", "the driver lets only administrators read the counters"),
+    ("==WARNING== No kernels were profiled.", "no kernels were profiled")])
+def test_a_cell_without_counters_says_why(home, ncu, capsys, content, words):
+    ncu(content)
+    assert __main__.main(["matrix", "--device", "cuda", "--cells", "resnet18/b8/fp32", "--nsight"]) == 1
+    shown = capsys.readouterr().out
+    assert shown.startswith("failed  box/resnet18/b8/fp32: no counters: error: ") and words in shown and shown.count("\n") == 1
+
+
+def test_counters_are_a_gpus(home, monkeypatch, capsys):
+    monkeypatch.setattr(definitions, "load_matrix", small)
+    assert __main__.main(["matrix", "--device", "cpu", "--cells", "resnet18/b8/fp32", "--nsight"]) == 1
+    assert "counts what a CUDA device does, not cpu" in capsys.readouterr().out

@@ -143,7 +143,8 @@ def test_counted_points_are_judged_by_a_gpu_alone(tmp_path):
     with pytest.raises(InputError, match="vendor="):
         study.study(RooflineParams(source="replay", nsight=str(file)))
     write(tmp_path, page([kernel()], metrics=NEEDED))
-    assert "step has no counter of tensor cores" in study.study(RooflineParams(source="replay", vendor="l4", nsight=str(file))).note
+    found = study.study(RooflineParams(source="replay", vendor="l4", nsight=str(file)))
+    assert "step has no counter of tensor cores" in found.note
     roofs = roofline.roofs(roofline.vendor_ceilings(definitions.vendor_device("l4")))
     assert len(roofline.points(nsight.read(file).work("anything"), roofs)) == 2
 

@@ -50,6 +50,7 @@ class Matrix(Strict):
     environment: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]*$")] = ""
     dataset: str = "pathmnist"
     folder: str = ""
+    notes: Annotated[str, Field(max_length=10_000)] = ""
     size: Annotated[int, Field(ge=8, le=1024)] = 224
     repeats: Positive = 3
     options: dict[str, Any] = {}
