@@ -154,6 +154,6 @@ def add(verbs) -> None:
     verb.add_argument("-p", "--parameter", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"),
                       help="a parameter of 02_profile for every run")
     verb.add_argument("--notes", default="", help="what to know of the machine, for the record of the environment")
-    verb.add_argument("--nsight", action="store_true", help="count the work of each cell's kernels by Nsight Compute; time none")
+    verb.add_argument("--nsight", action="store_true", help="count the work of each cell's kernels (Nsight Compute), time none")
     verb.add_argument("--dry-run", action="store_true", help="print the cells and how many of their runs are there")
     verb.set_defaults(call=_matrix)

@@ -36,13 +36,13 @@ def clocks(device: str) -> dict[str, Any]:
                  **{f"most_{name}": (pynvml.nvmlDeviceGetMaxClockInfo, kind) for name, kind in _CLOCKS.items()},
                  **{f"set_{name}": (pynvml.nvmlDeviceGetApplicationsClock, kind) for name, kind in _CLOCKS.items()},
                  "limit_w": (lambda handle: pynvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1e3,)}
-    told = {}
+    answers = {}
     for name, (question, *arguments) in questions.items():
         try:
-            told[name] = question(handle, *arguments)
+            answers[name] = question(handle, *arguments)
         except pynvml.NVMLError:
             continue
-    return told
+    return answers
 
 
 def add(environment: str, device: str, started_utc: str, before: dict[str, Any], notes: str = "") -> Path:
