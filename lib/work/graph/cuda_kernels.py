@@ -80,7 +80,8 @@ def _batch_norm(data, weight, bias, mean, variance, training, momentum, eps, cud
     """Normalise as torch does on CUDA: by cuDNN where it takes the element types and the size."""
     states = (mean is None) == (variance is None) and (mean is not None or training)
     takes = weight is not None and bias is not None and weight.dtype == torch.float32 and data.dtype != torch.bfloat16
-    if cudnn_enabled and takes and states and data.dim() >= _SPATIAL and len(data) <= _LARGEST_BATCH[bool(training)]:
+    fits = data.dim() >= _SPATIAL and len(data) <= _LARGEST_BATCH[bool(training)]
+    if cudnn_enabled and torch.version.hip is None and takes and states and fits:
         return torch.ops.aten.cudnn_batch_norm(data, weight, bias, mean, variance, training, momentum, eps)[0]
     return _usual_batch_norm(data, weight, bias, mean, variance, training, momentum, eps, cudnn_enabled)
 
