@@ -333,3 +333,27 @@ def test_an_operator_that_is_none_is_one_line(capsys, arguments, words):
     out, err = capsys.readouterr()
     assert (status, out, err.count("\n")) == (2, "", 1), err
     assert re.search(words, err)
+
+
+@pytest.mark.parametrize(("name", "device"), [
+    ("NVIDIA L40S", "l40s"), ("NVIDIA L4", "l4"), ("NVIDIA A10", "a10"), ("NVIDIA A100-SXM4-40GB", "a100-sxm-40gb"),
+    ("A100-PCIE-80GB", "a100-pcie-80gb"), ("NVIDIA GeForce RTX 4090 Laptop GPU", "rtx-4090-laptop"),
+    ("Tesla V100-SXM2-16GB", "v100-sxm2-16gb"), ("NVIDIA GeForce RTX 4090", "rtx-4090"), ("GeForce RTX 3090", "rtx-3090"),
+    ("Tesla V100-PCIE-16GB", "v100-pcie-16gb"),
+    ("NVIDIA H100 80GB HBM3", "h100-sxm"), ("NVIDIA H200", "h200-sxm")])
+def test_a_card_is_known_by_its_whole_name(name, device):
+    assert registry.vendor_of(name) == device
+
+
+def test_each_card_is_known_by_its_own_name():
+    assert {registry.vendor_of(device.name): device.id for device in load_devices().values()} == \
+        {device: device for device in load_devices()}
+
+
+@pytest.mark.parametrize(("name", "near"), [
+    ("NVIDIA L40", "NVIDIA L40S"), ("NVIDIA A10G", "NVIDIA A10"), ("Tesla V100-SXM3-32GB", "Tesla V100-SXM2-32GB"),
+    ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", "NVIDIA A100-SXM4-40GB"), ("NVIDIA H200 NVL", "NVIDIA H200"), ("A100", "A10"),
+    ("NVIDIA GeForce RTX 3090 Ti", "NVIDIA GeForce RTX 3090"), ("NVIDIA", "NVIDIA"), ("", "")])
+def test_a_card_that_is_not_listed_is_refused_with_the_nearest_names(name, near):
+    with pytest.raises(InputError, match=f"no device named '{name}' .the nearest: .*{near}.*01_machine"):
+        registry.vendor_of(name)

@@ -36,7 +36,7 @@ def test_the_first_31_profile_columns_are_the_original_ones_in_order():
                 "cuda_mem_reserved_mb wall_time_s").split()
     assert tables.columns("profile")[:31] == original
     assert tables.columns("profile")[31:] == ("loader_wait_ms h2d_ms optimizer_ms pipelined_ms energy_j peak_rss_mb threads "
-                                              "warmup sync data_source hardware_id software_id").split()
+                                              "warmup sync data_source hardware_id software_id tf32").split()
 
 
 @pytest.mark.slow

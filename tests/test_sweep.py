@@ -362,7 +362,8 @@ def made(home, name, factor):
     facts = {"op": "linear", "dtype": "fp32", "pass": "forward", "device": "cpu", "n": 5, "latency_type": "kernel",
              "cache": "warm", "status": "ok", "verdict": "stable", "hardware_id": "h", "software_id": "s", "threads": 2}
     frame = frame.assign(**facts, latency_ms=base, latency_iqr_ms=base * 0.01, low_ms=base * 0.99, high_ms=base * 1.01,
-                         flops=1e6, bytes=1e3, gflops=1.0, gbps=1.0, config=[f"{number:012d}" for number in range(12)])
+                         flops=1e6, bytes=1e3, gflops=1.0, gbps=1.0, tf32=False,
+                         config=[f"{number:012d}" for number in range(12)])
     store.write(frame, paths.SWEEPS / name / "sweep.parquet", "sweep")
 
 

@@ -67,6 +67,7 @@ class ProfileParams(Parameters):
     profile: bool = True
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     lr: Annotated[float, Field(gt=0, le=10)] = 1e-3
+    optimizer: Literal["adam", "sgd"] = "adam"
     channels_last: bool = False
     grad_accum_steps: Annotated[int, Field(ge=1, le=1_000_000)] = 1
     num_workers: Annotated[int, Field(ge=0, le=256)] = 0

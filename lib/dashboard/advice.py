@@ -29,11 +29,12 @@ def advise(config: Mapping[str, Any], processors: Sequence[tuple[str, str]]) -> 
     counts = {"train": batches["train"] * checked.epochs, "infer": batches["val"] * checked.epochs + batches.get("test", 0)}
     sample = (network.inputs.channels, *[network.inputs.size] * facts.spatial)
     built = Network(network.name, lambda: network.build(opened.labels), (checked.batch_size, *sample))
-    parts = {mode: work.captured(built, mode, dtypes.torch_name(checked.precision), checked.channels_last) for mode in counts}
+    parts = {(mode, kind): work.captured(built, mode, dtypes.torch_name(checked.precision), checked.channels_last, kind)
+             for mode in counts for kind in sorted({kind for kind, _ in processors})}
     advised = {}
     for kind, name in processors:
         if predictor := _predictor(kind, name, checked.precision):
-            estimates = {mode: predictor.estimate(part) for mode, part in parts.items()}
+            estimates = {mode: predictor.estimate(parts[mode, kind]) for mode in counts}
             ms = {mode: estimate.predicted_ms for mode, estimate in estimates.items()}
             words = (f"{counts['train']:,} steps of {ms['train']:,.3g} ms, {counts['infer']:,} evaluated batches of "
                      f"{ms['infer']:,.3g} ms, {advice.source_of(predictor, estimates['train'])}")

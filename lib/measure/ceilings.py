@@ -148,12 +148,12 @@ def _triad_pace_s(device: torch.device, touched: float) -> float:
     return (built - begin + _LEAST * (time.monotonic() - built)) / touched
 
 
-def _rounds(probes: list[Probe], device: torch.device, budget: Budget) -> list[np.ndarray]:
-    """Time every probe in ROUNDS rounds, each in a random order; return the samples of each, in ms.
+def _rounds(probes: list[Probe], device: torch.device, budget: Budget) -> list[Timing]:
+    """Time every probe in ROUNDS rounds, each in a random order; return what was measured of each.
 
     A visit has an equal share of what is left of the budget; on a crowded machine later rounds are dropped when it is spent.
     """
-    samples: list[list[np.ndarray]] = [[] for _ in probes]
+    samples: list[list[Timing]] = [[] for _ in probes]
     order = np.random.default_rng(0)
     visits = [index for _ in range(ROUNDS) for index in order.permutation(len(probes))]
     for number, index in enumerate(track(visits, "ceilings")):
@@ -162,14 +162,16 @@ def _rounds(probes: list[Probe], device: torch.device, budget: Budget) -> list[n
         begin, share_s = time.monotonic(), budget.left_s / (len(visits) - number)
         call = probes[index].build()
         left_s = max(0.0, share_s - (time.monotonic() - begin))
-        samples[index].append(measure(call, device, left_s, least=_LEAST, most_s=_OVERRUN * share_s).samples_ms)
-    return [np.concatenate(parts) for parts in samples]
+        samples[index].append(measure(call, device, left_s, least=_LEAST, most_s=_OVERRUN * share_s, graph=True))
+    return [Timing(np.concatenate([part.samples_ms for part in parts]), graphed=all(part.graphed for part in parts))
+            for parts in samples]
 
 
-def _row(probe: Probe, samples: np.ndarray, constants: dict, crowded: str) -> dict:
+def _row(probe: Probe, timing: Timing, constants: dict, crowded: str) -> dict:
     """Turn samples into a row; the ceiling is the fast decile, what the device does when nothing disturbs it."""
-    timing, fast_ms = Timing(samples), float(np.percentile(samples, 10))
-    return {**constants, **probe.row, "source": "measured",
+    fast_ms = float(np.percentile(timing.samples_ms, 10))
+    method = probe.row["method"] + (", as a CUDA graph" if timing.graphed else "")
+    return {**constants, **probe.row, "method": method, "source": "measured",
             "peak_gflops": probe.flops / fast_ms / 1e6 if probe.flops else np.nan,
             "peak_gbps": np.nan if probe.flops else probe.bytes / fast_ms / 1e6, "working_set_mb": probe.bytes / 1e6,
             "median_ms": timing.median_ms, "iqr_ms": timing.iqr_ms, "n": timing.n,
@@ -257,10 +259,10 @@ def measure_ceilings(p: MachineParams) -> Ceilings:
             probes = _compute_probes(p, device) + _triad_probes(p, device, threads)
             with load.LoadWatch() as watch:
                 small = overheads(device, min(0.5, p.budget_s / 20)).assign(**own)
-                samples = _rounds(probes, device, budget)
+                timings = _rounds(probes, device, budget)
                 seen = watch.reading()
         constants = {"device": str(device), "threads": threads, **own}
-        table = pd.DataFrame([_row(*pair, constants, seen.verdict(threads)) for pair in zip(probes, samples, strict=True)],
+        table = pd.DataFrame([_row(*pair, constants, seen.verdict(threads)) for pair in zip(probes, timings, strict=True)],
                              columns=columns("ceilings"))
         return _save(table, small, p, {"load_at_start": vars(quiet), "load_at_end": vars(seen), **identity})
     finally:

@@ -15,6 +15,17 @@ import torch
 from lib import store
 from lib.errors import InputError, choices
 
+
+def exact_fp32() -> None:
+    """Have GPUs compute fp32 as fp32, in GEMMs and in convolutions; nothing where there is none.
+
+    It is the one policy of all that is measured here: TF32 is an element type of its own, which ceilings measure by its name.
+    """
+    if torch.cuda.is_available():
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+
+
+exact_fp32()  # whoever measures, in whichever process, imports this module
 _RSS_UNIT = 1 if platform.system() == "Darwin" else 1024
 
 
@@ -164,6 +175,11 @@ def use(where: torch.device) -> None:
     """Make an accelerator the current one, so that events and allocations go to it; nothing on the CPU."""
     if where.type == "cuda":
         torch.cuda.set_device(where)
+
+
+def tf32(where: torch.device) -> bool:
+    """Return whether torch may multiply fp32 as TF32 on a device, in GEMMs or in convolutions."""
+    return where.type == "cuda" and (torch.backends.cuda.matmul.allow_tf32 or torch.backends.cudnn.allow_tf32)
 
 
 def device_name(where: torch.device) -> str:

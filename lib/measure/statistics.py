@@ -44,6 +44,7 @@ class Timing:
 
     samples_ms: np.ndarray
     calls: int = 1
+    graphed: bool = False  # the calls of a sample were one CUDA graph
 
     @property
     def n(self) -> int:

@@ -56,7 +56,7 @@ class Advice:
 
 
 class CapturedQuery:
-    """One query, captured once (and once more at another batch size when several are compared)."""
+    """One query, captured once a device type (and once more at another batch size when several are compared)."""
 
     def __init__(self, query: Query):
         if query.dtype not in _DTYPES:
@@ -66,28 +66,29 @@ class CapturedQuery:
         self.query, self._works = query, {}
         self.batch_size = query.network().shape[0]
 
-    def work(self, batch_size: int = 0, channels_last: bool = False) -> Work:
-        """Return the captured work at a batch size (0: the query's own)."""
-        key = (batch_size or self.batch_size, channels_last)
+    def work(self, batch_size: int = 0, channels_last: bool = False, device_type: str = "cpu") -> Work:
+        """Return the work at a batch size (0: the query's own), captured as it runs on a device type: cpu or cuda."""
+        key = (batch_size or self.batch_size, channels_last, device_type)
         if key not in self._works:
             network = self.query.network(key[0])
-            self._works[key] = work.captured(network, self.query.mode, dtypes.torch_name(self.query.dtype), channels_last)
+            self._works[key] = work.captured(network, self.query.mode, dtypes.torch_name(self.query.dtype), channels_last,
+                                              device_type)
         return self._works[key]
 
-    def scaled(self, batch_size: int) -> Work:
+    def scaled(self, batch_size: int, device_type: str = "cpu") -> Work:
         """Return the work at another batch size, on the line through two that were captured: every size is linear in it.
 
         Where these are not the same operators (its control flow differs), it is captured itself.
         """
-        first = self.work()
-        other = self.work(2 * self.batch_size)
+        first = self.work(device_type=device_type)
+        other = self.work(2 * self.batch_size, device_type=device_type)
         if batch_size == self.batch_size or list(first.table["op"]) != list(other.table["op"]):
-            return self.work(batch_size)
+            return self.work(batch_size, device_type=device_type)
         share = (batch_size - self.batch_size) / self.batch_size
         try:
             plan = first.plan.towards(other.plan, share)
         except ValueError:
-            return self.work(batch_size)
+            return self.work(batch_size, device_type=device_type)
         table = first.table.copy()
         for name in table:
             if name not in ("calls", "covered") and pd.api.types.is_numeric_dtype(table[name]):
@@ -120,7 +121,7 @@ def predictions(captured: CapturedQuery, predictors: Sequence[Predictor]) -> pd.
 
 
 def _row(predictor: Predictor, captured: CapturedQuery) -> dict[str, Any]:
-    network = captured.work()
+    network = captured.work(device_type=device_type(predictor))
     estimate = predictor.estimate(network)
     rate = network.batch_size / estimate.predicted_ms * 1e3
     price = predictor.price_per_hour / rate * 1e6 / 3600 if predictor.price_per_hour else math.nan
@@ -133,6 +134,11 @@ def _row(predictor: Predictor, captured: CapturedQuery) -> dict[str, Any]:
             "measured_ms": _measured(predictor, captured.query, network.batch_size), "dtype": captured.query.dtype,
             "latency_type": predictor.model.facts.get("latency_type", "kernel") if predictor.kind != "cpu" else "end_to_end",
             "price_per_million": price, **energy.per_image(predictor.power, estimate, network.batch_size)}
+
+
+def device_type(predictor: Predictor) -> str:
+    """Return the type of a predictor's device, as whose kernels work is captured."""
+    return "cuda" if predictor.model.chip else "cpu"
 
 
 def source_of(predictor: Predictor, estimate: Estimate) -> str:
@@ -182,8 +188,8 @@ def _crossovers(captured: CapturedQuery, predictors: Sequence[Predictor]) -> tup
     """Say at which batch sizes another device becomes the fastest."""
     changes, last = [], ""
     for batch in BATCHES:
-        network = captured.scaled(batch)
-        times = [(predictor.estimate(network).predicted_ms, predictor.device) for predictor in predictors
+        works = [(predictor, captured.scaled(batch, device_type(predictor))) for predictor in predictors]
+        times = [(predictor.estimate(network).predicted_ms, predictor.device) for predictor, network in works
                  if network.memory_mb < predictor.memory_mb]
         best = min(times)[1] if times else "none (memory)"
         if best != last:

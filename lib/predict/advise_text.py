@@ -55,6 +55,9 @@ def _notes(advice: Advice) -> list[str]:
     kernels = gpus.loc[gpus["latency_type"] == "kernel", "device"]
     lines = [f"not modelled: {choices(unknown)}; such operators count as copies, or as those of {advice.captured.query.dtype}"
              ] if unknown else []
+    if len(gpus) and advice.captured.query.dtype == "fp32":
+        lines.append("fp32 on GPUs is computed as fp32, as everything is measured here: with TF32, which torch allows in "
+                     "convolutions unless told otherwise, they may be faster")
     if len(kernels):
         lines.append(f"kernels alone, as CUDA graphs run them, without launches: {choices(kernels)}")
     if len(kernels) < len(gpus):

@@ -1,5 +1,6 @@
 """The models at hand, those that ship with the reference and those calibrated on this machine, and what they predict with."""
 
+import difflib
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -32,6 +33,7 @@ from lib.work import dtypes
 SHIPPED = paths.REFERENCE / "models"
 UNUSABLE = "none"  # the part of a file that holds no model, in the summary
 _SUFFIX, _CPU = ".json.gz", "cpu-"
+MAKERS, _NEAREST = frozenset(("nvidia", "tesla", "amd")), 3  # words of a name that tell no card; names in an error
 _MOST = 0.5  # of the predicted time, and it bounds the network
 
 
@@ -224,12 +226,24 @@ def shipped_cpus(dtype: str) -> list[Path]:
 
 
 def vendor_of(name: str) -> str:
-    """Return the id in params/devices.yaml of a device by the name that its driver gives; InputError lists the names."""
+    """Return the id in params/devices.yaml of a device by the name that its driver gives; InputError has the nearest names.
+
+    Whole names are compared, word by word: an L40S is no L4, a laptop's card not the desktop's. Only who made it is left out,
+    since drivers changed how they say it.
+    """
     ids = {device.name: device.id for device in load_devices().values()}
-    vendor = next((id_ for stated, id_ in ids.items() if stated in name or name in stated), None)
+    vendor = next((id_ for stated, id_ in ids.items() if _words_of(stated) == _words_of(name)), None)
     if not vendor:
-        raise InputError(f"params/devices.yaml has no device named {name!r}, add it there; it has: {choices(ids)}")
+        lower = {stated.lower(): stated for stated in ids}
+        nearest = [lower[match] for match in difflib.get_close_matches(name.lower(), lower, _NEAREST, 0.0)]
+        raise InputError(f"params/devices.yaml has no device named {name!r} (the nearest: {choices(nearest)}), add it there; "
+                         "notebook 01_machine, with source measure, measures it and gives the entry")
     return vendor
+
+
+def _words_of(name: str) -> list[str]:
+    """Return the words of a device's name without its makers, in an order of their own: A100 80GB PCIe, A100-PCIE-80GB."""
+    return sorted(set(re.findall(r"[a-z0-9.]+", name.lower())) - MAKERS)
 
 
 def _cpu(dtype: str, files: transfer.Files) -> Predictor | None:

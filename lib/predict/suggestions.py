@@ -10,7 +10,7 @@ import numpy as np
 from lib.errors import InputError, choices
 from lib.measure import archive, machine
 from lib.predict import registry
-from lib.predict.advise import Advice, CapturedQuery, source_of
+from lib.predict.advise import Advice, CapturedQuery, device_type, source_of
 from lib.predict.networks.composition import Estimate
 from lib.predict.registry import Predictor
 from lib.progress import track
@@ -44,7 +44,7 @@ def suggestions(advice: Advice) -> list[Change]:
 
 def changes(captured: CapturedQuery, predictor: Predictor) -> list[Change]:
     """Return what could be changed on one device, with the gain in images a second that its model predicts."""
-    base = predictor.estimate(captured.work())
+    base = predictor.estimate(captured.work(device_type=device_type(predictor)))
     several = [*_retained_memory(captured, predictor, base), *_larger_batches(captured, predictor, base)]
     cost = base.operators["predicted_ms"] * base.operators["calls"]
     fused = cost[base.operators["op"].isin(_FUSED)].sum() / cost.sum()
@@ -57,7 +57,7 @@ def changes(captured: CapturedQuery, predictor: Predictor) -> list[Change]:
 
 
 def _retained_memory(captured: CapturedQuery, predictor: Predictor, base: Estimate) -> Iterable[Change]:
-    network = captured.work()
+    network = captured.work(device_type=device_type(predictor))
     if predictor.composition(network.mode).rates.get("fresh_mb") and network.fresh_bytes:
         gain = base.predicted_ms / predictor.estimate(network, "kept").predicted_ms
         text = f"{network.fresh_bytes / 1e6:,.0f} MB a pass come fresh from the system, a page fault each 4 KiB"
@@ -68,7 +68,7 @@ def _retained_memory(captured: CapturedQuery, predictor: Predictor, base: Estima
 def _larger_batches(captured: CapturedQuery, predictor: Predictor, base: Estimate) -> Iterable[Change]:
     for factor in (2, 4):
         batch = captured.batch_size * factor
-        larger = captured.scaled(batch)
+        larger = captured.scaled(batch, device_type(predictor))
         if larger.memory_mb < predictor.memory_mb:
             gain = factor * base.predicted_ms / predictor.estimate(larger).predicted_ms
             yield Change(f"batch size {batch}", gain, f"images a second; needs {larger.memory_mb:,.0f} MB",
@@ -80,7 +80,7 @@ def _half_precision(captured: CapturedQuery, predictor: Predictor, base: Estimat
     if other is None:
         return Change("bf16 (autocast)", math.nan, f"not predicted: no bf16 model of {predictor.device}", {"dtype": "bf16"})
     half = CapturedQuery(replace(captured.query, dtype="bf16", batch_size=captured.batch_size))
-    estimate = other.estimate(half.work())
+    estimate = other.estimate(half.work(device_type=device_type(other)))
     return Change("bf16 (autocast)", base.predicted_ms / estimate.predicted_ms,
                   f"by the bf16 model, {source_of(other, estimate)}", {"dtype": "bf16"})
 

@@ -79,7 +79,8 @@ def summarise(visits: Visits, identity: dict[str, Any], device_id: str) -> pd.Da
     for (_, _, memory), results in visits.items():
         for row in results:
             by_case.setdefault((row["case"], memory), []).append(row)
-    shared = {"device": device_id, **{name: identity[name] for name in ("threads", "hardware_id", "software_id")}}
+    shared = {"device": device_id, **{name: identity[name] for name in ("threads", "hardware_id", "software_id")},
+              "tf32": bool(identity.get("tf32"))}
     rows = [{**vars(case), "memory": memory, **shared, **_row(results, usual_ms)}
             for (case, memory), results in by_case.items()]
     return pd.DataFrame(rows, columns=columns("networks"))

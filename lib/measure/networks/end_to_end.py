@@ -114,7 +114,7 @@ def _measure(cases: Sequence[Case], device_id: str, budget_s: float) -> tuple[li
                 results.append({"case": case, "reason": str(error)})
             gc.collect()
             allocator.trim()
-    return results, {**machine.identity(), "threads": torch.get_num_threads()}
+    return results, {**machine.identity(), "threads": torch.get_num_threads(), "tf32": machine.tf32(device)}
 
 
 def in_a_process(cases: Sequence[Case], device_id: str = "cpu", budget_s: float = 1.0,

@@ -101,7 +101,7 @@ def _device_table(folder: Path, device: str, identity: dict[str, Any]) -> pd.Dat
     seconds = frame["latency_ms"] / 1e3
     named = {name: identity[name] for name in ("hardware_id", "software_id", "threads")}
     return frame.assign(device=device, gflops=frame["flops"] / seconds / 1e9, gbps=frame["bytes"] / seconds / 1e9,
-                        **named)[columns("sweep")]
+                        tf32=bool(identity.get("tf32")), **named)[columns("sweep")]
 
 
 def _with_energies(frame: pd.DataFrame, path: Path) -> pd.DataFrame:

@@ -49,7 +49,7 @@ class DeviceSweep:
         self.device, self.p, self._ticks, self._stop, self._chosen = device, p, ticks, stop, chosen
         self.visitor = Visitor(device, p)
         try:
-            self.files = RawFiles(raw_folder(folder, device))
+            self.files = RawFiles(raw_folder(folder, device), device)
             _load_capture()
             self.identity = self.visitor.ready()
         except BaseException:
@@ -157,14 +157,14 @@ class DeviceSweep:
     def _drawn(self) -> Iterator[tuple[Config, tuple[Op, ...]]]:
         sweeps = spaces.load_sweeps()
         if self._chosen:
-            yield from ((config, config.ops()) for config in self._chosen)
+            yield from ((config, config.ops(self.device)) for config in self._chosen)
             return
         if not self.p.grid:
-            yield from spaces.several(self.p.ops, sweeps, self.p.seed, self.p.dtype)
+            yield from spaces.several(self.p.ops, sweeps, self.p.seed, self.p.dtype, self.device)
             return
         for config in spaces.product(sweeps.grids[self.p.grid], self.p.seed, self.p.shard_pair):
             try:
-                yield config, config.ops()
+                yield config, config.ops(self.device)
             except InputError as error:
                 self.invalid, self.last_invalid = self.invalid + 1, str(error)
                 if self._over(self.p.budget_s):

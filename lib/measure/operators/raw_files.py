@@ -29,6 +29,7 @@ class RawFiles:
     """
 
     folder: Path
+    device: str
     configs: dict[str, tuple[Config, tuple[Op, ...]]] = field(default_factory=dict)
     visits: set[tuple[str, int]] = field(default_factory=set)
     failed: dict[str, str] = field(default_factory=dict)  # the reason of each
@@ -64,7 +65,7 @@ class RawFiles:
         for row in entered[entered["status"] == "ok"].to_dict("records"):
             config = Config(row["op"], tuple(json.loads(row["parameters"]).items()), row["dtype"], row["pass"],
                             row["latency_type"], row["cache"])
-            self.configs[row["config"]] = (config, config.ops())
+            self.configs[row["config"]] = (config, config.ops(self.device))
 
     def enter(self, config: Config, ops: tuple[Op, ...], status: str = "ok", reason: str = "") -> None:
         """Write down a configuration before it is measured, or why it is not."""

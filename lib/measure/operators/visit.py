@@ -14,7 +14,7 @@ from lib.measure.energy import windows
 from lib.measure.energy.meters import Absent, Meter, open_meter
 from lib.measure.energy.trace import Energy
 from lib.measure.operators.cold_memory import ColdCalls, Rings
-from lib.measure.timing import synchronize, time_calls
+from lib.measure.timing import repeated, synchronize, time_calls
 from lib.work.dtypes import torch_name
 from lib.work.graph import families, rebuild
 from lib.work.graph.ops import Op
@@ -111,20 +111,6 @@ def _check(result: Any, ops: tuple[Op, ...]) -> None:
         raise InputError(f"{ops[0].name} gave {got}, expected {expected}")
 
 
-def _graphed(call: Callable[[], object], calls: int, device: torch.device) -> Callable[[], object]:
-    """Record ``calls`` launches as one CUDA graph, so that the host's launches do not bound a small kernel."""
-    stream = torch.cuda.Stream(device)
-    stream.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(stream):
-        call()
-    torch.cuda.current_stream(device).wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(calls):
-            call()
-    return graph.replay
-
-
 def _back_to_back(call: Callable[[], object], device: torch.device) -> tuple[Callable[[], object], int, int, float]:
     """Return what makes calls back to back, how often to call it for a sample of SAMPLE_MS, a sample's calls, and one's ms.
 
@@ -134,14 +120,7 @@ def _back_to_back(call: Callable[[], object], device: torch.device) -> tuple[Cal
     while once == np.inf or (time.perf_counter() - begin) * 1e3 < _WARM_MS:
         once = min(once, time_calls(call, 1, device))
     calls = int(np.clip(np.ceil(SAMPLE_MS / max(once, 1e-4)), 1, _MOST_CALLS))
-    repeat, width = call, calls
-    if device.type == "cuda":
-        try:
-            repeat, width = _graphed(call, calls, device), 1
-            repeat()
-        except RuntimeError:
-            synchronize(device)
-            repeat, width = call, calls
+    repeat, width = repeated(call, calls, device)
     return repeat, width, calls, once
 
 

@@ -37,9 +37,8 @@ def _visits(device_id: str, threads: int, visit_ms: float, patience_s: float) ->
     machine.use(device)
     if threads:
         torch.set_num_threads(threads)
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     torch.set_grad_enabled(True)
-    identity = machine.identity()
+    identity = {**machine.identity(), "tf32": machine.tf32(device)}
     with locks.device(device_id):
         kernel = ReferenceKernel() if device.type == "cpu" else None
         if kernel:

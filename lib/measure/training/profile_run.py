@@ -23,10 +23,10 @@ from lib.measure.training.passes import Outcome, Run, measure_passes
 from lib.measure.training.profiled import PASSES, Profiled, replay
 from lib.tables import columns
 from lib.work import datasets, workloads
-from lib.work.training import Options, Trainer, seed_everything
+from lib.work.training import RECIPES, Options, Trainer, seed_everything
 
-_SWITCHES = ("resolution", "channels_last", "grad_accum_steps", "num_workers", "pin_memory", "prefetch_factor", "augment",
-             "deterministic", "cudnn_benchmark", "seed")
+_SWITCHES = ("optimizer", "resolution", "channels_last", "grad_accum_steps", "num_workers", "pin_memory", "prefetch_factor",
+             "augment", "deterministic", "cudnn_benchmark", "seed")
 _IDLE_SHARE = 0.05  # of the budget, for the idle power before work
 
 
@@ -85,7 +85,7 @@ def _summary(run: Run, outcome: Outcome, rows: pd.DataFrame, started: str) -> di
            "elapsed_sec": pipelined.seconds, "images_per_sec": pipelined.images / pipelined.seconds,
            "images_processed": pipelined.images, "workload_id": workload.id, "dataset": workload.dataset,
            "data_source": run.opened.data_source, **{name: getattr(p, name) for name in _SWITCHES},
-           "tf32": run.device.type == "cuda" and torch.backends.cudnn.allow_tf32, "threads": torch.get_num_threads(),
+           "tf32": machine.tf32(run.device), "threads": torch.get_num_threads(),
            "cpu_percent": seen.own_cores * 100, "peak_rss_mb": machine.peak_rss_mb(), "other_cpu_cores": seen.other_cores,
            "involuntary_switches_per_s": seen.involuntary_per_s, "step_median_ms": timing and timing.median_ms,
            "step_iqr_ms": timing and timing.iqr_ms, "step_low_ms": low, "step_high_ms": high, "step_n": len(train),
@@ -127,7 +127,7 @@ def measure(p: ProfileParams, workload: Workload | None = None) -> Profiled:
         _check_size(task, opened)
         seed_everything(p.seed)
         options = Options(device, p.precision, p.lr, p.channels_last, p.grad_accum_steps, p.pin_memory)
-        trainer = Trainer(task, options)
+        trainer = Trainer(task, options, RECIPES[p.optimizer](p.lr))
         stack.enter_context(locks.device(str(device)))
         before = load.wait_for_quiet(torch.get_num_threads(), patience_s=budget.patience_s)
         stem = f"run_{task.workload.id}_{task.workload.dataset}_{task.workload.model}_{device.type}"

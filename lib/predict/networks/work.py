@@ -116,6 +116,7 @@ def _row(op: Op) -> dict[str, Any]:
             "covered": True}
 
 
-def captured(network: networks.Network, mode: str, dtype: str = "float32", channels_last: bool = False) -> Work:
-    """Capture a network on its batch and return its work; InputError says what keeps it from being captured."""
-    return Work.of(capture.of_network(network, mode, dtype, channels_last), mode, network.shape[0])
+def captured(network: networks.Network, mode: str, dtype: str = "float32", channels_last: bool = False,
+             device: str = "cpu") -> Work:
+    """Return the work of a network on its batch as a device type (cpu, cuda) runs it; InputError says why it has none."""
+    return Work.of(capture.of_network(network, mode, dtype, channels_last, device=device), mode, network.shape[0])

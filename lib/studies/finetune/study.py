@@ -24,6 +24,7 @@ from lib.finetune.tensorboard import HISTORY
 from lib.measure import archive, machine
 from lib.measure.training.summary import steady
 from lib.predict import registry
+from lib.predict.advise import device_type
 from lib.predict.networks import work
 from lib.predict.registry import Predictor
 from lib.work import networks as works
@@ -112,13 +113,13 @@ def read(folder: Path, note: str) -> Study:
 
 # ------------------------------------------------------------------------------------------------- prediction
 
-def captured(config: TrainConfig) -> work.Work:
-    """Return the operators of forward and backward of a config's training step; InputError where they cannot be captured."""
+def captured(config: TrainConfig, device_type: str = "cpu") -> work.Work:
+    """Return the operators of forward and backward of a config's step on a device type; InputError where there are none."""
     names, facts = data.names_and_facts(config)
     network = networks.network(config, facts)
     shape = (config.batch_size, network.inputs.channels, *[network.inputs.size] * facts.spatial)
     step = works.Network(network.name, lambda: network.build(config.labels or names), shape)
-    return work.captured(step, "train", torch_name(config.precision))
+    return work.captured(step, "train", torch_name(config.precision), device=device_type)
 
 
 def predicted(results: Study, shipped: bool) -> pd.DataFrame:
@@ -128,8 +129,8 @@ def predicted(results: Study, shipped: bool) -> pd.DataFrame:
     nothing can be predicted there are no rows, and ``attrs["reason"]`` says why.
     """
     try:
-        step = captured(results.config)
         predictors = _predictors(results.config.precision, shipped)
+        steps = {kind: captured(results.config, kind) for kind in sorted(set(map(device_type, predictors)))}
     except InputError as error:
         nothing = pd.DataFrame(columns=PREDICTED)
         nothing.attrs["reason"] = str(error)
@@ -137,7 +138,7 @@ def predicted(results: Study, shipped: bool) -> pd.DataFrame:
     own = _device(results)
     rows = []
     for one in sorted(predictors, key=lambda one: one.device != own):
-        estimate = one.estimate(step)
+        estimate = one.estimate(steps[device_type(one)])
         rows.append({"device": one.device, "source": f"zero-shot from {one.origin}" if one.origin else "predicted",
                      "predicted_ms": estimate.predicted_ms, "low_ms": estimate.low_ms, "high_ms": estimate.high_ms,
                      "measured_ms": passes_ms(results.rows) if one.device == own else np.nan,

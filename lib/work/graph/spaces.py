@@ -156,11 +156,11 @@ class Config:
         text = json.dumps([self.op, sorted(self.parameters), self.dtype, self.passes, self.latency_type, self.cache])
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
-    def ops(self) -> tuple[Op, ...]:
-        """Return the operators that torch runs for it; InputError for an impossible configuration or element type."""
+    def ops(self, device: str = "cpu") -> tuple[Op, ...]:
+        """Return the operators that torch runs for it on ``device``; InputError for what is impossible."""
         if self.dtype not in dtypes.NAMES:
             raise InputError(f"no element type {self.dtype!r}; there are: {choices(dtypes.NAMES)}")
-        return families.make(self.op, dict(self.parameters), dtypes.NAMES[self.dtype], self.passes)
+        return families.make(self.op, dict(self.parameters), dtypes.NAMES[self.dtype], self.passes, device)
 
 
 def config(op: str, parameters: dict[str, int | str], dtype: str = "fp32", passes: str = "forward") -> Config:
@@ -208,10 +208,12 @@ def fitted(op: str, values: dict[str, int | str]) -> dict[str, int | str]:
     return values
 
 
-def sample(op: str, space: Space, limits: Limits, seed: int, dtype: str = "fp32") -> Iterator[tuple[Config, tuple[Op, ...]]]:
-    """Draw valid configurations of one family for ever, each once: Latin hypercubes over its axes (SciPy's, by seed).
+def sample(op: str, space: Space, limits: Limits, seed: int, dtype: str = "fp32",
+           device: str = "cpu") -> Iterator[tuple[Config, tuple[Op, ...]]]:
+    """Draw valid configurations of one family for ever, each once, with its operators on ``device``.
 
-    Raises InputError with the last reason when nothing valid is sweeps.
+    They are those of Latin hypercubes over its axes (SciPy's, by seed). Raises InputError with the last reason when nothing
+    valid is drawn.
     """
     import numpy as np
     from scipy.stats import qmc
@@ -228,7 +230,7 @@ def sample(op: str, space: Space, limits: Limits, seed: int, dtype: str = "fp32"
             passes = space.passes[int(point[-1] * len(space.passes))]
             try:
                 drawn_config = config(op, values, dtype, passes)
-                ops = drawn_config.ops()
+                ops = drawn_config.ops(device)
             except InputError as error:
                 reason = str(error)
                 continue
@@ -241,10 +243,11 @@ def sample(op: str, space: Space, limits: Limits, seed: int, dtype: str = "fp32"
             yield drawn_config, ops
 
 
-def several(ops: list[str], sweeps: Sweeps, seed: int, dtype: str = "fp32") -> Iterator[tuple[Config, tuple[Op, ...]]]:
+def several(ops: list[str], sweeps: Sweeps, seed: int, dtype: str = "fp32",
+            device: str = "cpu") -> Iterator[tuple[Config, tuple[Op, ...]]]:
     """Draw from several families in turn, each as often as its weight says."""
     generator = random.Random(seed)
-    draws = {op: sample(op, sweeps.spaces[op], sweeps.limits, seed + number, dtype) for number, op in enumerate(ops)}
+    draws = {op: sample(op, sweeps.spaces[op], sweeps.limits, seed + number, dtype, device) for number, op in enumerate(ops)}
     weights = [sweeps.spaces[op].weight for op in ops]
     while True:
         yield next(draws[generator.choices(ops, weights)[0]])
