@@ -40,11 +40,11 @@ def measured_networks(folder: Path, target: Target = CPU) -> pd.DataFrame:
 
 
 def works(cases: pd.DataFrame, dtype: str = "fp32") -> dict[tuple[str, str, int], Work]:
-    """Capture the networks of a table ``networks``; return the work by (network, mode, batch size)."""
+    """Capture the networks of a table ``networks`` of one device; return the work by (network, mode, batch size)."""
     distinct = cases.drop_duplicates(["network", "mode", "batch_size"])
     return {(row.network, row.mode, int(row.batch_size)):
             work.captured(networks.network(row.network, int(row.batch_size), row.input_shape or ""), row.mode,
-                          dtypes.torch_name(dtype))
+                          dtypes.torch_name(dtype), device=row.device.partition(":")[0])
             for row in track(list(distinct.itertuples()), "capture")}
 
 
