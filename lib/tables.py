@@ -5,7 +5,7 @@ from dataclasses import replace
 from lib.columns import Column, Columns, validated
 from lib.errors import InputError, choices
 
-SCHEMA_VERSION = "2"
+SCHEMA_VERSION = "3"
 NO_ENERGY = "measured before power was recorded"
 
 
@@ -29,9 +29,9 @@ def _bool(name: str, meaning: str) -> Column:
     return Column(name, "bool", meaning)
 
 
-def _later(column: Column, default: float | str) -> Column:
-    """Return a column that came with the newest schema version; ``default`` is what it is in older files."""
-    return replace(column, since=int(SCHEMA_VERSION), default=default)
+def _later(column: Column, default: float | str, since: int = 2) -> Column:
+    """Return a column that came with a later schema version; ``default`` is what it is in older files."""
+    return replace(column, since=since, default=default)
 
 
 _IDS = (_text("hardware_id", "which machine: a hash of its hardware"),
@@ -175,7 +175,13 @@ REPEATS = (
     _float("other_cores", "CPU cores that other processes used meanwhile"),
     _float("stolen_cores", "CPU cores that the host took meanwhile"),
     _float("yardstick_ms", "the reference kernel just before and after, the slower of the two; empty off the CPU", empty=True),
-    *_STATUS)
+    *_STATUS,
+    _later(_float("gpu_others", "share of the GPU's time that other processes used; empty: no GPU, or not known", empty=True),
+           float("nan"), 3),
+    _later(_float("gpu_mhz", "clock of the GPU's multiprocessors after the visit; empty: no GPU, or not told", empty=True),
+           float("nan"), 3),
+    _later(_text("gpu_throttled", "what throttled the GPU; empty: nothing", empty=True), "", 3),
+    _later(_text("gpu_unknown", "why it is not known who else used the GPU; empty: it is, or no GPU", empty=True), "", 3))
 
 SWEEP = (
     _text("op", "operator family"), *PARAMETERS, *_TIMED, _text("device", "cpu, cuda:0 or mps"),

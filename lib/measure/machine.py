@@ -12,8 +12,8 @@ from typing import Any
 import psutil
 import torch
 
-from lib import store
-from lib.errors import InputError, choices
+from lib import cards, store
+from lib.errors import InputError, choices, one_line
 
 _RSS_UNIT = 1 if platform.system() == "Darwin" else 1024
 
@@ -92,12 +92,13 @@ def _driver() -> str | None:
     """Return the NVIDIA driver's version, or None without one."""
     if not torch.cuda.is_available():
         return None
-    import pynvml
-
     try:
-        pynvml.nvmlInit()
-        return pynvml.nvmlSystemGetDriverVersion()
-    except pynvml.NVMLError:
+        nvml = cards.management()
+    except InputError:
+        return None
+    try:
+        return nvml.nvmlSystemGetDriverVersion()
+    except nvml.NVMLError:
         return None
 
 
@@ -161,9 +162,45 @@ def levels(device: torch.device, threads: int) -> dict[str, int]:
 
 
 def use(where: torch.device) -> None:
-    """Make an accelerator the current one, so that events and allocations go to it; nothing on the CPU."""
-    if where.type == "cuda":
+    """Make an accelerator the current one, so that events and allocations go to it; nothing on the CPU.
+
+    Raises InputError for a GPU that does not let this process in, with what NVML knows of the reason.
+    """
+    if where.type != "cuda":
+        return
+    try:
         torch.cuda.set_device(where)
+        torch.cuda.mem_get_info(where)
+    except RuntimeError as error:
+        raise InputError(f"{where} cannot be used: {one_line(error)}{_occupied(str(where))}") from None
+
+
+def _occupied(name: str) -> str:
+    """Return in which mode a GPU is and who has it, as the end of a sentence; empty where it is open to all, or not known."""
+    try:
+        card = cards.Card(cards.number_of(name))
+    except InputError as error:
+        return f" ({error})"
+    pids = [str(process.pid) for process in card.processes() or ()]
+    held = f", and process {choices(pids)} has it" if pids else ""
+    return f" (it is in {card.mode}{held})" if card.mode else ""
+
+
+def card(where: torch.device) -> str:
+    """Return the UUID of a GPU; empty for other devices, and where torch does not tell."""
+    return str(getattr(torch.cuda.get_device_properties(where), "uuid", "")) if where.type == "cuda" else ""
+
+
+def free_bytes(where: torch.device) -> int:
+    """Return the memory that is free on a device now, in bytes: a GPU's own, else the host's."""
+    return torch.cuda.mem_get_info(where)[0] if where.type == "cuda" else psutil.virtual_memory().available
+
+
+def kind(name: str) -> str:
+    """Return what devices are alike in: of GPUs their model, of others their id."""
+    number = cards.number_of(name)
+    gpus = hardware()["gpus"]
+    return name if number is None or number >= len(gpus) else str(gpus[number])
 
 
 def device_name(where: torch.device) -> str:
