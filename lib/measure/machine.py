@@ -196,10 +196,9 @@ def free_bytes(where: torch.device) -> int:
     return torch.cuda.mem_get_info(where)[0] if where.type == "cuda" else psutil.virtual_memory().available
 
 
-def kind(name: str) -> str:
-    """Return what devices are alike in: of GPUs their model, of others their id."""
-    number = cards.number_of(name)
-    gpus = hardware()["gpus"]
+def kind(name: str, facts: dict[str, Any] | None = None) -> str:
+    """Return what devices are alike in: of GPUs their model, by the hardware of a machine (default: this one); else the id."""
+    number, gpus = cards.number_of(name), (facts or hardware())["gpus"]
     return name if number is None or number >= len(gpus) else str(gpus[number])
 
 

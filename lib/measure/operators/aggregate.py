@@ -156,10 +156,15 @@ def _checked(visits: pd.DataFrame, configs: pd.DataFrame) -> pd.DataFrame:
 
 
 def derive(folder: Path, facts: dict[str, Any]) -> pd.DataFrame:
-    """Derive ``sweep.parquet`` (all devices) and, for convolutions, ``results_convolution.csv`` from a sweep's raw files."""
+    """Derive the table of a sweep (all devices) from its raw files, and write it."""
     tables = [_device_table(raw_folder(folder, device), device, identity)
               for device, identity in facts["devices"].items()]
     table = pd.concat([part for part in tables if len(part)] or tables, ignore_index=True)
+    return write(table, folder, facts)
+
+
+def write(table: pd.DataFrame, folder: Path, facts: dict[str, Any]) -> pd.DataFrame:
+    """Write the table of a sweep with its provenance and, for convolutions, the original's file; return it."""
     path = store.write(table, folder / "sweep.parquet", "sweep", derived=True)
     store.write_meta(path, "sweep", **facts)
     if (table["op"] == "conv2d").any():

@@ -116,7 +116,7 @@ class DeviceSweep:
         for key, (config, ops) in list(self.files.configs.items()):
             if (key, 0) not in self.files.visits:  # entered, then interrupted
                 self._visit(config, ops, 0)
-        if any(number > 0 for _, number in self.files.visits):
+        if any(number > 0 for _, number in self.files.visits) and not self.points.left:
             return
         skipped = 0
         while not self._first_round_is_over(skipped) and not self._abandoned.keys() >= self.points.families:

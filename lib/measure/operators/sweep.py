@@ -148,8 +148,15 @@ class _Together:
         return {device: shared[kind] for device, kind in kinds.items()}
 
     def run(self, devices: list[str]) -> None:
-        """Lead some devices until all have ended."""
-        ticks, stop, points = queue.Queue(), threading.Event(), self._points(devices)
+        """Lead some devices until all have ended, and again where one was lost and the others had no work left by then."""
+        points = self._points(devices)
+        self._lead(devices, points)
+        others = [device for device in devices if device not in self.failures and points[device].left]
+        if others:
+            self._lead(others, points)
+
+    def _lead(self, devices: list[str], points: dict[str, Points]) -> None:
+        ticks, stop = queue.Queue(), threading.Event()
 
         def lead(device: str) -> None:
             try:
