@@ -2,13 +2,14 @@
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from lib import cards, files
+from lib import files
 from lib.errors import InputError, choices
 
+MASK = "CUDA_VISIBLE_DEVICES"
 PATIENCE_S = 600.0  # how long a measurement waits until another one ends
 _HOST = ("/run/lock", "/dev/shm", "/tmp")
 _EVERYBODY, _ALL = 0o666, 0o777
@@ -43,14 +44,44 @@ def _open_to_all(folder: Path) -> Path:
     return folder
 
 
+def card(number: int, environment: Mapping[str, str] = os.environ) -> str:
+    """Return what this host calls the card ``cuda:<number>`` of a process: an index, or the id that its mask holds.
+
+    Raises InputError where CUDA_VISIBLE_DEVICES leaves fewer cards.
+    """
+    mask = environment.get(MASK)
+    if mask is None:
+        return str(number)
+    names = [name.strip() for name in mask.split(",")]
+    shown = names[:next((place for place, name in enumerate(names) if name in ("", "-1")), len(names))]  # as CUDA reads it
+    if number >= len(shown):
+        raise InputError(f"there is no cuda:{number}: {MASK} is {mask!r}, which leaves {len(shown)} cards")
+    return shown[number]
+
+
+def _uuid(card_name: str) -> str:
+    """Return the UUID of a card of which the index or an abbreviated UUID is given, as it is where NVML does not know it."""
+    try:
+        import pynvml
+    except ImportError:
+        return card_name
+    try:
+        pynvml.nvmlInit()
+        uuids = [pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByIndex(index))
+                 for index in range(pynvml.nvmlDeviceGetCount())]
+    except pynvml.NVMLError:
+        return card_name
+    return next((uuid for index, uuid in enumerate(uuids) if card_name == str(index) or uuid.startswith(card_name)), card_name)
+
+
 @contextmanager
 def device(name: str, timeout_s: float = PATIENCE_S) -> Iterator[None]:
     """Hold this host's lock of one device, so that two measurements never share it.
 
     Raises HeldError, an InputError, when another process still holds it after ``timeout_s``.
     """
-    number = cards.number_of(name)
-    named = name if number is None else f"cuda-{cards.uuid(cards.name(number))}"
+    kind, _, number = name.partition(":")
+    named = f"cuda-{_uuid(card(int(number)))}" if kind == "cuda" and number.isdecimal() else name
     path = host_folder() / f"measuring-{re.sub('[^A-Za-z0-9_.-]', '-', named)}.lock"
     with _held(path, timeout_s, f"device {name} is being measured by another process"):
         yield

@@ -14,6 +14,7 @@ from lib import store
 from lib.config.notebooks import MachineParams, ProfileParams, SweepParams
 from lib.measure import ceilings, load
 from lib.measure.budget import Budget
+from lib.measure.gpus.watch import GpuUse
 from lib.measure.operators import device_sweep, isolated, points
 from lib.measure.training import matrix, profile_run
 from lib.tables import columns
@@ -149,7 +150,7 @@ class Even:
         time.sleep(0.25)
         return {"latency_ms": 1.0, "spread_ms": 0.01, "yardstick_ms": 1.0, "n": 5, "calls": 5, "at_s": 0.0, "visit_s": 0.25,
                 "other_cores": 0.0, "stolen_cores": 0.0, "status": "ok", "reason": "",
-                **load.GpuUse().columns}
+                **GpuUse().columns}
 
     def shut_down(self):
         pass

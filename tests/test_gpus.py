@@ -7,10 +7,11 @@ import pandas as pd
 import pytest
 
 from lib import __main__ as command
-from lib import cards, paths, store
+from lib import locks, paths, store
 from lib.config.notebooks import SweepParams
 from lib.errors import InputError
 from lib.measure import load, machine
+from lib.measure.gpus.watch import GpuUse, GpuWatch
 from lib.measure.operators import aggregate, device_sweep, points, shards, sweep, visitor
 from lib.work.graph import spaces
 from tests import fake_gpus
@@ -30,7 +31,7 @@ def box(home, monkeypatch):
         made = fake_gpus.Box(home, count, **everywhere)
         monkeypatch.setenv(fake_gpus.FILE, str(made.path))
         monkeypatch.setattr(visitor, "_visits", fake_gpus.visits)
-        monkeypatch.delenv(cards.MASK, raising=False)
+        monkeypatch.delenv(locks.MASK, raising=False)
         machine.hardware.cache_clear(), machine._driver.cache_clear()
         for patch in fake_gpus.patches():
             patch.start()
@@ -102,9 +103,9 @@ def test_in_a_container_the_processes_of_the_host_have_other_numbers(box):
     machine.use(machine.device("cuda:0"))
     here.nvml("container")
     own = load.OwnProcesses()
-    assert load.GpuWatch(0, own).reading().others == 0.0, "the only one there is this one"
+    assert GpuWatch(0, own.pids).reading().others == 0.0, "the only one there is this one"
     here.change(0, stranger=7, share=0.3)
-    assert load.GpuWatch(0, own).reading().others == pytest.approx(0.3), "the busiest of two is taken for this one"
+    assert GpuWatch(0, own.pids).reading().others == pytest.approx(0.3), "the busiest of two is taken for this one"
 
 
 def test_a_card_in_exclusive_mode_says_who_has_it(box):
@@ -127,7 +128,7 @@ def test_a_worker_that_comes_back_to_another_card_is_refused(box):
 # ------------------------------------------------------------------------------------------------ what the table says
 
 def visits(**gpu):
-    columns = {**load.GpuUse(others=0.0, clock_mhz=1410.0).columns, **gpu}
+    columns = {**GpuUse(others=0.0, clock_mhz=1410.0).columns, **gpu}
     facts = {"n": 9, "calls": 1, "spread_ms": 0.0, "at_s": 0.0, "visit_s": 0.05, "other_cores": 12.0, "stolen_cores": 0.0,
              "yardstick_ms": float("nan"), "status": "ok", "reason": ""}
     return pd.DataFrame([{"config": key, "round": number, "latency_ms": 1.0 + 0.001 * number, **facts,
@@ -174,7 +175,7 @@ class Sure:
         number = len(Sure.devices)
         return {"latency_ms": 1 + int(config.key, 16) / 1e15 + number * 1e-9, "spread_ms": 0.0, "yardstick_ms": 1.0, "n": 5,
                 "calls": 5, "at_s": 0.1 * number, "visit_s": 0.1, "other_cores": 0.0, "stolen_cores": 0.0, "status": "ok",
-                "reason": "", **load.GpuUse(others=0.0, clock_mhz=1410.0).columns}
+                "reason": "", **GpuUse(others=0.0, clock_mhz=1410.0).columns}
 
     def shut_down(self):
         pass

@@ -16,7 +16,8 @@ from lib import __main__, locks, paths, store
 from lib.config import notebooks
 from lib.config.notebooks import SweepParams
 from lib.errors import InputError
-from lib.measure import compare, load, machine, statistics
+from lib.measure import compare, machine, statistics
+from lib.measure.gpus.watch import GpuUse
 from lib.measure.networks import allocator
 from lib.measure.operators import aggregate, device_sweep, sweep, visit, visitor
 from lib.studies.sweep import findings
@@ -196,7 +197,7 @@ class Failing:
         self._number += 1
         nothing = dict.fromkeys(("latency_ms", "spread_ms", "yardstick_ms"), float("nan"))
         return {**nothing, "n": 0, "calls": 0, "at_s": 0.0, "visit_s": 0.1, "other_cores": 0.0, "stolen_cores": 0.0,
-                "status": "failed", "reason": f"reason {self._number // 2}", **load.GpuUse().columns}
+                "status": "failed", "reason": f"reason {self._number // 2}", **GpuUse().columns}
 
     def shut_down(self):
         pass
@@ -245,7 +246,7 @@ def test_the_same_sweep_in_another_process_is_waited_for_and_its_device_is_not_t
         sweep.measure_sweep(SweepParams(**SMALL, name="one"))
 
 
-NO_GPU = load.GpuUse().columns
+NO_GPU = GpuUse().columns
 
 
 def visits(latencies, others=0.0, status="ok", gpu=NO_GPU):

@@ -12,17 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 import psutil
 
-from lib import cards
-from lib.errors import InputError
-from lib.measure.statistics import VERDICTS, worst
-
-QUIET_CORES = 0.10  # what other processes may use without harm: cores, or the share of a GPU's time
-LOUD_CORES = 0.50  # more, and what was measured meanwhile is unusable
-
-
-def crowd_verdict(cores: float) -> str:
-    """Return the verdict on what was measured while others used so many cores that it needs, or such a share of its GPU."""
-    return VERDICTS[0] if cores < QUIET_CORES else VERDICTS[1] if cores < LOUD_CORES else VERDICTS[2]
+from lib.measure.gpus.card import number_of
+from lib.measure.gpus.watch import GpuUse, GpuWatch
+from lib.measure.statistics import VERDICTS, crowd_verdict
 
 
 def own_cores() -> list[int]:
@@ -38,36 +30,6 @@ def spare_cores(threads: int) -> int:
 def in_the_way(others, stolen, spare: int):
     """Return how many cores' worth of others stood in our way (numbers or Series): half of the idle cores are free to them."""
     return np.maximum(others - spare / 2, 0.0) + stolen
-
-
-@dataclass(frozen=True)
-class GpuUse:
-    """What happened on a GPU beside a measurement.
-
-    ``others`` is the share of its time that strangers used, None where that is not known, and ``unknown`` then says why.
-    ``clock_mhz`` is that of its multiprocessors, None where not told; ``throttled`` says by what, empty where by nothing.
-    """
-
-    others: float | None = None
-    clock_mhz: float | None = None
-    throttled: str = ""
-    unknown: str = ""
-
-    @property
-    def columns(self) -> dict[str, float | str | None]:
-        """Return it as columns of ``repeats``."""
-        return {"gpu_others": self.others, "gpu_mhz": self.clock_mhz, "gpu_throttled": self.throttled,
-                "gpu_unknown": self.unknown}
-
-    def verdict(self) -> str:
-        """Return the verdict on what was measured meanwhile; what is not known to be quiet is noisy."""
-        crowd = VERDICTS[1] if self.others is None else crowd_verdict(self.others)
-        return worst(crowd, VERDICTS[1] if self.throttled else VERDICTS[0])
-
-    def words(self) -> str:
-        """Say what others used of the GPU, or why that is not known, and what throttled it."""
-        used = self.unknown if self.others is None else f"others used {self.others:.0%} of the GPU"
-        return f"{used}; the GPU was throttled: {self.throttled}" if self.throttled else used
 
 
 @dataclass(frozen=True)
@@ -144,48 +106,6 @@ class OwnProcesses:
         return total
 
 
-class GpuWatch:
-    """Watches one GPU on which this process has memory of its own, as a process that measures there has."""
-
-    def __init__(self, number: int, own: OwnProcesses):
-        self._own, self._card, self._unknown = own, None, ""
-        try:
-            self._card = cards.Card(number)
-        except InputError as error:
-            self._unknown = str(error)
-        self.begin()
-
-    def begin(self) -> None:
-        """Begin to watch anew."""
-        self._throttled = self._card.throttled if self._card else ""
-
-    def reading(self) -> GpuUse:
-        """Return what happened since ``begin``."""
-        if not self._card:
-            return GpuUse(unknown=self._unknown)
-        clock_mhz, throttled = self._card.clock_mhz, self._card.throttled or self._throttled
-        strangers = self._strangers()
-        if strangers is None:
-            return GpuUse(None, clock_mhz, throttled, "the driver does not tell who uses the GPU")
-        untold = [process.pid for process in strangers if process.share is None]
-        if untold:
-            return GpuUse(None, clock_mhz, throttled, f"process {untold[0]} is on the GPU too, its share is not told")
-        return GpuUse(min(1.0, sum(process.share for process in strangers)), clock_mhz, throttled, "")
-
-    def _strangers(self) -> list[cards.Process] | None:
-        """Return the processes on the GPU that are not ours.
-
-        In a container NVML counts processes as its host does: none is ours by its id, and the busiest is taken for this one.
-        """
-        running = self._card.processes()
-        if running is None:
-            return None
-        others = [process for process in running if process.pid not in self._own.pids]
-        if len(others) < len(running):
-            return others
-        return sorted(others, key=lambda process: process.share or 0.0)[:-1]
-
-
 def _snapshot(own: OwnProcesses) -> tuple[float, float, float, float, int]:
     own.refresh()
     switches = psutil.Process().num_ctx_switches().involuntary
@@ -197,11 +117,11 @@ class LoadWatch:
     """Watch a device from ``__enter__`` on; ``reading()`` tells what others used since then (10 ms resolution on a CPU)."""
 
     def __init__(self, device: str = "cpu"):
-        self._number = cards.number_of(device)
+        self._number = number_of(device)
 
     def __enter__(self) -> "LoadWatch":
         self._own = OwnProcesses()
-        self._gpu = None if self._number is None else GpuWatch(self._number, self._own)
+        self._gpu = None if self._number is None else GpuWatch(self._number, self._own.pids)
         self._start = _snapshot(self._own)
         return self
 

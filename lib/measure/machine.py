@@ -12,8 +12,9 @@ from typing import Any
 import psutil
 import torch
 
-from lib import cards, store
+from lib import store
 from lib.errors import InputError, choices, one_line
+from lib.measure.gpus.card import Card, management, number_of
 
 _RSS_UNIT = 1 if platform.system() == "Darwin" else 1024
 
@@ -93,7 +94,7 @@ def _driver() -> str | None:
     if not torch.cuda.is_available():
         return None
     try:
-        nvml = cards.management()
+        nvml = management()
     except InputError:
         return None
     try:
@@ -178,7 +179,7 @@ def use(where: torch.device) -> None:
 def _occupied(name: str) -> str:
     """Return in which mode a GPU is and who has it, as the end of a sentence; empty where it is open to all, or not known."""
     try:
-        card = cards.Card(cards.number_of(name))
+        card = Card(number_of(name))
     except InputError as error:
         return f" ({error})"
     pids = [str(process.pid) for process in card.processes() or ()]
@@ -198,7 +199,7 @@ def free_bytes(where: torch.device) -> int:
 
 def kind(name: str, facts: dict[str, Any] | None = None) -> str:
     """Return what devices are alike in: of GPUs their model, by the hardware of a machine (default: this one); else the id."""
-    number, gpus = cards.number_of(name), (facts or hardware())["gpus"]
+    number, gpus = number_of(name), (facts or hardware())["gpus"]
     return name if number is None or number >= len(gpus) else str(gpus[number])
 
 

@@ -9,9 +9,10 @@ from typing import Any
 
 import psutil
 
-from lib.cards import MASK, management
 from lib.dashboard.agents.messages import Device, Gpu, GpuLoad, Load
 from lib.errors import InputError
+from lib.locks import MASK
+from lib.measure.gpus.card import management
 from lib.schedule.runtime.local_site import slots_here
 from lib.schedule.runtime.workers import Slot
 

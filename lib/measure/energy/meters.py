@@ -10,10 +10,10 @@ from typing import Protocol
 
 import numpy as np
 
-from lib import cards
 from lib.errors import InputError, one_line
 from lib.measure.energy import power_log
 from lib.measure.energy.trace import NOT_MEASURED, Trace
+from lib.measure.gpus.card import Card
 
 PERIOD_S = 0.05
 _DRIVER_PERIOD_S = 0.125  # an NVML reading takes some tenths of a millisecond, and its values are as old as that
@@ -43,7 +43,7 @@ class Nvml:
 
     def __init__(self, index: int):
         try:
-            card = cards.Card(index)
+            card = Card(index)
         except InputError as error:
             raise InputError(f"no power of GPU {index}: {error}") from None
         self._nvml, self._handle, self.name = card.nvml, card.handle, f"nvml:{index}"

@@ -17,7 +17,7 @@ from lib.measure.archive import folders
 from lib.measure.energy.trace import NOT_MEASURED
 from lib.measure.operators.raw_files import raw_folder
 from lib.measure.reference_kernel import SLOW, USUAL
-from lib.measure.statistics import VERDICTS, spread_verdict, worst
+from lib.measure.statistics import QUIET_CORES, VERDICTS, crowd_verdict, spread_verdict, worst
 from lib.tables import PARAMETERS, columns
 
 BOTH = {"latency_type": ("kernel", "end_to_end"), "cache": ("warm", "cold")}
@@ -76,7 +76,7 @@ def summarise(visits: pd.DataFrame, spare_cores: int = 0) -> pd.DataFrame:
     good = visits[visits["status"] == "ok"]
     rows = []
     for key, part in good.groupby("config", sort=False):
-        quiet = part[(part["crowd"] < load.QUIET_CORES) & ~part["slow"]]
+        quiet = part[(part["crowd"] < QUIET_CORES) & ~part["slow"]]
         used = quiet if len(quiet) >= LEAST_ROUNDS else part
         low, median, high = np.percentile(used["latency_ms"], (25, 50, 75))
         spread = (high - low) / median if median else np.inf
@@ -95,7 +95,7 @@ def _neighbours(used: pd.DataFrame) -> Iterator[tuple[str, str]]:
     """Yield what the rounds of one configuration saw beside them, each with its verdict."""
     crowd, on_gpu = float(used["crowd"].median()), _on_gpu(used).any()
     used_words = f"{crowd:.0%} of the GPU" if on_gpu else f"{crowd:.1f} cores"
-    yield load.crowd_verdict(crowd), f"others used {used_words} meanwhile"
+    yield crowd_verdict(crowd), f"others used {used_words} meanwhile"
     unknown = used.loc[_filled(used["gpu_unknown"]), "gpu_unknown"]
     if len(unknown):
         yield VERDICTS[1], f"who else used the GPU is not known: {unknown.iloc[0]}"

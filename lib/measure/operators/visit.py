@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from lib import cards
 from lib.errors import InputError, is_broken_device, is_out_of_memory, one_line
 from lib.measure import load, machine
 from lib.measure.energy import windows
 from lib.measure.energy.meters import Absent, Meter, open_meter
 from lib.measure.energy.trace import Energy
+from lib.measure.gpus.card import number_of
+from lib.measure.gpus.watch import GpuUse, GpuWatch
 from lib.measure.operators.cold_memory import ColdCalls, Rings
 from lib.measure.timing import synchronize, time_calls
 from lib.measure.worker import WorkerLostError
@@ -41,7 +42,7 @@ class _Watch:
 
     def reading(self) -> dict[str, Any]:
         """Return the length of the visit, the cores that others and the host used, and what happened on the GPU."""
-        gpu = self._gpu.reading() if self._gpu else load.GpuUse()
+        gpu = self._gpu.reading() if self._gpu else GpuUse()
         seconds = time.perf_counter() - self.begin
         busy, stolen = load.busy_seconds()
         own = self._processes.seconds() - self.own
@@ -70,8 +71,8 @@ class Tools:
 
     def __init__(self, device: torch.device):
         self._device, self.processes = device, load.OwnProcesses()
-        number = cards.number_of(str(device))
-        self.gpu = None if number is None else load.GpuWatch(number, self.processes)
+        number = number_of(str(device))
+        self.gpu = None if number is None else GpuWatch(number, self.processes.pids)
 
     @cached_property
     def meter(self) -> Meter:

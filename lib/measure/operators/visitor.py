@@ -16,6 +16,7 @@ from lib.errors import InputError
 from lib.measure import load, machine
 from lib.measure.budget import Budget
 from lib.measure.energy.trace import Energy
+from lib.measure.gpus.watch import GpuUse
 from lib.measure.networks import allocator
 from lib.measure.operators import visit
 from lib.measure.reference_kernel import ReferenceKernel
@@ -111,7 +112,7 @@ class Visitor:
             return result
         nothing = dict.fromkeys(("latency_ms", "spread_ms", "yardstick_ms"), float("nan"))
         return {**nothing, "n": 0, "calls": 0, "at_s": 0.0, "visit_s": time.monotonic() - begin, "other_cores": 0.0,
-                "stolen_cores": 0.0, "status": "failed", "reason": reason, **load.GpuUse().columns}
+                "stolen_cores": 0.0, "status": "failed", "reason": reason, **GpuUse().columns}
 
     def energy(self, config: Config, ops: tuple[Op, ...], seconds: float) -> dict[str, Any]:
         """Have one configuration looped for its energy; where the worker hangs, or dies twice, the result says so."""

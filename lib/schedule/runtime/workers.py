@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 import psutil
 
-from lib import cards
+from lib import locks
 from lib.errors import InputError, choices
 from lib.measure import worker
 from lib.schedule.problem import Jobs
@@ -70,7 +70,7 @@ def card_of(slot: Slot, environment: Mapping[str, str]) -> str:
     if slot.card or name != "cuda" or not number.isdecimal():
         return slot.card
     try:
-        return cards.name(int(number), environment)
+        return locks.card(int(number), environment)
     except InputError as error:
         raise SlotLost(str(error)) from None
 
@@ -100,7 +100,7 @@ class ProcessWorker:
 
     def __init__(self, slot: Slot, limits: Limits, output: Output | None = None):
         card = card_of(slot, worker.environment())
-        environment = {**dict.fromkeys(worker_process.THREADS, str(slot.threads)), **({cards.MASK: card} if card else {})}
+        environment = {**dict.fromkeys(worker_process.THREADS, str(slot.threads)), **({locks.MASK: card} if card else {})}
         self.process = worker.Worker(
             worker_process.serve, "cuda:0" if card else slot.name, slot.cores, slot.threads, limits.beat_s, slot.warm_up,
             output and output.theirs, name=f"slot {slot.name}", environment=environment)

@@ -1,47 +1,17 @@
-"""The NVIDIA cards of this host: what they are called here and elsewhere, and what NVIDIA's management library says of them."""
+"""An NVIDIA card, as NVIDIA's management library (NVML) sees it, of whichever version that is."""
 
-import os
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from lib import locks
 from lib.errors import InputError, one_line
 
-MASK = "CUDA_VISIBLE_DEVICES"
 _THROTTLES = {0x08: "hardware slowdown", 0x20: "too hot (driver)", 0x40: "too hot (hardware)", 0x80: "power brake"}
 _MODES = {1: "exclusive mode", 2: "prohibited mode", 3: "exclusive mode"}
 _MULTIPROCESSORS = 1  # NVML_CLOCK_SM
 _NOT_FOUND = 6  # NVML_ERROR_NOT_FOUND: nobody was at work
 _SHARE_S = 1.0  # over which the driver's samples of each process are averaged: they come some times a second
-
-
-def name(number: int, environment: Mapping[str, str] = os.environ) -> str:
-    """Return what this host calls the card ``cuda:<number>`` of a process: an index, or the id that its mask holds.
-
-    Raises InputError where CUDA_VISIBLE_DEVICES leaves fewer cards.
-    """
-    mask = environment.get(MASK)
-    if mask is None:
-        return str(number)
-    names = [name.strip() for name in mask.split(",")]
-    shown = names[:next((place for place, name in enumerate(names) if name in ("", "-1")), len(names))]  # as CUDA reads it
-    if number >= len(shown):
-        raise InputError(f"there is no cuda:{number}: {MASK} is {mask!r}, which leaves {len(shown)} cards")
-    return shown[number]
-
-
-def uuid(card_name: str) -> str:
-    """Return the UUID of a card of which the index or an abbreviated UUID is given, as it is where NVML does not know it."""
-    try:
-        nvml = management()
-        uuids = [nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetHandleByIndex(index))
-                 for index in range(nvml.nvmlDeviceGetCount())]
-    except InputError:
-        return card_name
-    except nvml.NVMLError:
-        return card_name
-    return next((uuid for index, uuid in enumerate(uuids) if card_name == str(index) or uuid.startswith(card_name)), card_name)
 
 
 def management() -> Any:
@@ -82,7 +52,7 @@ class Card:
     """
 
     def __init__(self, number: int):
-        self.nvml, here = management(), name(number)
+        self.nvml, here = management(), locks.card(number)
         try:
             self.handle = (self.nvml.nvmlDeviceGetHandleByIndex(int(here)) if here.isdecimal() else
                            self.nvml.nvmlDeviceGetHandleByUUID(here))
