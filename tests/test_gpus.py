@@ -1,10 +1,15 @@
 """GPUs that are not there: whose load it is, devices side by side, shards apart, and what may befall a card."""
 
+import os
 import shutil
+import subprocess
+import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pandas as pd
 import pytest
+import torch
 
 from lib import __main__ as command
 from lib import locks, paths, store
@@ -168,7 +173,9 @@ class Sure:
         self.device = device
 
     def ready(self):
-        return {**machine.identity(), "threads": 1, "free_bytes": 1e12, "meter": "not measured"}
+        cards_here = fake_gpus.here()
+        free = cards_here[int(self.device[-1])]["free"] if self.device != "cpu" else 1e12
+        return {**machine.identity(), "threads": 1, "free_bytes": free, "meter": "not measured"}
 
     def visit(self, config, ops):
         Sure.devices.append(self.device)
@@ -202,15 +209,13 @@ def test_all_measures_the_cpu_apart_and_cards_of_each_kind_share_the_grid(sure):
 
 def test_what_a_card_measured_that_is_gone_is_not_measured_again(sure):
     here = sure(2)
-    folder, before = swept(**WALK, device="cuda:0,cuda:1")
-    kept = before.loc[before["device"] == "cuda:1", "config"].tolist()
-    assert kept
+    _, before = swept(**WALK, device="cuda:1")
+    visited = len(Sure.devices)
     here.change(1, gone=True)
     machine.hardware.cache_clear()
-    store_rows = store.read(folder / "cuda-0" / "repeats.csv", "repeats")
     _, after = swept(**WALK, device="cuda:0")
-    assert len(store.read(folder / "cuda-0" / "repeats.csv", "repeats")) == len(store_rows)
-    assert after["config"].is_unique and set(after.loc[after["device"] == "cuda:1", "config"]) == set(kept)
+    assert len(Sure.devices) == visited
+    pd.testing.assert_frame_equal(after, before)
 
 
 def test_points_are_drawn_once_however_many_threads_take_them(box):
@@ -225,11 +230,32 @@ def test_points_are_drawn_once_however_many_threads_take_them(box):
 
 def test_a_point_too_large_for_one_card_is_left_to_one_with_room(box):
     shared = points.Points(SweepParams(**{**QUICK, "op": "activation"}))
-    shared.join(10.0), shared.join(1e12)
-    point = shared.take(10.0, (), lambda: False)
-    assert not shared.refuse(point, 10.0), "the other one has room"
-    assert shared.take(1e12, (), lambda: False) == point
-    assert shared.refuse(point, 1e12), "it is too large for all"
+    shared.join(10.0)
+    first = shared.take(10.0, (), lambda: False)
+    assert shared.refuse(first), "it is too large for all that are there"
+    shared.join(1e12)
+    assert shared.take(1e12, (), lambda: False) == first, "one that comes later has room"
+    second = shared.take(10.0, (), lambda: False)
+    assert not shared.refuse(second) and shared.left == 1
+    assert shared.take(1e12, (), lambda: False) == second
+
+
+def test_a_card_whose_memory_another_user_holds_loses_no_point(sure):
+    sure(2).change(1, free=1000)
+    _, table = swept(**WALK, device="cuda:0,cuda:1")
+    good = table[table["status"] == "ok"]
+    assert len(good) == 6 and set(good["device"]) == {"cuda:0"}
+    assert table.loc[table["status"] != "ok", "reason"].str.contains("MB needed, 0.0005 MB allowed by memory_share").all()
+    with pytest.raises(InputError, match=r"cuda:1: no valid point to measure \(6 invalid, 6 skipped\); the last: .* MB needed"):
+        swept(**WALK, device="cuda:1", name="alone")
+
+
+def test_a_gpu_that_breaks_ends_a_run_in_one_line():
+    with pytest.raises(InputError, match="cuda:0 broke; what was measured until then is kept: RuntimeError: CUDA e"), \
+            machine.working(torch.device("cuda:0")):
+        raise RuntimeError("CUDA error: unspecified launch failure\nCompile with ...")
+    with pytest.raises(RuntimeError, match="shape"), machine.working(torch.device("cuda:0")):
+        raise RuntimeError("shape")
 
 
 def parted(of, **more):
@@ -301,3 +327,41 @@ def test_a_shard_beyond_the_limit_is_an_error(sure, monkeypatch):
     with pytest.raises(InputError, match="shard 0/2 has 6 points.*; what was measured is in .*mine"):
         swept(**{**WALK, "budget_s": 100}, device="cpu", shard="0/2")
     assert len(aggregate.read(paths.SWEEPS / "mine").table) > 0, "and it is kept"
+
+
+# ------------------------------------------------------------------------------------------------ on a real card
+
+ON_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+STRANGER = """
+import sys, time, torch
+left = torch.randn(4096, 4096, device="cuda:0")
+print("ready", flush=True)
+while True:
+    torch.mm(left, left)
+    torch.cuda.synchronize()
+"""
+
+
+@ON_CUDA
+@pytest.mark.slow
+def test_a_sweep_on_a_card_knows_itself_and_its_leader_is_not_on_it(home):
+    folder = sweep.measure_sweep(SweepParams(**QUICK, device="cuda:0", name="real"))
+    visits, table = store.read(folder / "cuda-0" / "repeats.csv", "repeats"), aggregate.read(folder).table
+    assert (table["status"] == "ok").all()
+    assert (visits["gpu_mhz"] > 0).all() and visits["gpu_unknown"].isna().all(), visits["gpu_unknown"].unique()
+    assert visits["gpu_others"].median() < 0.1
+    assert not torch.cuda.memory_reserved(0), "the leader has no memory there"
+
+
+@ON_CUDA
+@pytest.mark.slow
+def test_a_stranger_on_a_card_is_seen(home):
+    machine.use(torch.device("cuda:0"))
+    with subprocess.Popen(["setsid", sys.executable, "-c", STRANGER], stdout=subprocess.PIPE, text=True) as stranger:
+        try:
+            assert stranger.stdout.readline() == "ready\n"
+            time.sleep(3)
+            used = GpuWatch(0, {os.getpid()}).reading()
+        finally:
+            stranger.kill()
+    assert used.verdict() != "stable", used

@@ -5,6 +5,8 @@ import os
 import platform
 import re
 import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ import psutil
 import torch
 
 from lib import store
-from lib.errors import InputError, choices, one_line
+from lib.errors import InputError, choices, is_broken_device, one_line
 from lib.measure.gpus.card import Card, management, number_of
 
 _RSS_UNIT = 1 if platform.system() == "Darwin" else 1024
@@ -174,6 +176,17 @@ def use(where: torch.device) -> None:
         torch.cuda.mem_get_info(where)
     except RuntimeError as error:
         raise InputError(f"{where} cannot be used: {one_line(error)}{_occupied(str(where))}") from None
+
+
+@contextmanager
+def working(where: torch.device) -> Iterator[None]:
+    """Tell in one line, as an InputError, that a GPU broke while work on it went on."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not is_broken_device(error):
+            raise
+        raise InputError(f"{where} broke; what was measured until then is kept: {one_line(error)}") from None
 
 
 def _occupied(name: str) -> str:

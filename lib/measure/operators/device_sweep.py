@@ -132,7 +132,7 @@ class DeviceSweep:
                 continue
             skipped += 1
             self._too_large = f"{need / 1e6:,.6g} MB needed, {self._limit_bytes / 1e6:,.6g} MB allowed by memory_share"
-            if self.points.refuse(point, self._limit_bytes) and config.key not in self.files.skipped:
+            if self.points.refuse(point) and config.key not in self.files.skipped:
                 self.files.enter(config, ops, "skipped", self._too_large)
 
     def _first_round_is_over(self, skipped: int) -> bool:

@@ -23,7 +23,8 @@ class Points:
 
     def __init__(self, p: SweepParams, chosen: Sequence[Config] = (), taken: Iterable[str] = ()):
         self._p, self._chosen, self._lock = p, chosen, threading.Lock()
-        self._drawn, self._returned, self._limits = self._all(), [], []
+        self._drawn, self._limits = self._all(), []
+        self._returned, self._too_large = [], []
         self.taken = set(taken)
         self.invalid, self.last_invalid = 0, ""
         self.cut = ""  # why the walk ended before all points of the grid were drawn
@@ -42,7 +43,10 @@ class Points:
 
     def join(self, limit_bytes: float) -> None:
         """Count a device among those that share the points; it has room for so many bytes."""
-        self._limits.append(limit_bytes)
+        with self._lock:
+            self._limits.append(limit_bytes)
+            self._returned += [point for point in self._too_large if spaces.footprint(point[1]) <= limit_bytes]
+            self._too_large = [point for point in self._too_large if spaces.footprint(point[1]) > limit_bytes]
 
     def take(self, limit_bytes: float, without: Container[str], over: Callable[[], bool]) -> Point | None:
         """Return the next point that no device has; None where there is no more or, among invalid ones, it is ``over``.
@@ -68,12 +72,12 @@ class Points:
                 return self._returned.pop(place)
         return next(self._drawn, None)
 
-    def refuse(self, point: Point, limit_bytes: float) -> bool:
-        """Take back a point that is too large for a device; return whether it is so for all of them."""
+    def refuse(self, point: Point) -> bool:
+        """Take back a point that is too large for a device; return whether it is so for all that are there by now."""
         with self._lock:
             self.taken.discard(point[0].key)
-            others = max(self._limits, default=0.0) > limit_bytes and spaces.footprint(point[1]) <= max(self._limits)
-            self._returned += [point] if others else []
+            others = max(self._limits) >= spaces.footprint(point[1])
+            (self._returned if others else self._too_large).append(point)
         return not others
 
     def give_back(self, points: Iterable[Point]) -> None:

@@ -142,7 +142,8 @@ def measure(p: ProfileParams, workload: Workload | None = None) -> Profiled:
         files = [run.path(kind) for kind in PASSES] if p.profile else []
         for path in files:
             store.write_meta(path, "profile", **facts)
-        outcome = measure_passes(run, budget)
+        with machine.working(device):
+            outcome = measure_passes(run, budget)
         rows = store.read_all(files, "profile")
         line = pd.DataFrame([_summary(run, outcome, rows, started)], columns=columns("runs"))
         files.append(store.write(line, paths.RUNS / f"{run_id}.csv", "runs"))
