@@ -307,6 +307,17 @@ def test_shards_that_do_not_make_one_sweep_are_refused_and_nothing_is_written(su
     assert not [path for path in paths.SWEEPS.iterdir() if "merg" in path.name and path.suffix != ".lock"]
 
 
+def test_the_verb_measures_refuses_what_it_does_not_know_and_says_which_device_failed(sure, capsys):
+    sure(1, free=1000)
+    words = ["sweeps", "measure", *(word for pair in WALK.items() for word in ("-p", pair[0], str(pair[1])))]
+    assert command.main([*words, "-p", "name", "verb", "-p", "threads", "1"]) == 1
+    out = capsys.readouterr()
+    assert "data/sweeps/verb: 6 points, 0 of them not measured; 6 stable" in out.out
+    assert out.err.splitlines()[-1].startswith("failed: cuda:0: no valid point to measure (6 invalid, 6 skipped)")
+    assert command.main([*words, "-p", "round", "3"]) == 2
+    assert "round" in capsys.readouterr().err
+
+
 def test_points_that_a_shard_misses_are_counted(sure, capsys):
     sure(0)
     parts = parted(2)

@@ -9,10 +9,11 @@ from lib.cli.options import a_path, assignments, folder_name
 def _measure(options: argparse.Namespace) -> int:
     """Measure a sweep; the exit status is 1 when a device failed while others measured."""
     from lib import store
-    from lib.config import notebooks
+    from lib.config import base
+    from lib.config.notebooks import SweepParams
     from lib.measure.operators import aggregate, sweep
 
-    p = notebooks.check("03_sweep", {"device": options.device, **assignments(options.parameter)})
+    p = base.build(SweepParams, {"device": options.device, **assignments(options.parameter)}, "sweeps measure")
     folder = sweep.measure_sweep(p)
     table = aggregate.read(folder).table
     good = table[table["status"] == "ok"]
