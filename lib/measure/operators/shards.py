@@ -145,16 +145,17 @@ def merge(folders: Sequence[Path], name: str) -> tuple[Path, dict[str, int]]:
                 for raw in sorted(path.parent for path in shard.folder.glob("*/repeats.csv")):
                     shutil.copytree(raw, folder / f"{raw.name}.{shard.pair[0]}-of-{shard.pair[1]}")
             store.write_json({**shards[0].plan, "shard": "all"}, folder / "plan.json")
-            aggregate.write(table, folder, _facts(shards) | {"missing": missing})
+            aggregate.write(table, folder, _facts(shards, missing))
             folder.rename(target)
     return target, missing
 
 
-def _facts(shards: Sequence[Shard]) -> dict[str, Any]:
-    """Return the provenance of merged shards: that of the first, with the devices and failures of all."""
+def _facts(shards: Sequence[Shard], missing: dict[str, int]) -> dict[str, Any]:
+    """Return the provenance of merged shards: that of the first, with the devices of all, their failures and what they miss."""
     facts = [shard.facts for shard in shards]
     return {"notebook": "03_sweep", "started_utc": min(str(fact.get("started_utc", "")) for fact in facts),
             "parameters": facts[0].get("parameters", {}),
             "devices": {device: identity for fact in facts for device, identity in fact["devices"].items()},
             "failures": {f"{device} of shard {shard.plan['shard']}": reason for shard in shards
-                         for device, reason in shard.facts.get("failures", {}).items()}}
+                         for device, reason in shard.facts.get("failures", {}).items()} |
+                        {f"shard {shard}": f"shard {shard} misses {count} points" for shard, count in missing.items()}}
