@@ -177,7 +177,13 @@ REPEATS = (
     _float("other_cores", "CPU cores that other processes used meanwhile"),
     _float("stolen_cores", "CPU cores that the host took meanwhile"),
     _float("yardstick_ms", "the reference kernel just before and after, the slower of the two; empty off the CPU", empty=True),
-    *_STATUS)
+    *_STATUS,
+    _later(_float("gpu_others", "share of the GPU's time that other processes used; empty: no GPU, or not known", empty=True),
+           float("nan"), 3),
+    _later(_float("gpu_mhz", "clock of the GPU's multiprocessors after the visit; empty: no GPU, or not told", empty=True),
+           float("nan"), 3),
+    _later(_text("gpu_throttled", "what throttled the GPU; empty: nothing", empty=True), "", 3),
+    _later(_text("gpu_unknown", "why it is not known who else used the GPU; empty: it is, or no GPU", empty=True), "", 3))
 
 SWEEP = (
     _text("op", "operator family"), *PARAMETERS, *_TIMED, _text("device", "cpu, cuda:0 or mps"),

@@ -107,7 +107,7 @@ def test_compare_finds_a_ratio_through_drift():
     ([10] * 30, load.Load(1, 1, 0.9, 0.1, 0), 64, None, None, "unusable", "others took 0.9 cores and the host 0.1"),
 ])
 def test_the_judge(monkeypatch, steps, seen, threads, twin, earlier, verdict, reason):
-    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    monkeypatch.setattr(load, "own_cores", lambda: [0, 1])
     found, why = summary.judge(np.array(steps, float), seen, threads, twin, earlier)
     assert found == verdict
     assert reason in why
@@ -115,7 +115,7 @@ def test_the_judge(monkeypatch, steps, seen, threads, twin, earlier, verdict, re
 
 
 def test_idle_cores_may_be_used_by_others(monkeypatch):
-    monkeypatch.setattr("os.cpu_count", lambda: 16)
+    monkeypatch.setattr(load, "own_cores", lambda: list(range(16)))
     assert load.Load(1, 4, 3.0, 0, 0).crowding(threads=4) == 0
     assert load.Load(1, 4, 8.0, 0, 0).crowding(threads=4) == 2
     assert load.Load(1, 16, 0.3, 0.1, 0).crowding(threads=16) == pytest.approx(0.4)

@@ -240,7 +240,8 @@ def test_a_cell_of_another_type_is_refused_and_not_converted(tmp_path, column, t
 
 def test_a_number_that_is_none_is_an_empty_field_and_older_files_are_read(tmp_path):
     file = store.Appender(tmp_path / "repeats.csv", "repeats")
-    row = ["a", 0, float("nan"), 0, 0, float("nan"), 0.0, 0.1, 0.0, 0.0, float("nan"), "failed", "why"]
+    none = float("nan")
+    row = ["a", 0, none, 0, 0, none, 0.0, 0.1, 0.0, 0.0, none, "failed", "why", none, none, "", ""]
     file.append(row)
     file.close()
     assert "nan" not in (tmp_path / "repeats.csv").read_text()

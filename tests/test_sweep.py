@@ -17,6 +17,7 @@ from lib.config import notebooks
 from lib.config.notebooks import SweepParams
 from lib.errors import InputError
 from lib.measure import compare, importers, machine, statistics
+from lib.measure.gpus.watch import GpuUse
 from lib.measure.networks import allocator
 from lib.measure.operators import aggregate, device_sweep, export, sweep, visit, visitor
 from lib.studies.sweep import findings
@@ -190,13 +191,13 @@ class Failing:
         self._number = 0
 
     def ready(self):
-        return {**machine.identity(), "threads": 1}
+        return {**machine.identity(), "threads": 1, "free_bytes": 1e12}
 
     def visit(self, config, ops):
         self._number += 1
         nothing = dict.fromkeys(("latency_ms", "spread_ms", "yardstick_ms"), float("nan"))
         return {**nothing, "n": 0, "calls": 0, "at_s": 0.0, "visit_s": 0.1, "other_cores": 0.0, "stolen_cores": 0.0,
-                "status": "failed", "reason": f"reason {self._number // 2}"}
+                "status": "failed", "reason": f"reason {self._number // 2}", **GpuUse().columns}
 
     def shut_down(self):
         pass
@@ -213,7 +214,6 @@ def test_a_sweep_without_one_good_visit_says_why_and_keeps_its_rows(home, small_
 
 def test_the_table_holds_every_device_of_a_folder(home, small_space, monkeypatch):
     monkeypatch.setattr(device_sweep, "Visitor", Failing)
-    monkeypatch.setattr(device_sweep.DeviceSweep, "_memory", lambda self: 1e12)
     monkeypatch.setattr(machine, "devices", lambda: ["cpu", "cuda:0"])
     for device in ("cpu", "cuda:0"):
         with pytest.raises(InputError, match=f"{device}: each of 3"):
@@ -246,9 +246,12 @@ def test_the_same_sweep_in_another_process_is_waited_for_and_its_device_is_not_t
         sweep.measure_sweep(SweepParams(**SMALL, name="one"))
 
 
-def visits(latencies, others=0.0, status="ok"):
+NO_GPU = GpuUse().columns
+
+
+def visits(latencies, others=0.0, status="ok", gpu=NO_GPU):
     facts = {"n": 9, "calls": 1, "spread_ms": 0.0, "at_s": 0.0, "visit_s": 0.05, "other_cores": others, "stolen_cores": 0.0,
-             "yardstick_ms": 1.0, "status": status, "reason": ""}
+             "yardstick_ms": 1.0, "status": status, "reason": "", **gpu}
     return pd.DataFrame([{"config": key, "round": number, "latency_ms": values[number], **facts}
                          for number in range(5) for key, values in latencies.items()])
 

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -252,19 +252,19 @@ def measure_ceilings(p: MachineParams) -> Ceilings:
     torch.set_num_threads(p.threads or before_threads)
     tf32 = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     try:
-        with locks.device(str(device)):
+        with locks.device(str(device)), machine.working(device):
             threads, identity = torch.get_num_threads(), machine.identity()
             own = {name: identity[name] for name in ("hardware_id", "software_id")}
-            quiet = load.wait_for_quiet(threads, patience_s=budget.patience_s)
+            quiet = load.wait_for_quiet(threads, patience_s=budget.patience_s, device=str(device))
             probes = _compute_probes(p, device) + _triad_probes(p, device, threads)
-            with load.LoadWatch() as watch:
+            with load.LoadWatch(str(device)) as watch:
                 small = overheads(device, min(0.5, p.budget_s / 20)).assign(**own)
                 timings = _rounds(probes, device, budget)
                 seen = watch.reading()
         constants = {"device": str(device), "threads": threads, **own}
         table = pd.DataFrame([_row(*pair, constants, seen.verdict(threads)) for pair in zip(probes, timings, strict=True)],
                              columns=columns("ceilings"))
-        return _save(table, small, p, {"load_at_start": vars(quiet), "load_at_end": vars(seen), **identity})
+        return _save(table, small, p, {"load_at_start": asdict(quiet), "load_at_end": asdict(seen), **identity})
     finally:
         torch.set_num_threads(before_threads)
         torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = tf32

@@ -5,6 +5,8 @@ import os
 import platform
 import re
 import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,8 @@ import psutil
 import torch
 
 from lib import store
-from lib.errors import InputError, choices
+from lib.errors import InputError, choices, is_broken_device, one_line
+from lib.measure.gpus.card import Card, management, number_of
 
 
 def exact_fp32() -> None:
@@ -103,12 +106,13 @@ def _driver() -> str | None:
     """Return the NVIDIA driver's version, or None without one."""
     if not torch.cuda.is_available():
         return None
-    import pynvml
-
     try:
-        pynvml.nvmlInit()
-        return pynvml.nvmlSystemGetDriverVersion()
-    except pynvml.NVMLError:
+        nvml = management()
+    except InputError:
+        return None
+    try:
+        return nvml.nvmlSystemGetDriverVersion()
+    except nvml.NVMLError:
         return None
 
 
@@ -172,9 +176,55 @@ def levels(device: torch.device, threads: int) -> dict[str, int]:
 
 
 def use(where: torch.device) -> None:
-    """Make an accelerator the current one, so that events and allocations go to it; nothing on the CPU."""
-    if where.type == "cuda":
+    """Make an accelerator the current one, so that events and allocations go to it; nothing on the CPU.
+
+    Raises InputError for a GPU that does not let this process in, with what NVML knows of the reason.
+    """
+    if where.type != "cuda":
+        return
+    try:
         torch.cuda.set_device(where)
+        torch.cuda.mem_get_info(where)
+    except RuntimeError as error:
+        raise InputError(f"{where} cannot be used: {one_line(error)}{_occupied(str(where))}") from None
+
+
+@contextmanager
+def working(where: torch.device) -> Iterator[None]:
+    """Tell in one line, as an InputError, that a GPU broke while work on it went on."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not is_broken_device(error):
+            raise
+        raise InputError(f"{where} broke; what was measured until then is kept: {one_line(error)}") from None
+
+
+def _occupied(name: str) -> str:
+    """Return in which mode a GPU is and who has it, as the end of a sentence; empty where it is open to all, or not known."""
+    try:
+        card = Card(number_of(name))
+    except InputError as error:
+        return f" ({error})"
+    pids = [str(process.pid) for process in card.processes() or ()]
+    held = f", and process {choices(pids)} has it" if pids else ""
+    return f" (it is in {card.mode}{held})" if card.mode else ""
+
+
+def card(where: torch.device) -> str:
+    """Return the UUID of a GPU; empty for other devices, and where torch does not tell."""
+    return str(getattr(torch.cuda.get_device_properties(where), "uuid", "")) if where.type == "cuda" else ""
+
+
+def free_bytes(where: torch.device) -> int:
+    """Return the memory that is free on a device now, in bytes: a GPU's own, else the host's."""
+    return torch.cuda.mem_get_info(where)[0] if where.type == "cuda" else psutil.virtual_memory().available
+
+
+def kind(name: str, facts: dict[str, Any] | None = None) -> str:
+    """Return what devices are alike in: of GPUs their model, by the hardware of a machine (default: this one); else the id."""
+    number, gpus = number_of(name), (facts or hardware())["gpus"]
+    return name if number is None or number >= len(gpus) else str(gpus[number])
 
 
 def tf32(where: torch.device) -> bool:

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -160,15 +160,16 @@ def measure_work(models: list[str], batch_size: int, precision: str, device_id: 
     items = [item for item, _ in captured] + operator_items(nets[0], captured[0][1], precision, device)
     threads = torch.get_num_threads()
     with locks.device(str(device)):
-        quiet = load.wait_for_quiet(threads, patience_s=budget.patience_s)
-        with load.LoadWatch() as watch:
+        quiet = load.wait_for_quiet(threads, patience_s=budget.patience_s, device=str(device))
+        with load.LoadWatch(str(device)) as watch:
             samples, failed = _timed(items, device, budget)
             seen = watch.reading()
     crowded = seen.verdict(threads)
     timed = [(item.row, Timing(part)) for item, part in zip(items, samples, strict=True) if len(part)]
     frame = pd.DataFrame([{**row, "elapsed_sec": timing.median_ms / 1e3, "verdict": worst(timing.verdict, crowded)}
                           for row, timing in timed])
-    facts = {"started_utc": store.utc_now(), "notebook": "05_roofline", "load_at_start": vars(quiet), "load_at_end": vars(seen),
+    facts = {"started_utc": store.utc_now(), "notebook": "05_roofline", "load_at_start": asdict(quiet),
+             "load_at_end": asdict(seen),
              "parameters": {"models": ",".join(models), "batch_size": batch_size, "dtype": precision, "device": str(device),
                             "budget_s": budget_s}, "failed": failed, **machine.identity()}
     return frame, facts

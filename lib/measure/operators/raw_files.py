@@ -21,6 +21,16 @@ def raw_folder(sweep: Path, device: str) -> Path:
     return sweep / device.replace(":", "-")
 
 
+def taken(sweep: Path, device: str, visited: bool = False) -> set[str]:
+    """Return the configurations that a device has in a sweep's folder; only those that it visited where it is there no more."""
+    folder = raw_folder(sweep, device)
+    if not (folder / "configs.csv").exists():
+        return set()
+    entered = store.read(folder / "configs.csv", "configs")
+    keys = set(entered.loc[entered["status"] == "ok", "config"])
+    return keys & set(store.read(folder / "repeats.csv", "repeats")["config"]) if visited else keys
+
+
 @dataclass
 class RawFiles:
     """What one device has measured so far, on disk (``configs.csv``, ``repeats.csv``, ``energies.csv``) and in memory.

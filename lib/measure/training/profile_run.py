@@ -3,6 +3,7 @@
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
 
 import pandas as pd
 import torch
@@ -129,7 +130,7 @@ def measure(p: ProfileParams, workload: Workload | None = None) -> Profiled:
         options = Options(device, p.precision, p.lr, p.channels_last, p.grad_accum_steps, p.pin_memory)
         trainer = Trainer(task, options, RECIPES[p.optimizer](p.lr))
         stack.enter_context(locks.device(str(device)))
-        before = load.wait_for_quiet(torch.get_num_threads(), patience_s=budget.patience_s)
+        before = load.wait_for_quiet(torch.get_num_threads(), patience_s=budget.patience_s, device=str(device))
         stem = f"run_{task.workload.id}_{task.workload.dataset}_{task.workload.model}_{device.type}"
         run_id = _free_name(stem, stack)
         recorder = stack.enter_context(Recorder(open_meter(str(device))))
@@ -137,16 +138,17 @@ def measure(p: ProfileParams, workload: Workload | None = None) -> Profiled:
         run = Run(p, task, opened, device, trainer, run_id, recorder)
         started = store.utc_now()
         facts = {"run_id": run_id, "started_utc": started, "notebook": "02_profile", "parameters": p.model_dump(),
-                 "load_at_start": vars(before), "data_note": opened.note, **machine.identity()}
+                 "load_at_start": asdict(before), "data_note": opened.note, **machine.identity()}
         files = [run.path(kind) for kind in PASSES] if p.profile else []
         for path in files:
             store.write_meta(path, "profile", **facts)
-        outcome = measure_passes(run, budget)
+        with machine.working(device):
+            outcome = measure_passes(run, budget)
         rows = store.read_all(files, "profile")
         line = pd.DataFrame([_summary(run, outcome, rows, started)], columns=columns("runs"))
         files.append(store.write(line, paths.RUNS / f"{run_id}.csv", "runs"))
         for path in files:
-            store.write_meta(path, "runs" if path == files[-1] else "profile", **facts, load_at_end=vars(outcome.seen),
+            store.write_meta(path, "runs" if path == files[-1] else "profile", **facts, load_at_end=asdict(outcome.seen),
                              metrics=outcome.metrics)
     return Profiled(rows, store.read(files[-1], "runs").iloc[0], opened.note, tuple(files), outcome.metrics)
 

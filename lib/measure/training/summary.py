@@ -50,7 +50,7 @@ def judge(step_ms: np.ndarray, seen: load.Load, threads: int, pipelined_ms: floa
         if earlier_ms:
             usual = float(np.median(earlier_ms))
             findings.append(_apart(timing.median_ms, usual, REPEAT, "earlier stable runs of the same took"))
-    findings.append((seen.verdict(threads), f"others took {seen.other_cores:.1f} cores and the host {seen.stolen_cores:.1f}"))
+    findings.append((seen.verdict(threads), seen.words()))
     return worst(*(verdict for verdict, _ in findings)), "; ".join(why for verdict, why in findings if verdict != "stable")
 
 
