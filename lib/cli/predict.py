@@ -10,6 +10,8 @@ def _advise(options: argparse.Namespace) -> int:
 
     from lib.predict import advise, advise_text, suggestions
 
+    if not options.no_look and (not options.device or "cpu" in options.device):
+        _look(options.dtype)
     query = advise.Query(options.model, options.batch_size, options.input, options.mode, options.dtype)
     advice = advise.advise(query, options.device, crossovers=not options.json)
     if options.json:
@@ -23,6 +25,17 @@ def _advise(options: argparse.Namespace) -> int:
         print(advise_text.verdict(advice, measured_ms))
     print(advise_text.changes(changes))
     return 0
+
+
+def _look(dtype: str) -> None:
+    """Measure this CPU's ceilings once where it is predicted by another one's model."""
+    import sys
+
+    from lib.predict import registry, transfer_cpu
+
+    if registry.needs_look(dtype):
+        print("no model of this CPU: its ceilings are measured once, in some ten seconds (--no-look: not)", file=sys.stderr)
+        transfer_cpu.look()
 
 
 def _calibrate(options: argparse.Namespace) -> int:
@@ -61,6 +74,8 @@ def add(verbs) -> None:
     verb.add_argument("--dtype", default="fp32", choices=("fp32", "bf16", "fp16"))
     verb.add_argument("--device", action="append", default=[], help="a device; may be given again (default: all with a model)")
     verb.add_argument("--verify", action="store_true", help="measure the prediction and the changes on this machine's CPU")
+    verb.add_argument("--no-look", action="store_true",
+                      help="do not measure the ceilings of this CPU first (ten seconds, once) where it has no model of its own")
     verb.add_argument("--json", action="store_true",
                       help="print a list of objects, one a device; with --verify this CPU's holds what was measured, too")
     verb.set_defaults(call=_advise)

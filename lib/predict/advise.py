@@ -138,7 +138,8 @@ def _row(predictor: Predictor, captured: CapturedQuery) -> dict[str, Any]:
 def source_of(predictor: Predictor, estimate: Estimate) -> str:
     """Say on what an answer rests: zero-shot where most of its time was predicted from kernels of other devices."""
     if predictor.origin:
-        return f"zero-shot from {predictor.origin}"
+        scaling = predictor.model.scaling
+        return f"zero-shot from {predictor.origin}" + (f", scaled by ceilings measured here ({scaling})" if scaling else "")
     borrowed = sum(estimate.origins.values())
     if borrowed <= _SHARE:
         return "predicted"

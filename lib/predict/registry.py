@@ -15,7 +15,7 @@ from lib import paths, store
 from lib.config.definitions import VendorDevice, load_devices
 from lib.errors import InputError, choices
 from lib.measure import archive, machine
-from lib.predict import model_file, transfer
+from lib.predict import model_file, transfer, transfer_cpu
 from lib.predict.analytic import roofline
 from lib.predict.analytic.roofline import Roof
 from lib.predict.networks import composition
@@ -30,7 +30,7 @@ from lib.work import dtypes
 
 SHIPPED = paths.REFERENCE / "models"
 UNUSABLE = "none"  # the part of a file that holds no model, in the summary
-_SUFFIX, _CPU = ".json.gz", "cpu-"
+_SUFFIX, _CPU = ".json.gz", transfer_cpu.CPU
 _MOST = 0.5  # of the predicted time, and it bounds the network
 
 
@@ -185,11 +185,18 @@ def _cpu(dtype: str, files: transfer.Files) -> Predictor | None:
     own = files.get((f"{_CPU}{machine.name()}", dtype))
     if own:
         return Predictor("cpu", dtype, load(own), memory_mb=memory_mb)
-    others = [path for (device, kind), path in files.items() if device.startswith(_CPU) and kind == dtype]
-    if not others:
+    references = transfer_cpu.references(files, dtype, load)
+    if not references:
         return None
-    model = load(others[0])
+    model = transfer_cpu.nearest(references, transfer_cpu.host())
     return Predictor("cpu", dtype, model, model.device, memory_mb)
+
+
+def needs_look(dtype: str) -> bool:
+    """Return whether this machine's CPU is predicted by another one's model, without ceilings that were measured here."""
+    files = model_files()
+    own, others = (f"{_CPU}{machine.name()}", dtype), [key for key in files if key[0].startswith(_CPU) and key[1] == dtype]
+    return bool(others) and own not in files and transfer_cpu.host() is None
 
 
 def _gpu(vendor: VendorDevice, dtype: str, files: transfer.Files, reader: Callable[[Path], CostModel]) -> Predictor | None:

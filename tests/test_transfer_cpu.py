@@ -1,0 +1,111 @@
+"""A CPU without a model of its own: identities that differ, the nearest reference model, and its scaling by measured ceilings."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lib import paths, store
+from lib.errors import InputError
+from lib.measure import ceilings, machine
+from lib.predict import advise, registry, transfer_cpu
+from lib.predict.advise import Query
+from lib.predict.operators.cost_model import CostModel
+from lib.predict.scaling import Scaling
+from lib.predict.transfer_cpu import Host
+
+RATES = st.floats(1e-3, 1e3)
+WORK = st.floats(0, 1e13)
+
+
+@given(RATES, RATES, RATES, WORK, WORK)
+def test_an_operator_takes_longer_by_no_more_than_the_slower_of_both_ceilings(compute, memory, ridge, flops, moved):
+    factor = float(Scaling(compute, memory, ridge).factor(flops, moved))
+    slow, fast = sorted((1 / compute, 1 / memory))
+    assert min(slow, 1.0) * (1 - 1e-9) <= factor <= max(fast, 1.0) * (1 + 1e-9)
+    assert (slow * (1 - 1e-9) <= factor <= fast * (1 + 1e-9)) or flops == moved == 0
+
+
+@given(st.tuples(RATES, RATES), st.tuples(RATES, RATES), st.tuples(RATES, RATES), WORK, st.floats(1, 1e13))
+def test_scaling_by_way_of_a_third_machine_is_the_same(one, two, three, flops, moved):
+    direct = Scaling.between(one, three).factor(flops, moved)
+    by_way = Scaling.between(one, two).factor(flops, moved) * Scaling.between(two, three).factor(flops, moved)
+    assert direct == pytest.approx(by_way)
+    assert Scaling.between(one, one).factor(flops, moved) == pytest.approx(1)
+
+
+def test_known_answers_of_a_scaling():
+    half_the_flops = Scaling.between((100.0, 10.0), (50.0, 10.0))
+    assert half_the_flops.factor(np.array([1e9, 0.0, 1e9, 0.0]), np.array([0.0, 1e8, 1e8, 0.0])) == pytest.approx([2, 1, 1.5, 1])
+    assert str(half_the_flops) == "compute x0.50, memory x1.00"
+
+
+def _save_ceilings(peak_gflops=100.0, peak_gbps=10.0, touch_us=2.0, threads=0, hardware_id="", number=1):
+    """Write ceilings as 01_machine would."""
+    ids = {**machine.ids(), **({"hardware_id": hardware_id} if hardware_id else {})}
+    shared = {"device": "cpu", "threads": threads or torch.get_num_threads(), "source": "measured", "method": "test",
+              "working_set_mb": 1.0, "median_ms": 1.0, "iqr_ms": 0.0, "n": 9, "verdict": "stable", **ids}
+    rows = [{**shared, "dtype": "fp32", "level": "compute", "peak_gflops": peak_gflops, "peak_gbps": np.nan},
+            {**shared, "dtype": "fp64", "level": "RAM", "peak_gflops": np.nan, "peak_gbps": peak_gbps}]
+    touch = {"device": "cpu", "what": "first_touch", "median_us": touch_us, "p99_us": touch_us, "n": 4, "method": "test", **ids}
+    path = paths.CEILINGS / f"ceilings_cpu-v{number}.csv"
+    store.write(pd.DataFrame(rows, columns=ceilings.columns("ceilings")), path, "ceilings")
+    store.write_meta(path, "ceilings", **{**machine.identity(), "started_utc": f"2026-01-0{number}"})
+    store.write(pd.DataFrame([touch] if touch_us else [], columns=ceilings.columns("overheads")),
+                path.with_name(f"overheads_cpu-v{number}.csv"), "overheads")
+
+
+def test_a_cpu_without_a_model_is_scaled_by_its_ceilings_and_says_so(home):
+    query = Query("simple_cnn", 4, "3x28x28")
+    before = advise.advise(query, ["cpu"]).table.iloc[0]
+    assert registry.needs_look("fp32") and "scaled" not in before["source"]
+    reference = registry.shipped_cpu("fp32")
+    _save_ceilings(reference.facts["peak_gflops"] / 3, reference.facts["peak_gbps"] / 3)
+    after = advise.advise(query, ["cpu"]).table.iloc[0]
+    assert not registry.needs_look("fp32")
+    assert after["source"] == f"zero-shot from {reference.device}, scaled by ceilings measured here (compute x0.33, memory x0.33)"
+    assert after["out_of_range"] and after["predicted_ms"] > 2.5 * before["predicted_ms"]
+    assert after["high_ms"] / after["low_ms"] >= before["high_ms"] / before["low_ms"]
+    assert not registry.needs_look("bf16")  # there is no CPU model to scale
+
+
+def test_the_newest_ceilings_of_this_machine_and_as_many_threads_count(home):
+    assert transfer_cpu.host() is None
+    _save_ceilings(hardware_id="deadbeef", number=1)
+    _save_ceilings(threads=torch.get_num_threads() + 1, number=2)
+    assert transfer_cpu.host() is None
+    _save_ceilings(200.0, 20.0, number=3)
+    _save_ceilings(300.0, 30.0, touch_us=4.096, number=4)
+    assert transfer_cpu.host() == Host(machine.ids()["hardware_id"], 300.0, 30.0, pytest.approx(1.0))
+
+
+def test_the_nearest_of_several_reference_machines_by_ceilings(home):
+    first = registry.shipped_cpu("fp32")
+    small = CostModel("cpu-small-1", {**first.facts, "peak_gflops": 20.0, "peak_gbps": 8.0}, first.parts)
+    here = Host("1", 30.0, 9.0, None)
+    chosen = transfer_cpu.nearest([first, small], here)
+    assert chosen.device == "cpu-small-1" and str(chosen.scaling) == "compute x1.50, memory x1.12"
+    assert transfer_cpu.nearest([first, small], Host("1", 480.0, 40.0, None)).device == first.device
+    assert transfer_cpu.nearest([small, first], None) is small
+
+
+def test_fresh_memory_costs_what_its_first_touch_does_here_or_changes_as_the_bandwidth():
+    model = registry.shipped_cpu("fp32")
+    facts = model.facts
+    touched = transfer_cpu.scaled(model, Host("1", facts["peak_gflops"], facts["peak_gbps"] / 2, 0.5)).compositions
+    moved = transfer_cpu.scaled(model, Host("1", facts["peak_gflops"], facts["peak_gbps"] / 2, None)).compositions
+    for case, fitted in model.compositions.items():
+        rate = fitted["rates"]["fresh_mb"]
+        assert touched[case]["rates"]["fresh_mb"] == (0.5 if rate else 0.0)
+        assert moved[case]["rates"]["fresh_mb"] == pytest.approx(2 * rate)
+
+
+def test_a_scaled_model_is_saved_and_a_forged_scaling_refused(tmp_path):
+    model = transfer_cpu.scaled(registry.shipped_cpu("fp32"), Host("1", 50.0, 5.0, None))
+    again = CostModel.load(model.save(tmp_path / "m.json.gz"))
+    assert again.scaling == model.scaling and again.facts["peak_gflops"] == 50.0
+    model.scaling = Scaling(-1.0, 1.0, 1.0)
+    with pytest.raises(InputError, match="scaling"):
+        model.save(tmp_path / "n.json.gz")
