@@ -20,6 +20,7 @@ from lib.predict import advise, advise_text, calibrate, registry, suggestions
 from lib.predict.advise import Query
 from lib.predict.operators.cost_model import CostModel
 from lib.predict.operators.features_gpu import Chip
+from lib.tables import columns
 from lib.work.graph import spaces
 
 MINE = """
@@ -237,6 +238,8 @@ def _measured(monkeypatch, verdict, change=lambda rows: rows):
     monkeypatch.setattr(calibrate, "_POOL", 120)
     monkeypatch.setattr(calibrate.sweep, "measure_sweep", measure)
     monkeypatch.setattr(calibrate.aggregate, "read", read)
+    monkeypatch.setattr(calibrate.transfer_cpu, "look", lambda: None)
+    monkeypatch.setattr(calibrate.calibrate_networks, "measure", lambda *_: (pd.DataFrame(columns=columns("networks")), {}))
 
 
 def test_a_calibration_is_used_afterwards(home, monkeypatch):
@@ -244,7 +247,8 @@ def test_a_calibration_is_used_afterwards(home, monkeypatch):
     before = advise.advise(Query("simple_cnn", 4, "3x28x28"), ["cpu"])
     result = calibrate.calibrate("cpu", budget_s=30)
     assert result.path.parent == paths.MODELS and result.after["median"] < 20 < result.before["median"]
-    assert "fine-tuned by" in calibrate.summary(result)
+    words = calibrate.summary(result)
+    assert "fine-tuned by" in words and "0 are usable, two or more are needed: the composition stays that of" in words
     after = advise.advise(Query("simple_cnn", 4, "3x28x28"), ["cpu"])
     assert after.table["predicted_ms"][0] > 1.4 * before.table["predicted_ms"][0]
 

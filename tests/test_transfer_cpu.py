@@ -1,4 +1,4 @@
-"""A CPU without a model of its own: identities that differ, the nearest reference model, and its scaling by measured ceilings."""
+"""A CPU without a model of its own: the nearest reference model, its scaling by measured ceilings, calibrated compositions."""
 
 import numpy as np
 import pandas as pd
@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 from lib import paths, store
 from lib.errors import InputError
 from lib.measure import ceilings, machine
-from lib.predict import advise, registry, transfer_cpu
+from lib.predict import advise, calibrate_networks, registry, transfer_cpu
 from lib.predict.advise import Query
+from lib.predict.networks import calibration
+from lib.predict.networks.composition import Composition
 from lib.predict.operators.cost_model import CostModel
 from lib.predict.scaling import Scaling
 from lib.predict.transfer_cpu import Host
@@ -38,7 +40,8 @@ def test_scaling_by_way_of_a_third_machine_is_the_same(one, two, three, flops, m
 
 def test_known_answers_of_a_scaling():
     half_the_flops = Scaling.between((100.0, 10.0), (50.0, 10.0))
-    assert half_the_flops.factor(np.array([1e9, 0.0, 1e9, 0.0]), np.array([0.0, 1e8, 1e8, 0.0])) == pytest.approx([2, 1, 1.5, 1])
+    flops, moved = np.array([1e9, 0.0, 1e9, 0.0]), np.array([0.0, 1e8, 1e8, 0.0])
+    assert half_the_flops.factor(flops, moved) == pytest.approx([2, 1, 1.5, 1])
     assert str(half_the_flops) == "compute x0.50, memory x1.00"
 
 
@@ -65,7 +68,8 @@ def test_a_cpu_without_a_model_is_scaled_by_its_ceilings_and_says_so(home):
     _save_ceilings(reference.facts["peak_gflops"] / 3, reference.facts["peak_gbps"] / 3)
     after = advise.advise(query, ["cpu"]).table.iloc[0]
     assert not registry.needs_look("fp32")
-    assert after["source"] == f"zero-shot from {reference.device}, scaled by ceilings measured here (compute x0.33, memory x0.33)"
+    assert after["source"] == (f"zero-shot from {reference.device}, scaled by ceilings measured here (compute x0.33, "
+                               "memory x0.33)")
     assert after["out_of_range"] and after["predicted_ms"] > 2.5 * before["predicted_ms"]
     assert after["high_ms"] / after["low_ms"] >= before["high_ms"] / before["low_ms"]
     assert not registry.needs_look("bf16")  # there is no CPU model to scale
@@ -109,3 +113,66 @@ def test_a_scaled_model_is_saved_and_a_forged_scaling_refused(tmp_path):
     model.scaling = Scaling(-1.0, 1.0, 1.0)
     with pytest.raises(InputError, match="scaling"):
         model.save(tmp_path / "n.json.gz")
+
+
+BASE = {f"{mode} {heap}": Composition({"sum_ms": 0.9, "moved_ms": 0.9, "modules": 0.0, "fresh_mb": 0.25 * (heap == "default")},
+                                      0.15 if heap == "kept" else 0.4, 16)
+        for mode in ("infer", "train") for heap in ("kept", "default")}
+
+
+def _networks(count, factor, fresh=0.25, noise=0.05, seed=0, modes=("infer", "train"), heaps=("kept", "default")):
+    """Return networks measured on a machine that takes ``factor`` times as long as the base composition says."""
+    draw, rows = np.random.default_rng(seed), []
+    for number in range(count):
+        own = draw.normal(0, noise)
+        for mode in modes:
+            terms = {"sum_ms": draw.uniform(20, 200), "moved_ms": draw.uniform(5, 50), "modules": 50.0,
+                     "fresh_mb": draw.uniform(0, 400)}
+            for heap in heaps:
+                computing = factor * 0.9 * (terms["sum_ms"] + terms["moved_ms"])
+                measured = (computing + fresh * terms["fresh_mb"] * (heap == "default")) * np.exp(own + draw.normal(0, 0.01))
+                rows.append({"network": f"n{number}", "mode": mode, "memory": heap, "latency_ms": measured, "outside": 0.0,
+                             **terms})
+    return pd.DataFrame(rows)
+
+
+@pytest.mark.parametrize(("factor", "fresh"), [(1.0, 0.25), (1.4, 0.25), (0.7, 0.6), (2.5, 0.1)])
+def test_a_few_networks_calibrate_the_compositions_of_both_heaps(factor, fresh):
+    corrected = calibration.calibrated(BASE, _networks(5, factor, fresh, seed=1))
+    unseen = _networks(60, factor, fresh, seed=2)
+    for case, fitted in corrected.items():
+        mode, heap = case.split()
+        rows = unseen[(unseen["mode"] == mode) & (unseen["memory"] == heap)]
+        answers = [fitted.predict(row) for row in rows.to_dict("records")]
+        error = calibrate_networks.errors(rows["latency_ms"], [answer[0] for answer in answers])
+        assert fitted.networks == 5 and abs(error["bias"]) < 8 and error["mape"] < 10
+        covered = np.mean([low <= ms <= high for (_, low, high), ms in zip(answers, rows["latency_ms"], strict=True)])
+        assert covered >= 0.85
+        assert fitted.half < 0.9 * BASE[case].half or heap == "kept"
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_more_networks_are_believed_more(seed):
+    few, many = (calibration.calibrated(BASE, _networks(count, 2.0, 0.5, seed=seed))["infer kept"].rates["sum_ms"] / 0.9
+                 for count in (2, 30))
+    assert 1.4 < few < 2.4 and many == pytest.approx(2.0, rel=0.1)
+
+
+def test_a_mode_with_one_network_keeps_its_composition_and_one_heap_calibrates_both():
+    rows = pd.concat([_networks(4, 1.5, modes=("infer",), heaps=("default",)), _networks(1, 1.5, modes=("train",))],
+                     ignore_index=True)
+    corrected = calibration.calibrated(BASE, rows)
+    assert corrected["train kept"] == BASE["train kept"] and corrected["train default"] == BASE["train default"]
+    assert corrected["infer kept"].rates["sum_ms"] > 1.2 * 0.9 and corrected["infer kept"].scores == {}
+    assert corrected["infer default"].scores["n"] == 4
+    left_out = calibration.left_one_out(BASE, rows)
+    assert (left_out["predicted_ms"] > 0).all()
+
+
+def test_a_network_left_out_does_not_predict_itself():
+    rows = _networks(4, 1.0, noise=0.0)
+    odd = rows.assign(latency_ms=rows["latency_ms"] * np.where(rows["network"] == "n0", 3.0, 1.0))
+    left_out = calibration.left_one_out(BASE, odd)
+    own = left_out[left_out["network"] == "n0"]
+    assert (own["predicted_ms"] < 0.5 * own["latency_ms"]).all()
+    assert calibration.calibrated(BASE, odd)["infer kept"].half > calibration.calibrated(BASE, rows)["infer kept"].half
