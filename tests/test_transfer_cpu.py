@@ -7,16 +7,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lib import paths, store
+from lib import __main__, paths, store
 from lib.errors import InputError
-from lib.measure import ceilings, machine
-from lib.predict import advise, calibrate_networks, registry, transfer_cpu
+from lib.measure import ceilings, load, machine
+from lib.predict import advise, advise_text, calibrate_networks, registry, transfer_cpu
 from lib.predict.advise import Query
 from lib.predict.networks import calibration
 from lib.predict.networks.composition import Composition
 from lib.predict.operators.cost_model import CostModel
 from lib.predict.scaling import Scaling
 from lib.predict.transfer_cpu import Host
+from lib.schedule.runtime import local_site
 
 RATES = st.floats(1e-3, 1e3)
 WORK = st.floats(0, 1e13)
@@ -62,17 +63,18 @@ def _save_ceilings(peak_gflops=100.0, peak_gbps=10.0, touch_us=2.0, threads=0, h
 
 def test_a_cpu_without_a_model_is_scaled_by_its_ceilings_and_says_so(home):
     query = Query("simple_cnn", 4, "3x28x28")
-    before = advise.advise(query, ["cpu"]).table.iloc[0]
-    assert registry.needs_look("fp32") and "scaled" not in before["source"]
+    first = advise.advise(query, ["cpu"])
+    before = first.table.iloc[0]
+    assert advise.without_ceilings(first) and "scaled" not in before["source"]
     reference = registry.shipped_cpu("fp32")
     _save_ceilings(reference.facts["peak_gflops"] / 3, reference.facts["peak_gbps"] / 3)
-    after = advise.advise(query, ["cpu"]).table.iloc[0]
-    assert not registry.needs_look("fp32")
+    second = advise.advise(query, ["cpu"])
+    after = second.table.iloc[0]
+    assert not advise.without_ceilings(second)
     assert after["source"] == (f"zero-shot from {reference.device}, scaled by ceilings measured here (compute x0.33, "
                                "memory x0.33)")
     assert after["out_of_range"] and after["predicted_ms"] > 2.5 * before["predicted_ms"]
     assert after["high_ms"] / after["low_ms"] >= before["high_ms"] / before["low_ms"]
-    assert not registry.needs_look("bf16")  # there is no CPU model to scale
 
 
 def test_the_newest_ceilings_of_this_machine_and_as_many_threads_count(home):
@@ -176,3 +178,42 @@ def test_a_network_left_out_does_not_predict_itself():
     own = left_out[left_out["network"] == "n0"]
     assert (own["predicted_ms"] < 0.5 * own["latency_ms"]).all()
     assert calibration.calibrated(BASE, odd)["infer kept"].half > calibration.calibrated(BASE, rows)["infer kept"].half
+
+
+def test_the_verb_looks_once_and_not_where_it_is_told_not_to(home, monkeypatch, capsys):
+    looks = []
+    monkeypatch.setattr(transfer_cpu, "look", lambda: looks.append(_save_ceilings()))
+    arguments = "advise simple_cnn --input 3x28x28 --device cpu --json".split()
+    assert __main__.main([*arguments, "--no-look"]) == 0 and not looks
+    assert __main__.main("advise simple_cnn --input 3x28x28 --device t4 --json".split()) == 0 and not looks
+    assert "ceilings" not in capsys.readouterr().err
+    assert __main__.main(arguments) == 0 and len(looks) == 1
+    shown = capsys.readouterr()
+    assert "its ceilings are measured once" in shown.err and "scaled by ceilings measured here" in shown.out
+    assert __main__.main(arguments) == 0 and len(looks) == 1
+
+
+@pytest.mark.parametrize(("others", "stolen", "usable", "free"), [(0.0, 0.0, 4, 4), (0.4, 0.0, 4, 4), (0.6, 0.0, 4, 3),
+                                                                 (1.0, 1.0, 4, 2), (9.0, 0.0, 4, 1), (1.0, 0.0, 2, 2)])
+def test_cores_that_neighbours_hold_are_not_free(monkeypatch, others, stolen, usable, free):
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
+    monkeypatch.setattr(load, "usable_cores", lambda: usable)
+    monkeypatch.setattr(load.LoadWatch, "reading", lambda self: load.Load(0.3, 0.0, others, stolen, 0.0))
+    assert load.free_cores(0.0) == free
+
+
+def test_advice_and_slots_have_fewer_threads_beside_a_busy_neighbour(home, monkeypatch):
+    advice = advise.advise(Query("simple_cnn", 1, "3x28x28"), ["cpu"])
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    monkeypatch.setattr(local_site, "cores_here", lambda: [0, 1])
+    monkeypatch.setattr(load, "free_cores", lambda: 2)
+    assert advise_text.neighbours(advice) == "cpu: the time is that of an idle machine with 2 threads"
+    assert local_site.slots_here(1)[0].threads == 2
+    monkeypatch.setattr(load, "free_cores", lambda: 1)
+    note = advise_text.neighbours(advice)
+    assert "1 is free" in note and note.endswith("set OMP_NUM_THREADS=1")
+    assert advise_text.records(advice, note=note)[0]["note"] == note
+    assert [slot.threads for slot in local_site.slots_here(1) if slot.cores] == [1]
+    assert [slot.threads for slot in local_site.slots_here(2) if slot.cores] == [1, 1]
+    gpu = advise.advise(Query("simple_cnn", 1, "3x28x28"), ["t4"])
+    assert advise_text.neighbours(gpu) == "" and "note" not in advise_text.records(gpu)[0]

@@ -7,35 +7,28 @@ from lib.cli.options import number, whole
 
 def _advise(options: argparse.Namespace) -> int:
     import json
+    import sys
 
-    from lib.predict import advise, advise_text, suggestions
+    from lib.predict import advise, advise_text, suggestions, transfer_cpu
 
-    if not options.no_look and (not options.device or "cpu" in options.device):
-        _look(options.dtype)
     query = advise.Query(options.model, options.batch_size, options.input, options.mode, options.dtype)
     advice = advise.advise(query, options.device, crossovers=not options.json)
+    if not options.no_look and advise.without_ceilings(advice):
+        print("no model of this CPU: its ceilings are measured once, in some ten seconds (--no-look: not)", file=sys.stderr)
+        transfer_cpu.look()
+        advice = advise.advise(query, options.device, crossovers=not options.json)
+    note = advise_text.neighbours(advice)
     if options.json:
         verified = suggestions.verified(advice, suggestions.suggestions(advice)) if options.verify else None
-        print(json.dumps(advise_text.records(advice, verified), indent=1, allow_nan=False))
+        print(json.dumps(advise_text.records(advice, verified, note), indent=1, allow_nan=False))
         return 0
-    print(advise_text.text(advice))
+    print("\n".join(filter(None, (advise_text.text(advice), note))))
     changes = suggestions.suggestions(advice)
     if options.verify:
         measured_ms, changes = suggestions.verified(advice, changes)
         print(advise_text.verdict(advice, measured_ms))
     print(advise_text.changes(changes))
     return 0
-
-
-def _look(dtype: str) -> None:
-    """Measure this CPU's ceilings once where it is predicted by another one's model."""
-    import sys
-
-    from lib.predict import registry, transfer_cpu
-
-    if registry.needs_look(dtype):
-        print("no model of this CPU: its ceilings are measured once, in some ten seconds (--no-look: not)", file=sys.stderr)
-        transfer_cpu.look()
 
 
 def _calibrate(options: argparse.Namespace) -> int:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import psutil
 
 from lib.measure.statistics import VERDICTS
+from lib.measure.worker import usable_cores
 
 QUIET_CORES = 0.10  # what other processes may use without harm
 LOUD_CORES = 0.50  # more, and what was measured meanwhile is unusable
@@ -108,3 +109,15 @@ def wait_for_quiet(threads: int, patience_s: float = 10.0, window_s: float = 0.5
             load = watch.reading()
         if load.crowding(threads) < QUIET_CORES or time.monotonic() > end:
             return load
+
+
+def free_cores(window_s: float = 0.3) -> int:
+    """Return how many of the cores that this run may use others leave free now, at least one; it takes ``window_s``.
+
+    A neighbour holds a core where it uses LOUD_CORES of one or more, or where the host takes as much.
+    """
+    with LoadWatch() as watch:
+        time.sleep(window_s)
+        reading = watch.reading()
+    taken = int(reading.other_cores + reading.stolen_cores + LOUD_CORES)
+    return max(1, min(usable_cores(), (os.cpu_count() or 1) - taken))

@@ -113,6 +113,11 @@ def advise(query: Query, devices: Sequence[str] = (), crossovers: bool = True) -
     return Advice(captured, table, best, _reason(table, best), changes, tuple(predictors))
 
 
+def without_ceilings(advice: Advice) -> bool:
+    """Return whether this machine's CPU was predicted by another one's model as it is, since no ceilings were measured here."""
+    return any(one.device == "cpu" and one.origin and not one.model.scaling for one in advice.predictors)
+
+
 def predictions(captured: CapturedQuery, predictors: Sequence[Predictor]) -> pd.DataFrame:
     """Return a row a device (COLUMNS), the fastest first."""
     rows = [_row(predictor, captured) for predictor in predictors]

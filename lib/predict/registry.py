@@ -192,13 +192,6 @@ def _cpu(dtype: str, files: transfer.Files) -> Predictor | None:
     return Predictor("cpu", dtype, model, model.device, memory_mb)
 
 
-def needs_look(dtype: str) -> bool:
-    """Return whether this machine's CPU is predicted by another one's model, without ceilings that were measured here."""
-    files = model_files()
-    own, others = (f"{_CPU}{machine.name()}", dtype), [key for key in files if key[0].startswith(_CPU) and key[1] == dtype]
-    return bool(others) and own not in files and transfer_cpu.host() is None
-
-
 def _gpu(vendor: VendorDevice, dtype: str, files: transfer.Files, reader: Callable[[Path], CostModel]) -> Predictor | None:
     """Return a GPU with its model, completed from others; None for an element type without a rate, or without a donor."""
     if dtype not in vendor.peak_gflops or not vendor.multiprocessors:
