@@ -268,10 +268,13 @@ def _end_to_end(monkeypatch, verdicts):
         return pd.DataFrame(rows, columns=columns("networks")), {}
 
     monkeypatch.setattr(calibrate.calibrate_networks, "NETWORKS", tuple(verdicts))
+    monkeypatch.setattr(calibrate.calibrate_networks, "_PROCESS_S", 0.1)
+    monkeypatch.setattr(calibrate.calibrate_networks, "_PASSES", 0)
     monkeypatch.setattr(calibrate.calibrate_networks.campaign, "measure", measure)
     monkeypatch.setattr(calibrate.calibrate_networks.campaign, "write", lambda *_, **__: None)
 
 
+@pytest.mark.slow
 def test_a_calibration_by_whole_networks_too_predicts_others_with_honest_intervals(home, monkeypatch):
     networks_measure = calibrate.calibrate_networks.measure
     _measured(monkeypatch, "stable")
@@ -279,7 +282,7 @@ def test_a_calibration_by_whole_networks_too_predicts_others_with_honest_interva
     _end_to_end(monkeypatch, {"simple_cnn": "stable", "resnet18_2d": "stable", "cnn3d": "noisy"})
     query = Query("simple_cnn", 32, "3x28x28")
     zero_shot = advise.advise(query, ["cpu"]).table.iloc[0]
-    result = calibrate.calibrate("cpu", budget_s=200)
+    result = calibrate.calibrate("cpu", budget_s=30)
     composition = registry.predictor("cpu", "fp32").composition("infer", "default")
     assert result.networks.count == composition.networks == 3 and result.networks.after["n"] == 15
     assert result.networks.after["mape"] < result.networks.before["mape"] == pytest.approx(100 / 3, rel=0.01)
