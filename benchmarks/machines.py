@@ -91,8 +91,7 @@ def _predicted(predictor: Predictor, rows: pd.DataFrame, name: str) -> pd.DataFr
 def one_machine(budget_s: float, names: list[str], path: Path) -> None:
     """Look, measure the held-out networks, predict them zero-shot, calibrate, predict again; write a row a case to ``path``."""
     here = transfer_cpu.host() or transfer_cpu.look()
-    references = transfer_cpu.references(registry.model_files(), "fp32", registry.load)
-    nearest = transfer_cpu.nearest(references, here)
+    nearest = transfer_cpu.nearest(registry.reference_cpus("fp32"), here)
     folder = paths.NETWORKS / "held_out"
     cases = [(Case(name, mode, batch), "default") for name in names for mode, batch in CASES]
     table, facts = campaign.measure(cases, "cpu", 1, 0.5, raw=folder / "visits.jsonl")

@@ -123,7 +123,7 @@ def _bases(device: str, dtype: str) -> list[CostModel]:
     if device != "cpu":
         vendor = registry.vendor_of(machine.device_name(machine.device(device)))
         return [registry.for_devices([vendor], dtype)[0].model]
-    references = transfer_cpu.references(registry.model_files(), dtype, registry.load)
+    references = registry.reference_cpus(dtype)
     if not references:
         return [registry.shipped_cpu(dtype)]  # says which there are
     here = transfer_cpu.host() or transfer_cpu.look()

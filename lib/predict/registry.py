@@ -179,13 +179,19 @@ def vendor_of(name: str) -> str:
     return vendor
 
 
+def reference_cpus(dtype: str) -> list[CostModel]:
+    """Return the models of all CPUs that were trained on their machine's own sweeps, not calibrated from another's."""
+    models = [load(path) for (device, kind), path in model_files().items() if device.startswith(_CPU) and kind == dtype]
+    return [model for model in models if transfer_cpu.CALIBRATED not in model.facts]
+
+
 def _cpu(dtype: str, files: transfer.Files) -> Predictor | None:
     """Return this machine's CPU with its own model, or else a reference one, whose answers are then zero-shot."""
     memory_mb = psutil.virtual_memory().total / 1e6
     own = files.get((f"{_CPU}{machine.name()}", dtype))
     if own:
         return Predictor("cpu", dtype, load(own), memory_mb=memory_mb)
-    references = transfer_cpu.references(files, dtype, load)
+    references = reference_cpus(dtype)
     if not references:
         return None
     model = transfer_cpu.nearest(references, transfer_cpu.host())

@@ -1,8 +1,7 @@
 """The model of a CPU that has none of its own: the nearest reference CPU's, scaled by ceilings that were measured here."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
@@ -57,12 +56,6 @@ def scaled(model: CostModel, here: Host) -> CostModel:
     """Return a reference CPU's model for this machine: every answer is another device's, scaled by its roof."""
     return model.scaled(scaling(model, here), {"hardware_id": here.hardware_id, "peak_gflops": here.peak_gflops,
                                                "peak_gbps": here.peak_gbps}, here.fresh_ms_per_mb)
-
-
-def references(files: Mapping[tuple[str, str], Path], dtype: str, load: Callable[[Path], CostModel]) -> list[CostModel]:
-    """Return the models of all CPUs that were trained on their machine's own sweeps, not calibrated from another."""
-    models = [load(path) for (device, kind), path in files.items() if device.startswith(CPU) and kind == dtype]
-    return [model for model in models if CALIBRATED not in model.facts]
 
 
 def nearest(models: Sequence[CostModel], here: Host | None) -> CostModel:
