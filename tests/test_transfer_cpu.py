@@ -7,10 +7,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks import machines
 from lib import __main__, paths, store
 from lib.errors import InputError
 from lib.measure import ceilings, load, machine
-from lib.predict import advise, advise_text, calibrate_networks, registry, transfer_cpu
+from lib.predict import advise, advise_text, calibrate_networks, network_training, registry, transfer_cpu
 from lib.predict.advise import Query
 from lib.predict.networks import calibration
 from lib.predict.networks.composition import Composition
@@ -18,6 +19,7 @@ from lib.predict.operators.cost_model import CostModel
 from lib.predict.scaling import Scaling
 from lib.predict.transfer_cpu import Host
 from lib.schedule.runtime import local_site
+from lib.work import networks
 
 RATES = st.floats(1e-3, 1e3)
 WORK = st.floats(0, 1e13)
@@ -217,3 +219,25 @@ def test_advice_and_slots_have_fewer_threads_beside_a_busy_neighbour(home, monke
     assert [slot.threads for slot in local_site.slots_here(2) if slot.cores] == [1, 1]
     gpu = advise.advise(Query("simple_cnn", 1, "3x28x28"), ["t4"])
     assert advise_text.neighbours(gpu) == "" and "note" not in advise_text.records(gpu)[0]
+
+
+def test_the_table_of_emulated_machines_counts_unusable_rows_and_tells_unseen_families_apart():
+    shared = {"emulated": "avx2-1", "zero_shot_low_ms": 50.0, "zero_shot_high_ms": 90.0, "calibrated_ms": 100.0,
+              "calibrated_low_ms": 90.0, "calibrated_high_ms": 110.0, "latency_ms": 100.0}
+    rows = pd.DataFrame([{**shared, "zero_shot_ms": 60.0, "unseen_family": True, "verdict": "stable"},
+                         {**shared, "zero_shot_ms": 80.0, "unseen_family": False, "verdict": "noisy"},
+                         {**shared, "zero_shot_ms": 1.0, "unseen_family": False, "verdict": "unusable"}])
+    (line,) = machines.summary(rows).to_dict("records")
+    assert (line["machine"], line["cases"], line["unusable"]) == ("avx2-1", 2, 1)
+    assert line["zero_shot_mape"] == pytest.approx(30) and line["zero_shot_bias"] == pytest.approx(-30)
+    assert line["unseen_zero_shot_mape"] == pytest.approx(40) and line["zero_shot_coverage"] == 0
+    assert line["calibrated_mape"] == 0 and line["calibrated_coverage"] == line["unseen_calibrated_coverage"] == 100
+
+
+@pytest.mark.parametrize("build", [machines.Encoder, machines.Mixer, machines.Pyramid])
+def test_networks_of_no_library_run(build):
+    with torch.no_grad():
+        assert torch.isfinite(build().eval()(torch.zeros(1, 3, 224, 224))).all()
+    families = {networks.family(name) for name in (*network_training.TUNING, *calibrate_networks.NETWORKS)}
+    assert not families & {networks.family(name) for name in machines.UNSEEN if ":" not in name}
+    assert not {networks.family(name) for name in calibrate_networks.NETWORKS} & set(map(networks.family, machines.OTHERS))
