@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from benchmarks import machines
 from lib import __main__, paths, store
+from lib.config.definitions import JobClass
 from lib.errors import InputError
 from lib.measure import ceilings, load, machine
 from lib.predict import advise, advise_text, calibrate_networks, network_training, registry, transfer_cpu
@@ -19,6 +20,7 @@ from lib.predict.operators.cost_model import CostModel
 from lib.predict.scaling import Scaling
 from lib.predict.transfer_cpu import Host
 from lib.schedule.runtime import local_site
+from lib.studies.scheduler_eval import scenario
 from lib.work import networks
 
 RATES = st.floats(1e-3, 1e3)
@@ -77,6 +79,13 @@ def test_a_cpu_without_a_model_is_scaled_by_its_ceilings_and_says_so(home):
                                "memory x0.33)")
     assert after["out_of_range"] and after["predicted_ms"] > 2.5 * before["predicted_ms"]
     assert after["high_ms"] / after["low_ms"] >= before["high_ms"] / before["low_ms"]
+
+
+def test_what_replays_is_the_reference_machine_whatever_was_measured_here(home):
+    job_class = JobClass(id="small", model="simple_cnn", mode="infer", batch_size=4)
+    before = scenario.step_times(["cpu"], [job_class]).table
+    _save_ceilings(10.0, 1.0)
+    assert scenario.step_times(["cpu"], [job_class]).table.equals(before)
 
 
 def test_the_newest_ceilings_of_this_machine_and_as_many_threads_count(home):

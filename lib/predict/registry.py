@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -168,6 +168,12 @@ def shipped_cpu(dtype: str) -> CostModel:
     if not own:
         raise InputError(f"no {dtype} model of a CPU ships in {SHIPPED}; there are: {choices(map(' '.join, sorted(files)))}")
     return load(own[0])
+
+
+def of_the_reference(cpu: Predictor) -> Predictor:
+    """Return the CPU as the model that ships predicts it, unscaled, whatever was measured or calibrated on this machine."""
+    model = shipped_cpu(cpu.dtype)
+    return replace(cpu, model=model, origin=model.device)
 
 
 def vendor_of(name: str) -> str:

@@ -67,6 +67,7 @@ def step_times(devices: Iterable[str], classes: Iterable[JobClass] | None = None
     """
     devices = list(devices)
     predictors, steps = registry.for_devices(devices, "fp32"), measured_steps("replay", reference)
+    predictors = [registry.of_the_reference(one) if one.device == "cpu" else one for one in predictors]
     rows = []
     for job_class in track(list(classes or definitions.load_scenarios()[0].values()), "job classes"):
         query = advise.CapturedQuery(advise.Query(job_class.model, job_class.batch_size, mode=job_class.mode))
