@@ -292,6 +292,12 @@ def test_a_calibration_by_whole_networks_too_predicts_others_with_honest_interva
     assert answer["predicted_ms"] == pytest.approx(1.5 * zero_shot["predicted_ms"], rel=0.15)
 
 
+def test_a_slow_machine_that_measures_a_part_of_the_points_calibrates_all_the_same(home, monkeypatch):
+    _measured(monkeypatch, "stable", lambda rows: rows.head(45))
+    result = calibrate.calibrate("cpu", budget_s=60)
+    assert 30 <= result.points <= 43 and result.after["n"] == 45 - result.points
+
+
 def test_one_usable_network_leaves_the_composition_as_it_was(home, monkeypatch):
     networks_measure = calibrate.calibrate_networks.measure
     _measured(monkeypatch, "stable")

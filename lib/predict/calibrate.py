@@ -97,7 +97,8 @@ def _points(device: str, base: CostModel, dtype: str, budget_s: float, name: str
     """Measure operators; return the usable rows that fine-tune, and those that validate. InputError for too few."""
     configs, rows = _pool(dtype)
     tuning, validating = choose(base, rows, int(budget_s * _POINTS_A_SECOND))
-    chosen = [_as(configs[row], base) for row in (*tuning, *validating)]
+    order = np.random.default_rng(0).permutation([*tuning, *validating])  # a slow one measures some of each
+    chosen = [_as(configs[row], base) for row in order]
     p = SweepParams(op="all", device=device, budget_s=budget_s, rounds=_ROUNDS, visit_ms=16, name=name, dtype=dtype,
                     cache=base.facts.get("cache", "warm"), latency_type=base.facts.get("latency_type", "kernel"))
     table = aggregate.read(sweep.measure_sweep(p, chosen=chosen)).table
@@ -106,7 +107,8 @@ def _points(device: str, base: CostModel, dtype: str, budget_s: float, name: str
     training = usable.drop(index=held_out.index)
     if len(training) < _LEAST or len(held_out) < 2:
         raise InputError(f"only {len(usable)} of {len(table)} measured points are usable, {_LEAST} or more are needed to "
-                         f"fine-tune: the machine is busy, or budget_s too short; the points are in {paths.SWEEPS / name}")
+                         "fine-tune, and two more to validate: the machine is busy, or budget_s too short; the points are in "
+                         f"{paths.SWEEPS / name}")
     return training, held_out
 
 
