@@ -17,6 +17,7 @@ from lib.predict.advise import Query
 from lib.predict.networks import calibration
 from lib.predict.networks.composition import Composition
 from lib.predict.operators.cost_model import CostModel
+from lib.predict.operators.fine_tuning import fine_tuned
 from lib.predict.scaling import Scaling
 from lib.predict.transfer_cpu import Host
 from lib.schedule.runtime import local_site
@@ -50,11 +51,11 @@ def test_known_answers_of_a_scaling():
     assert str(half_the_flops) == "compute x0.50, memory x1.00"
 
 
-def _save_ceilings(peak_gflops=100.0, peak_gbps=10.0, touch_us=2.0, threads=0, hardware_id="", number=1):
+def _save_ceilings(peak_gflops=100.0, peak_gbps=10.0, touch_us=2.0, threads=0, hardware_id="", number=1, verdict="stable"):
     """Write ceilings as 01_machine would."""
     ids = {**machine.ids(), **({"hardware_id": hardware_id} if hardware_id else {})}
     shared = {"device": "cpu", "threads": threads or torch.get_num_threads(), "source": "measured", "method": "test",
-              "working_set_mb": 1.0, "median_ms": 1.0, "iqr_ms": 0.0, "n": 9, "verdict": "stable", **ids}
+              "working_set_mb": 1.0, "median_ms": 1.0, "iqr_ms": 0.0, "n": 9, "verdict": verdict, **ids}
     rows = [{**shared, "dtype": "fp32", "level": "compute", "peak_gflops": peak_gflops, "peak_gbps": np.nan},
             {**shared, "dtype": "fp64", "level": "RAM", "peak_gflops": np.nan, "peak_gbps": peak_gbps}]
     touch = {"device": "cpu", "what": "first_touch", "median_us": touch_us, "p99_us": touch_us, "n": 4, "method": "test", **ids}
@@ -88,14 +89,27 @@ def test_what_replays_is_the_reference_machine_whatever_was_measured_here(home):
     assert scenario.step_times(["cpu"], [job_class]).table.equals(before)
 
 
-def test_the_newest_ceilings_of_this_machine_and_as_many_threads_count(home):
+def test_the_best_ceilings_of_this_machine_and_as_many_threads_count(home):
     assert transfer_cpu.host() is None
     _save_ceilings(hardware_id="deadbeef", number=1)
     _save_ceilings(threads=torch.get_num_threads() + 1, number=2)
     assert transfer_cpu.host() is None
-    _save_ceilings(200.0, 20.0, number=3)
-    _save_ceilings(300.0, 30.0, touch_us=4.096, number=4)
-    assert transfer_cpu.host() == Host(machine.ids()["hardware_id"], 300.0, 30.0, pytest.approx(1.0))
+    own = machine.ids()["hardware_id"]
+    _save_ceilings(200.0, 20.0, 8.192, number=3, verdict="unusable")
+    assert transfer_cpu.host() == Host(own, 200.0, 20.0, pytest.approx(2.0), doubtful=True)
+    _save_ceilings(250.0, 30.0, 4.096, number=4)
+    _save_ceilings(300.0, 25.0, 5.0, number=5)
+    assert transfer_cpu.host() == Host(own, 300.0, 30.0, pytest.approx(1.0))
+
+
+def test_a_look_on_a_busy_machine_says_so_and_is_repeated(home, monkeypatch, capsys):
+    looks = []
+    monkeypatch.setattr(transfer_cpu, "look", lambda: looks.append(_save_ceilings(
+        number=len(looks) + 1, verdict="stable" if looks else "unusable")))
+    arguments = "advise simple_cnn --input 3x28x28 --device cpu --json".split()
+    for number in (1, 2, 2):
+        assert __main__.main(arguments) == 0 and len(looks) == number
+        assert ("measured here, on a busy machine," in capsys.readouterr().out) == (number == 1)
 
 
 def test_the_nearest_of_several_reference_machines_by_ceilings(home):
@@ -117,6 +131,21 @@ def test_fresh_memory_costs_what_its_first_touch_does_here_or_changes_as_the_ban
         rate = fitted["rates"]["fresh_mb"]
         assert touched[case]["rates"]["fresh_mb"] == (0.5 if rate else 0.0)
         assert moved[case]["rates"]["fresh_mb"] == pytest.approx(2 * rate)
+
+
+@pytest.mark.parametrize(("count", "within"), [(60, 0.1), (8, 0.35)])
+def test_few_points_correct_a_scaled_model_by_what_the_scaling_left(count, within):
+    model = transfer_cpu.scaled(registry.shipped_cpu("fp32"), Host("1", 50.0, 20.0, None))
+    table = store.read(next(paths.REFERENCE.glob("*/sweeps/others_kernel_cold/sweep.parquet")), "sweep")
+    rows = table[(table["op"] == "linear") & (table["status"] == "ok") & (table["pass"] == "forward")].head(300)
+    rows = rows.assign(latency_ms=1.8 * model.predict(rows)["predicted_ms"], verdict="stable")
+    tuned = fine_tuned(model, rows.head(count))
+    unseen = rows.tail(100)
+    assert np.median(np.abs(tuned.predict(unseen)["predicted_ms"] / unseen["latency_ms"] - 1)) < within
+    assert tuned.scaling == model.scaling
+    assert bool(tuned.parts["gemm forward"].origin) == (count < 10)
+    other = tuned.parts["memory forward"].correction.mean
+    assert 0.9 * np.log(1.8) < other < 1.1 * np.log(1.8)  # as the others err, as far as is known
 
 
 def test_a_scaled_model_is_saved_and_a_forged_scaling_refused(tmp_path):
@@ -200,7 +229,7 @@ def test_the_verb_looks_once_and_not_where_it_is_told_not_to(home, monkeypatch, 
     assert "ceilings" not in capsys.readouterr().err
     assert __main__.main(arguments) == 0 and len(looks) == 1
     shown = capsys.readouterr()
-    assert "its ceilings are measured once" in shown.err and "scaled by ceilings measured here" in shown.out
+    assert "its ceilings are measured" in shown.err and "scaled by ceilings measured here" in shown.out
     assert __main__.main(arguments) == 0 and len(looks) == 1
 
 

@@ -14,7 +14,8 @@ def _advise(options: argparse.Namespace) -> int:
     query = advise.Query(options.model, options.batch_size, options.input, options.mode, options.dtype)
     advice = advise.advise(query, options.device, crossovers=not options.json)
     if not options.no_look and advise.without_ceilings(advice):
-        print("no model of this CPU: its ceilings are measured once, in some ten seconds (--no-look: not)", file=sys.stderr)
+        print("no model of this CPU: its ceilings are measured, once on a quiet machine, in some ten seconds (--no-look: not)",
+              file=sys.stderr)
         transfer_cpu.look()
         advice = advise.advise(query, options.device, crossovers=not options.json)
     note = advise_text.neighbours(advice)

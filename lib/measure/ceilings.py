@@ -308,24 +308,16 @@ def _left_out(table: pd.DataFrame, p: MachineParams) -> Iterator[str]:
         yield f"No GEMM of gemm_max = {p.gemm_max} was measured: memory or budget_s = {p.budget_s:g} do not allow it."
 
 
-def saved(device: str, wanted: Mapping[str, object], folder: Path | None = None) -> Ceilings | None:
-    """Return the newest ceilings of a device that were measured here, of rows with the values of ``wanted``; None without any.
-
-    ``folder`` is where they lie, ``data/ceilings`` where it is not given.
-    """
-    candidates = []
-    for meta in (folder or paths.CEILINGS).glob(f"ceilings_{device.replace(':', '-')}*.meta.json"):
-        facts = store.read_json(meta)
-        path = meta.with_name(meta.name.replace(".meta.json", ".csv"))
-        table = store.read(path, "ceilings")
+def saved(device: str, wanted: Mapping[str, object]) -> list[Ceilings]:
+    """Return the ceilings of a device that were measured here, the newest last, of rows with the values of ``wanted``."""
+    several = []
+    for meta in paths.CEILINGS.glob(f"ceilings_{device.replace(':', '-')}*.meta.json"):
+        facts, path = store.read_json(meta), meta.with_name(meta.name.replace(".meta.json", ".csv"))
+        table, other = store.read(path, "ceilings"), path.with_name(path.name.replace("ceilings", "overheads", 1))
         if len(table) and all((table[name] == value).all() for name, value in wanted.items()):
-            candidates.append((facts["started_utc"], path, table, facts))
-    if not candidates:
-        return None
-    _, path, table, facts = max(candidates, key=lambda item: item[0])
-    other = path.with_name(path.name.replace("ceilings", "overheads", 1))
-    return Ceilings(table, store.read(other, "overheads"), facts,
-                    f"Ceilings of {path.name}, measured here {facts['started_utc']}.", (path, other))
+            note = f"Ceilings of {path.name}, measured here {facts['started_utc']}."
+            several.append(Ceilings(table, store.read(other, "overheads"), facts, note, (path, other)))
+    return sorted(several, key=lambda one: one.facts["started_utc"])
 
 
 def replay_ceilings(p: MachineParams) -> Ceilings:

@@ -9,7 +9,7 @@ import pandas as pd
 
 from lib.errors import InputError, choices
 from lib.measure.networks import allocator
-from lib.predict import registry
+from lib.predict import registry, transfer_cpu
 from lib.predict.networks import work
 from lib.predict.networks.composition import Estimate
 from lib.predict.networks.work import Work
@@ -114,8 +114,9 @@ def advise(query: Query, devices: Sequence[str] = (), crossovers: bool = True) -
 
 
 def without_ceilings(advice: Advice) -> bool:
-    """Return whether this machine's CPU was predicted by another one's model as it is, since no ceilings were measured here."""
-    return any(one.device == "cpu" and one.origin and not one.model.scaling for one in advice.predictors)
+    """Return whether this machine's CPU was predicted by another one's model, without ceilings that can be trusted."""
+    return any(one.device == "cpu" and one.origin and (not one.model.scaling or one.model.facts.get(transfer_cpu.DOUBTFUL))
+               for one in advice.predictors)
 
 
 def predictions(captured: CapturedQuery, predictors: Sequence[Predictor]) -> pd.DataFrame:
@@ -143,8 +144,9 @@ def _row(predictor: Predictor, captured: CapturedQuery) -> dict[str, Any]:
 def source_of(predictor: Predictor, estimate: Estimate) -> str:
     """Say on what an answer rests: zero-shot where most of its time was predicted from kernels of other devices."""
     if predictor.origin:
-        scaling = predictor.model.scaling
-        return f"zero-shot from {predictor.origin}" + (f", scaled by ceilings measured here ({scaling})" if scaling else "")
+        scaling, doubtful = predictor.model.scaling, predictor.model.facts.get(transfer_cpu.DOUBTFUL)
+        where = f"here{', on a busy machine,' if doubtful else ''}"
+        return f"zero-shot from {predictor.origin}" + (f", scaled by ceilings measured {where} ({scaling})" if scaling else "")
     borrowed = sum(estimate.origins.values())
     if borrowed <= _SHARE:
         return "predicted"

@@ -128,7 +128,8 @@ def _bases(device: str, dtype: str) -> list[CostModel]:
     references = registry.reference_cpus(dtype)
     if not references:
         return [registry.shipped_cpu(dtype)]  # says which there are
-    here = transfer_cpu.host() or transfer_cpu.look()
+    here = transfer_cpu.host()
+    here = transfer_cpu.look() if here is None or here.doubtful else here
     scaled = [transfer_cpu.scaled(model, here) for model in references] if here else references
     scaled.sort(key=lambda model: model.scaling.distance if model.scaling else 0.0)
     timed = [[model.facts.get(name) for name in ("cache", "latency_type")] for model in scaled]

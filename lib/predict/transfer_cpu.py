@@ -3,42 +3,51 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import pandas as pd
 import torch
 
 from lib.config.notebooks import MachineParams
 from lib.measure import ceilings, machine
+from lib.measure.statistics import VERDICTS
 from lib.predict.operators.cost_model import CostModel
 from lib.predict.scaling import Scaling
 
 CPU = "cpu-"  # the device of a CPU's model, before the machine's name
 _LOOK_S = 8.0
 _PAGE_MB = 4096 / 1e6
+DOUBTFUL = "doubtful_ceilings"  # the fact of one that was scaled by ceilings of a busy machine
 CALIBRATED = "calibrated_from"  # the fact of a model that is no reference
 
 
 @dataclass(frozen=True)
 class Host:
-    """What was measured of this machine's CPU: its ceilings for fp32, and the first touch of fresh memory (None: unknown)."""
+    """What was measured of this machine's CPU: its ceilings for fp32, and the first touch of fresh memory (None: unknown).
+
+    ``doubtful``: on a busy machine alone, so that they are perhaps too low.
+    """
 
     hardware_id: str
     peak_gflops: float
     peak_gbps: float
     fresh_ms_per_mb: float | None
+    doubtful: bool = False
 
 
 def host() -> Host | None:
-    """Return this machine's newest ceilings for as many threads as torch uses now; None where none were measured."""
+    """Return the best ceilings that this machine showed with as many threads as torch uses now; None without any."""
     own = machine.ids()["hardware_id"]
-    measured = ceilings.saved("cpu", {"hardware_id": own, "threads": torch.get_num_threads()})
-    if not measured:
+    several = ceilings.saved("cpu", {"hardware_id": own, "threads": torch.get_num_threads()})
+    if not several:
         return None
-    best = measured.best
-    peaks = best.loc[(best["level"] == "compute") & (best["dtype"] == "fp32"), "peak_gflops"]
-    rates = best.loc[best["level"] == measured.last_level, "peak_gbps"]
-    if not (len(peaks) and len(rates)):
+    rows = ceilings.counted(pd.concat([one.table for one in several], ignore_index=True))
+    computing, moving = rows[(rows["level"] == "compute") & (rows["dtype"] == "fp32")], rows[rows["level"] == "RAM"]
+    if not (len(computing) and len(moving)):
         return None
-    touch_us = measured.overheads.set_index("what")["median_us"].get("first_touch")
-    return Host(own, float(peaks.max()), float(rates.max()), touch_us / 1e3 / _PAGE_MB if touch_us else None)
+    overheads = pd.concat([one.overheads for one in several])
+    touch_us = overheads.loc[overheads["what"] == "first_touch", "median_us"].min()
+    doubtful = any((part["verdict"] == VERDICTS[-1]).all() for part in (computing, moving))
+    return Host(own, float(computing["peak_gflops"].max()), float(moving["peak_gbps"].max()),
+                float(touch_us) / 1e3 / _PAGE_MB if touch_us > 0 else None, doubtful)
 
 
 def look() -> Host | None:
@@ -54,8 +63,9 @@ def scaling(model: CostModel, here: Host) -> Scaling:
 
 def scaled(model: CostModel, here: Host) -> CostModel:
     """Return a reference CPU's model for this machine: every answer is another device's, scaled by its roof."""
-    return model.scaled(scaling(model, here), {"hardware_id": here.hardware_id, "peak_gflops": here.peak_gflops,
-                                               "peak_gbps": here.peak_gbps}, here.fresh_ms_per_mb)
+    facts = {"hardware_id": here.hardware_id, "peak_gflops": here.peak_gflops, "peak_gbps": here.peak_gbps,
+             DOUBTFUL: here.doubtful}
+    return model.scaled(scaling(model, here), facts, here.fresh_ms_per_mb)
 
 
 def nearest(models: Sequence[CostModel], here: Host | None) -> CostModel:

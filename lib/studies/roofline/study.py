@@ -136,7 +136,8 @@ def _ceilings(p: RooflineParams, device: str) -> ceilings.Ceilings:
     parameters = MachineParams(source=p.source, reference=p.reference, device=device, budget_s=CEILINGS_S)
     if p.source == "replay":
         return ceilings.replay_ceilings(parameters)
-    return ceilings.saved(device, machine.ids()) or ceilings.measure_ceilings(parameters)
+    saved = ceilings.saved(device, machine.ids())
+    return saved[-1] if saved else ceilings.measure_ceilings(parameters)
 
 
 def _levelled(work: pd.DataFrame, roofs: list[Roof]) -> pd.DataFrame:
