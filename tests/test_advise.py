@@ -257,9 +257,11 @@ def test_a_calibration_is_used_afterwards(home, monkeypatch):
 
 def _end_to_end(monkeypatch, verdicts):
     """Let networks take 1.5 times as long as the zero-shot model says, a verdict a network."""
-    predictor = registry.predictor("cpu", "fp32")
+    predictor, calls = registry.predictor("cpu", "fp32"), []
 
     def measure(cases, device, rounds, case_s, budget_s, raw):
+        assert budget_s > 0
+        calls.append({heap for _, heap in cases})
         rows = []
         for case, heap in cases:
             item = work.captured(networks.network(case.network, case.batch_size), case.mode)
@@ -272,6 +274,7 @@ def _end_to_end(monkeypatch, verdicts):
     monkeypatch.setattr(calibrate.calibrate_networks, "_PASSES", 0)
     monkeypatch.setattr(calibrate.calibrate_networks.campaign, "measure", measure)
     monkeypatch.setattr(calibrate.calibrate_networks.campaign, "write", lambda *_, **__: None)
+    return calls
 
 
 @pytest.mark.slow
@@ -279,11 +282,12 @@ def test_a_calibration_by_whole_networks_too_predicts_others_with_honest_interva
     networks_measure = calibrate.calibrate_networks.measure
     _measured(monkeypatch, "stable")
     monkeypatch.setattr(calibrate.calibrate_networks, "measure", networks_measure)
-    _end_to_end(monkeypatch, {"simple_cnn": "stable", "resnet18_2d": "stable", "cnn3d": "noisy"})
+    calls = _end_to_end(monkeypatch, {"simple_cnn": "stable", "resnet18_2d": "stable", "cnn3d": "noisy"})
     query = Query("simple_cnn", 32, "3x28x28")
     zero_shot = advise.advise(query, ["cpu"]).table.iloc[0]
     result = calibrate.calibrate("cpu", budget_s=30)
     composition = registry.predictor("cpu", "fp32").composition("infer", "default")
+    assert calls == [{"default"}, {"default", "kept"}]  # all networks first, the retained heap if time is left
     assert result.networks.count == composition.networks == 3 and result.networks.after["n"] == 15
     assert result.networks.after["mape"] < result.networks.before["mape"] == pytest.approx(100 / 3, rel=0.01)
     assert "3 networks end to end (15 cases), each left out: MAPE 33.3 % before (bias -33.3 %)" in calibrate.summary(result)
