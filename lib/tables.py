@@ -126,7 +126,7 @@ CEILINGS = (
     _VERDICT, *_IDS)
 
 OVERHEADS = (
-    _text("device", "cpu, cuda:0 or mps"), _text("what", "timer_step, timer_call, timer_jitter, launch"),
+    _text("device", "cpu, cuda:0 or mps"), _text("what", "timer_step, timer_call, timer_jitter, launch, first_touch"),
     _float("median_us", "median"), _float("p99_us", "99th percentile"), _int("n", "samples", 1),
     _text("method", "how"), *_IDS)
 

@@ -18,8 +18,11 @@ from lib.config.definitions import load_devices
 from lib.errors import InputError
 from lib.predict import advise, advise_operator, advise_text, calibrate, registry, suggestions
 from lib.predict.advise import Query
+from lib.predict.networks import work
 from lib.predict.operators.cost_model import CostModel
 from lib.predict.operators.features_gpu import Chip
+from lib.tables import columns
+from lib.work import networks
 from lib.work.graph import spaces
 
 MINE = """
@@ -101,7 +104,7 @@ def test_what_to_change_comes_with_a_gain_or_the_reason_why_not(answer):
 @pytest.mark.slow
 def test_the_command_line_answers_in_json(tmp_path):
     (tmp_path / "mine.py").write_text(MINE)
-    question = "mine:Net --input 3x32x32 --batch-size 2 --mode train --json".split()
+    question = "mine:Net --input 3x32x32 --batch-size 2 --mode train --json --no-look".split()
     done = subprocess.run([sys.executable, "-m", "lib", "advise", *question], capture_output=True, text=True, cwd=tmp_path,
                           check=True, env={**os.environ, "PYTHONPATH": str(paths.ROOT)})
     rows = json.loads(done.stdout)
@@ -127,7 +130,7 @@ def test_what_was_verified_is_in_the_json(monkeypatch, capsys):
         return 1.5, [replace(several[0], measured_gain=2.0), *several[1:]]
 
     monkeypatch.setattr(suggestions, "verified", verified)
-    assert __main__.main("advise simple_cnn --input 3x28x28 --device cpu --device t4 --json --verify".split()) == 0
+    assert __main__.main("advise simple_cnn --input 3x28x28 --device cpu --device t4 --json --verify --no-look".split()) == 0
     rows = {row["device"]: row for row in json.loads(capsys.readouterr().out)}
     assert rows["cpu"]["verified_ms"] == 1.5
     assert rows["cpu"]["changes"][0]["measured_gain"] == 2.0
@@ -237,6 +240,8 @@ def _measured(monkeypatch, verdict, change=lambda rows: rows):
     monkeypatch.setattr(calibrate, "_POOL", 120)
     monkeypatch.setattr(calibrate.sweep, "measure_sweep", measure)
     monkeypatch.setattr(calibrate.aggregate, "read", read)
+    monkeypatch.setattr(calibrate.transfer_cpu, "look", lambda: None)
+    monkeypatch.setattr(calibrate.calibrate_networks, "measure", lambda *_: (pd.DataFrame(columns=columns("networks")), {}))
 
 
 def test_a_calibration_is_used_afterwards(home, monkeypatch):
@@ -244,9 +249,68 @@ def test_a_calibration_is_used_afterwards(home, monkeypatch):
     before = advise.advise(Query("simple_cnn", 4, "3x28x28"), ["cpu"])
     result = calibrate.calibrate("cpu", budget_s=30)
     assert result.path.parent == paths.MODELS and result.after["median"] < 20 < result.before["median"]
-    assert "fine-tuned by" in calibrate.summary(result)
+    words = calibrate.summary(result)
+    assert "fine-tuned by" in words and "0 are usable, two or more are needed: the composition stays that of" in words
     after = advise.advise(Query("simple_cnn", 4, "3x28x28"), ["cpu"])
     assert after.table["predicted_ms"][0] > 1.4 * before.table["predicted_ms"][0]
+
+
+def _end_to_end(monkeypatch, verdicts):
+    """Let networks take 1.5 times as long as the zero-shot model says, a verdict a network."""
+    predictor, calls = registry.predictor("cpu", "fp32"), []
+
+    def measure(cases, device, rounds, case_s, budget_s, raw):
+        assert budget_s > 0
+        calls.append({heap for _, heap in cases})
+        rows = []
+        for case, heap in cases:
+            item = work.captured(networks.network(case.network, case.batch_size), case.mode)
+            ms = 1.5 * predictor.estimate(item, heap).predicted_ms
+            rows.append({**vars(case), "memory": heap, "latency_ms": ms, "verdict": verdicts[case.network], "status": "ok"})
+        return pd.DataFrame(rows, columns=columns("networks")), {}
+
+    monkeypatch.setattr(calibrate.calibrate_networks, "NETWORKS", tuple(verdicts))
+    monkeypatch.setattr(calibrate.calibrate_networks, "_PROCESS_S", 0.1)
+    monkeypatch.setattr(calibrate.calibrate_networks, "_PASSES", 0)
+    monkeypatch.setattr(calibrate.calibrate_networks.campaign, "measure", measure)
+    monkeypatch.setattr(calibrate.calibrate_networks.campaign, "write", lambda *_, **__: None)
+    return calls
+
+
+@pytest.mark.slow
+def test_a_calibration_by_whole_networks_too_predicts_others_with_honest_intervals(home, monkeypatch):
+    networks_measure = calibrate.calibrate_networks.measure
+    _measured(monkeypatch, "stable")
+    monkeypatch.setattr(calibrate.calibrate_networks, "measure", networks_measure)
+    calls = _end_to_end(monkeypatch, {"simple_cnn": "stable", "resnet18_2d": "stable", "cnn3d": "noisy"})
+    query = Query("simple_cnn", 32, "3x28x28")
+    zero_shot = advise.advise(query, ["cpu"]).table.iloc[0]
+    result = calibrate.calibrate("cpu", budget_s=30)
+    composition = registry.predictor("cpu", "fp32").composition("infer", "default")
+    assert calls == [{"default"}, {"default", "kept"}]  # all networks first, the retained heap if time is left
+    assert result.networks.count == composition.networks == 3 and result.networks.after["n"] == 15
+    assert result.networks.after["mape"] < result.networks.before["mape"] == pytest.approx(100 / 3, rel=0.01)
+    assert "3 networks end to end (15 cases), each left out: MAPE 33.3 % before (bias -33.3 %)" in calibrate.summary(result)
+    answer = advise.advise(query, ["cpu"]).table.iloc[0]
+    assert answer["low_ms"] < 1.5 * zero_shot["predicted_ms"] < answer["high_ms"]
+    assert answer["predicted_ms"] == pytest.approx(1.5 * zero_shot["predicted_ms"], rel=0.15)
+
+
+def test_a_slow_machine_that_measures_a_part_of_the_points_calibrates_all_the_same(home, monkeypatch):
+    _measured(monkeypatch, "stable", lambda rows: rows.head(45))
+    result = calibrate.calibrate("cpu", budget_s=60)
+    assert 30 <= result.points <= 43 and result.after["n"] == 45 - result.points
+
+
+def test_one_usable_network_leaves_the_composition_as_it_was(home, monkeypatch):
+    networks_measure = calibrate.calibrate_networks.measure
+    _measured(monkeypatch, "stable")
+    monkeypatch.setattr(calibrate.calibrate_networks, "measure", networks_measure)
+    _end_to_end(monkeypatch, {"simple_cnn": "stable", "resnet18_2d": "unusable"})
+    before = registry.predictor("cpu", "fp32").composition("infer")
+    result = calibrate.calibrate("cpu", budget_s=30)
+    assert registry.predictor("cpu", "fp32").composition("infer") == before
+    assert "1 are usable, two or more are needed" in calibrate.summary(result)
 
 
 @pytest.mark.parametrize("change", [lambda rows: rows.assign(verdict="unusable"), lambda rows: rows.assign(status="failed"),

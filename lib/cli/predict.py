@@ -7,16 +7,23 @@ from lib.cli.options import number, whole
 
 def _advise(options: argparse.Namespace) -> int:
     import json
+    import sys
 
-    from lib.predict import advise, advise_text, suggestions
+    from lib.predict import advise, advise_text, suggestions, transfer_cpu
 
     query = advise.Query(options.model, options.batch_size, options.input, options.mode, options.dtype)
     advice = advise.advise(query, options.device, crossovers=not options.json)
+    if not options.no_look and advise.without_ceilings(advice):
+        print("no model of this CPU: its ceilings are measured, once on a quiet machine, in some ten seconds (--no-look: not)",
+              file=sys.stderr)
+        transfer_cpu.look()
+        advice = advise.advise(query, options.device, crossovers=not options.json)
+    note = advise_text.neighbours(advice)
     if options.json:
         verified = suggestions.verified(advice, suggestions.suggestions(advice)) if options.verify else None
-        print(json.dumps(advise_text.records(advice, verified), indent=1, allow_nan=False))
+        print(json.dumps(advise_text.records(advice, verified, note), indent=1, allow_nan=False))
         return 0
-    print(advise_text.text(advice))
+    print("\n".join(filter(None, (advise_text.text(advice), note))))
     changes = suggestions.suggestions(advice)
     if options.verify:
         measured_ms, changes = suggestions.verified(advice, changes)
@@ -79,6 +86,8 @@ def add(verbs) -> None:
                       help="a device, or a reference machine whose models were trained (NAME, or cpu@NAME); may be given again "
                            "(default: all with a model)")
     verb.add_argument("--verify", action="store_true", help="measure the prediction and the changes on this machine's CPU")
+    verb.add_argument("--no-look", action="store_true",
+                      help="do not measure the ceilings of this CPU first (ten seconds, once) where it has no model of its own")
     verb.add_argument("--json", action="store_true",
                       help="print a list of objects, one a device; with --verify this CPU's holds what was measured, too")
     verb.set_defaults(call=_advise)

@@ -1,7 +1,7 @@
 """The measured ceilings of a device: GEMM rate, memory bandwidth by level, launch and timer overheads."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -27,6 +27,7 @@ _LEAST, _OVERRUN = 3, 2.0  # samples of a visit, unless they take more than so m
 _CHANNELS, _SIDE = 256, 32
 _GEMM_BYTES = 32.0  # of memory an element: three matrices of fp64, and what one is made from
 _LOOKS, _LOOK_BYTES = 4, 2.0**28  # a first look at the rate of a dtype, and at how long memory takes
+_TOUCHED, _PAGE = 2**26, 2**12  # bytes
 _LARGEST_SHARE = 0.1  # of the budget, for a visit of a convolution or of a working set, beyond the smallest of its level
 _VECTOR_RATE = 2e10  # FLOP/s below which a dtype has no kernels of its own, and a convolution would take seconds
 DTYPES = ("fp64", "fp32", "tf32", "bf16", "fp16")
@@ -184,7 +185,7 @@ def _overhead(what: str, samples_us: np.ndarray, method: str, device: str) -> di
 
 
 def overheads(device: torch.device, budget_s: float = 0.5) -> pd.DataFrame:
-    """Measure what bounds any timing here (table ``overheads``): the clock's step and cost, jitter, and a launch."""
+    """Measure what bounds any timing here (table ``overheads``): the clock's step and cost, jitter, launches, first touches."""
     ticks = np.array([time.perf_counter_ns() for _ in range(20_000)])
     steps = np.diff(ticks)
     one = torch.zeros(1, device=device)
@@ -195,7 +196,23 @@ def overheads(device: torch.device, budget_s: float = 0.5) -> pd.DataFrame:
             _overhead("timer_call", steps.mean(keepdims=True) / 1e3, "mean of 20,000 readings in a row", str(device)),
             _overhead("timer_jitter", np.array(jitter), "one 64x64 GEMM, repeated", str(device)),
             _overhead("launch", launch.samples_ms * 1e3, "x.add_(1) of one element, many in a row", str(device))]
+    if device.type == "cpu":
+        rows.append(_overhead("first_touch", _first_touch_us(), "a page of 4 KiB, beyond writing it again", str(device)))
     return pd.DataFrame(rows, columns=columns("overheads"))
+
+
+def _first_touch_us() -> np.ndarray:
+    """Return what writing fresh memory takes beyond writing the same again, in microseconds a page of 4 KiB."""
+    pages, taken_us = int(min(_TOUCHED, _free_bytes(torch.device("cpu")) / 8)) // _PAGE, []
+    for _ in range(_LOOKS):
+        fresh = torch.empty(pages * _PAGE, dtype=torch.uint8)  # too large for the heap: fresh each time
+        clock = [time.perf_counter()]
+        for _ in range(2):
+            fresh.fill_(1)
+            clock.append(time.perf_counter())
+        taken_us.append((clock[1] - clock[0] - (clock[2] - clock[1])) * 1e6 / pages)
+        del fresh
+    return np.maximum(taken_us, 0.0)
 
 
 def measure_spin(spin: torch.Tensor) -> float:
@@ -291,6 +308,18 @@ def _left_out(table: pd.DataFrame, p: MachineParams) -> Iterator[str]:
                f"{p.budget_s:g} allow no more.")
     if p.gemm_max and not table["method"].str.startswith(f"torch.mm {p.gemm_max}x").any():
         yield f"No GEMM of gemm_max = {p.gemm_max} was measured: memory or budget_s = {p.budget_s:g} do not allow it."
+
+
+def saved(device: str, wanted: Mapping[str, object]) -> list[Ceilings]:
+    """Return the ceilings of a device that were measured here, the newest last, of rows with the values of ``wanted``."""
+    several = []
+    for meta in paths.CEILINGS.glob(f"ceilings_{device.replace(':', '-')}*.meta.json"):
+        facts, path = store.read_json(meta), meta.with_name(meta.name.replace(".meta.json", ".csv"))
+        table, other = store.read(path, "ceilings"), path.with_name(path.name.replace("ceilings", "overheads", 1))
+        if len(table) and all((table[name] == value).all() for name, value in wanted.items()):
+            note = f"Ceilings of {path.name}, measured here {facts['started_utc']}."
+            several.append(Ceilings(table, store.read(other, "overheads"), facts, note, (path, other)))
+    return sorted(several, key=lambda one: one.facts["started_utc"])
 
 
 def replay_ceilings(p: MachineParams) -> Ceilings:

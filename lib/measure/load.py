@@ -14,7 +14,7 @@ import psutil
 
 from lib.measure.gpus.card import number_of
 from lib.measure.gpus.watch import GpuUse, GpuWatch
-from lib.measure.statistics import VERDICTS, crowd_verdict
+from lib.measure.statistics import LOUD_CORES, VERDICTS, crowd_verdict
 
 
 def own_cores() -> list[int]:
@@ -148,3 +148,15 @@ def wait_for_quiet(threads: int, patience_s: float = 10.0, window_s: float = 0.5
             load = watch.reading()
         if load.verdict(threads) == VERDICTS[0] or (load.gpu and load.gpu.unknown) or time.monotonic() > end:
             return load
+
+
+def free_cores(window_s: float = 0.3) -> int:
+    """Return how many of the cores that this run may use others leave free now, at least one; it takes ``window_s``.
+
+    A neighbour holds a core where it uses LOUD_CORES of one or more, or where the host takes as much.
+    """
+    with LoadWatch() as watch:
+        time.sleep(window_s)
+        reading = watch.reading()
+    taken = int(reading.other_cores + reading.stolen_cores + LOUD_CORES)
+    return max(1, len(own_cores()) - taken)

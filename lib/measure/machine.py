@@ -16,7 +16,11 @@ import torch
 
 from lib import store
 from lib.errors import InputError, choices, is_broken_device, one_line
+from lib.measure import worker
 from lib.measure.gpus.card import Card, management, number_of
+
+_INSTRUCTION_SETS = {"onednn": "ONEDNN_MAX_CPU_ISA", "aten": "ATEN_CPU_CAPABILITY", "mkl": "MKL_ENABLE_INSTRUCTIONS"}
+_RSS_UNIT = 1 if platform.system() == "Darwin" else 1024
 
 
 def exact_fp32() -> None:
@@ -29,7 +33,6 @@ def exact_fp32() -> None:
 
 
 exact_fp32()  # whoever measures, in whichever process, imports this module
-_RSS_UNIT = 1 if platform.system() == "Darwin" else 1024
 
 
 def _proc_cpuinfo() -> dict[str, str]:
@@ -73,12 +76,24 @@ def _gpus() -> list[dict[str, Any]]:
              "multiprocessors": p.multi_processor_count} for p in properties]
 
 
+def _limits() -> dict[str, Any]:
+    """Return what this process was limited to when it began: instruction sets by library, cores; empty without limits."""
+    sets = {library: value for library, name in _INSTRUCTION_SETS.items()
+            if (value := os.environ.get(name, "").strip().lower()) not in ("", "all")}
+    usable, every = worker.usable_cores(), os.cpu_count() or 1
+    return ({"instruction_sets": sets} if sets else {}) | ({"usable_cores": usable} if usable < every else {})
+
+
 @cache
 def hardware() -> dict[str, Any]:
-    """Return what ``hardware_id`` is made of: processor, cores, caches, memory, GPUs. Nothing that drifts."""
+    """Return what ``hardware_id`` is made of: processor, cores, caches, memory, GPUs, limits. Nothing that drifts.
+
+    A processor whose libraries are limited to older instructions (the variables in ``_INSTRUCTION_SETS``), or of which this
+    process may use some cores only, is another machine; one without limits has no entries for them.
+    """
     return {"cpu": _cpu_model(), "arch": platform.machine(), "cores": os.cpu_count(),
             "cache_kib": {level: size // 1024 for level, size in cache_bytes().items()},
-            "memory_gib": round(psutil.virtual_memory().total / 2**30), "gpus": _gpus()}
+            "memory_gib": round(psutil.virtual_memory().total / 2**30), "gpus": _gpus(), **_limits()}
 
 
 def software() -> dict[str, Any]:
@@ -122,9 +137,14 @@ def ids() -> dict[str, str]:
 
 
 def name() -> str:
-    """Return a readable name of this machine that is unique by its hardware: ``amd-epyc-2c-1a2b3c4d``."""
-    parts = [re.sub(r"\(.*?\)|\bprocessor\b|\d+-core\b|\bcpu\b|@.*", "", hardware()["cpu"], flags=re.I)]
-    parts += [f"{hardware()['cores']}c", *{gpu["name"] for gpu in hardware()["gpus"]}, store.digest(hardware())]
+    """Return a readable name of this machine that is unique by its hardware: ``amd-epyc-2c-1a2b3c4d``.
+
+    With limits also by these: ``amd-epyc-1c-avx2-5e6f7a8b``.
+    """
+    facts = hardware()
+    parts = [re.sub(r"\(.*?\)|\bprocessor\b|\d+-core\b|\bcpu\b|@.*", "", facts["cpu"], flags=re.I)]
+    parts += [f"{facts.get('usable_cores', facts['cores'])}c", *dict.fromkeys(facts.get("instruction_sets", {}).values())]
+    parts += [*{gpu["name"] for gpu in facts["gpus"]}, store.digest(facts)]
     return re.sub(r"[^a-z0-9]+", "-", " ".join(parts).lower()).strip("-")
 
 

@@ -9,7 +9,7 @@ import pandas as pd
 
 from lib.errors import InputError, choices
 from lib.measure.networks import allocator
-from lib.predict import registry
+from lib.predict import registry, transfer_cpu
 from lib.predict.networks import work
 from lib.predict.networks.composition import Estimate
 from lib.predict.networks.work import Work
@@ -114,6 +114,12 @@ def advise(query: Query, devices: Sequence[str] = (), crossovers: bool = True) -
     return Advice(captured, table, best, _reason(table, best), changes, tuple(predictors))
 
 
+def without_ceilings(advice: Advice) -> bool:
+    """Return whether this machine's CPU was predicted by another one's model, without ceilings that can be trusted."""
+    return any(one.device == "cpu" and one.origin and (not one.model.scaling or one.model.facts.get(transfer_cpu.DOUBTFUL))
+               for one in advice.predictors)
+
+
 def predictions(captured: CapturedQuery, predictors: Sequence[Predictor]) -> pd.DataFrame:
     """Return a row a device (COLUMNS), the fastest first."""
     rows = [_row(predictor, captured) for predictor in predictors]
@@ -144,7 +150,9 @@ def device_type(predictor: Predictor) -> str:
 def source_of(predictor: Predictor, estimate: Estimate) -> str:
     """Say on what an answer rests: zero-shot where most of its time was predicted from kernels of other devices."""
     if predictor.origin:
-        return f"zero-shot from {predictor.origin}"
+        scaling, doubtful = predictor.model.scaling, predictor.model.facts.get(transfer_cpu.DOUBTFUL)
+        where = f"here{', on a busy machine,' if doubtful else ''}"
+        return f"zero-shot from {predictor.origin}" + (f", scaled by ceilings measured {where} ({scaling})" if scaling else "")
     borrowed = sum(estimate.origins.values())
     if borrowed <= _SHARE:
         return "predicted"

@@ -6,8 +6,10 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
 
 from lib.errors import choices
+from lib.measure import load
 from lib.predict.advise import Advice, Query, advise
 from lib.predict.suggestions import Change
 
@@ -72,13 +74,28 @@ def answer(**query) -> tuple[pd.DataFrame, str]:
     return table(advice), f"{heading(advice)}. {advice.reason}."
 
 
-def records(advice: Advice, verified: tuple[float, Sequence[Change]] | None = None) -> list[dict[str, Any]]:
+def neighbours(advice: Advice) -> str:
+    """Say what the CPU's times assume, and what to expect of them while others hold cores now; empty without a CPU."""
+    if "cpu" not in set(advice.table["device"]):
+        return ""
+    threads, free = torch.get_num_threads(), load.free_cores()
+    text = f"cpu: the time is that of an idle machine with {threads} thread{'s' * (threads > 1)}"
+    if free >= threads:
+        return text
+    return (f"{text}, and others hold cores now: {free} {'are' if free > 1 else 'is'} free; threads that wait for one another "
+            f"beside a busy neighbour are slower than fewer (measured 2 to 4 times with two), set OMP_NUM_THREADS={free}")
+
+
+def records(advice: Advice, verified: tuple[float, Sequence[Change]] | None = None, note: str = "") -> list[dict[str, Any]]:
     """Return the table as plain values for JSON, a row a device; what is not known is null.
 
     ``verified``, the ms and the changes that were measured on this machine, are added to its CPU as ``verified_ms`` and
-    ``changes``.
+    ``changes``, and ``note`` (see ``neighbours``) as ``note``.
     """
     rows = advice.table.to_dict("records")
+    for own in rows if note else ():
+        if own["device"] == "cpu":
+            own["note"] = note
     if verified:
         own = next(row for row in rows if row["device"] == "cpu")
         own["verified_ms"], several = verified

@@ -213,6 +213,14 @@ class Chip(_Entry):
     item: Annotated[int, Field(ge=1, le=16)]
 
 
+class Scaling(_Entry):
+    """From the machine of a CPU's parts to the one that is predicted."""
+
+    compute: Positive
+    memory: Positive
+    ridge: Positive
+
+
 class Facts(_Entry):
     """What is known of a model besides; others than these may stand there too."""
 
@@ -240,6 +248,7 @@ class Model(_Entry):
     compositions: dict[str, Composition]
     chip: Chip | None
     parts: Annotated[dict[str, Part], Field(min_length=1)]
+    scaling: Scaling | None = None  # only in files of calibrated CPUs
 
 
 def read(path: Path) -> Model:

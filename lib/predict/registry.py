@@ -17,7 +17,7 @@ from lib import paths, store
 from lib.config.definitions import VendorDevice, load_devices
 from lib.errors import InputError, choices
 from lib.measure import archive, machine
-from lib.predict import model_file, transfer
+from lib.predict import model_file, transfer, transfer_cpu
 from lib.predict.analytic import roofline
 from lib.predict.analytic.roofline import Roof
 from lib.predict.networks import composition
@@ -32,7 +32,7 @@ from lib.work import dtypes
 
 SHIPPED = paths.REFERENCE / "models"
 UNUSABLE = "none"  # the part of a file that holds no model, in the summary
-_SUFFIX, _CPU = ".json.gz", "cpu-"
+_SUFFIX, _CPU = ".json.gz", transfer_cpu.CPU
 MAKERS, _NEAREST = frozenset(("nvidia", "tesla", "amd")), 3  # words of a name that tell no card; names in an error
 _MOST = 0.5  # of the predicted time, and it bounds the network
 
@@ -225,6 +225,12 @@ def shipped_cpus(dtype: str) -> list[Path]:
     return [path for path in sorted(SHIPPED.glob(f"{_CPU}*{_SUFFIX}")) if _key(path)[1] == dtype]
 
 
+def of_the_reference(cpu: Predictor) -> Predictor:
+    """Return the CPU as the model that ships predicts it, unscaled, whatever was measured or calibrated on this machine."""
+    model = shipped_cpu(cpu.dtype)
+    return replace(cpu, model=model, origin=model.device)
+
+
 def vendor_of(name: str) -> str:
     """Return the id in params/devices.yaml of a device by the name that its driver gives; InputError has the nearest names.
 
@@ -246,16 +252,25 @@ def _words_of(name: str) -> list[str]:
     return sorted(set(re.findall(r"[a-z0-9.]+", name.lower())) - MAKERS)
 
 
+def reference_cpus(dtype: str) -> list[CostModel]:
+    """Return the models of all CPUs, imported ones too, that were trained on their machine's own sweeps, not calibrated."""
+    files = [path for (device, kind), path in model_files().items() if device.startswith(_CPU) and kind == dtype]
+    folders = archive.machines(imported=True).values()
+    files += [own[key] for folder in folders if (key := ("cpu", dtype)) in (own := machine_files(folder))]
+    models = [load(path) for path in dict.fromkeys(files)]
+    return [model for model in models if transfer_cpu.CALIBRATED not in model.facts]
+
+
 def _cpu(dtype: str, files: transfer.Files) -> Predictor | None:
     """Return this machine's CPU with its own model, or else a reference one, whose answers are then zero-shot."""
     memory_mb = psutil.virtual_memory().total / 1e6
     own = files.get((f"{_CPU}{machine.name()}", dtype))
     if own:
         return Predictor("cpu", dtype, load(own), memory_mb=memory_mb)
-    others = [path for (device, kind), path in files.items() if device.startswith(_CPU) and kind == dtype]
-    if not others:
+    references = reference_cpus(dtype)
+    if not references:
         return None
-    model = load(others[0])
+    model = transfer_cpu.nearest(references, transfer_cpu.host())
     return Predictor("cpu", dtype, model, model.device, memory_mb)
 
 

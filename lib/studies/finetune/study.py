@@ -148,10 +148,7 @@ def predicted(results: Study, shipped: bool) -> pd.DataFrame:
 
 def _predictors(dtype: str, shipped: bool) -> list[Predictor]:
     every = registry.for_devices((), dtype)
-    if not shipped:
-        return every
-    model = registry.shipped_cpu(dtype)
-    return [Predictor("cpu", dtype, model, model.device), *(one for one in every if one.device != "cpu")]
+    return [registry.of_the_reference(one) if shipped and one.device == "cpu" else one for one in every]
 
 
 def _device(results: Study) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lib import paths, store
+from lib import store
 from lib.config import definitions
 from lib.config.definitions import workloads
 from lib.config.notebooks import MachineParams, RooflineParams
@@ -139,18 +139,8 @@ def _ceilings(p: RooflineParams, device: str) -> ceilings.Ceilings:
     parameters = MachineParams(source=p.source, reference=p.reference, device=device, budget_s=CEILINGS_S)
     if p.source == "replay":
         return ceilings.replay_ceilings(parameters)
-    candidates, ids = [], machine.ids()
-    for path in paths.CEILINGS.glob(f"ceilings_{device.replace(':', '-')}*.meta.json"):
-        facts = store.read_json(path)
-        if all(facts[name] == ids[name] for name in ids):
-            candidates.append((facts["started_utc"], path, facts))
-    if not candidates:
-        return ceilings.measure_ceilings(parameters)
-    _, path, facts = max(candidates, key=lambda item: item[0])
-    table = path.with_name(path.name.replace(".meta.json", ".csv"))
-    other = table.with_name(table.name.replace("ceilings", "overheads", 1))
-    return ceilings.Ceilings(store.read(table, "ceilings"), store.read(other, "overheads"), facts,
-                             f"Ceilings of {table.name}, measured here {facts['started_utc']}.", (table, other))
+    saved = ceilings.saved(device, machine.ids())
+    return saved[-1] if saved else ceilings.measure_ceilings(parameters)
 
 
 def _levelled(work: pd.DataFrame, roofs: list[Roof]) -> pd.DataFrame:

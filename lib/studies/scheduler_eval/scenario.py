@@ -68,6 +68,7 @@ def step_times(devices: Iterable[str], classes: Iterable[JobClass] | None = None
     own = registry.machine_files(archive.machine_folder(reference)) if reference else {}
     devices = [f"cpu@{reference}" if name == "cpu" and ("cpu", "fp32") in own else name for name in devices]
     predictors, steps = registry.for_devices(devices, "fp32"), measured_steps("replay", reference)
+    predictors = [registry.of_the_reference(one) if one.device == "cpu" else one for one in predictors]
     rows = []
     for job_class in track(list(classes or definitions.load_scenarios()[0].values()), "job classes"):
         query = advise.CapturedQuery(advise.Query(job_class.model, job_class.batch_size, mode=job_class.mode))

@@ -39,18 +39,21 @@ def make(spec: TensorSpec, device: torch.device, fill: str = "normal", high: int
     flat = torch.empty(length, dtype=dtype)
     if fill in ("zeros", "ones"):
         flat.fill_(float(fill == "ones"))
-    elif dtype == torch.bool:
-        flat.copy_(_repeated(length) > 0)
-    elif not dtype.is_floating_point and not dtype.is_complex:
-        flat.copy_((_repeated(length).abs() * 1e4).long() % max(1, high))
     else:
-        flat.copy_(_repeated(length).abs() + 1 if fill == "positive" else _repeated(length))
+        values = _values(dtype, fill, high, min(length, _POOL))
+        for piece in flat.split(_POOL):  # no memory beside: a ring is several times a large cache
+            piece.copy_(values[:len(piece)])
     return flat.to(device).as_strided(spec.shape, spec.stride)
 
 
-def _repeated(length: int) -> torch.Tensor:
-    pool = _pool()
-    return pool[:length] if length <= _POOL else pool.repeat(-(-length // _POOL))[:length]
+def _values(dtype: torch.dtype, fill: str, high: int, count: int) -> torch.Tensor:
+    """Return the first ``count`` values that a tensor repeats."""
+    pool = _pool()[:count]
+    if dtype == torch.bool:
+        return pool > 0
+    if not dtype.is_floating_point and not dtype.is_complex:
+        return (pool.abs() * 1e4).long() % max(1, high)
+    return (pool.abs() + 1 if fill == "positive" else pool).to(dtype)
 
 
 def _plain(value: Any, device: torch.device) -> Any:
