@@ -29,7 +29,8 @@ def key_of(row: Mapping[str, Any]) -> tuple:
 class Work:
     """What one pass or step of a network runs, memory in bytes.
 
-    ``table`` has a row a distinct operator: ``sweep`` columns, ``calls``, and ``covered``, whether a family knows it.
+    ``table`` has a row a distinct operator: ``sweep`` columns, ``calls``, of them ``backward_calls``, and ``covered``, whether a
+    family knows it. ``input_bytes`` are those of a batch, ``trained`` the elements of each parameter that is trained.
     ``not_modelled`` says what no model is of: operators without a family, and products of other element types than the input's.
     """
 
@@ -42,6 +43,8 @@ class Work:
     peak_bytes: float
     plan: allocator.Plan
     not_modelled: tuple[str, ...] = ()
+    input_bytes: float = 0.0
+    trained: tuple[int, ...] = ()
 
     @cached_property
     def keys(self) -> list[tuple]:
@@ -71,21 +74,22 @@ class Work:
     @classmethod
     def of(cls, graph: Graph, mode: str, batch_size: int) -> "Work":
         """Take the work of a captured graph."""
-        rows, calls = {}, {}
+        rows, calls, backward = {}, {}, {}
         for op in graph.ops:
             if not counts.is_work(op):
                 continue
             key = (op, op.phase == "backward" and "backward" in op.short)
             if key not in rows:
-                rows[key] = _row(op)
+                rows[key] = row_of(op)
             calls[key] = calls.get(key, 0) + 1
-        table = pd.DataFrame([{**rows[key], "calls": number} for key, number in calls.items()])
+            backward[key] = backward.get(key, 0) + (op.phase == "backward")
+        table = pd.DataFrame([{**rows[key], "calls": number, "backward_calls": backward[key]} for key, number in calls.items()])
         inputs = {spec.storage: spec.bytes for op in graph.ops for spec in op.tensors if spec.kind == "input"}
         weights = graph.parameter_bytes + graph.buffer_bytes + sum(inputs.values())
         modules = sum(op.phase == "forward" and op.short not in counts.VIEWS for op in graph.ops)
         plan = allocator.Plan.of(graph)
         return cls(table, mode, batch_size, modules, allocator.fresh_bytes(plan), float(weights), peak_bytes(graph), plan,
-                   _not_modelled(graph))
+                   _not_modelled(graph), float(sum(inputs.values())), graph.trained if mode == "train" else ())
 
 
 def _not_modelled(graph: Graph) -> tuple[str, ...]:
@@ -98,7 +102,7 @@ def _not_modelled(graph: Graph) -> tuple[str, ...]:
     return tuple(sorted(uncovered | others))
 
 
-def _row(op: Op) -> dict[str, Any]:
+def row_of(op: Op) -> dict[str, Any]:
     """Return one operator as a row of a ``sweep`` table; what no family covers counts as a copy of as many bytes, uncovered."""
     described, moved = families.describe(op), counts.compulsory_bytes(op)
     if described is None:
