@@ -93,7 +93,7 @@ class CapturedQuery:
             if name not in ("calls", "backward_calls", "covered") and pd.api.types.is_numeric_dtype(table[name]):
                 table[name] = first.table[name] + share * (other.table[name] - first.table[name])
         line = {name: getattr(first, name) + share * (getattr(other, name) - getattr(first, name))
-                for name in ("weight_bytes", "peak_bytes", "input_bytes")}
+                for name in ("weight_bytes", "peak_bytes", "input_values")}
         return replace(first, table=table, batch_size=batch_size, plan=plan, fresh_bytes=allocator.fresh_bytes(plan),
                        **{name: max(0.0, value) for name, value in line.items()})
 

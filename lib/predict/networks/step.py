@@ -14,13 +14,13 @@ import pandas as pd
 
 from lib.errors import InputError
 from lib.predict.networks.composition import Estimate
-from lib.predict.operators.regressors import nonnegative_rates
 from lib.predict.operators.validation import conformal, score
 from lib.work.training import PHASES
 
 PARTS = PHASES
 TERMS = {"loader_wait": ("batches", "samples", "mb", "resized_mb"), "h2d": ("batches", "mb"),
          "optimizer": ("operators_ms", "calls")}
+_FIXED = {"operators_ms": 1.0}  # rates that no profile changes: few runs do not tell what one operator of ours costs
 _LEAST_GROUPS = 2
 _LEAST_MS = 1e-4
 Terms = Mapping[str, float]
@@ -128,8 +128,21 @@ def _fitted(terms: pd.DataFrame, measured: np.ndarray, groups: np.ndarray, sourc
     predicted = np.zeros(len(terms))
     for group in several:
         test = groups == group
-        predicted[test] = terms[test].to_numpy() @ nonnegative_rates(terms[~test], measured[~test])
+        predicted[test] = terms[test].to_numpy() @ _rates(terms[~test], measured[~test])
     predicted = np.maximum(predicted, _LEAST_MS)
     _, halves = conformal(np.log(measured / predicted), predicted, bins=1)
-    rates = dict(zip(terms, map(float, nonnegative_rates(terms, measured)), strict=True))
+    rates = dict(zip(terms, map(float, _rates(terms, measured)), strict=True))
     return Costs(rates, halves[0], len(several), source, score(measured, predicted)), predicted
+
+
+def _rates(terms: pd.DataFrame, measured: np.ndarray) -> np.ndarray:
+    """Return non-negative rates of the terms by least squares of the relative error, those of _FIXED as they are."""
+    from scipy.optimize import nnls
+
+    rates = np.array([_FIXED.get(name, 0.0) for name in terms])
+    fitted = [number for number, name in enumerate(terms) if name not in _FIXED]
+    columns, rest = terms.to_numpy(float)[:, fitted], measured - terms.to_numpy(float) @ rates
+    scale = columns.max(axis=0) + 1e-30
+    costs, _ = nnls(columns / scale / measured[:, None], rest / measured)
+    rates[fitted] = costs / scale
+    return rates

@@ -1,0 +1,209 @@
+"""Steps learned from collected profiles: what loader, copy and optimizer cost on a device, and learners of whole steps.
+
+Every score is of a workload, or of an architecture, that was left out; forward and backward are the device's own model's.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from lib import files
+from lib.config import definitions
+from lib.errors import InputError, choices
+from lib.measure import archive, machine
+from lib.measure.training.summary import steady
+from lib.predict import registry, steps
+from lib.predict.networks import step, step_learners, work
+from lib.predict.networks.step_file import StepModel
+from lib.predict.networks.work import Work
+from lib.predict.operators.regressors import nonnegative_rates
+from lib.predict.operators.validation import score
+from lib.predict.registry import Predictor
+from lib.progress import track
+from lib.work import networks
+
+MEDIANS = {"loader_wait": "loader_wait_ms", "h2d": "h2d_ms", "forward": "forward_time_ms", "backward": "backward_time_ms",
+           "optimizer": "optimizer_ms", "step": "step_time_ms"}
+SPLITS = {"workload": "a workload left out", "arch": "an architecture left out"}
+OURS, LEARNERS = "sum of its parts", ("mean", "linear in FLOPs and bytes", *step_learners.NAMES)
+_LEAST = 2  # architectures
+
+
+@dataclass(frozen=True)
+class Profiles:
+    """Profiled steps of one device: ``table`` has a row a run and pass (train, eval), ``works`` what each of them runs.
+
+    Columns: ``run_id, workload, arch, mode, batch_size``, the median of each part (MEDIANS), and the terms of the parts.
+    """
+
+    predictor: Predictor
+    table: pd.DataFrame
+    works: list[Work]
+
+    def rows(self, mode: str) -> tuple[pd.DataFrame, list[Work]]:
+        """Return the rows of training steps or of evaluated batches, with their work."""
+        chosen = np.flatnonzero(self.table["mode"] == mode)
+        return self.table.iloc[chosen].reset_index(drop=True), [self.works[row] for row in chosen]
+
+
+def collected(source: str) -> dict[tuple[str, str], tuple[pd.DataFrame, pd.DataFrame]]:
+    """Return the usable runs of the plain loop in fp32, and their rows, by hardware id and backend.
+
+    ``source``: measure (this machine's and imported ones) or replay (the reference's). Left out are runs with loader workers,
+    accumulated gradients or another precision: their parts are not those of one step.
+    """
+    runs = archive.runs(source)
+    known = runs["workload_id"].isin(definitions.workloads())
+    plain = (runs["precision"] == "fp32") & (runs["num_workers"] == 0) & (runs["grad_accum_steps"] == 1) & (runs["verdict"] != "unusable")
+    several = {}
+    for key, part in runs[known & plain].groupby(["hardware_id", "backend"]):
+        several[key] = part, archive.rows(part, source)
+    return several
+
+
+def device_of(runs: pd.DataFrame, source: str) -> str:
+    """Return the name that files of the device of ``runs`` have: its vendor's id, or cpu- and the machine's name."""
+    first = runs.iloc[0]
+    if first["backend"] != "cpu":
+        return registry.vendor_of(first["device_name"])
+    if source == "measure" and first["hardware_id"] == machine.ids()["hardware_id"]:
+        return f"cpu-{machine.name()}"
+    folder = next((one.name for one in archive.folders(source) if one.name.endswith(first["hardware_id"])), "")
+    return f"cpu-{folder or files.safe_name(first['hardware_id'])}"
+
+
+def gather(runs: pd.DataFrame, rows: pd.DataFrame, predictor: Predictor) -> Profiles:
+    """Return the profiled steps of one device with what they run; InputError for fewer than two architectures."""
+    if runs["arch"].nunique() < _LEAST:
+        raise InputError(f"steps are learned from profiles of two architectures or more, there are: {choices(sorted(set(runs['arch'])))}; "
+                         "profile others: papermill notebooks/02_profile.ipynb out.ipynb -p workload W3")
+    table, several = [], []
+    captured: dict[tuple[str, str, int], Work] = {}
+    for run in track(list(runs.itertuples()), "profiles"):
+        own = steady(rows[rows["run_id"] == run.run_id])
+        for mode, kinds in (("train", ("train",)), ("infer", ("eval", "test"))):
+            part = own[own["task_type"].isin(kinds)]
+            if len(part):
+                key = (run.workload_id, mode, int(run.batch_size))
+                if key not in captured:
+                    captured[key] = work.captured(networks.network(run.workload_id, int(run.batch_size)), mode)
+                several.append(captured[key])
+                table.append({"run_id": run.run_id, "workload": run.workload_id, "arch": run.arch, "mode": mode,
+                              "batch_size": int(run.batch_size), **{name: part[column].median() for name, column in MEDIANS.items()},
+                              **_terms(captured[key], run.workload_id, predictor)})
+    return Profiles(predictor, pd.DataFrame(table), several)
+
+
+def _terms(item: Work, workload: str, predictor: Predictor) -> dict[str, float]:
+    own = steps.loading(workload, item).terms
+    return own | (steps.optimizer_terms(predictor, item)[0] if item.mode == "train" else {"operators_ms": 0.0, "calls": 0.0})
+
+
+def learn(profiles: Profiles, device: str, hardware_id: str) -> StepModel:
+    """Learn costs of the parts and whole steps of one device; a loader is left out by workload, all else by architecture."""
+    table, _ = profiles.rows("train")
+    costs = {name: step.fit(name, table, table[name].to_numpy(), table[_group(name)], f"profiles of {device}")
+             for name in step.TERMS}
+    measured = profiles.table["step"].to_numpy()
+    learners = step_learners.fit(profiles.works, measured, profiles.table["arch"])
+    return StepModel(device, hardware_id, tuple(sorted(set(table["run_id"]))), costs, learners)
+
+
+def _group(name: str) -> str:
+    return "arch" if name == "optimizer" else "workload"
+
+
+def left_out(profiles: Profiles) -> pd.DataFrame:
+    """Return measured and predicted training steps by learner and SPLITS: ``workload, arch, split, learner, ...``.
+
+    Rows hold ``measured_ms, predicted_ms, low_ms, high_ms`` (NaN without an interval), and the parts of OURS as PARTS. No
+    learner, and no cost of a part, has seen the group; the composition of forward and backward has seen no workload at all.
+    """
+    table, items = profiles.rows("train")
+    several = []
+    for column in SPLITS:
+        several += [_row(table.iloc[number], column, OURS, predicted) for number, predicted in enumerate(_ours(profiles, table, items, column))]
+        for learner, values in _others(profiles, column).items():
+            several += [_row(table.iloc[number], column, learner, value) for number, value in enumerate(values)]
+    return pd.DataFrame(several)
+
+
+def _row(row: pd.Series, split: str, learner: str, predicted: step.Step | float) -> dict:
+    known = {"workload": row["workload"], "arch": row["arch"], "batch_size": row["batch_size"], "split": split, "learner": learner,
+             "measured_ms": row["step"]}
+    if isinstance(predicted, step.Step):
+        return known | {"predicted_ms": predicted.predicted_ms, "low_ms": predicted.low_ms, "high_ms": predicted.high_ms,
+                        **{name: part.predicted_ms for name, part in predicted.parts.items()}}
+    return known | {"predicted_ms": predicted, "low_ms": np.nan, "high_ms": np.nan}
+
+
+def _ours(profiles: Profiles, table: pd.DataFrame, items: list[Work], column: str) -> list[step.Step]:
+    """Return the sum of parts of each training step, its costs fitted without the step's group."""
+    predicted: dict[int, step.Step] = {}
+    for group in sorted(set(table[column])):
+        test = table[column] == group
+        rest = table[~test]
+        costs = {name: step.fit(name, rest, rest[name].to_numpy(), rest[_group(name)], "") for name in step.TERMS}
+        for number in np.flatnonzero(test):
+            item = items[number]
+            predicted[number] = steps.assembled(profiles.predictor, item, steps.loading(table["workload"][number], item),
+                                                profiles.predictor.estimate(item), costs)
+    return [predicted[number] for number in range(len(table))]
+
+
+def _others(profiles: Profiles, column: str) -> Mapping[str, np.ndarray]:
+    """Return the training steps as those predict them that know a step's description alone."""
+    table, groups = profiles.table, profiles.table[column].to_numpy()
+    measured, train = table["step"].to_numpy(), (table["mode"] == "train").to_numpy()
+    own_terms = step_learners.frames(profiles.works)[0]
+    mean, line = np.full(len(table), np.nan), np.full(len(table), np.nan)
+    plain = own_terms[["flops", "bytes", "step"]]
+    for group in sorted(set(groups)):
+        test = groups == group
+        mean[test] = np.exp(np.log(measured[~test & train]).mean())
+        line[test] = plain[test].to_numpy() @ nonnegative_rates(plain[~test], measured[~test])
+    several = {"mean": mean, "linear in FLOPs and bytes": line} | {
+        name: step_learners.left_out(name, profiles.works, measured, groups) for name in step_learners.NAMES}
+    return {name: values[train] for name, values in several.items()}
+
+
+def scores(predictions: pd.DataFrame) -> pd.DataFrame:
+    """Return a row a split and learner: MAPE with its interval, median, p90, within 10 %, n, and the intervals' cover."""
+    rows = []
+    for (split, learner), part in predictions.groupby(["split", "learner"], sort=False):
+        inside = part["measured_ms"].between(part["low_ms"], part["high_ms"]).mean() * 100 if part["low_ms"].notna().all() else np.nan
+        rows.append({"family": f"whole step, {SPLITS[split]}", "learner": learner, "cover": inside,
+                     **score(part["measured_ms"].to_numpy(), part["predicted_ms"].to_numpy())})
+    return pd.DataFrame(rows)
+
+
+def learn_all(source: str) -> list[Path]:
+    """Learn from every device's profiles, and save: of the reference beside its models, else with this machine's.
+
+    Returns the files. A device without a model, or with too few profiles, is left out; InputError where none is left.
+    """
+    saved, reasons = [], []
+    for (hardware_id, backend), (runs, rows) in collected(source).items():
+        try:
+            device = device_of(runs, source)
+            predictor = predictor_of(device, backend)
+            model = learn(gather(runs, rows, predictor), device, hardware_id)
+        except InputError as error:
+            reasons.append(f"{backend} of {hardware_id}: {error}")
+            continue
+        saved.append(model.save(steps.path_of(device, registry.SHIPPED if source == "replay" else None)))
+    if not saved:
+        raise InputError(f"no profiles to learn steps from: {'; '.join(reasons) or 'none was collected'}")
+    return saved
+
+
+def predictor_of(device: str, backend: str) -> Predictor:
+    """Return what predicts forward and backward on a device of ``device_of``; InputError where nothing does."""
+    if backend != "cpu":
+        return registry.for_devices([device], "fp32")[0]
+    own = registry.model_files().get((device, "fp32"))
+    model = registry.load(own) if own else registry.shipped_cpu("fp32")
+    return Predictor("cpu", "fp32", model, "" if own else model.device)
