@@ -32,6 +32,7 @@ class Entry(BaseModel):
 
 
 def require(holds: Any, what: str) -> None:
+    """Raise ValueError, which says ``what`` is wrong, where something does not hold."""
     if not np.all(holds):
         raise ValueError(what)
 

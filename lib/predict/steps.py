@@ -1,5 +1,8 @@
-"""Whole steps on a device: forward and backward by its model, and loader, copy and optimizer by what profiles gave, or else
-by what its operators and its link take."""
+"""Whole steps on a device: forward and backward by its model, loader, copy and optimizer by what profiles gave.
+
+Where no profile is of a device, its optimizer takes what its operators take, its copy what its link is taken to carry, and
+its loader what that of this machine's CPU takes, or else the reference's.
+"""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -69,6 +72,20 @@ class Recipe:
 BASELINE = Recipe()
 
 
+@dataclass(frozen=True)
+class Loop:
+    """A training loop captured once: the work of its step (train) and evaluated batch (infer), and how both are loaded."""
+
+    works: Mapping[str, Work]
+    resized: bool
+    recipe: Recipe
+
+    def step(self, predictor: Predictor, mode: str = "train", shipped: bool = False) -> Step:
+        """Predict its training step, or its evaluated batch (infer), on a device, see ``predict``."""
+        item = self.works[mode]
+        return predict(predictor, item, of_samples(item, self.resized), self.recipe, shipped=shipped)
+
+
 def path_of(device: str, folder: Path | None = None) -> Path:
     """Return where the file of a device lies; ``folder`` is that of the models (default: those of this machine)."""
     return (folder or paths.MODELS) / FOLDER / f"{device}{SUFFIX}"
@@ -132,7 +149,8 @@ def costs_of(predictor: Predictor, shipped: bool = False) -> Mapping[str, Costs]
     """Return the costs of each part on a device; the loader's are those of the host. InputError where none are of a CPU."""
     own, host = of_device(predictor, shipped), of_host(shipped)
     if host is None:
-        raise InputError(f"no costs of a CPU's loader in {registry.SHIPPED / FOLDER}; run: python -m lib models --train profiles")
+        raise InputError(f"no costs of a CPU's loader in {registry.SHIPPED / FOLDER}; run: python -m lib models --train "
+                         "profiles")
     if own:
         return own.costs
     launch_ms = predictor.model.facts["launch_ms"]
@@ -163,7 +181,7 @@ def _hidden(part: Part, workers: int, rest_ms: float) -> Part:
 
 
 def measured_ms(runs: pd.DataFrame, hardware_id: str = "") -> pd.Series:
-    """Return the median step in ms of each workload among ``runs`` that was profiled on a CPU in fp32, on one machine or any."""
+    """Return the median step in ms of each workload that was profiled on a CPU in fp32, on one machine or any."""
     runs = runs[(runs["backend"] == "cpu") & (runs["precision"] == "fp32") & (runs["verdict"] != "unusable")]
     runs = runs[runs["hardware_id"] == hardware_id] if hardware_id else runs
     return runs.groupby("workload_id")["step_median_ms"].median()

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from lib import files
+from lib import csv_files, files
 from lib.config import definitions
 from lib.errors import InputError, choices
 from lib.measure import archive, machine
@@ -57,11 +57,9 @@ def collected(source: str) -> dict[tuple[str, str], tuple[pd.DataFrame, pd.DataF
     """
     runs = archive.runs(source)
     known = runs["workload_id"].isin(definitions.workloads())
-    plain = (runs["precision"] == "fp32") & (runs["num_workers"] == 0) & (runs["grad_accum_steps"] == 1) & (runs["verdict"] != "unusable")
-    several = {}
-    for key, part in runs[known & plain].groupby(["hardware_id", "backend"]):
-        several[key] = part, archive.rows(part, source)
-    return several
+    plain = (runs["precision"] == "fp32") & (runs["num_workers"] == 0) & (runs["grad_accum_steps"] == 1)
+    usable = runs[known & plain & (runs["verdict"] != "unusable")]
+    return {key: (part, archive.rows(part, source)) for key, part in usable.groupby(["hardware_id", "backend"])}
 
 
 def device_of(runs: pd.DataFrame, source: str) -> str:
@@ -78,23 +76,18 @@ def device_of(runs: pd.DataFrame, source: str) -> str:
 def gather(runs: pd.DataFrame, rows: pd.DataFrame, predictor: Predictor) -> Profiles:
     """Return the profiled steps of one device with what they run; InputError for fewer than two architectures."""
     if runs["arch"].nunique() < _LEAST:
-        raise InputError(f"steps are learned from profiles of two architectures or more, there are: {choices(sorted(set(runs['arch'])))}; "
-                         "profile others: papermill notebooks/02_profile.ipynb out.ipynb -p workload W3")
-    table, several = [], []
-    captured: dict[tuple[str, str, int], Work] = {}
-    for run in track(list(runs.itertuples()), "profiles"):
-        own = steady(rows[rows["run_id"] == run.run_id])
-        for mode, kinds in (("train", ("train",)), ("infer", ("eval", "test"))):
-            part = own[own["task_type"].isin(kinds)]
-            if len(part):
-                key = (run.workload_id, mode, int(run.batch_size))
-                if key not in captured:
-                    captured[key] = work.captured(networks.network(run.workload_id, int(run.batch_size)), mode)
-                several.append(captured[key])
-                table.append({"run_id": run.run_id, "workload": run.workload_id, "arch": run.arch, "mode": mode,
-                              "batch_size": int(run.batch_size), **{name: part[column].median() for name, column in MEDIANS.items()},
-                              **_terms(captured[key], run.workload_id, predictor)})
-    return Profiles(predictor, pd.DataFrame(table), several)
+        there = choices(sorted(set(runs["arch"])))
+        raise InputError(f"steps are learned from profiles of two architectures or more, there are: {there}; profile others: "
+                         "papermill notebooks/02_profile.ipynb out.ipynb -p workload W3")
+    medians = steady(rows).replace({"task_type": {"eval": "infer", "test": "infer"}})
+    medians = medians.groupby(["run_id", "task_type"])[list(MEDIANS.values())].median()
+    table = runs[["run_id", "workload_id", "arch", "batch_size"]].merge(medians.reset_index(), on="run_id")
+    table = table.rename(columns={"workload_id": "workload", "task_type": "mode"} | {old: new for new, old in MEDIANS.items()})
+    keys = list(zip(table["workload"], table["mode"], table["batch_size"].astype(int), strict=True))
+    captured = {(name, mode, batch): work.captured(networks.network(name, batch), mode)
+                for name, mode, batch in track(list(dict.fromkeys(keys)), "steps")}
+    own_terms = pd.DataFrame([_terms(captured[key], key[0], predictor) for key in keys])
+    return Profiles(predictor, pd.concat([table, own_terms], axis=1), [captured[key] for key in keys])
 
 
 def _terms(item: Work, workload: str, predictor: Predictor) -> dict[str, float]:
@@ -119,24 +112,22 @@ def _group(name: str) -> str:
 def left_out(profiles: Profiles) -> pd.DataFrame:
     """Return measured and predicted training steps by learner and SPLITS: ``workload, arch, split, learner, ...``.
 
-    Rows hold ``measured_ms, predicted_ms, low_ms, high_ms`` (NaN without an interval), and the parts of OURS as PARTS. No
+    Rows hold ``run_id, measured_ms, predicted_ms, low_ms, high_ms`` (NaN without an interval), and of OURS its parts in ms. No
     learner, and no cost of a part, has seen the group; the composition of forward and backward has seen no workload at all.
     """
     table, items = profiles.rows("train")
     several = []
     for column in SPLITS:
-        several += [_row(table.iloc[number], column, OURS, predicted) for number, predicted in enumerate(_ours(profiles, table, items, column))]
-        for learner, values in _others(profiles, column).items():
+        for learner, values in {OURS: _ours(profiles, table, items, column), **_others(profiles, column)}.items():
             several += [_row(table.iloc[number], column, learner, value) for number, value in enumerate(values)]
     return pd.DataFrame(several)
 
 
 def _row(row: pd.Series, split: str, learner: str, predicted: step.Step | float) -> dict:
-    known = {"workload": row["workload"], "arch": row["arch"], "batch_size": row["batch_size"], "split": split, "learner": learner,
-             "measured_ms": row["step"]}
+    known = {**row[["run_id", "workload", "arch", "batch_size"]], "split": split, "learner": learner, "measured_ms": row["step"]}
     if isinstance(predicted, step.Step):
         return known | {"predicted_ms": predicted.predicted_ms, "low_ms": predicted.low_ms, "high_ms": predicted.high_ms,
-                        **{name: part.predicted_ms for name, part in predicted.parts.items()}}
+                        **predicted.columns}
     return known | {"predicted_ms": predicted, "low_ms": np.nan, "high_ms": np.nan}
 
 
@@ -174,7 +165,8 @@ def scores(predictions: pd.DataFrame) -> pd.DataFrame:
     """Return a row a split and learner: MAPE with its interval, median, p90, within 10 %, n, and the intervals' cover."""
     rows = []
     for (split, learner), part in predictions.groupby(["split", "learner"], sort=False):
-        inside = part["measured_ms"].between(part["low_ms"], part["high_ms"]).mean() * 100 if part["low_ms"].notna().all() else np.nan
+        inside = part["measured_ms"].between(part["low_ms"], part["high_ms"]).mean() * 100
+        inside = inside if part["low_ms"].notna().all() else np.nan
         rows.append({"family": f"whole step, {SPLITS[split]}", "learner": learner, "cover": inside,
                      **score(part["measured_ms"].to_numpy(), part["predicted_ms"].to_numpy())})
     return pd.DataFrame(rows)
@@ -183,21 +175,39 @@ def scores(predictions: pd.DataFrame) -> pd.DataFrame:
 def learn_all(source: str) -> list[Path]:
     """Learn from every device's profiles, and save: of the reference beside its models, else with this machine's.
 
-    Returns the files. A device without a model, or with too few profiles, is left out; InputError where none is left.
+    Returns the files; beside each lies what was predicted of left-out steps (``published``). A device without a model, or with
+    too few profiles, is left out; InputError where none is left.
     """
     saved, reasons = [], []
     for (hardware_id, backend), (runs, rows) in collected(source).items():
         try:
             device = device_of(runs, source)
-            predictor = predictor_of(device, backend)
-            model = learn(gather(runs, rows, predictor), device, hardware_id)
+            profiles = gather(runs, rows, predictor_of(device, backend))
+            model = learn(profiles, device, hardware_id)
         except InputError as error:
             reasons.append(f"{backend} of {hardware_id}: {error}")
             continue
-        saved.append(model.save(steps.path_of(device, registry.SHIPPED if source == "replay" else None)))
+        path = model.save(steps.path_of(device, registry.SHIPPED if source == "replay" else None))
+        files.replace(path.with_suffix(".csv"), left_out(profiles).to_csv(index=False).encode())
+        saved.append(path)
     if not saved:
         raise InputError(f"no profiles to learn steps from: {'; '.join(reasons) or 'none was collected'}")
     return saved
+
+
+def published(path: Path, source: str) -> pd.DataFrame:
+    """Return the predictions of left-out steps beside a file of ``learn_all``, measured times anew from the profiles.
+
+    Raises InputError for a missing table, and for runs that are no longer there.
+    """
+    table = csv_files.frame(path.with_suffix(".csv"))
+    runs = archive.runs(source)
+    rows = steady(archive.rows(runs[runs["run_id"].isin(table["run_id"])], source))
+    measured = rows[rows["task_type"] == "train"].groupby("run_id")["step_time_ms"].median().reindex(table["run_id"])
+    if measured.isna().any():
+        raise InputError(f"{path.with_suffix('.csv')} predicts steps of {choices(sorted(set(measured.index[measured.isna()])))}, "
+                         "of which there are no profiles; run: python -m lib models --train profiles")
+    return table.assign(measured_ms=measured.to_numpy())
 
 
 def predictor_of(device: str, backend: str) -> Predictor:

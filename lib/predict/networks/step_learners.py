@@ -28,7 +28,8 @@ def description(item: Work) -> dict[str, float]:
 
 def terms(item: Work) -> dict[str, float]:
     """Return TERMS, of which a step's time is a sum before it is learned by what factor it departs from that."""
-    return {"flops": item.flops, "bytes": item.bytes, "trained": float(sum(item.trained)), "input": item.input_values, "step": 1.0}
+    return {"flops": item.flops, "bytes": item.bytes, "trained": float(sum(item.trained)), "input": item.input_values,
+            "step": 1.0}
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,8 @@ def _trained(name: str, own_terms: pd.DataFrame, x: pd.DataFrame, measured_ms: n
     total, share = shares(own_terms.to_numpy(), costs)
     factor = np.log(measured_ms / np.maximum(total, LEAST_MS))
     nets = mlp.train(np.concatenate([x.to_numpy(), share], axis=1), factor, np.ones(len(x)), range(_NETS), width=_WIDTH)
-    return Student(list(own_terms), list(x), costs, nets, OneHot({}), (float(factor.min()) - _BEYOND, float(factor.max()) + _BEYOND))
+    bounds = (float(factor.min()) - _BEYOND, float(factor.max()) + _BEYOND)
+    return Student(list(own_terms), list(x), costs, nets, OneHot({}), bounds)
 
 
 def left_out(name: str, items: Sequence[Work], measured_ms: np.ndarray, groups: Sequence[str]) -> np.ndarray:

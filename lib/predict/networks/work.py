@@ -31,9 +31,9 @@ def key_of(row: Mapping[str, Any]) -> tuple:
 class Work:
     """What one pass or step of a network runs, memory in bytes.
 
-    ``table`` has a row a distinct operator: ``sweep`` columns, ``calls``, of them ``backward_calls``, and ``covered``, whether a
-    family knows it. ``input_values`` are the numbers in a batch, ``trained`` the elements of each parameter that is trained.
-    ``not_modelled`` says what no model is of: operators without a family, and products of other element types than the input's.
+    ``table`` has a row a distinct operator: ``sweep`` columns, ``calls``, of them ``backward_calls``, and ``covered``, whether
+    a family knows it. ``not_modelled`` says what no model is of: operators without a family, and products of other element
+    types than the input's. ``input_values`` are the numbers in a batch, ``trained`` the elements of each trained parameter.
     """
 
     table: pd.DataFrame
@@ -100,13 +100,15 @@ class Work:
                 rows[key] = row_of(op)
             calls[key] = calls.get(key, 0) + 1
             backward[key] = backward.get(key, 0) + (op.phase == "backward")
-        table = pd.DataFrame([{**rows[key], "calls": number, "backward_calls": backward[key]} for key, number in calls.items()])
+        table = pd.DataFrame([{**rows[key], "calls": number, "backward_calls": backward[key]}
+                              for key, number in calls.items()])
         inputs = {spec.storage: spec for op in graph.ops for spec in op.tensors if spec.kind == "input"}
         weights = graph.parameter_bytes + graph.buffer_bytes + sum(spec.bytes for spec in inputs.values())
+        values, trained = sum(spec.elements for spec in inputs.values()), graph.trained if mode == "train" else ()
         modules = sum(op.phase == "forward" and op.short not in counts.VIEWS for op in graph.ops)
         plan = allocator.Plan.of(graph)
         return cls(table, mode, batch_size, modules, allocator.fresh_bytes(plan), float(weights), peak_bytes(graph), plan,
-                   _not_modelled(graph), float(sum(spec.elements for spec in inputs.values())), graph.trained if mode == "train" else ())
+                   _not_modelled(graph), float(values), trained)
 
 
 def _not_modelled(graph: Graph) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ import pandas as pd
 from lib.config import definitions
 from lib.config.definitions import JobClass, Scenario
 from lib.measure import archive
-from lib.predict import advise, registry
+from lib.predict import advise, registry, steps
 from lib.progress import track
 from lib.schedule import job_mixes, portable, problem_files
 from lib.schedule.problem import Fleet, JobEnergy, Problem
@@ -53,34 +53,29 @@ class StepTimes:
         return self.table.groupby("job_class", sort=False)["memory_mb"].first().to_numpy(float)
 
 
-def measured_steps(source: str, reference: str = "") -> pd.Series:
-    """Return the median step in ms of every workload that was profiled on a CPU in fp32."""
-    runs = archive.runs(source, reference)
-    runs = runs[(runs["backend"] == "cpu") & (runs["precision"] == "fp32") & (runs["verdict"] != "unusable")]
-    return runs.groupby("workload_id")["step_median_ms"].median()
-
-
 def step_times(devices: Iterable[str], classes: Iterable[JobClass] | None = None, reference: str = "") -> StepTimes:
     """Return the step times of job classes (default: the ``kinds`` of params/scenarios.yaml) on ``cpu`` and GPUs, in fp32.
 
-    The CPU is the reference machine's. Raises InputError for a device without a model.
+    A training step has all of its parts on every device: loader, copy, forward, backward and optimizer. The CPU is the
+    reference machine's. Raises InputError for a device without a model.
     """
     devices = list(devices)
-    predictors, steps = registry.for_devices(devices, "fp32"), measured_steps("replay", reference)
+    predictors = registry.for_devices(devices, "fp32")
+    profiled = steps.measured_ms(archive.runs("replay", reference))
     rows = []
     for job_class in track(list(classes or definitions.load_scenarios()[0].values()), "job classes"):
         query = advise.CapturedQuery(advise.Query(job_class.model, job_class.batch_size, mode=job_class.mode))
         answer = advise.predictions(query, predictors)
-        rows += [_row(job_class, one, steps) for one in answer.to_dict("records")]
+        rows += [_row(job_class, one, profiled) for one in answer.to_dict("records")]
     table = pd.DataFrame(rows)
     for name in ("step_ms", "low_ms", "high_ms"):
         table[name] = [float(f"{value:.{_DIGITS}g}") for value in table[name]]
     return StepTimes(table)
 
 
-def _row(job_class: JobClass, one: dict, steps: pd.Series) -> dict:
-    profiled = job_class.mode == "train" and one["device"] == "cpu" and job_class.model in steps
-    measured_ms = float(steps[job_class.model]) if profiled else one["measured_ms"]
+def _row(job_class: JobClass, one: dict, profiled: pd.Series) -> dict:
+    own = job_class.mode == "train" and one["device"] == "cpu" and job_class.model in profiled
+    measured_ms = float(profiled[job_class.model]) if own else one["measured_ms"]
     known = {"job_class": job_class.id, "device": one["device"], "memory_mb": one["memory_mb"], "low_ms": np.nan,
              "high_ms": np.nan}
     if not one["fits"]:

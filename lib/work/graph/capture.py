@@ -24,7 +24,8 @@ from lib.work.graph.ops import MODES, Graph, Op, TensorSpec
 from lib.work.graph.recorder import Recorder, named_modules
 from lib.work.networks import Network
 
-OPTIMIZERS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": lambda parameters: torch.optim.SGD(parameters, 0.1, momentum=0.9)}
+OPTIMIZERS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW,
+              "sgd": lambda parameters: torch.optim.SGD(parameters, 0.1, momentum=0.9)}
 _SMALL = 4096
 
 
