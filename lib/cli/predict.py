@@ -75,7 +75,8 @@ def add(verbs) -> None:
     verb = verbs.add_parser("models", help="the registry: every cost model with its scores; or train those that ship")
     verb.add_argument("--train", choices=("cpu", "profiles", "neusight", "aiconfigurator", "power", "attention-power"),
                       help="train from the reference machine's data, or from imported data; profiles: whole steps, and what "
-                           "loader, copy and optimizer cost; power: of GEMMs on an H200; attention-power: of attention on a B200")
+                           "loader, copy and optimizer cost; power: of GEMMs on an H200; attention-power: of attention on "
+                           "a B200")
     verb.add_argument("--source", choices=("measure", "replay"), default="measure",
                       help="of --train profiles: those of this machine and imported ones (default), or the reference's, which "
                            "ship")

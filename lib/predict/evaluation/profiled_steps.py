@@ -112,7 +112,7 @@ def _group(name: str) -> str:
 def left_out(profiles: Profiles) -> pd.DataFrame:
     """Return measured and predicted training steps by learner and SPLITS: ``workload, arch, split, learner, ...``.
 
-    Rows hold ``run_id, measured_ms, predicted_ms, low_ms, high_ms`` (NaN without an interval), and of OURS its parts in ms. No
+    Rows hold ``run_id, measured_ms, predicted_ms, low_ms, high_ms`` (NaN without an interval), and the parts of OURS in ms. No
     learner, and no cost of a part, has seen the group; the composition of forward and backward has seen no workload at all.
     """
     table, items = profiles.rows("train")
@@ -204,9 +204,9 @@ def published(path: Path, source: str) -> pd.DataFrame:
     runs = archive.runs(source)
     rows = steady(archive.rows(runs[runs["run_id"].isin(table["run_id"])], source))
     measured = rows[rows["task_type"] == "train"].groupby("run_id")["step_time_ms"].median().reindex(table["run_id"])
-    if measured.isna().any():
-        raise InputError(f"{path.with_suffix('.csv')} predicts steps of {choices(sorted(set(measured.index[measured.isna()])))}, "
-                         "of which there are no profiles; run: python -m lib models --train profiles")
+    if lacking := sorted(set(measured.index[measured.isna()])):
+        raise InputError(f"{path.with_suffix('.csv')} predicts steps of {choices(lacking)}, of which there are no profiles; "
+                         "run: python -m lib models --train profiles")
     return table.assign(measured_ms=measured.to_numpy())
 
 

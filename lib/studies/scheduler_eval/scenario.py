@@ -11,19 +11,22 @@ from lib.config import definitions
 from lib.config.definitions import JobClass, Scenario
 from lib.measure import archive
 from lib.predict import advise, registry, steps
+from lib.predict.networks import step
 from lib.progress import track
 from lib.schedule import job_mixes, portable, problem_files
 from lib.schedule.problem import Fleet, JobEnergy, Problem
 
 _HALF = 1.645  # standard deviations in half of a 90 % interval
+PARTS = tuple(f"{name}_ms" for name in step.PARTS)
 _DIGITS = 6  # of a time: the last ones of a prediction are those of the processor that made it, and schedules hang on them
 
 
 @dataclass(frozen=True)
 class StepTimes:
-    """``table``: a row a job class and device: ``job_class, device, step_ms, low_ms, high_ms, source, memory_mb``.
+    """``table``: a row a job class and device: ``job_class, device, step_ms, low_ms, high_ms, source, memory_mb``, PARTS.
 
-    ``source`` is measured, as ``advise`` says, or does not fit (then there is no time). Measured times have no interval.
+    ``source`` is measured, as ``advise`` says, or does not fit (then there is no time). Measured times have no interval and no
+    parts; those of a predicted training step are in ms.
     """
 
     table: pd.DataFrame
@@ -67,7 +70,7 @@ def step_times(devices: Iterable[str], classes: Iterable[JobClass] | None = None
         query = advise.CapturedQuery(advise.Query(job_class.model, job_class.batch_size, mode=job_class.mode))
         answer = advise.predictions(query, predictors)
         rows += [_row(job_class, one, profiled) for one in answer.to_dict("records")]
-    table = pd.DataFrame(rows)
+    table = pd.DataFrame(rows).reindex(columns=[*rows[0], *(name for name in PARTS if name not in rows[0])])
     for name in ("step_ms", "low_ms", "high_ms"):
         table[name] = [float(f"{value:.{_DIGITS}g}") for value in table[name]]
     return StepTimes(table)
@@ -82,7 +85,7 @@ def _row(job_class: JobClass, one: dict, profiled: pd.Series) -> dict:
         return {**known, "step_ms": np.nan, "source": "does not fit"}
     if np.isfinite(measured_ms):
         return {**known, "step_ms": measured_ms, "source": "measured"}
-    predicted = {name: one[name] for name in ("low_ms", "high_ms", "source")}
+    predicted = {name: one[name] for name in ("low_ms", "high_ms", "source", *PARTS)}
     return {**known, **predicted, "step_ms": one["predicted_ms"]}
 
 
