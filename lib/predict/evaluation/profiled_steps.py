@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from lib import csv_files, files
+from lib import files, store
 from lib.config import definitions
 from lib.errors import InputError, choices
 from lib.measure import archive, machine
@@ -23,13 +23,14 @@ from lib.predict.operators.regressors import nonnegative_rates
 from lib.predict.operators.validation import score
 from lib.predict.registry import Predictor
 from lib.progress import track
+from lib.tables import columns
 from lib.work import networks
 
 MEDIANS = {"loader_wait": "loader_wait_ms", "h2d": "h2d_ms", "forward": "forward_time_ms", "backward": "backward_time_ms",
            "optimizer": "optimizer_ms", "step": "step_time_ms"}
 SPLITS = {"workload": "a workload left out", "arch": "an architecture left out"}
 OURS, LEARNERS = "sum of its parts", ("mean", "linear in FLOPs and bytes", *step_learners.NAMES)
-_LEAST = 2  # architectures
+_LEAST = 3  # architectures: where one is left out, an interval takes two
 
 
 @dataclass(frozen=True)
@@ -74,11 +75,11 @@ def device_of(runs: pd.DataFrame, source: str) -> str:
 
 
 def gather(runs: pd.DataFrame, rows: pd.DataFrame, predictor: Predictor) -> Profiles:
-    """Return the profiled steps of one device with what they run; InputError for fewer than two architectures."""
+    """Return the profiled steps of one device with what they run; InputError for fewer than three architectures."""
     if runs["arch"].nunique() < _LEAST:
         there = choices(sorted(set(runs["arch"])))
-        raise InputError(f"steps are learned from profiles of two architectures or more, there are: {there}; profile others: "
-                         "papermill notebooks/02_profile.ipynb out.ipynb -p workload W3")
+        raise InputError(f"steps are learned from profiles of three architectures or more, there are: {there}; profile others: "
+                         "papermill notebooks/02_profile.ipynb out.ipynb -p workload W1 (and W3, W6)")
     medians = steady(rows).replace({"task_type": {"eval": "infer", "test": "infer"}})
     medians = medians.groupby(["run_id", "task_type"])[list(MEDIANS.values())].median()
     table = runs[["run_id", "workload_id", "arch", "batch_size"]].merge(medians.reset_index(), on="run_id")
@@ -110,10 +111,10 @@ def _group(name: str) -> str:
 
 
 def left_out(profiles: Profiles) -> pd.DataFrame:
-    """Return measured and predicted training steps by learner and SPLITS: ``workload, arch, split, learner, ...``.
+    """Return measured and predicted training steps by learner and SPLITS.
 
-    Rows hold ``run_id, measured_ms, predicted_ms, low_ms, high_ms`` (NaN without an interval), and the parts of OURS in ms. No
-    learner, and no cost of a part, has seen the group; the composition of forward and backward has seen no workload at all.
+    A table ``steps``; intervals and parts are those of OURS. No learner, and no cost of a part, has seen the group; the
+    composition of forward and backward has seen no workload at all.
     """
     table, items = profiles.rows("train")
     several = []
@@ -124,11 +125,13 @@ def left_out(profiles: Profiles) -> pd.DataFrame:
 
 
 def _row(row: pd.Series, split: str, learner: str, predicted: step.Step | float) -> dict:
-    known = {**row[["run_id", "workload", "arch", "batch_size"]], "split": split, "learner": learner, "measured_ms": row["step"]}
+    known = {**row[["run_id", "workload", "arch", "batch_size"]], "split": split, "learner": learner}
+    known["measured_ms"] = row["step"]
     if isinstance(predicted, step.Step):
         return known | {"predicted_ms": predicted.predicted_ms, "low_ms": predicted.low_ms, "high_ms": predicted.high_ms,
                         **predicted.columns}
-    return known | {"predicted_ms": predicted, "low_ms": np.nan, "high_ms": np.nan}
+    return known | {"predicted_ms": predicted, "low_ms": np.nan, "high_ms": np.nan,
+                    **dict.fromkeys(columns("steps")[10:], np.nan)}
 
 
 def _ours(profiles: Profiles, table: pd.DataFrame, items: list[Work], column: str) -> list[step.Step]:
@@ -188,7 +191,7 @@ def learn_all(source: str) -> list[Path]:
             reasons.append(f"{backend} of {hardware_id}: {error}")
             continue
         path = model.save(steps.path_of(device, registry.SHIPPED if source == "replay" else None))
-        files.replace(path.with_suffix(".csv"), left_out(profiles).to_csv(index=False).encode())
+        store.write(left_out(profiles), path.with_suffix(".csv"), "steps", derived=True)
         saved.append(path)
     if not saved:
         raise InputError(f"no profiles to learn steps from: {'; '.join(reasons) or 'none was collected'}")
@@ -200,7 +203,7 @@ def published(path: Path, source: str) -> pd.DataFrame:
 
     Raises InputError for a missing table, and for runs that are no longer there.
     """
-    table = csv_files.frame(path.with_suffix(".csv"))
+    table = store.read(path.with_suffix(".csv"), "steps")
     runs = archive.runs(source)
     rows = steady(archive.rows(runs[runs["run_id"].isin(table["run_id"])], source))
     measured = rows[rows["task_type"] == "train"].groupby("run_id")["step_time_ms"].median().reindex(table["run_id"])
