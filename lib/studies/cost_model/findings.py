@@ -112,11 +112,14 @@ def step_words(scores: pd.DataFrame) -> str:
 @needs("profiled steps")
 def whole_step_words(predictions: pd.DataFrame) -> str:
     """Say how whole steps are predicted where their architecture was left out; ``predictions``: of ``profiled_steps``."""
-    scores = profiled_steps.scores(predictions[predictions["split"] == "arch"]).sort_values("mape")
+    rows = predictions[predictions["split"] == "arch"]
+    if rows.empty:
+        raise MissingError("steps whose architecture was left out")
+    scores = profiled_steps.scores(rows).sort_values("mape")
     several = "; ".join(f"{row.learner} {row.mape:.0f} % ({row.mape_low:.0f} to {row.mape_high:.0f})"
                         for row in scores.itertuples())
     return (f"Whole steps with loader, copy and optimizer, their architecture left out, mean error with its 95 % interval: "
-            f"{several}. They are {scores['n'].iloc[0]} runs of {predictions['arch'].nunique()} architectures: too few to tell "
+            f"{several}. They are {scores['n'].iloc[0]} runs of {rows['arch'].nunique()} architectures: too few to tell "
             "the best apart.")
 
 
