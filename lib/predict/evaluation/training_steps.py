@@ -1,7 +1,8 @@
 """Forward and backward of a workload from its description alone, each predicted by models that were trained without it.
 
-Whole steps, with loader, copy and optimizer, are those of ``profiled_steps``. A perceptron and boosted trees on what a description gives (parameters, FLOPs, bytes, operators, batch), as the first plan of
-this project had it, against the sum of the operators with a composition fitted to other networks.
+Whole steps, with loader, copy and optimizer, are those of ``profiled_steps``. A perceptron and boosted trees on what a
+description gives (parameters, FLOPs, bytes, operators, batch), as the first plan of this project had it, against the sum of the
+operators with a composition fitted to other networks.
 """
 
 from collections.abc import Mapping
@@ -21,7 +22,7 @@ LEARNERS = ("mean", "linear in FLOPs and bytes", "boosted trees", "MLP", "sum of
 
 
 def leave_one_out(table: pd.DataFrame, items: Mapping[tuple[str, str, int], Work], model: CostModel) -> pd.DataFrame:
-    """Return forward and backward of each workload, measured and predicted by each learner: ``workload, batch_size, learner, ...``.
+    """Return forward and backward of each workload, measured and predicted by each learner.
 
     ``table`` are rows of ``networks`` whose networks are workload ids, in mode train; every learner but the sum of operators
     is trained on the other workloads. Trained on are logarithms of time over FLOPs.
