@@ -290,7 +290,7 @@ SCORES = (
     _float("cover", "share inside the 90 % interval, %; empty: no intervals", empty=True))
 
 STEPS = (
-    _text("run_id", "the profiled run"), _text("workload", "its workload"), _text("arch", "its model"),
+    _IDS[0], _text("run_id", "the profiled run"), _text("workload", "its workload"), _text("arch", "its model"),
     _int("batch_size", "samples a batch", 1), _text("split", "what of the run was left out", "workload", "arch"),
     _text("learner", "which learner"), _float("measured_ms", "median profiled training step"),
     _float("predicted_ms", "predicted step"), _float("low_ms", "90 % interval, low end", empty=True),

@@ -236,7 +236,7 @@ def test_what_ships_follows_from_the_reference_profiles():
     """The costs, and what they say of steps left out, are those that the committed profiles give again."""
     (runs, rows), = profiled_steps.collected("replay").values()
     device = profiled_steps.device_of(runs, "replay")
-    profiles = profiled_steps.gather(runs, rows, profiled_steps.predictor_of(device, "cpu"))
+    profiles = profiled_steps.gather(runs, rows, profiled_steps.predictor_of(device))
     shipped, again = StepModel.load(SHIPPED), profiled_steps.learn(profiles, device, runs["hardware_id"].iloc[0])
     assert (device, again.runs) == (shipped.device, shipped.runs)
     for name, costs in again.costs.items():
@@ -249,14 +249,15 @@ def test_what_ships_follows_from_the_reference_profiles():
     assert ours[1]["predicted_ms"].to_numpy() == pytest.approx(ours[1][[f"{name}_ms" for name in PARTS]].sum(axis=1).to_numpy())
 
 
-def as_gpu(workload):
-    """Put the reference's profile of a workload into this machine's data, as if it were of a GPU that copies for 1.5 ms."""
-    for folder, schema in (("runs", "runs"), ("profiles", "profile")):
-        for path in sorted(paths.REFERENCE.glob(f"*/{folder}/run_{workload}_*_cpu*.csv")):
+def as_gpu(workload, card="Tesla T4", hardware_id="here", folder="", copy_ms=1.5):
+    """Put the reference's profile of a workload into this machine's data, as if it were of a GPU that copies for so long."""
+    root = paths.IMPORTED / folder if folder else paths.DATA
+    for kind, schema in (("runs", "runs"), ("profiles", "profile")):
+        for path in sorted(paths.REFERENCE.glob(f"*/{kind}/run_{workload}_*_cpu*.csv")):
             table = store.read(path, schema)
-            changed = {"backend": "cuda", "device_name": "Tesla T4"} if schema == "runs" else {
-                "device_type": "cuda", "device_index": 0, "h2d_ms": 1.5}
-            store.write(table.assign(**changed), paths.DATA / folder / path.name, schema)
+            changed = {"backend": "cuda", "device_name": card} if schema == "runs" else {
+                "device_type": "cuda", "device_index": 0, "h2d_ms": copy_ms}
+            store.write(table.assign(hardware_id=hardware_id, **changed), root / kind / path.name, schema)
 
 
 def test_steps_are_learned_from_collected_profiles_of_a_gpu(home, t4, w1, capsys):
@@ -275,6 +276,18 @@ def test_steps_are_learned_from_collected_profiles_of_a_gpu(home, t4, w1, capsys
         assert learner.predict([w1])[0] == pytest.approx(20.7, rel=0.5), "the step that was measured"
 
 
+@pytest.mark.slow
+def test_equal_gpus_of_several_machines_are_one_device_and_unknown_ones_are_left_out(home, capsys):
+    for name in ("W1", "W3", "W6"):
+        as_gpu(name)
+        as_gpu(name, hardware_id="there", folder="other", copy_ms=3.0)
+        as_gpu(name, "Abacus 9000", "third", "third")
+    path, = profiled_steps.learn_all("measure")
+    model = StepModel.load(path)
+    assert (model.device, model.hardware_id, len(model.runs)) == ("t4", "here there", 6)
+    assert 1.5 < model.costs["h2d"].rates["batches"] < 3.0
+
+
 def test_too_few_profiles_are_one_line(home, capsys):
     assert __main__.main(["models", "--train", "profiles"]) == 2
     assert "none was collected" in capsys.readouterr().err
@@ -284,15 +297,14 @@ def test_too_few_profiles_are_one_line(home, capsys):
     assert "three architectures or more, there are: simple_cnn" in error and error.count("\n") == 1
 
 
-def test_runs_that_are_not_of_the_plain_loop_teach_nothing(home):
-    for name in ("W1", "W6"):
-        as_gpu(name)
-    for path in sorted(paths.RUNS.glob("*.csv")):
-        table = store.read(path, "runs")
-        path.unlink()
-        changed = {"num_workers": 2} if "W1" in path.name else {"verdict": "unusable"}
-        store.write(table.assign(**changed), path, "runs")
-    assert profiled_steps.collected("measure") == {}
+@pytest.mark.parametrize("changed", [{"num_workers": 2}, {"verdict": "unusable"}, {"arch": "resnet18"}, {"precision": "bf16"},
+                                     {"grad_accum_steps": 2}, {"augment": True}, {"channels_last": True},
+                                     {"resolution": "resized"}, {"workload_id": "gone"}])
+def test_runs_that_are_not_of_the_plain_loop_teach_nothing(changed, monkeypatch):
+    runs = profiled_steps.archive.runs("replay")
+    assert len(profiled_steps.collected("replay"))
+    monkeypatch.setattr(profiled_steps.archive, "runs", lambda _: runs.assign(**changed))
+    assert profiled_steps.collected("replay") == {}
 
 
 def test_predictions_without_their_profiles_are_refused(tmp_path):

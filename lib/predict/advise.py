@@ -136,7 +136,7 @@ def _row(predictor: Predictor, captured: CapturedQuery) -> dict[str, Any]:
     answer = captured.predicted(predictor)
     estimate = passes_of(answer)
     rate = network.batch_size / answer.predicted_ms * 1e3
-    memory_mb = answer.memory_mb if isinstance(answer, Step) else network.memory_mb
+    memory_mb = memory_of(answer, network)
     price = predictor.price_per_hour / rate * 1e6 / 3600 if predictor.price_per_hour else math.nan
     return {"device": predictor.device, "source": source_of(predictor, estimate), "predicted_ms": answer.predicted_ms,
             "low_ms": answer.low_ms, "high_ms": answer.high_ms, "images_per_sec": rate, "memory_mb": memory_mb,
@@ -153,6 +153,11 @@ def _row(predictor: Predictor, captured: CapturedQuery) -> dict[str, Any]:
 def passes_of(answer: Estimate | Step) -> Estimate:
     """Return the estimate of the passes that an answer rests on: of a step, forward and backward."""
     return answer.passes if isinstance(answer, Step) else answer
+
+
+def memory_of(answer: Estimate | Step, network: Work) -> float:
+    """Return the MB that an answer needs: of a training step with the optimizer's state."""
+    return answer.memory_mb if isinstance(answer, Step) else network.memory_mb
 
 
 def _bound(predictor: Predictor, network: Work, answer: Estimate | Step) -> str:
@@ -213,8 +218,9 @@ def _crossovers(captured: CapturedQuery, predictors: Sequence[Predictor]) -> tup
     changes, last = [], ""
     for batch in BATCHES:
         network = captured.scaled(batch)
-        times = [(captured.predicted(predictor, network).predicted_ms, predictor.device) for predictor in predictors
-                 if network.memory_mb < predictor.memory_mb]
+        answers = [(captured.predicted(predictor, network), predictor) for predictor in predictors]
+        times = [(answer.predicted_ms, predictor.device) for answer, predictor in answers
+                 if memory_of(answer, network) < predictor.memory_mb]
         best = min(times)[1] if times else "none (memory)"
         if best != last:
             changes.append(f"from batch {batch}: {best}")

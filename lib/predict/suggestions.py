@@ -10,7 +10,7 @@ import numpy as np
 from lib.errors import InputError, choices
 from lib.measure import archive, machine
 from lib.predict import registry
-from lib.predict.advise import Advice, CapturedQuery, passes_of, source_of
+from lib.predict.advise import Advice, CapturedQuery, memory_of, passes_of, source_of
 from lib.predict.networks.composition import Estimate
 from lib.predict.networks.step import Step
 from lib.predict.registry import Predictor
@@ -71,9 +71,10 @@ def _larger_batches(captured: CapturedQuery, predictor: Predictor, base: Estimat
     for factor in (2, 4):
         batch = captured.batch_size * factor
         larger = captured.scaled(batch)
-        if larger.memory_mb < predictor.memory_mb:
-            gain = factor * base.predicted_ms / captured.predicted(predictor, larger).predicted_ms
-            yield Change(f"batch size {batch}", gain, f"images a second; needs {larger.memory_mb:,.0f} MB",
+        answer = captured.predicted(predictor, larger)
+        if (memory_mb := memory_of(answer, larger)) < predictor.memory_mb:
+            gain = factor * base.predicted_ms / answer.predicted_ms
+            yield Change(f"batch size {batch}", gain, f"images a second; needs {memory_mb:,.0f} MB",
                          {"batch_size": batch})
 
 

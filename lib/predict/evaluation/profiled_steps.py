@@ -30,6 +30,9 @@ MEDIANS = {"loader_wait": "loader_wait_ms", "h2d": "h2d_ms", "forward": "forward
            "optimizer": "optimizer_ms", "step": "step_time_ms"}
 SPLITS = {"workload": "a workload left out", "arch": "an architecture left out"}
 OURS, LEARNERS = "sum of its parts", ("mean", "linear in FLOPs and bytes", *step_learners.NAMES)
+_RUN = ["hardware_id", "run_id"]
+_PLAIN = {"precision": "fp32", "num_workers": 0, "grad_accum_steps": 1, "resolution": "native", "channels_last": False,
+          "augment": False}
 _LEAST = 3  # architectures: where one is left out, an interval takes two
 
 
@@ -51,16 +54,17 @@ class Profiles:
 
 
 def collected(source: str) -> dict[tuple[str, str], tuple[pd.DataFrame, pd.DataFrame]]:
-    """Return the usable runs of the plain loop in fp32, and their rows, by hardware id and backend.
+    """Return the usable runs of the plain loop in fp32, and the rows of their steady part, by hardware id and backend.
 
     ``source``: measure (this machine's and imported ones) or replay (the reference's). Left out are runs with loader workers,
-    accumulated gradients or another precision: their parts are not those of one step.
+    accumulated gradients, another precision, model, resolution or layout than the workload's own, and augmentation: their parts
+    are not those of the step that is predicted.
     """
     runs = archive.runs(source)
-    known = runs["workload_id"].isin(definitions.workloads())
-    plain = (runs["precision"] == "fp32") & (runs["num_workers"] == 0) & (runs["grad_accum_steps"] == 1)
-    usable = runs[known & plain & (runs["verdict"] != "unusable")]
-    return {key: (part, archive.rows(part, source)) for key, part in usable.groupby(["hardware_id", "backend"])}
+    models = {name: workload.model for name, workload in definitions.workloads().items()}
+    plain = np.logical_and.reduce([runs[name] == value for name, value in _PLAIN.items()])
+    usable = runs[plain & (runs["workload_id"].map(models) == runs["arch"]) & (runs["verdict"] != "unusable")]
+    return {key: (part, steady(archive.rows(part, source))) for key, part in usable.groupby(["hardware_id", "backend"])}
 
 
 def device_of(runs: pd.DataFrame, source: str) -> str:
@@ -80,9 +84,9 @@ def gather(runs: pd.DataFrame, rows: pd.DataFrame, predictor: Predictor) -> Prof
         there = choices(sorted(set(runs["arch"])))
         raise InputError(f"steps are learned from profiles of three architectures or more, there are: {there}; profile others: "
                          "papermill notebooks/02_profile.ipynb out.ipynb -p workload W1 (and W3, W6)")
-    medians = steady(rows).replace({"task_type": {"eval": "infer", "test": "infer"}})
-    medians = medians.groupby(["run_id", "task_type"])[list(MEDIANS.values())].median()
-    table = runs[["run_id", "workload_id", "arch", "batch_size"]].merge(medians.reset_index(), on="run_id")
+    medians = rows.replace({"task_type": {"eval": "infer", "test": "infer"}})
+    medians = medians.groupby([*_RUN, "task_type"])[list(MEDIANS.values())].median()
+    table = runs[[*_RUN, "workload_id", "arch", "batch_size"]].merge(medians.reset_index(), on=_RUN)
     table = table.rename(columns={"workload_id": "workload", "task_type": "mode"} | {old: new for new, old in MEDIANS.items()})
     keys = list(zip(table["workload"], table["mode"], table["batch_size"].astype(int), strict=True))
     captured = {(name, mode, batch): work.captured(networks.network(name, batch), mode)
@@ -103,7 +107,8 @@ def learn(profiles: Profiles, device: str, hardware_id: str) -> StepModel:
              for name in step.TERMS}
     measured = profiles.table["step"].to_numpy()
     learners = step_learners.fit(profiles.works, measured, profiles.table["arch"])
-    return StepModel(device, hardware_id, tuple(sorted(set(table["run_id"]))), costs, learners)
+    runs = tuple(sorted(set(table["hardware_id"] + " " + table["run_id"])))
+    return StepModel(device, hardware_id, runs, costs, learners)
 
 
 def _group(name: str) -> str:
@@ -125,13 +130,13 @@ def left_out(profiles: Profiles) -> pd.DataFrame:
 
 
 def _row(row: pd.Series, split: str, learner: str, predicted: step.Step | float) -> dict:
-    known = {**row[["run_id", "workload", "arch", "batch_size"]], "split": split, "learner": learner}
+    known = {**row[[*_RUN, "workload", "arch", "batch_size"]], "split": split, "learner": learner}
     known["measured_ms"] = row["step"]
     if isinstance(predicted, step.Step):
         return known | {"predicted_ms": predicted.predicted_ms, "low_ms": predicted.low_ms, "high_ms": predicted.high_ms,
                         **predicted.columns}
     return known | {"predicted_ms": predicted, "low_ms": np.nan, "high_ms": np.nan,
-                    **dict.fromkeys(columns("steps")[10:], np.nan)}
+                    **dict.fromkeys(columns("steps")[11:], np.nan)}
 
 
 def _ours(profiles: Profiles, table: pd.DataFrame, items: list[Work], column: str) -> list[step.Step]:
@@ -178,17 +183,23 @@ def scores(predictions: pd.DataFrame) -> pd.DataFrame:
 def learn_all(source: str) -> list[Path]:
     """Learn from every device's profiles, and save: of the reference beside its models, else with this machine's.
 
-    Returns the files; beside each lies what was predicted of left-out steps (``published``). A device without a model, or with
-    too few profiles, is left out; InputError where none is left.
+    Returns the files; beside each lies what was predicted of left-out steps (``published``). Equal GPUs of several machines are
+    one device. One without a model, or with too few profiles, is left out; InputError where none is left.
     """
+    devices: dict[str, list[tuple[pd.DataFrame, pd.DataFrame]]] = {}
     saved, reasons = [], []
-    for (hardware_id, backend), (runs, rows) in collected(source).items():
+    for (hardware_id, backend), tables in collected(source).items():
         try:
-            device = device_of(runs, source)
-            profiles = gather(runs, rows, predictor_of(device, backend))
-            model = learn(profiles, device, hardware_id)
+            devices.setdefault(device_of(tables[0], source), []).append(tables)
         except InputError as error:
             reasons.append(f"{backend} of {hardware_id}: {error}")
+    for device, several in devices.items():
+        runs, rows = (pd.concat(tables, ignore_index=True) for tables in zip(*several, strict=True))
+        try:
+            profiles = gather(runs, rows, predictor_of(device))
+            model = learn(profiles, device, " ".join(sorted(set(runs["hardware_id"]))))
+        except InputError as error:
+            reasons.append(f"{device}: {error}")
             continue
         path = model.save(steps.path_of(device, registry.SHIPPED if source == "replay" else None))
         store.write(left_out(profiles), path.with_suffix(".csv"), "steps", derived=True)
@@ -203,19 +214,21 @@ def published(path: Path, source: str) -> pd.DataFrame:
 
     Raises InputError for a missing table, and for runs that are no longer there.
     """
-    table = store.read(path.with_suffix(".csv"), "steps")
-    runs = archive.runs(source)
-    rows = steady(archive.rows(runs[runs["run_id"].isin(table["run_id"])], source))
-    measured = rows[rows["task_type"] == "train"].groupby("run_id")["step_time_ms"].median().reindex(table["run_id"])
-    if lacking := sorted(set(measured.index[measured.isna()])):
+    table, runs = store.read(path.with_suffix(".csv"), "steps"), archive.runs(source)
+    wanted = runs[runs["hardware_id"].isin(table["hardware_id"]) & runs["run_id"].isin(table["run_id"])]
+    several = [steady(archive.rows(part, source)) for _, part in wanted.groupby("hardware_id")]
+    rows = pd.concat(several or [archive.rows(wanted, source)])
+    medians = rows[rows["task_type"] == "train"].groupby(_RUN)["step_time_ms"].median()
+    measured = medians.reindex(pd.MultiIndex.from_frame(table[_RUN]))
+    if lacking := sorted({run_id for _, run_id in measured.index[measured.isna()]}):
         raise InputError(f"{path.with_suffix('.csv')} predicts steps of {choices(lacking)}, of which there are no profiles; "
                          "run: python -m lib models --train profiles")
     return table.assign(measured_ms=measured.to_numpy())
 
 
-def predictor_of(device: str, backend: str) -> Predictor:
+def predictor_of(device: str) -> Predictor:
     """Return what predicts forward and backward on a device of ``device_of``; InputError where nothing does."""
-    if backend != "cpu":
+    if not device.startswith("cpu-"):
         return registry.for_devices([device], "fp32")[0]
     own = registry.model_files().get((device, "fp32"))
     model = registry.load(own) if own else registry.shipped_cpu("fp32")
