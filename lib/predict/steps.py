@@ -93,10 +93,10 @@ def path_of(device: str, folder: Path | None = None) -> Path:
 
 def of_device(predictor: Predictor, shipped: bool = False) -> StepModel | None:
     """Return what profiles gave of a device; of a CPU without any, what those of the reference gave; None for another GPU."""
-    if predictor.device != "cpu":
+    if not _is_cpu(predictor):
         return _first([path_of(predictor.device, folder) for folder in _folders(shipped)])
-    own = [path_of(name, folder) for folder in _folders(shipped)
-           for name in ([] if shipped else [f"cpu-{machine.name()}"]) + [predictor.model.device]]
+    names = [f"cpu-{machine.name()}"] if predictor.origin and not shipped else []
+    own = [path_of(name, folder) for folder in _folders(shipped) for name in (*names, predictor.model.device)]
     return _first([*own, *sorted((registry.SHIPPED / FOLDER).glob(f"cpu-*{SUFFIX}"))])
 
 
@@ -104,6 +104,11 @@ def of_host(shipped: bool = False) -> StepModel | None:
     """Return what profiles gave of this machine's CPU, or else of the reference's: it feeds whatever device computes."""
     own = [] if shipped else [path_of(f"cpu-{machine.name()}", folder) for folder in _folders(shipped)]
     return _first([*own, *sorted((registry.SHIPPED / FOLDER).glob(f"cpu-*{SUFFIX}"))])
+
+
+def _is_cpu(predictor: Predictor) -> bool:
+    """Return whether a device is a CPU: of a GPU the model knows the chip."""
+    return predictor.model.chip is None
 
 
 def _folders(shipped: bool) -> list[Path]:
@@ -161,7 +166,7 @@ def costs_of(predictor: Predictor, shipped: bool = False) -> Mapping[str, Costs]
 
 def optimizer_terms(predictor: Predictor, work: Work, optimizer: str = "adam") -> tuple[dict[str, float], float]:
     """Return the terms of the optimizer's part on a device, and half the interval of its operators in log time."""
-    update = work.update(optimizer, predictor.device != "cpu", dtypes.torch_dtype(predictor.dtype).itemsize)
+    update = work.update(optimizer, not _is_cpu(predictor), dtypes.torch_dtype(predictor.dtype).itemsize)
     estimate = composition.estimate(update, predictor.model, SUM)
     half = math.log(estimate.high_ms / estimate.predicted_ms)
     return {"operators_ms": estimate.predicted_ms, "calls": float(update.calls)}, half
@@ -192,5 +197,5 @@ def measured_step_ms(predictor: Predictor, model: str, batch_size: int) -> float
     hardware_id = predictor.model.facts.get("hardware_id", "")
     runs = pd.concat([archive.runs(source) for source in ("replay", "measure")], ignore_index=True)
     same = runs[(runs["batch_size"] == batch_size) & (runs["num_workers"] == 0) & (runs["grad_accum_steps"] == 1)]
-    known = measured_ms(same, hardware_id) if hardware_id and predictor.device == "cpu" else pd.Series(dtype=float)
+    known = measured_ms(same, hardware_id) if hardware_id and _is_cpu(predictor) else pd.Series(dtype=float)
     return float(known.get(model, np.nan))
