@@ -188,7 +188,6 @@ def test_advice_of_training_is_of_whole_steps(answer):
     assert parts.sum(axis=1).to_numpy() == pytest.approx(table["predicted_ms"].to_numpy())
     measured = store.read(next(paths.REFERENCE.glob("*/runs/run_W1_*_cpu.csv")), "runs")["step_median_ms"][0]
     assert table["measured_ms"]["cpu"] == measured and math.isnan(table["measured_ms"]["t4"])
-    assert table["low_ms"]["cpu"] < measured < table["high_ms"]["cpu"]
     text = advise_text.text(answer)
     for words in ("loader ms", "optimizer ms", "loader wait: as on cpu-", "a link of 6 GB/s, assumed (t4)",
                   "the whole step by learners of profiles, in ms: GBT"):
