@@ -307,6 +307,16 @@ SCORES = (
     _float("within_10", "share within 10 %, %"), _int("n", "predictions", 1),
     _float("cover", "share inside the 90 % interval, %; empty: no intervals", empty=True))
 
+STEPS = (
+    _IDS[0], _text("run_id", "the profiled run"), _text("workload", "its workload"), _text("arch", "its model"),
+    _int("batch_size", "samples a batch", 1), _text("split", "what of the run was left out", "workload", "arch"),
+    _text("learner", "which learner"), _float("measured_ms", "median profiled training step"),
+    _float("predicted_ms", "predicted step"), _float("low_ms", "90 % interval, low end", empty=True),
+    _float("high_ms", "90 % interval, high end", empty=True),
+    *(_float(f"{name}_ms", f"its {what}; empty: not predicted apart", empty=True) for name, what in (
+        ("loader_wait", "wait for the loader"), ("h2d", "copy to the device"), ("forward", "forward pass"),
+        ("backward", "backward pass"), ("optimizer", "optimizer's step"))))
+
 SCHEDULE = (
     _text("job_id", "the job"), _text("device", "where it ran"), _float("start_s", "seconds since the first arrival could be"),
     _float("end_s", "when it ended there"), _int("attempt", "from 1", 1),
@@ -359,7 +369,7 @@ TABLES: dict[str, Columns] = {"profile": PROFILE, "runs": RUNS, "ceilings": CEIL
                               "configs": CONFIGS, "repeats": REPEATS, "energies": ENERGIES, "sweep": SWEEP, "power": POWER,
                               "attention_power": ATTENTION_POWER,
                               "points": POINTS, "cells": CELLS, "matrix": MATRIX, "complexity": COMPLEXITY,
-                              "networks": NETWORKS, "predictions": PREDICTIONS, "scores": SCORES,
+                              "networks": NETWORKS, "predictions": PREDICTIONS, "scores": SCORES, "steps": STEPS,
                               "schedule": SCHEDULE, "throughputs": THROUGHPUTS, "contention": CONTENTION,
                               "jobs": JOBS, "devices": DEVICES, "durations": DURATIONS, "history": HISTORY}
 

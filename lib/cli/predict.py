@@ -56,6 +56,13 @@ def _models(options: argparse.Namespace) -> int:
     from lib.predict import registry
     from lib.predict.evaluation import evaluate
 
+    if options.train == "profiles":
+        from lib.predict.evaluation import profiled_steps
+
+        for path in profiled_steps.learn_all(options.source):
+            scores = profiled_steps.scores(profiled_steps.published(path, options.source))
+            print(f"{path}\n{scores.to_string(index=False, float_format=lambda value: f'{value:.1f}')}\n")
+        return 0
     if options.train == "cpu":
         print(evaluate.evaluate(quick=options.quick)["scores"].to_string(index=False))
     elif options.train in ("power", "attention-power"):
@@ -106,8 +113,12 @@ def add(verbs) -> None:
     verb = verbs.add_parser("models", help="the registry: every cost model with its scores; or train those that ship")
     verb.add_argument("--train", metavar="WHAT",
                       help="cpu: from the first reference machine's data; a reference machine's name, committed or imported "
-                           "from a bundle: each device that it swept; neusight, aiconfigurator: from published data; "
+                           "from a bundle: each device that it swept; profiles: whole steps, and what loader, copy and "
+                           "optimizer cost; neusight, aiconfigurator: from published data; "
                            "power: of GEMMs on an H200; attention-power: of attention on a B200")
+    verb.add_argument("--source", choices=("measure", "replay"), default="measure",
+                      help="of --train profiles: those of this machine and imported ones (default), or the reference's, which "
+                           "ship")
     verb.add_argument("--quick", action="store_true", help="train less, in a fraction of the time")
     verb.set_defaults(call=_models)
 

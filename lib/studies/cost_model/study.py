@@ -1,6 +1,6 @@
 """What ``06_cost_model`` gathers: a machine's published evaluation, scored anew, and a part of it repeated."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +9,8 @@ import pandas as pd
 from lib import csv_files, store
 from lib.errors import InputError, choices
 from lib.measure import archive
-from lib.predict import network_training, registry, training
-from lib.predict.evaluation import baselines, evaluate, learning, training_steps
+from lib.predict import network_training, registry, steps, training
+from lib.predict.evaluation import baselines, evaluate, learning, profiled_steps, training_steps
 from lib.predict.networks.composition import Composition
 from lib.predict.operators import fitting
 from lib.predict.operators.cost_model import CostModel
@@ -32,7 +32,8 @@ class Evaluation:
     """A machine's models, evaluated in full: scores recomputed from predictions and labels, and both of these.
 
     ``scores`` is the table of that name, ``operators`` the predicted operators with ``latency_ms`` as measured, ``networks``
-    the predicted networks with what was measured of them.
+    the predicted networks with what was measured of them, ``whole_steps`` the predictions of profiled steps that were left out
+    (``profiled_steps``), empty where none were learned from.
     """
 
     folder: Path
@@ -41,6 +42,7 @@ class Evaluation:
     networks: pd.DataFrame
     note: str
     target: Target = CPU
+    whole_steps: pd.DataFrame = field(default_factory=pd.DataFrame)
 
     @property
     def model(self) -> Path:
@@ -97,7 +99,9 @@ def evaluation(reference: str = "") -> Evaluation:
     note = (f"REPLAY of the models of {machine.name}, trained {meta['written_utc'][:10]} from "
             f"{', '.join(name.rpartition('/')[2] for name in meta['sweeps'])}; their errors are computed anew from the "
             "published predictions and the measured times.")
-    return Evaluation(folder, scores, operators, networks, note, target)
+    path = steps.path_of(f"cpu-{machine.name}", registry.SHIPPED)
+    whole = profiled_steps.published(path, "replay") if path.is_file() else pd.DataFrame()
+    return Evaluation(folder, scores, operators, networks, note, target, whole)
 
 
 def _target(meta: dict[str, Any]) -> Target:

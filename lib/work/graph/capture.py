@@ -8,6 +8,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from typing import Any
 from unittest.mock import patch
 
@@ -23,7 +24,7 @@ from lib.work.graph.ops import MODES, Graph, Op, TensorSpec
 from lib.work.graph.recorder import Recorder, named_modules
 from lib.work.networks import Network
 
-OPTIMIZERS = {"adam": torch.optim.Adam,
+OPTIMIZERS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW,
               "sgd": lambda parameters: torch.optim.SGD(parameters, 0.1, momentum=0.9, weight_decay=1e-4)}
 _SMALL = 4096
 
@@ -160,7 +161,21 @@ def _graph(model: nn.Module, recorder: Recorder, output: tuple[int, ...]) -> Gra
     return Graph(tuple(recorder.ops), sum(p.numel() for p in parameters), sum(p.numel() * p.itemsize for p in parameters),
                  sum(b.numel() * b.itemsize for b in buffers),
                  {name: type(module).__name__ for name, module in model.named_modules()}, output, tuple(recorder.made),
-                 tuple(recorder.freed))
+                 tuple(recorder.freed), tuple(p.numel() for p in parameters if p.requires_grad))
+
+
+@cache
+def optimizer_ops(elements: int, optimizer: str) -> tuple[Op, ...]:
+    """List the operators that a step of ``optimizer`` (adam, adamw, sgd) runs on one parameter, once it has its state."""
+    recorder = Recorder({})
+    with _silent_torch(), FakeTensorMode():
+        parameter = nn.Parameter(torch.empty(elements))
+        parameter.grad = torch.empty(elements)
+        stepper = OPTIMIZERS[optimizer]([parameter])
+        stepper.step()
+        with recorder:
+            stepper.step()
+    return tuple(recorder.ops)
 
 
 def capture_function(function: Callable[..., torch.Tensor], inputs: Sequence[tuple[TensorSpec, bool]],
