@@ -14,11 +14,11 @@ from lib.errors import InputError
 from lib.measure import ceilings, load, machine
 from lib.predict import advise, advise_text, calibrate_networks, network_training, registry, transfer_cpu
 from lib.predict.advise import Query
+from lib.predict.analytic.scaling import Scaling
 from lib.predict.networks import calibration
 from lib.predict.networks.composition import Composition
 from lib.predict.operators.cost_model import CostModel
 from lib.predict.operators.fine_tuning import fine_tuned
-from lib.predict.scaling import Scaling
 from lib.predict.transfer_cpu import Host
 from lib.schedule.runtime import local_site
 from lib.studies.scheduler_eval import scenario

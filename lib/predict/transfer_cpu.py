@@ -9,8 +9,8 @@ import torch
 from lib.config.notebooks import MachineParams
 from lib.measure import ceilings, machine
 from lib.measure.statistics import VERDICTS
+from lib.predict.analytic.scaling import Scaling
 from lib.predict.operators.cost_model import CostModel
-from lib.predict.scaling import Scaling
 
 CPU = "cpu-"  # the device of a CPU's model, before the machine's name
 _LOOK_S = 8.0

@@ -14,11 +14,11 @@ import pandas as pd
 from lib.config.definitions import VendorDevice
 from lib.errors import InputError, choices
 from lib.predict import model_file
+from lib.predict.analytic.scaling import Scaling
 from lib.predict.operators import features, inputs
 from lib.predict.operators.features import Row
 from lib.predict.operators.features_gpu import Chip
 from lib.predict.operators.parts import Part, names_of
-from lib.predict.scaling import Scaling
 
 ANY_GPU = "any-gpu"  # the device of a model of several GPUs, which holds relative to a chip
 _ANY_CHIP = Chip(1.0, 1.0, 1.0, 1, 1.0, 4)
