@@ -188,6 +188,7 @@ def test_advice_of_training_is_of_whole_steps(answer):
     assert parts.sum(axis=1).to_numpy() == pytest.approx(table["predicted_ms"].to_numpy())
     measured = store.read(next(paths.REFERENCE.glob("*/runs/run_W1_*_cpu.csv")), "runs")["step_median_ms"][0]
     assert table["measured_ms"]["cpu"] == measured and math.isnan(table["measured_ms"]["t4"])
+    assert table["low_ms"]["cpu"] < measured < table["high_ms"]["cpu"]
     text = advise_text.text(answer)
     for words in ("loader ms", "optimizer ms", "loader wait: as on cpu-", "a link of 6 GB/s, assumed (t4)",
                   "the whole step by learners of profiles, in ms: GBT"):
@@ -207,7 +208,7 @@ def test_a_loader_that_takes_most_of_a_step_bounds_it(answer, monkeypatch):
     bounded = advise.predictions(answer.captured, answer.predictors)
     assert list(bounded["bound"]) == ["loader", "loader"]
     faster = suggestions.changes(answer.captured, answer.predictors[0])
-    assert next(change.predicted_gain for change in faster if "retain" in change.what) == pytest.approx(1, abs=0.01)
+    assert not [change.what for change in faster if "retain" in change.what], "a loop retains what it frees as it is"
 
 
 def test_the_scheduler_compares_steps_with_the_same_parts():

@@ -80,12 +80,13 @@ class CapturedQuery:
     def predicted(self, predictor: Predictor, network: Work | None = None, memory: str = "default") -> Estimate | Step:
         """Predict what the query asks for on a device: a forward pass, or a training step with all of its parts.
 
-        ``network`` is the work where it is not that of the query's own batch size.
+        ``network`` is the work where it is not that of the query's own batch size, ``memory`` what a pass's process does with
+        freed memory, see ``Predictor.estimate``.
         """
         network = network or self.work(device_type=device_type(predictor))
         if self.query.mode == "infer":
             return predictor.estimate(network, memory)
-        return steps.predict(predictor, network, steps.loading(self.query.model, network), memory=memory)
+        return steps.predict(predictor, network, steps.loading(self.query.model, network))
 
     def scaled(self, batch_size: int, device_type: str = "cpu") -> Work:
         """Return the work at another batch size, on the line through two that were captured: every size is linear in it.

@@ -39,12 +39,12 @@ def measured_networks(folder: Path, target: Target = CPU) -> pd.DataFrame:
     return own.drop_duplicates(["network", "mode", "batch_size", "memory", "input_shape"], keep="last", ignore_index=True)
 
 
-def works(cases: pd.DataFrame, dtype: str = "fp32") -> dict[tuple[str, str, int], Work]:
-    """Capture the networks of a table ``networks`` of one device; return the work by (network, mode, batch size)."""
+def works(cases: pd.DataFrame, target: Target = CPU) -> dict[tuple[str, str, int], Work]:
+    """Capture the networks of a table ``networks`` as a target runs them; return the work by (network, mode, batch size)."""
     distinct = cases.drop_duplicates(["network", "mode", "batch_size"])
     return {(row.network, row.mode, int(row.batch_size)):
             work.captured(networks.network(row.network, int(row.batch_size), row.input_shape or ""), row.mode,
-                          dtypes.torch_name(dtype), device=row.device.partition(":")[0])
+                          dtypes.torch_name(target.dtype), device=target.device_type)
             for row in track(list(distinct.itertuples()), "capture")}
 
 
@@ -101,6 +101,6 @@ def composed(table: pd.DataFrame) -> pd.DataFrame:
 def fit_networks(model: CostModel, folder: Path, target: Target = CPU) -> pd.DataFrame:
     """Fit the model's compositions to the tuning networks, where there are enough; return all networks as ``composed`` does."""
     measured = measured_networks(folder, target)
-    table = terms(model, measured, works(measured, target.dtype))
+    table = terms(model, measured, works(measured, target))
     model.compositions |= {case: asdict(fitted) for case, fitted in compositions(table).items()}
     return composed(table)

@@ -124,14 +124,22 @@ def _read(path: Path, _: int) -> StepModel:
     return StepModel.load(path)
 
 
-def predict(predictor: Predictor, work: Work, load: Loading, recipe: Recipe = BASELINE, memory: str = "default",
-            shipped: bool = False) -> Step:
+def predict(predictor: Predictor, work: Work, load: Loading, recipe: Recipe = BASELINE, shipped: bool = False) -> Step:
     """Predict a training step (work of mode train) or an evaluated batch, with all of its parts.
 
     ``shipped``: by the files of the reference alone. Raises InputError where no profile of any CPU is at hand.
     """
-    passes = predictor.estimate(work, memory)
-    return assembled(predictor, work, load, passes, costs_of(predictor, shipped), recipe)
+    return assembled(predictor, work, load, passes_in_a_loop(predictor, work), costs_of(predictor, shipped), recipe)
+
+
+def passes_in_a_loop(predictor: Predictor, work: Work) -> Estimate:
+    """Predict forward and backward within a loop, whose process retains what it frees: it has freed large blocks of its data.
+
+    By then glibc's thresholds are at their largest. Where they do not suffice a step pays for fresh memory as well: the
+    interval reaches up to that of the default allocator.
+    """
+    retained, default = predictor.estimate(work, "kept"), predictor.estimate(work)
+    return replace(retained, high_ms=max(retained.high_ms, default.high_ms))
 
 
 def assembled(predictor: Predictor, work: Work, load: Loading, passes: Estimate, costs: Mapping[str, Costs],

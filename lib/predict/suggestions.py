@@ -59,6 +59,8 @@ def changes(captured: CapturedQuery, predictor: Predictor) -> list[Change]:
 
 
 def _retained_memory(captured: CapturedQuery, predictor: Predictor, base: Estimate | Step) -> Iterable[Change]:
+    if captured.query.mode == "train":
+        return  # a loop retains it, see ``steps.passes_in_a_loop``
     network = captured.work(device_type=device_type(predictor))
     if predictor.composition(network.mode).rates.get("fresh_mb") and network.fresh_bytes:
         gain = base.predicted_ms / captured.predicted(predictor, memory="kept").predicted_ms

@@ -51,6 +51,11 @@ class Target:
     name: str = ""
     hardware_id: str = ""
 
+    @property
+    def device_type(self) -> str:
+        """Return cpu or cuda."""
+        return self.devices[0].partition(":")[0]
+
     def of(self, table: pd.DataFrame) -> pd.DataFrame:
         """Return the rows of a table ``sweep`` that are this target's."""
         same = table["device"].isin(self.devices) & (table["dtype"] == self.dtype) & (table["cache"] == self.cache)

@@ -64,7 +64,7 @@ def evaluate(quick: bool = False, folder: Path | None = None, target: Target = C
     path = model.save(registry.path_of(model.device, target.dtype, registry.home_of(folder, model.device)))
     if not publish:
         return {"scores": scores, "networks": networks, "model": path, "predictions": predictions}
-    works = network_training.works(networks[networks["network"].str.fullmatch(WORKLOADS)], target.dtype)
+    works = network_training.works(networks[networks["network"].str.fullmatch(WORKLOADS)], target)
     steps, scores = write(folder, model, path, scores, predictions, networks, works, quick, target)
     return {"scores": scores, "networks": networks, "steps": steps, "model": path, "predictions": predictions}
 

@@ -150,7 +150,7 @@ def _ours(profiles: Profiles, table: pd.DataFrame, items: list[Work], column: st
         for number in np.flatnonzero(test):
             item = items[number]
             predicted[number] = steps.assembled(profiles.predictor, item, steps.loading(table["workload"][number], item),
-                                                profiles.predictor.estimate(item), costs)
+                                                steps.passes_in_a_loop(profiles.predictor, item), costs)
     return [predicted[number] for number in range(len(table))]
 
 

@@ -163,7 +163,7 @@ def reproduced(study: Evaluation) -> pd.DataFrame:
     rows = rows[rows["network"].isin(rows.nsmallest(_EXAMPLES, "latency_ms")["network"])]
     model = CostModel.load(study.model)
     shipped = []
-    for row in network_training.terms(model, rows, network_training.works(rows, study.target.dtype)).to_dict("records"):
+    for row in network_training.terms(model, rows, network_training.works(rows, study.target)).to_dict("records"):
         fitted = Composition(**model.compositions[f"{row['mode']} {row['memory']}"])
         shipped.append(fitted.predict(row)[0])
     table = rows[_CASE].assign(published_ms=rows["shipped_ms"], shipped_ms=shipped)
