@@ -2,6 +2,9 @@
 
 
 _NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "cannot allocate memory", "bad_alloc")
+_BROKEN = ("unspecified launch failure", "illegal memory access", "illegal instruction", "misaligned address",
+           "device-side assert", "uncorrectable ecc", "hardware stack error", "launch timed out", "gpu is lost",
+           "fallen off the bus", "cuda error: unknown error")
 _LONGEST, _END = 2000, 500  # characters of a line that is read; the end says what would be right
 _NO_SPACE = ("no space left on device", "disk quota exceeded", "disk is full")
 
@@ -41,6 +44,12 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an error says that memory ran out: Python's, the system's, or torch's on any device."""
     text = _text(error).lower()
     return isinstance(error, MemoryError) or any(words in text for words in _NO_MEMORY)
+
+
+def is_broken_device(error: BaseException) -> bool:
+    """Return whether an error says that a GPU, or this process's use of it, is broken: all that it is given then fails."""
+    text = _text(error).lower()
+    return any(words in text for words in _BROKEN)
 
 
 def is_no_space(reason: str) -> bool:

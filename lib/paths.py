@@ -26,6 +26,7 @@ IMPORTED = DATA / "imported"
 MODELS = DATA / "models"
 TRAINING = DATA / "training"
 MEDMNIST = DATA / "medmnist"
+FETCHED = ROOT / "data" / "medmnist"  # where files are found too, wherever LIB_OUTPUT leads
 SYNTHETIC = DATA / "synthetic"
 FIGURES = OUTPUT / "figures"
 REPORT = OUTPUT / "report"

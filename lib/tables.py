@@ -5,7 +5,7 @@ from dataclasses import replace
 from lib.columns import Column, Columns, validated
 from lib.errors import InputError, choices
 
-SCHEMA_VERSION = "2"
+SCHEMA_VERSION = "3"
 NO_ENERGY = "measured before power was recorded"
 
 
@@ -29,11 +29,12 @@ def _bool(name: str, meaning: str) -> Column:
     return Column(name, "bool", meaning)
 
 
-def _later(column: Column, default: float | str) -> Column:
-    """Return a column that came with the newest schema version; ``default`` is what it is in older files."""
-    return replace(column, since=int(SCHEMA_VERSION), default=default)
+def _later(column: Column, default: float | str, since: int = 2) -> Column:
+    """Return a column that came with a later schema version; ``default`` is what it is in older files."""
+    return replace(column, since=since, default=default)
 
 
+_TF32 = _later(_bool("tf32", "whether fp32 may have been multiplied as TF32 on a GPU"), False, 3)
 _IDS = (_text("hardware_id", "which machine: a hash of its hardware"),
         _text("software_id", "which software: a hash of versions, threads and math settings"))
 _VERDICT = _text("verdict", "how far to trust the row", "stable", "noisy", "unusable")
@@ -81,7 +82,7 @@ PROFILE = (
     _float("peak_rss_mb", "peak resident memory of the process so far"), _int("threads", "torch CPU threads", 1),
     _bool("warmup", "a warm-up row: stays in the file, but enters no statistic"),
     _text("sync", "how phases were clocked", "none", "event", "synchronize"),
-    _DATA_SOURCE, *_IDS)
+    _DATA_SOURCE, *_IDS, _TF32)
 
 RUNS = (
     _text("run_id", "the run"), _text("label", "the run's name for people"), _text("timestamp", "UTC start, ISO 8601"),
@@ -109,7 +110,8 @@ RUNS = (
     _int("step_n", "steps in that median"), _VERDICT,
     _text("reason", "why it is not stable; empty when it is", empty=True), *_IDS,
     _later(_float("image_j", "energy of training on one image, in the unsynchronised pass, idle power included; empty: not "
-                  "measured", empty=True), float("nan")), *ENERGY)
+                  "measured", empty=True), float("nan")), *ENERGY,
+    _later(_text("optimizer", "what changed the weights", "adam", "sgd"), "adam", 3))
 
 CEILINGS = (
     _text("device", "cpu, cuda:0 or mps"), _text("dtype", "element type"),
@@ -124,7 +126,7 @@ CEILINGS = (
     _VERDICT, *_IDS)
 
 OVERHEADS = (
-    _text("device", "cpu, cuda:0 or mps"), _text("what", "timer_step, timer_call, timer_jitter, launch"),
+    _text("device", "cpu, cuda:0 or mps"), _text("what", "timer_step, timer_call, timer_jitter, launch, first_touch"),
     _float("median_us", "median"), _float("p99_us", "99th percentile"), _int("n", "samples", 1),
     _text("method", "how"), *_IDS)
 
@@ -175,7 +177,13 @@ REPEATS = (
     _float("other_cores", "CPU cores that other processes used meanwhile"),
     _float("stolen_cores", "CPU cores that the host took meanwhile"),
     _float("yardstick_ms", "the reference kernel just before and after, the slower of the two; empty off the CPU", empty=True),
-    *_STATUS)
+    *_STATUS,
+    _later(_float("gpu_others", "share of the GPU's time that other processes used; empty: no GPU, or not known", empty=True),
+           float("nan"), 3),
+    _later(_float("gpu_mhz", "clock of the GPU's multiprocessors after the visit; empty: no GPU, or not told", empty=True),
+           float("nan"), 3),
+    _later(_text("gpu_throttled", "what throttled the GPU; empty: nothing", empty=True), "", 3),
+    _later(_text("gpu_unknown", "why it is not known who else used the GPU; empty: it is, or no GPU", empty=True), "", 3))
 
 SWEEP = (
     _text("op", "operator family"), *PARAMETERS, *_TIMED, _text("device", "cpu, cuda:0 or mps"),
@@ -186,7 +194,7 @@ SWEEP = (
     _float("energy_j", "energy of one call, idle power included; empty: not measured", empty=True), *_STATUS, _VERDICT, *_IDS,
     _text("config", "hash of what is measured and how"), _int("threads", "torch CPU threads", 1),
     _float("low_ms", "smallest round", empty=True), _float("high_ms", "largest round", empty=True),
-    _float("other_cores", "CPU cores that other processes used meanwhile, median", empty=True), *ENERGY)
+    _float("other_cores", "CPU cores that other processes used meanwhile, median", empty=True), *ENERGY, _TF32)
 
 _POWERED = (
     _float("latency_ms", "one call, back to back", empty=True), _float("flops", "FLOPs from the shapes"),
@@ -245,6 +253,16 @@ CELLS = (
     _float("images_per_sec", "throughput; empty when it failed", empty=True), _text("hardware_id", "which machine"),
     _text("at_utc", "when it ended, ISO 8601"))
 
+MATRIX = (
+    _text("env", "where it ran: the environment of the matrix"), _text("workload_id", "what was trained on what"),
+    _text("arch", "model name"), _BACKEND, _int("batch_size", "samples a batch", 1),
+    _text("precision", "fp32, or the autocast type", "fp32", "bf16", "fp16"),
+    _text("settings", "source of the images, and switches of its runs that are not as usual"), _int("n", "usable runs", 1),
+    _float("images_per_sec", "throughput, mean of the runs"),
+    _float("std", "its standard deviation; empty for one run", empty=True), _float("median", "median throughput"),
+    _float("low", "the slowest run's"), _float("high", "the fastest run's"),
+    _float("cpu_percent", "CPU time of the process and its workers, % of one core, median"), *_IDS)
+
 COMPLEXITY = (
     _text("network", "workload id, model name, or module:Class"), _int("batch_size", "samples of the captured step", 1),
     _text("layer", "the module's name in the network; loss; empty: the network's own forward", empty=True),
@@ -270,7 +288,7 @@ NETWORKS = (
     _float("tensors_mb", "the most that one pass holds in tensors beyond weights and inputs, 10^6 bytes", empty=True),
     *_STATUS, _VERDICT, *_IDS,
     _later(_float("energy_j", "energy of one pass, idle power included; empty: not measured", empty=True), float("nan")),
-    *ENERGY)
+    *ENERGY, _TF32)
 
 PREDICTIONS = (
     _text("kind", "what was predicted", "operator", "network", "step"), _text("family", "family and pass, or network"),
@@ -288,6 +306,16 @@ SCORES = (
     _float("mape_high", "high end"), _float("median", "median absolute error, %"), _float("p90", "90th percentile, %"),
     _float("within_10", "share within 10 %, %"), _int("n", "predictions", 1),
     _float("cover", "share inside the 90 % interval, %; empty: no intervals", empty=True))
+
+STEPS = (
+    _IDS[0], _text("run_id", "the profiled run"), _text("workload", "its workload"), _text("arch", "its model"),
+    _int("batch_size", "samples a batch", 1), _text("split", "what of the run was left out", "workload", "arch"),
+    _text("learner", "which learner"), _float("measured_ms", "median profiled training step"),
+    _float("predicted_ms", "predicted step"), _float("low_ms", "90 % interval, low end", empty=True),
+    _float("high_ms", "90 % interval, high end", empty=True),
+    *(_float(f"{name}_ms", f"its {what}; empty: not predicted apart", empty=True) for name, what in (
+        ("loader_wait", "wait for the loader"), ("h2d", "copy to the device"), ("forward", "forward pass"),
+        ("backward", "backward pass"), ("optimizer", "optimizer's step"))))
 
 SCHEDULE = (
     _text("job_id", "the job"), _text("device", "where it ran"), _float("start_s", "seconds since the first arrival could be"),
@@ -340,8 +368,8 @@ DEVICES = (
 TABLES: dict[str, Columns] = {"profile": PROFILE, "runs": RUNS, "ceilings": CEILINGS, "overheads": OVERHEADS,
                               "configs": CONFIGS, "repeats": REPEATS, "energies": ENERGIES, "sweep": SWEEP, "power": POWER,
                               "attention_power": ATTENTION_POWER,
-                              "points": POINTS, "cells": CELLS, "complexity": COMPLEXITY,
-                              "networks": NETWORKS, "predictions": PREDICTIONS, "scores": SCORES,
+                              "points": POINTS, "cells": CELLS, "matrix": MATRIX, "complexity": COMPLEXITY,
+                              "networks": NETWORKS, "predictions": PREDICTIONS, "scores": SCORES, "steps": STEPS,
                               "schedule": SCHEDULE, "throughputs": THROUGHPUTS, "contention": CONTENTION,
                               "jobs": JOBS, "devices": DEVICES, "durations": DURATIONS, "history": HISTORY}
 

@@ -30,13 +30,13 @@ def pytest_collection_modifyitems(items):
 
 
 def home_paths(root: Path) -> dict[str, Path]:
-    """Return the paths that ``LIB_OUTPUT=root`` would give."""
+    """Return the paths that ``LIB_OUTPUT=root`` would give, in a checkout into which nothing was fetched."""
     data, report = root / "data", root / "report"
     return {"OUTPUT": root, "DATA": data, "PROFILES": data / "profiles", "RUNS": data / "runs",
             "CEILINGS": data / "ceilings", "SWEEPS": data / "sweeps", "COMPLEXITY": data / "complexity",
             "POINTS": data / "points", "NETWORKS": data / "networks", "MODELS": data / "models",
             "MATRIX": data / "matrix", "TRAINING": data / "training", "IMPORTED": data / "imported",
-            "MEDMNIST": data / "medmnist", "SYNTHETIC": data / "synthetic",
+            "MEDMNIST": data / "medmnist", "FETCHED": data / "medmnist", "SYNTHETIC": data / "synthetic",
             "FIGURES": root / "figures", "REPORT": report, "EXECUTED": report / "executed"}
 
 

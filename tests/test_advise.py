@@ -16,10 +16,13 @@ from torch import nn
 from lib import __main__, paths
 from lib.config.definitions import load_devices
 from lib.errors import InputError
-from lib.predict import advise, advise_text, calibrate, registry, suggestions
+from lib.predict import advise, advise_operator, advise_text, calibrate, registry, suggestions
 from lib.predict.advise import Query
+from lib.predict.networks import work
 from lib.predict.operators.cost_model import CostModel
 from lib.predict.operators.features_gpu import Chip
+from lib.tables import columns
+from lib.work import networks
 from lib.work.graph import spaces
 
 MINE = """
@@ -101,7 +104,7 @@ def test_what_to_change_comes_with_a_gain_or_the_reason_why_not(answer):
 @pytest.mark.slow
 def test_the_command_line_answers_in_json(tmp_path):
     (tmp_path / "mine.py").write_text(MINE)
-    question = "mine:Net --input 3x32x32 --batch-size 2 --mode train --json".split()
+    question = "mine:Net --input 3x32x32 --batch-size 2 --mode train --json --no-look".split()
     done = subprocess.run([sys.executable, "-m", "lib", "advise", *question], capture_output=True, text=True, cwd=tmp_path,
                           check=True, env={**os.environ, "PYTHONPATH": str(paths.ROOT)})
     rows = json.loads(done.stdout)
@@ -127,7 +130,7 @@ def test_what_was_verified_is_in_the_json(monkeypatch, capsys):
         return 1.5, [replace(several[0], measured_gain=2.0), *several[1:]]
 
     monkeypatch.setattr(suggestions, "verified", verified)
-    assert __main__.main("advise simple_cnn --input 3x28x28 --device cpu --device t4 --json --verify".split()) == 0
+    assert __main__.main("advise simple_cnn --input 3x28x28 --device cpu --device t4 --json --verify --no-look".split()) == 0
     rows = {row["device"]: row for row in json.loads(capsys.readouterr().out)}
     assert rows["cpu"]["verified_ms"] == 1.5
     assert rows["cpu"]["changes"][0]["measured_gain"] == 2.0
@@ -237,6 +240,8 @@ def _measured(monkeypatch, verdict, change=lambda rows: rows):
     monkeypatch.setattr(calibrate, "_POOL", 120)
     monkeypatch.setattr(calibrate.sweep, "measure_sweep", measure)
     monkeypatch.setattr(calibrate.aggregate, "read", read)
+    monkeypatch.setattr(calibrate.transfer_cpu, "look", lambda: None)
+    monkeypatch.setattr(calibrate.calibrate_networks, "measure", lambda *_: (pd.DataFrame(columns=columns("networks")), {}))
 
 
 def test_a_calibration_is_used_afterwards(home, monkeypatch):
@@ -244,9 +249,68 @@ def test_a_calibration_is_used_afterwards(home, monkeypatch):
     before = advise.advise(Query("simple_cnn", 4, "3x28x28"), ["cpu"])
     result = calibrate.calibrate("cpu", budget_s=30)
     assert result.path.parent == paths.MODELS and result.after["median"] < 20 < result.before["median"]
-    assert "fine-tuned by" in calibrate.summary(result)
+    words = calibrate.summary(result)
+    assert "fine-tuned by" in words and "0 are usable, two or more are needed: the composition stays that of" in words
     after = advise.advise(Query("simple_cnn", 4, "3x28x28"), ["cpu"])
     assert after.table["predicted_ms"][0] > 1.4 * before.table["predicted_ms"][0]
+
+
+def _end_to_end(monkeypatch, verdicts):
+    """Let networks take 1.5 times as long as the zero-shot model says, a verdict a network."""
+    predictor, calls = registry.predictor("cpu", "fp32"), []
+
+    def measure(cases, device, rounds, case_s, budget_s, raw):
+        assert budget_s > 0
+        calls.append({heap for _, heap in cases})
+        rows = []
+        for case, heap in cases:
+            item = work.captured(networks.network(case.network, case.batch_size), case.mode)
+            ms = 1.5 * predictor.estimate(item, heap).predicted_ms
+            rows.append({**vars(case), "memory": heap, "latency_ms": ms, "verdict": verdicts[case.network], "status": "ok"})
+        return pd.DataFrame(rows, columns=columns("networks")), {}
+
+    monkeypatch.setattr(calibrate.calibrate_networks, "NETWORKS", tuple(verdicts))
+    monkeypatch.setattr(calibrate.calibrate_networks, "_PROCESS_S", 0.1)
+    monkeypatch.setattr(calibrate.calibrate_networks, "_PASSES", 0)
+    monkeypatch.setattr(calibrate.calibrate_networks.campaign, "measure", measure)
+    monkeypatch.setattr(calibrate.calibrate_networks.campaign, "write", lambda *_, **__: None)
+    return calls
+
+
+@pytest.mark.slow
+def test_a_calibration_by_whole_networks_too_predicts_others_with_honest_intervals(home, monkeypatch):
+    networks_measure = calibrate.calibrate_networks.measure
+    _measured(monkeypatch, "stable")
+    monkeypatch.setattr(calibrate.calibrate_networks, "measure", networks_measure)
+    calls = _end_to_end(monkeypatch, {"simple_cnn": "stable", "resnet18_2d": "stable", "cnn3d": "noisy"})
+    query = Query("simple_cnn", 32, "3x28x28")
+    zero_shot = advise.advise(query, ["cpu"]).table.iloc[0]
+    result = calibrate.calibrate("cpu", budget_s=30)
+    composition = registry.predictor("cpu", "fp32").composition("infer", "default")
+    assert calls == [{"default"}, {"default", "kept"}]  # all networks first, the retained heap if time is left
+    assert result.networks.count == composition.networks == 3 and result.networks.after["n"] == 15
+    assert result.networks.after["mape"] < result.networks.before["mape"] == pytest.approx(100 / 3, rel=0.01)
+    assert "3 networks end to end (15 cases), each left out: MAPE 33.3 % before (bias -33.3 %)" in calibrate.summary(result)
+    answer = advise.advise(query, ["cpu"]).table.iloc[0]
+    assert answer["low_ms"] < 1.5 * zero_shot["predicted_ms"] < answer["high_ms"]
+    assert answer["predicted_ms"] == pytest.approx(1.5 * zero_shot["predicted_ms"], rel=0.15)
+
+
+def test_a_slow_machine_that_measures_a_part_of_the_points_calibrates_all_the_same(home, monkeypatch):
+    _measured(monkeypatch, "stable", lambda rows: rows.head(45))
+    result = calibrate.calibrate("cpu", budget_s=60)
+    assert 30 <= result.points <= 43 and result.after["n"] == 45 - result.points
+
+
+def test_one_usable_network_leaves_the_composition_as_it_was(home, monkeypatch):
+    networks_measure = calibrate.calibrate_networks.measure
+    _measured(monkeypatch, "stable")
+    monkeypatch.setattr(calibrate.calibrate_networks, "measure", networks_measure)
+    _end_to_end(monkeypatch, {"simple_cnn": "stable", "resnet18_2d": "unusable"})
+    before = registry.predictor("cpu", "fp32").composition("infer")
+    result = calibrate.calibrate("cpu", budget_s=30)
+    assert registry.predictor("cpu", "fp32").composition("infer") == before
+    assert "1 are usable, two or more are needed" in calibrate.summary(result)
 
 
 @pytest.mark.parametrize("change", [lambda rows: rows.assign(verdict="unusable"), lambda rows: rows.assign(status="failed"),
@@ -281,3 +345,79 @@ def test_a_prediction_is_verified_on_this_machine():
     assert measured_ms > 0
     assert several[0].measured_gain > 0
     assert "the interval" in advise_text.verdict(found, measured_ms)
+
+
+CONV = "batch=8 in_channels=64 out_channels=64 height=56 width=56 kernel=3 stride=1 padding=1".split()
+
+
+def test_one_operator_has_a_time_a_bandwidth_a_rate_a_bound_and_an_interval(capsys):
+    assert __main__.main(["advise-op", "conv2d", *CONV, "--device", "cpu", "--device", "t4", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert {row["device"] for row in rows} == {"cpu", "t4"}
+    flops, moved = 2 * 8 * 64 * 56 * 56 * 64 * 9, 4 * (2 * 8 * 64 * 56 * 56 + 64 * 64 * 9)
+    for row in rows:
+        assert 0 < row["low_ms"] < row["predicted_ms"] < row["high_ms"]
+        assert row["gflops"] * row["predicted_ms"] * 1e6 == pytest.approx(flops)
+        assert row["gbps"] * row["predicted_ms"] * 1e6 == pytest.approx(moved)
+        assert row["bound"] == "compute"
+        assert 0 < row["pct_of_attainable"] < 150
+    assert __main__.main(["advise-op", "conv2d", *CONV, "--device", "t4"]) == 0
+    assert "1.85e+09 FLOPs, 1.299e+07 compulsory bytes" in capsys.readouterr().out
+
+
+def test_the_short_names_are_those_of_all_axes():
+    whole = [part for part in CONV if not part.startswith(("kernel", "stride", "padding"))]
+    whole += ["kernel_h=3", "kernel_w=3", "stride_h=1", "stride_w=1", "padding_h=1", "padding_w=1"]
+    assert advise_operator.config("conv2d", CONV).key == advise_operator.config("conv2d", whole).key
+
+
+def test_an_operator_that_was_measured_on_the_device_says_so():
+    name = registry.shipped_cpus("fp32")[0].name.removeprefix("cpu-").partition("_")[0]
+    (predictor,) = registry.for_devices([name], "fp32")
+    row = predictor.measured_operators.query("op == 'linear'").iloc[0]
+    wanted = advise_operator.config("linear", [f"{name}={int(row[name])}" for name in ("gemm_m", "gemm_k", "gemm_n")]
+                                    + [f"layout={row['layout']}"])
+    assert advise_operator.advise(wanted, [name])["measured_ms"].tolist() == [row["latency_ms"]]
+
+
+@pytest.mark.parametrize(("arguments", "words"), [
+    ("conv9 batch=1", "no operator family 'conv9'; there are: conv2d"), ("linear", "missing \\[gemm_m, gemm_k, gemm_n\\]"),
+    ("linear gemm_m", "'gemm_m' is no NAME=VALUE; linear takes: gemm_m"), ("linear gemm_m=x", "is a whole number"),
+    ("linear gemm_m=-1", "is a whole number"), ("linear gemm_m=9999999999", "is a whole number of at most 9 digits"),
+    ("linear gemm_m=1 gemm_m=2", "gemm_m is given twice"), ("linear gemm_m=0 gemm_k=1 gemm_n=1", "gemm_m 0 is no number"),
+    ("linear gemm_m=1 gemm_k=1 gemm_n=1 layout=zz", "layout 'zz' is none"),
+    ("conv2d batch=1 in_channels=1 out_channels=1 height=2 width=2 kernel=9 stride=1", "conv2d"),
+    ("linear gemm_m=1 gemm_k=1 gemm_n=1 --device nope", "no fp32 model of a device 'nope'"),
+    ("linear gemm_m=1 gemm_k=1 gemm_n=1 --dtype fp64", "invalid choice")])
+def test_an_operator_that_is_none_is_one_line(capsys, arguments, words):
+    try:
+        status = __main__.main(["advise-op", *arguments.split()])
+    except SystemExit as ended:
+        status = ended.code
+    out, err = capsys.readouterr()
+    assert (status, out, err.count("\n")) == (2, "", 1), err
+    assert re.search(words, err)
+
+
+@pytest.mark.parametrize(("name", "device"), [
+    ("NVIDIA L40S", "l40s"), ("NVIDIA L4", "l4"), ("NVIDIA A10", "a10"), ("NVIDIA A100-SXM4-40GB", "a100-sxm-40gb"),
+    ("A100-PCIE-80GB", "a100-pcie-80gb"), ("NVIDIA GeForce RTX 4090 Laptop GPU", "rtx-4090-laptop"),
+    ("Tesla V100-SXM2-16GB", "v100-sxm2-16gb"), ("NVIDIA GeForce RTX 4090", "rtx-4090"), ("GeForce RTX 3090", "rtx-3090"),
+    ("Tesla V100-PCIE-16GB", "v100-pcie-16gb"),
+    ("NVIDIA H100 80GB HBM3", "h100-sxm"), ("NVIDIA H200", "h200-sxm")])
+def test_a_card_is_known_by_its_whole_name(name, device):
+    assert registry.vendor_of(name) == device
+
+
+def test_each_card_is_known_by_its_own_name():
+    assert {registry.vendor_of(device.name): device.id for device in load_devices().values()} == \
+        {device: device for device in load_devices()}
+
+
+@pytest.mark.parametrize(("name", "near"), [
+    ("NVIDIA L40", "NVIDIA L40S"), ("NVIDIA A10G", "NVIDIA A10"), ("Tesla V100-SXM3-32GB", "Tesla V100-SXM2-32GB"),
+    ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", "NVIDIA A100-SXM4-40GB"), ("NVIDIA H200 NVL", "NVIDIA H200"), ("A100", "A10"),
+    ("NVIDIA GeForce RTX 3090 Ti", "NVIDIA GeForce RTX 3090"), ("NVIDIA", "NVIDIA"), ("", "")])
+def test_a_card_that_is_not_listed_is_refused_with_the_nearest_names(name, near):
+    with pytest.raises(InputError, match=f"no device named '{name}' .the nearest: .*{near}.*01_machine"):
+        registry.vendor_of(name)

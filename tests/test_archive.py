@@ -3,12 +3,20 @@
 import shutil
 
 import pytest
+import torch
 
-from lib import paths
+from lib import files, paths, store
+from lib.config.notebooks import MachineParams, SweepParams
 from lib.errors import InputError
-from lib.measure import archive
+from lib.measure import archive, bundle, ceilings
+from lib.measure.operators import isolated, sweep
 from lib.measure.training import profiled
+from lib.predict import advise_operator, registry, training
+from lib.predict.evaluation import evaluate
+from lib.schedule.runtime import run_record
+from lib.studies.cost_model import study
 from lib.studies.profile import tables
+from lib.studies.scheduler_eval import host
 
 
 def test_runs_of_one_id_and_hardware_on_two_machines_are_two_runs(home):
@@ -37,3 +45,129 @@ def test_a_replay_is_of_the_run_that_was_asked_for(wanted, words):
     with pytest.raises(InputError, match=f"has no run of W1 on cpu{words}; it has: W1 on cpu, batch size 64, fp32"):
         profiled.replay("W1", "cpu", **wanted)
     assert profiled.replay("W1", "cpu", batch_size=64).run["batch_size"] == 64
+
+
+COMMITTED = next(path for path in sorted(paths.REFERENCE.glob("*")) if (path / "runs").is_dir())
+
+
+def swept(name, rows, devices, **changed):
+    """Import a machine that swept some rows of the committed one, on these devices in turn."""
+    folder, sweep = paths.IMPORTED / name, paths.IMPORTED / name / "sweeps" / "s"
+    sweep.mkdir(parents=True)
+    names = [devices[number % len(devices)] for number in range(len(rows))]
+    store.write(rows.assign(device=names, hardware_id="feedbeef", **changed), sweep / "sweep.parquet", "sweep")
+    hardware = {"memory_gib": 16, "gpus": [{"name": "Tesla T4"}] * 2}
+    store.write_meta(sweep / "sweep.parquet", "sweep", started_utc=store.utc_now(), devices={
+        device: {"hardware": hardware, "hardware_id": "feedbeef"} for device in devices})
+    shutil.copytree(COMMITTED / "ceilings", folder / "ceilings")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def convolutions():
+    table = store.read(COMMITTED / "sweeps" / "conv2d_kernel_cold" / "sweep.parquet", "sweep")
+    whole = (table["pass"] == "forward") & (table["status"] == "ok") & (table["verdict"] == "stable") & (table["groups"] == 1)
+    return table[whole & (table["kernel_h"] > 1)].head(90).reset_index(drop=True)
+
+
+def test_an_imported_machine_is_a_reference_by_its_name_and_only_then(home):
+    for name in ("runs", "profiles", "ceilings", "points", "sweeps", "contention", "schedule"):
+        shutil.copytree(COMMITTED / name, paths.IMPORTED / "box" / name)
+    shutil.rmtree(paths.IMPORTED / "box" / "sweeps" / "all_kernel_warm")
+    assert "of box." in profiled.replay("W1", "cpu", "box").note.replace("on box.", "of box.")
+    assert "on box." in ceilings.ceilings(MachineParams(source="replay", reference="box")).note
+    cold = SweepParams(source="replay", reference="box", cache="cold")
+    assert sweep.sweep(cold).folder == paths.IMPORTED / "box" / "sweeps" / "conv2d_more_kernel_cold"
+    assert isolated.stored_points("cpu", "fp32", COMMITTED.name[-8:], "box")[1].startswith("Points of")
+    assert host.contention_table("replay", "box")[1] == "REPLAY of contention as measured on box."
+    assert run_record.of_reference("box")[0] == "box"
+    assert archive.folders("replay") == [COMMITTED], "a replay that names none is the same everywhere"
+    with pytest.raises(InputError, match="no warm kernel sweep of conv2d in fp32 on auto; it has: .*conv2d fp32 on cpu"):
+        sweep.sweep(SweepParams(source="replay", reference="box"))
+
+
+@pytest.mark.parametrize("name", ["nope", "models", ".hidden"])
+def test_a_machine_that_is_none_is_one_line(home, name):
+    (paths.IMPORTED / "box").mkdir(parents=True)
+    for call in (lambda: archive.machine_folder(name), lambda: registry.for_devices([f"cpu@{name}"], "fp32"),
+                 lambda: evaluate.own_machine(name)):
+        with pytest.raises(InputError, match=f"{name}.*box") as error:
+            call()
+        assert "\n" not in str(error.value)
+
+
+def test_what_a_machine_lacks_another_one_stands_in_for_and_the_note_says_so(home):
+    (paths.IMPORTED / "box").mkdir(parents=True)
+    _, note = host.contention_table("replay", "box")
+    assert note.endswith(f"measured on {COMMITTED.name}. box has no table of contention: that of {COMMITTED.name} stands in.")
+
+
+@pytest.mark.slow
+def test_an_imported_cpu_is_trained_on_its_own_sweeps_and_advice_knows_it(home, convolutions):
+    folder = swept("box", convolutions, ["cpu"], latency_ms=convolutions["latency_ms"] * 7)
+    with pytest.raises(InputError, match="no fp32 model of box; .* has: none; train .* models --train box"):
+        registry.for_devices(["box"], "fp32")
+    scores, reasons = evaluate.own_machine("box", quick=True)
+    assert (set(scores["device"]), reasons) == ({"cpu"}, [])
+    assert [path.name for path in (folder / "trained").iterdir()] == ["cpu-box-feedbeef_fp32.json.gz"]
+    (predictor,), (committed,) = registry.for_devices(["box"], "fp32"), registry.for_devices([COMMITTED.name], "fp32")
+    assert (predictor.device, predictor.origin, predictor.memory_mb) == ("cpu@box", "", pytest.approx(24 * 2**30 / 1e6))
+    ratio = predictor.model.predict(convolutions)["predicted_ms"] / committed.model.predict(convolutions)["predicted_ms"]
+    assert 5 < ratio.median() < 9
+    assert predictor.model.parts["gemm forward"].origin == committed.model.device, "what it did not sweep, and whose it is"
+    assert predictor.measured_times(), "its own operators are looked up"
+    assert study.evaluation("box").operators["latency_ms"].notna().all()
+    assert registry.for_devices([], "fp32")[0].device == "cpu", "unasked, other machines are not there"
+    assert set(registry.summary()["device"]) >= {"cpu@box", committed.model.device}
+    shape = "batch=2 in_channels=8 out_channels=8 height=16 width=16 kernel=3 stride=1 padding=1".split()
+    answer = advise_operator.advise(advise_operator.config("conv2d", shape), ["box", COMMITTED.name])
+    assert answer["device"].tolist() == [f"cpu@{COMMITTED.name}", "cpu@box"]
+    model, name = predictor.model, registry.machine_files(folder)["cpu", "fp32"].name
+    for mape, place in ((0.1, "models"), (900.0, "trained")):  # one that was calibrated there stays where it errs less
+        model.facts["held_out"] = {"mape": mape}
+        model.save(files.folder(folder / "models") / name)
+        assert registry.machine_files(folder)["cpu", "fp32"].parent.name == place
+
+
+def test_gpus_of_one_name_train_one_model(home, convolutions):
+    folder = swept("gpus", convolutions, ["cuda:0", "cuda:1"], cache="warm", latency_ms=convolutions["latency_ms"] / 20)
+    (target,) = training.targets(folder)
+    assert (target.devices, target.name, target.cache) == (("cuda:0", "cuda:1"), "Tesla T4", "warm")
+    evaluate.own_machine("gpus", quick=True)
+    (predictor,) = registry.for_devices(["t4@gpus"], "fp32")
+    assert predictor.model.facts["hardware_id"] == "feedbeef"
+    assert predictor.model.facts["rows"] == len(convolutions), "the rows of both"
+    assert predictor.measured_networks is not None and predictor.measured_networks.empty
+    error = predictor.model.predict(convolutions)["predicted_ms"] / (convolutions["latency_ms"] / 20)
+    assert 0.8 < error.median() < 1.25
+    with pytest.raises(InputError, match=r"no fp32 model of cpu@gpus; the machine gpus has: t4 fp32"):
+        registry.for_devices(["cpu@gpus"], "fp32")
+
+
+def test_a_gpu_that_nobody_knows_is_left_out_in_one_line(home, convolutions):
+    swept("box", convolutions, ["mps"])
+    words = "no model of box could be trained: mps fp32: params/devices.yaml has no device"
+    with pytest.raises(InputError, match=words) as error:
+        evaluate.own_machine("box", quick=True)
+    assert "\n" not in str(error.value)
+
+
+def test_too_few_rows_are_one_line(home, convolutions):
+    swept("box", convolutions.head(20), ["cpu"])
+    with pytest.raises(InputError, match=r"no sweep of 40 usable rows or more \(20 of 20 rows are usable\); measure one"):
+        evaluate.own_machine("box")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+def test_a_gpu_swept_there_is_a_model_here(home, tmp_path):
+    wanted = SweepParams(op="linear", device="cuda:0", count=60, budget_s=0, rounds=3, visit_ms=4, patience_s=0.0, name="s")
+    sweep.measure_sweep(wanted)
+    bundle.pack(tmp_path / "box.zip", "box")
+    bundle.merge(tmp_path / "box.zip")
+    evaluate.own_machine("box", quick=True)
+    vendor = registry.vendor_of(torch.cuda.get_device_name(0))
+    (predictor,) = registry.for_devices(["box"], "fp32")
+    assert predictor.device == f"{vendor}@box"
+    shape = advise_operator.config("linear", ["gemm_m=512", "gemm_k=512", "gemm_n=512"])
+    assert 1e-3 < advise_operator.advise(shape, ["box"])["predicted_ms"].item() < 10
+    assert sweep.sweep(wanted.model_copy(update={"source": "replay", "reference": "box"})).note.endswith("on box.")

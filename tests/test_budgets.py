@@ -14,7 +14,8 @@ from lib import store
 from lib.config.notebooks import MachineParams, ProfileParams, SweepParams
 from lib.measure import ceilings, load
 from lib.measure.budget import Budget
-from lib.measure.operators import device_sweep, isolated
+from lib.measure.gpus.watch import GpuUse
+from lib.measure.operators import device_sweep, isolated, points
 from lib.measure.training import matrix, profile_run
 from lib.tables import columns
 from lib.work.training import Trainer
@@ -148,14 +149,15 @@ class Even:
     def visit(self, config, ops):
         time.sleep(0.25)
         return {"latency_ms": 1.0, "spread_ms": 0.01, "yardstick_ms": 1.0, "n": 5, "calls": 5, "at_s": 0.0, "visit_s": 0.25,
-                "other_cores": 0.0, "stolen_cores": 0.0, "status": "ok", "reason": ""}
+                "other_cores": 0.0, "stolen_cores": 0.0, "status": "ok", "reason": "",
+                **GpuUse().columns}
 
     def shut_down(self):
         pass
 
 
 def drive(p, folder):
-    device_sweep.DeviceSweep("cpu", p, folder, queue.Queue(), threading.Event()).run()
+    device_sweep.DeviceSweep("cpu", p, folder, queue.Queue(), threading.Event(), points.Points(p)).run()
     return store.read(folder / "cpu" / "repeats.csv", "repeats")
 
 
@@ -202,8 +204,8 @@ def test_a_sweep_with_energies_has_as_many_points_as_their_loops_leave_time_for(
 
 def test_a_sweep_that_is_slow_to_start_has_a_point(clock, home, monkeypatch, tmp_path):
     monkeypatch.setattr(device_sweep, "Visitor", Even)
-    drawn = device_sweep.spaces.several
-    monkeypatch.setattr(device_sweep.spaces, "several", lambda *them: (clock.work(8) or one for one in drawn(*them)))
+    drawn = points.spaces.several
+    monkeypatch.setattr(points.spaces, "several", lambda *them: (clock.work(8) or one for one in drawn(*them)))
     visits = drive(SweepParams(op="activation", device="cpu", budget_s=20.0, rounds=4), tmp_path)
     assert len(visits) >= 4
     assert spent_s(clock) <= 1.5 * 20

@@ -9,14 +9,17 @@ import resource
 import signal
 import stat
 import zipfile
+from contextlib import closing
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
-from lib import __main__, paths, store, tables
+from lib import __main__, files, paths, store, tables
 from lib.errors import InputError
 from lib.measure import bundle, bundle_contents, machine
+from lib.predict import registry
+from lib.schedule.runtime import run_record
 
 
 def measured(home, median=1.0):
@@ -254,7 +257,9 @@ def refused(path, words):
 @pytest.mark.parametrize("name", [
     "runs/model.pkl", "runs/x.sh", "runs/x.py", "runs/x.parquet", "index.html", "runs/", "/etc/x.csv", "runs/../runs/x.csv",
     "./runs/x.csv", "runs//x.csv", "runs\\x.csv", "runs/a/x.csv", "runs/.x.csv", "runs/x\n.csv", "runs/<b>.csv", "runs/x.CSV",
-    "profiles/x.csv", "points/x.csv", "ceilings/x.csv", "sweeps/x.csv", f"runs/{'x' * 200}.csv", "runs/.csv", "bundle.json/x"])
+    "profiles/x.csv", "points/x.csv", "ceilings/x.csv", "sweeps/x.csv", f"runs/{'x' * 200}.csv", "runs/.csv", "bundle.json/x",
+    "sweeps/a/../b/sweep.parquet", "sweeps/a/cpu/other.csv", "sweeps/a/sweep.csv", "sweeps/a/b/c/repeats.csv", "models/x.pkl",
+    "models/x.json", "networks/a/b/networks.parquet", "matrix/x.csv", "contention/x.parquet", "schedule/a/run.sqlite"])
 def test_what_no_bundle_holds_is_refused_by_its_name(home, tmp_path, good, name):
     index, contents = good
     index["files"][name] = hashlib.sha256(b"").hexdigest()
@@ -420,8 +425,8 @@ def test_out_is_a_new_file(finished, tmp_path, capsys):
 
 def test_provenance_of_every_table_of_the_reference_fits_its_schema():
     for folder in bundle_contents.FOLDERS:
-        for path in (REFERENCE / folder).glob("*.json"):
-            bundle_contents.check(path, f"{folder}/{path.name}")
+        for path in (REFERENCE / folder).glob("**/*.meta.json"):
+            bundle_contents.check(path, path.relative_to(REFERENCE).as_posix(), {})
 
 
 def again(index, contents, path, **changed):
@@ -441,6 +446,126 @@ def test_a_bundle_does_not_contradict_itself(home, tmp_path, good):
     refused(tmp_path / "orphan.zip", "of a run that was cut short")
     forged(tmp_path / "empty.zip", {**index, "files": {}}, {"bundle.json": None})
     refused(tmp_path / "empty.zip", "holds no table")
-    for name in ("models", "Gavel"):
+    for name in ("models", "Gavel", "cpu", "neusight"):
         again({**index, "machine": name}, contents, tmp_path / f"{name}.zip")
         refused(tmp_path / f"{name}.zip", "is no name of a machine")
+
+
+MODEL = next(registry.SHIPPED.glob("cpu-*.json.gz"))
+READERS = {"model": registry.load, "record": run_record.ends}
+
+
+def row(table, **values):
+    """Return a table of one row: what is not in ``values`` is the least that its column allows."""
+    least = {c.name: values.get(c.name, (c.of or ("x",))[0] if c.kind == "text" else False if c.kind == "bool" else 1.0)
+             for c in tables.TABLES[table]}
+    return pd.DataFrame([least])
+
+
+@pytest.fixture
+def collected(home):
+    """Put one of everything that is measured where this machine's own would lie; return the names that a bundle has of it."""
+    for name in ("contention/contention", f"runs/{RUN}", f"profiles/{RUN}_eval"):
+        copied(paths.DATA, name)
+    for path in (REFERENCE / "schedule").glob("[rs]*"):
+        files.create(files.folder(paths.DATA / "schedule" / "mine") / path.name, path.read_bytes())
+    sweep = "sweeps/elements_kernel_cold"
+    for name in (f"{sweep}/sweep", "networks/networks"):
+        target = paths.DATA / (name if name.startswith("sweeps") else "networks/mine/networks")
+        store.write(store.read(REFERENCE / f"{name}.parquet", name.rpartition("/")[2]).head(50),
+                    target.with_name(f"{target.name}.parquet"), name.rpartition("/")[2])
+        target.with_name(f"{target.name}.meta.json").write_bytes((REFERENCE / f"{name}.meta.json").read_bytes())
+    for table in ("configs", "repeats", "energies"):
+        store.write(row(table), paths.DATA / sweep / "cpu" / f"{table}.csv", table)
+    store.write(row("cells", reason="no kernel image in /home/alice/lib/x.so"), paths.MATRIX / "cells.csv", "cells")
+    files.create(files.folder(paths.MODELS) / MODEL.name, MODEL.read_bytes())
+    return {"contention/contention.csv", CSV, META, EVAL, "schedule/mine/ran.json", "schedule/mine/schedule.csv",
+            f"{sweep}/sweep.parquet", f"{sweep}/sweep.meta.json", "networks/mine/networks.parquet", "matrix/cells.csv",
+            f"{sweep}/cpu/configs.csv", f"{sweep}/cpu/repeats.csv", f"{sweep}/cpu/energies.csv", f"models/{MODEL.name}"}
+
+
+def test_everything_measured_comes_back(collected, tmp_path):
+    names = bundle.pack(tmp_path / "b.zip", "box", readers=READERS)
+    assert collected <= set(names)
+    folder, new = bundle.merge(tmp_path / "b.zip", readers=READERS)
+    assert new == len(names)
+    different = {name for name in names if (folder / name).read_bytes() != (paths.DATA / name).read_bytes()}
+    assert "matrix/cells.csv" in different
+    assert {name for name in different if not name.startswith(("runs/", "profiles/"))} == {"matrix/cells.csv"}
+    assert store.read(folder / "matrix" / "cells.csv", "cells")["reason"].tolist() == ["no kernel image in x.so"]
+    assert bundle.merge(tmp_path / "b.zip", readers=READERS) == (folder, 0)
+    run_record.read(folder / "schedule" / "mine")
+
+
+def test_what_was_cut_short_stays_behind(collected, tmp_path):
+    for name in ("sweeps/elements_kernel_cold/sweep.parquet", "schedule/mine/ran.json"):
+        (paths.DATA / name).unlink()
+    names = bundle.pack(tmp_path / "b.zip", "box", readers=READERS)
+    assert not [name for name in names if name.startswith(("sweeps/", "schedule/"))]
+    assert f"models/{MODEL.name}" not in bundle.pack(tmp_path / "plain.zip", "box"), "nobody there who reads it"
+
+
+def test_a_model_or_sweep_that_is_none_is_refused(collected, tmp_path):
+    bundle.pack(tmp_path / "b.zip", "box", readers=READERS)
+    with zipfile.ZipFile(tmp_path / "b.zip") as archive:
+        index, contents = json.loads(archive.read("bundle.json")), {n: archive.read(n) for n in archive.namelist()}
+    for name, content, words in ((f"models/{MODEL.name}", b"no gzip", "damaged"),
+                                 ("sweeps/elements_kernel_cold/sweep.parquet", b"PAR1", "not readable Parquet"),
+                                 ("sweeps/elements_kernel_cold/sweep.meta.json", None, "comes without its provenance"),
+                                 ("schedule/mine/ran.json", b"{}", "ran.json")):
+        again(dict(index), contents, tmp_path / "bad.zip", **{name: content})
+        with pytest.raises(InputError, match=words) as error:
+            bundle.merge(tmp_path / "bad.zip", readers=READERS)
+        assert "\n" not in str(error.value)
+    with pytest.raises(InputError, match="it is a model, which nobody here reads"):
+        bundle.merge(tmp_path / "b.zip")
+    assert not paths.IMPORTED.exists()
+
+
+@pytest.mark.parametrize("version", ["3000", "two", "", "-1"])
+def test_another_schema_is_refused_in_one_line(home, tmp_path, good, version):
+    index, contents = good
+    forged(tmp_path / "b.zip", {**index, "schema_version": version}, {**contents, "bundle.json": None})
+    refused(tmp_path / "b.zip", f"schema '{version}'; this version reads up to")
+    meta = json.dumps({**json.loads(contents[META]), "schema_version": version}).encode()
+    again(index, contents, tmp_path / "b.zip", **{META: meta})
+    refused(tmp_path / "b.zip", f"schema '{version}'; this version reads up to")
+
+
+def test_a_bundle_of_the_first_format_is_read(home, tmp_path, good):
+    index, contents = good
+    index = {name: value for name, value in index.items() if name != "schema_version"}
+    forged(tmp_path / "b.zip", {**index, "format": 1}, {**contents, "bundle.json": None})
+    assert bundle.merge(tmp_path / "b.zip")[1] == 4
+
+
+def test_two_machines_of_one_name_stay_apart(home, tmp_path, small, good):
+    folder, _ = bundle.merge(small / "good.zip")
+    measured(home)  # another table, of hardware "h", so that no file is there twice
+    bundle.pack(tmp_path / "other.zip", "box")
+    assert bundle.merge(tmp_path / "other.zip") == (folder.with_name("box-v2"), 2)
+    assert bundle.merge(tmp_path / "other.zip") == (folder.with_name("box-v2"), 0)
+    assert bundle.merge(small / "good.zip") == (folder, 0)
+    index, contents = good
+    again({**index, "machine": REFERENCE.name}, contents, tmp_path / "committed.zip")
+    assert bundle.merge(tmp_path / "committed.zip")[0].name == f"{REFERENCE.name}-v2", "the committed one has the name"
+
+
+def test_a_sweep_that_went_on_goes_on_here_and_an_older_bundle_changes_nothing(collected, tmp_path):
+    sweep = paths.DATA / "sweeps" / "elements_kernel_cold"
+    bundle.pack(tmp_path / "first.zip", "box")
+    folder, _ = bundle.merge(tmp_path / "first.zip")
+    for path, table in ((sweep / "cpu" / "repeats.csv", "repeats"), (paths.MATRIX / "cells.csv", "cells")):
+        with closing(store.Appender(path, table, resume=True)) as file:
+            file.append(row(table, round=2, repeat=2).iloc[0].to_list())
+    table = store.read(sweep / "sweep.parquet", "sweep")
+    store.write(table.assign(n=table["n"] + 1), sweep / "sweep.parquet", "sweep", derived=True)
+    bundle.pack(tmp_path / "second.zip", "box")
+    assert bundle.merge(tmp_path / "second.zip") == (folder, 3)
+    names = ("sweep.parquet", "cpu/repeats.csv", "cpu/configs.csv")
+    assert all((folder / "sweeps" / sweep.name / name).read_bytes() == (sweep / name).read_bytes() for name in names)
+    assert bundle.merge(tmp_path / "first.zip") == (folder, 0)
+    assert store.read(folder / "sweeps" / sweep.name / "sweep.parquet", "sweep")["n"].equals(table["n"] + 1)
+    (sweep / "cpu" / "repeats.csv").write_bytes(store.encoded(row("repeats", latency_ms=9.0), ".csv"))
+    bundle.pack(tmp_path / "twin.zip", "box")
+    assert bundle.merge(tmp_path / "twin.zip")[0] == folder.with_name("box-v2"), "an equal machine's sweep of the same name"

@@ -259,6 +259,19 @@ def test_a_file_that_is_no_npz_is_refused_without_advice(volumes):
     assert datasets.open_splits(small(), "auto", "native").data_source == "synthetic"
 
 
+def test_a_file_that_was_fetched_is_found_wherever_output_goes(volumes, monkeypatch, tmp_path, capsys):
+    path = volumes()
+    monkeypatch.setattr(paths, "FETCHED", path.parent)
+    monkeypatch.setattr(paths, "MEDMNIST", tmp_path / "task" / "medmnist")
+    opened = datasets.open_splits(small(), "auto", "native")
+    assert opened.data_source == "unofficial" and datasets.length(opened.splits["train"]) == 6
+    assert __main__.main(["data", "check", "organmnist3d", "--size", "28"]) == 0
+    assert capsys.readouterr().out.startswith(f"{path}: ")
+    path.unlink()
+    assert datasets.open_splits(small(), "auto", "native").data_source == "synthetic"
+    assert medmnist_files.located("organmnist3d", 28).parent == paths.MEDMNIST, "where it would be fetched to"
+
+
 def test_images_that_do_not_fit_into_memory_are_refused_before_they_are_read(volumes, monkeypatch):
     volumes(np.savez_compressed)
     monkeypatch.setattr(medmnist_files.psutil, "virtual_memory", lambda: SimpleNamespace(available=10 * 28**3 - 1))

@@ -1,6 +1,9 @@
 """The run matrix: its cells, resuming, failures as rows, and throughput that is averaged over nothing but repeats."""
 
 import math
+import os
+import sys
+import types
 
 import pandas as pd
 import pytest
@@ -10,8 +13,10 @@ from lib.config import definitions
 from lib.config.base import build, load_yaml
 from lib.errors import InputError
 from lib.measure import archive, machine
-from lib.measure.training import matrix
+from lib.measure.training import environment, matrix, matrix_tables, profile_run
 from lib.measure.worker import WorkerLostError
+from lib.work import datasets
+from tests import test_nsight
 
 SMALL = {"environment": "box", "dataset": "pathmnist", "size": 28, "repeats": 2, "options": {"profile": False},
          "grids": {"cpu": {"models": ["simple_cnn", "resnet18"], "batch_sizes": [8], "precisions": ["fp32"], "options": {
@@ -38,7 +43,10 @@ def pretend(cell_params, workload):
 
 def test_cells_of_the_default_matrix():
     found = matrix.cells(definitions.load_matrix(), "cpu")
-    assert [cell.name for cell in found] == ["resnet50/b16/fp32", "vgg16/b16/fp32", "mobilenet_v2/b16/fp32"]
+    assert [cell.name for cell in found] == [
+        f"{model}/b{batch}/fp32{optimizer}" for model in ("resnet50", "vgg16", "mobilenet_v2") for batch in (16, 32, 64)
+        for optimizer in ("", "/sgd")], "the CPU has every cell that it had in the original, and each with both optimizers"
+    assert [cell.params.optimizer for cell in found[:2]] == ["adam", "sgd"]
     cell = found[0]
     assert (cell.workload.id, cell.workload.size, cell.params.batch_size) == ("pathmnist-224", 224, 16)
     assert cell.label == f"{machine.name()}/resnet50/b16/fp32"
@@ -173,7 +181,9 @@ def test_the_verb(home, monkeypatch, capsys):
     assert __main__.main(["matrix", "--device", "cpu", "--dry-run"]) == 0
     assert "box/resnet18/b8/fp32: 0 of 2 runs are there" in capsys.readouterr().out
     assert __main__.main(["matrix", "--device", "cpu", "--repeats", "1", "-p", "iters", "3"]) == 0
-    assert "| box |" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "| box |" in shown
+    assert str(paths.MATRIX / "throughput_box.md") in shown
     assert __main__.main(["matrix", "--device", "cpu", "--cells", "none"]) == 2
     assert load_yaml(paths.PARAMS / "matrix.yaml")["repeats"] == 3
 
@@ -190,3 +200,199 @@ def test_a_wrong_option_is_one_line(home, capsys, words):
     assert ended.value.code == 2
     assert shown.err.startswith(f"error: argument {words.split()[1]}: ")
     assert (shown.err.count("\n"), shown.out) == (1, "")
+
+
+def environment_of(name, rates, **more):
+    runs = [run_row(run_id=f"{name}{model}{n}", label=f"{name}/{model}/b8/fp32", arch=model, batch_size=8, precision="fp32",
+                    images_per_sec=rate, verdict="stable", workload_id="pathmnist-28", **more)
+            for model, several in rates.items() for n, rate in enumerate(several)]
+    return pd.DataFrame(runs)
+
+
+def test_each_environment_has_its_table_as_csv_and_as_markdown(home):
+    runs = pd.concat([environment_of("lab", {"net": [100.0, 110.0, 120.0]}),
+                      environment_of("cloud", {"net": [50.0]}, channels_last=True, num_workers=8)])
+    written = matrix_tables.write(runs)
+    assert [path.name for path in written] == ["throughput_cloud.csv", "throughput_cloud.md", "throughput_lab.csv",
+                                               "throughput_lab.md"]
+    lab, cloud = (store.read(paths.MATRIX / f"throughput_{name}.csv", "matrix").iloc[0] for name in ("lab", "cloud"))
+    assert (lab["n"], lab["images_per_sec"], lab["std"], lab["low"], lab["high"]) == (3, 110.0, 10.0, 100.0, 120.0)
+    assert (cloud["n"], cloud["settings"]) == (1, "synthetic channels_last=True num_workers=8") and math.isnan(cloud["std"])
+    text = (paths.MATRIX / "throughput_lab.md").read_text()
+    assert text.startswith("# Throughput of lab, images/s\n") and "| net | cpu | 8 | fp32 | synthetic | 3 | 110 |" in text
+    matrix_tables.write(environment_of("lab", {"net": [100.0], "other": [10.0]}))
+    assert len(store.read(paths.MATRIX / "throughput_lab.csv", "matrix")) == 2, "derived anew"
+    with pytest.raises(InputError, match="is no matrix table"):
+        store.read(store.write(archive.runs("replay"), home / "throughput_runs.csv", "runs"), "matrix")
+
+
+@pytest.mark.parametrize(("rates", "word", "status"), [
+    ({"net": [50.0, 52.0], "other": [9.0]}, "slower", 1), ({"net": [105.0, 99.0], "other": [10.1]}, "same", 0),
+    ({"net": [200.0, 190.0], "other": [30.0]}, "faster", 0)])
+def test_two_environments_are_compared_cell_by_cell(home, capsys, rates, word, status):
+    matrix_tables.write(pd.concat([environment_of("a", {"net": [100.0, 104.0], "other": [10.0], "third": [1.0]}),
+                                   environment_of("b", rates, hardware_id="other")]))
+    assert __main__.main(["compare", "a", str(paths.MATRIX / "throughput_b.csv")]) == status
+    shown = capsys.readouterr().out
+    assert f"B is {word}" in shown
+    assert "2 pairs" in shown and "1 without a usable partner" in shown and "hardware_id differs" in shown
+
+
+def test_environments_without_a_common_cell_or_of_two_machines_are_not_compared(home, capsys):
+    matrix_tables.write(pd.concat([environment_of("a", {"net": [1.0]}), environment_of("b", {"other": [1.0]}),
+                                   environment_of("c", {"net": [1.0]}), environment_of("c", {"net": [1.0]}, hardware_id="x")]))
+    assert __main__.main(["compare", "a", "b"]) == 2
+    assert "0 configurations are usable in both, 1 are needed" in capsys.readouterr().err
+    assert __main__.main(["compare", "a", "c"]) == 2
+    assert "throughput_c.csv: 1 rows are there twice, the first of workload_id pathmnist-28 arch net" in capsys.readouterr().err
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    from PIL import Image
+
+    for split in ("train", "val", "test"):
+        for name in ("cat", "dog"):
+            (tmp_path / "pets" / split / name).mkdir(parents=True)
+            for number in range(8):
+                Image.new("RGB", (40, 40), (number, 9, 9)).save(tmp_path / "pets" / split / name / f"{number}.png")
+    return tmp_path / "pets"
+
+
+def test_a_folder_of_images_is_a_dataset_of_the_matrix(home, pictures, monkeypatch):
+    plan = small(dataset="imagefolder", folder=str(pictures), grids={"cpu": {**SMALL["grids"]["cpu"], "options": {
+        "iters": 1, "warmup_iters": 1, "warmup_s": 0, "budget_s": 0}}})
+    cell = matrix.cells(plan, "cpu", ["simple_cnn/b8/fp32"])[0]
+    assert (cell.workload.id, cell.workload.folder) == ("imagefolder-28", str(pictures))
+    assert datasets.facts(cell.workload).classes == 2
+    monkeypatch.setattr(matrix, "load_matrix", lambda: plan)
+    assert matrix.workload_of("imagefolder-28", "simple_cnn", 8) == cell.workload, "as the roofline asks for a run's workload"
+
+
+@pytest.mark.slow
+def test_a_cell_of_own_images_is_trained_by_sgd(home, quiet, pictures):
+    plan = small(dataset="imagefolder", folder=str(pictures), grids={"cpu": {
+        **SMALL["grids"]["cpu"], "models": ["simple_cnn"], "optimizers": ["sgd"],
+        "options": {"iters": 1, "warmup_iters": 1, "warmup_s": 0, "budget_s": 0}}})
+    cell, = matrix.cells(plan, "cpu")
+    run = profile_run.measure(cell.params, workload=cell.workload).run
+    assert (run["label"], run["optimizer"], run["data_source"], run["dataset"]) == \
+        ("box/simple_cnn/b8/fp32/sgd", "sgd", "imagefolder", "imagefolder")
+    assert matrix.configurations(archive.runs("measure"))["optimizer"].tolist() in (["sgd"], []), "empty: disturbed"
+
+
+def test_a_folder_of_images_that_is_none_is_a_failed_cell(home):
+    plan = small(dataset="imagefolder", folder="nowhere", grids={"cpu": {**SMALL["grids"]["cpu"], "models": ["simple_cnn"]}})
+
+    def prepared(cell_params, workload):
+        return datasets.open_splits(workload, "auto", "native")
+
+    rows = matrix.run_matrix(matrix.cells(plan, "cpu"), 1, measure=prepared)
+    assert rows["status"].tolist() == ["failed"]
+    assert "imagefolder-28: imagefolder needs 'folder:'" in rows["reason"][0]
+
+
+class NvmlError(Exception):
+    pass
+
+
+def nvml(present=True):
+    """Return NVML as it answered for an RTX card: clocks, no application clocks, a power limit."""
+    def refuse(why):
+        raise NvmlError(why)
+
+    return types.SimpleNamespace(
+        NVMLError=NvmlError, nvmlInit=lambda: None if present else refuse("Driver Not Loaded"),
+        nvmlDeviceGetHandleByIndex=lambda index: index, nvmlDeviceGetClockInfo=lambda handle, kind: {1: 2520, 2: 10_501}[kind],
+        nvmlDeviceGetMaxClockInfo=lambda handle, kind: {1: 3120, 2: 10_501}[kind],
+        nvmlDeviceGetApplicationsClock=lambda handle, kind: refuse("Not Supported"),
+        nvmlDeviceGetEnforcedPowerLimit=lambda handle: 450_000)
+
+
+def test_the_clocks_of_a_gpu_are_what_nvml_says(monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setitem(sys.modules, "pynvml", nvml())
+    assert environment.clocks("cuda:0") == {"sm_mhz": 2520, "memory_mhz": 10_501, "most_sm_mhz": 3120,
+                                            "most_memory_mhz": 10_501, "limit_w": 450.0}
+    monkeypatch.setitem(sys.modules, "pynvml", nvml(present=False))
+    assert "Driver Not Loaded" in environment.clocks("cuda:0")["reason"]
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert "pynvml" in environment.clocks("cuda:0")["reason"]
+    assert environment.clocks("cpu") == {}
+
+
+def test_each_call_adds_to_the_record_of_its_environment(home):
+    for number, notes in enumerate(("window open", 'power plan "quiet"\nfans at 30 %')):
+        path = environment.add("box", "cpu", f"2026-11-2{number}", {"sm_mhz": 2520}, notes)
+    first, second = store.read_json(path)
+    assert (first["notes"], second["notes"]) == ("window open", 'power plan "quiet"\nfans at 30 %')
+    assert second["clocks_at_start"] == {"sm_mhz": 2520} and second["started_utc"] == "2026-11-21"
+    assert {"hardware", "software", "hardware_id", "software_id", "commit", "ended_utc"} <= set(second)
+    path.write_text("{}")
+    with pytest.raises(InputError, match="environment_box.json holds no records"):
+        environment.add("box", "cpu", "", {})
+    assert path.read_text() == "{}", "nothing is overwritten"
+
+
+def test_notes_of_a_call_are_in_the_record(home, monkeypatch, capsys):
+    monkeypatch.setattr(definitions, "load_matrix", lambda: small(notes="of the file"))
+    monkeypatch.setattr(matrix.run_matrix, "__defaults__", (0.0, pretend, lambda row: None))
+    cell = ["matrix", "--device", "cpu", "--cells", "simple_cnn/b8/fp32"]
+    assert __main__.main([*cell, "--repeats", "1"]) == 0
+    assert __main__.main([*cell, "--repeats", "2", "--notes", "of the call"]) == 0
+    assert __main__.main([*cell, "--repeats", "2", "--notes", "of a call that measures nothing"]) == 0
+    assert [record["notes"] for record in store.read_json(environment.path_of("box"))] == ["of the file", "of the call"]
+
+
+NCU = """#!/usr/bin/env bash
+if [ "$1" = --query-metrics ]; then printf '%s   Counter  unit  # words\\n' {known}; exit 0; fi
+printf '%s\\n' "$@" > "$NCU_SEEN"; echo "$LIB_OUTPUT" >> "$NCU_SEEN"
+while [ $# -gt 0 ]; do [ "$1" = --log-file ] && cat {page} > "$2"; shift; done
+"""
+
+
+@pytest.fixture
+def ncu(tmp_path, monkeypatch):
+    """A profiler that counts one kernel; give the words that it was called with."""
+    def install(content, known=test_nsight.NEEDED):
+        (tmp_path / "page").write_text(content)
+        names = " ".join(name.partition(".")[0] for name in known)
+        (tmp_path / "ncu").write_text(NCU.format(known=names, page=tmp_path / "page"))
+        (tmp_path / "ncu").chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+        monkeypatch.setenv("NCU_SEEN", str(tmp_path / "seen"))
+        monkeypatch.setattr(machine, "devices", lambda: ["cpu", "cuda:0"])
+        monkeypatch.setattr(definitions, "load_matrix", lambda: small(grids={"cuda": {**SMALL["grids"]["cpu"], "options": {}}}))
+        return lambda: (tmp_path / "seen").read_text().split("\n")
+    return install
+
+
+def test_counters_of_a_cell_are_collected_and_warn_where_tensor_cores_are_not_counted(home, ncu, capsys):
+    seen = ncu(test_nsight.page([test_nsight.kernel()], metrics=test_nsight.NEEDED))
+    assert __main__.main(["matrix", "--device", "cuda", "--cells", "resnet18/b8/fp32", "--nsight", "-p", "iters", "3"]) == 0
+    shown, path = capsys.readouterr().out, paths.MATRIX / "nsight_box-resnet18-b8-fp32.csv"
+    assert path.is_file() and str(path) in shown
+    assert "WARNING: nsight_box-resnet18-b8-fp32 has no counter of tensor cores" in shown
+    words = seen()
+    assert words[words.index("matrix"):][1:7] == ["--device", "cuda:0", "--cells", "resnet18/b8/fp32", "--repeats", "1"]
+    assert words[words.index("iters") + 1] == "3"
+    assert words[-2] not in ("", str(home)), "its runs are kept elsewhere, and thrown away"
+    assert not paths.RUNS.exists()
+    assert __main__.main(["matrix", "--device", "cuda", "--cells", "resnet18/b8/fp32", "--nsight"]) == 0
+    assert (paths.MATRIX / "nsight_box-resnet18-b8-fp32-v2.csv").is_file(), "nothing is overwritten"
+
+
+@pytest.mark.parametrize(("content", "words"), [
+    ("==ERROR== ERR_NVGPUCTRPERM", "the driver lets only administrators read the counters"),
+    ("==WARNING== No kernels were profiled.", "no kernels were profiled")])
+def test_a_cell_without_counters_says_why(home, ncu, capsys, content, words):
+    ncu(content)
+    assert __main__.main(["matrix", "--device", "cuda", "--cells", "resnet18/b8/fp32", "--nsight"]) == 1
+    shown = capsys.readouterr().out
+    assert shown.startswith("failed  box/resnet18/b8/fp32: no counters: error: ") and words in shown and shown.count("\n") == 1
+
+
+def test_counters_are_a_gpus(home, monkeypatch, capsys):
+    monkeypatch.setattr(definitions, "load_matrix", small)
+    assert __main__.main(["matrix", "--device", "cpu", "--cells", "resnet18/b8/fp32", "--nsight"]) == 1
+    assert "counts what a CUDA device does, not cpu" in capsys.readouterr().out

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from lib import locks, paths, store
 from lib.config.notebooks import MachineParams
 from lib.errors import InputError
-from lib.measure import archive, ceilings, load, machine, statistics, timing
+from lib.measure import archive, ceilings, load, machine, statistics, timing, worker
 from lib.measure.training import summary
 from tests.conftest import busy_neighbours
 
@@ -107,7 +107,7 @@ def test_compare_finds_a_ratio_through_drift():
     ([10] * 30, load.Load(1, 1, 0.9, 0.1, 0), 64, None, None, "unusable", "others took 0.9 cores and the host 0.1"),
 ])
 def test_the_judge(monkeypatch, steps, seen, threads, twin, earlier, verdict, reason):
-    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    monkeypatch.setattr(load, "own_cores", lambda: [0, 1])
     found, why = summary.judge(np.array(steps, float), seen, threads, twin, earlier)
     assert found == verdict
     assert reason in why
@@ -115,7 +115,7 @@ def test_the_judge(monkeypatch, steps, seen, threads, twin, earlier, verdict, re
 
 
 def test_idle_cores_may_be_used_by_others(monkeypatch):
-    monkeypatch.setattr("os.cpu_count", lambda: 16)
+    monkeypatch.setattr(load, "own_cores", lambda: list(range(16)))
     assert load.Load(1, 4, 3.0, 0, 0).crowding(threads=4) == 0
     assert load.Load(1, 4, 8.0, 0, 0).crowding(threads=4) == 2
     assert load.Load(1, 16, 0.3, 0.1, 0).crowding(threads=16) == pytest.approx(0.4)
@@ -213,6 +213,47 @@ def test_ids_are_stable_and_keep_hardware_and_software_apart():
     assert changed["hardware_id"] == here["hardware_id"]
     assert changed["software_id"] != here["software_id"]
     assert machine.name().endswith(here["hardware_id"])
+
+
+def test_limits_make_a_machine_of_their_own_and_none_change_nothing(monkeypatch):
+    for name in (*machine._INSTRUCTION_SETS.values(), worker._CORES):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(4)))
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
+    fresh = machine.hardware.__wrapped__
+    plain = fresh()
+    assert set(plain) == {"cpu", "arch", "cores", "cache_kib", "memory_gib", "gpus"}
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "ALL")
+    assert fresh() == plain
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+    monkeypatch.setenv("ATEN_CPU_CAPABILITY", "avx2")
+    assert fresh() == {**plain, "instruction_sets": {"onednn": "avx2", "aten": "avx2"}}
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: {2})
+    limited = fresh()
+    monkeypatch.setattr(machine, "hardware", lambda: limited)
+    assert limited["usable_cores"] == 1
+    assert machine.name().endswith(f"-1c-avx2-{store.digest(limited)}")
+
+
+def test_the_reference_machine_keeps_its_id():
+    facts = store.read_json(next((paths.REFERENCE / "amd-epyc-2c-ea2da3d4" / "ceilings").glob("*.meta.json")))
+    assert store.digest(facts["hardware"]) == facts["hardware_id"] == "ea2da3d4"
+    assert set(facts["hardware"]) == {"cpu", "arch", "cores", "cache_kib", "memory_gib", "gpus"}
+
+
+@pytest.mark.slow
+def test_a_pinned_worker_is_no_machine_of_its_own_and_a_pinned_run_is():
+    program = "from lib.measure import machine, worker\n{}\nprint(machine.hardware().get('usable_cores'))"
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < 2:
+        pytest.skip("one core cannot be shared out")
+
+    def usable(line: str) -> str:
+        return subprocess.run([sys.executable, "-c", program.format(line)], capture_output=True, text=True,
+                              check=True).stdout.strip()
+
+    assert usable(f"import os; os.sched_setaffinity(0, ({cores[0]},))") == "1"
+    assert usable(f"worker.pin(({cores[0]},))") == usable("")
 
 
 def test_devices_that_are_not_here_are_named():

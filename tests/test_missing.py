@@ -338,6 +338,8 @@ CALLS = {
     "complexity.explained_words": (lambda rows: (rows,), check_rows),
     "cost_model.family_words": (lambda rows: (rows,), score_rows),
     "cost_model.step_words": (lambda rows: (rows,), lambda: score_rows().assign(kind="step")),
+    "cost_model.whole_step_words": (lambda rows: (rows,), lambda: store.read(next(paths.REFERENCE.glob("models/steps/*.csv")),
+                                                                             "steps")),
     "cost_model.curve_words": (lambda rows: (rows, "f"), lambda: pd.DataFrame({"points": [10, 20], "mape": [9.0, 5.0]})),
     "cost_model.weak_words": (lambda rows: (rows,), prediction_rows),
     "cost_model.shipped_words": (lambda rows: (rows,), lambda: pd.DataFrame({

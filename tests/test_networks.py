@@ -17,7 +17,7 @@ from lib.config.base import build
 from lib.errors import InputError
 from lib.measure import machine
 from lib.measure.energy import meters, trace
-from lib.measure.networks import campaign, case, end_to_end
+from lib.measure.networks import campaign, case, end_to_end, visits_file
 from lib.measure.networks.case import Case
 from lib.predict.networks import work
 from lib.work import networks
@@ -113,6 +113,20 @@ def test_slow_passes_do_not_count_where_five_others_exist():
     table = campaign.summarise({(0, "simple_cnn", "default"): [few]}, ids, "cpu")
     assert table[["n", "verdict"]].iloc[0].tolist() == [8, "unusable"]
     assert "fewer than five" in table["reason"][0]
+
+
+def test_what_others_do_on_a_gpu_is_in_the_verdict_of_a_network_there(tmp_path):
+    row = {"case": PAIR[0][0], "samples_ms": [1.0] * 5, "yardstick_ms": [float("nan")] * 5, "rss_mb": 1.0, "tensors_mb": 2.0,
+           "reason": ""}
+    ids, key = {"threads": 1, "hardware_id": "h", "software_id": "s"}, (0, "simple_cnn", "default")
+    for others, verdict, reason in ((0.0, "stable", ""), (0.3, "noisy", "others used 30% of the GPU"),
+                                    (0.7, "unusable", "others used 70% of the GPU")):
+        visit = {key: [{**row, "gpu": {"others": others, "clock_mhz": 1410.0, "throttled": "", "unknown": ""}}]}
+        raw = tmp_path / f"{others}.jsonl"
+        raw.write_bytes(visits_file.line(key, "cuda:0", visit[key], ids))
+        read, _ = visits_file.read(raw, "cuda:0", {key[1:]: [PAIR[0][0]]})
+        table = campaign.summarise(read, ids, "cuda:0")
+        assert table[["verdict", "reason"]].iloc[0].tolist() == [verdict, reason]
 
 
 def test_no_process_starts_after_the_budget(monkeypatch):

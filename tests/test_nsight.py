@@ -127,6 +127,11 @@ def test_a_missing_file_is_told(tmp_path):
         nsight.read(tmp_path / "none.csv")
 
 
+def test_counts_without_tensor_cores_are_warned_of(tmp_path):
+    assert "lie too low" in nsight.read(write(tmp_path, page([kernel()], metrics=NEEDED))).warning
+    assert nsight.read(write(tmp_path, page([kernel()]))).warning == ""
+
+
 @pytest.mark.slow
 def test_counted_points_are_judged_by_a_gpu_alone(tmp_path):
     file = write(tmp_path, page([kernel()]))
@@ -134,8 +139,12 @@ def test_counted_points_are_judged_by_a_gpu_alone(tmp_path):
     assert found.counted["bytes_source"].tolist() == ["counted", "counted"]
     assert set(found.counted["roof_source"]) == {"vendor"}
     assert found.counted["ai"][0] == pytest.approx(4.0)
+    assert "tensor cores" not in found.note
     with pytest.raises(InputError, match="vendor="):
         study.study(RooflineParams(source="replay", nsight=str(file)))
+    write(tmp_path, page([kernel()], metrics=NEEDED))
+    found = study.study(RooflineParams(source="replay", vendor="l4", nsight=str(file)))
+    assert "step has no counter of tensor cores" in found.note
     roofs = roofline.roofs(roofline.vendor_ceilings(definitions.vendor_device("l4")))
     assert len(roofline.points(nsight.read(file).work("anything"), roofs)) == 2
 

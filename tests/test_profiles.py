@@ -180,7 +180,7 @@ def test_a_killed_run_leaves_its_rows(home):
         from lib.measure import load
         from lib.measure.training import profile_run
         from lib.config.notebooks import ProfileParams
-        load.wait_for_quiet = lambda threads, patience_s: load.Load(1, 0, 0, 0, 0)
+        load.wait_for_quiet = lambda threads, **_: load.Load(1, 0, 0, 0, 0)
         profile_run.measure(ProfileParams(workload="W6", device="cpu", data_source="synthetic", iters=0, budget_s=0, epochs=50))
     """)
     process = subprocess.Popen([sys.executable, "-c", program], env={**os.environ, "LIB_OUTPUT": str(home)})

@@ -224,23 +224,57 @@ def test_dry_run_prints_lines_that_papermill_takes(capsys):
     assert line == "papermill notebooks/02_profile.ipynb out.ipynb -p workload W1 -p device cpu -p iters 20 -p source measure"
 
 
-def test_the_slurm_template_runs_one_workload_a_task(tmp_path):
-    script = paths.PARAMS / "slurm_array.sbatch"
-    subprocess.run(["bash", "-n", str(script)], check=True)
-    done = subprocess.run(["bash", str(script), "--dry-run"], capture_output=True, text=True, check=False, cwd=paths.ROOT,
-                          env={"PATH": "/usr/bin:/bin", "SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_ARRAY_TASK_ID": "3",
-                               "DEVICES": "cpu", "LIB_OUTPUT": str(tmp_path)})
-    assert done.returncode != 0, "a folder without .venv is no checkout"
-    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+@pytest.fixture
+def cluster(tmp_path):
+    """Return how a task of a template runs in a checkout of which the interpreter only notes how it is called."""
     python = tmp_path / ".venv" / "bin" / "python"
-    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+
+    def run(template, **environment):
+        script = paths.PARAMS / f"slurm_{template}.sbatch"
+        subprocess.run(["bash", "-n", str(script)], check=True)
+        done = subprocess.run(["bash", str(script), *environment.pop("words", ())], capture_output=True, text=True, check=False,
+                              env={"PATH": "/usr/bin:/bin", "SLURM_SUBMIT_DIR": str(tmp_path), **environment})
+        return done.returncode, [line.split(" ", 1) for line in done.stdout.splitlines()]
+
+    assert run("profiles", SLURM_ARRAY_TASK_ID="3") == (127, []), "a folder without .venv is no checkout"
+    python.parent.mkdir(parents=True)
+    python.write_text('#!/bin/sh\nshift 2\necho "$LIB_OUTPUT $*"\n')
     python.chmod(0o755)
-    done = subprocess.run(["bash", str(script), "--dry-run"], capture_output=True, text=True, check=True,
-                          env={"PATH": "/usr/bin:/bin", "SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_ARRAY_TASK_ID": "3",
-                               "DEVICES": "cpu", "LIB_OUTPUT": str(tmp_path), "PYTHONPATH": str(paths.ROOT)})
-    assert "-p workload W3 -p device cpu" in done.stdout
-    outside = subprocess.run(["bash", str(script)], capture_output=True, text=True, check=False, env={"PATH": "/usr/bin:/bin"})
+    return run
+
+
+def test_the_slurm_templates_give_each_task_its_part_and_a_folder(cluster, tmp_path):
+    status, [[folder, line]] = cluster("profiles", SLURM_ARRAY_TASK_ID="3", words=["--dry-run"])
+    assert (status, folder) == (0, str(tmp_path / "slurm" / "profiles-3"))
+    options = command_line(line)
+    assert (options.names, options.workloads, options.devices) == (["02_profile"], ["W3"], ["auto"])
+    status, [[folder, line]] = cluster("sweep", SLURM_ARRAY_TASK_ID="3", DEVICES="all", words=["-p", "rounds", "3"])
+    assert (status, folder) == (0, str(tmp_path / "slurm" / "sweep-3"))
+    options = command_line(line)
+    p = notebooks.check("03_sweep", {"device": options.device, **dict(options.parameter)})
+    assert (p.device, p.grid, p.shard, p.budget_s, p.rounds, p.name) == ("all", "original_linear", "3/8", 0, 3, "shard")
+    outside = subprocess.run(["bash", str(paths.PARAMS / "slurm_sweep.sbatch")], capture_output=True, text=True, check=False,
+                             env={"PATH": "/usr/bin:/bin"})
     assert "submit from the root" in outside.stderr
+
+
+def test_the_slurm_template_collects_what_there_is(cluster, tmp_path):
+    assert cluster("collect") == (0, [])
+    for name in ("sweep-0/data/sweeps/shard", "sweep-1/data/sweeps/shard", "profiles-1/data/runs", "merged/data/sweeps"):
+        (tmp_path / "slurm" / name).mkdir(parents=True)
+    status, [merge, *bundles] = cluster("collect", NAME="linear")
+    assert (status, merge[0]) == (0, str(tmp_path / "slurm" / "merged"))
+    options = command_line(merge[1])
+    assert ([str(path) for path in options.folders], options.name) == (
+        ["slurm/sweep-0/data/sweeps/shard", "slurm/sweep-1/data/sweeps/shard"], "linear")
+    assert bundles == [[str(tmp_path / "slurm" / name), f"bundle --out slurm/{name}.zip"] for name in ("profiles-1", "merged")]
+
+
+def command_line(words):
+    """Return how ``python -m lib`` reads a line."""
+    from lib.cli.main import _parser
+
+    return _parser().parse_args(words.split())
 
 
 def test_every_parameter_set_of_the_report_is_valid():

@@ -36,7 +36,7 @@ def test_the_first_31_profile_columns_are_the_original_ones_in_order():
                 "cuda_mem_reserved_mb wall_time_s").split()
     assert tables.columns("profile")[:31] == original
     assert tables.columns("profile")[31:] == ("loader_wait_ms h2d_ms optimizer_ms pipelined_ms energy_j peak_rss_mb threads "
-                                              "warmup sync data_source hardware_id software_id").split()
+                                              "warmup sync data_source hardware_id software_id tf32").split()
 
 
 @pytest.mark.slow
@@ -240,7 +240,8 @@ def test_a_cell_of_another_type_is_refused_and_not_converted(tmp_path, column, t
 
 def test_a_number_that_is_none_is_an_empty_field_and_older_files_are_read(tmp_path):
     file = store.Appender(tmp_path / "repeats.csv", "repeats")
-    row = ["a", 0, float("nan"), 0, 0, float("nan"), 0.0, 0.1, 0.0, 0.0, float("nan"), "failed", "why"]
+    none = float("nan")
+    row = ["a", 0, none, 0, 0, none, 0.0, 0.1, 0.0, 0.0, none, "failed", "why", none, none, "", ""]
     file.append(row)
     file.close()
     assert "nan" not in (tmp_path / "repeats.csv").read_text()

@@ -12,13 +12,14 @@ import pandas as pd
 import psutil
 import pytest
 
-from lib import __main__, locks, paths, store
+from lib import __main__, locks, paths, store, tables
 from lib.config import notebooks
 from lib.config.notebooks import SweepParams
 from lib.errors import InputError
-from lib.measure import compare, machine, statistics
+from lib.measure import compare, importers, machine, statistics
+from lib.measure.gpus.watch import GpuUse
 from lib.measure.networks import allocator
-from lib.measure.operators import aggregate, device_sweep, sweep, visit, visitor
+from lib.measure.operators import aggregate, device_sweep, export, sweep, visit, visitor
 from lib.studies.sweep import findings
 from lib.work.graph import spaces
 from tests.interrupted import cut_again_and_again
@@ -190,13 +191,13 @@ class Failing:
         self._number = 0
 
     def ready(self):
-        return {**machine.identity(), "threads": 1}
+        return {**machine.identity(), "threads": 1, "free_bytes": 1e12}
 
     def visit(self, config, ops):
         self._number += 1
         nothing = dict.fromkeys(("latency_ms", "spread_ms", "yardstick_ms"), float("nan"))
         return {**nothing, "n": 0, "calls": 0, "at_s": 0.0, "visit_s": 0.1, "other_cores": 0.0, "stolen_cores": 0.0,
-                "status": "failed", "reason": f"reason {self._number // 2}"}
+                "status": "failed", "reason": f"reason {self._number // 2}", **GpuUse().columns}
 
     def shut_down(self):
         pass
@@ -213,7 +214,6 @@ def test_a_sweep_without_one_good_visit_says_why_and_keeps_its_rows(home, small_
 
 def test_the_table_holds_every_device_of_a_folder(home, small_space, monkeypatch):
     monkeypatch.setattr(device_sweep, "Visitor", Failing)
-    monkeypatch.setattr(device_sweep.DeviceSweep, "_memory", lambda self: 1e12)
     monkeypatch.setattr(machine, "devices", lambda: ["cpu", "cuda:0"])
     for device in ("cpu", "cuda:0"):
         with pytest.raises(InputError, match=f"{device}: each of 3"):
@@ -246,9 +246,12 @@ def test_the_same_sweep_in_another_process_is_waited_for_and_its_device_is_not_t
         sweep.measure_sweep(SweepParams(**SMALL, name="one"))
 
 
-def visits(latencies, others=0.0, status="ok"):
+NO_GPU = GpuUse().columns
+
+
+def visits(latencies, others=0.0, status="ok", gpu=NO_GPU):
     facts = {"n": 9, "calls": 1, "spread_ms": 0.0, "at_s": 0.0, "visit_s": 0.05, "other_cores": others, "stolen_cores": 0.0,
-             "yardstick_ms": 1.0, "status": status, "reason": ""}
+             "yardstick_ms": 1.0, "status": status, "reason": "", **gpu}
     return pd.DataFrame([{"config": key, "round": number, "latency_ms": values[number], **facts}
                          for number in range(5) for key, values in latencies.items()])
 
@@ -303,9 +306,56 @@ def test_the_export_has_the_originals_columns(home, small_space):
     folder = sweep.measure_sweep(SweepParams(**{**SMALL, "op": "conv2d", "count": 8}, latency_type="both"))
     header, *lines = (folder / "results_convolution.csv").read_text().splitlines()
     assert header == ("Batch size,In Channels,Out Channels,Kernel Size,Stride,Width,Height,Flops,Latency,Latency Type")
-    table = aggregate.read(folder).table
-    assert len(lines) == ((table["pass"] == "forward") & (table["status"] == "ok")).sum()
-    assert {line.split(",")[-1] for line in lines} == {"external", "internal"}
+    rows = aggregate.read(folder).table
+    rows = rows[rows["status"] == "ok"]
+    others = (folder / "results_convolution_others.csv").read_text().splitlines()[1:]
+    assert len(lines) == export.representable(rows).sum()
+    assert len(lines) + len(others) == len(rows)
+
+
+def convolutions(**changed):
+    """Return rows of ``sweep``: convolutions that the original's columns describe, but for what is ``changed``: lists."""
+    count = len(next(iter(changed.values())))
+    texts = {column.name: "" for column in store.TABLES["sweep"] if column.kind == "text"}
+    plain = {"op": "conv2d", "dtype": "fp32", "pass": "forward", "device": "cpu", "latency_type": "kernel", "cache": "warm",
+             "status": "ok", "verdict": "stable", "batch": 2, "in_channels": 3, "out_channels": 4, "height": 8, "width": 10,
+             "kernel_h": 3, "kernel_w": 3, "stride_h": 1, "stride_w": 1, "padding_h": 1, "padding_w": 1, "dilation_h": 1,
+             "dilation_w": 1, "groups": 1, "bias": 0, "layout": "contiguous", "input_grad": 1, "latency_ms": 0.5,
+             "flops": 2.0 * 2 * 4 * 80 * 27, "bytes": 1e3}
+    frame = pd.DataFrame([{**dict.fromkeys(tables.columns("sweep")), **texts, **plain}] * count)
+    return frame.assign(**changed)
+
+
+def test_the_export_holds_what_the_originals_columns_can_say_and_nothing_else(tmp_path):
+    differing = {"verdict": "unusable", "groups": 3, "dilation_h": 2, "dilation_w": 2, "kernel_w": 5, "stride_w": 2,
+                 "padding_h": 0, "padding_w": 2, "bias": 1, "pass": "backward", "cache": "cold", "layout": "channels_last"}
+    table = pd.concat([convolutions(latency_ms=[0.25, 0.5]), *(convolutions(**{name: [value]}) for name, value in
+                                                              differing.items()),
+                       convolutions(status=["failed"]), convolutions(op=["linear"])], ignore_index=True)
+    export.write(table, tmp_path)
+    back = importers.pytorch_scheduler(tmp_path / "results_convolution.csv")["v100-pcie-32gb"]
+    assert back["latency_ms"].tolist() == [0.25, 0.5], "FLOPs are those of the shapes, or the reader would refuse"
+    others = pd.read_csv(tmp_path / "results_convolution_others.csv")
+    assert len(others) == len(differing)
+    assert others[list(export.BESIDES)].drop(columns="Input Gradient").nunique().min() == 2
+    assert list(others)[:12] == ["Device", "Datatype", *export.ORIGINAL]
+
+
+def test_devices_and_element_types_have_a_file_each_and_one_together(tmp_path):
+    where = [("cuda:1", "bf16"), ("cuda:0", "fp32"), ("cuda:1", "fp32"), ("cuda:0", "fp32")]
+    table = convolutions(device=[one for one, _ in where], dtype=[other for _, other in where],
+                         latency_ms=[1.0, 2.0, 3.0, 4.0], latency_type=["kernel", "kernel", "kernel", "end_to_end"])
+    names = {path.name: pd.read_csv(path) for path in export.write(table, tmp_path)}
+    assert sorted(names) == sorted(f"results_convolution{end}.csv" for end in (
+        "", "_merged", "_others", "_cuda-1_bf16", "_cuda-0_fp32", "_cuda-1_fp32"))
+    assert names["results_convolution_cuda-0_fp32.csv"]["Latency Type"].tolist() == ["external", "internal"]
+    assert names["results_convolution.csv"].equals(names["results_convolution_cuda-0_fp32.csv"]), "the first in fp32"
+    merged = names["results_convolution_merged.csv"]
+    assert merged[["Device", "Datatype", "Latency"]].to_numpy().tolist() == [
+        ["cuda:1", "bfloat16", 1.0], ["cuda:0", "float32", 2.0], ["cuda:1", "float32", 3.0], ["cuda:0", "float32", 4.0]]
+    parts = sum(len(names[name]) for name in names if name.endswith(("fp32.csv", "bf16.csv")))
+    assert parts == len(merged) == 4
+    assert export.write(table[table["op"] == "linear"], tmp_path) == []
 
 
 def made(home, name, factor):
@@ -315,7 +365,8 @@ def made(home, name, factor):
     facts = {"op": "linear", "dtype": "fp32", "pass": "forward", "device": "cpu", "n": 5, "latency_type": "kernel",
              "cache": "warm", "status": "ok", "verdict": "stable", "hardware_id": "h", "software_id": "s", "threads": 2}
     frame = frame.assign(**facts, latency_ms=base, latency_iqr_ms=base * 0.01, low_ms=base * 0.99, high_ms=base * 1.01,
-                         flops=1e6, bytes=1e3, gflops=1.0, gbps=1.0, config=[f"{number:012d}" for number in range(12)])
+                         flops=1e6, bytes=1e3, gflops=1.0, gbps=1.0, tf32=False,
+                         config=[f"{number:012d}" for number in range(12)])
     store.write(frame, paths.SWEEPS / name / "sweep.parquet", "sweep")
 
 

@@ -10,7 +10,7 @@ from lib.config import definitions
 from lib.config.definitions import Workload
 from lib.errors import InputError
 from lib.work import datasets, models, training, weights, workloads
-from lib.work.training import Options, Recipe, Trainer
+from lib.work.training import RECIPES, Options, Recipe, Trainer
 from tests.conftest import full_disk
 
 CPU = torch.device("cpu")
@@ -234,3 +234,15 @@ def test_cuda_trains(precision):
     of = task()
     trainer = Trainer(of, Options(torch.device("cuda:0"), precision=precision, pin_memory=True))
     assert np.isfinite(trainer.train(list(batches(of, [8, 8]))))
+
+
+def test_sgd_is_that_of_the_textbook():
+    model = torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.constant_(model.weight, 2.0)
+    optimizer, weight, velocity = RECIPES["sgd"](0.1).optimizer(model), 2.0, 0.0
+    for _ in range(3):
+        model.weight.grad = torch.ones_like(model.weight)
+        optimizer.step()
+        velocity = 0.9 * velocity + 1.0 + 1e-4 * weight
+        weight -= 0.1 * velocity
+        assert model.weight.item() == pytest.approx(weight)

@@ -247,14 +247,15 @@ def test_a_shape_beyond_any_memory_is_one_line(zoo):
 
 @pytest.mark.slow
 def test_a_network_that_prints_breaks_no_json(zoo):
-    done = subprocess.run([sys.executable, "-m", "lib", *"advise zoo:Prints --input 3x8x8 --device cpu --json".split()],
+    arguments = "advise zoo:Prints --input 3x8x8 --device cpu --json --no-look".split()
+    done = subprocess.run([sys.executable, "-m", "lib", *arguments],
                           capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": str(paths.ROOT)})
     assert json.loads(done.stdout)[0]["device"] == "cpu"
     assert "by a child" in done.stderr
 
 
 def test_a_network_that_exits_is_an_error_of_the_command_line(zoo, capsys):
-    assert main("advise zoo:Exits --input 3x8x8 --device cpu --json".split()) == 2
+    assert main("advise zoo:Exits --input 3x8x8 --device cpu --json --no-look".split()) == 2
     out, err = capsys.readouterr()
     assert out == "" and err.count("\n") == 1 and "it ends the program, by sys.exit(0) (zoo.py, line 29)" in err
 

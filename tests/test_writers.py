@@ -10,7 +10,7 @@ from lib.errors import InputError
 from lib.measure import ceilings
 from lib.measure.networks import visits_file
 from lib.measure.networks.case import Case
-from lib.measure.operators import aggregate, sweep
+from lib.measure.operators import export, sweep
 from tests import writers
 from tests.conftest import full_disk
 
@@ -51,7 +51,7 @@ def _visits(home):
 
 
 def _convolutions(home):
-    aggregate.export(store.read(next(paths.REFERENCE.glob("*/sweeps/*/sweep.parquet")), "sweep"), home / "convolutions.csv")
+    export.write(store.read(next(paths.REFERENCE.glob("*/sweeps/*/sweep.parquet")), "sweep"), home)
 
 
 def _ceilings(home):

@@ -8,12 +8,21 @@ from lib.cli.options import a_path, new_file
 from lib.errors import InputError
 
 
+def _readers() -> dict:
+    """Return who reads what a bundle holds besides tables, by kind."""
+    from lib.predict import registry
+    from lib.schedule.runtime import run_record
+
+    return {"model": registry.load, "record": run_record.ends}
+
+
 def _bundle(options: argparse.Namespace) -> int:
     from lib.measure import bundle, machine
 
     name = machine.name()
     target = options.out or Path(f"{name}.zip")
-    print(f"{target}: {len(bundle.pack(target, name, host_name=options.with_host_name))} files")
+    names = bundle.pack(target, name, host_name=options.with_host_name, readers=_readers())
+    print(f"{target}: {len(names)} files")
     return 0
 
 
@@ -46,7 +55,9 @@ def _print_rows(tables) -> None:
 
 
 def _import(options: argparse.Namespace) -> int:
+    from lib import store
     from lib.measure import bundle
+    from lib.measure.operators import export
 
     if options.kind == "gavel":
         from lib.schedule import gavel
@@ -57,8 +68,10 @@ def _import(options: argparse.Namespace) -> int:
         return _published(options.kind, options.path)
     if options.path is None:
         raise InputError("import bundle needs the path of a bundle")
-    folder, new = bundle.merge(options.path, paths.REFERENCE if options.reference else None)
-    print(f"{folder}: {new} new files")
+    folder, new = bundle.merge(options.path, paths.REFERENCE if options.reference else None, _readers())
+    for path in sorted(folder.glob("sweeps/*/sweep.parquet")):  # a bundle holds tables, not what is derived from them
+        export.write(store.read(path, "sweep"), path.parent)
+    print(f"{folder}: {new} files new or grown; a reference by its name: --reference or -p reference {folder.name}")
     return 0
 
 

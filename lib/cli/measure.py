@@ -28,9 +28,10 @@ def _machine(_: argparse.Namespace) -> int:
 
 
 def _matrix(options: argparse.Namespace) -> int:
+    from lib import store
     from lib.config import definitions
     from lib.measure import archive
-    from lib.measure.training import matrix
+    from lib.measure.training import environment, matrix, matrix_tables
 
     plan = definitions.load_matrix()
     cells = matrix.cells(plan, options.device, options.cells, assignments(options.parameter))
@@ -38,17 +39,42 @@ def _matrix(options: argparse.Namespace) -> int:
     if options.dry_run:
         print("\n".join(f"{cell.label}: {min(done[cell.label], repeats)} of {repeats} runs are there" for cell in cells))
         return 0
+    if options.nsight:
+        return _counters(cells, assignments(options.parameter))
+    device, env = cells[0].params.device, cells[0].label.partition("/")[0]
+    started_utc, clocks = store.utc_now(), environment.clocks(device)
 
     def report(row: dict) -> None:
         what = f"{row['images_per_sec']:,.1f} images/s " if row["run_id"] else ""
         print(f"{row['status']:>6}  {row['label']} #{row['repeat']}: {what}{row['reason']}", flush=True)
 
     rows = matrix.run_matrix(cells, repeats, options.budget_s, report=report)
-    table = archive.runs("measure")
-    table = table[table["label"].isin([cell.label for cell in cells])]
+    runs = archive.runs("measure")
+    table = runs[runs["label"].isin([cell.label for cell in cells])]
     if len(table):
-        print("", matrix.markdown(matrix.throughput(table)), sep="\n")
+        own = runs["label"].str.startswith(f"{env}/")
+        print("", matrix.markdown(matrix.throughput(table)), "", *matrix_tables.write(runs[own]), sep="\n")
+    if len(rows):
+        print(environment.add(env, device, started_utc, clocks, options.notes or plan.notes))
     return int("failed" in set(rows.get("status", ())))
+
+
+def _counters(cells: list, parameters: dict[str, str]) -> int:
+    """Collect the counters of cells; the exit status is 1 when those of one could not be had."""
+    from lib.errors import InputError
+    from lib.measure.training import counters
+    from lib.predict.analytic import nsight
+
+    failed = 0
+    for cell in cells:
+        try:
+            path = counters.collect(cell, parameters)
+            counted = nsight.read(path)
+            print(path, *([f"WARNING: {counted.warning}"] if counted.warning else []), sep="\n", flush=True)
+        except InputError as error:
+            print(f"failed  {error}", flush=True)
+            failed = 1
+    return failed
 
 
 def _networks(options: argparse.Namespace) -> int:
@@ -94,8 +120,8 @@ def add(verbs) -> None:
     verb = verbs.add_parser("machine", help="what this machine is: inventory, ids, devices, load")
     verb.set_defaults(call=_machine)
 
-    verb = verbs.add_parser("compare", help="two measured runs or sweeps: is B faster, slower or the same, and by how much")
-    verb.add_argument("a", type=a_path, help="a run id, a sweep's name, or a file or folder of either")
+    verb = verbs.add_parser("compare", help="two measured runs, sweeps or matrix environments: is B faster, slower or the same")
+    verb.add_argument("a", type=a_path, help="a run id, a sweep, an environment of the matrix, or a file or folder of one")
     verb.add_argument("b", type=a_path)
     verb.add_argument("--threshold", type=number(most=0.99), default=0.03,
                       help="differences up to this share are the same (default 0.03, which is 3 %%)")
@@ -127,5 +153,7 @@ def add(verbs) -> None:
                       help="start no run after this many seconds (default: no limit)")
     verb.add_argument("-p", "--parameter", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"),
                       help="a parameter of 02_profile for every run")
+    verb.add_argument("--notes", default="", help="what to know of the machine, for the record of the environment")
+    verb.add_argument("--nsight", action="store_true", help="count the work of each cell's kernels (Nsight Compute), time none")
     verb.add_argument("--dry-run", action="store_true", help="print the cells and how many of their runs are there")
     verb.set_defaults(call=_matrix)

@@ -1,4 +1,4 @@
-"""The verbs that predict: ``advise``, ``calibrate``, ``models``. Imports nothing heavy."""
+"""The verbs that predict: ``advise``, ``advise-op``, ``calibrate``, ``models``. Imports nothing heavy."""
 
 import argparse
 
@@ -7,21 +7,40 @@ from lib.cli.options import number, whole
 
 def _advise(options: argparse.Namespace) -> int:
     import json
+    import sys
 
-    from lib.predict import advise, advise_text, suggestions
+    from lib.predict import advise, advise_text, suggestions, transfer_cpu
 
     query = advise.Query(options.model, options.batch_size, options.input, options.mode, options.dtype)
     advice = advise.advise(query, options.device, crossovers=not options.json)
+    if not options.no_look and advise.without_ceilings(advice):
+        print("no model of this CPU: its ceilings are measured, once on a quiet machine, in some ten seconds (--no-look: not)",
+              file=sys.stderr)
+        transfer_cpu.look()
+        advice = advise.advise(query, options.device, crossovers=not options.json)
+    note = advise_text.neighbours(advice)
     if options.json:
         verified = suggestions.verified(advice, suggestions.suggestions(advice)) if options.verify else None
-        print(json.dumps(advise_text.records(advice, verified), indent=1, allow_nan=False))
+        print(json.dumps(advise_text.records(advice, verified, note), indent=1, allow_nan=False))
         return 0
-    print(advise_text.text(advice))
+    print("\n".join(filter(None, (advise_text.text(advice), note))))
     changes = suggestions.suggestions(advice)
     if options.verify:
         measured_ms, changes = suggestions.verified(advice, changes)
         print(advise_text.verdict(advice, measured_ms))
     print(advise_text.changes(changes))
+    return 0
+
+
+def _advise_operator(options: argparse.Namespace) -> int:
+    import json
+
+    from lib.predict import advise_operator
+
+    wanted = advise_operator.config(options.op, options.parameters, options.dtype, options.passes)
+    table = advise_operator.advise(wanted, options.device)
+    print(json.dumps(advise_operator.records(table), indent=1, allow_nan=False) if options.json else
+          advise_operator.text(wanted, table))
     return 0
 
 
@@ -37,6 +56,13 @@ def _models(options: argparse.Namespace) -> int:
     from lib.predict import registry
     from lib.predict.evaluation import evaluate
 
+    if options.train == "profiles":
+        from lib.predict.evaluation import profiled_steps
+
+        for path in profiled_steps.learn_all(options.source):
+            scores = profiled_steps.scores(profiled_steps.published(path, options.source))
+            print(f"{path}\n{scores.to_string(index=False, float_format=lambda value: f'{value:.1f}')}\n")
+        return 0
     if options.train == "cpu":
         print(evaluate.evaluate(quick=options.quick)["scores"].to_string(index=False))
     elif options.train in ("power", "attention-power"):
@@ -44,8 +70,12 @@ def _models(options: argparse.Namespace) -> int:
 
         device, kind = training.SHIPS[options.train]
         print(training.ship(device, options.quick, kind).to_string(index=False, float_format=lambda value: f"{value:.2f}"))
-    elif options.train:
+    elif options.train in ("neusight", "aiconfigurator"):
         evaluate.published(options.train, "bf16" if options.train == "aiconfigurator" else "fp32", options.quick)
+    elif options.train:
+        scores, reasons = evaluate.own_machine(options.train, options.quick)
+        print(scores.to_string(index=False))
+        print("".join(f"left out: {reason}\n" for reason in reasons), end="")
     table = registry.summary()
     print(table.to_string(index=False, float_format=lambda value: f"{value:.1f}"))
     return int((table["part"] == registry.UNUSABLE).any())
@@ -59,16 +89,36 @@ def add(verbs) -> None:
     verb.add_argument("--batch-size", type=whole(1), default=0, help="default: the workload's own, or 1")
     verb.add_argument("--mode", default="infer", choices=("infer", "train"))
     verb.add_argument("--dtype", default="fp32", choices=("fp32", "bf16", "fp16"))
-    verb.add_argument("--device", action="append", default=[], help="a device; may be given again (default: all with a model)")
+    verb.add_argument("--device", action="append", default=[],
+                      help="a device, or a reference machine whose models were trained (NAME, or cpu@NAME); may be given again "
+                           "(default: all with a model)")
     verb.add_argument("--verify", action="store_true", help="measure the prediction and the changes on this machine's CPU")
+    verb.add_argument("--no-look", action="store_true",
+                      help="do not measure the ceilings of this CPU first (ten seconds, once) where it has no model of its own")
     verb.add_argument("--json", action="store_true",
                       help="print a list of objects, one a device; with --verify this CPU's holds what was measured, too")
     verb.set_defaults(call=_advise)
 
+    verb = verbs.add_parser("advise-op", help="how long one operator takes on each device, at what bandwidth and rate, and why")
+    verb.add_argument("op", help="a family, such as conv2d, linear, attention; an unknown one lists all")
+    verb.add_argument("parameters", nargs="*", metavar="NAME=VALUE",
+                      help="batch=8 in_channels=64 out_channels=64 height=56 width=56 kernel=3 stride=1 padding=1 ...; a wrong "
+                           "name lists those of the family")
+    verb.add_argument("--pass", dest="passes", default="forward", choices=("forward", "backward"))
+    verb.add_argument("--dtype", default="fp32", choices=("fp32", "bf16", "fp16"))
+    verb.add_argument("--device", action="append", default=[], help="as in advise")
+    verb.add_argument("--json", action="store_true", help="print a list of objects, one a device")
+    verb.set_defaults(call=_advise_operator)
+
     verb = verbs.add_parser("models", help="the registry: every cost model with its scores; or train those that ship")
-    verb.add_argument("--train", choices=("cpu", "neusight", "aiconfigurator", "power", "attention-power"),
-                      help="train from the reference machine's data, or from imported data; power: of GEMMs on an H200; "
-                           "attention-power: of attention on a B200")
+    verb.add_argument("--train", metavar="WHAT",
+                      help="cpu: from the first reference machine's data; a reference machine's name, committed or imported "
+                           "from a bundle: each device that it swept; profiles: whole steps, and what loader, copy and "
+                           "optimizer cost; neusight, aiconfigurator: from published data; "
+                           "power: of GEMMs on an H200; attention-power: of attention on a B200")
+    verb.add_argument("--source", choices=("measure", "replay"), default="measure",
+                      help="of --train profiles: those of this machine and imported ones (default), or the reference's, which "
+                           "ship")
     verb.add_argument("--quick", action="store_true", help="train less, in a fraction of the time")
     verb.set_defaults(call=_models)
 

@@ -21,7 +21,7 @@ def _medmnist(options: argparse.Namespace) -> int:
         medmnist_files.published(name, size)
     failed = False
     for name, size in pairs:
-        path = paths.MEDMNIST / medmnist_files.file_name(name, size)
+        path = medmnist_files.located(name, size)
         try:
             if options.action == "fetch":
                 medmnist_files.fetch(name, size)

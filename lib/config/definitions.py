@@ -40,6 +40,7 @@ class RunGrid(Strict):
     models: Annotated[tuple[str, ...], Field(min_length=1)]
     batch_sizes: Annotated[tuple[Positive, ...], Field(min_length=1)]
     precisions: Annotated[tuple[Literal["fp32", "bf16", "fp16"], ...], Field(min_length=1)]
+    optimizers: Annotated[tuple[Literal["adam", "sgd"], ...], Field(min_length=1)] = ("adam",)
     options: dict[str, Any] = {}
 
 
@@ -48,6 +49,8 @@ class Matrix(Strict):
 
     environment: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]*$")] = ""
     dataset: str = "pathmnist"
+    folder: str = ""
+    notes: Annotated[str, Field(max_length=10_000)] = ""
     size: Annotated[int, Field(ge=8, le=1024)] = 224
     repeats: Positive = 3
     options: dict[str, Any] = {}

@@ -18,6 +18,7 @@ _LONGEST = 1000
 Device = Annotated[str, Field(pattern=f"^{_DEVICE}$")]
 Devices = Annotated[str, Field(pattern=f"^(all|{_DEVICE}(,{_DEVICE})*)$")]
 Names = Annotated[str, Field(pattern=r"^[^,\s]+(,[^,\s]+)*$")]
+MachineName = Annotated[str, Field(pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]{0,209})?$")]  # of a bundle, perhaps with -v2
 FolderName = Annotated[str, Field(pattern=rf"^({NAME})?$")]
 RunFolder = Annotated[str, Field(pattern=r"^(([A-Za-z0-9_][A-Za-z0-9._@-]{0,219}/)?[A-Za-z0-9_][A-Za-z0-9._@-]{0,219})?$")]
 Shape = Annotated[str, Field(pattern=r"^([0-9]{1,6}(x[0-9]{1,6}){2,3})?$")]  # such as 3x224x224
@@ -40,7 +41,7 @@ class MachineParams(Parameters):
     """Parameters of ``01_machine``."""
 
     source: Source = "measure"
-    reference: FolderName = ""
+    reference: MachineName = ""
     device: Device = "auto"
     budget_s: Annotated[float, Field(ge=1, le=3600)] = 15.0
     gemm_max: Annotated[int, Field(ge=0, le=32768)] = 0
@@ -54,7 +55,7 @@ class ProfileParams(Parameters):
     workload: str = "W1"
     device: Device = "auto"
     source: Source = "measure"
-    reference: FolderName = ""
+    reference: MachineName = ""
     data_source: Literal["auto", "medmnist", "synthetic", "imagefolder"] = "auto"
     resolution: Literal["native", "resized"] = "native"
     batch_size: BatchSize = 0
@@ -66,6 +67,7 @@ class ProfileParams(Parameters):
     profile: bool = True
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     lr: Annotated[float, Field(gt=0, le=10)] = 1e-3
+    optimizer: Literal["adam", "sgd"] = "adam"
     channels_last: bool = False
     grad_accum_steps: Annotated[int, Field(ge=1, le=1_000_000)] = 1
     num_workers: Annotated[int, Field(ge=0, le=256)] = 0
@@ -84,7 +86,7 @@ class SweepParams(Parameters):
     """Parameters of ``03_sweep`` and of one sweep."""
 
     source: Source = "measure"
-    reference: FolderName = ""
+    reference: MachineName = ""
     op: Names = "conv2d"
     grid: str = ""
     device: Devices = "auto"
@@ -142,7 +144,7 @@ class RooflineParams(Parameters):
     """Parameters of ``05_roofline``."""
 
     source: Source = "measure"
-    reference: FolderName = ""
+    reference: MachineName = ""
     device: Device = "auto"
     models: Names = "resnet50,vgg16,mobilenet_v2"
     batch_size: Annotated[BatchSize, Field(ge=1)] = 1
@@ -156,7 +158,7 @@ class ComplexityParams(Parameters):
     """Parameters of ``04_complexity``."""
 
     source: Source = "measure"
-    reference: FolderName = ""
+    reference: MachineName = ""
     models: str = "W1,W2,W3,W4,W5,W6,W7,resnet50,vgg16,mobilenet_v2"
     input_shape: Shape = ""
     batch_sizes: Annotated[str, Field(pattern=r"^[1-9][0-9]{0,5}( *, *[1-9][0-9]{0,5})*$")] = "1,8,32"
@@ -184,7 +186,7 @@ class CostModelParams(Parameters):
     """Parameters of ``06_cost_model``."""
 
     source: Source = "measure"
-    reference: FolderName = ""
+    reference: MachineName = ""
     quick: bool = True
     families: str = "conv2d forward,matmul and linear"
     model: Annotated[str, Field(min_length=1)] = "resnet50"
@@ -204,7 +206,7 @@ class SchedulerParams(Parameters):
     """Parameters of ``07_scheduler_eval``."""
 
     source: Source = "measure"
-    reference: FolderName = ""
+    reference: MachineName = ""
     scenarios: Names = "one_gpu,large_gpu,mixed"
     count: Annotated[int, Field(ge=10, le=20_000)] = 120
     seeds: Annotated[int, Field(ge=1, le=100)] = 2
@@ -226,7 +228,7 @@ class LayerPowerParams(Parameters):
     """Parameters of ``08_layer_power``."""
 
     source: Source = "measure"
-    reference: FolderName = ""
+    reference: MachineName = ""
     recordings: str = ""
     network: FolderName = ""
     engine: str = ""
@@ -239,7 +241,7 @@ class FinetuneParams(Parameters):
     """Parameters of ``09_finetune``."""
 
     source: Source = "measure"
-    reference: FolderName = ""
+    reference: MachineName = ""
     config: FolderName = "cnn"
     run: RunFolder = ""
     device: Device = "auto"

@@ -11,15 +11,12 @@ def advise(config: Mapping[str, Any], processors: Sequence[tuple[str, str]]) -> 
     """Return by processor the seconds of a config's training steps and evaluated batches, and on what they rest.
 
     ``processors`` are (``cpu`` or ``cuda``, the name that its driver gives); one that no model is of is left out. A network is
-    built from its config, without weights. Starting, loading and saving are not in it. Raises InputError where data or network
-    are not to be had here.
+    built from its config, without weights. A step has all of its parts: loader, copy, forward, backward, optimizer. Starting
+    and saving are not in it. Raises InputError where data or network are not to be had here.
     """
     from lib.finetune import data, networks
     from lib.finetune.config import TrainConfig
     from lib.predict import advise as advice
-    from lib.predict.networks import work
-    from lib.work import dtypes
-    from lib.work.networks import Network
 
     checked = build(TrainConfig, {**config, "load_pretrained": False}, "config")
     names, facts = data.names_and_facts(checked)
@@ -27,16 +24,14 @@ def advise(config: Mapping[str, Any], processors: Sequence[tuple[str, str]]) -> 
     opened = data.open_data(checked, network.inputs, names)
     batches = {split: data.Batches(indices, checked.batch_size).batches for split, indices in opened.indices.items()}
     counts = {"train": batches["train"] * checked.epochs, "infer": batches["val"] * checked.epochs + batches.get("test", 0)}
-    sample = (network.inputs.channels, *[network.inputs.size] * facts.spatial)
-    built = Network(network.name, lambda: network.build(opened.labels), (checked.batch_size, *sample))
-    parts = {mode: work.captured(built, mode, dtypes.torch_name(checked.precision), checked.channels_last) for mode in counts}
+    loops = {kind: networks.captured(checked, device_type=kind) for kind in sorted({kind for kind, _ in processors})}
     advised = {}
     for kind, name in processors:
         if predictor := _predictor(kind, name, checked.precision):
-            estimates = {mode: predictor.estimate(part) for mode, part in parts.items()}
-            ms = {mode: estimate.predicted_ms for mode, estimate in estimates.items()}
+            steps = {mode: loops[kind].step(predictor, mode) for mode in counts}
+            ms = {mode: step.predicted_ms for mode, step in steps.items()}
             words = (f"{counts['train']:,} steps of {ms['train']:,.3g} ms, {counts['infer']:,} evaluated batches of "
-                     f"{ms['infer']:,.3g} ms, {advice.source_of(predictor, estimates['train'])}")
+                     f"{ms['infer']:,.3g} ms, {advice.source_of(predictor, steps['train'].passes)}")
             advised[name] = sum(counts[mode] * ms[mode] for mode in counts) / 1e3, words
     return advised
 

@@ -12,9 +12,12 @@ from torch import nn
 
 from lib import paths
 from lib.errors import InputError, one_line
+from lib.finetune import data
 from lib.finetune.config import TrainConfig
 from lib.finetune.transforms import Inputs
-from lib.work import datasets, models
+from lib.predict.networks import work
+from lib.predict.steps import Loop, Recipe
+from lib.work import datasets, dtypes, medmnist_files, models, networks
 
 _HUB = re.compile(r"[\w.-]+/[\w.-]+")
 _FOLDER_SIZE, _MEDMNIST_SIZE = 224, 28
@@ -41,6 +44,24 @@ def network(config: TrainConfig, facts: datasets.Facts) -> Network:
     if facts.spatial == 3 and models.OWN.get(name, (2, None))[0] != 3:
         raise InputError(f"model_flavour {name!r} takes pictures, but {config.root} holds volumes; use cnn3d")
     return made
+
+
+def captured(config: TrainConfig, modes: tuple[str, ...] = ("train", "infer"), device_type: str = "cpu") -> Loop:
+    """Capture a config's training step (train) and evaluated batch (infer) on a device type, for the cost models.
+
+    Its weights are not read. Pictures of a folder count as resized. What decoding them, clipping gradients and augmenting take
+    is not in it. Raises InputError where data or network are not to be had or captured.
+    """
+    names, facts = data.names_and_facts(config)
+    own = network(config, facts)
+    sample = (own.inputs.channels, *[own.inputs.size] * facts.spatial)
+    built = networks.Network(own.name, lambda: own.build(config.labels or names), (config.batch_size, *sample))
+    dtype = dtypes.torch_name(config.precision)
+    works = {mode: work.captured(built, mode, dtype, config.channels_last, device_type) for mode in modes}
+    source, _, dataset = config.root.partition(":")
+    resized = source not in ("medmnist", "synthetic") or \
+        medmnist_files.native_size(dataset, own.inputs.size, "native") != own.inputs.size
+    return Loop(works, resized, Recipe(config.optimizer, config.num_workers, config.grad_accum_steps))
 
 
 def _scratch_size(config: TrainConfig) -> int:

@@ -1,16 +1,42 @@
 """What has been measured before: the tables of this machine, of imported ones, and of the reference."""
 
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
 from lib import paths, store
 from lib.errors import InputError, choices
 
+NO_MACHINES = ("models", "gavel")  # other folders beside those of machines
 
-def machines_with(pattern: str) -> dict[str, Path]:
-    """Return the reference machines that have what fits ``pattern`` below their folder, each with the last such path."""
-    return {path.relative_to(paths.REFERENCE).parts[0]: path for path in sorted(paths.REFERENCE.glob(f"*/{pattern}"))}
+
+def machines(imported: bool = False) -> dict[str, Path]:
+    """Return the folders of the reference machines by name: the committed ones, then those ``imported`` from bundles.
+
+    A replay that names no machine goes without these, so that it gives the same everywhere.
+    """
+    roots = (paths.REFERENCE, paths.IMPORTED) if imported else (paths.REFERENCE,)
+    several: dict[str, Path] = {}
+    for path in (path for root in roots for path in sorted(root.glob("[!.]*"))):
+        if path.is_dir() and path.name not in NO_MACHINES:
+            several.setdefault(path.name, path)
+    return several
+
+
+def machine_folder(reference: str) -> Path:
+    """Return the folder of one reference machine, committed or imported; InputError lists the machines."""
+    several = machines(imported=True)
+    if reference not in several:
+        raise InputError(f"no reference machine {reference!r} in {paths.REFERENCE} or {paths.IMPORTED}; there are: "
+                         f"{choices(several) or 'none'}")
+    return several[reference]
+
+
+def machines_with(pattern: str, imported: bool = False) -> dict[str, Path]:
+    """Return the machines, see ``machines``, that have what fits ``pattern`` in their folder, each with the last such path."""
+    last = {name: max(folder.glob(pattern), default=None) for name, folder in machines(imported).items()}
+    return {name: path for name, path in last.items() if path}
 
 
 def machine_with(pattern: str, what: str, reference: str = "", hint: str = "") -> tuple[str, Path]:
@@ -18,24 +44,53 @@ def machine_with(pattern: str, what: str, reference: str = "", hint: str = "") -
 
     Raises InputError, which lists the machines that have ``what``, and ends with ``hint``.
     """
-    several = machines_with(pattern)
+    several = machines_with(pattern, imported=bool(reference))
     if not several or (reference and reference not in several):
-        which = f" {reference!r}" if reference else ""
-        raise InputError(f"no reference machine{which} with {what} in {paths.REFERENCE}; there are: "
+        which, where = (f" {reference!r}", f" or {paths.IMPORTED}") if reference else ("", "")
+        raise InputError(f"no reference machine{which} with {what} in {paths.REFERENCE}{where}; there are: "
                          f"{choices(several) or 'none'}{hint}")
     name = reference or next(iter(several))
     return name, several[name]
 
 
+def stand_in(pattern: str, what: str, reference: str) -> tuple[str, str]:
+    """Return the machine whose ``what`` is shown for a reference, and what a note says where that is another one.
+
+    It is the reference itself where it has what fits ``pattern``, else (empty: always) the first committed one that has.
+    """
+    if not reference or next(machine_folder(reference).glob(pattern), None):
+        return reference, ""
+    name, _ = machine_with(pattern, what)
+    return name, f"{reference} has no {what}: that of {name} stands in."
+
+
+def hardware(folder: Path) -> dict[str, Any]:
+    """Return what a machine is made of, by the provenance of what was measured there; empty where none says so."""
+    for path in sorted(folder.glob("**/*.meta.json")):
+        facts = store.read_json(path)
+        for one in (facts, *(facts["devices"].values() if isinstance(facts.get("devices"), dict) else ())):
+            if one.get("hardware"):
+                return one["hardware"]
+    return {}
+
+
+def networks_files(folder: Path) -> list[Path]:
+    """Return the tables ``networks`` of a machine, those of each of its campaigns."""
+    return sorted([*folder.glob("networks/*.parquet"), *folder.glob("networks/*/networks.parquet")])
+
+
 def folders(source: str, reference: str = "") -> list[Path]:
     """Return the folders that hold measured tables: this machine's own and imported ones, or one reference machine's.
 
-    Raises InputError listing the reference machines when there is none of that name.
+    Without ``reference`` a replay has those of all committed machines with runs. Raises InputError listing the machines where
+    there is none, or none of that name.
     """
     if source == "measure":
         return [paths.DATA, *sorted(path for path in paths.IMPORTED.glob("*") if path.is_dir())]
-    first, _ = machine_with("runs", "runs", reference)
-    return [path.parent for name, path in machines_with("runs").items() if name == first or not reference]
+    if reference:
+        return [machine_folder(reference)]
+    machine_with("runs", "runs")
+    return [path.parent for path in machines_with("runs").values()]
 
 
 def runs(source: str, reference: str = "") -> pd.DataFrame:

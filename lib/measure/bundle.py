@@ -1,7 +1,6 @@
 """Bundles: what was measured on one machine, packed into one file and merged on another."""
 
 import contextlib
-import filecmp
 import hashlib
 import io
 import json
@@ -12,69 +11,76 @@ import zipfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from types import MappingProxyType
 
 from lib import files, paths, store
 from lib.config.base import build, mapping
 from lib.errors import InputError, choices, one_line
 from lib.measure import bundle_contents
-from lib.measure.bundle_contents import FOLDERS, Index
+from lib.measure.archive import NO_MACHINES
+from lib.measure.bundle_contents import FOLDERS, Index, Readers
+from lib.tables import SCHEMA_VERSION
 
-_FORMAT = 1
+_FORMATS = (1, 2)  # that are read; the last one is written
 _INDEX = "bundle.json"
 _MOST_FILES = 20_000
 _FILE_MB, _JSON_MB, _ALL_MB, _BUNDLE_MB = 200, 8, 1000, 200
 _RATIO = 100  # of a file to what it takes in the bundle; measurements come to about ten
 _CHUNK = 2**20
-_OTHER_FOLDERS = ("models", "gavel")  # of data/reference and data/imported, which are no machines
 _MACHINE = r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}"
+_WORDS = ("cpu", "power", "attention-power", "neusight", "aiconfigurator")  # that `models --train` takes besides machines
+NO_READERS: Readers = MappingProxyType({})
 
 
-def pack(target: Path, machine: str, folder: Path | None = None, host_name: bool = False) -> list[str]:
-    """Pack the finished tables of ``folder`` (default: data/) with their provenance into ``target``; return the packed names.
+def pack(target: Path, machine: str, folder: Path | None = None, host_name: bool = False,
+         readers: Readers = NO_READERS) -> list[str]:
+    """Pack what was measured in ``folder`` (default: data/) with its provenance into ``target``; return the packed names.
 
-    A run that was cut short (rows, but no line in ``runs``) is left out, and unless ``host_name``, so are the host's name and
-    the folders of paths. Raises InputError when there is nothing to pack, a table does not fit, or ``target`` exists.
+    What was cut short (rows of a run without its line in ``runs``, a sweep without its table) is left out, and what is no
+    table and ``readers`` do not read; unless ``host_name``, so are the host's name and the folders of paths. Raises InputError
+    when there is nothing to pack, a table does not fit, or ``target`` exists.
     """
     folder, digests = folder or paths.DATA, {}
     files.check_new(target)
-    names = _finished(folder)
+    names = _finished(folder, readers)
     if not names:
-        raise InputError(f"nothing to pack: no finished runs or ceilings in {folder}; measure something first")
+        raise InputError(f"nothing to pack: no finished runs, sweeps or ceilings in {folder}; measure something first")
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
         for name in names:
             path = folder / name
-            bundle_contents.check(path, name)
+            bundle_contents.check(path, name, readers)
             data = path.read_bytes() if host_name else bundle_contents.without_host(path, name)
             digests[name] = hashlib.sha256(data).hexdigest()
             archive.writestr(zipfile.ZipInfo(name), data, zipfile.ZIP_DEFLATED)
-        index = json.dumps({"format": _FORMAT, "machine": machine, "files": digests}, indent=1)
-        archive.writestr(zipfile.ZipInfo(_INDEX), index, zipfile.ZIP_DEFLATED)
+        index = Index(format=_FORMATS[-1], machine=machine, files=digests, schema_version=SCHEMA_VERSION)
+        archive.writestr(zipfile.ZipInfo(_INDEX), json.dumps(index.model_dump(), indent=1), zipfile.ZIP_DEFLATED)
         _check_sizes(archive, str(folder))
     files.create(target, content.getvalue())
     return names
 
 
-def _finished(folder: Path) -> list[str]:
-    """Return the names of the tables of finished runs, ceilings and points, each with its provenance."""
-    runs = {path.stem for path in (folder / "runs").glob("*.csv")}
-    names = []
-    for path in (path for name in FOLDERS for path in sorted((folder / name).glob("[!.]*.csv"))):
-        if path.parent.name == "profiles" and path.stem.rpartition("_")[0] not in runs:
-            continue
-        meta = path.with_name(bundle_contents.meta_of(path.name))
-        names += [one.relative_to(folder).as_posix() for one in (path, meta) if one.is_file()]
-    return names
+def _finished(folder: Path, readers: Readers) -> list[str]:
+    """Return the names of what a folder holds and a bundle may, without what was cut short."""
+    names: list[str] = []
+    for path in (path for name in FOLDERS for path in sorted((folder / name).glob("**/[!.]*"))):
+        name = path.relative_to(folder).as_posix()
+        with contextlib.suppress(InputError):  # what no bundle holds stays
+            if path.is_file() and bundle_contents.is_read(name, readers):
+                names.append(name)
+    return [name for name in names if not bundle_contents.lacking(name, names)]
 
 
-def merge(source: Path, target: Path | None = None) -> tuple[Path, int]:
+def merge(source: Path, target: Path | None = None, readers: Readers = NO_READERS) -> tuple[Path, int]:
     """Merge a bundle into ``target`` (default: data/imported), under its machine's name; return the folder and new files.
 
-    The same files again change nothing; other files of the same names go to ``<machine>-v2``. All files are checked before
-    anything is written, and none is held but the one being read. Raises InputError for a damaged bundle, one that holds
-    anything else than tables with their provenance, and one that is too large.
+    The same files again change nothing, and a sweep or matrix that went on since is gone on with; other files of the same
+    names, and those of another machine that is called the same, go to ``<machine>-v2``. All files are checked before anything
+    is written, and none is held but the one being read. ``readers`` read, by kind, what is no table. Raises InputError for a
+    damaged bundle, one that holds anything else than tables with their provenance, one of a later schema, and one that is too
+    large.
     """
-    target = target or paths.IMPORTED
+    target, hardware = target or paths.IMPORTED, set()
     with tempfile.TemporaryDirectory() as temporary:
         scratch = Path(temporary)
         with _opened(source) as archive:
@@ -84,24 +90,30 @@ def merge(source: Path, target: Path | None = None) -> tuple[Path, int]:
                     raise InputError(f"{source}: {name} is damaged (its digest does not fit)")
         for name in index.files:
             try:
-                bundle_contents.check(scratch / name, name)
+                hardware |= bundle_contents.check(scratch / name, name, readers)
             except InputError as error:
                 raise InputError(f"{source}: {name} does not fit its table: {str(error).replace(f'{scratch}/', '')}") from None
 
         def collides(machine: str) -> bool:
-            there = [(target / machine / name, scratch / name) for name in index.files]
-            return any(path.is_file() and not filecmp.cmp(path, new, shallow=False) for path, new in there)
+            if target != paths.REFERENCE and (paths.REFERENCE / machine).exists():
+                return True  # a name stands for one machine, and the committed one has it
+            others = bundle_contents.hardware_of(target / machine)
+            return bool(others and hardware and not others & hardware) or \
+                "other" in _successions(target / machine, scratch, index).values()
 
         folder = target / store.fresh_name(index.machine, collides)
-        new = [name for name in _written_order(index.files) if not (folder / name).is_file()]
+        there = _successions(folder, scratch, index)
+        new = [name for name in bundle_contents.written_order(index.files) if there.get(name, "grown") == "grown"]
         for name in new:
-            files.create(files.folder((folder / name).parent) / Path(name).name, (scratch / name).read_bytes())
+            path = files.folder((folder / name).parent) / Path(name).name
+            (files.replace if name in there else files.create)(path, (scratch / name).read_bytes())
     return folder, len(new)
 
 
-def _written_order(names: dict[str, str]) -> list[str]:
-    """Return a bundle's files so that whoever reads meanwhile, or after a full disk, sees whole runs: ``runs`` comes last."""
-    return sorted(names, key=lambda name: (name.startswith("runs/"), name.endswith(bundle_contents.META), name))
+def _successions(folder: Path, scratch: Path, index: Index) -> dict[str, str]:
+    """Return what each file of a bundle is to the one of its name in ``folder``, of those that are there."""
+    return {name: bundle_contents.succession(folder, scratch, name, index.files)
+            for name in index.files if (folder / name).is_file()}
 
 
 @contextlib.contextmanager
@@ -177,26 +189,25 @@ def _index(archive: zipfile.ZipFile, source: Path, scratch: Path) -> Index:
         index = build(Index, mapping(store.read_json(scratch / _INDEX), Path(where)), where)
     except InputError as error:
         raise InputError(str(error).replace(str(scratch / _INDEX), where)) from None
-    if index.format != _FORMAT:
-        raise InputError(f"{source} has format {index.format}; this version reads {_FORMAT}")
-    if not re.fullmatch(_MACHINE, index.machine) or index.machine.lower() in _OTHER_FOLDERS:
+    if index.format not in _FORMATS:
+        raise InputError(f"{source} has format {index.format}; this version reads {choices(_FORMATS)}")
+    try:
+        bundle_contents.check_schema(index.schema_version)
+    except InputError as error:
+        raise InputError(f"{source}: {error}") from None
+    if not re.fullmatch(_MACHINE, index.machine) or index.machine.lower() in (*NO_MACHINES, *_WORDS):
         raise InputError(f"{source}: {index.machine[:60]!r} is no name of a machine")
     if not index.files:
         raise InputError(f"{source} holds no table")
-    tables = {name: _table_of(name, source) for name in index.files}
-    runs = {Path(name).stem for name, table in tables.items() if table == "runs"}
-    orphans = [name for name, table in tables.items() if table == "profile" and name.endswith(".csv")
-               and Path(name).stem.rpartition("_")[0] not in runs]
-    if orphans:
-        raise InputError(f"{source}: {orphans[0]} is of a run that was cut short: its line in runs/ is missing")
+    for name in index.files:
+        _table_of(name, source)
     missing, others = set(index.files) - set(archive.namelist()), set(archive.namelist()) - {*index.files, _INDEX}
     if missing or others:
         raise InputError(f"{source} is damaged: it lacks [{choices(sorted(missing)[:3])}], and its index does not name "
                          f"[{choices(sorted(others)[:3])}]")
-    alone = [name for name in index.files if name.endswith(bundle_contents.META)
-             and name.removesuffix(bundle_contents.META) + ".csv" not in index.files]
-    if alone:
-        raise InputError(f"{source}: {alone[0]} comes without its table")
+    for name in index.files:
+        if why := bundle_contents.lacking(name, index.files):
+            raise InputError(f"{source}: {name} {why}")
     return index
 
 

@@ -1,9 +1,11 @@
 """What a bundle may hold: which files, by folder and name, what must be in each, and what of a machine's owner stays out."""
 
 import csv
+import filecmp
 import io
 import os
 import re
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +14,31 @@ from pydantic import ConfigDict, JsonValue
 from lib import csv_files, files, store
 from lib.config.base import Strict, build, mapping
 from lib.errors import InputError, choices
+from lib.tables import SCHEMA_VERSION
 
 META = ".meta.json"
-FOLDERS = ("profiles", "runs", "ceilings", "points")
-_TABLES = (("profiles", r".+_(train|eval|test)", "profile"), ("runs", r".+", "runs"), ("ceilings", r"ceilings_.+", "ceilings"),
-           ("ceilings", r"overheads_.+", "overheads"), ("points", r"points_.+", "points"))
+FOLDERS = ("profiles", "runs", "ceilings", "points", "sweeps", "networks", "models", "contention", "matrix", "schedule")
+_KINDS = tuple((re.compile(pattern.replace("NAME", files.NAME)), kind) for pattern, kind in (
+    (r"profiles/(NAME)_(train|eval|test)\.csv", "profile"), (r"runs/(NAME)\.csv", "runs"),
+    (r"ceilings/ceilings_NAME\.csv", "ceilings"), (r"ceilings/overheads_NAME\.csv", "overheads"),
+    (r"points/points_NAME\.csv", "points"), (r"sweeps/NAME/sweep\.parquet", "sweep"),
+    (r"sweeps/(NAME)/NAME/configs\.csv", "configs"), (r"sweeps/(NAME)/NAME/repeats\.csv", "repeats"),
+    (r"sweeps/(NAME)/NAME/energies\.csv", "energies"), (r"networks/(?:NAME/)?networks\.parquet", "networks"),
+    (r"contention/NAME\.csv", "contention"), (r"matrix/cells\.csv", "cells"), (r"models/NAME\.json\.gz", "model"),
+    (r"schedule/(?:(NAME)/)?(?:schedule|simulated)\.csv", "schedule"), (r"schedule/(?:NAME/)?ran\.json", "record")))
+_NO_TABLES = ("model", "record")  # which readers of other rooms check
+_ENTRANCES = ("runs", "sweep", "record")  # by which others read the rest: written last
 _RUN_FACTS = ("run_id", "data_note", "started_utc", "hardware_id")
-_FACTS = {"profile": _RUN_FACTS, "runs": _RUN_FACTS, "overheads": (), "points": ("started_utc", "hardware_id"),
-          "ceilings": ("started_utc", "machine", "hardware", "software", "load_at_start", "load_at_end")}  # that replays read
-_KEYS = {"profile": ["split", "epoch", "global_step"], "runs": ["run_id"]}  # what a row is of, once
-_WITH_PATHS = ("data_note", "failed", "software")
+_FACTS = {"profile": _RUN_FACTS, "runs": _RUN_FACTS, "points": ("started_utc", "hardware_id"),
+          "ceilings": ("started_utc", "machine", "hardware", "software", "load_at_start", "load_at_end"),  # that replays read
+          "sweep": ("started_utc", "devices")}
+_KEYS = {"profile": ["split", "epoch", "global_step"], "runs": ["run_id"], "repeats": ["config", "round"],
+         "sweep": ["config", "device"]}  # what a row is of, once
+_GROWING = ("configs", "repeats", "energies", "cells")  # append-only
+_MAY_REPEAT = ("configs", "energies", "cells", "networks")  # of which the last row of a case counts
+_WITH_PATHS = ("data_note", "failed", "failures", "software", "devices")
 _PATH = re.compile(r"(?<![\w./])/(?:[^\s/:]+/)+")  # the folders of an absolute path
+Readers = Mapping[str, Callable[[Path], object]]
 
 
 class _Typed(Strict):
@@ -32,11 +48,12 @@ class _Typed(Strict):
 
 
 class Index(_Typed):
-    """``bundle.json``: the format, the machine's name, and the SHA-256 of every other file by its name."""
+    """``bundle.json``: format, machine's name, SHA-256 of every other file by its name, and the schema of their tables."""
 
     format: int
     machine: str
     files: dict[str, str]
+    schema_version: str = "1"
 
 
 class Load(_Typed):
@@ -71,64 +88,165 @@ class Provenance(_Typed):
     load_at_end: Load | None = None
     metrics: dict[str, dict[str, float]] = {}
     failed: list[str] = []
+    threads: int = 0
+    note: str = ""
+    devices: dict[str, dict[str, JsonValue]] = {}  # of a sweep: the identity of each
+    failures: dict[str, str] = {}
+    invalid: dict[str, int] = {}
+    rounds: int = 0
+    cases: int = 0
 
 
 def table_of(name: str) -> str:
     """Return the table that a file of a bundle holds, or has the provenance of; InputError for a name that none has."""
-    folder, _, file = name.partition("/")
-    stem = _stem(file)
-    table = next((table for place, pattern, table in _TABLES if place == folder and re.fullmatch(pattern, stem)), "")
-    if not table or not re.fullmatch(files.NAME, stem) or file not in (f"{stem}.csv", stem + META):
-        raise InputError(f"{name!r} lies outside of what a bundle holds: tables as .csv, with {META}, of {choices(FOLDERS)}")
-    return table
+    return _parts(name)[0]
+
+
+def _parts(name: str) -> tuple[str, tuple[str, ...]]:
+    """Return the table of a file, and what its name says of it."""
+    names = [name.removesuffix(META) + suffix for suffix in (".csv", ".parquet")] if name.endswith(META) else [name]
+    for pattern, table in _KINDS:
+        for match in filter(None, map(pattern.fullmatch, names)):
+            return table, match.groups()
+    raise InputError(f"{name!r} lies outside of what a bundle holds: tables and models, with {META}, of {choices(FOLDERS)}")
 
 
 def meta_of(name: str) -> str:
     """Return the name of the provenance of a table's file."""
-    return name.removesuffix(".csv") + META
+    return name.removesuffix(".csv").removesuffix(".parquet") + META
 
 
-def _stem(name: str) -> str:
-    return name.removesuffix(META).removesuffix(".csv")
+def is_read(name: str, readers: Readers) -> bool:
+    """Return whether a file is a table, or of what ``readers`` read; InputError for a name that no bundle holds."""
+    table = table_of(name)
+    return table not in _NO_TABLES or table in readers
 
 
-def check(path: Path, name: str) -> None:
-    """Read one file as what its name in the bundle says that it is; InputError for anything else."""
-    table, stem = table_of(name), _stem(name.partition("/")[2])
-    run_id, _, kind = stem.rpartition("_") if table == "profile" else (stem, "", "")
+def lacking(name: str, names: Collection[str]) -> str:
+    """Return why a file means nothing without others that are not among ``names``; empty where it has what it needs."""
+    table, parts = _parts(name)
     if name.endswith(META):
-        meta = build(Provenance, mapping(store.read_json(path), path), str(path))
-        lacking = [fact for fact in _FACTS[table] if not getattr(meta, fact)]
-        if lacking or meta.table != table or (meta.run_id and meta.run_id != run_id):
-            raise InputError(f"it is of table {meta.table!r}, run {meta.run_id!r}, and lacks [{choices(lacking)}]")
-        return
+        stem = name.removesuffix(META)
+        return "" if {f"{stem}.csv", f"{stem}.parquet"} & set(names) else "comes without its table"
+    folder = name.rpartition("/")[0]
+    run = f"runs/{parts[0]}.csv" if table == "profile" else ""
+    needs = {"profile": (run, "is of a run that was cut short: its line in runs/ is missing"),
+             "sweep": (meta_of(name), "comes without its provenance"),
+             "schedule": (f"{folder}/ran.json", "is of a run of jobs that was cut short: its ran.json is missing"),
+             **dict.fromkeys(("configs", "repeats", "energies"), (
+                 f"{folder.rpartition('/')[0]}/sweep.parquet",
+                 "is of a sweep that was cut short: its sweep.parquet is missing"))}
+    needed, why = needs.get(table, (name, ""))
+    return why if needed not in names else ""
+
+
+def written_order(names: Iterable[str]) -> list[str]:
+    """Return files so that whoever reads meanwhile, or after a full disk, sees whole runs and sweeps: provenance first."""
+    return sorted(names, key=lambda name: (table_of(name) in _ENTRANCES, not name.endswith(META), name))
+
+
+def check(path: Path, name: str, readers: Readers) -> set[str]:
+    """Read one file as what its name in the bundle says that it is; return the hardware ids in it.
+
+    ``readers`` read, by kind, what is no table. Raises InputError for anything else.
+    """
+    table, parts = _parts(name)
+    if name.endswith(META):
+        return _check_meta(path, table, parts)
+    if table in _NO_TABLES:
+        if table not in readers:
+            raise InputError(f"it is a {table}, which nobody here reads")
+        readers[table](path)
+        return set()
     frame = store.read(path, table)
-    with open(path, "rb") as file:
-        file.seek(-1, os.SEEK_END)
-        if file.read() != b"\n":
-            raise InputError("its last line is cut short")
-    if table in ("profile", "runs") and not (frame["run_id"] == run_id).all():
-        raise InputError(f"it holds rows of another run than {run_id!r}")
-    if table == "profile" and not (frame["task_type"] == kind).all():
-        raise InputError(f"it holds rows of another pass than {kind!r}")
+    if path.suffix == ".csv":
+        with open(path, "rb") as file:
+            file.seek(-1, os.SEEK_END)
+            if file.read() != b"\n":
+                raise InputError("its last line is cut short")
+    if table in ("profile", "runs") and not (frame["run_id"] == parts[0]).all():
+        raise InputError(f"it holds rows of another run than {parts[0]!r}")
+    if table == "profile" and not (frame["task_type"] == parts[1]).all():
+        raise InputError(f"it holds rows of another pass than {parts[1]!r}")
     doubled = frame.duplicated(_KEYS.get(table, list(frame)))
-    if doubled.any():
+    if doubled.any() and table not in _MAY_REPEAT:
         raise InputError(f"row {int(doubled.idxmax()) + 1} is there twice")
+    return set(frame["hardware_id"]) if "hardware_id" in frame else set()
+
+
+def _check_meta(path: Path, table: str, parts: tuple[str, ...]) -> set[str]:
+    meta = build(Provenance, mapping(store.read_json(path), path), str(path))
+    check_schema(meta.schema_version)
+    missing = [fact for fact in _FACTS.get(table, ()) if not getattr(meta, fact)]
+    own = parts[0] if table in ("profile", "runs") else ""
+    if missing or meta.table != table or (meta.run_id and meta.run_id != own):
+        raise InputError(f"it is of table {meta.table!r}, run {meta.run_id!r}, and lacks [{choices(missing)}]")
+    return {meta.hardware_id} - {""}
+
+
+def check_schema(version: str) -> None:
+    """Raise InputError for tables of a schema that this program does not read."""
+    if not re.fullmatch(r"[1-9]\d{0,5}", version) or int(version) > int(SCHEMA_VERSION):
+        raise InputError(f"its tables have schema {version[:20]!r}; this version reads up to {SCHEMA_VERSION}: update the "
+                         "program")
+
+
+def succession(there: Path, new: Path, name: str, names: Collection[str]) -> str:
+    """Return what a file is to the one of its name that is there: same, grown (it begins as that), older (the reverse), other.
+
+    ``there`` and ``new`` are folders; what is derived of a sweep follows the sweep's raw files among ``names``.
+    """
+    if filecmp.cmp(there / name, new / name, shallow=False):
+        return "same"
+    table = table_of(name)
+    if table in _GROWING:
+        before, after = (there / name).read_bytes(), (new / name).read_bytes()
+        return "grown" if after.startswith(before) else "older" if before.startswith(after) else "other"
+    folder = name.rpartition("/")[0]
+    raw = [one for one in names if one.startswith(f"{folder}/") and table_of(one) in _GROWING and (there / one).is_file()]
+    several = {succession(there, new, one, names) for one in raw} - {"same"} if table == "sweep" else {"other"}
+    return several.pop() if len(several) == 1 else "other"
+
+
+def hardware_of(folder: Path) -> set[str]:
+    """Return the hardware ids that a machine's folder says by its provenance; of a published device, its name."""
+    ids: set[str] = set()
+    for path in folder.glob("**/*" + META):
+        facts = mapping(store.read_json(path), path)
+        devices = mapping(facts.get("devices"), path) if isinstance(facts.get("devices"), dict) else {}
+        ids |= {facts.get("hardware_id", ""), f"published:{facts.get('device')}" if "source" in facts else "",
+                *(mapping(one, path).get("hardware_id", "") for one in devices.values())}
+    return ids - {""}
 
 
 def without_host(path: Path, name: str) -> bytes:
     """Return a file's content without what tells its owner: the host name (the hardware id instead), folders of paths."""
-    if name.endswith(META):
+    table = table_of(name)
+    if name.endswith(META) or table == "record":
         meta = store.read_json(path)
-        neutral = {fact: _without_folders(value) if fact in _WITH_PATHS else value for fact, value in meta.items()}
+        neutral = _without_folders(meta) if table == "record" else {
+            fact: _without_folders(value) if fact in _WITH_PATHS else value for fact, value in meta.items()}
         return path.read_bytes() if neutral == meta else store.encoded_json(neutral)
-    if table_of(name) != "runs":
+    if path.suffix == ".parquet":
+        return _parquet_without_folders(path, table)
+    if path.suffix != ".csv":
         return path.read_bytes()
     header, *rows = csv_files.rows(csv_files.text(path), path)
-    at, hardware = header.index("hostname"), header.index("hardware_id")
+    changed = {"reason": lambda row: _PATH.sub("", row[header.index("reason")])} if "reason" in header else {}
+    changed |= {"hostname": lambda row: row[header.index("hardware_id")]} if table == "runs" else {}
+    neutral = [[changed[column](row) if column in changed else cell for column, cell in zip(header, row, strict=True)]
+               for row in rows] if changed else rows
+    if neutral == rows:
+        return path.read_bytes()
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([header, *([*row[:at], row[hardware], *row[at + 1:]] for row in rows)])
+    csv.writer(text, lineterminator="\n").writerows([header, *neutral])
     return text.getvalue().encode()
+
+
+def _parquet_without_folders(path: Path, table: str) -> bytes:
+    frame = store.read(path, table)
+    reasons = frame["reason"].str.replace(_PATH, "", regex=True)
+    return path.read_bytes() if reasons.equals(frame["reason"]) else store.encoded(frame.assign(reason=reasons), ".parquet")
 
 
 def _without_folders(value: Any) -> Any:

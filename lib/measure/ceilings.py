@@ -1,8 +1,8 @@
 """The measured ceilings of a device: GEMM rate, memory bandwidth by level, launch and timer overheads."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +27,7 @@ _LEAST, _OVERRUN = 3, 2.0  # samples of a visit, unless they take more than so m
 _CHANNELS, _SIDE = 256, 32
 _GEMM_BYTES = 32.0  # of memory an element: three matrices of fp64, and what one is made from
 _LOOKS, _LOOK_BYTES = 4, 2.0**28  # a first look at the rate of a dtype, and at how long memory takes
+_TOUCHED, _PAGE = 2**26, 2**12  # bytes
 _LARGEST_SHARE = 0.1  # of the budget, for a visit of a convolution or of a working set, beyond the smallest of its level
 _VECTOR_RATE = 2e10  # FLOP/s below which a dtype has no kernels of its own, and a convolution would take seconds
 DTYPES = ("fp64", "fp32", "tf32", "bf16", "fp16")
@@ -148,12 +149,12 @@ def _triad_pace_s(device: torch.device, touched: float) -> float:
     return (built - begin + _LEAST * (time.monotonic() - built)) / touched
 
 
-def _rounds(probes: list[Probe], device: torch.device, budget: Budget) -> list[np.ndarray]:
-    """Time every probe in ROUNDS rounds, each in a random order; return the samples of each, in ms.
+def _rounds(probes: list[Probe], device: torch.device, budget: Budget) -> list[Timing]:
+    """Time every probe in ROUNDS rounds, each in a random order; return what was measured of each.
 
     A visit has an equal share of what is left of the budget; on a crowded machine later rounds are dropped when it is spent.
     """
-    samples: list[list[np.ndarray]] = [[] for _ in probes]
+    samples: list[list[Timing]] = [[] for _ in probes]
     order = np.random.default_rng(0)
     visits = [index for _ in range(ROUNDS) for index in order.permutation(len(probes))]
     for number, index in enumerate(track(visits, "ceilings")):
@@ -162,14 +163,16 @@ def _rounds(probes: list[Probe], device: torch.device, budget: Budget) -> list[n
         begin, share_s = time.monotonic(), budget.left_s / (len(visits) - number)
         call = probes[index].build()
         left_s = max(0.0, share_s - (time.monotonic() - begin))
-        samples[index].append(measure(call, device, left_s, least=_LEAST, most_s=_OVERRUN * share_s).samples_ms)
-    return [np.concatenate(parts) for parts in samples]
+        samples[index].append(measure(call, device, left_s, least=_LEAST, most_s=_OVERRUN * share_s, graph=True))
+    return [Timing(np.concatenate([part.samples_ms for part in parts]), graphed=all(part.graphed for part in parts))
+            for parts in samples]
 
 
-def _row(probe: Probe, samples: np.ndarray, constants: dict, crowded: str) -> dict:
+def _row(probe: Probe, timing: Timing, constants: dict, crowded: str) -> dict:
     """Turn samples into a row; the ceiling is the fast decile, what the device does when nothing disturbs it."""
-    timing, fast_ms = Timing(samples), float(np.percentile(samples, 10))
-    return {**constants, **probe.row, "source": "measured",
+    fast_ms = float(np.percentile(timing.samples_ms, 10))
+    method = probe.row["method"] + (", as a CUDA graph" if timing.graphed else "")
+    return {**constants, **probe.row, "method": method, "source": "measured",
             "peak_gflops": probe.flops / fast_ms / 1e6 if probe.flops else np.nan,
             "peak_gbps": np.nan if probe.flops else probe.bytes / fast_ms / 1e6, "working_set_mb": probe.bytes / 1e6,
             "median_ms": timing.median_ms, "iqr_ms": timing.iqr_ms, "n": timing.n,
@@ -182,7 +185,7 @@ def _overhead(what: str, samples_us: np.ndarray, method: str, device: str) -> di
 
 
 def overheads(device: torch.device, budget_s: float = 0.5) -> pd.DataFrame:
-    """Measure what bounds any timing here (table ``overheads``): the clock's step and cost, jitter, and a launch."""
+    """Measure what bounds any timing here (table ``overheads``): the clock's step and cost, jitter, launches, first touches."""
     ticks = np.array([time.perf_counter_ns() for _ in range(20_000)])
     steps = np.diff(ticks)
     one = torch.zeros(1, device=device)
@@ -193,7 +196,23 @@ def overheads(device: torch.device, budget_s: float = 0.5) -> pd.DataFrame:
             _overhead("timer_call", steps.mean(keepdims=True) / 1e3, "mean of 20,000 readings in a row", str(device)),
             _overhead("timer_jitter", np.array(jitter), "one 64x64 GEMM, repeated", str(device)),
             _overhead("launch", launch.samples_ms * 1e3, "x.add_(1) of one element, many in a row", str(device))]
+    if device.type == "cpu":
+        rows.append(_overhead("first_touch", _first_touch_us(), "a page of 4 KiB, beyond writing it again", str(device)))
     return pd.DataFrame(rows, columns=columns("overheads"))
+
+
+def _first_touch_us() -> np.ndarray:
+    """Return what writing fresh memory takes beyond writing the same again, in microseconds a page of 4 KiB."""
+    pages, taken_us = int(min(_TOUCHED, _free_bytes(torch.device("cpu")) / 8)) // _PAGE, []
+    for _ in range(_LOOKS):
+        fresh = torch.empty(pages * _PAGE, dtype=torch.uint8)  # too large for the heap: fresh each time
+        clock = [time.perf_counter()]
+        for _ in range(2):
+            fresh.fill_(1)
+            clock.append(time.perf_counter())
+        taken_us.append((clock[1] - clock[0] - (clock[2] - clock[1])) * 1e6 / pages)
+        del fresh
+    return np.maximum(taken_us, 0.0)
 
 
 def measure_spin(spin: torch.Tensor) -> float:
@@ -250,19 +269,19 @@ def measure_ceilings(p: MachineParams) -> Ceilings:
     torch.set_num_threads(p.threads or before_threads)
     tf32 = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     try:
-        with locks.device(str(device)):
+        with locks.device(str(device)), machine.working(device):
             threads, identity = torch.get_num_threads(), machine.identity()
             own = {name: identity[name] for name in ("hardware_id", "software_id")}
-            quiet = load.wait_for_quiet(threads, patience_s=budget.patience_s)
+            quiet = load.wait_for_quiet(threads, patience_s=budget.patience_s, device=str(device))
             probes = _compute_probes(p, device) + _triad_probes(p, device, threads)
-            with load.LoadWatch() as watch:
+            with load.LoadWatch(str(device)) as watch:
                 small = overheads(device, min(0.5, p.budget_s / 20)).assign(**own)
-                samples = _rounds(probes, device, budget)
+                timings = _rounds(probes, device, budget)
                 seen = watch.reading()
         constants = {"device": str(device), "threads": threads, **own}
-        table = pd.DataFrame([_row(*pair, constants, seen.verdict(threads)) for pair in zip(probes, samples, strict=True)],
+        table = pd.DataFrame([_row(*pair, constants, seen.verdict(threads)) for pair in zip(probes, timings, strict=True)],
                              columns=columns("ceilings"))
-        return _save(table, small, p, {"load_at_start": vars(quiet), "load_at_end": vars(seen), **identity})
+        return _save(table, small, p, {"load_at_start": asdict(quiet), "load_at_end": asdict(seen), **identity})
     finally:
         torch.set_num_threads(before_threads)
         torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = tf32
@@ -289,6 +308,18 @@ def _left_out(table: pd.DataFrame, p: MachineParams) -> Iterator[str]:
                f"{p.budget_s:g} allow no more.")
     if p.gemm_max and not table["method"].str.startswith(f"torch.mm {p.gemm_max}x").any():
         yield f"No GEMM of gemm_max = {p.gemm_max} was measured: memory or budget_s = {p.budget_s:g} do not allow it."
+
+
+def saved(device: str, wanted: Mapping[str, object]) -> list[Ceilings]:
+    """Return the ceilings of a device that were measured here, the newest last, of rows with the values of ``wanted``."""
+    several = []
+    for meta in paths.CEILINGS.glob(f"ceilings_{device.replace(':', '-')}*.meta.json"):
+        facts, path = store.read_json(meta), meta.with_name(meta.name.replace(".meta.json", ".csv"))
+        table, other = store.read(path, "ceilings"), path.with_name(path.name.replace("ceilings", "overheads", 1))
+        if len(table) and all((table[name] == value).all() for name, value in wanted.items()):
+            note = f"Ceilings of {path.name}, measured here {facts['started_utc']}."
+            several.append(Ceilings(table, store.read(other, "overheads"), facts, note, (path, other)))
+    return sorted(several, key=lambda one: one.facts["started_utc"])
 
 
 def replay_ceilings(p: MachineParams) -> Ceilings:

@@ -10,12 +10,14 @@ from lib import paths, store
 from lib.errors import InputError, choices
 from lib.measure import statistics
 from lib.measure.statistics import VERDICTS
-from lib.measure.training import summary
+from lib.measure.training import matrix_tables, summary
 
 WORDS = ("faster", "same", "slower")
 _LEAST_PAIRS = 3
 _DRAWS = 2000
 _IDS = ("hardware_id", "software_id", "threads")
+_TABLES = {"sweep": "sweep", "run": "profile", "matrix": "matrix"}
+_PAIRED = {"sweep": _LEAST_PAIRS, "profile": 1, "matrix": 1}  # pairs, at least
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ def _overall(ratios: np.ndarray) -> tuple[float, float, float]:
 
 
 def find(name: str) -> tuple[str, Path]:
-    """Return the kind (sweep or run) and the file that ``name`` stands for: a path, a sweep's folder, or a run id.
+    """Return the kind (sweep, matrix or run) and its file: a path, a sweep's folder, an environment, or a run id.
 
     Raises InputError saying where was looked.
     """
@@ -58,19 +60,23 @@ def find(name: str) -> tuple[str, Path]:
         if (folder / "sweep.parquet").is_file():
             return "sweep", folder / "sweep.parquet"
     if path.is_file():
-        return ("sweep", path) if path.suffix == ".parquet" else ("run", path)
+        kind = "sweep" if path.suffix == ".parquet" else "matrix" if matrix_tables.is_one(path) else "run"
+        return kind, path
+    if matrix_tables.path_of(path.name).is_file() and path.name == name:
+        return "matrix", matrix_tables.path_of(name)
     own = paths.PROFILES / f"{name}_train.csv"
     if own.is_file():
         return "run", own
-    raise InputError(f"{name!r} is no measured sweep or run: looked for the path, {paths.SWEEPS / name}/sweep.parquet "
-                     f"and {own}")
+    raise InputError(f"{name!r} is no measured sweep or run: looked for the path, {paths.SWEEPS / name}/sweep.parquet, {own} "
+                     f"and {matrix_tables.path_of(name)}")
 
 
 def _differs(a: pd.DataFrame, b: pd.DataFrame) -> dict[str, tuple[str, str]]:
     def values(frame: pd.DataFrame, name: str) -> str:
         return ", ".join(sorted({str(value) for value in frame[name]}))
 
-    return {name: (values(a, name), values(b, name)) for name in _IDS if values(a, name) != values(b, name)}
+    return {name: (values(a, name), values(b, name)) for name in _IDS
+            if name in a and values(a, name) != values(b, name)}
 
 
 def _sweeps(a: pd.DataFrame, b: pd.DataFrame, threshold: float) -> tuple[pd.DataFrame, int]:
@@ -82,9 +88,7 @@ def _sweeps(a: pd.DataFrame, b: pd.DataFrame, threshold: float) -> tuple[pd.Data
         "what": pairs["op"] + " " + pairs["pass"] + " " + pairs["dtype"] + " " + pairs["config"],
         "a_ms": pairs["latency_ms"], "b_ms": pairs["latency_ms_b"], "ratio": pairs["latency_ms_b"] / pairs["latency_ms"],
         "low": pairs["low_ms_b"] / pairs["high_ms"], "high": pairs["high_ms_b"] / pairs["low_ms"]})
-    frame["word"] = [_word(low, high, 0.0) if abs(ratio - 1) > threshold else "same"
-                     for low, high, ratio in zip(frame["low"], frame["high"], frame["ratio"], strict=True)]
-    return frame, left_out
+    return _judged(frame, threshold), left_out
 
 
 def _usable(sweep: pd.DataFrame) -> pd.DataFrame:
@@ -115,7 +119,28 @@ def _steps_ms(rows: pd.DataFrame) -> np.ndarray:
     return steps_ms[steps_ms > 0]
 
 
-_ROW_KEYS = {"sweep": ["config", "device"], "profile": ["task_type", "global_step"]}
+_CELL = ["workload_id", "arch", "backend", "batch_size", "precision", "settings"]
+
+
+def _cells(a: pd.DataFrame, b: pd.DataFrame, threshold: float) -> tuple[pd.DataFrame, int]:
+    """Pair the cells of two environments, in ms an image; a pair differs when the ranges of its runs do not touch."""
+    pairs = a.merge(b, on=_CELL, suffixes=("", "_b"))
+    of_a, of_b = (1e3 / pairs[[f"{name}{end}" for name in ("median", "high", "low")]].to_numpy(float).T for end in ("", "_b"))
+    words = pairs["arch"] + " b" + pairs["batch_size"].astype(str) + " " + pairs["precision"] + " " + pairs["settings"]
+    frame = pd.DataFrame({"what": words, "a_ms": of_a[0], "b_ms": of_b[0], "ratio": of_b[0] / of_a[0],
+                          "low": of_b[1] / of_a[2], "high": of_b[2] / of_a[1]})
+    return _judged(frame, threshold), max(len(a), len(b)) - len(pairs)
+
+
+def _judged(pairs: pd.DataFrame, threshold: float) -> pd.DataFrame:
+    """Return pairs with their words: the same within the threshold, or where the ranges touch."""
+    words = [_word(low, high, 0.0) if abs(ratio - 1) > threshold else "same"
+             for low, high, ratio in zip(pairs["low"], pairs["high"], pairs["ratio"], strict=True)]
+    return pairs.assign(word=words)
+
+
+_ROW_KEYS = {"sweep": ["config", "device"], "profile": ["task_type", "global_step"],
+             "matrix": _CELL}
 
 
 def _read(path: Path, table: str) -> pd.DataFrame:
@@ -143,17 +168,19 @@ def difference(a: str, b: str, threshold: float = 0.03) -> Difference:
     (kind_a, path_a), (kind_b, path_b) = find(a), find(b)
     if kind_a != kind_b:
         raise InputError(f"{a} is a {kind_a} and {b} a {kind_b}: only like can be compared with like")
-    table = "sweep" if kind_a == "sweep" else "profile"
+    table = _TABLES[kind_a]
     left, right = _read(path_a, table), _read(path_b, table)
     if table == "profile" and set(left["workload_id"]) != set(right["workload_id"]):
         raise InputError(f"{a} is {left['workload_id'].iloc[0]} and {b} {right['workload_id'].iloc[0]}: not the same work")
-    pairs, left_out = (_sweeps if table == "sweep" else _runs)(left, right, threshold)
-    if len(pairs) < (_LEAST_PAIRS if table == "sweep" else 1):
-        raise InputError(f"{a} and {b} are not comparable: {len(pairs)} configurations are usable in both, {_LEAST_PAIRS} are "
-                         f"needed ({left_out} have no time or no partner)" if table == "sweep" else
+    pairs, left_out = {"sweep": _sweeps, "profile": _runs, "matrix": _cells}[table](left, right, threshold)
+    if len(pairs) < _PAIRED[table]:
+        raise InputError(f"{a} and {b} are not comparable: {len(pairs)} configurations are usable in both, {_PAIRED[table]} "
+                         f"are needed ({left_out} have no time or no partner)" if table != "profile" else
                          f"{a} and {b} are not comparable: no pass has {_LEAST_PAIRS} steady steps in both")
     if table == "sweep":
         ratio, low, high = _overall(pairs["ratio"].to_numpy())
+    elif table == "matrix":
+        ratio, low, high = np.exp(np.log(pairs[["ratio", "low", "high"]].astype(float)).mean())
     else:
         ratio, low, high = pairs.loc[0, ["ratio", "low", "high"]].astype(float)
     return Difference(ratio, low, high, _word(low, high, threshold), pairs, _differs(left, right), left_out)

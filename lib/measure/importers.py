@@ -48,7 +48,8 @@ def _table(values: Mapping[str, Any], rows: int, device: str, software: str, how
                           "reason": np.where(good, _ONE_VALUE, "the original has no time here that could be one"),
                           "verdict": np.where(good, "noisy", "unusable"), "hardware_id": f"published:{device}",
                           "software_id": software, "threads": 1, "low_ms": latency_ms, "high_ms": latency_ms,
-                          "other_cores": np.nan, **Energy(np.nan, reason="the original gives no energy").columns})
+                          "other_cores": np.nan, "tf32": False,
+                          **Energy(np.nan, reason="the original gives no energy").columns})
     named = [name for name in values if name not in ("layout", "kind")]
     keys = frame[named].astype(str).agg(" ".join, axis=1) + f" {op} {dtype} {how['latency_type']}"
     numbers = keys.groupby(keys).cumcount().astype(str)

@@ -1,48 +1,75 @@
-"""What else runs here: a lock a device, waiting for quiet, and what other processes took while we measured."""
+"""Whose load is it? What strangers took from the cores, or from the GPU, that we measured on; and waiting for quiet.
+
+The processes of a run are no strangers to each other, nor are those on cores that this process may not use. A GPU is judged by
+itself alone: by its other users, its clock and what throttles it, never by the load of its host.
+"""
 
 import multiprocessing
 import os
 import time
 from dataclasses import dataclass
 
+import numpy as np
 import psutil
 
-from lib.measure.statistics import VERDICTS
+from lib.measure.gpus.card import number_of
+from lib.measure.gpus.watch import GpuUse, GpuWatch
+from lib.measure.statistics import LOUD_CORES, VERDICTS, crowd_verdict
 
-QUIET_CORES = 0.10  # what other processes may use without harm
-LOUD_CORES = 0.50  # more, and what was measured meanwhile is unusable
+
+def own_cores() -> list[int]:
+    """Return the numbers of the cores that this process may run on."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
 
 
-def crowd_verdict(cores: float) -> str:
-    """Return the verdict on what was measured while others used so many cores that it needs."""
-    return VERDICTS[0] if cores < QUIET_CORES else VERDICTS[1] if cores < LOUD_CORES else VERDICTS[2]
+def spare_cores(threads: int) -> int:
+    """Return how many of the cores of this process ``threads`` threads leave idle."""
+    return max(0, len(own_cores()) - threads)
+
+
+def in_the_way(others, stolen, spare: int):
+    """Return how many cores' worth of others stood in our way (numbers or Series): half of the idle cores are free to them."""
+    return np.maximum(others - spare / 2, 0.0) + stolen
 
 
 @dataclass(frozen=True)
 class Load:
-    """What happened beside a measurement of ``seconds``: cores used by others, cores stolen by the host, switches."""
+    """What happened beside a measurement of ``seconds``: cores used by others, cores stolen by the host, switches.
+
+    The cores are those that this process may use. ``gpu`` is there where the measurement was on one.
+    """
 
     seconds: float
     own_cores: float
     other_cores: float
     stolen_cores: float
     involuntary_per_s: float
+    gpu: GpuUse | None = None
 
     def verdict(self, threads: int) -> str:
-        """Return the verdict on what ``threads`` threads of ours measured meanwhile."""
-        return crowd_verdict(self.crowding(threads))
+        """Return the verdict on what was measured meanwhile, on a GPU or by ``threads`` threads of ours."""
+        return self.gpu.verdict() if self.gpu else crowd_verdict(self.crowding(threads))
 
     def crowding(self, threads: int) -> float:
         """Return how many cores' worth of others stood in our way: half of the cores that we leave idle are free to them."""
-        spare = max(0, (os.cpu_count() or 1) - threads)
-        return max(0.0, self.other_cores - spare / 2) + self.stolen_cores
+        return float(in_the_way(self.other_cores, self.stolen_cores, spare_cores(threads)))
+
+    def words(self) -> str:
+        """Say what others took."""
+        if self.gpu:
+            return self.gpu.words()
+        return f"others took {self.other_cores:.1f} cores and the host {self.stolen_cores:.1f}"
 
 
 def busy_seconds() -> tuple[float, float]:
-    """Return the CPU seconds that everybody on this machine has used so far, and those that the host took (ticks of 10 ms)."""
-    every = psutil.cpu_times()
-    return (sum(getattr(every, field, 0.0) for field in ("user", "nice", "system", "irq", "softirq")),
-            getattr(every, "steal", 0.0))
+    """Return the CPU seconds that everybody has used so far of the cores of this process, and those that the host took.
+
+    In ticks of 10 ms.
+    """
+    cores, every = own_cores(), psutil.cpu_times(percpu=True)
+    ours = [every[core] for core in cores if core < len(every)] or every
+    return (sum(getattr(core, field, 0.0) for core in ours for field in ("user", "nice", "system", "irq", "softirq")),
+            sum(getattr(core, "steal", 0.0) for core in ours))
 
 
 class OwnProcesses:
@@ -63,6 +90,11 @@ class OwnProcesses:
         except psutil.Error:  # the leader ended
             self._all = [psutil.Process()]
 
+    @property
+    def pids(self) -> set[int]:
+        """Return their ids, as of the last ``refresh``."""
+        return {process.pid for process in self._all}
+
     def seconds(self) -> float:
         """Return the CPU seconds of the processes known, and of the children that they have outlived."""
         total = 0.0
@@ -82,10 +114,14 @@ def _snapshot(own: OwnProcesses) -> tuple[float, float, float, float, int]:
 
 
 class LoadWatch:
-    """Watch the machine from ``__enter__`` on; ``reading()`` tells what others used since then (10 ms resolution)."""
+    """Watch a device from ``__enter__`` on; ``reading()`` tells what others used since then (10 ms resolution on a CPU)."""
+
+    def __init__(self, device: str = "cpu"):
+        self._number = number_of(device)
 
     def __enter__(self) -> "LoadWatch":
         self._own = OwnProcesses()
+        self._gpu = None if self._number is None else GpuWatch(self._number, self._own.pids)
         self._start = _snapshot(self._own)
         return self
 
@@ -96,15 +132,31 @@ class LoadWatch:
         """Return the load since the watch began."""
         seconds, busy, own, stolen, switches = (now - then for now, then in zip(_snapshot(self._own), self._start, strict=True))
         seconds = max(seconds, 1e-6)
-        return Load(seconds, own / seconds, max(0.0, busy - own) / seconds, stolen / seconds, switches / seconds)
+        return Load(seconds, own / seconds, max(0.0, busy - own) / seconds, stolen / seconds, switches / seconds,
+                    self._gpu and self._gpu.reading())
 
 
-def wait_for_quiet(threads: int, patience_s: float = 10.0, window_s: float = 0.5) -> Load:
-    """Wait until others leave the processor alone, at most ``patience_s``; return the last reading either way."""
+def wait_for_quiet(threads: int, patience_s: float = 10.0, window_s: float = 0.5, device: str = "cpu") -> Load:
+    """Wait until others leave a device alone, at most ``patience_s``; return the last reading either way.
+
+    Where nobody tells who uses a GPU there is nothing to wait for.
+    """
     end = time.monotonic() + patience_s
     while True:
-        with LoadWatch() as watch:
+        with LoadWatch(device) as watch:
             time.sleep(window_s)
             load = watch.reading()
-        if load.crowding(threads) < QUIET_CORES or time.monotonic() > end:
+        if load.verdict(threads) == VERDICTS[0] or (load.gpu and load.gpu.unknown) or time.monotonic() > end:
             return load
+
+
+def free_cores(window_s: float = 0.3) -> int:
+    """Return how many of the cores that this run may use others leave free now, at least one; it takes ``window_s``.
+
+    A neighbour holds a core where it uses LOUD_CORES of one or more, or where the host takes as much.
+    """
+    with LoadWatch() as watch:
+        time.sleep(window_s)
+        reading = watch.reading()
+    taken = int(reading.other_cores + reading.stolen_cores + LOUD_CORES)
+    return max(1, len(own_cores()) - taken)

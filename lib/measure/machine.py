@@ -5,6 +5,8 @@ import os
 import platform
 import re
 import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,9 +15,24 @@ import psutil
 import torch
 
 from lib import store
-from lib.errors import InputError, choices
+from lib.errors import InputError, choices, is_broken_device, one_line
+from lib.measure import worker
+from lib.measure.gpus.card import Card, management, number_of
 
+_INSTRUCTION_SETS = {"onednn": "ONEDNN_MAX_CPU_ISA", "aten": "ATEN_CPU_CAPABILITY", "mkl": "MKL_ENABLE_INSTRUCTIONS"}
 _RSS_UNIT = 1 if platform.system() == "Darwin" else 1024
+
+
+def exact_fp32() -> None:
+    """Have GPUs compute fp32 as fp32, in GEMMs and in convolutions; nothing where there is none.
+
+    It is the one policy of all that is measured here: TF32 is an element type of its own, which ceilings measure by its name.
+    """
+    if torch.cuda.is_available():
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+
+
+exact_fp32()  # whoever measures, in whichever process, imports this module
 
 
 def _proc_cpuinfo() -> dict[str, str]:
@@ -59,12 +76,24 @@ def _gpus() -> list[dict[str, Any]]:
              "multiprocessors": p.multi_processor_count} for p in properties]
 
 
+def _limits() -> dict[str, Any]:
+    """Return what this process was limited to when it began: instruction sets by library, cores; empty without limits."""
+    sets = {library: value for library, name in _INSTRUCTION_SETS.items()
+            if (value := os.environ.get(name, "").strip().lower()) not in ("", "all")}
+    usable, every = worker.usable_cores(), os.cpu_count() or 1
+    return ({"instruction_sets": sets} if sets else {}) | ({"usable_cores": usable} if usable < every else {})
+
+
 @cache
 def hardware() -> dict[str, Any]:
-    """Return what ``hardware_id`` is made of: processor, cores, caches, memory, GPUs. Nothing that drifts."""
+    """Return what ``hardware_id`` is made of: processor, cores, caches, memory, GPUs, limits. Nothing that drifts.
+
+    A processor whose libraries are limited to older instructions (the variables in ``_INSTRUCTION_SETS``), or of which this
+    process may use some cores only, is another machine; one without limits has no entries for them.
+    """
     return {"cpu": _cpu_model(), "arch": platform.machine(), "cores": os.cpu_count(),
             "cache_kib": {level: size // 1024 for level, size in cache_bytes().items()},
-            "memory_gib": round(psutil.virtual_memory().total / 2**30), "gpus": _gpus()}
+            "memory_gib": round(psutil.virtual_memory().total / 2**30), "gpus": _gpus(), **_limits()}
 
 
 def software() -> dict[str, Any]:
@@ -92,12 +121,13 @@ def _driver() -> str | None:
     """Return the NVIDIA driver's version, or None without one."""
     if not torch.cuda.is_available():
         return None
-    import pynvml
-
     try:
-        pynvml.nvmlInit()
-        return pynvml.nvmlSystemGetDriverVersion()
-    except pynvml.NVMLError:
+        nvml = management()
+    except InputError:
+        return None
+    try:
+        return nvml.nvmlSystemGetDriverVersion()
+    except nvml.NVMLError:
         return None
 
 
@@ -107,9 +137,14 @@ def ids() -> dict[str, str]:
 
 
 def name() -> str:
-    """Return a readable name of this machine that is unique by its hardware: ``amd-epyc-2c-1a2b3c4d``."""
-    parts = [re.sub(r"\(.*?\)|\bprocessor\b|\d+-core\b|\bcpu\b|@.*", "", hardware()["cpu"], flags=re.I)]
-    parts += [f"{hardware()['cores']}c", *{gpu["name"] for gpu in hardware()["gpus"]}, store.digest(hardware())]
+    """Return a readable name of this machine that is unique by its hardware: ``amd-epyc-2c-1a2b3c4d``.
+
+    With limits also by these: ``amd-epyc-1c-avx2-5e6f7a8b``.
+    """
+    facts = hardware()
+    parts = [re.sub(r"\(.*?\)|\bprocessor\b|\d+-core\b|\bcpu\b|@.*", "", facts["cpu"], flags=re.I)]
+    parts += [f"{facts.get('usable_cores', facts['cores'])}c", *dict.fromkeys(facts.get("instruction_sets", {}).values())]
+    parts += [*{gpu["name"] for gpu in facts["gpus"]}, store.digest(facts)]
     return re.sub(r"[^a-z0-9]+", "-", " ".join(parts).lower()).strip("-")
 
 
@@ -161,9 +196,60 @@ def levels(device: torch.device, threads: int) -> dict[str, int]:
 
 
 def use(where: torch.device) -> None:
-    """Make an accelerator the current one, so that events and allocations go to it; nothing on the CPU."""
-    if where.type == "cuda":
+    """Make an accelerator the current one, so that events and allocations go to it; nothing on the CPU.
+
+    Raises InputError for a GPU that does not let this process in, with what NVML knows of the reason.
+    """
+    if where.type != "cuda":
+        return
+    try:
         torch.cuda.set_device(where)
+        torch.cuda.mem_get_info(where)
+    except RuntimeError as error:
+        raise InputError(f"{where} cannot be used: {one_line(error)}{_occupied(str(where))}") from None
+
+
+@contextmanager
+def working(where: torch.device) -> Iterator[None]:
+    """Tell in one line, as an InputError, that a GPU broke while work on it went on."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not is_broken_device(error):
+            raise
+        raise InputError(f"{where} broke; what was measured until then is kept: {one_line(error)}") from None
+
+
+def _occupied(name: str) -> str:
+    """Return in which mode a GPU is and who has it, as the end of a sentence; empty where it is open to all, or not known."""
+    try:
+        card = Card(number_of(name))
+    except InputError as error:
+        return f" ({error})"
+    pids = [str(process.pid) for process in card.processes() or ()]
+    held = f", and process {choices(pids)} has it" if pids else ""
+    return f" (it is in {card.mode}{held})" if card.mode else ""
+
+
+def card(where: torch.device) -> str:
+    """Return the UUID of a GPU; empty for other devices, and where torch does not tell."""
+    return str(getattr(torch.cuda.get_device_properties(where), "uuid", "")) if where.type == "cuda" else ""
+
+
+def free_bytes(where: torch.device) -> int:
+    """Return the memory that is free on a device now, in bytes: a GPU's own, else the host's."""
+    return torch.cuda.mem_get_info(where)[0] if where.type == "cuda" else psutil.virtual_memory().available
+
+
+def kind(name: str, facts: dict[str, Any] | None = None) -> str:
+    """Return what devices are alike in: of GPUs their model, by the hardware of a machine (default: this one); else the id."""
+    number, gpus = number_of(name), (facts or hardware())["gpus"]
+    return name if number is None or number >= len(gpus) else str(gpus[number])
+
+
+def tf32(where: torch.device) -> bool:
+    """Return whether torch may multiply fp32 as TF32 on a device, in GEMMs or in convolutions."""
+    return where.type == "cuda" and (torch.backends.cuda.matmul.allow_tf32 or torch.backends.cudnn.allow_tf32)
 
 
 def device_name(where: torch.device) -> str:

@@ -7,12 +7,19 @@ import numpy as np
 
 STABLE_IQR = 0.10  # of the median, as torch.utils.benchmark warns
 NOISY_IQR = 0.25
+QUIET_CORES = 0.10  # what other processes may use without harm: cores, or the share of a GPU's time
+LOUD_CORES = 0.50  # more, and what was measured meanwhile is unusable
 VERDICTS = ("stable", "noisy", "unusable")
 
 
 def spread_verdict(iqr_over_median: float) -> str:
     """Return the verdict on a relative spread: stable up to 10 %, noisy up to 25 %, else (NaN too) unusable."""
     return VERDICTS[0] if iqr_over_median <= STABLE_IQR else VERDICTS[1] if iqr_over_median <= NOISY_IQR else VERDICTS[2]
+
+
+def crowd_verdict(cores: float) -> str:
+    """Return the verdict on what was measured while others used so many cores that it needs, or such a share of its GPU."""
+    return VERDICTS[0] if cores < QUIET_CORES else VERDICTS[1] if cores < LOUD_CORES else VERDICTS[2]
 
 
 def worst(*verdicts: str) -> str:
@@ -44,6 +51,7 @@ class Timing:
 
     samples_ms: np.ndarray
     calls: int = 1
+    graphed: bool = False  # the calls of a sample were one CUDA graph
 
     @property
     def n(self) -> int:

@@ -35,13 +35,43 @@ def time_calls(call: Callable[[], object], calls: int, device: torch.device) -> 
     return (time.perf_counter_ns() - begin) / 1e6 / calls
 
 
+def _graphed(call: Callable[[], object], calls: int, device: torch.device) -> Callable[[], object]:
+    """Record ``calls`` launches as one CUDA graph, so that the host's launches do not bound a small kernel."""
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        call()
+    torch.cuda.current_stream(device).wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(calls):
+            call()
+    return graph.replay
+
+
+def repeated(call: Callable[[], object], calls: int, device: torch.device) -> tuple[Callable[[], object], int]:
+    """Return what makes ``calls`` calls in a row, and how often to call it for them.
+
+    On CUDA it is the replay of a graph, once, where one can be recorded; else the call itself, launched as often.
+    """
+    if device.type == "cuda":
+        try:
+            replay = _graphed(call, calls, device)
+            replay()
+            return replay, 1
+        except RuntimeError:
+            synchronize(device)
+    return call, calls
+
+
 def measure(call: Callable[[], object], device: torch.device, budget_s: float = 0.3, sample_ms: float = 1.0,
-            least: int = 5, most_s: float = np.inf) -> Timing:
+            least: int = 5, most_s: float = np.inf, graph: bool = False) -> Timing:
     """Time ``call`` on ``device`` for about ``budget_s``.
 
     Warms up for a fifth of the budget (one call at least), then takes samples of as many calls as fill ``sample_ms``,
     so that neither the clock's step nor its own cost shows; at least ``least`` samples, unless they would take more than
-    ``most_s``: then one is enough, and where the first call took as much already, it is the sample.
+    ``most_s``: then one is enough, and where the first call took as much already, it is the sample. With ``graph`` the calls of
+    a sample are one CUDA graph where one can be recorded, so that their launches do not bound them; the result says so.
     """
     begin = time.monotonic()
     once_ms = time_calls(call, 1, device)
@@ -50,10 +80,11 @@ def measure(call: Callable[[], object], device: torch.device, budget_s: float = 
     while time.monotonic() < begin + min(budget_s / 5, most_s):
         once_ms = min(once_ms, time_calls(call, 1, device))
     calls = max(1, int(np.ceil(sample_ms / max(once_ms, 1e-4))))
+    repeat, width = repeated(call, calls, device) if graph else (call, calls)
     samples, end = [], time.monotonic() + 0.8 * budget_s
     while not samples or time.monotonic() < (end if len(samples) >= least else begin + most_s):
-        samples.append(time_calls(call, calls, device))
-    return Timing(np.array(samples), calls)
+        samples.append(time_calls(repeat, width, device) * width / calls)
+    return Timing(np.array(samples), calls, repeat is not call)
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,22 @@ from lib.errors import death
 
 _JOIN_S = 5.0
 _environment = threading.Lock()
+_CORES = "LIB_USABLE_CORES"  # those of the whole run, for a process that has a share of them
+
+
+def usable_cores() -> int:
+    """Return how many cores this run may use: those that it was started with, whatever share of them this worker has."""
+    given = os.environ.get(_CORES, "")
+    if given.isdecimal() and int(given):
+        return int(given)
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def pin(cores: tuple[int, ...]) -> None:
+    """Keep this process, a worker, to its share of the run's cores; nothing where the system cannot."""
+    if cores and hasattr(os, "sched_setaffinity"):
+        os.environ[_CORES] = str(usable_cores())
+        os.sched_setaffinity(0, cores)
 
 
 class WorkerLostError(RuntimeError):

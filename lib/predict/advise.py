@@ -9,9 +9,10 @@ import pandas as pd
 
 from lib.errors import InputError, choices
 from lib.measure.networks import allocator
-from lib.predict import registry
-from lib.predict.networks import work
+from lib.predict import registry, steps, transfer_cpu
+from lib.predict.networks import step, work
 from lib.predict.networks.composition import Estimate
+from lib.predict.networks.step import Step
 from lib.predict.networks.work import Work
 from lib.predict.power import energy
 from lib.predict.registry import Predictor
@@ -20,10 +21,11 @@ from lib.work.graph import ops
 
 COLUMNS = ("device", "source", "predicted_ms", "low_ms", "high_ms", "images_per_sec", "memory_mb", "bound", "below_roof",
            "out_of_range", "fits", "measured_ms", "price_per_million", "dtype", "energy_j", "energy_low_j", "energy_high_j",
-           "energy_share", "energy_source", "latency_type")
+           "energy_share", "energy_source", "latency_type", *(f"{name}_ms" for name in step.PARTS))
 BATCHES = (1, 4, 16, 64, 256)
 _RIVALS = 3  # devices that are compared over batch sizes: this machine's CPU and the fastest
 _DTYPES = ("fp32", *dtypes.AUTOCAST)
+_HOST = {"loader_wait": "loader", "h2d": "copy", "optimizer": "optimizer"}  # what bounds a step beside its passes
 _MOST = 0.5  # of the time borrowed from other devices, and an answer is zero-shot
 _SHARE = 0.05  # of the time out of the training range, and the network counts as out of range
 
@@ -56,7 +58,7 @@ class Advice:
 
 
 class CapturedQuery:
-    """One query, captured once (and once more at another batch size when several are compared)."""
+    """One query, captured once a device type (and once more at another batch size when several are compared)."""
 
     def __init__(self, query: Query):
         if query.dtype not in _DTYPES:
@@ -66,34 +68,46 @@ class CapturedQuery:
         self.query, self._works = query, {}
         self.batch_size = query.network().shape[0]
 
-    def work(self, batch_size: int = 0, channels_last: bool = False) -> Work:
-        """Return the captured work at a batch size (0: the query's own)."""
-        key = (batch_size or self.batch_size, channels_last)
+    def work(self, batch_size: int = 0, channels_last: bool = False, device_type: str = "cpu") -> Work:
+        """Return the work at a batch size (0: the query's own), captured as it runs on a device type: cpu or cuda."""
+        key = (batch_size or self.batch_size, channels_last, device_type)
         if key not in self._works:
             network = self.query.network(key[0])
-            self._works[key] = work.captured(network, self.query.mode, dtypes.torch_name(self.query.dtype), channels_last)
+            self._works[key] = work.captured(network, self.query.mode, dtypes.torch_name(self.query.dtype), channels_last,
+                                              device_type)
         return self._works[key]
 
-    def scaled(self, batch_size: int) -> Work:
+    def predicted(self, predictor: Predictor, network: Work | None = None, memory: str = "default") -> Estimate | Step:
+        """Predict what the query asks for on a device: a forward pass, or a training step with all of its parts.
+
+        ``network`` is the work where it is not that of the query's own batch size, ``memory`` what a pass's process does with
+        freed memory, see ``Predictor.estimate``.
+        """
+        network = network or self.work(device_type=device_type(predictor))
+        if self.query.mode == "infer":
+            return predictor.estimate(network, memory)
+        return steps.predict(predictor, network, steps.loading(self.query.model, network))
+
+    def scaled(self, batch_size: int, device_type: str = "cpu") -> Work:
         """Return the work at another batch size, on the line through two that were captured: every size is linear in it.
 
         Where these are not the same operators (its control flow differs), it is captured itself.
         """
-        first = self.work()
-        other = self.work(2 * self.batch_size)
+        first = self.work(device_type=device_type)
+        other = self.work(2 * self.batch_size, device_type=device_type)
         if batch_size == self.batch_size or list(first.table["op"]) != list(other.table["op"]):
-            return self.work(batch_size)
+            return self.work(batch_size, device_type=device_type)
         share = (batch_size - self.batch_size) / self.batch_size
         try:
             plan = first.plan.towards(other.plan, share)
         except ValueError:
-            return self.work(batch_size)
+            return self.work(batch_size, device_type=device_type)
         table = first.table.copy()
         for name in table:
-            if name not in ("calls", "covered") and pd.api.types.is_numeric_dtype(table[name]):
+            if name not in ("calls", "backward_calls", "covered") and pd.api.types.is_numeric_dtype(table[name]):
                 table[name] = first.table[name] + share * (other.table[name] - first.table[name])
         line = {name: getattr(first, name) + share * (getattr(other, name) - getattr(first, name))
-                for name in ("weight_bytes", "peak_bytes")}
+                for name in ("weight_bytes", "peak_bytes", "input_values")}
         return replace(first, table=table, batch_size=batch_size, plan=plan, fresh_bytes=allocator.fresh_bytes(plan),
                        **{name: max(0.0, value) for name, value in line.items()})
 
@@ -113,6 +127,12 @@ def advise(query: Query, devices: Sequence[str] = (), crossovers: bool = True) -
     return Advice(captured, table, best, _reason(table, best), changes, tuple(predictors))
 
 
+def without_ceilings(advice: Advice) -> bool:
+    """Return whether this machine's CPU was predicted by another one's model, without ceilings that can be trusted."""
+    return any(one.device == "cpu" and one.origin and (not one.model.scaling or one.model.facts.get(transfer_cpu.DOUBTFUL))
+               for one in advice.predictors)
+
+
 def predictions(captured: CapturedQuery, predictors: Sequence[Predictor]) -> pd.DataFrame:
     """Return a row a device (COLUMNS), the fastest first."""
     rows = [_row(predictor, captured) for predictor in predictors]
@@ -120,25 +140,53 @@ def predictions(captured: CapturedQuery, predictors: Sequence[Predictor]) -> pd.
 
 
 def _row(predictor: Predictor, captured: CapturedQuery) -> dict[str, Any]:
-    network = captured.work()
-    estimate = predictor.estimate(network)
-    rate = network.batch_size / estimate.predicted_ms * 1e3
+    network = captured.work(device_type=device_type(predictor))
+    answer = captured.predicted(predictor)
+    estimate = passes_of(answer)
+    rate = network.batch_size / answer.predicted_ms * 1e3
+    memory_mb = memory_of(answer, network)
     price = predictor.price_per_hour / rate * 1e6 / 3600 if predictor.price_per_hour else math.nan
-    return {"device": predictor.device, "source": source_of(predictor, estimate), "predicted_ms": estimate.predicted_ms,
-            "low_ms": estimate.low_ms, "high_ms": estimate.high_ms, "images_per_sec": rate, "memory_mb": network.memory_mb,
-            "bound": predictor.bound(network, estimate.predicted_ms),
+    return {"device": predictor.device, "source": source_of(predictor, estimate), "predicted_ms": answer.predicted_ms,
+            "low_ms": answer.low_ms, "high_ms": answer.high_ms, "images_per_sec": rate, "memory_mb": memory_mb,
+            "bound": _bound(predictor, network, answer),
             "below_roof": estimate.predicted_ms / predictor.roof_ms(network),
             "out_of_range": bool(estimate.outside > _SHARE or predictor.origin),
-            "fits": bool(network.memory_mb < predictor.memory_mb),
+            "fits": bool(memory_mb < predictor.memory_mb),
             "measured_ms": _measured(predictor, captured.query, network.batch_size), "dtype": captured.query.dtype,
-            "latency_type": predictor.model.facts.get("latency_type", "kernel") if predictor.device != "cpu" else "end_to_end",
-            "price_per_million": price, **energy.per_image(predictor.power, estimate, network.batch_size)}
+            "latency_type": predictor.model.facts.get("latency_type", "kernel") if predictor.kind != "cpu" else "end_to_end",
+            "price_per_million": price, **energy.per_image(predictor.power, estimate, network.batch_size),
+            **(answer.columns if isinstance(answer, Step) else {})}
+
+
+def passes_of(answer: Estimate | Step) -> Estimate:
+    """Return the estimate of the passes that an answer rests on: of a step, forward and backward."""
+    return answer.passes if isinstance(answer, Step) else answer
+
+
+def memory_of(answer: Estimate | Step, network: Work) -> float:
+    """Return the MB that an answer needs: of a training step with the optimizer's state."""
+    return answer.memory_mb if isinstance(answer, Step) else network.memory_mb
+
+
+def _bound(predictor: Predictor, network: Work, answer: Estimate | Step) -> str:
+    """Return what most of the time goes to: a part beside the passes, or what bounds these (``Predictor.bound``)."""
+    if isinstance(answer, Step) and answer.longest in _HOST and \
+            answer.parts[answer.longest].predicted_ms > _MOST * answer.predicted_ms:
+        return _HOST[answer.longest]
+    return predictor.bound(network, passes_of(answer).predicted_ms)
+
+
+def device_type(predictor: Predictor) -> str:
+    """Return the type of a predictor's device, as whose kernels work is captured."""
+    return "cuda" if predictor.model.chip else "cpu"
 
 
 def source_of(predictor: Predictor, estimate: Estimate) -> str:
     """Say on what an answer rests: zero-shot where most of its time was predicted from kernels of other devices."""
     if predictor.origin:
-        return f"zero-shot from {predictor.origin}"
+        scaling, doubtful = predictor.model.scaling, predictor.model.facts.get(transfer_cpu.DOUBTFUL)
+        where = f"here{', on a busy machine,' if doubtful else ''}"
+        return f"zero-shot from {predictor.origin}" + (f", scaled by ceilings measured {where} ({scaling})" if scaling else "")
     borrowed = sum(estimate.origins.values())
     if borrowed <= _SHARE:
         return "predicted"
@@ -147,7 +195,9 @@ def source_of(predictor: Predictor, estimate: Estimate) -> str:
 
 
 def _measured(predictor: Predictor, query: Query, batch_size: int) -> float:
-    """Return what was measured of this very query on the device, NaN if it was not."""
+    """Return what was measured of this very query on the device, NaN if it was not; of a training step by its profile."""
+    if query.mode == "train":
+        return steps.measured_step_ms(predictor, query.model, batch_size) if query.dtype == "fp32" else math.nan
     table = predictor.measured_networks
     if table is None:
         return math.nan
@@ -182,9 +232,10 @@ def _crossovers(captured: CapturedQuery, predictors: Sequence[Predictor]) -> tup
     """Say at which batch sizes another device becomes the fastest."""
     changes, last = [], ""
     for batch in BATCHES:
-        network = captured.scaled(batch)
-        times = [(predictor.estimate(network).predicted_ms, predictor.device) for predictor in predictors
-                 if network.memory_mb < predictor.memory_mb]
+        works = [(predictor, captured.scaled(batch, device_type(predictor))) for predictor in predictors]
+        answers = [(captured.predicted(predictor, network), network, predictor) for predictor, network in works]
+        times = [(answer.predicted_ms, predictor.device) for answer, network, predictor in answers
+                 if memory_of(answer, network) < predictor.memory_mb]
         best = min(times)[1] if times else "none (memory)"
         if best != last:
             changes.append(f"from batch {batch}: {best}")

@@ -6,8 +6,11 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
 
 from lib.errors import choices
+from lib.measure import load
+from lib.predict import steps
 from lib.predict.advise import Advice, Query, advise
 from lib.predict.suggestions import Change
 
@@ -15,7 +18,8 @@ _SHOWN = {"device": "device", "source": "source", "predicted_ms": "ms", "low_ms"
           "images_per_sec": "images/s", "memory_mb": "MB", "bound": "bound", "below_roof": "x below roof", "fits": "fits",
           "out_of_range": "outside", "measured_ms": "measured ms", "price_per_million": "price / 10^6 images",
           "energy_j": "GEMMs' J/image", "energy_low_j": "J low", "energy_high_j": "J high",
-          "energy_share": "their share of time", "energy_source": "joules are"}
+          "energy_share": "their share of time", "energy_source": "joules are", "loader_wait_ms": "loader ms",
+          "h2d_ms": "copy ms", "forward_ms": "forward ms", "backward_ms": "backward ms", "optimizer_ms": "optimizer ms"}
 
 
 def table(advice: Advice) -> pd.DataFrame:
@@ -27,7 +31,7 @@ def table(advice: Advice) -> pd.DataFrame:
 def heading(advice: Advice) -> str:
     """Say what was predicted."""
     query = advice.captured.query
-    what = "a training step (forward, loss, backward)" if query.mode == "train" else "a forward pass"
+    what = "a training step (loader, copy, forward, backward, Adam)" if query.mode == "train" else "a forward pass"
     samples = f"{advice.captured.batch_size} sample{'s' * (advice.captured.batch_size > 1)}"
     return f"{query.model}, {what} of {samples}, {query.dtype}"
 
@@ -50,16 +54,37 @@ def text(advice: Advice) -> str:
 
 def _notes(advice: Advice) -> list[str]:
     """Return what to know of the times: what no model is of, and which are of kernels alone."""
-    unknown, gpus = advice.captured.work().not_modelled, advice.table[advice.table["device"] != "cpu"]
+    unknown = advice.captured.work().not_modelled
+    gpus = advice.table[~advice.table["device"].str.match("cpu(@|$)")]
     kernels = gpus.loc[gpus["latency_type"] == "kernel", "device"]
     lines = [f"not modelled: {choices(unknown)}; such operators count as copies, or as those of {advice.captured.query.dtype}"
              ] if unknown else []
+    if len(gpus) and advice.captured.query.dtype == "fp32":
+        lines.append("fp32 on GPUs is computed as fp32, as everything is measured here: with TF32, which torch allows in "
+                     "convolutions unless told otherwise, they may be faster")
     if len(kernels):
         lines.append(f"kernels alone, as CUDA graphs run them, without launches: {choices(kernels)}")
     if len(kernels) < len(gpus):
         launched = choices(gpus.loc[gpus["latency_type"] != "kernel", "device"])
         lines.append(f"launched one by one, end to end: {launched}; not to be compared with times of kernels alone")
-    return lines
+    return lines + _step_notes(advice)
+
+
+def _step_notes(advice: Advice) -> list[str]:
+    """Return on what the parts of a training step rest, and what learners of profiles say of the whole."""
+    if advice.captured.query.mode != "train":
+        return []
+    sources: dict[str, list[str]] = {}
+    lines = []
+    for predictor in advice.predictors:
+        for name, costs in steps.costs_of(predictor).items():
+            sources.setdefault(f"{name.replace('_', ' ')}: {costs.source}", []).append(predictor.device)
+        learned = steps.of_device(predictor)
+        if learned:
+            several = [f"{name} {one.predict([advice.captured.work()])[0]:,.3g} (±{math.expm1(one.half):.0%})"
+                       for name, one in learned.learners.items()]
+            lines.append(f"{predictor.device}, the whole step by learners of profiles, in ms: {', '.join(several)}")
+    return [f"{source} ({choices(devices)})" for source, devices in sources.items()] + lines
 
 
 def answer(**query) -> tuple[pd.DataFrame, str]:
@@ -68,13 +93,28 @@ def answer(**query) -> tuple[pd.DataFrame, str]:
     return table(advice), f"{heading(advice)}. {advice.reason}."
 
 
-def records(advice: Advice, verified: tuple[float, Sequence[Change]] | None = None) -> list[dict[str, Any]]:
+def neighbours(advice: Advice) -> str:
+    """Say what the CPU's times assume, and what to expect of them while others hold cores now; empty without a CPU."""
+    if "cpu" not in set(advice.table["device"]):
+        return ""
+    threads, free = torch.get_num_threads(), load.free_cores()
+    text = f"cpu: the time is that of an idle machine with {threads} thread{'s' * (threads > 1)}"
+    if free >= threads:
+        return text
+    return (f"{text}, and others hold cores now: {free} {'are' if free > 1 else 'is'} free; threads that wait for one another "
+            f"beside a busy neighbour are slower than fewer (measured 2 to 4 times with two), set OMP_NUM_THREADS={free}")
+
+
+def records(advice: Advice, verified: tuple[float, Sequence[Change]] | None = None, note: str = "") -> list[dict[str, Any]]:
     """Return the table as plain values for JSON, a row a device; what is not known is null.
 
     ``verified``, the ms and the changes that were measured on this machine, are added to its CPU as ``verified_ms`` and
-    ``changes``.
+    ``changes``, and ``note`` (see ``neighbours``) as ``note``.
     """
     rows = advice.table.to_dict("records")
+    for own in rows if note else ():
+        if own["device"] == "cpu":
+            own["note"] = note
     if verified:
         own = next(row for row in rows if row["device"] == "cpu")
         own["verified_ms"], several = verified
@@ -109,11 +149,12 @@ def changes_table(several: Sequence[Change]) -> pd.DataFrame:
 
 
 def verdict(advice: Advice, measured_ms: float) -> str:
-    """Say whether the interval of this machine's CPU covers what was measured."""
-    rows = advice.table[advice.table["device"] == "cpu"]
-    if not len(rows):
-        return f"\nmeasured on this machine's CPU: {measured_ms:,.4g} ms"
-    row = rows.iloc[0]
-    covered = "inside" if row["low_ms"] <= measured_ms <= row["high_ms"] else "OUTSIDE"
-    return (f"\nmeasured on this machine's CPU: {measured_ms:,.4g} ms, {covered} the interval {row['low_ms']:,.4g} to "
-            f"{row['high_ms']:,.4g}; the prediction was off by {row['predicted_ms'] / measured_ms - 1:+.1%}")
+    """Say whether the interval of this machine's CPU covers what was measured: of a training step forward and backward."""
+    what = "forward and backward measured" if advice.captured.query.mode == "train" else "measured"
+    cpu = next((predictor for predictor in advice.predictors if predictor.device == "cpu"), None)
+    if cpu is None:
+        return f"\n{what} on this machine's CPU: {measured_ms:,.4g} ms"
+    passes = cpu.estimate(advice.captured.work())
+    covered = "inside" if passes.low_ms <= measured_ms <= passes.high_ms else "OUTSIDE"
+    return (f"\n{what} on this machine's CPU: {measured_ms:,.4g} ms, {covered} the interval {passes.low_ms:,.4g} to "
+            f"{passes.high_ms:,.4g}; the prediction was off by {passes.predicted_ms / measured_ms - 1:+.1%}")

@@ -5,22 +5,26 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import torch
 
 from lib import paths, store
 from lib.config.notebooks import SweepParams
 from lib.errors import InputError
 from lib.measure import machine
 from lib.measure.operators import aggregate, sweep
-from lib.predict import registry
+from lib.predict import calibrate_networks, registry, transfer_cpu
+from lib.predict.calibrate_networks import Networks
 from lib.predict.operators import inputs
 from lib.predict.operators.cost_model import CostModel
 from lib.predict.operators.fine_tuning import farthest_first, fine_tuned
 from lib.predict.operators.validation import score
+from lib.predict.transfer_cpu import CALIBRATED, CPU
 from lib.work.graph import spaces
 from lib.work.graph.spaces import Config
 
 _POOL, _POINTS_A_SECOND, _ROUNDS, _LEAST = 900, 2.5, 3, 20
 _SHORTEST_S, _LONGEST_S = 10, 1_000_000
+_OPERATORS = 0.6  # of a CPU's budget; the rest is for networks
 _SHARE = 0.8  # of the points, chosen to fine-tune; the rest are drawn at random and validate
 
 
@@ -33,6 +37,7 @@ class Calibrated:
     points: int
     before: dict[str, float]
     after: dict[str, float]
+    networks: Networks | None = None  # of a CPU
 
 
 def _pool(dtype: str, seed: int = 0) -> tuple[list[Config], pd.DataFrame]:
@@ -62,18 +67,39 @@ def choose(model: CostModel, rows: pd.DataFrame, count: int, seed: int = 0) -> t
 def calibrate(device: str = "cpu", dtype: str = "fp32", budget_s: float = 120.0) -> Calibrated:
     """Measure chosen points on ``device``, fine-tune the nearest model by them, and save it for this machine.
 
-    Raises InputError for a device that is not here, and where no model of its kind can be fine-tuned.
+    On a CPU the budget is shared with a few whole networks, by which the composition is calibrated. Raises InputError for a
+    device that is not here, and where no model of its kind can be fine-tuned.
     """
     where = machine.device(device)
     if not _SHORTEST_S <= budget_s <= _LONGEST_S:
         raise InputError(f"budget_s {budget_s:g} is too short to measure anything, or has no end; give {_SHORTEST_S} s to "
                          f"{_LONGEST_S:,} s (120 is usual)")
-    base = _nearest(str(where), dtype)
+    of_cpu = where.type == "cpu"
+    bases = _bases(str(where), dtype)
+    name = f"calibration_{machine.name()}_{dtype}_{store.utc_now()[:19].replace(':', '')}"
+    training, held_out = _points(str(where), bases[0], dtype, budget_s * (_OPERATORS if of_cpu else 1), name)
+    base = min(bases, key=lambda one: _distance(one, training))
+    model = fine_tuned(base, training)
+    measured = held_out["latency_ms"].to_numpy()
+    scores = [score(measured, one.predict(held_out)["predicted_ms"].to_numpy()) for one in (base, model)]
+    networks = calibrate_networks.calibrate(model, base, *calibrate_networks.measure(model, budget_s * (1 - _OPERATORS), name)
+                                            ) if of_cpu else None
+    model.device = f"{CPU}{machine.name()}" if of_cpu else base.device
+    model.facts = {**base.facts, **machine.ids(), CALIBRATED: base.device, "calibrated_utc": store.utc_now(),
+                   "points": len(training), "held_out": scores[1], "sweeps": []}
+    if of_cpu:
+        model.facts |= {"threads": torch.get_num_threads(), "networks": networks.after}
+    path = model.save(registry.path_of(model.device, dtype))
+    return Calibrated(path, model, len(training), *scores, networks)
+
+
+def _points(device: str, base: CostModel, dtype: str, budget_s: float, name: str) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Measure operators; return the usable rows that fine-tune, and those that validate. InputError for too few."""
     configs, rows = _pool(dtype)
     tuning, validating = choose(base, rows, int(budget_s * _POINTS_A_SECOND))
-    chosen = [_as(configs[row], base) for row in (*tuning, *validating)]
-    name = f"calibration_{machine.name()}_{dtype}_{store.utc_now()[:19].replace(':', '')}"
-    p = SweepParams(op="all", device=str(where), budget_s=budget_s, rounds=_ROUNDS, visit_ms=16, name=name, dtype=dtype,
+    order = np.random.default_rng(0).permutation([*tuning, *validating])  # a slow one measures some of each
+    chosen = [_as(configs[row], base) for row in order]
+    p = SweepParams(op="all", device=device, budget_s=budget_s, rounds=_ROUNDS, visit_ms=16, name=name, dtype=dtype,
                     cache=base.facts.get("cache", "warm"), latency_type=base.facts.get("latency_type", "kernel"))
     table = aggregate.read(sweep.measure_sweep(p, chosen=chosen)).table
     usable = table[(table["status"] == "ok") & (table["verdict"] != "unusable")]
@@ -81,15 +107,9 @@ def calibrate(device: str = "cpu", dtype: str = "fp32", budget_s: float = 120.0)
     training = usable.drop(index=held_out.index)
     if len(training) < _LEAST or len(held_out) < 2:
         raise InputError(f"only {len(usable)} of {len(table)} measured points are usable, {_LEAST} or more are needed to "
-                         f"fine-tune: the machine is busy, or budget_s too short; the points are in {paths.SWEEPS / name}")
-    model = fine_tuned(base, training)
-    measured = held_out["latency_ms"].to_numpy()
-    scores = [score(measured, one.predict(held_out)["predicted_ms"].to_numpy()) for one in (base, model)]
-    model.device = f"cpu-{machine.name()}" if where.type == "cpu" else base.device
-    model.facts = {**base.facts, **machine.ids(), "calibrated_from": base.device, "calibrated_utc": store.utc_now(),
-                   "points": len(training), "held_out": scores[1], "sweeps": []}
-    path = model.save(registry.path_of(model.device, dtype))
-    return Calibrated(path, model, len(training), *scores)
+                         "fine-tune, and two more to validate: the machine is busy, or budget_s too short; the points are in "
+                         f"{paths.SWEEPS / name}")
+    return training, held_out
 
 
 def _as(config: Config, base: CostModel) -> Config:
@@ -97,17 +117,42 @@ def _as(config: Config, base: CostModel) -> Config:
                   base.facts.get("cache", "warm"))
 
 
-def _nearest(device: str, dtype: str) -> CostModel:
-    """Return the model to start from: a CPU's from the shipped CPU model, a GPU's from its vendor's ceilings."""
-    if device == "cpu":
-        return registry.shipped_cpu(dtype)
-    vendor = registry.vendor_of(machine.device_name(machine.device(device)))
-    return registry.for_devices([vendor], dtype)[0].model
+def _bases(device: str, dtype: str) -> list[CostModel]:
+    """Return the models to start from: every reference CPU's, scaled to this one, or a GPU's from its vendor's ceilings.
+
+    The reference CPUs are those that were timed in the same way as the one with the nearest ceilings, which is the first.
+    """
+    if device != "cpu":
+        vendor = registry.vendor_of(machine.device_name(machine.device(device)))
+        return [registry.for_devices([vendor], dtype)[0].model]
+    references = registry.reference_cpus(dtype)
+    if not references:
+        return [registry.shipped_cpu(dtype)]  # says which there are
+    here = transfer_cpu.host()
+    here = transfer_cpu.look() if here is None or here.doubtful else here
+    scaled = [transfer_cpu.scaled(model, here) for model in references] if here else references
+    scaled.sort(key=lambda model: model.scaling.distance if model.scaling else 0.0)
+    timed = [[model.facts.get(name) for name in ("cache", "latency_type")] for model in scaled]
+    return [model for model, how in zip(scaled, timed, strict=True) if how == timed[0]]
+
+
+def _distance(model: CostModel, rows: pd.DataFrame) -> float:
+    """Return how far a model's predictions are from what was measured: the median in log time."""
+    return float(np.median(np.abs(np.log(rows["latency_ms"].to_numpy() / model.predict(rows)["predicted_ms"].to_numpy()))))
 
 
 def summary(result: Calibrated) -> str:
     """Say what the calibration gave."""
-    source = result.model.facts["calibrated_from"]
-    return (f"{result.path}: {source} fine-tuned by {result.points} points; on {result.after['n']} random held-out points MAPE "
-            f"{result.before['mape']:.1f} % before, {result.after['mape']:.1f} % after "
-            f"(median {result.before['median']:.1f} -> {result.after['median']:.1f} %)")
+    source, scaling = result.model.facts[CALIBRATED], result.model.scaling
+    text = (f"{result.path}: {source}{f' (scaled: {scaling})' if scaling else ''} fine-tuned by {result.points} points; on "
+            f"{result.after['n']} random held-out points MAPE {result.before['mape']:.1f} % before, "
+            f"{result.after['mape']:.1f} % after (median {result.before['median']:.1f} -> {result.after['median']:.1f} %)")
+    if result.networks is None:
+        return text
+    if not result.networks.after:
+        return text + (f"; of the networks measured end to end {result.networks.count} are usable, two or more are needed: the "
+                       f"composition stays that of {source}")
+    before, after = result.networks.before, result.networks.after
+    return text + (f"; {result.networks.count} networks end to end ({after['n']} cases), each left out: MAPE "
+                   f"{before['mape']:.1f} % before (bias {before['bias']:+.1f} %), {after['mape']:.1f} % after "
+                   f"(bias {after['bias']:+.1f} %)")

@@ -25,25 +25,26 @@ RETRAIN = ("train it again with: python -m lib models --train cpu, neusight, aic
 _MOST_BYTES = 64_000_000  # uncompressed; the largest that ships holds 2 million
 
 
-class _Entry(BaseModel):
+class Entry(BaseModel):
     """Base of every entry: finite numbers of the right type, no other names."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
-def _require(holds: Any, what: str) -> None:
+def require(holds: Any, what: str) -> None:
+    """Raise ValueError, which says ``what`` is wrong, where something does not hold."""
     if not np.all(holds):
         raise ValueError(what)
 
 
 def _ordered(pair: tuple[float, float]) -> tuple[float, float]:
-    _require(pair[0] <= pair[1], "the lower limit is above the upper one")
+    require(pair[0] <= pair[1], "the lower limit is above the upper one")
     return pair
 
 
 def _inside(name: str) -> str:
     path = PurePosixPath(name)
-    _require(not path.is_absolute() and ".." not in path.parts, "is no folder below data/reference")
+    require(not path.is_absolute() and ".." not in path.parts, "is no folder below data/reference")
     return name
 
 
@@ -54,7 +55,7 @@ Limits = Annotated[tuple[float, float], AfterValidator(_ordered)]
 Names = tuple[str, ...]
 
 
-class Array(_Entry):
+class Array(Entry):
     """An array of finite numbers: its shape, element type, and bytes in base64."""
 
     shape: tuple[Count, ...]
@@ -64,8 +65,8 @@ class Array(_Entry):
     @model_validator(mode="after")
     def _fits(self) -> "Array":
         size = int(np.prod(self.shape, dtype=object)) * np.dtype(self.dtype).itemsize
-        _require(size == len(self.data), f"{len(self.data)} bytes are no {self.dtype} of shape {self.shape}")
-        _require(np.isfinite(self.array()), "holds numbers that are not finite")
+        require(size == len(self.data), f"{len(self.data)} bytes are no {self.dtype} of shape {self.shape}")
+        require(np.isfinite(self.array()), "holds numbers that are not finite")
         return self
 
     def array(self) -> np.ndarray:
@@ -81,7 +82,7 @@ class Array(_Entry):
         return {"shape": list(array.shape), "dtype": small.dtype.str, "data": base64.b64encode(small.tobytes()).decode()}
 
 
-class Rates(_Entry):
+class Rates(Entry):
     """What one of each term costs."""
 
     form: Literal["rates"]
@@ -91,11 +92,11 @@ class Rates(_Entry):
 
     @model_validator(mode="after")
     def _aligned(self) -> "Rates":
-        _require(len(self.terms) == len(self.costs) > 0, f"{len(self.terms)} terms have {len(self.costs)} costs")
+        require(len(self.terms) == len(self.costs) > 0, f"{len(self.terms)} terms have {len(self.costs)} costs")
         return self
 
 
-class Trees(_Entry):
+class Trees(Entry):
     """Boosted trees, whose nodes lie one after another: a child comes after its parent."""
 
     feature: Array
@@ -107,12 +108,12 @@ class Trees(_Entry):
     @model_validator(mode="after")
     def _walkable(self) -> "Trees":
         feature, right, roots = self.feature.array(), self.right.array(), self.roots.array()
-        _require(len(self.feature.shape) == 1 and self.feature.shape == self.value.shape == self.right.shape,
+        require(len(self.feature.shape) == 1 and self.feature.shape == self.value.shape == self.right.shape,
                  f"nodes of shapes {self.feature.shape}, {self.value.shape}, {self.right.shape} are no trees")
-        _require(roots.ndim == 1 and len(roots) and (roots >= 0).all() and (roots < len(feature)).all(),
+        require(roots.ndim == 1 and len(roots) and (roots >= 0).all() and (roots < len(feature)).all(),
                  "a tree begins at no node")
         inner = np.flatnonzero(feature >= 0)
-        _require((feature >= -1).all() and (right[inner] >= 1).all() and (inner + right[inner] < len(feature)).all(),
+        require((feature >= -1).all() and (right[inner] >= 1).all() and (inner + right[inner] < len(feature)).all(),
                  "a split has no child")
         return self
 
@@ -141,16 +142,16 @@ class Student(Rates):
     @model_validator(mode="after")
     def _chained(self) -> "Student":
         sizes = [(weights.shape, biases.shape) for weights, biases in self.layers]
-        _require(all(len(shape) == 3 for shape, _ in sizes), f"layers of shapes {sizes} are no networks")
+        require(all(len(shape) == 3 for shape, _ in sizes), f"layers of shapes {sizes} are no networks")
         nets, width = sizes[0][0][0], len(self.centre)
         inputs = [width, *(shape[2] for shape, _ in sizes)]
         expected = [((nets, one, other), (nets, 1, other)) for one, other in pairwise(inputs)]
-        _require(nets >= 1 and len(self.scale) == width and sizes == expected and inputs[-1] == 1,
+        require(nets >= 1 and len(self.scale) == width and sizes == expected and inputs[-1] == 1,
                  f"layers of shapes {sizes} do not follow one another from {width} inputs to 1")
         return self
 
 
-class Correction(_Entry):
+class Correction(Entry):
     """A Gaussian process by its points and weights."""
 
     names: Names
@@ -164,12 +165,12 @@ class Correction(_Entry):
 
     @model_validator(mode="after")
     def _aligned(self) -> "Correction":
-        _require({len(self.centre), len(self.scale), *map(len, self.points)} == {len(self.names)}
+        require({len(self.centre), len(self.scale), *map(len, self.points)} == {len(self.names)}
                  and len(self.points) == len(self.weights), "centre, scale, points and weights are not of the same features")
         return self
 
 
-class Part(_Entry):
+class Part(Entry):
     """The regressor of one group and pass, where it holds, and how wrong it was."""
 
     regressor: Annotated[Rates | Boosted | Student, Field(discriminator="form")]
@@ -185,15 +186,15 @@ class Part(_Entry):
 
     @model_validator(mode="after")
     def _coherent(self) -> "Part":
-        _require(len(self.halves) == len(self.edges_ms) + 1 and list(self.edges_ms) == sorted(self.edges_ms),
+        require(len(self.halves) == len(self.edges_ms) + 1 and list(self.edges_ms) == sorted(self.edges_ms),
                  f"{len(self.halves)} intervals do not fit edges {self.edges_ms}, which have to grow")
         used = {*self.regressor.names, *self.ranges, *(self.correction.names if self.correction else ())}
-        _require(used <= set(self.features), f"{sorted(used - set(self.features))[:3]} are none of its features")
-        _require(set(getattr(self.regressor, "known", ())) <= set(self.regressor.names), "known values of no feature")
+        require(used <= set(self.features), f"{sorted(used - set(self.features))[:3]} are none of its features")
+        require(set(getattr(self.regressor, "known", ())) <= set(self.regressor.names), "known values of no feature")
         return self
 
 
-class Composition(_Entry):
+class Composition(Entry):
     """What a network adds to its operators."""
 
     rates: dict[str, NotNegative]
@@ -202,7 +203,7 @@ class Composition(_Entry):
     scores: dict[str, float]
 
 
-class Chip(_Entry):
+class Chip(Entry):
     """A device's ceilings."""
 
     flops_per_ms: Positive
@@ -213,7 +214,15 @@ class Chip(_Entry):
     item: Annotated[int, Field(ge=1, le=16)]
 
 
-class Facts(_Entry):
+class Scaling(Entry):
+    """From the machine of a CPU's parts to the one that is predicted."""
+
+    compute: Positive
+    memory: Positive
+    ridge: Positive
+
+
+class Facts(Entry):
     """What is known of a model besides; others than these may stand there too."""
 
     model_config = ConfigDict(extra="allow")
@@ -231,7 +240,7 @@ class Facts(_Entry):
     sweeps: list[Annotated[str, AfterValidator(_inside)]] = []
 
 
-class Model(_Entry):
+class Model(Entry):
     """A whole file."""
 
     version: int = Field(alias="schema")
@@ -240,6 +249,7 @@ class Model(_Entry):
     compositions: dict[str, Composition]
     chip: Chip | None
     parts: Annotated[dict[str, Part], Field(min_length=1)]
+    scaling: Scaling | None = None  # only in files of calibrated CPUs
 
 
 def read(path: Path) -> Model:

@@ -1,8 +1,10 @@
 """The models at hand, those that ship with the reference and those calibrated on this machine, and what they predict with."""
 
+import difflib
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from lib import paths, store
 from lib.config.definitions import VendorDevice, load_devices
 from lib.errors import InputError, choices
 from lib.measure import archive, machine
-from lib.predict import model_file, transfer
+from lib.predict import model_file, transfer, transfer_cpu
 from lib.predict.analytic import roofline
 from lib.predict.analytic.roofline import Roof
 from lib.predict.networks import composition
@@ -30,7 +32,8 @@ from lib.work import dtypes
 
 SHIPPED = paths.REFERENCE / "models"
 UNUSABLE = "none"  # the part of a file that holds no model, in the summary
-_SUFFIX, _CPU = ".json.gz", "cpu-"
+_SUFFIX, _CPU = ".json.gz", transfer_cpu.CPU
+MAKERS, _NEAREST = frozenset(("nvidia", "tesla", "amd")), 3  # words of a name that tell no card; names in an error
 _MOST = 0.5  # of the predicted time, and it bounds the network
 
 
@@ -45,6 +48,40 @@ def model_files() -> dict[tuple[str, str], Path]:
     Raises InputError for a file that is named as no model is.
     """
     return {_key(path): path for folder in (SHIPPED, paths.MODELS) for path in sorted(folder.glob(f"*{_SUFFIX}"))}
+
+
+def cpu_name(machine_name: str, hardware_id: str) -> str:
+    """Return how the model of a machine's CPU is called: by the machine's name, and its hardware at the end."""
+    stem = re.sub(r"[^a-z0-9]+", "-", machine_name.lower()).strip("-")
+    return f"{_CPU}{stem}" if stem.endswith(f"-{hardware_id}") else f"{_CPU}{stem}-{hardware_id}"
+
+
+def home_of(folder: Path, device: str) -> Path:
+    """Return where the model that is trained of a device of a reference machine lies: a committed CPU's ships.
+
+    All others stay with their machine, beside those that were calibrated there and came with its bundle.
+    """
+    ships = folder.parent == paths.REFERENCE and device.startswith(_CPU)
+    return SHIPPED if ships else folder / "trained"
+
+
+def machine_files(folder: Path) -> dict[tuple[str, str], Path]:
+    """Return the model files of a reference machine by (cpu or GPU's id, element type).
+
+    Of one that was calibrated there and one that was trained here, the one that erred less on what it was not fitted to.
+    """
+    shipped = SHIPPED.glob(f"{_CPU}{folder.name}_*{_SUFFIX}") if folder.parent == paths.REFERENCE else ()
+    several: dict[tuple[str, str], list[Path]] = {}
+    for path in (*folder.glob(f"models/*{_SUFFIX}"), *folder.glob(f"trained/*{_SUFFIX}"), *shipped):
+        device, dtype = _key(path)
+        several.setdefault(("cpu" if device.startswith(_CPU) else device, dtype), []).append(path)
+    return {key: paths_of[0] if len(paths_of) == 1 else min(paths_of, key=_held_out) for key, paths_of in several.items()}
+
+
+def _held_out(path: Path) -> float:
+    """Return the MAPE of a model on held-out points, in %; inf where its file does not say."""
+    held_out = load(path).facts.get("held_out")
+    return float(held_out.get("mape", math.inf)) if isinstance(held_out, dict) else math.inf
 
 
 def _key(path: Path) -> tuple[str, str]:
@@ -97,16 +134,31 @@ class Predictor:
         """Give the networks that were measured end to end on this device, or None."""
         if self.model.facts.get("hardware_id", "vendor:").startswith("vendor:"):
             return None
-        files = [path for folder in archive.machines_with("networks").values() for path in sorted(folder.glob("*.parquet"))]
-        tables = [store.read_own(path, "networks") for path in files]
-        own = [table[table["hardware_id"] == self.model.facts.get("hardware_id")] for table in tables]
+        folders = archive.machines(imported=bool(self.machine)).values()
+        tables = [store.read_own(path, "networks") for folder in folders for path in archive.networks_files(folder)]
+        on_cpu = self.kind == "cpu"
+        own = [table[(table["hardware_id"] == self.model.facts.get("hardware_id")) & ((table["device"] == "cpu") == on_cpu)]
+               for table in tables]
         return pd.concat(own, ignore_index=True) if own else None
+
+    @property
+    def kind(self) -> str:
+        """Return what the device is: ``cpu``, or a GPU's id in params/devices.yaml."""
+        return self.device.partition("@")[0]
+
+    @property
+    def machine(self) -> str:
+        """Return the reference machine whose device it is; empty for a device of this one, and for a GPU of its vendor."""
+        return self.device.partition("@")[2]
 
     @cached_property
     def measured_operators(self) -> pd.DataFrame:
         """Give the operators that were measured on this device in the state that its model answers for, and repeated well."""
         names = [] if self.origin else self.model.facts.get("sweeps", [])
-        files = [path for name in names if (path := paths.REFERENCE / name / "sweep.parquet").is_file()]
+        machines = archive.machines(imported=True)
+        folders = {name: machines.get(name.partition("/")[0]) for name in names}
+        files = [path for name, folder in folders.items() if folder
+                 and (path := folder.parent / name / "sweep.parquet").is_file()]
         tables = [store.read_own(path, "sweep") for path in files]
         tables = [table[(table["status"] == "ok") & (table["verdict"] == "stable")] for table in tables]
         return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=["flops", "bytes", "latency_ms"])
@@ -121,7 +173,7 @@ class Predictor:
     @cached_property
     def power(self) -> PowerModel | None:
         """Give the power model of this device and element type; None where there is none, or the device is another one."""
-        return None if self.origin else power_model.of_device(self.device, self.dtype)
+        return None if self.origin else power_model.of_device(self.kind, self.dtype)
 
     def composition(self, mode: str, memory: str = "default") -> Composition:
         """Return what a network adds to its operators; where none was measured end to end, nothing, with their interval."""
@@ -162,21 +214,51 @@ def _parts(work: Work) -> np.ndarray:
 
 def shipped_cpu(dtype: str) -> CostModel:
     """Return the CPU model that ships with the reference; InputError where there is none of that element type."""
-    files = model_files()
-    own = [path for (device, kind), path in files.items() if device.startswith(_CPU) and kind == dtype
-           and path.parent == SHIPPED]
-    if not own:
-        raise InputError(f"no {dtype} model of a CPU ships in {SHIPPED}; there are: {choices(map(' '.join, sorted(files)))}")
-    return load(own[0])
+    if own := shipped_cpus(dtype):
+        return load(own[0])
+    raise InputError(f"no {dtype} model of a CPU ships in {SHIPPED}; there are: "
+                     f"{choices(map(' '.join, sorted(model_files())))}")
+
+
+def shipped_cpus(dtype: str) -> list[Path]:
+    """Return the files of the CPU models that ship with the reference."""
+    return [path for path in sorted(SHIPPED.glob(f"{_CPU}*{_SUFFIX}")) if _key(path)[1] == dtype]
+
+
+def of_the_reference(cpu: Predictor) -> Predictor:
+    """Return the CPU as the model that ships predicts it, unscaled, whatever was measured or calibrated on this machine."""
+    model = shipped_cpu(cpu.dtype)
+    return replace(cpu, model=model, origin=model.device)
 
 
 def vendor_of(name: str) -> str:
-    """Return the id in params/devices.yaml of a device by the name that its driver gives; InputError lists the names."""
+    """Return the id in params/devices.yaml of a device by the name that its driver gives; InputError has the nearest names.
+
+    Whole names are compared, word by word: an L40S is no L4, a laptop's card not the desktop's. Only who made it is left out,
+    since drivers changed how they say it.
+    """
     ids = {device.name: device.id for device in load_devices().values()}
-    vendor = next((id_ for stated, id_ in ids.items() if stated in name or name in stated), None)
+    vendor = next((id_ for stated, id_ in ids.items() if _words_of(stated) == _words_of(name)), None)
     if not vendor:
-        raise InputError(f"params/devices.yaml has no device named {name!r}, add it there; it has: {choices(ids)}")
+        lower = {stated.lower(): stated for stated in ids}
+        nearest = [lower[match] for match in difflib.get_close_matches(name.lower(), lower, _NEAREST, 0.0)]
+        raise InputError(f"params/devices.yaml has no device named {name!r} (the nearest: {choices(nearest)}), add it there; "
+                         "notebook 01_machine, with source measure, measures it and gives the entry")
     return vendor
+
+
+def _words_of(name: str) -> list[str]:
+    """Return the words of a device's name without its makers, in an order of their own: A100 80GB PCIe, A100-PCIE-80GB."""
+    return sorted(set(re.findall(r"[a-z0-9.]+", name.lower())) - MAKERS)
+
+
+def reference_cpus(dtype: str) -> list[CostModel]:
+    """Return the models of all CPUs, imported ones too, that were trained on their machine's own sweeps, not calibrated."""
+    files = [path for (device, kind), path in model_files().items() if device.startswith(_CPU) and kind == dtype]
+    folders = archive.machines(imported=True).values()
+    files += [own[key] for folder in folders if (key := ("cpu", dtype)) in (own := machine_files(folder))]
+    models = [load(path) for path in dict.fromkeys(files)]
+    return [model for model in models if transfer_cpu.CALIBRATED not in model.facts]
 
 
 def _cpu(dtype: str, files: transfer.Files) -> Predictor | None:
@@ -185,10 +267,10 @@ def _cpu(dtype: str, files: transfer.Files) -> Predictor | None:
     own = files.get((f"{_CPU}{machine.name()}", dtype))
     if own:
         return Predictor("cpu", dtype, load(own), memory_mb=memory_mb)
-    others = [path for (device, kind), path in files.items() if device.startswith(_CPU) and kind == dtype]
-    if not others:
+    references = reference_cpus(dtype)
+    if not references:
         return None
-    model = load(others[0])
+    model = transfer_cpu.nearest(references, transfer_cpu.host())
     return Predictor("cpu", dtype, model, model.device, memory_mb)
 
 
@@ -204,6 +286,29 @@ def _predictor(device: str, dtype: str, files: transfer.Files, vendors: Mapping[
                reader: Callable[[Path], CostModel]) -> Predictor | None:
     gpu = vendors.get(device)
     return _cpu(dtype, files) if device == "cpu" else _gpu(gpu, dtype, files, reader) if gpu else None
+
+
+def _of_machine(device: str, dtype: str, files: transfer.Files, vendors: Mapping[str, VendorDevice],
+                reader: Callable[[Path], CostModel]) -> list[Predictor]:
+    """Return the devices of a reference machine with a model of an element type: all (NAME), or one kind of them (cpu@NAME).
+
+    A GPU's model is completed from others. Raises InputError where it has no such model.
+    """
+    kind, at, name = device.rpartition("@")
+    folder = archive.machine_folder(name)
+    own, several = machine_files(folder), []
+    for (one, own_dtype), path in own.items():
+        if own_dtype != dtype or (at and one != kind):
+            continue
+        if one == "cpu":
+            memory_mb = archive.hardware(folder).get("memory_gib", math.inf) * 2**30 / 1e6
+            several.append(Predictor(f"cpu@{name}", dtype, reader(path), memory_mb=memory_mb))
+        elif one in vendors and (gpu := _gpu(vendors[one], dtype, {**files, (one, dtype): path}, reader)):
+            several.append(replace(gpu, device=f"{one}@{name}"))
+    if not several:
+        raise InputError(f"no {dtype} model of {device}; the machine {name} has: {choices(map(' '.join, own)) or 'none'}; "
+                         f"train them on what was measured there: python -m lib models --train {name}")
+    return several
 
 
 def predictor(device: str, dtype: str) -> Predictor | None:
@@ -223,11 +328,15 @@ def for_devices(devices: Sequence[str], dtype: str) -> list[Predictor]:
     usual = ["cpu", *sorted({device for device, _ in files if device in vendors})]
     predictors = []
     for device in devices or usual:
+        if device not in usual and device not in vendors and device.rpartition("@")[2] in archive.machines(imported=True):
+            predictors += _of_machine(device, dtype, files, vendors, reader)
+            continue
         one = _predictor(device, dtype, files, vendors, reader)
         if one:
             predictors.append(one)
         elif devices:
-            raise InputError(f"no {dtype} model of a device {device!r}; there are models of: {choices(usual)}; any GPU of "
+            raise InputError(f"no {dtype} model of a device {device!r}; there are models of: {choices(usual)}, and of the "
+                             f"machines: {choices(archive.machines(imported=True))}; any GPU of "
                              f"params/devices.yaml is predicted zero-shot where {ANY_GPU} has its element type; for a machine "
                              "of your own, run there: python -m lib calibrate")
     if not predictors:
@@ -241,7 +350,9 @@ def summary() -> pd.DataFrame:
     A file that holds no model is a row too, of part UNUSABLE, whose source says why.
     """
     rows = []
-    for (device, dtype), path in model_files().items():
+    machines = {(f"{device}@{name}", dtype): path for name, folder in archive.machines(imported=True).items()
+                for (device, dtype), path in machine_files(folder).items() if path.parent != SHIPPED}
+    for (device, dtype), path in {**model_files(), **machines}.items():
         try:
             model = load(path)
         except InputError as error:
@@ -268,5 +379,6 @@ def _power_rows() -> list[dict[str, Any]]:
 def _summary_row(device: str, dtype: str, name: str, part: Part, facts: Mapping[str, Any]) -> dict[str, Any]:
     return {"device": device, "dtype": dtype, "part": name, "rows": part.rows, "MAPE %": part.scores.get("mape"),
             "median %": part.scores.get("median"), "within 10 %": part.scores.get("within_10"),
-            "interval ±%": (np.exp(np.mean(part.halves)) - 1) * 100, "source": facts.get("source", ""),
+            "interval ±%": (np.exp(np.mean(part.halves)) - 1) * 100,
+            "source": f"that of {part.origin}" if part.origin else facts.get("source", ""),
             "licence": facts.get("licence", "")}

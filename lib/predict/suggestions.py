@@ -10,8 +10,9 @@ import numpy as np
 from lib.errors import InputError, choices
 from lib.measure import archive, machine
 from lib.predict import registry
-from lib.predict.advise import Advice, CapturedQuery, source_of
+from lib.predict.advise import Advice, CapturedQuery, device_type, memory_of, passes_of, source_of
 from lib.predict.networks.composition import Estimate
+from lib.predict.networks.step import Step
 from lib.predict.registry import Predictor
 from lib.progress import track
 
@@ -44,10 +45,11 @@ def suggestions(advice: Advice) -> list[Change]:
 
 def changes(captured: CapturedQuery, predictor: Predictor) -> list[Change]:
     """Return what could be changed on one device, with the gain in images a second that its model predicts."""
-    base = predictor.estimate(captured.work())
+    base = captured.predicted(predictor)
     several = [*_retained_memory(captured, predictor, base), *_larger_batches(captured, predictor, base)]
-    cost = base.operators["predicted_ms"] * base.operators["calls"]
-    fused = cost[base.operators["op"].isin(_FUSED)].sum() / cost.sum()
+    operators = passes_of(base).operators
+    cost = operators["predicted_ms"] * operators["calls"]
+    fused = cost[operators["op"].isin(_FUSED)].sum() / cost.sum()
     text = f"not predicted; operators that it could fuse take {fused:.0%} of the predicted time of all operators"
     several.append(Change("torch.compile", math.nan, text, {"compiled": True}))
     if len(captured.query.network().shape) == 4:  # noqa: PLR2004 - samples, channels, height, width
@@ -56,41 +58,44 @@ def changes(captured: CapturedQuery, predictor: Predictor) -> list[Change]:
     return several + ([_half_precision(captured, predictor, base)] if captured.query.dtype == "fp32" else [])
 
 
-def _retained_memory(captured: CapturedQuery, predictor: Predictor, base: Estimate) -> Iterable[Change]:
-    network = captured.work()
+def _retained_memory(captured: CapturedQuery, predictor: Predictor, base: Estimate | Step) -> Iterable[Change]:
+    if captured.query.mode == "train":
+        return  # a loop retains it, see ``steps.passes_in_a_loop``
+    network = captured.work(device_type=device_type(predictor))
     if predictor.composition(network.mode).rates.get("fresh_mb") and network.fresh_bytes:
-        gain = base.predicted_ms / predictor.estimate(network, "kept").predicted_ms
+        gain = base.predicted_ms / captured.predicted(predictor, memory="kept").predicted_ms
         text = f"{network.fresh_bytes / 1e6:,.0f} MB a pass come fresh from the system, a page fault each 4 KiB"
         yield Change("retain freed memory (MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=2147483647)", gain, text,
                      {"memory": "kept"})
 
 
-def _larger_batches(captured: CapturedQuery, predictor: Predictor, base: Estimate) -> Iterable[Change]:
+def _larger_batches(captured: CapturedQuery, predictor: Predictor, base: Estimate | Step) -> Iterable[Change]:
     for factor in (2, 4):
         batch = captured.batch_size * factor
-        larger = captured.scaled(batch)
-        if larger.memory_mb < predictor.memory_mb:
-            gain = factor * base.predicted_ms / predictor.estimate(larger).predicted_ms
-            yield Change(f"batch size {batch}", gain, f"images a second; needs {larger.memory_mb:,.0f} MB",
+        larger = captured.scaled(batch, device_type(predictor))
+        answer = captured.predicted(predictor, larger)
+        if (memory_mb := memory_of(answer, larger)) < predictor.memory_mb:
+            gain = factor * base.predicted_ms / answer.predicted_ms
+            yield Change(f"batch size {batch}", gain, f"images a second; needs {memory_mb:,.0f} MB",
                          {"batch_size": batch})
 
 
-def _half_precision(captured: CapturedQuery, predictor: Predictor, base: Estimate) -> Change:
+def _half_precision(captured: CapturedQuery, predictor: Predictor, base: Estimate | Step) -> Change:
     other = registry.predictor(predictor.device, "bf16")
     if other is None:
         return Change("bf16 (autocast)", math.nan, f"not predicted: no bf16 model of {predictor.device}", {"dtype": "bf16"})
     half = CapturedQuery(replace(captured.query, dtype="bf16", batch_size=captured.batch_size))
-    estimate = other.estimate(half.work())
-    return Change("bf16 (autocast)", base.predicted_ms / estimate.predicted_ms,
-                  f"by the bf16 model, {source_of(other, estimate)}", {"dtype": "bf16"})
+    answer = half.predicted(other)
+    return Change("bf16 (autocast)", base.predicted_ms / answer.predicted_ms,
+                  f"by the bf16 model, {source_of(other, passes_of(answer))}", {"dtype": "bf16"})
 
 
 def verified(advice: Advice, several: Iterable[Change], device: str = "cpu",
              budget_s: float = 2.0) -> tuple[float, list[Change]]:
     """Measure the query and each change on this machine, a fresh process each; return the ms and the changes with gains.
 
-    A gain is in images a second. What cannot be measured says so in ``why``. Raises InputError where the query itself cannot be
-    measured, or was not about ``device``.
+    A gain is in images a second. Of a training step forward and backward are measured, the rest is as predicted. What cannot be
+    measured says so in ``why``. Raises InputError where the query itself cannot be measured, or was not about ``device``.
     """
     from lib.measure.networks.case import Case
 
@@ -102,10 +107,12 @@ def verified(advice: Advice, several: Iterable[Change], device: str = "cpu",
     base_ms = _median_ms(base, device, budget_s)
     if isinstance(base_ms, str):
         raise InputError(f"{query.model} cannot be measured on {device}: {base_ms}")
-    return base_ms, [_verified(change, base, base_ms, device, budget_s) for change in track(list(several), "verify")]
+    answer = advice.captured.predicted(next(one for one in advice.predictors if one.device == device))
+    rest_ms = answer.beside_ms if isinstance(answer, Step) else 0.0
+    return base_ms, [_verified(change, base, base_ms, rest_ms, device, budget_s) for change in track(list(several), "verify")]
 
 
-def _verified(change: Change, base: Any, base_ms: float, device: str, budget_s: float) -> Change:
+def _verified(change: Change, base: Any, base_ms: float, rest_ms: float, device: str, budget_s: float) -> Change:
     apply = dict(change.apply)
     if "num_workers" in apply:
         return replace(change, why=f"{change.why}; 02_profile measures it with -p num_workers 2")
@@ -114,7 +121,8 @@ def _verified(change: Change, base: Any, base_ms: float, device: str, budget_s: 
     measured_ms = _median_ms(case, device, budget_s, memory)
     if isinstance(measured_ms, str):
         return replace(change, why=f"{change.why}; could not be measured: {measured_ms}")
-    return replace(change, measured_gain=base_ms / measured_ms * case.batch_size / base.batch_size)
+    larger = case.batch_size / base.batch_size
+    return replace(change, measured_gain=(base_ms + rest_ms) / (measured_ms + rest_ms * larger) * larger)
 
 
 def _median_ms(case: Any, device: str, budget_s: float, memory: str = "default") -> float | str:

@@ -1,6 +1,7 @@
 """Training of the shipped operator models: a CPU's on this project's own sweeps, GPUs' on what others published."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +9,11 @@ import numpy as np
 import pandas as pd
 
 from lib import paths, store
+from lib.config.base import mapping
 from lib.config.definitions import load_devices
 from lib.errors import InputError, choices
 from lib.measure import archive
+from lib.predict import registry
 from lib.predict.analytic import roofline
 from lib.predict.operators import fitting, inputs
 from lib.predict.operators.cost_model import CostModel
@@ -23,6 +26,9 @@ _MOST_BATCHED = 6_000  # rows of batched GEMMs of one device: as many as of GEMM
 _LEFT_OUT = {"p4": "throttled while its GEMMs were measured: a median of 20 % of the peak, 74 % in the authors' second run"}
 _LAUNCH_MS = {"neusight": 0.03, "aiconfigurator": 0.003}  # eager launches; CUDA graphs
 _LEAST_GPUS = 3
+_STATES = {False: (("cold", "kernel"), ("warm", "kernel"), ("warm", "end_to_end"), ("cold", "end_to_end")),  # a CPU's
+           True: (("warm", "kernel"), ("cold", "kernel"), ("warm", "end_to_end"), ("cold", "end_to_end"))}
+_LABELS = ["hardware_id", "device", "dtype", "cache", "latency_type", "status", "verdict", "gpu"]
 _SAMPLE = 12_000  # rows of one device that the model of any GPU is trained on
 
 
@@ -31,44 +37,168 @@ def reference_machine() -> Path:
     return archive.machine_with("networks", "measured networks")[1].parent
 
 
-def reference_sweeps(folder: Path, cache: str = "cold", latency_type: str = "kernel") -> tuple[pd.DataFrame, list[str]]:
-    """Return the usable rows of all sweeps of a machine in one state of the caches, and the sweeps' names.
+@dataclass(frozen=True)
+class Target:
+    """What one model answers for: like devices of one machine, an element type, and a way of timing.
 
-    Raises InputError where there is none.
+    ``name`` is that of the GPU, empty for the CPU; ``hardware_id`` empty takes any.
+    """
+
+    devices: tuple[str, ...] = ("cpu",)
+    dtype: str = "fp32"
+    cache: str = "cold"
+    latency_type: str = "kernel"
+    name: str = ""
+    hardware_id: str = ""
+
+    @property
+    def device_type(self) -> str:
+        """Return cpu or cuda."""
+        return self.devices[0].partition(":")[0]
+
+    def of(self, table: pd.DataFrame) -> pd.DataFrame:
+        """Return the rows of a table ``sweep`` that are this target's."""
+        same = table["device"].isin(self.devices) & (table["dtype"] == self.dtype) & (table["cache"] == self.cache)
+        same &= table["latency_type"] == self.latency_type
+        return table[same & (table["hardware_id"] == self.hardware_id)] if self.hardware_id else table[same]
+
+
+CPU = Target()
+
+
+def sweep_files(folder: Path) -> list[Path]:
+    """Return the tables of all sweeps of a machine."""
+    return sorted(folder.glob("sweeps/*/sweep.parquet"))
+
+
+def targets(folder: Path) -> list[Target]:
+    """Return what a machine's sweeps can train a model of, the CPU first: each kind of device and element type, once.
+
+    Of several ways of timing that is the first of _STATES with enough rows. Raises InputError where there is none.
+    """
+    rows = pd.concat([_labelled(path) for path in sweep_files(folder)] or [pd.DataFrame(columns=_LABELS)])
+    good = rows[(rows["status"] == "ok") & (rows["verdict"] != "unusable")]
+    chosen = []
+    for (hardware_id, name, dtype), part in good.groupby(["hardware_id", "gpu", "dtype"]):
+        counts = part.groupby(["cache", "latency_type"]).size()
+        state = next((one for one in _STATES[bool(name)] if counts.get(one, 0) >= fitting.LEAST_ROWS), None)
+        if state:
+            chosen.append(Target(tuple(sorted(set(part["device"]))), dtype, *state, name, hardware_id))
+    if not chosen:
+        raise InputError(f"{folder} has no sweep of {fitting.LEAST_ROWS} usable rows or more ({len(good)} of {len(rows)} "
+                         "rows are usable); measure one: papermill notebooks/03_sweep.ipynb out.ipynb -p op all -p device all")
+    return sorted(chosen, key=lambda one: (one.name != "", one.dtype != "fp32", one.name, one.dtype))
+
+
+def _labelled(path: Path) -> pd.DataFrame:
+    """Return which device each row of a sweep was measured on, by the names of GPUs that its provenance has."""
+    table, meta = store.read(path, "sweep"), path.with_name("sweep.meta.json")
+    names = {device: _gpu_name(device, identity) for device, identity in
+             mapping(mapping(store.read_json(meta), meta).get("devices"), meta).items()}
+    return table.assign(gpu=table["device"].map(names).fillna(""))[_LABELS]
+
+
+def _gpu_name(device: str, identity: Mapping[str, Any]) -> str:
+    """Return the name of a GPU as its driver gave it, or its device id where none is known; empty for the CPU."""
+    kind, _, index = device.partition(":")
+    gpus = identity.get("hardware", {}).get("gpus", [])
+    if kind == "cuda" and int(index or 0) < len(gpus):
+        return str(gpus[int(index or 0)]["name"])
+    return "" if kind == "cpu" else device
+
+
+def reference_sweeps(folder: Path, target: Target = CPU) -> tuple[pd.DataFrame, list[str]]:
+    """Return the usable rows of all sweeps of a machine that are of a target, and the sweeps' names.
+
+    Like devices count as the first of them. Raises InputError where there is none.
     """
     tables, names = [], []
-    for path in sorted(folder.glob("sweeps/*/sweep.parquet")):
-        table = store.read(path, "sweep")
-        table = table[(table["cache"] == cache) & (table["latency_type"] == latency_type) & (table["dtype"] == "fp32")]
+    for path in sweep_files(folder):
+        table = target.of(store.read(path, "sweep"))
         if len(table):
             tables.append(table)
-            names.append(path.parent.relative_to(paths.REFERENCE).as_posix())
+            names.append(path.parent.relative_to(folder.parent).as_posix())
     if not tables:
-        raise InputError(f"{folder} has no {cache} {latency_type} sweep")
+        raise InputError(f"{folder} has no {target.cache} {target.latency_type} sweep of {choices(target.devices)} in "
+                         f"{target.dtype}")
     joined = pd.concat(tables, ignore_index=True).drop_duplicates("config", keep="last", ignore_index=True)
-    return usable(joined).reset_index(drop=True), names
+    return usable(joined.assign(device=target.devices[0])).reset_index(drop=True), names
 
 
-def roof_of(folder: Path, dtype: str = "fp32") -> roofline.Roof:
-    """Return the measured roof of a machine's CPU."""
-    tables = [store.read(path, "ceilings") for path in sorted((folder / "ceilings").glob("ceilings_*cpu*.csv"))]
-    if not tables:
-        raise InputError(f"{folder} has no measured ceilings of its CPU")
-    return next(roof for roof in roofline.roofs(tables[-1]) if roof.dtype == dtype)
+def roof_of(folder: Path, target: Target = CPU) -> roofline.Roof:
+    """Return the measured roof of a machine's device; a GPU's as its vendor states it where none was measured.
+
+    Raises InputError for a CPU without measured ceilings of the element type.
+    """
+    stem = target.devices[0].replace(":", "-")
+    tables = [store.read(path, "ceilings") for path in sorted((folder / "ceilings").glob(f"ceilings_*{stem}*.csv"))]
+    roofs = roofline.roofs(tables[-1]) if tables else []
+    roof = next((roof for roof in roofs if roof.dtype == target.dtype), None)
+    if roof is None and target.name:
+        vendor = load_devices()[registry.vendor_of(target.name)]
+        roof = next((roof for roof in roofline.roofs(roofline.vendor_ceilings(vendor)) if roof.dtype == target.dtype), None)
+    if roof is None:
+        raise InputError(f"{folder} has no measured {target.dtype} ceilings of {target.devices[0]}; measure them with "
+                         "01_machine")
+    return roof
 
 
-def cpu_model(folder: Path | None = None, quick: bool = False) -> CostModel:
-    """Train the model of a reference machine's CPU on its sweeps; compositions are fitted apart (``network_training``)."""
-    folder = folder or reference_machine()
-    table, names = reference_sweeps(folder)
-    roof = roof_of(folder)
-    facts = {"hardware_id": str(table["hardware_id"].iloc[0]), "software_id": str(table["software_id"].iloc[0]),
-             "threads": int(table["threads"].iloc[0]), "machine": folder.name, "sweeps": names, "rows": len(table),
-             "cache": "cold", "latency_type": "kernel", "dtype": "fp32", "peak_gflops": roof.peak_gflops,
-             "peak_gbps": roof.gbps(), "launch_ms": 0.002, "source": "measured by this project", "licence": "MIT",
-             "trained_utc": store.utc_now()}
-    model = fitting.fit(table, facts, quick=quick)
-    model.device = f"cpu-{folder.name}"
+def _own_facts(folder: Path, target: Target, table: pd.DataFrame, names: list[str]) -> dict[str, Any]:
+    """Return what is known of a model of a machine's own sweeps."""
+    return {"hardware_id": str(table["hardware_id"].iloc[0]), "software_id": str(table["software_id"].iloc[0]),
+            "threads": int(table["threads"].iloc[0]), "machine": folder.name, "sweeps": names, "rows": len(table),
+            "cache": target.cache, "latency_type": target.latency_type, "dtype": target.dtype,
+            "source": "measured by this project", "licence": "MIT", "trained_utc": store.utc_now()}
+
+
+def own_model(folder: Path, target: Target = CPU, quick: bool = False) -> CostModel:
+    """Train the model of a machine's device on its own sweeps; compositions are fitted apart (``network_training``).
+
+    Raises InputError for a GPU that params/devices.yaml does not know.
+    """
+    table, names = reference_sweeps(folder, target)
+    facts = _own_facts(folder, target, table, names)
+    if target.name:
+        return _own_gpu(folder, target, table, facts, quick)
+    roof = roof_of(folder, target)
+    facts |= {"peak_gflops": roof.peak_gflops, "peak_gbps": roof.gbps(), "launch_ms": 0.002}
+    model = _scored(fitting.fit(table, facts, quick=quick))
+    model.device = registry.cpu_name(folder.name, facts["hardware_id"])
+    return _completed(model, folder, target)
+
+
+def _scored(model: CostModel) -> CostModel:
+    """Add the mean error of all parts on shapes that a fold left out to what is known of a model."""
+    rows = np.array([part.rows for part in model.parts.values()])
+    errors = np.array([part.scores["mape"] for part in model.parts.values()])
+    model.facts["held_out"] = {"mape": float(errors @ rows / rows.sum()), "n": int(rows.sum())}
+    return model
+
+
+def _completed(model: CostModel, folder: Path, target: Target) -> CostModel:
+    """Give a CPU's model what its sweeps were too few for: from the one calibrated there, else from the shipped one."""
+    calibrated = registry.path_of(model.device, target.dtype, folder / "models")
+    others = [calibrated] if calibrated.is_file() else registry.shipped_cpus(target.dtype)
+    base = registry.load(others[0]) if others else model
+    if base.device == model.device and not calibrated.is_file():
+        return model  # the shipped one itself is trained anew
+    origin = "" if calibrated.is_file() else base.device
+    for name, part in base.parts.items():
+        model.parts.setdefault(name, replace(part, origin=part.origin or origin))
+    model.compositions = dict(base.compositions)
+    return model
+
+
+def _own_gpu(folder: Path, target: Target, table: pd.DataFrame, facts: dict[str, Any], quick: bool) -> CostModel:
+    vendor = load_devices()[registry.vendor_of(target.name)]
+    chip = Chip.of(vendor, target.dtype)
+    launches = [store.read(path, "overheads") for path in sorted((folder / "ceilings").glob("overheads_*cuda*.csv"))]
+    launch_ms = float(launches[-1].set_index("what")["median_us"]["launch"]) / 1e3 if launches else \
+        _LAUNCH_MS["aiconfigurator" if target.latency_type == "kernel" else "neusight"]
+    facts |= {"peak_gflops": vendor.peak_gflops[target.dtype], "peak_gbps": vendor.peak_gbps, "launch_ms": launch_ms,
+              "devices": list(target.devices)}
+    model = _scored(fitting.fit(table, facts, chip, quick))
+    model.device = vendor.id
     return model
 
 

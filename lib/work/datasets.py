@@ -99,17 +99,18 @@ def _augment(tensor: torch.Tensor) -> torch.Tensor:
 def _medmnist_source(workload: Workload, native: int, data_source: str) -> tuple[Path, str, str]:
     """Choose the folder that is read: (folder, data_source of the rows, note for the banner)."""
     name = medmnist_files.file_name(workload.dataset, native)
-    path, fetch = paths.MEDMNIST / name, f"python -m lib data fetch {workload.dataset} --size {native}"
+    path = medmnist_files.located(workload.dataset, native)
+    fetch = f"python -m lib data fetch {workload.dataset} --size {native}"
     if data_source == "medmnist" and not path.is_file():
-        medmnist_files.fetch(workload.dataset, native)
+        path = medmnist_files.fetch(workload.dataset, native)
     if data_source != "synthetic" and path.is_file():
         if medmnist_files.is_official(path, workload.dataset, native):
-            return paths.MEDMNIST, "medmnist", f"Real MedMNIST images: {name}."
+            return path.parent, "medmnist", f"Real MedMNIST images: {name}."
         if data_source == "medmnist":
             raise InputError(f"{path} is {medmnist_files.UNOFFICIAL}; use data_source=auto, which marks its rows, or move it "
                              f"away and get the published one: {fetch}")
-        return paths.MEDMNIST, "unofficial", (f"UNOFFICIAL images: {name} is {medmnist_files.UNOFFICIAL}. Times are real, "
-                                              "losses and accuracies are not those of MedMNIST.")
+        return path.parent, "unofficial", (f"UNOFFICIAL images: {name} is {medmnist_files.UNOFFICIAL}. Times are real, "
+                                           "losses and accuracies are not those of MedMNIST.")
     medmnist_files.synthesise(workload.dataset, native)
     return paths.SYNTHETIC, "synthetic", (
         f"SYNTHETIC images: {name} is not in {paths.MEDMNIST.name}/, so stand-ins of the same shapes and classes are used. "

@@ -58,6 +58,12 @@ def file_name(dataset: str, native: int) -> str:
     return f"{dataset}.npz" if native == 28 else f"{dataset}_{native}.npz"
 
 
+def located(dataset: str, native: int) -> Path:
+    """Return where the file of a dataset is: where all output goes, or in the checkout; where it is not, where it would go."""
+    places = [folder / file_name(dataset, native) for folder in (paths.MEDMNIST, paths.FETCHED)]
+    return next((path for path in places if path.is_file()), places[0])
+
+
 def _expected(dataset: str, native: int) -> tuple[tuple[int, ...], int]:
     """Return the shape of one image and the number of labels that a split must have."""
     entry = info()[dataset]
@@ -154,7 +160,8 @@ def fetch(dataset: str, native: int, folder: Path | None = None) -> Path:
     from torchvision.datasets.utils import download_url
 
     url, md5 = published(dataset, native)
-    path = files.folder(folder or paths.MEDMNIST) / file_name(dataset, native)
+    path = folder / file_name(dataset, native) if folder else located(dataset, native)
+    files.folder(path.parent)
     if path.exists() and not is_official(path, dataset, native):
         raise InputError(f"{path} is there already and is {UNOFFICIAL}; move it away, then fetch again")
     if not path.exists():

@@ -88,6 +88,14 @@ def adam(lr: float) -> Recipe:
     return Recipe(lambda model: torch.optim.Adam(model.parameters(), lr=lr))
 
 
+def sgd(lr: float) -> Recipe:
+    """Return stochastic gradient descent at a constant rate, with momentum and weight decay as of ImageNet's recipes."""
+    return Recipe(lambda model: torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9, weight_decay=1e-4))
+
+
+RECIPES = {"adam": adam, "sgd": sgd}
+
+
 class Trainer:
     """A task's model, loss and optimizer on one device, and the passes over a loader; ``recipe`` None is Adam."""
 

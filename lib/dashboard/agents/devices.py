@@ -10,6 +10,9 @@ from typing import Any
 import psutil
 
 from lib.dashboard.agents.messages import Device, Gpu, GpuLoad, Load
+from lib.errors import InputError
+from lib.locks import MASK
+from lib.measure.gpus.card import management
 from lib.schedule.runtime.local_site import slots_here
 from lib.schedule.runtime.workers import Slot
 
@@ -18,13 +21,10 @@ _MB = 1e6
 
 def _nvml() -> Any:
     """Return NVIDIA's management library, ready; None where there is none."""
-    import pynvml
-
     try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
+        return management()
+    except InputError:
         return None
-    return pynvml
 
 
 def gpus() -> list[Gpu]:
@@ -40,7 +40,7 @@ def gpus() -> list[Gpu]:
             cards.append(Gpu(uuid=nvml.nvmlDeviceGetUUID(handle), name=nvml.nvmlDeviceGetName(handle), index=index,
                              memory_mb=nvml.nvmlDeviceGetMemoryInfo(handle).total / _MB,
                              compute_capability=f"{major}.{minor}"))
-    mask = os.environ.get("CUDA_VISIBLE_DEVICES")
+    mask = os.environ.get(MASK)
     if mask is None:
         return cards
     wanted = [entry.strip() for entry in mask.split(",") if entry.strip()]

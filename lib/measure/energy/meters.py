@@ -10,10 +10,10 @@ from typing import Protocol
 
 import numpy as np
 
-from lib import locks
 from lib.errors import InputError, one_line
 from lib.measure.energy import power_log
 from lib.measure.energy.trace import NOT_MEASURED, Trace
+from lib.measure.gpus.card import Card
 
 PERIOD_S = 0.05
 _DRIVER_PERIOD_S = 0.125  # an NVML reading takes some tenths of a millisecond, and its values are as old as that
@@ -43,17 +43,10 @@ class Nvml:
 
     def __init__(self, index: int):
         try:
-            import pynvml
-        except ImportError:
-            raise InputError(f"no power of GPU {index}: the package nvidia-ml-py is not installed") from None
-        self._nvml, self.name = pynvml, f"nvml:{index}"
-        try:
-            pynvml.nvmlInit()
-            card = locks.card(index)
-            self._handle = (pynvml.nvmlDeviceGetHandleByIndex(int(card)) if card.isdecimal() else
-                            pynvml.nvmlDeviceGetHandleByUUID(card))
-        except pynvml.NVMLError as error:
-            raise InputError(f"no power of GPU {index}: {one_line(error)}") from None
+            card = Card(index)
+        except InputError as error:
+            raise InputError(f"no power of GPU {index}: {error}") from None
+        self._nvml, self._handle, self.name = card.nvml, card.handle, f"nvml:{index}"
         if math.isnan(self.power_w()) and math.isnan(self.counter_j()):
             raise InputError(f"no power of GPU {index}: its driver gives neither power nor energy")
 

@@ -14,6 +14,7 @@ from lib.errors import InputError, choices
 from lib.measure import machine, statistics
 from lib.measure.budget import Budget
 from lib.measure.energy.trace import Energy
+from lib.measure.gpus.watch import GpuUse
 from lib.measure.networks import visits_file
 from lib.measure.networks.case import Case
 from lib.measure.networks.end_to_end import LEAST, in_a_process
@@ -79,7 +80,8 @@ def summarise(visits: Visits, identity: dict[str, Any], device_id: str) -> pd.Da
     for (_, _, memory), results in visits.items():
         for row in results:
             by_case.setdefault((row["case"], memory), []).append(row)
-    shared = {"device": device_id, **{name: identity[name] for name in ("threads", "hardware_id", "software_id")}}
+    shared = {"device": device_id, **{name: identity[name] for name in ("threads", "hardware_id", "software_id")},
+              "tf32": bool(identity.get("tf32"))}
     rows = [{**vars(case), "memory": memory, **shared, **_row(results, usual_ms)}
             for (case, memory), results in by_case.items()]
     return pd.DataFrame(rows, columns=columns("networks"))
@@ -95,10 +97,13 @@ def _row(results: Results, usual_ms: float) -> dict[str, Any]:
     usual = kernel_ms <= usual_ms if np.isfinite(usual_ms) else np.ones(len(samples_ms), bool)
     enough = usual.sum() >= LEAST
     timing = statistics.Timing(samples_ms[usual] if enough else samples_ms)
+    findings = [] if enough else [(statistics.VERDICTS[1], "fewer than five passes on a processor as fast as usual")]
+    findings += [(gpu.verdict(), gpu.words()) for gpu in (GpuUse(**row["gpu"]) for row in good if row.get("gpu"))
+                 if gpu.verdict() != statistics.VERDICTS[0]]
     return {"latency_ms": timing.median_ms, "latency_iqr_ms": timing.iqr_ms, "n": timing.n, "usual_share": float(usual.mean()),
             "rss_mb": max(row["rss_mb"] for row in good), "tensors_mb": max(row["tensors_mb"] for row in good), "status": "ok",
-            "reason": "" if enough else "fewer than five passes on a processor as fast as usual",
-            "verdict": timing.verdict if enough else statistics.worst(timing.verdict, statistics.VERDICTS[1]),
+            "reason": "; ".join(dict.fromkeys(why for _, why in findings)),
+            "verdict": statistics.worst(timing.verdict, *(verdict for verdict, _ in findings)),
             **_energy([row["energy"] for row in good if row.get("energy")])}
 
 

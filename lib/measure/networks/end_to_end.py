@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,9 @@ from lib.measure import machine
 from lib.measure.energy import windows
 from lib.measure.energy.meters import Meter, open_meter
 from lib.measure.energy.windows import LEAST_S
+from lib.measure.gpus.card import number_of
+from lib.measure.gpus.watch import GpuWatch
+from lib.measure.load import OwnProcesses
 from lib.measure.networks import allocator
 from lib.measure.networks.case import Case, program
 from lib.measure.reference_kernel import ReferenceKernel
@@ -74,6 +78,8 @@ def _measure_case(case: Case, device: torch.device, budget_s: float, kernel: Ref
     for _ in range(_WARMUP):
         run()
     synchronize(device)
+    number = number_of(str(device))
+    watch = None if number is None else GpuWatch(number, OwnProcesses().pids)
     samples_ms, kernel_ms, end = [], [], time.perf_counter() + budget_s
     while len(samples_ms) < LEAST or time.perf_counter() < end:
         before_ms = kernel.wait() if kernel else float("nan")
@@ -82,6 +88,7 @@ def _measure_case(case: Case, device: torch.device, budget_s: float, kernel: Ref
         synchronize(device)
         samples_ms.append((time.perf_counter_ns() - begin) / 1e6)
         kernel_ms.append(max(before_ms, kernel.after()) if kernel else float("nan"))
+    gpu = watch and asdict(watch.reading())
     rss_mb = _status_mb("VmHWM") - before_mb
 
     def one() -> None:
@@ -90,7 +97,7 @@ def _measure_case(case: Case, device: torch.device, budget_s: float, kernel: Ref
 
     energy, calls = windows.of_calls(one, 1, LEAST_S, meter, idle_w)
     return {"samples_ms": samples_ms, "yardstick_ms": kernel_ms, "rss_mb": rss_mb, "tensors_mb": tensor_peak_mb(run, device),
-            "energy": {"energy_j": energy.energy_j / calls if calls else float("nan"), **energy.columns}}
+            "energy": {"energy_j": energy.energy_j / calls if calls else float("nan"), **energy.columns}, "gpu": gpu}
 
 
 def _measure(cases: Sequence[Case], device_id: str, budget_s: float) -> tuple[list[dict[str, Any]], dict[str, Any]]:
@@ -114,7 +121,7 @@ def _measure(cases: Sequence[Case], device_id: str, budget_s: float) -> tuple[li
                 results.append({"case": case, "reason": str(error)})
             gc.collect()
             allocator.trim()
-    return results, {**machine.identity(), "threads": torch.get_num_threads()}
+    return results, {**machine.identity(), "threads": torch.get_num_threads(), "tf32": machine.tf32(device)}
 
 
 def in_a_process(cases: Sequence[Case], device_id: str = "cpu", budget_s: float = 1.0,
@@ -122,8 +129,9 @@ def in_a_process(cases: Sequence[Case], device_id: str = "cpu", budget_s: float 
     """Measure some cases in a process of its own, ``budget_s`` and five passes at least each; return results and its identity.
 
     A result holds ``case``, ``samples_ms, yardstick_ms`` (lists, one a pass), ``rss_mb, tensors_mb``, ``energy`` (its columns
-    of ``networks``; where there is a meter, a loop of LEAST_S more) and a ``reason``, which is empty, or the only entry beside
-    the case where that failed. A process that dies fails all of its cases (no identity then).
+    of ``networks``; where there is a meter, a loop of LEAST_S more), ``gpu`` (what happened on it; None elsewhere) and a
+    ``reason``, which is empty, or the only entry beside the case where that failed. A process that dies fails all of its cases
+    (no identity then).
     """
     if memory not in allocator.HEAPS:
         raise InputError(f"no memory {memory!r}; there are: {choices(allocator.HEAPS)}")

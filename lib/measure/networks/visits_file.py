@@ -12,6 +12,7 @@ from pydantic import BaseModel, Field, model_validator
 from lib import locks, store
 from lib.config.base import Count, Strict, build, mapping
 from lib.errors import InputError, one_line
+from lib.measure.gpus.watch import GpuUse
 from lib.measure.networks.case import Case
 
 Results = list[dict[str, Any]]
@@ -41,6 +42,7 @@ class _Result(BaseModel, extra="forbid"):
     rss_mb: float = np.nan
     tensors_mb: float = np.nan
     energy: _Energy | None = None  # older files have none
+    gpu: GpuUse | None = None
 
     @model_validator(mode="after")
     def _measured_or_failed(self) -> "_Result":

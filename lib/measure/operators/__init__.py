@@ -1,6 +1,6 @@
 """Single operators: sweeps over configurations, and the operators of a network in isolation.
 
 From the ground up: ``cold_memory``, ``visit`` (one configuration, timed for a moment), ``visitor`` (the process that does it),
-``aggregate`` (from visits to the table ``sweep``), ``raw_files``, ``device_sweep`` (the rounds of one device), ``sweep`` (all
-devices). ``isolated`` stands apart.
+``aggregate`` (from visits to the table ``sweep``), ``raw_files``, ``points`` (drawn once, shared by devices alike),
+``device_sweep`` (the rounds of one device), ``sweep`` (all devices), ``shards`` (merged). ``isolated`` stands apart.
 """

@@ -1,6 +1,7 @@
-"""From visits to the ``sweep`` table: medians over rounds, verdicts, the original's export, and finding stale rows."""
+"""From visits to the ``sweep`` table: medians over rounds, verdicts, and finding stale rows."""
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,77 +9,103 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lib import files, store
+from lib import store
 from lib.config.notebooks import SweepParams
 from lib.errors import InputError, choices
 from lib.measure import load
 from lib.measure.archive import folders
 from lib.measure.energy.trace import NOT_MEASURED
+from lib.measure.operators import export
 from lib.measure.operators.raw_files import raw_folder
 from lib.measure.reference_kernel import SLOW, USUAL
-from lib.measure.statistics import VERDICTS, spread_verdict, worst
+from lib.measure.statistics import QUIET_CORES, VERDICTS, crowd_verdict, spread_verdict, worst
 from lib.tables import PARAMETERS, columns
 
 BOTH = {"latency_type": ("kernel", "end_to_end"), "cache": ("warm", "cold")}
 NEIGHBOURS = 15  # visits over which the load of the machine is smoothed: its clock ticks every 10 ms
 LEAST_ROUNDS = 3
 _NO_LOOP = "not looped: energy_s is 0, or the budget was spent"
-ORIGINAL = ("Batch size", "In Channels", "Out Channels", "Kernel Size", "Stride", "Width", "Height", "Flops", "Latency",
-            "Latency Type")
-_EXPORTED = ("batch", "in_channels", "out_channels", "kernel_h", "stride_h", "width", "height", "flops", "latency_ms")
-_TYPES = {"kernel": "external", "end_to_end": "internal"}
 
 
-def crowding(visits: pd.DataFrame) -> pd.Series:
-    """Return for each visit the cores that others and the host used around its time, a median over NEIGHBOURS visits.
+def crowding(visits: pd.DataFrame, spare_cores: int = 0) -> pd.Series:
+    """Return for each visit what others and the host used around its time, a median over NEIGHBOURS visits.
 
-    A process that works beside us gives the same answer again and again; a single visit is too short to tell.
+    Of the cores it is what ``spare_cores`` idle ones could not take, and on a GPU the share of its time alone. A process that
+    works beside us gives the same answer again and again; a single visit is too short to tell.
     """
-    cores = visits["other_cores"] + visits["stolen_cores"]
-    return cores.rolling(NEIGHBOURS, center=True, min_periods=1).median()
+    cores = load.in_the_way(visits["other_cores"], visits["stolen_cores"], spare_cores)
+    return _smooth(cores.mask(_on_gpu(visits), visits["gpu_others"].fillna(0.0)))
+
+
+def _smooth(values: pd.Series) -> pd.Series:
+    return values.rolling(NEIGHBOURS, center=True, min_periods=1).median()
+
+
+def _on_gpu(visits: pd.DataFrame) -> pd.Series:
+    """Return which visits were on a GPU: those that know who used it, or why they do not."""
+    return visits["gpu_others"].notna() | _filled(visits["gpu_unknown"])
+
+
+def _filled(texts: pd.Series) -> pd.Series:
+    """Return which texts say something: an empty one is NaN once it was in a file."""
+    return texts.fillna("") != ""
 
 
 def disturbed(visits: pd.DataFrame) -> pd.Series:
-    """Return which visits saw a processor slower than usual, by the reference kernel before and after them."""
+    """Return which visits saw a slow processor, or throttled GPU.
+
+    A processor by the reference kernel before and after them; a GPU where it says so, or by a clock below the highest of the
+    same configuration (which one operator lets it keep, another may not).
+    """
     usual = visits["yardstick_ms"].quantile(USUAL / 100)
-    return visits["yardstick_ms"] > SLOW * usual
+    fastest = visits.groupby("config")["gpu_mhz"].transform("max")
+    return (visits["yardstick_ms"] > SLOW * usual) | _filled(visits["gpu_throttled"]) | (SLOW * visits["gpu_mhz"] < fastest)
 
 
-def summarise(visits: pd.DataFrame) -> pd.DataFrame:
+def summarise(visits: pd.DataFrame, spare_cores: int = 0) -> pd.DataFrame:
     """Return one row a configuration from its visits: median, spread and extremes over the rounds, and a verdict.
 
     Visits beside a busy neighbour, or on a processor slower than usual, are left out where LEAST_ROUNDS others exist;
-    where they do not, the verdict says so.
+    where they do not, the verdict says so. ``spare_cores`` is how many the threads of ours left idle.
     """
-    visits = visits.assign(crowd=crowding(visits), slow=disturbed(visits))
+    cores = _smooth(visits["other_cores"] + visits["stolen_cores"])
+    visits = visits.assign(cores=cores, crowd=crowding(visits, spare_cores), slow=disturbed(visits))
     good = visits[visits["status"] == "ok"]
     rows = []
     for key, part in good.groupby("config", sort=False):
-        quiet = part[(part["crowd"] < load.QUIET_CORES) & ~part["slow"]]
+        quiet = part[(part["crowd"] < QUIET_CORES) & ~part["slow"]]
         used = quiet if len(quiet) >= LEAST_ROUNDS else part
         low, median, high = np.percentile(used["latency_ms"], (25, 50, 75))
         spread = (high - low) / median if median else np.inf
-        findings = [(spread_verdict(spread), f"IQR over the rounds is {spread:.0%} of the median"),
-                 _crowd_verdict(float(used["crowd"].median()))]
-        if used["slow"].any():
-            findings.append((VERDICTS[1], f"the processor was slow in {int(used['slow'].sum())} of {len(used)} rounds"))
+        findings = [(spread_verdict(spread), f"IQR over the rounds is {spread:.0%} of the median"), *_neighbours(used)]
         if len(used) < LEAST_ROUNDS:
             findings.append((VERDICTS[1], f"only {len(used)} of {LEAST_ROUNDS} rounds"))
         rows.append({"config": key, "latency_ms": median, "latency_iqr_ms": high - low, "n": len(used),
                      "low_ms": used["latency_ms"].min(), "high_ms": used["latency_ms"].max(),
-                     "other_cores": used["crowd"].median(), "verdict": worst(*(verdict for verdict, _ in findings)),
+                     "other_cores": used["cores"].median(), "verdict": worst(*(verdict for verdict, _ in findings)),
                      "why": "; ".join(why for verdict, why in findings if verdict != VERDICTS[0])})
     return pd.DataFrame(rows, columns=["config", "latency_ms", "latency_iqr_ms", "n", "low_ms", "high_ms", "other_cores",
                                        "verdict", "why"])
 
 
-def _crowd_verdict(cores: float) -> tuple[str, str]:
-    return load.crowd_verdict(cores), f"others used {cores:.1f} cores meanwhile"
+def _neighbours(used: pd.DataFrame) -> Iterator[tuple[str, str]]:
+    """Yield what the rounds of one configuration saw beside them, each with its verdict."""
+    crowd, on_gpu = float(used["crowd"].median()), _on_gpu(used).any()
+    used_words = f"{crowd:.0%} of the GPU" if on_gpu else f"{crowd:.1f} cores"
+    yield crowd_verdict(crowd), f"others used {used_words} meanwhile"
+    unknown = used.loc[_filled(used["gpu_unknown"]), "gpu_unknown"]
+    if len(unknown):
+        yield VERDICTS[1], f"who else used the GPU is not known: {unknown.iloc[0]}"
+    if used["slow"].any():
+        reasons = used.loc[_filled(used["gpu_throttled"]), "gpu_throttled"]
+        why = f" ({reasons.iloc[0]})" if len(reasons) else ""
+        yield VERDICTS[1], (f"the {'GPU was throttled' if on_gpu else 'processor was slow'} in {int(used['slow'].sum())} of "
+                            f"{len(used)} rounds{why}")
 
 
-def unsettled(folder: Path) -> set[str]:
+def unsettled(folder: Path, spare_cores: int = 0) -> set[str]:
     """Return the configurations of one device whose rounds do not agree yet."""
-    table = summarise(store.read(folder / "repeats.csv", "repeats"))
+    table = summarise(store.read(folder / "repeats.csv", "repeats"), spare_cores)
     return set(table.loc[table["verdict"] != VERDICTS[0], "config"])
 
 
@@ -87,7 +114,7 @@ def _device_table(folder: Path, device: str, identity: dict[str, Any]) -> pd.Dat
     configs = store.read(folder / "configs.csv", "configs").drop_duplicates("config", keep="last")
     visits = _checked(store.read(folder / "repeats.csv", "repeats"), configs)
     failed = visits[visits["status"] != "ok"].drop_duplicates("config").set_index("config")["reason"]
-    frame = configs.merge(summarise(visits), on="config", how="left")
+    frame = configs.merge(summarise(visits, identity.get("spare_cores", 0)), on="config", how="left")
     values = pd.DataFrame([json.loads(text) for text in frame["parameters"]], index=frame.index)
     frame = frame.join(values.reindex(columns=[column.name for column in PARAMETERS]))
     broken = frame["config"].isin(failed.index) | frame["latency_ms"].isna()
@@ -104,7 +131,7 @@ def _device_table(folder: Path, device: str, identity: dict[str, Any]) -> pd.Dat
     seconds = frame["latency_ms"] / 1e3
     named = {name: identity[name] for name in ("hardware_id", "software_id", "threads")}
     return frame.assign(device=device, gflops=frame["flops"] / seconds / 1e9, gbps=frame["bytes"] / seconds / 1e9,
-                        **named)[columns("sweep")]
+                        tf32=bool(identity.get("tf32")), **named)[columns("sweep")]
 
 
 def _with_energies(frame: pd.DataFrame, path: Path) -> pd.DataFrame:
@@ -126,27 +153,19 @@ def _checked(visits: pd.DataFrame, configs: pd.DataFrame) -> pd.DataFrame:
 
 
 def derive(folder: Path, facts: dict[str, Any]) -> pd.DataFrame:
-    """Derive ``sweep.parquet`` (all devices) and, for convolutions, ``results_convolution.csv`` from a sweep's raw files."""
+    """Derive the table of a sweep (all devices) from its raw files, and write it."""
     tables = [_device_table(raw_folder(folder, device), device, identity)
               for device, identity in facts["devices"].items()]
     table = pd.concat([part for part in tables if len(part)] or tables, ignore_index=True)
+    return write(table, folder, facts)
+
+
+def write(table: pd.DataFrame, folder: Path, facts: dict[str, Any]) -> pd.DataFrame:
+    """Write the table of a sweep with its provenance and, for convolutions, the files of ``export``; return it."""
     path = store.write(table, folder / "sweep.parquet", "sweep", derived=True)
     store.write_meta(path, "sweep", **facts)
-    if (table["op"] == "conv2d").any():
-        export(table, folder / "results_convolution.csv")
+    export.write(table, folder)
     return table
-
-
-def export(table: pd.DataFrame, path: Path) -> Path:
-    """Write the convolutions of a sweep in the original's columns; latency in ms, external = kernel, internal = end to end.
-
-    The original knows one kernel size and stride, the forward pass and warm caches: other rows are left out.
-    """
-    fits = (table["op"] == "conv2d") & (table["pass"] == "forward") & (table["status"] == "ok") & (table["cache"] == "warm") & \
-        (table["kernel_h"] == table["kernel_w"]) & (table["stride_h"] == table["stride_w"])
-    chosen = table[fits]
-    named = chosen[list(_EXPORTED)].set_axis(ORIGINAL[:-1], axis=1).assign(**{ORIGINAL[-1]: chosen["latency_type"].map(_TYPES)})
-    return files.replace(path, named.astype({"Flops": "int64"}).to_csv(index=False).encode())
 
 
 def stale(latency: pd.Series, work: pd.Series) -> pd.Series:
@@ -180,24 +199,28 @@ def read(folder: Path, note: str = "") -> Sweep:
     facts = store.read_json(folder / "sweep.meta.json")
     raw = sorted(folder.glob("*/repeats.csv"))
     visits = store.read_all(raw, "repeats")
-    return Sweep(table, visits, folder, note or f"Measured here, {facts['started_utc']}, in {folder.name}.")
+    failures = "".join(f" FAILED: {reason}." for reason in facts.get("failures", {}).values())
+    return Sweep(table, visits, folder, note or f"Measured here, {facts.get('started_utc', '?')}, in {folder.name}.{failures}")
 
 
 def replay(p: SweepParams) -> Sweep:
-    """Read the newest reference sweep that holds the wanted families, cut down to them; InputError lists what there is."""
-    available = set()
+    """Read the newest reference sweep that holds the wanted families, cut down to them; InputError lists what there is.
+
+    ``device`` auto is the CPU, all every device that was swept.
+    """
+    available, devices = set(), {"auto": ["cpu"], "cuda": ["cuda:0"]}.get(p.device, p.device.split(","))
     for folder in folders("replay", p.reference):
         for path in sorted((folder / "sweeps").glob("*/sweep.parquet"), reverse=True):
             sweep = read(path.parent, "")
-            device = "cpu" if p.device == "auto" else {"cuda": "cuda:0"}.get(p.device, p.device)
             wanted = {name: BOTH[name] if getattr(p, name) == "both" else (getattr(p, name),) for name in BOTH}
             wanted |= {} if p.grid else {"dtype": (p.dtype,)}  # a grid has its own
+            wanted |= {} if p.device == "all" else {"device": devices}
             fits = np.logical_and.reduce([sweep.table[name].isin(values) for name, values in wanted.items()])
-            chosen = sweep.table[sweep.table["op"].isin(p.ops) & (sweep.table["device"] == device) & fits]
-            available |= set(sweep.table["op"] + " " + sweep.table["dtype"])
+            chosen = sweep.table[sweep.table["op"].isin(p.ops) & fits]
+            available |= set(sweep.table["op"] + " " + sweep.table["dtype"] + " on " + sweep.table["device"])
             if set(p.ops) <= set(chosen["op"]):
                 facts = store.read_json(path.with_name("sweep.meta.json"))
-                note = f"REPLAY of {path.parent.name}, measured {facts['started_utc']} on {folder.name}."
+                note = f"REPLAY of {path.parent.name}, measured {facts.get('started_utc', '?')} on {folder.name}."
                 return Sweep(chosen.reset_index(drop=True), sweep.visits, path.parent, note)
     raise InputError(f"the reference has no {p.cache} {p.latency_type} sweep of {choices(p.ops)} in {p.dtype} on {p.device}; "
                      f"it has: {choices(sorted(available)) or 'none'}")

@@ -6,19 +6,18 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import psutil
-import torch
 
 from lib.config.notebooks import SweepParams
 from lib.errors import InputError
 from lib.measure.energy.trace import NOT_MEASURED
 from lib.measure.operators import aggregate
+from lib.measure.operators.points import Points
 from lib.measure.operators.raw_files import RawFiles, raw_folder
-from lib.measure.operators.visitor import Visitor
+from lib.measure.operators.visitor import DeviceLostError, Visitor
 from lib.work.graph import spaces
 from lib.work.graph.ops import Op
 from lib.work.graph.spaces import Config
@@ -45,31 +44,33 @@ class DeviceSweep:
     """Leads one device through the rounds of a sweep."""
 
     def __init__(self, device: str, p: SweepParams, folder: Path, ticks: queue.Queue, stop: threading.Event,
-                 chosen: Sequence[Config] = ()):
-        self.device, self.p, self._ticks, self._stop, self._chosen = device, p, ticks, stop, chosen
+                 points: Points):
+        self.device, self.p, self._ticks, self._stop, self.points = device, p, ticks, stop, points
         self.visitor = Visitor(device, p)
         try:
-            self.files = RawFiles(raw_folder(folder, device))
+            self.files = RawFiles(raw_folder(folder, device), device)
             _load_capture()
             self.identity = self.visitor.ready()
         except BaseException:
             self.visitor.shut_down()
             raise
         self._begin, self._before_s = time.monotonic(), self.files.spent_s
-        self.invalid, self.last_invalid = 0, ""
+        self._too_large = ""  # the last one
         self._abandoned: dict[str, str] = {}
         self._failures: dict[str, Counter] = {}
         self._limit_bytes = self._memory() * p.memory_share
+        points.join(self._limit_bytes)
 
     def _memory(self) -> float:
-        if self.device.startswith("cuda"):
-            return torch.cuda.mem_get_info(torch.device(self.device))[0]
+        if self.device.startswith("cuda"):  # asked in the worker: this process is to have no memory on a GPU
+            return self.identity["free_bytes"]
         return psutil.virtual_memory().available
 
     def run(self) -> dict[str, Any]:
         """Carry the sweep out as far as budget and count allow; return the worker's identity.
 
-        Raises InputError where there was nothing to visit; where every visit failed, ``failure`` says why.
+        Raises InputError where there was nothing to visit, and for a device that is lost meanwhile: what it measured is
+        kept, and others go on. Where every visit failed, ``failure`` says why.
         """
         try:
             self._first_round()
@@ -77,22 +78,26 @@ class DeviceSweep:
                 self._again(number, sorted(self.files.promising), self._times_s)
             self._energies()
             for number in range(self.p.rounds, self.p.rounds + _EXTRA_ROUNDS):
-                unsettled = aggregate.unsettled(self.files.folder)
+                unsettled = aggregate.unsettled(self.files.folder, self.identity.get("spare_cores", 0))
                 self._again(number, sorted(unsettled & self.files.promising), self.p.budget_s * (1 + _EXTRA_SHARE))
         except StoppedError:
             pass
+        except DeviceLostError as error:
+            visited = {key for key, _ in self.files.visits}
+            self.points.give_back([point for key, point in self.files.configs.items() if key not in visited])
+            raise InputError(f"{self.device} was lost after {len(self.files.visits)} visits, which are kept: {error}") from None
         finally:
             self.files.close()
             self.visitor.shut_down()
-        if not self.files.configs:
-            raise InputError(f"{self.device}: no valid point to measure ({self.invalid} invalid, {len(self.files.skipped)} "
-                             f"skipped); the last: {self.last_invalid}")
+        if not self.files.configs and not self.points.taken:
+            raise InputError(f"{self.device}: no valid point to measure ({self.points.invalid} invalid, "
+                             f"{len(self.files.skipped)} skipped); the last: {self._too_large or self.points.last_invalid}")
         return self.identity
 
     @property
     def failure(self) -> str:
-        """Return why not one configuration could be measured; empty where one was."""
-        if self.files.promising:
+        """Return why not one configuration could be measured; empty where one was, or others took them all."""
+        if self.files.promising or not self.files.configs:
             return ""
         if self._abandoned:
             return (f"{self.device}: stopped after {SAME_FAILURES} identical failures; "
@@ -111,14 +116,14 @@ class DeviceSweep:
         for key, (config, ops) in list(self.files.configs.items()):
             if (key, 0) not in self.files.visits:  # entered, then interrupted
                 self._visit(config, ops, 0)
-        if any(number > 0 for _, number in self.files.visits):
+        if any(number > 0 for _, number in self.files.visits) and not self.points.left:
             return
-        skipped, families = 0, self._families()
-        for config, ops in self._candidates():
-            if self._first_round_is_over(skipped) or self._abandoned.keys() >= families:
+        skipped = 0
+        while not self._first_round_is_over(skipped) and not self._abandoned.keys() >= self.points.families:
+            point = self.points.take(self._limit_bytes, self._abandoned, lambda: self._over(self.p.budget_s))
+            if point is None:
                 return
-            if config.key in self.files.configs or config.op in self._abandoned:
-                continue
+            config, ops = point
             need = spaces.footprint(ops)
             if need <= self._limit_bytes:
                 self.files.enter(config, ops)
@@ -126,49 +131,19 @@ class DeviceSweep:
                 skipped = 0
                 continue
             skipped += 1
-            self.last_invalid = f"{need / 1e6:,.6g} MB needed, {self._limit_bytes / 1e6:,.6g} MB allowed by memory_share"
-            if config.key not in self.files.skipped:
-                self.files.enter(config, ops, "skipped", self.last_invalid)
-
-    def _families(self) -> set[str]:
-        """Return the families that points are drawn from."""
-        if self._chosen:
-            return {config.op for config in self._chosen}
-        return {spaces.load_sweeps().grids[self.p.grid].op} if self.p.grid else set(self.p.ops)
+            self._too_large = f"{need / 1e6:,.6g} MB needed, {self._limit_bytes / 1e6:,.6g} MB allowed by memory_share"
+            if self.points.refuse(point) and config.key not in self.files.skipped:
+                self.files.enter(config, ops, "skipped", self._too_large)
 
     def _first_round_is_over(self, skipped: int) -> bool:
-        """Return whether there are ``count`` points, or a round's share of the budget is spent and there is one at least.
+        """Return whether a round's share of the budget is spent and there is one point at least.
 
         So it is when the energy loops of more points would not fit. Where all points are too large, it is over with the budget,
         or after _MOST_SKIPPED drawn ones.
         """
         spent = self._over(self._times_s / self.p.rounds if self.files.configs else self.p.budget_s) or \
             bool(self.p.budget_s and self._loops_s >= self.p.budget_s * _ENERGY_SHARE)
-        return (spent and bool(self.files.configs or skipped)) or (skipped >= _MOST_SKIPPED and not self.p.grid) or \
-            bool(self.p.count and len(self.files.configs) >= self.p.count)
-
-    def _candidates(self) -> Iterator[tuple[Config, tuple[Op, ...]]]:
-        """Yield valid configurations in every wanted way of timing them."""
-        for config, ops in self._drawn():
-            for latency_type in aggregate.BOTH["latency_type"] if self.p.latency_type == "both" else (self.p.latency_type,):
-                for cache in aggregate.BOTH["cache"] if self.p.cache == "both" else (self.p.cache,):
-                    yield Config(config.op, config.parameters, config.dtype, config.passes, latency_type, cache), ops
-
-    def _drawn(self) -> Iterator[tuple[Config, tuple[Op, ...]]]:
-        sweeps = spaces.load_sweeps()
-        if self._chosen:
-            yield from ((config, config.ops()) for config in self._chosen)
-            return
-        if not self.p.grid:
-            yield from spaces.several(self.p.ops, sweeps, self.p.seed, self.p.dtype)
-            return
-        for config in spaces.product(sweeps.grids[self.p.grid], self.p.seed, self.p.shard_pair):
-            try:
-                yield config, config.ops()
-            except InputError as error:
-                self.invalid, self.last_invalid = self.invalid + 1, str(error)
-                if self._over(self.p.budget_s):
-                    return
+        return (spent and bool(self.files.configs or skipped)) or (skipped >= _MOST_SKIPPED and not self.p.grid)
 
     def _again(self, number: int, keys: list[str], budget_s: float) -> None:
         """Visit the given configurations once more, in a new random order."""

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,15 +36,6 @@ class Item:
     build: Callable[[], Callable[[], object]]
 
 
-def roof_dtype(precision: str, device: torch.device, gemm: bool = False) -> str:
-    """Return the element type of the roof for ``precision``.
-
-    fp32 on CUDA is TF32 where torch may use it: in convolutions or, with ``gemm``, in GEMMs.
-    """
-    switches = torch.backends.cuda.matmul if gemm else torch.backends.cudnn
-    return "tf32" if precision == "fp32" and device.type == "cuda" and switches.allow_tf32 else precision
-
-
 def _forward(net: networks.Network, precision: str, device: torch.device) -> Callable[[], object]:
     dtype = dtypes.torch_dtype(precision)
     model = net.build().eval().to(device, dtype)
@@ -63,12 +54,12 @@ def _shared(precision: str, device: torch.device) -> dict[str, Any]:
 
 def network_item(net: networks.Network, precision: str, device: torch.device) -> tuple[Item, ops.Graph]:
     """Return the forward pass of a network as something to time, and its operators."""
-    graph = capture.of_network(net, dtype=dtypes.torch_name(precision))
+    graph = capture.of_network(net, dtype=dtypes.torch_name(precision), device=str(device))
     row = {**_shared(precision, device), "label": f"{net.name} b{net.shape[0]}", "arch": net.name, "kind": "network",
            "family": net.name, "batch_size": net.shape[0], "calls": sum(op.short not in counts.VIEWS for op in graph.ops),
            "occurrences": 1, "flops": sum(counts.flops(op) for op in graph.ops),
            "bytes": sum(counts.compulsory_bytes(op) for op in graph.ops), "level": "",
-           "roof_dtype": roof_dtype(precision, device)}
+           "roof_dtype": precision}
     return Item(row, partial(_forward, net, precision, device)), graph
 
 
@@ -117,10 +108,9 @@ def operator_items(net: networks.Network, graph: ops.Graph, precision: str, devi
     items = []
     for op, occurrences in _costliest(graph):
         family, short = _named(op)
-        roof = roof_dtype(precision, device, "conv" not in op.short)
         row = {**_shared(precision, device), "label": f"{family} {short}", "arch": net.name, "kind": "operator", "calls": 1,
                "family": family, "batch_size": net.shape[0], "occurrences": occurrences, "flops": counts.flops(op),
-               "bytes": counts.compulsory_bytes(op), "level": "", "roof_dtype": roof, "footprint": footprint(op)}
+               "bytes": counts.compulsory_bytes(op), "level": "", "roof_dtype": precision, "footprint": footprint(op)}
         items.append(Item(row, partial(rebuild.runnable, [op], device)))
     return items
 
@@ -170,15 +160,16 @@ def measure_work(models: list[str], batch_size: int, precision: str, device_id: 
     items = [item for item, _ in captured] + operator_items(nets[0], captured[0][1], precision, device)
     threads = torch.get_num_threads()
     with locks.device(str(device)):
-        quiet = load.wait_for_quiet(threads, patience_s=budget.patience_s)
-        with load.LoadWatch() as watch:
+        quiet = load.wait_for_quiet(threads, patience_s=budget.patience_s, device=str(device))
+        with load.LoadWatch(str(device)) as watch:
             samples, failed = _timed(items, device, budget)
             seen = watch.reading()
     crowded = seen.verdict(threads)
     timed = [(item.row, Timing(part)) for item, part in zip(items, samples, strict=True) if len(part)]
     frame = pd.DataFrame([{**row, "elapsed_sec": timing.median_ms / 1e3, "verdict": worst(timing.verdict, crowded)}
                           for row, timing in timed])
-    facts = {"started_utc": store.utc_now(), "notebook": "05_roofline", "load_at_start": vars(quiet), "load_at_end": vars(seen),
+    facts = {"started_utc": store.utc_now(), "notebook": "05_roofline", "load_at_start": asdict(quiet),
+             "load_at_end": asdict(seen),
              "parameters": {"models": ",".join(models), "batch_size": batch_size, "dtype": precision, "device": str(device),
                             "budget_s": budget_s}, "failed": failed, **machine.identity()}
     return frame, facts

@@ -21,6 +21,16 @@ def raw_folder(sweep: Path, device: str) -> Path:
     return sweep / device.replace(":", "-")
 
 
+def taken(sweep: Path, device: str, visited: bool = False) -> set[str]:
+    """Return the configurations that a device has in a sweep's folder; only those that it visited where it is there no more."""
+    folder = raw_folder(sweep, device)
+    if not (folder / "configs.csv").exists():
+        return set()
+    entered = store.read(folder / "configs.csv", "configs")
+    keys = set(entered.loc[entered["status"] == "ok", "config"])
+    return keys & set(store.read(folder / "repeats.csv", "repeats")["config"]) if visited else keys
+
+
 @dataclass
 class RawFiles:
     """What one device has measured so far, on disk (``configs.csv``, ``repeats.csv``, ``energies.csv``) and in memory.
@@ -29,6 +39,7 @@ class RawFiles:
     """
 
     folder: Path
+    device: str
     configs: dict[str, tuple[Config, tuple[Op, ...]]] = field(default_factory=dict)
     visits: set[tuple[str, int]] = field(default_factory=set)
     failed: dict[str, str] = field(default_factory=dict)  # the reason of each
@@ -64,7 +75,7 @@ class RawFiles:
         for row in entered[entered["status"] == "ok"].to_dict("records"):
             config = Config(row["op"], tuple(json.loads(row["parameters"]).items()), row["dtype"], row["pass"],
                             row["latency_type"], row["cache"])
-            self.configs[row["config"]] = (config, config.ops())
+            self.configs[row["config"]] = (config, config.ops(self.device))
 
     def enter(self, config: Config, ops: tuple[Op, ...], status: str = "ok", reason: str = "") -> None:
         """Write down a configuration before it is measured, or why it is not."""

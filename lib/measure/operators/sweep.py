@@ -14,7 +14,8 @@ from lib.errors import InputError, choices
 from lib.measure import machine
 from lib.measure.operators import aggregate
 from lib.measure.operators.device_sweep import DeviceSweep
-from lib.measure.operators.raw_files import raw_folder
+from lib.measure.operators.points import Points
+from lib.measure.operators.raw_files import raw_folder, taken
 from lib.measure.worker import WorkerLostError
 from lib.progress import track
 from lib.work import dtypes
@@ -58,6 +59,8 @@ def _check(p: SweepParams) -> None:
             raise InputError(f"no space for {op!r}; there are: {choices(sweeps.spaces)} (add yours to params/sweeps.yaml)")
     if p.dtype not in dtypes.NAMES:
         raise InputError(f"no element type {p.dtype!r}; there are: {choices(dtypes.NAMES)}")
+    if p.grid and not p.budget_s and not p.count and (reason := spaces.too_large(sweeps.grids[p.grid], p.shard_pair)):
+        raise InputError(f"grid {p.grid}: {reason}")
     if not p.budget_s and not p.count and not p.grid:
         raise InputError("a sampled sweep needs a budget_s or a count: it would never end")
 
@@ -101,42 +104,81 @@ def measure_sweep(p: SweepParams, chosen: Sequence[Config] = ()) -> Path:
 
 
 def _measured(p: SweepParams, devices: list[str], folder: Path, chosen: Sequence[Config]) -> Path:
-    """Lead each device in a thread of its own until all have ended, and derive the table."""
-    ticks, stop, drives, failures, identities = queue.Queue(), threading.Event(), {}, {}, {}
-    started = store.utc_now()
-
-    def lead(device: str) -> None:
-        try:
-            drives[device] = DeviceSweep(device, p, folder, ticks, stop, chosen)
-            identities[device] = drives[device].run()
-        except Exception as error:  # whatever it is, it is raised where the sweep was started
-            failures[device] = error
-        finally:
-            ticks.put(None)
-
-    threads = [threading.Thread(target=lead, args=(device,), daemon=True) for device in devices]
-    for thread in threads:
-        thread.start()
-    total_s = (p.budget_s or p.count * (p.rounds * p.visit_ms * 2e-3 + p.energy_s)) * len(devices)
-    try:
-        for _ in track(_Seconds(ticks, total_s, len(devices)), "sweep, s"):
-            pass
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
-    for error in failures.values():
+    """Measure the CPU, then all accelerators side by side, and derive the table."""
+    started, together = store.utc_now(), _Together(p, folder, chosen)
+    for phase in ([name for name in devices if name == "cpu"], [name for name in devices if name != "cpu"]):
+        together.run(phase)
+    for error in together.failures.values():
         if not isinstance(error, InputError | WorkerLostError | OSError):
             raise error
-    reasons = {device: str(error) for device, error in failures.items()}
-    reasons |= {device: drives[device].failure for device in identities if drives[device].failure}
+    drives = together.drives
+    reasons = {device: str(error) for device, error in together.failures.items()}
+    reasons |= {device: drive.failure for device, drive in drives.items() if drive.failure and device not in reasons}
+    identities = {device: drive.identity for device, drive in drives.items() if drive.files.configs}
     if identities:
         _derive(folder, {
             "started_utc": started, "notebook": "03_sweep", "parameters": p.model_dump(), "devices": identities,
-            "failures": reasons, "invalid": {device: drive.invalid for device, drive in drives.items()}})
+            "failures": reasons, "invalid": {device: drive.points.invalid for device, drive in drives.items()}})
+    if cut := next((drive.points.cut for drive in drives.values() if drive.points.cut), ""):
+        raise InputError(f"{cut}; what was measured is in {folder}")
     if len(reasons) == len(devices):
         raise InputError("; ".join(reasons.values()))
     return folder
+
+
+class _Together:
+    """Leads devices that measure side by side, each in a thread of its own; those of one kind share the points."""
+
+    def __init__(self, p: SweepParams, folder: Path, chosen: Sequence[Config]):
+        self._p, self._folder, self._chosen = p, folder, chosen
+        self.drives: dict[str, DeviceSweep] = {}
+        self.failures: dict[str, Exception] = {}
+
+    def _points(self, devices: list[str]) -> dict[str, Points]:
+        """Return the points of each device, one object a kind; what a card has measured that is gone is not drawn again."""
+        kinds = {device: machine.kind(device) for device in devices}
+        here = {raw_folder(self._folder, device).name for device in machine.devices()}
+        gone = [path.parent.name for path in sorted(self._folder.glob("cuda-*/configs.csv")) if path.parent.name not in here]
+        shared = {}
+        for kind in dict.fromkeys(kinds.values()):
+            keys = set().union(*(taken(self._folder, device) for device in devices if kinds[device] == kind))
+            if len(set(kinds.values())) == 1 and devices[0].startswith("cuda"):
+                keys = keys.union(*(taken(self._folder, name, visited=True) for name in gone))
+            shared[kind] = Points(self._p, self._chosen, keys, next(device for device in devices if kinds[device] == kind))
+        return {device: shared[kind] for device, kind in kinds.items()}
+
+    def run(self, devices: list[str]) -> None:
+        """Lead some devices until all have ended, and again where one was lost and the others had no work left by then."""
+        points = self._points(devices)
+        self._lead(devices, points)
+        others = [device for device in devices if device not in self.failures and points[device].left]
+        if others:
+            self._lead(others, points)
+
+    def _lead(self, devices: list[str], points: dict[str, Points]) -> None:
+        ticks, stop = queue.Queue(), threading.Event()
+
+        def lead(device: str) -> None:
+            try:
+                self.drives[device] = DeviceSweep(device, self._p, self._folder, ticks, stop, points[device])
+                self.drives[device].run()
+            except Exception as error:  # whatever it is, it is raised where the sweep was started
+                self.failures[device] = error
+            finally:
+                ticks.put(None)
+
+        threads = [threading.Thread(target=lead, args=(device,), daemon=True) for device in devices]
+        for thread in threads:
+            thread.start()
+        p = self._p
+        total_s = (p.budget_s or p.count * (p.rounds * p.visit_ms * 2e-3 + p.energy_s)) * len(devices)
+        try:
+            for _ in track(_Seconds(ticks, total_s, len(devices)), f"sweep of {choices(devices)}, s"):
+                pass
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join()
 
 
 def _derive(folder: Path, facts: dict[str, Any]) -> None:

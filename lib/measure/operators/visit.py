@@ -8,13 +8,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from lib.errors import InputError, is_out_of_memory, one_line
+from lib.errors import InputError, is_broken_device, is_out_of_memory, one_line
 from lib.measure import load, machine
 from lib.measure.energy import windows
 from lib.measure.energy.meters import Absent, Meter, open_meter
 from lib.measure.energy.trace import Energy
+from lib.measure.gpus.card import number_of
+from lib.measure.gpus.watch import GpuUse, GpuWatch
 from lib.measure.operators.cold_memory import ColdCalls, Rings
-from lib.measure.timing import synchronize, time_calls
+from lib.measure.timing import repeated, synchronize, time_calls
+from lib.measure.worker import WorkerLostError
 from lib.work.dtypes import torch_name
 from lib.work.graph import families, rebuild
 from lib.work.graph.ops import Op
@@ -31,17 +34,20 @@ _CHUNK_MS = 20.0  # of an energy loop, between looks at the clock
 class _Watch:
     """Looks at the machine during one visit (ticks of 10 ms: only a run of visits tells much)."""
 
-    def __init__(self, processes: load.OwnProcesses):
-        self._processes = processes
-        self.begin, self.own, (self.busy, self.stolen) = time.perf_counter(), processes.seconds(), load.busy_seconds()
+    def __init__(self, tools: "Tools"):
+        self._processes, self._gpu = tools.processes, tools.gpu
+        if self._gpu:
+            self._gpu.begin()
+        self.begin, self.own, (self.busy, self.stolen) = time.perf_counter(), self._processes.seconds(), load.busy_seconds()
 
-    def reading(self) -> dict[str, float]:
-        """Return the length of the visit and the cores that others and the host used."""
+    def reading(self) -> dict[str, Any]:
+        """Return the length of the visit, the cores that others and the host used, and what happened on the GPU."""
+        gpu = self._gpu.reading() if self._gpu else GpuUse()
         seconds = time.perf_counter() - self.begin
         busy, stolen = load.busy_seconds()
         own = self._processes.seconds() - self.own
         return {"visit_s": seconds, "other_cores": max(0.0, busy - self.busy - own) / seconds,
-                "stolen_cores": max(0.0, stolen - self.stolen) / seconds}
+                "stolen_cores": max(0.0, stolen - self.stolen) / seconds, **gpu.columns}
 
 
 class Flusher:
@@ -65,6 +71,8 @@ class Tools:
 
     def __init__(self, device: torch.device):
         self._device, self.processes = device, load.OwnProcesses()
+        number = number_of(str(device))
+        self.gpu = None if number is None else GpuWatch(number, self.processes.pids)
 
     @cached_property
     def meter(self) -> Meter:
@@ -111,20 +119,6 @@ def _check(result: Any, ops: tuple[Op, ...]) -> None:
         raise InputError(f"{ops[0].name} gave {got}, expected {expected}")
 
 
-def _graphed(call: Callable[[], object], calls: int, device: torch.device) -> Callable[[], object]:
-    """Record ``calls`` launches as one CUDA graph, so that the host's launches do not bound a small kernel."""
-    stream = torch.cuda.Stream(device)
-    stream.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(stream):
-        call()
-    torch.cuda.current_stream(device).wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(calls):
-            call()
-    return graph.replay
-
-
 def _back_to_back(call: Callable[[], object], device: torch.device) -> tuple[Callable[[], object], int, int, float]:
     """Return what makes calls back to back, how often to call it for a sample of SAMPLE_MS, a sample's calls, and one's ms.
 
@@ -134,14 +128,7 @@ def _back_to_back(call: Callable[[], object], device: torch.device) -> tuple[Cal
     while once == np.inf or (time.perf_counter() - begin) * 1e3 < _WARM_MS:
         once = min(once, time_calls(call, 1, device))
     calls = int(np.clip(np.ceil(SAMPLE_MS / max(once, 1e-4)), 1, _MOST_CALLS))
-    repeat, width = call, calls
-    if device.type == "cuda":
-        try:
-            repeat, width = _graphed(call, calls, device), 1
-            repeat()
-        except RuntimeError:
-            synchronize(device)
-            repeat, width = call, calls
+    repeat, width = repeated(call, calls, device)
     return repeat, width, calls, once
 
 
@@ -190,7 +177,7 @@ def _cold_samples(ops: tuple[Op, ...], device: torch.device, visit_ms: float, ri
 def visit(config: Config, ops: tuple[Op, ...], device: torch.device, visit_ms: float,
           tools: Tools) -> dict[str, Any]:
     """Build, check and time one configuration; return what ``repeats`` needs. A failure is a result with its reason."""
-    watch, row = _Watch(tools.processes), {"latency_ms": np.nan, "n": 0, "calls": 0, "spread_ms": np.nan}
+    watch, row = _Watch(tools), {"latency_ms": np.nan, "n": 0, "calls": 0, "spread_ms": np.nan}
     try:
         kernel = config.latency_type == "kernel"
         cold = config.cache == "cold"
@@ -210,10 +197,17 @@ def visit(config: Config, ops: tuple[Op, ...], device: torch.device, visit_ms: f
         row |= {"latency_ms": float(median), "n": len(samples), "calls": calls, "spread_ms": float(high - low)}
         status, reason = "ok", ""
     except (RuntimeError, TypeError, ValueError, IndexError, MemoryError) as error:
-        status, reason = "failed", one_line(error)
-        if is_out_of_memory(error) and device.type == "cuda":
-            torch.cuda.empty_cache()
+        status, reason = "failed", _reason(error, device)
     return {**row, **watch.reading(), "status": status, "reason": reason}
+
+
+def _reason(error: Exception, device: torch.device) -> str:
+    """Return why a configuration failed. Raises WorkerLostError where this process can use its GPU no more."""
+    if is_broken_device(error):
+        raise WorkerLostError(one_line(error)) from None
+    if is_out_of_memory(error) and device.type == "cuda":
+        torch.cuda.empty_cache()
+    return one_line(error)
 
 
 def energy(config: Config, ops: tuple[Op, ...], device: torch.device, seconds: float, tools: Tools) -> dict[str, Any]:
@@ -225,9 +219,7 @@ def energy(config: Config, ops: tuple[Op, ...], device: torch.device, seconds: f
     try:
         of_loop, calls = _looped(config, ops, device, seconds, tools)
     except (RuntimeError, TypeError, ValueError, IndexError, MemoryError) as error:
-        of_loop = Energy(0.0, reason=one_line(error))
-        if is_out_of_memory(error) and device.type == "cuda":
-            torch.cuda.empty_cache()
+        of_loop = Energy(0.0, reason=_reason(error, device))
     return {"energy_j": of_loop.energy_j / calls if calls else np.nan, "calls": calls, "loop_s": time.perf_counter() - begin,
             **of_loop.columns}
 

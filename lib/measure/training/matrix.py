@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import pandas as pd
 
 from lib import locks, paths, store
 from lib.config.base import build
-from lib.config.definitions import Matrix, Workload, workloads
+from lib.config.definitions import Matrix, Workload, load_matrix, workloads
 from lib.config.notebooks import ProfileParams
 from lib.errors import InputError, choices, one_line
 from lib.measure import machine
@@ -22,8 +23,9 @@ from lib.measure.training.summary import CONFIGURATION
 from lib.measure.worker import WorkerLostError, call
 
 KEYS = ["env", "arch", "backend", "batch_size", "precision"]
-_FIXED = {"workload", "source", "reference", "device", "batch_size", "precision", "label"}  # by the matrix, for each cell
-_STATISTICS = ["n", "mean", "std", "median"]
+# by the matrix, for each cell
+_FIXED = {"workload", "source", "reference", "device", "batch_size", "precision", "optimizer", "label"}
+_STATISTICS = ["n", "mean", "std", "median", "low", "high"]
 Measure = Callable[[ProfileParams, Workload], pd.Series]
 
 
@@ -37,12 +39,14 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """Return ``model/b<batch>/<precision>``: the label without the environment."""
+        """Return ``model/b<batch>/<precision>``, and the optimizer where it is not Adam: the label without the environment."""
         return self.label.partition("/")[2]
 
 
-def workload_of(workload_id: str, model: str, batch_size: int) -> Workload:
+def workload_of(workload_id: str, model: str, batch_size: int, folder: str = "") -> Workload:
     """Return the workload of a run: one of params/workloads.yaml, or ``<dataset>-<size>`` as the matrix names its own.
+
+    ``folder`` holds the images of the dataset imagefolder; empty: the folder of params/matrix.yaml.
 
     Raises InputError for an id that is neither.
     """
@@ -51,8 +55,9 @@ def workload_of(workload_id: str, model: str, batch_size: int) -> Workload:
     match = re.fullmatch(r"([a-z0-9]+)-(\d+)", workload_id)
     if not match:
         raise InputError(f"no workload {workload_id!r}; there are: {choices(workloads())}, and <dataset>-<size>")
+    images = match.group(1) == "imagefolder"
     return build(Workload, {"id": workload_id, "dataset": match.group(1), "size": int(match.group(2)), "model": model,
-                            "batch_size": batch_size}, workload_id)
+                            "batch_size": batch_size, "folder": folder or load_matrix().folder if images else ""}, workload_id)
 
 
 def cells(matrix: Matrix, device: str = "auto", wanted: Sequence[str] = (),
@@ -69,13 +74,12 @@ def cells(matrix: Matrix, device: str = "auto", wanted: Sequence[str] = (),
     if fixed := _FIXED & changed.keys():
         raise InputError(f"{choices(sorted(fixed))} is no option: the matrix sets it for each cell")
     chosen = []
-    for model in grid.models:
-        for batch in grid.batch_sizes:
-            for precision in grid.precisions:
-                label = f"{env}/{model}/b{batch}/{precision}"
-                values = {**changed, "device": str(where), "batch_size": batch, "precision": precision, "label": label}
-                workload = workload_of(f"{matrix.dataset}-{matrix.size}", model, batch)
-                chosen.append(Cell(label, workload, build(ProfileParams, values, label)))
+    for model, batch, precision, optimizer in product(grid.models, grid.batch_sizes, grid.precisions, grid.optimizers):
+        label = f"{env}/{model}/b{batch}/{precision}" + (f"/{optimizer}" if optimizer != "adam" else "")
+        values = {**changed, "device": str(where), "batch_size": batch, "precision": precision, "optimizer": optimizer,
+                  "label": label}
+        workload = workload_of(f"{matrix.dataset}-{matrix.size}", model, batch, matrix.folder)
+        chosen.append(Cell(label, workload, build(ProfileParams, values, label)))
     unknown = [name for name in wanted if name not in [cell.name for cell in chosen]]
     if unknown:
         raise InputError(f"no cell {choices(unknown)}; there are: {choices(cell.name for cell in chosen)}")
@@ -169,24 +173,31 @@ def environment(table: pd.DataFrame) -> pd.Series:
     return table["label"].str.partition("/")[0].where(named, table["hardware_id"])
 
 
-def throughput(table: pd.DataFrame) -> pd.DataFrame:
+SETTINGS = [name for name in CONFIGURATION if name not in (*KEYS, "workload_id", "dataset", "hardware_id", "software_id")]
+
+
+def configurations(table: pd.DataFrame) -> pd.DataFrame:
     """Return images/s of the same configuration on the same machine and software, a row a configuration, from ``runs``.
 
-    Columns: KEYS, n, mean, std (NaN for one run), median, cpu_percent (median), whatever else sets rows apart, and both ids.
+    Columns: workload_id, KEYS, SETTINGS, n, mean, std (NaN for one run), median, low, high, cpu_percent (median), and both ids.
     Unusable runs are left out and counted in ``attrs["unusable"]``. Nothing is averaged over different settings or machines.
     """
     usable = table[table["verdict"] != "unusable"].copy()
     usable.insert(0, "env", environment(usable) if len(usable) else "")
-    settings = [name for name in CONFIGURATION if name not in (*KEYS, "hardware_id", "software_id")]
-    keys = [*KEYS, *settings, "hardware_id", "software_id"]
-    groups = usable.groupby(keys, sort=True, dropna=False)
-    result = groups.agg(n=("images_per_sec", "size"), mean=("images_per_sec", "mean"), std=("images_per_sec", "std"),
-                        median=("images_per_sec", "median"), cpu_percent=("cpu_percent", "median")).reset_index()
-    varying = [name for name in settings if name not in ("workload_id", "dataset") and len(set(result[name])) > 1]
-    result = result[["env", "workload_id", *KEYS[1:], *_STATISTICS, "cpu_percent", *varying, "hardware_id", "software_id"]]
-    result = result.sort_values(["workload_id", *KEYS], ignore_index=True)
+    groups = usable.groupby(["workload_id", *KEYS, *SETTINGS, "hardware_id", "software_id"], sort=True, dropna=False)
+    rates, result = groups["images_per_sec"], groups.agg(cpu_percent=("cpu_percent", "median"))
+    result = rates.agg(n="size", mean="mean", std="std", median="median", low="min", high="max").join(result).reset_index()
     result.attrs["unusable"] = len(table) - len(usable)
     return result
+
+
+def throughput(table: pd.DataFrame) -> pd.DataFrame:
+    """Return ``configurations`` as people read them: of the settings only those that set rows apart."""
+    result = configurations(table)
+    varying = [name for name in SETTINGS if len(set(result[name])) > 1]
+    shown = result[["env", "workload_id", *KEYS[1:], *_STATISTICS, "cpu_percent", *varying, "hardware_id", "software_id"]]
+    shown.attrs["unusable"] = result.attrs["unusable"]
+    return shown
 
 
 def markdown(table: pd.DataFrame) -> str:

@@ -123,7 +123,7 @@ def _warm_pass(run: Run, observer: Observer | None, most_s: float) -> float:
 def measure_passes(run: Run, budget: Budget) -> Outcome:
     """Run warm-up, the unsynchronised pass, the profiled epochs, evaluation and test."""
     p, metrics, least_s = run.p, {}, LEAST_S if run.recorder.present else 0.0
-    with load.LoadWatch() as watch:
+    with load.LoadWatch(str(run.device)) as watch:
         if not p.profile:
             pipelined = _pipelined(run, *PassLimits(p, budget, _warm_up(run, None, budget)).next(least_s=least_s))
             return Outcome(pipelined, watch.reading(), metrics)

@@ -3,6 +3,7 @@
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
 
 import pandas as pd
 import torch
@@ -23,10 +24,10 @@ from lib.measure.training.passes import Outcome, Run, measure_passes
 from lib.measure.training.profiled import PASSES, Profiled, replay
 from lib.tables import columns
 from lib.work import datasets, workloads
-from lib.work.training import Options, Trainer, seed_everything
+from lib.work.training import RECIPES, Options, Trainer, seed_everything
 
-_SWITCHES = ("resolution", "channels_last", "grad_accum_steps", "num_workers", "pin_memory", "prefetch_factor", "augment",
-             "deterministic", "cudnn_benchmark", "seed")
+_SWITCHES = ("optimizer", "resolution", "channels_last", "grad_accum_steps", "num_workers", "pin_memory", "prefetch_factor",
+             "augment", "deterministic", "cudnn_benchmark", "seed")
 _IDLE_SHARE = 0.05  # of the budget, for the idle power before work
 
 
@@ -85,7 +86,7 @@ def _summary(run: Run, outcome: Outcome, rows: pd.DataFrame, started: str) -> di
            "elapsed_sec": pipelined.seconds, "images_per_sec": pipelined.images / pipelined.seconds,
            "images_processed": pipelined.images, "workload_id": workload.id, "dataset": workload.dataset,
            "data_source": run.opened.data_source, **{name: getattr(p, name) for name in _SWITCHES},
-           "tf32": run.device.type == "cuda" and torch.backends.cudnn.allow_tf32, "threads": torch.get_num_threads(),
+           "tf32": machine.tf32(run.device), "threads": torch.get_num_threads(),
            "cpu_percent": seen.own_cores * 100, "peak_rss_mb": machine.peak_rss_mb(), "other_cpu_cores": seen.other_cores,
            "involuntary_switches_per_s": seen.involuntary_per_s, "step_median_ms": timing and timing.median_ms,
            "step_iqr_ms": timing and timing.iqr_ms, "step_low_ms": low, "step_high_ms": high, "step_n": len(train),
@@ -127,9 +128,9 @@ def measure(p: ProfileParams, workload: Workload | None = None) -> Profiled:
         _check_size(task, opened)
         seed_everything(p.seed)
         options = Options(device, p.precision, p.lr, p.channels_last, p.grad_accum_steps, p.pin_memory)
-        trainer = Trainer(task, options)
+        trainer = Trainer(task, options, RECIPES[p.optimizer](p.lr))
         stack.enter_context(locks.device(str(device)))
-        before = load.wait_for_quiet(torch.get_num_threads(), patience_s=budget.patience_s)
+        before = load.wait_for_quiet(torch.get_num_threads(), patience_s=budget.patience_s, device=str(device))
         stem = f"run_{task.workload.id}_{task.workload.dataset}_{task.workload.model}_{device.type}"
         run_id = _free_name(stem, stack)
         recorder = stack.enter_context(Recorder(open_meter(str(device))))
@@ -137,16 +138,17 @@ def measure(p: ProfileParams, workload: Workload | None = None) -> Profiled:
         run = Run(p, task, opened, device, trainer, run_id, recorder)
         started = store.utc_now()
         facts = {"run_id": run_id, "started_utc": started, "notebook": "02_profile", "parameters": p.model_dump(),
-                 "load_at_start": vars(before), "data_note": opened.note, **machine.identity()}
+                 "load_at_start": asdict(before), "data_note": opened.note, **machine.identity()}
         files = [run.path(kind) for kind in PASSES] if p.profile else []
         for path in files:
             store.write_meta(path, "profile", **facts)
-        outcome = measure_passes(run, budget)
+        with machine.working(device):
+            outcome = measure_passes(run, budget)
         rows = store.read_all(files, "profile")
         line = pd.DataFrame([_summary(run, outcome, rows, started)], columns=columns("runs"))
         files.append(store.write(line, paths.RUNS / f"{run_id}.csv", "runs"))
         for path in files:
-            store.write_meta(path, "runs" if path == files[-1] else "profile", **facts, load_at_end=vars(outcome.seen),
+            store.write_meta(path, "runs" if path == files[-1] else "profile", **facts, load_at_end=asdict(outcome.seen),
                              metrics=outcome.metrics)
     return Profiled(rows, store.read(files[-1], "runs").iloc[0], opened.note, tuple(files), outcome.metrics)
 

@@ -27,7 +27,7 @@ def constants(run_id: str, workload: Workload, kind: str, device: torch.device, 
             "task_type": kind, "split": PASSES[kind], "device_type": device.type, "device_index": index,
             "num_workers": num_workers, "precision": precision, "threads": torch.get_num_threads(),
             "sync": {"cpu": "none", "cuda": "event"}.get(device.type, "synchronize"), "data_source": data_source,
-            **machine.ids()}
+            **machine.ids(), "tf32": machine.tf32(device)}
 
 
 class BatchProfiler:

@@ -10,8 +10,8 @@ DRIFT = 0.03  # thirds of a run whose medians differ by more than this are not o
 LEAST_STEPS = 5  # fewer say little of their spread
 PIPELINED = 0.05  # a mean against a median of the same steps, a few seconds apart
 REPEAT = 0.03  # two runs of the same configuration
-CONFIGURATION = ("workload_id", "dataset", "arch", "backend", "batch_size", "precision", "data_source", "resolution",
-                 "channels_last", "grad_accum_steps", "num_workers", "pin_memory", "prefetch_factor", "augment",
+CONFIGURATION = ("workload_id", "dataset", "arch", "backend", "batch_size", "precision", "optimizer", "data_source",
+                 "resolution", "channels_last", "grad_accum_steps", "num_workers", "pin_memory", "prefetch_factor", "augment",
                  "deterministic", "cudnn_benchmark", "threads", "hardware_id", "software_id")
 PHASES_MS = {"loader_wait_ms": "loader wait", "h2d_ms": "copy to device", "forward_time_ms": "forward",
              "backward_time_ms": "backward", "optimizer_ms": "optimizer"}
@@ -50,7 +50,7 @@ def judge(step_ms: np.ndarray, seen: load.Load, threads: int, pipelined_ms: floa
         if earlier_ms:
             usual = float(np.median(earlier_ms))
             findings.append(_apart(timing.median_ms, usual, REPEAT, "earlier stable runs of the same took"))
-    findings.append((seen.verdict(threads), f"others took {seen.other_cores:.1f} cores and the host {seen.stolen_cores:.1f}"))
+    findings.append((seen.verdict(threads), seen.words()))
     return worst(*(verdict for verdict, _ in findings)), "; ".join(why for verdict, why in findings if verdict != "stable")
 
 

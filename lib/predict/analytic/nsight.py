@@ -23,10 +23,21 @@ _MESSAGES = {
 
 @dataclass(frozen=True)
 class Counted:
-    """What one file counted: a row a kernel (kernel, seconds, bytes, flops and flops_<dtype>), and the file's name."""
+    """What one file counted: a row a kernel (kernel, seconds, bytes, flops and flops_<dtype>), and the file's name.
+
+    ``tensor``: whether counters of tensor cores are among what was counted.
+    """
 
     kernels: pd.DataFrame
     name: str
+    tensor: bool = True
+
+    @property
+    def warning(self) -> str:
+        """Return what the counts lack, in one line; empty where they are complete."""
+        return "" if self.tensor else (
+            f"{self.name} has no counter of tensor cores: whatever they computed is not among its FLOPs, so that GEMMs and "
+            "convolutions of bf16, fp16 and tf32 lie too low; see params/nsight_metrics.yaml.")
 
     @property
     def dtype(self) -> str:
@@ -135,4 +146,5 @@ def read(path: Path, metrics: Mapping[str, Metric] | None = None) -> Counted:
             if metric.dtype:
                 sums[f"flops_{metric.dtype}"] += value
         kernels.append(sums)
-    return Counted(pd.DataFrame(kernels), path.stem)
+    tensor = any("tensor" in name for name, (metric, _) in here.items() if metric.role == "flops")
+    return Counted(pd.DataFrame(kernels), path.stem, tensor)

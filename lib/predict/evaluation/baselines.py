@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from lib.errors import InputError, choices
 from lib.predict.analytic import roofline
 from lib.predict.analytic.roofline import Roof
 from lib.predict.operators import features, inputs
@@ -136,6 +137,8 @@ def compare(table: pd.DataFrame, roof: Roof, model: CostModel, families: Mapping
         scores.append({"family": family, "learner": "this model", "cover": float(inside.mean() * 100),
                        **score(rows["latency_ms"].to_numpy(), own["predicted_ms"].to_numpy())})
         predictions.append(own)
+    if not predictions:
+        raise InputError(f"no family has {LEAST_ROWS} usable rows; there are: {choices(sorted(set(table['op'])))}; sweep more")
     return pd.DataFrame(scores), pd.concat(predictions, ignore_index=True)
 
 

@@ -1,6 +1,7 @@
 """The full evaluation of a reference machine's models, written beside its data: what the notebook and the report show."""
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -8,12 +9,15 @@ import numpy as np
 import pandas as pd
 
 from lib import files, store
+from lib.errors import InputError
+from lib.measure import archive
 from lib.predict import network_training, registry, training
 from lib.predict.evaluation import baselines, gpu_networks, training_steps
 from lib.predict.network_training import TUNING, WORKLOADS
 from lib.predict.networks.composition import TERMS
 from lib.predict.operators.cost_model import CostModel
 from lib.predict.operators.validation import score
+from lib.predict.training import CPU, Target
 from lib.progress import track
 from lib.tables import columns
 
@@ -46,24 +50,47 @@ def network_scores(table: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(scores)
 
 
-def evaluate(quick: bool = False) -> dict[str, Any]:
-    """Train the CPU model of the reference machine, ship it, and write ``predictions`` and ``scores`` beside its data.
+def evaluate(quick: bool = False, folder: Path | None = None, target: Target = CPU, publish: bool = True) -> dict[str, Any]:
+    """Train the model of a reference machine's device and save it; with ``publish`` write its evaluation beside the data.
 
-    Returns the tables ``scores``, ``networks``, ``steps``, ``predictions`` and the path of the ``model``.
+    ``folder`` defaults to the first machine with networks. Returns the tables ``scores``, ``networks``, ``steps``,
+    ``predictions`` and the path of the ``model``.
     """
-    folder = training.reference_machine()
-    model = training.cpu_model(folder, quick)
-    table, _ = training.reference_sweeps(folder)
-    scores, predictions = baselines.compare(table, training.roof_of(folder), model)
-    networks = network_training.fit_networks(model, folder)
-    path = model.save(registry.path_of(model.device, "fp32", registry.SHIPPED))
-    works = network_training.works(networks[networks["network"].str.fullmatch(WORKLOADS)])
-    steps, scores = write(folder, model, path, scores, predictions, networks, works, quick)
+    folder = folder or training.reference_machine()
+    model = training.own_model(folder, target, quick)
+    table, _ = training.reference_sweeps(folder, target)
+    scores, predictions = baselines.compare(table, training.roof_of(folder, target), model)
+    networks = network_training.fit_networks(model, folder, target)
+    path = model.save(registry.path_of(model.device, target.dtype, registry.home_of(folder, model.device)))
+    if not publish:
+        return {"scores": scores, "networks": networks, "model": path, "predictions": predictions}
+    works = network_training.works(networks[networks["network"].str.fullmatch(WORKLOADS)], target)
+    steps, scores = write(folder, model, path, scores, predictions, networks, works, quick, target)
     return {"scores": scores, "networks": networks, "steps": steps, "model": path, "predictions": predictions}
 
 
+def own_machine(name: str, quick: bool = False) -> tuple[pd.DataFrame, list[str]]:
+    """Train and evaluate a model of each device and element type that a reference machine swept; return their scores.
+
+    The evaluation of the first, its CPU where that was swept, is written beside the data, for 06_cost_model. Second come the
+    reasons why others have none, such as a GPU that params/devices.yaml does not know. Raises InputError for a machine that is
+    not there, or of which nothing can be trained.
+    """
+    folder, scores, reasons = archive.machine_folder(name), [], []
+    for target in training.targets(folder):
+        kind = f"{target.name or 'cpu'} {target.dtype}"
+        try:
+            results = evaluate(quick, folder, target, publish=not scores)
+            scores.append(results["scores"].assign(device=target.name or "cpu", dtype=target.dtype))
+        except InputError as error:
+            reasons.append(f"{kind}: {error}")
+    if not scores:
+        raise InputError(f"no model of {name} could be trained: {'; '.join(reasons)}")
+    return pd.concat(scores, ignore_index=True), reasons
+
+
 def write(folder: Path, model: CostModel, path: Path, scores: pd.DataFrame, predictions: pd.DataFrame, networks: pd.DataFrame,
-          works: Mapping, quick: bool = False) -> tuple[pd.DataFrame, pd.DataFrame]:
+          works: Mapping, quick: bool = False, target: Target = CPU) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Write scores, predictions and networks beside a machine's data; return its predicted steps and all scores.
 
     ``scores`` and ``predictions`` are of operators, see ``baselines.compare``.
@@ -74,7 +101,8 @@ def write(folder: Path, model: CostModel, path: Path, scores: pd.DataFrame, pred
                         training_steps.scores(steps).assign(kind="step", family="W1-W7, leave one workload out")],
                        ignore_index=True).reindex(columns=columns("scores"))
     facts = {"model": path.name, "sweeps": model.facts["sweeps"], "tuning_networks": list(TUNING),
-             "hardware_id": model.facts["hardware_id"], "software_id": model.facts["software_id"], "quick": quick}
+             "hardware_id": model.facts["hardware_id"], "software_id": model.facts["software_id"], "quick": quick,
+             "target": asdict(target)}
     target = folder / "predictions"
     for schema, table in (("scores", joined), ("predictions", _predictions(predictions, networks, steps))):
         store.write_meta(store.write(table, target / f"{schema}.parquet", schema, derived=True), schema, **facts)

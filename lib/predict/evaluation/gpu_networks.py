@@ -29,7 +29,7 @@ def table() -> pd.DataFrame:
         gpus = [predictor for predictor in registry.for_devices([], dtype) if predictor.device != "cpu"]
         for network in track(NETWORKS, dtype):
             for batch in BATCHES:
-                work = CapturedQuery(Query(network, batch, dtype=dtype)).work()
+                work = CapturedQuery(Query(network, batch, dtype=dtype)).work(device_type="cuda")
                 rows += [{"network": network, "batch_size": batch, "dtype": dtype, **_row(gpu, work)} for gpu in gpus]
     return pd.DataFrame(rows, columns=COLUMNS)
 

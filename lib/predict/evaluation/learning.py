@@ -50,9 +50,11 @@ def by_size(predictions: pd.DataFrame, bins: int = 6) -> pd.DataFrame:
 def effects(model: CostModel, rows: pd.DataFrame) -> pd.DataFrame:
     """Return by how many points the MAPE on ``rows`` grows when a feature is shuffled: ``feature, added_mape``, the most first.
 
-    Of rows of one part; the model was trained on them, which makes the level of the error too low, not the order.
+    Of the rows of the part that most are of; the model was trained on them, which makes the level of the error too low, not the
+    order.
     """
-    (name, rows), = inputs.by_part(rows, model.chip)
+    parts = [(name, own) for name, own in inputs.by_part(rows, model.chip) if name in model.parts]
+    name, rows = max(parts, key=lambda part: (bool(model.parts[part[0]].regressor.names), len(part[1])))
     part, measured = model.parts[name], rows["latency_ms"].to_numpy()
     terms, x = (frame.to_numpy() for frame in inputs.frames(rows, model.chip))
 
@@ -64,4 +66,4 @@ def effects(model: CostModel, rows: pd.DataFrame) -> pd.DataFrame:
         column, shuffled = part.features.index(feature), x.copy()
         shuffled[:, column] = draw.permutation(shuffled[:, column])
         added.append({"feature": feature, "added_mape": (error(shuffled) - level) * 100})
-    return pd.DataFrame(added).sort_values("added_mape", ascending=False, ignore_index=True)
+    return pd.DataFrame(added, columns=["feature", "added_mape"]).sort_values("added_mape", ascending=False, ignore_index=True)

@@ -1,7 +1,8 @@
-"""A training workload's step from its description alone, each workload predicted by models that were trained without it.
+"""Forward and backward of a workload from its description alone, each predicted by models that were trained without it.
 
-A perceptron and boosted trees on what a description gives (parameters, FLOPs, bytes, operators, batch), as the first plan of
-this project had it, against the sum of the operators with a composition fitted to other networks.
+Whole steps, with loader, copy and optimizer, are those of ``profiled_steps``. A perceptron and boosted trees on what a
+description gives (parameters, FLOPs, bytes, operators, batch), as the first plan of this project had it, against the sum of the
+operators with a composition fitted to other networks.
 """
 
 from collections.abc import Mapping
@@ -11,29 +12,27 @@ import pandas as pd
 
 from lib.predict.networks import composition
 from lib.predict.networks.composition import Composition
+from lib.predict.networks.step_learners import description
 from lib.predict.networks.work import Work
 from lib.predict.operators.cost_model import CostModel
 from lib.predict.operators.regressors import nonnegative_rates
 from lib.predict.operators.validation import score
 
+_LEAST_WORKLOADS = 3
 LEARNERS = ("mean", "linear in FLOPs and bytes", "boosted trees", "MLP", "sum of operators")
 
 
-def description(item: Work) -> dict[str, float]:
-    """Return what is known of a step without a model of its operators, as logarithms."""
-    return {"flops": np.log(item.flops), "bytes": np.log(item.bytes), "intensity": np.log(item.flops / item.bytes),
-            "weights": np.log(item.weight_bytes), "operators": np.log(item.modules), "batch": np.log(item.batch_size),
-            "fresh": np.log(item.fresh_bytes + 1e6)}
-
-
 def leave_one_out(table: pd.DataFrame, items: Mapping[tuple[str, str, int], Work], model: CostModel) -> pd.DataFrame:
-    """Return measured and predicted steps of each workload by each learner: ``workload, batch_size, learner, ...``.
+    """Return forward and backward of each workload, measured and predicted by each learner.
 
     ``table`` are rows of ``networks`` whose networks are workload ids, in mode train; every learner but the sum of operators
-    is trained on the other workloads. Trained on are logarithms of time over FLOPs.
+    is trained on the other workloads. Trained on are logarithms of time over FLOPs. There are none where the model has no
+    composition of steps, or fewer than three workloads were measured.
     """
     good = (table["status"] == "ok") & (table["verdict"] != "unusable")
     rows = table[good & (table["mode"] == "train") & (table["memory"] == "kept")].reset_index(drop=True)
+    if "train kept" not in model.compositions or rows["network"].nunique() < _LEAST_WORKLOADS:
+        return pd.DataFrame(columns=["workload", "batch_size", "learner", "measured_ms", "predicted_ms", "relative_error"])
     works = [items[row.network, row.mode, int(row.batch_size)] for row in rows.itertuples()]
     x = pd.DataFrame([description(item) for item in works])
     measured = rows["latency_ms"].to_numpy()

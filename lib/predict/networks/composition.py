@@ -19,7 +19,7 @@ from lib.predict.operators.regressors import nonnegative_rates
 from lib.predict.operators.validation import conformal, score
 
 TERMS = ("sum_ms", "moved_ms", "modules", "fresh_mb")
-_LEAST_NETWORKS = 4
+LEAST_NETWORKS = 4
 Terms = Mapping[str, float]
 
 
@@ -115,7 +115,7 @@ def fit(rows: Iterable[tuple[str, Terms, float]], base: Composition | None = Non
     names, terms, measured = zip(*rows, strict=True)
     frame, measured = pd.DataFrame(list(terms))[list(TERMS)], np.array(measured, float)
     several = sorted(set(names))
-    if len(several) < _LEAST_NETWORKS:
+    if len(several) < LEAST_NETWORKS:
         raise InputError(f"a composition is fitted to four networks or more, not to {len(several)}")
     predicted = np.full(len(frame), np.nan)
     for fold in range(min(folds, len(several))):

@@ -1,10 +1,11 @@
 """What one pass or step of a network runs: its distinct operators as rows of a ``sweep`` table, and the memory it needs."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from lib.measure.networks import allocator
@@ -16,6 +17,7 @@ from lib.work.graph.ops import Graph, Op
 _WITH_BACKWARD = ("conv2d", "conv3d", "attention", "pool2d", "pool3d", "batch_norm", "layer_norm", "softmax", "activation")
 _MOVING = ("fill", "random", "loss")  # not swept: taken as copies of as many elements
 _COPIED = 8  # bytes that a copy moves for one element
+_TOGETHER = 48  # parameters that one launch of torch's multi-tensor kernels takes: 36 to 110, by how many tensors each has
 
 
 def key_of(row: Mapping[str, Any]) -> tuple:
@@ -29,8 +31,9 @@ def key_of(row: Mapping[str, Any]) -> tuple:
 class Work:
     """What one pass or step of a network runs, memory in bytes.
 
-    ``table`` has a row a distinct operator: ``sweep`` columns, ``calls``, and ``covered``, whether a family knows it.
-    ``not_modelled`` says what no model is of: operators without a family, and products of other element types than the input's.
+    ``table`` has a row a distinct operator: ``sweep`` columns, ``calls``, of them ``backward_calls``, and ``covered``, whether
+    a family knows it. ``not_modelled`` says what no model is of: operators without a family, and products of other element
+    types than the input's. ``input_values`` are the numbers in a batch, ``trained`` the elements of each trained parameter.
     """
 
     table: pd.DataFrame
@@ -42,6 +45,8 @@ class Work:
     peak_bytes: float
     plan: allocator.Plan
     not_modelled: tuple[str, ...] = ()
+    input_values: float = 0.0
+    trained: tuple[int, ...] = ()
 
     @cached_property
     def keys(self) -> list[tuple]:
@@ -68,24 +73,42 @@ class Work:
         """Return weights, inputs and the most that tensors occupy at once, in 10^6 bytes."""
         return (self.weight_bytes + self.peak_bytes) / 1e6
 
+    def update(self, optimizer: str, together: bool, itemsize: int = 4) -> "Work":
+        """Return the work of an optimizer's step on what is trained, which is in 32 bits whatever the passes compute in.
+
+        ``together``: as on a GPU, where one kernel updates many parameters; else a call for each of them. Elements are those of
+        ``itemsize`` bytes that take as much memory.
+        """
+        sizes = np.array(self.trained)
+        if together:
+            launches = -(-len(sizes) // _TOGETHER)
+            sizes = np.full(launches, -(-sizes.sum() // launches))
+        rows = [{**row_of(op), "calls": int(calls), "backward_calls": 0}
+                for size, calls in zip(*np.unique(sizes * 4 // itemsize, return_counts=True), strict=True)
+                for op in capture.optimizer_ops(int(size), optimizer) if counts.is_work(op)]
+        return replace(self, table=pd.DataFrame(rows), modules=0, fresh_bytes=0.0, not_modelled=())
+
     @classmethod
     def of(cls, graph: Graph, mode: str, batch_size: int) -> "Work":
         """Take the work of a captured graph."""
-        rows, calls = {}, {}
+        rows, calls, backward = {}, {}, {}
         for op in graph.ops:
             if not counts.is_work(op):
                 continue
             key = (op, op.phase == "backward" and "backward" in op.short)
             if key not in rows:
-                rows[key] = _row(op)
+                rows[key] = row_of(op)
             calls[key] = calls.get(key, 0) + 1
-        table = pd.DataFrame([{**rows[key], "calls": number} for key, number in calls.items()])
-        inputs = {spec.storage: spec.bytes for op in graph.ops for spec in op.tensors if spec.kind == "input"}
-        weights = graph.parameter_bytes + graph.buffer_bytes + sum(inputs.values())
+            backward[key] = backward.get(key, 0) + (op.phase == "backward")
+        table = pd.DataFrame([{**rows[key], "calls": number, "backward_calls": backward[key]}
+                              for key, number in calls.items()])
+        inputs = {spec.storage: spec for op in graph.ops for spec in op.tensors if spec.kind == "input"}
+        weights = graph.parameter_bytes + graph.buffer_bytes + sum(spec.bytes for spec in inputs.values())
+        values, trained = sum(spec.elements for spec in inputs.values()), graph.trained if mode == "train" else ()
         modules = sum(op.phase == "forward" and op.short not in counts.VIEWS for op in graph.ops)
         plan = allocator.Plan.of(graph)
         return cls(table, mode, batch_size, modules, allocator.fresh_bytes(plan), float(weights), peak_bytes(graph), plan,
-                   _not_modelled(graph))
+                   _not_modelled(graph), float(values), trained)
 
 
 def _not_modelled(graph: Graph) -> tuple[str, ...]:
@@ -98,7 +121,7 @@ def _not_modelled(graph: Graph) -> tuple[str, ...]:
     return tuple(sorted(uncovered | others))
 
 
-def _row(op: Op) -> dict[str, Any]:
+def row_of(op: Op) -> dict[str, Any]:
     """Return one operator as a row of a ``sweep`` table; what no family covers counts as a copy of as many bytes, uncovered."""
     described, moved = families.describe(op), counts.compulsory_bytes(op)
     if described is None:
@@ -116,6 +139,7 @@ def _row(op: Op) -> dict[str, Any]:
             "covered": True}
 
 
-def captured(network: networks.Network, mode: str, dtype: str = "float32", channels_last: bool = False) -> Work:
-    """Capture a network on its batch and return its work; InputError says what keeps it from being captured."""
-    return Work.of(capture.of_network(network, mode, dtype, channels_last), mode, network.shape[0])
+def captured(network: networks.Network, mode: str, dtype: str = "float32", channels_last: bool = False,
+             device: str = "cpu") -> Work:
+    """Return the work of a network on its batch as a device type (cpu, cuda) runs it; InputError says why it has none."""
+    return Work.of(capture.of_network(network, mode, dtype, channels_last, device=device), mode, network.shape[0])

@@ -4,6 +4,7 @@ A Gaussian process (scikit-learn's, Matérn 3/2, one length for all standardised
 measured and predicted time; saved as its points and weights, so that loading one runs no code.
 """
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -30,6 +31,7 @@ class Correction:
         """Fit features (n, len(names)) and the log of measured over predicted; without features one factor fits all."""
         if not len(names):
             return cls.constant(float(np.median(log_ratio)))
+        from sklearn.exceptions import ConvergenceWarning
         from sklearn.gaussian_process import GaussianProcessRegressor
         from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 
@@ -37,8 +39,10 @@ class Correction:
         mean = float(np.median(log_ratio))
         kernel = ConstantKernel(_SIGNAL ** 2, (1e-4, 10)) * Matern(len(names) ** 0.5, (0.3, 100), nu=1.5) + \
             WhiteKernel(_NOISE ** 2, (1e-4, 0.3))
-        fitted = GaussianProcessRegressor(kernel, n_restarts_optimizer=1, random_state=0).fit((x - centre) / scale,
-                                                                                               log_ratio - mean)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)  # a bound of the kernel is a good answer, too
+            fitted = GaussianProcessRegressor(kernel, n_restarts_optimizer=1, random_state=0).fit((x - centre) / scale,
+                                                                                                  log_ratio - mean)
         product = fitted.kernel_.k1
         return cls(list(names), list(map(float, centre)), list(map(float, scale)), ((x - centre) / scale).round(6).tolist(),
                    [float(value) for value in fitted.alpha_], mean, float(product.k1.constant_value),

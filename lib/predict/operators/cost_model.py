@@ -3,6 +3,7 @@
 One model answers for one device, one element type and one way of timing. It has a part for each group of families and pass.
 """
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pandas as pd
 from lib.config.definitions import VendorDevice
 from lib.errors import InputError, choices
 from lib.predict import model_file
+from lib.predict.analytic.scaling import Scaling
 from lib.predict.operators import features, inputs
 from lib.predict.operators.features import Row
 from lib.predict.operators.features_gpu import Chip
@@ -24,13 +26,17 @@ _ANY_CHIP = Chip(1.0, 1.0, 1.0, 1, 1.0, 4)
 
 @dataclass
 class CostModel:
-    """Operator models of one device, one element type and one way of timing; ``chip`` is None for a CPU."""
+    """Operator models of one device, one element type and one way of timing; ``chip`` is None for a CPU.
+
+    ``scaling`` leads from the CPU that the parts were trained on to the one that is predicted; None where it is the same.
+    """
 
     device: str
     facts: dict[str, Any]
     parts: dict[str, Part] = field(default_factory=dict)
     chip: Chip | None = None
     compositions: dict[str, dict[str, Any]] = field(default_factory=dict)
+    scaling: Scaling | None = None
 
     def predict(self, table: pd.DataFrame) -> pd.DataFrame:
         """Return ``predicted_ms, low_ms, high_ms, predicted_gbps, out_of_range, origin`` for each row of a ``sweep`` table.
@@ -67,6 +73,8 @@ class CostModel:
         part = self.parts[answering]
         origin = part.origin or ("" if answering == name else f"its {answering}")
         predicted, outside = part.predict(*inputs.arrays(row, answering.partition(" ")[0], self.chip))
+        if self.scaling:
+            predicted = predicted * self.scaling.factor(row["flops"], row["bytes"])
         return predicted, part.half(predicted), outside | bool(origin) | ~np.isin(inputs.codes(row), part.codes), origin
 
     def answering(self, name: str) -> str:
@@ -92,11 +100,26 @@ class CostModel:
         parts = {name: replace(part, origin=origin) for name, part in self.parts.items()}
         return CostModel(vendor.id, facts, parts, Chip.of(vendor, dtype))
 
+    def scaled(self, scaling: Scaling, facts: Mapping[str, Any], fresh_ms_per_mb: float | None = None) -> "CostModel":
+        """Return this model of a CPU for another one, of which ``facts`` say what is known.
+
+        What a first touch of fresh memory costs a network is ``fresh_ms_per_mb``, or changes as the bandwidth does.
+        """
+        parts = {name: replace(part, origin=part.origin or self.device) for name, part in self.parts.items()}
+        compositions = {}
+        for case, fitted in self.compositions.items():
+            rates = dict(fitted["rates"])
+            if rates["fresh_mb"]:
+                rates["fresh_mb"] = rates["fresh_mb"] / scaling.memory if fresh_ms_per_mb is None else fresh_ms_per_mb
+            compositions[case] = {**fitted, "rates": rates}
+        return CostModel(self.device, {**self.facts, **facts}, parts, compositions=compositions, scaling=scaling)
+
     def save(self, path: Path) -> Path:
         """Write the model as compressed JSON: numbers, arrays in base64, ranges, intervals, scores, provenance."""
         parts = {name: part.plain() for name, part in self.parts.items()}
         return model_file.write(path, {"device": self.device, "facts": self.facts, "compositions": self.compositions,
-                                       "chip": asdict(self.chip) if self.chip else None, "parts": parts})
+                                       "chip": asdict(self.chip) if self.chip else None, "parts": parts,
+                                       **({"scaling": asdict(self.scaling)} if self.scaling else {})})
 
     @classmethod
     def load(cls, path: Path) -> "CostModel":
@@ -110,4 +133,5 @@ class CostModel:
             except ValueError as error:
                 raise InputError(f"{path} is no cost model of this program: {name}: {error}") from None
         plain = content.model_dump(mode="json", include={"facts", "compositions"}, exclude_unset=True)
-        return cls(content.device, plain["facts"], parts, chip, plain["compositions"])
+        scaling = Scaling(**content.scaling.model_dump()) if content.scaling else None
+        return cls(content.device, plain["facts"], parts, chip, plain["compositions"], scaling)

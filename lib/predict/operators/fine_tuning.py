@@ -14,37 +14,54 @@ from lib.predict.operators.validation import conformal, score, shapes_of, usable
 
 _SMOOTH = ("log_flops", "log_bytes", "log_compute", "log_move", "over_ridge", "m", "n", "k", "window", "ins", "outs",
            "groups")  # the features over which a correction is smooth
+_FEW = 3.0  # rows of its own as which the other parts' factor counts
 
 
 def fine_tuned(model: CostModel, table: pd.DataFrame) -> CostModel:
     """Return ``model`` corrected by a few measured rows of another device: factors, intervals and scores from them.
 
-    Parts without LEAST_ROWS / 4 rows of several shapes get the median factor of the others. Intervals come from rows left out
-    in turn.
+    Parts without LEAST_ROWS / 4 rows of several shapes get the median factor of the others (of all rows, where there are none),
+    drawn towards that of the rows that they have. Intervals come from rows left out in turn.
     """
-    corrected: dict[str, Part] = {}
-    for name, rows in inputs.by_part(usable(table), model.chip):
-        if len(rows) >= LEAST_ROWS // 4 and len(set(shapes_of(rows))) > 1 and name in model.parts:
-            corrected[name] = _corrected(model, name, rows)
-    shift = float(np.median([part.correction.mean for part in corrected.values()])) if corrected else 0.0
-    shifted = {name: replace(part, correction=Correction.constant(shift), origin=part.origin or model.device)
-               for name, part in model.parts.items()}
+    several = {name: rows for name, rows in inputs.by_part(usable(table), model.chip) if name in model.parts}
+    ratios = {name: _ratio(model, name, rows) for name, rows in several.items()}
+    corrected = {name: _corrected(model, name, rows, ratios[name]) for name, rows in several.items()
+                 if len(rows) >= LEAST_ROWS // 4 and len(set(shapes_of(rows))) > 1}
+    usual = [part.correction.mean for part in corrected.values()] or [value for ratio in ratios.values() for value in ratio]
+    shift = float(np.median(usual)) if usual else 0.0
+    shifted = {name: replace(part, correction=Correction.constant(_drawn(shift, ratios.get(name, np.array([])))),
+                             origin=part.origin or model.device) for name, part in model.parts.items()}
     return replace(model, parts=shifted | corrected)
 
 
-def _corrected(model: CostModel, name: str, rows: pd.DataFrame) -> Part:
-    """Return a part corrected by measured rows; its interval comes from rows that a fold of the correction left out."""
+def _drawn(shift: float, ratio: np.ndarray) -> float:
+    """Return the log factor of a part of few rows: theirs, drawn towards that of the other parts."""
+    return float((len(ratio) * np.median(ratio) + _FEW * shift) / (len(ratio) + _FEW)) if len(ratio) else shift
+
+
+def _ratio(model: CostModel, name: str, rows: pd.DataFrame) -> np.ndarray:
+    """Return the log of measured over what the model predicts without a correction."""
+    terms, x = inputs.frames(rows, model.chip)
+    base, _ = replace(model.parts[name], correction=None).predict(terms.to_numpy(), x.to_numpy())
+    if model.scaling:
+        base = base * model.scaling.factor(rows["flops"].to_numpy(), rows["bytes"].to_numpy())
+    return np.log(rows["latency_ms"].to_numpy() / base)
+
+
+def _corrected(model: CostModel, name: str, rows: pd.DataFrame, ratio: np.ndarray) -> Part:
+    """Return a part corrected by measured rows; its interval comes from rows that a fold of the correction left out.
+
+    ``ratio`` is the log of measured over predicted.
+    """
     from sklearn.model_selection import GroupKFold
 
-    part = replace(model.parts[name], correction=None)
-    terms, x = inputs.frames(rows, model.chip)
-    base, _ = part.predict(terms.to_numpy(), x.to_numpy())
+    part, (_, x) = model.parts[name], inputs.frames(rows, model.chip)
     measured_ms, groups = rows["latency_ms"].to_numpy(), shapes_of(rows)
-    ratio, names = np.log(measured_ms / base), [column for column in _SMOOTH if column in part.features]
+    names = [column for column in _SMOOTH if column in part.features]
     smooth, factor = x[names].to_numpy(), np.full(len(rows), np.nan)
     for train, test in GroupKFold(min(FOLDS, groups.nunique()), shuffle=True, random_state=0).split(smooth, ratio, groups):
         factor[test] = Correction.of(names, smooth[train], ratio[train])(smooth[test])
-    predicted = base * np.exp(factor)
+    predicted = measured_ms * np.exp(factor - ratio)
     edges, halves = conformal(ratio - factor, predicted, bins=2)
     return replace(part, correction=Correction.of(names, smooth, ratio), edges_ms=edges, halves=halves, rows=len(rows),
                    scores=score(measured_ms, predicted), origin="")

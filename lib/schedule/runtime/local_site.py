@@ -12,17 +12,19 @@ from lib.schedule.runtime.workers import WARM_UP, Capacity, ProcessWorker, Site,
 def slots_here(count: int = 0) -> tuple[Slot, ...]:
     """Return the slots of this machine's CPU, one a core (or ``count`` of equal size), and its GPUs.
 
-    Raises InputError for more slots than cores.
+    A slot of several cores has a thread for each that others leave free now: threads that wait for one another beside a busy
+    neighbour are slower than fewer. Raises InputError for more slots than cores.
     """
-    from lib.measure import machine
+    from lib.measure import load, machine
 
     cores = cores_here()
     count = count or len(cores)
     if not 1 <= count <= len(cores):
         raise InputError(f"{count} slots on {len(cores)} cores: it must be 1 to {len(cores)}")
     width = len(cores) // count
+    threads = min(width, max(1, load.free_cores() // count)) if width > 1 else 1
     parts = [tuple(cores[number * width:(number + 1) * width]) for number in range(count)]
-    cpus = [Slot(f"cpu[{'-'.join(str(core) for core in dict.fromkeys((part[0], part[-1])))}]", part, width, WARM_UP)
+    cpus = [Slot(f"cpu[{'-'.join(str(core) for core in dict.fromkeys((part[0], part[-1])))}]", part, threads, WARM_UP)
             for part in parts]
     return (*cpus, *(Slot(name, warm_up=WARM_UP) for name in machine.devices() if name.startswith("cuda")))
 

@@ -16,6 +16,7 @@ from lib.tables import columns
 
 FOLDER = "schedule"
 _FILE = "ran.json"
+PATTERN = f"{FOLDER}/**/{_FILE}"  # below a machine's folder
 
 
 class _End(Strict):
@@ -102,16 +103,22 @@ def write(record: RunRecord, folder: Path) -> None:
     store.write_json(content, folder / _FILE)
 
 
+def ends(path: Path) -> _Content:
+    """Read how the jobs of a run ended; InputError for a file that does not say so."""
+    return load(_Content, path)
+
+
 def read(folder: Path) -> RunRecord:
     """Read a record back; InputError where there is none, or it is none."""
-    content = load(_Content, folder / _FILE)
+    content = ends(folder / _FILE)
     return RunRecord(store.read(folder / "schedule.csv", "schedule"), store.read(folder / "simulated.csv", "schedule"),
-                     pd.DataFrame([dict(end) for end in content.ends], columns=list(_ENDS)), content.kinds, dict(content.facts))
+                     pd.DataFrame([dict(end) for end in content.ends], columns=list(_ENDS)), content.kinds,
+                     dict(content.facts))
 
 
 def of_reference(reference: str = "") -> tuple[str, RunRecord]:
     """Return the name of a reference machine (empty: the first that has one) and its record; InputError lists them."""
-    name, path = archive.machine_with(f"{FOLDER}/{_FILE}", "a record of a real run", reference)
+    name, path = archive.machine_with(PATTERN, "a record of a real run", reference)
     return name, read(path.parent)
 
 

@@ -18,6 +18,7 @@ from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 from lib.errors import InputError, is_no_space, is_out_of_memory, one_line
+from lib.measure.worker import pin
 from lib.schedule.runtime.output import redirect
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -120,8 +121,7 @@ def serve(pipe: Pipe, device: str, cores: tuple[int, ...], threads: int, beat_s:
     What is printed goes to ``output``, if there is one.
     """
     mark = redirect(output) if output else lambda what, token: None
-    if cores and hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, cores)
+    pin(cores)
     sender, received, over = _Sender(pipe), _Received(pipe), threading.Event()
 
     def beat() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from lib.missing import MissingError, needs
-from lib.predict.evaluation import evaluate
+from lib.predict.evaluation import evaluate, profiled_steps
 from lib.studies.cost_model.study import ALLOCATORS, OURS, Evaluation
 from lib.studies.cost_model.tables import case_name
 
@@ -100,13 +100,27 @@ def memory_words(study: Evaluation) -> str:
 
 @needs("workloads at several batch sizes")
 def step_words(scores: pd.DataFrame) -> str:
-    """Say how workload steps are predicted by each learner."""
+    """Say how forward and backward of workloads are predicted by each learner."""
     rows = scores[scores["kind"] == "step"].sort_values("mape")
     if not len(rows):
         raise MissingError("workloads at several batch sizes")
     best = rows.iloc[0]
     rest = ", ".join(f"{row.learner} {row.mape:.0f} %" for row in rows.iloc[1:].itertuples())
-    return f"Workload steps, each workload left out: best is {best['learner']} with {best['mape']:.1f} %; {rest}."
+    return f"Forward and backward of workloads, each left out: best is {best['learner']} with {best['mape']:.1f} %; {rest}."
+
+
+@needs("profiled steps")
+def whole_step_words(predictions: pd.DataFrame) -> str:
+    """Say how whole steps are predicted where their architecture was left out; ``predictions``: of ``profiled_steps``."""
+    rows = predictions[predictions["split"] == "arch"]
+    if rows.empty:
+        raise MissingError("steps whose architecture was left out")
+    scores = profiled_steps.scores(rows).sort_values("mape")
+    several = "; ".join(f"{row.learner} {row.mape:.0f} % ({row.mape_low:.0f} to {row.mape_high:.0f})"
+                        for row in scores.itertuples())
+    return (f"Whole steps with loader, copy and optimizer, their architecture left out, mean error with its 95 % interval: "
+            f"{several}. They are {scores['n'].iloc[0]} runs of {rows['arch'].nunique()} architectures: too few to tell "
+            "the best apart.")
 
 
 @needs("predictions of the shipped model")
@@ -133,6 +147,10 @@ def key_numbers(study: Evaluation, relearned: pd.DataFrame, repeated: pd.DataFra
     steps = study.scores[study.scores["kind"] == "step"]
     numbers |= {f"step, {row.learner}, MAPE": (row.mape, "%", _RECOMPUTED) for row in steps.itertuples()
                 if row.learner == "sum of operators"}
+    if len(study.whole_steps):
+        own = profiled_steps.scores(study.whole_steps)
+        numbers |= {f"{row.family}, MAPE": (row.mape, "%", _RECOMPUTED)
+                    for row in own[own["learner"] == profiled_steps.OURS].itertuples()}
     numbers["published predictions that the shipped model gives"] = (int(repeated["same"].sum()), f"of {len(repeated)}", 0.0)
     return numbers | {f"relearned, {row.family}, MAPE": (row.mape, "%", _RELEARNED)
                       for row in relearned[relearned["learner"] == OURS].itertuples()}

@@ -1,19 +1,21 @@
 """What ``06_cost_model`` gathers: a machine's published evaluation, scored anew, and a part of it repeated."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
 from lib import csv_files, store
 from lib.errors import InputError, choices
 from lib.measure import archive
-from lib.predict import network_training, registry, training
-from lib.predict.evaluation import baselines, evaluate, learning, training_steps
+from lib.predict import network_training, registry, steps, training
+from lib.predict.evaluation import baselines, evaluate, learning, profiled_steps, training_steps
 from lib.predict.networks.composition import Composition
 from lib.predict.operators import fitting
 from lib.predict.operators.cost_model import CostModel
 from lib.predict.operators.validation import score
+from lib.predict.training import CPU, Target
 
 OURS = "this model"
 ALLOCATORS = {"kept": "retained heap", "default": "default allocator"}  # column ``memory``, and what it is called
@@ -30,7 +32,8 @@ class Evaluation:
     """A machine's models, evaluated in full: scores recomputed from predictions and labels, and both of these.
 
     ``scores`` is the table of that name, ``operators`` the predicted operators with ``latency_ms`` as measured, ``networks``
-    the predicted networks with what was measured of them.
+    the predicted networks with what was measured of them, ``whole_steps`` the predictions of profiled steps that were left out
+    (``profiled_steps``), empty where none were learned from.
     """
 
     folder: Path
@@ -38,6 +41,14 @@ class Evaluation:
     operators: pd.DataFrame
     networks: pd.DataFrame
     note: str
+    target: Target = CPU
+    whole_steps: pd.DataFrame = field(default_factory=pd.DataFrame)
+
+    @property
+    def model(self) -> Path:
+        """Return the file of the evaluated model."""
+        name = store.read_json(self.folder / "scores.meta.json")["model"]
+        return registry.home_of(self.folder.parent, name) / name
 
     @property
     def learners(self) -> pd.DataFrame:
@@ -79,21 +90,30 @@ def evaluation(reference: str = "") -> Evaluation:
     folder = path.parent
     machine, meta = folder.parent, store.read_json(folder / "scores.meta.json")
     predictions = store.read(folder / "predictions.parquet", "predictions").replace({"family": _FAMILIES})
-    operators = _operators(predictions, machine)
-    networks = _networks(csv_files.frame(folder / "networks.csv"), machine)
+    target = _target(meta)
+    operators = _operators(predictions, machine, target)
+    networks = _networks(csv_files.frame(folder / "networks.csv"), machine, target)
     published = store.read(folder / "scores.parquet", "scores").replace({"family": _FAMILIES})
     scores = pd.concat([published[(published["kind"] == "operator") & (published["learner"] != OURS)], _scores(operators),
                         evaluate.network_scores(networks), _steps(predictions, networks)], ignore_index=True)
     note = (f"REPLAY of the models of {machine.name}, trained {meta['written_utc'][:10]} from "
             f"{', '.join(name.rpartition('/')[2] for name in meta['sweeps'])}; their errors are computed anew from the "
             "published predictions and the measured times.")
-    return Evaluation(folder, scores, operators, networks, note)
+    path = steps.path_of(f"cpu-{machine.name}", registry.SHIPPED)
+    whole = profiled_steps.published(path, "replay") if path.is_file() else pd.DataFrame()
+    return Evaluation(folder, scores, operators, networks, note, target, whole)
 
 
-def _operators(predictions: pd.DataFrame, machine: Path) -> pd.DataFrame:
+def _target(meta: dict[str, Any]) -> Target:
+    """Return what the evaluated model answers for; older evaluations are of the CPU."""
+    stated = meta.get("target", {})
+    return Target(**{**stated, "devices": tuple(stated["devices"])}) if stated else CPU
+
+
+def _operators(predictions: pd.DataFrame, machine: Path, target: Target) -> pd.DataFrame:
     """Return the published predictions of operators beside what the machine's sweeps measured of the same configurations."""
     rows = predictions[predictions["kind"] == "operator"].drop(columns=["measured_ms", "relative_error"])
-    labels = training.reference_sweeps(machine)[0].set_index("config")["latency_ms"]
+    labels = training.reference_sweeps(machine, target)[0].set_index("config")["latency_ms"]
     rows = rows.assign(latency_ms=labels.reindex(rows["what"]).to_numpy())
     if rows["latency_ms"].isna().any():
         raise InputError(f"{machine}: {int(rows['latency_ms'].isna().sum())} predicted operators were not measured; "
@@ -101,10 +121,13 @@ def _operators(predictions: pd.DataFrame, machine: Path) -> pd.DataFrame:
     return rows.assign(relative_error=rows["predicted_ms"] / rows["latency_ms"] - 1)
 
 
-def _networks(predicted: pd.DataFrame, machine: Path) -> pd.DataFrame:
+def _networks(predicted: pd.DataFrame, machine: Path, target: Target) -> pd.DataFrame:
     """Return the published predictions of networks beside what was measured of the same cases."""
     labels = ["latency_ms", "latency_iqr_ms", "verdict", "status", "rss_mb", "tensors_mb"]
-    measured = network_training.measured_networks(machine)[[*_CASE, "input_shape", *labels]]
+    measured = network_training.measured_networks(machine, target)[[*_CASE, "input_shape", *labels]]
+    if predicted.empty:
+        texts = dict.fromkeys(("network", "family", "mode", "memory", "verdict", "status", "input_shape"), str)
+        return predicted.assign(input_shape="").astype({**dict.fromkeys(predicted, float), **texts, "tuning": bool})
     return predicted.drop(columns=labels).merge(measured, on=_CASE, how="left", validate="one_to_one")
 
 
@@ -135,32 +158,47 @@ def reproduced(study: Evaluation) -> pd.DataFrame:
     Only processes that retain their heap: elsewhere a prediction also rests on how this system's allocator behaves.
     """
     rows = study.unseen[study.unseen["memory"] == "kept"]
+    if rows.empty:
+        return rows[_CASE].assign(published_ms=[], shipped_ms=[], same=[])
     rows = rows[rows["network"].isin(rows.nsmallest(_EXAMPLES, "latency_ms")["network"])]
-    model = CostModel.load(registry.SHIPPED / store.read_json(study.folder / "scores.meta.json")["model"])
+    model = CostModel.load(study.model)
     shipped = []
-    for row in network_training.terms(model, rows, network_training.works(rows)).to_dict("records"):
+    for row in network_training.terms(model, rows, network_training.works(rows, study.target)).to_dict("records"):
         fitted = Composition(**model.compositions[f"{row['mode']} {row['memory']}"])
         shipped.append(fitted.predict(row)[0])
     table = rows[_CASE].assign(published_ms=rows["shipped_ms"], shipped_ms=shipped)
     return table.assign(same=(table["shipped_ms"] / table["published_ms"] - 1).abs() < _SAME)
 
 
+def devices(reference: str, dtype: str) -> list[str]:
+    """Return the devices that advice is asked for: those of a reference machine that is named, beside all others (empty)."""
+    if not reference or all(kind != dtype for _, kind in registry.machine_files(archive.machine_folder(reference))):
+        return []
+    return [*(predictor.device for predictor in registry.for_devices([], dtype)), reference]
+
+
 def relearned(study: Evaluation, families: list[str], quick: bool) -> Relearned:
-    """Learn some families again from the machine's sweeps; InputError lists the families."""
+    """Learn some families again from the machine's sweeps, those of them that it has; InputError lists the families."""
     unknown = [name for name in families if name not in baselines.FAMILIES]
     if unknown or not families:
         raise InputError(f"no family {choices(unknown) or '(none named)'}; there are: {choices(baselines.FAMILIES)}")
-    table, _ = training.reference_sweeps(study.folder.parent)
-    wanted = {name: baselines.FAMILIES[name] for name in families}
+    table, _ = training.reference_sweeps(study.folder.parent, study.target)
+    swept = [name for name in study.operators["family"].unique() if name in baselines.FAMILIES]
+    wanted = {name: baselines.FAMILIES[name] for name in families if name in swept}
+    if not wanted:
+        raise InputError(f"{study.folder.parent.name} swept too little of {choices(families)}; it has: {choices(swept)}")
     rows = pd.concat([_some(table[table["op"].isin(ops) & (table["pass"] == passes)], quick)
                       for ops, passes in wanted.values()])
-    model = fitting.fit(rows, quick=quick)
-    scores, predictions = baselines.compare(rows, training.roof_of(study.folder.parent), model, wanted, baselines=not quick)
-    ops, passes = wanted[families[0]]
+    chip = CostModel.load(study.model).chip
+    model = fitting.fit(rows, chip=chip, quick=quick)
+    roof = training.roof_of(study.folder.parent, study.target)
+    scores, predictions = baselines.compare(rows, roof, model, wanted, baselines=not quick)
+    first_family = next(iter(wanted))
+    ops, passes = wanted[first_family]
     first = rows[rows["op"].isin(ops) & (rows["pass"] == passes)].reset_index(drop=True)
     curve = learning.learning_curve(first, _CURVE[1::2] if quick else _CURVE, quick)
     effects = learning.effects(model, first.sample(min(len(first), 400), random_state=0))
-    return Relearned(scores, predictions, learning.by_size(predictions), curve, effects, families[0])
+    return Relearned(scores, predictions, learning.by_size(predictions), curve, effects, first_family)
 
 
 def _some(rows: pd.DataFrame, quick: bool) -> pd.DataFrame:

@@ -3,7 +3,7 @@
 import pandas as pd
 
 from lib.predict import registry
-from lib.predict.evaluation import evaluate
+from lib.predict.evaluation import evaluate, profiled_steps
 from lib.studies.cost_model.study import ALLOCATORS, OURS
 
 _SHOWN = {"mape": "MAPE %", "mape_low": "from", "mape_high": "to", "median": "median %", "p90": "p90 %",
@@ -47,6 +47,15 @@ def steps(scores: pd.DataFrame) -> pd.DataFrame:
     """Return the scores of workload steps by learner."""
     names = {name: shown for name, shown in _SHOWN.items() if name != "cover"}
     return scores[scores["kind"] == "step"][["learner", *names]].rename(columns=names)
+
+
+def whole_steps(predictions: pd.DataFrame) -> pd.DataFrame:
+    """Return the scores of profiled steps that were left out, by what was left out and learner."""
+    if predictions.empty:
+        return pd.DataFrame(columns=["left out", "learner", *_SHOWN.values()])
+    table = profiled_steps.scores(predictions)
+    table["family"] = table["family"].str.removeprefix("whole step, ").str.removesuffix(" left out")
+    return table[["family", "learner", *_SHOWN]].rename(columns={**_SHOWN, "family": "left out"})
 
 
 def models() -> pd.DataFrame:

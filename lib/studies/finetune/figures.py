@@ -40,7 +40,7 @@ def learning(history: pd.DataFrame):
 
 @needs("predictions")
 def predictions(table: pd.DataFrame):
-    """Return predicted forward and backward of a step on each device with its interval, and the measured one, logarithmic."""
+    """Return the predicted step on each device with its interval, and the measured one, logarithmic."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
     figure, ((axis,),) = axes(height=1.2 + 0.34 * len(table))
@@ -49,7 +49,7 @@ def predictions(table: pd.DataFrame):
     axis.scatter(table["predicted_ms"], rows, color=SERIES[0], zorder=3, label="predicted")
     axis.scatter(table["measured_ms"], rows, color=SERIES[1], marker="|", s=260, linewidths=2.5,
                  zorder=4, label="measured")
-    axis.set(xscale="log", xlabel="ms, forward and backward", yticks=rows, yticklabels=table["device"],
+    axis.set(xscale="log", xlabel="ms, a step with all of its parts", yticks=rows, yticklabels=table["device"],
              ylim=(len(table) - 0.5, -0.5))
     axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axis.xaxis.set_major_formatter(lambda value, _: f"{value:g}")

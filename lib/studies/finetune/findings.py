@@ -5,7 +5,7 @@ import pandas as pd
 
 from lib.measure.training.summary import PHASES_MS
 from lib.missing import MissingError, needs
-from lib.studies.finetune.study import Study
+from lib.studies.finetune.study import Study, measured_ms
 from lib.studies.finetune.tables import recomputed
 
 
@@ -60,7 +60,7 @@ def energy_words(epochs: pd.DataFrame) -> str:
 def predicted_words(table: pd.DataFrame) -> str:
     """Say how far the prediction is from what was measured, and where it would be fastest; ``table``: ``study.predicted``."""
     own, fastest = table.iloc[0], table.loc[table["predicted_ms"].idxmin()]
-    text = (f"Forward and backward on {own['device']}, {own['source']}: **{own['predicted_ms']:.1f} ms** "
+    text = (f"A step on {own['device']}, {own['source']}: **{own['predicted_ms']:.1f} ms** "
             f"({own['low_ms']:.1f} to {own['high_ms']:.1f})")
     if np.isfinite(own["measured_ms"]):
         inside = own["low_ms"] <= own["measured_ms"] <= own["high_ms"]
@@ -108,8 +108,10 @@ def key_numbers(results: Study, phases: pd.DataFrame, predictions: pd.DataFrame,
         numbers["unexplained share of the step"] = (train.iloc[0]["unaccounted_pct"], "%", within)
     if len(predictions):
         own = predictions.iloc[0]
-        numbers["predicted forward and backward"] = (own["predicted_ms"], "ms", within)
-        numbers["measured forward and backward"] = (own["measured_ms"], "ms", within)
+        numbers["predicted step"] = (own["predicted_ms"], "ms", within)
+        numbers["predicted forward and backward"] = (own["forward_ms"] + own["backward_ms"], "ms", within)
+        numbers["measured step"] = (own["measured_ms"], "ms", within)
+        numbers["measured forward and backward"] = (measured_ms(results.rows)["passes_ms"], "ms", within)
     if len(resumed):
         numbers["values that differ after a resume"] = (resumed["different"].sum(), "", 0.0)
     rate = pd.DataFrame(results.summary["history"])["images_per_sec"].median()

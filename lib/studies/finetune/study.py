@@ -16,21 +16,21 @@ from lib import locks, paths, store
 from lib.config.base import load
 from lib.config.notebooks import FinetuneParams
 from lib.errors import InputError, choices
-from lib.finetune import data, finetune, networks, run
+from lib.finetune import finetune, networks, run
 from lib.finetune.checkpoints import BEST, LAST
 from lib.finetune.config import TrainConfig, load_configs
 from lib.finetune.metrics import Evaluation
 from lib.finetune.tensorboard import HISTORY
 from lib.measure import archive, machine
-from lib.measure.training.summary import steady
+from lib.measure.training.summary import PHASES_MS, steady
 from lib.predict import registry
-from lib.predict.networks import work
+from lib.predict.advise import device_type
+from lib.predict.networks.step import PARTS
 from lib.predict.registry import Predictor
-from lib.work import networks as works
 from lib.work import weights
-from lib.work.dtypes import torch_name
 
-PREDICTED = ("device", "source", "predicted_ms", "low_ms", "high_ms", "measured_ms", "images_per_sec")
+PREDICTED = ("device", "source", "predicted_ms", "low_ms", "high_ms", "measured_ms", "images_per_sec",
+             *(f"{name}_ms" for name in PARTS))
 RESUMED = ("what", "compared", "different")
 NOT_RESUMED = pd.DataFrame(columns=RESUMED)  # where the notebook is not to look
 _SUMMARY = ("run", "dataset", "monitor", "best_value", "best_epoch", "epochs", "batches", "history", "test", "device", "labels")
@@ -112,24 +112,16 @@ def read(folder: Path, note: str) -> Study:
 
 # ------------------------------------------------------------------------------------------------- prediction
 
-def captured(config: TrainConfig) -> work.Work:
-    """Return the operators of forward and backward of a config's training step; InputError where they cannot be captured."""
-    names, facts = data.names_and_facts(config)
-    network = networks.network(config, facts)
-    shape = (config.batch_size, network.inputs.channels, *[network.inputs.size] * facts.spatial)
-    step = works.Network(network.name, lambda: network.build(config.labels or names), shape)
-    return work.captured(step, "train", torch_name(config.precision))
-
-
 def predicted(results: Study, shipped: bool) -> pd.DataFrame:
-    """Return what forward and backward of a step take by the cost models, a row a device, beside what the run took on its own.
+    """Return what a step takes by the cost models, a row a device, part by part, beside what the run's steps took.
 
-    The run's device stands first. ``shipped``: the model of a CPU is the one that ships, whatever was calibrated here. Where
+    The run's device stands first. ``shipped``: the models are those that ship, whatever was calibrated or learned here. Where
     nothing can be predicted there are no rows, and ``attrs["reason"]`` says why.
     """
     try:
-        step = captured(results.config)
         predictors = _predictors(results.config.precision, shipped)
+        kinds = sorted(set(map(device_type, predictors)))
+        loops = {kind: networks.captured(results.config, ("train",), kind) for kind in kinds}
     except InputError as error:
         nothing = pd.DataFrame(columns=PREDICTED)
         nothing.attrs["reason"] = str(error)
@@ -137,20 +129,17 @@ def predicted(results: Study, shipped: bool) -> pd.DataFrame:
     own = _device(results)
     rows = []
     for one in sorted(predictors, key=lambda one: one.device != own):
-        estimate = one.estimate(step)
+        step = loops[device_type(one)].step(one, shipped=shipped)
         rows.append({"device": one.device, "source": f"zero-shot from {one.origin}" if one.origin else "predicted",
-                     "predicted_ms": estimate.predicted_ms, "low_ms": estimate.low_ms, "high_ms": estimate.high_ms,
-                     "measured_ms": passes_ms(results.rows) if one.device == own else np.nan,
-                     "images_per_sec": results.config.batch_size / estimate.predicted_ms * 1e3})
+                     "predicted_ms": step.predicted_ms, "low_ms": step.low_ms, "high_ms": step.high_ms,
+                     "measured_ms": measured_ms(results.rows)["step_time_ms"] if one.device == own else np.nan,
+                     "images_per_sec": results.config.batch_size / step.predicted_ms * 1e3, **step.columns})
     return pd.DataFrame(rows, columns=PREDICTED)
 
 
 def _predictors(dtype: str, shipped: bool) -> list[Predictor]:
     every = registry.for_devices((), dtype)
-    if not shipped:
-        return every
-    model = registry.shipped_cpu(dtype)
-    return [Predictor("cpu", dtype, model, model.device), *(one for one in every if one.device != "cpu")]
+    return [registry.of_the_reference(one) if shipped and one.device == "cpu" else one for one in every]
 
 
 def _device(results: Study) -> str:
@@ -165,10 +154,11 @@ def _device(results: Study) -> str:
         return backend
 
 
-def passes_ms(rows: pd.DataFrame) -> float:
-    """Return the median of forward and backward of the steady training steps; NaN where none was profiled."""
+def measured_ms(rows: pd.DataFrame) -> pd.Series:
+    """Return the medians of step, forward and backward, and each phase of the steady training steps; NaN without a profile."""
     train = steady(rows[rows["task_type"] == "train"])
-    return float((train["forward_time_ms"] + train["backward_time_ms"]).median())
+    passes = train["forward_time_ms"] + train["backward_time_ms"]
+    return train[["step_time_ms", *PHASES_MS]].assign(passes_ms=passes).median()
 
 
 # ------------------------------------------------------------------------------------------------- resume

@@ -5,6 +5,7 @@ import pandas as pd
 
 from lib.measure.ceilings import Ceilings
 from lib.missing import needs
+from lib.studies.machine import unlisted
 
 
 def _peaks(results: Ceilings) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -47,7 +48,8 @@ def learned_words(results: Ceilings) -> str:
         lines.append(f"An fp32 operator must therefore do about **{ridge_point(results):.1f} FLOPs for each byte** it takes "
                      f"from {results.last_level} before arithmetic, and not memory, bounds it.")
     lines += [results.warning] if results.warning else []
-    return "\n".join(f"- {line}" for line in lines) or "Nothing to show: no measured ceilings."
+    listed = "\n".join(f"- {line}" for line in lines) or "Nothing to show: no measured ceilings."
+    return "\n\n".join(filter(None, (listed, unlisted.words(results))))
 
 
 def key_numbers(results: Ceilings, exact: bool) -> dict[str, tuple[float, str, float | None]]:

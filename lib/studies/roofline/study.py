@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lib import paths, store
+from lib import store
 from lib.config import definitions
 from lib.config.definitions import workloads
 from lib.config.notebooks import MachineParams, RooflineParams
@@ -72,14 +72,16 @@ def newest(runs: pd.DataFrame, roof: Roof, software_id: str) -> tuple[pd.DataFra
     return newest.sort_values(["workload_id", "arch", "batch_size", "precision"]), left
 
 
-def step_work(task: Task, precision: str, channels_last: bool = False, accumulate: int = 1) -> np.ndarray:
-    """Return FLOPs and compulsory bytes (n, 2) of the operators of one training step with Adam, from their shapes.
+def step_work(task: Task, precision: str, channels_last: bool = False, accumulate: int = 1,
+              device: str = "cpu", optimizer: str = "adam") -> np.ndarray:
+    """Return FLOPs and compulsory bytes (n, 2) of the operators of one training step on ``device``, by their shapes.
 
     The optimizer's share counts once in ``accumulate`` steps; views are no work. Raises InputError for operators whose FLOPs
     are not known.
     """
     shape = (task.workload.batch_size, *task.shape)
-    graph = capture.capture(capture.build_unfilled(task.model), shape, "train", "adam", torch_name(precision), channels_last)
+    graph = capture.capture(capture.build_unfilled(task.model), shape, "train", optimizer, torch_name(precision), channels_last,
+                            device=device)
     unknown = sorted({op.short for op in graph.ops if not counts.is_counted(op)})
     if unknown:
         raise InputError(f"{task.workload.id}: the FLOPs of {choices(unknown)} are not known")
@@ -91,9 +93,9 @@ def _parts(graph: ops.Graph) -> np.ndarray:
     return np.array([(counts.flops(op), counts.compulsory_bytes(op)) for op in graph.ops if op.short not in counts.VIEWS])
 
 
-def network_work(name: str, batch_size: int, dtype: str) -> np.ndarray:
-    """Return FLOPs and compulsory bytes (n, 2) of the operators of a forward pass."""
-    return _parts(capture.of_network(networks.network(name, batch_size), dtype=torch_name(dtype)))
+def network_work(name: str, batch_size: int, dtype: str, device: str) -> np.ndarray:
+    """Return FLOPs and compulsory bytes (n, 2) of the operators of a forward pass on a device."""
+    return _parts(capture.of_network(networks.network(name, batch_size), dtype=torch_name(dtype), device=device))
 
 
 def step_rows(runs: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, np.ndarray], list[str]]:
@@ -106,7 +108,8 @@ def step_rows(runs: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, np.ndarray], 
     for run in runs.itertuples(index=False):
         try:
             task = prepare(matrix.workload_of(run.workload_id, run.arch, run.batch_size))
-            each = step_work(task, run.precision, bool(run.channels_last), run.grad_accum_steps)
+            each = step_work(task, run.precision, bool(run.channels_last), run.grad_accum_steps, run.backend,
+                             run.optimizer)
         except InputError as error:
             skipped.append(f"{run.run_id}: {error}")
             continue
@@ -136,18 +139,8 @@ def _ceilings(p: RooflineParams, device: str) -> ceilings.Ceilings:
     parameters = MachineParams(source=p.source, reference=p.reference, device=device, budget_s=CEILINGS_S)
     if p.source == "replay":
         return ceilings.replay_ceilings(parameters)
-    candidates, ids = [], machine.ids()
-    for path in paths.CEILINGS.glob(f"ceilings_{device.replace(':', '-')}*.meta.json"):
-        facts = store.read_json(path)
-        if all(facts[name] == ids[name] for name in ids):
-            candidates.append((facts["started_utc"], path, facts))
-    if not candidates:
-        return ceilings.measure_ceilings(parameters)
-    _, path, facts = max(candidates, key=lambda item: item[0])
-    table = path.with_name(path.name.replace(".meta.json", ".csv"))
-    other = table.with_name(table.name.replace("ceilings", "overheads", 1))
-    return ceilings.Ceilings(store.read(table, "ceilings"), store.read(other, "overheads"), facts,
-                             f"Ceilings of {table.name}, measured here {facts['started_utc']}.", (table, other))
+    saved = ceilings.saved(device, machine.ids())
+    return saved[-1] if saved else ceilings.measure_ceilings(parameters)
 
 
 def _levelled(work: pd.DataFrame, roofs: list[Roof]) -> pd.DataFrame:
@@ -182,7 +175,10 @@ def _counted(p: RooflineParams, roofs: list[Roof], vendor: list[Roof]) -> pd.Dat
         return pd.DataFrame(columns=store.columns("points"))
     if not above:
         raise InputError("what Nsight counted was on a GPU: give device=cuda:0, or name the GPU with vendor=...")
-    return roofline.points(nsight.read(Path(p.nsight)).work(above[0].hardware_id), above)
+    counted = nsight.read(Path(p.nsight))
+    points = roofline.points(counted.work(above[0].hardware_id), above)
+    points.attrs["warning"] = counted.warning
+    return points
 
 
 def study(p: RooflineParams) -> Study:
@@ -204,9 +200,10 @@ def study(p: RooflineParams) -> Study:
         left |= {f"points {reason}": left.get(f"points {reason}", 0) + count
                  for reason, count in part.attrs.get("left out", {}).items()}
     nets = measured[measured["kind"] == "network"]
-    parts |= {row.label: network_work(row.arch, row.batch_size, row.precision) for row in nets.itertuples()}
-    return Study(roofs, vendor, steps, nets, measured[measured["kind"] == "operator"], _counted(p, roofs, vendor), runs,
-                 parts, " ".join(filter(None, (limits.note, limits.warning, note))),
+    parts |= {row.label: network_work(row.arch, row.batch_size, row.precision, device) for row in nets.itertuples()}
+    counted = _counted(p, roofs, vendor)
+    return Study(roofs, vendor, steps, nets, measured[measured["kind"] == "operator"], counted, runs,
+                 parts, " ".join(filter(None, (limits.note, limits.warning, note, counted.attrs.get("warning")))),
                  (*(f"{count} {reason}" for reason, count in left.items() if count), *skipped,
                   *measured.attrs.get("failed", ())))
 

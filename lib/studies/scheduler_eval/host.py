@@ -32,9 +32,10 @@ def contention_table(source: str, reference: str = "") -> tuple[pd.DataFrame, st
     own = interference.newest(machine.ids()["hardware_id"]) if source == "measure" else None
     if own is not None:
         return own, "Contention as measured on this machine."
-    name, path = archive.machine_with(f"{interference.FOLDER}/*.csv", "a table of contention", reference,
-                                      "; measure it: python -m lib contention")
-    return interference.read(path), f"REPLAY of contention as measured on {name}."
+    pattern = f"{interference.FOLDER}/*.csv"
+    reference, note = archive.stand_in(pattern, "table of contention", reference)
+    name, path = archive.machine_with(pattern, "a table of contention", reference, "; measure it: python -m lib contention")
+    return interference.read(path), f"REPLAY of contention as measured on {name}. {note}".strip()
 
 
 @dataclass(frozen=True)
@@ -74,8 +75,9 @@ def host(table: pd.DataFrame, times: StepTimes) -> Host:
 def real_run(p: Any) -> tuple[RunRecord, str]:
     """Run jobs on this machine as the parameters of 07 say, or read a reference machine's run back; return it with a note."""
     if p.source == "replay":
-        name, record = run_record.of_reference(p.reference)
-        return record, f"REPLAY of a real run on {name}, {record.facts['written_utc'][:10]}."
+        reference, note = archive.stand_in(run_record.PATTERN, "record of a real run", p.reference)
+        name, record = run_record.of_reference(reference)
+        return record, f"REPLAY of a real run on {name}, {record.facts['written_utc'][:10]}. {note}".strip()
     folder = paths.DATA / run_record.FOLDER
     out = folder / store.fresh_name("trial", lambda name: (folder / name).exists())
     jobs = Path(p.jobs) if p.jobs else jobs_file.write_trial(p.workloads.split(","), p.real, p.job_s, out)

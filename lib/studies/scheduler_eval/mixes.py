@@ -11,13 +11,14 @@ import pandas as pd
 from lib import paths, store
 from lib.config import definitions
 from lib.config.definitions import Scenario
+from lib.measure.training.summary import PHASES_MS
 from lib.progress import track
 from lib.schedule import bounds, gavel, job_mixes
 from lib.schedule.policies import registry
 from lib.schedule.problem import Fleet, JobEnergy, Problem
 from lib.schedule.simulation.events import simulate
 from lib.studies.scheduler_eval import comparison, scenario
-from lib.studies.scheduler_eval.scenario import StepTimes
+from lib.studies.scheduler_eval.scenario import PARTS, StepTimes
 
 NAMES = ("cpu-only", "gpu-only", "fastest", "first-come", "by-size", "earliest-finish", "longest-first", "shortest-first",
          "affinity", "matching", "hybrid")
@@ -86,6 +87,15 @@ def step_table(times: StepTimes) -> pd.DataFrame:
     table = table[sorted(table, key=lambda device: device != "cpu")].reset_index()
     table.columns.name = None
     return table
+
+
+def part_table(times: StepTimes) -> pd.DataFrame:
+    """Return the parts of each predicted training step in ms, and the share of it that is neither forward nor backward."""
+    names = dict(zip(PARTS, PHASES_MS.values(), strict=True))
+    rows = times.table.dropna(subset=list(PARTS))
+    beside = 1 - rows[["forward_ms", "backward_ms"]].sum(axis=1) / rows["step_ms"]
+    table = rows[["job_class", "device", "step_ms", *PARTS]].rename(columns={"step_ms": "step", **names})
+    return table.assign(**{"beside the passes %": 100 * beside})
 
 
 def energy_table(mixes: Mixes, energy: str = "") -> pd.DataFrame:

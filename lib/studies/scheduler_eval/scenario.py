@@ -10,20 +10,23 @@ import pandas as pd
 from lib.config import definitions
 from lib.config.definitions import JobClass, Scenario
 from lib.measure import archive
-from lib.predict import advise, registry
+from lib.predict import advise, registry, steps
+from lib.predict.networks import step
 from lib.progress import track
 from lib.schedule import job_mixes, portable, problem_files
 from lib.schedule.problem import Fleet, JobEnergy, Problem
 
 _HALF = 1.645  # standard deviations in half of a 90 % interval
+PARTS = tuple(f"{name}_ms" for name in step.PARTS)
 _DIGITS = 6  # of a time: the last ones of a prediction are those of the processor that made it, and schedules hang on them
 
 
 @dataclass(frozen=True)
 class StepTimes:
-    """``table``: a row a job class and device: ``job_class, device, step_ms, low_ms, high_ms, source, memory_mb``.
+    """``table``: a row a job class and device: ``job_class, device, step_ms, low_ms, high_ms, source, memory_mb``, PARTS.
 
-    ``source`` is measured, as ``advise`` says, or does not fit (then there is no time). Measured times have no interval.
+    ``source`` is measured, as ``advise`` says, or does not fit (then there is no time). Measured times have no interval and no
+    parts; those of a predicted training step are in ms.
     """
 
     table: pd.DataFrame
@@ -53,41 +56,39 @@ class StepTimes:
         return self.table.groupby("job_class", sort=False)["memory_mb"].first().to_numpy(float)
 
 
-def measured_steps(source: str, reference: str = "") -> pd.Series:
-    """Return the median step in ms of every workload that was profiled on a CPU in fp32."""
-    runs = archive.runs(source, reference)
-    runs = runs[(runs["backend"] == "cpu") & (runs["precision"] == "fp32") & (runs["verdict"] != "unusable")]
-    return runs.groupby("workload_id")["step_median_ms"].median()
-
-
 def step_times(devices: Iterable[str], classes: Iterable[JobClass] | None = None, reference: str = "") -> StepTimes:
     """Return the step times of job classes (default: the ``kinds`` of params/scenarios.yaml) on ``cpu`` and GPUs, in fp32.
 
-    The CPU is the reference machine's. Raises InputError for a device without a model.
+    A training step has all of its parts on every device: loader, copy, forward, backward and optimizer. The CPU is the
+    reference machine's, by its own model where one was trained. Raises InputError for a device without a model.
     """
-    devices = list(devices)
-    predictors, steps = registry.for_devices(devices, "fp32"), measured_steps("replay", reference)
+    own = registry.machine_files(archive.machine_folder(reference)) if reference else {}
+    devices = [f"cpu@{reference}" if name == "cpu" and ("cpu", "fp32") in own else name for name in devices]
+    predictors = registry.for_devices(devices, "fp32")
+    predictors = [registry.of_the_reference(one) if one.device == "cpu" else one for one in predictors]
+    profiled = steps.measured_ms(archive.runs("replay", reference))
     rows = []
     for job_class in track(list(classes or definitions.load_scenarios()[0].values()), "job classes"):
         query = advise.CapturedQuery(advise.Query(job_class.model, job_class.batch_size, mode=job_class.mode))
         answer = advise.predictions(query, predictors)
-        rows += [_row(job_class, one, steps) for one in answer.to_dict("records")]
-    table = pd.DataFrame(rows)
+        rows += [_row(job_class, one, profiled) for one in answer.to_dict("records")]
+    table = pd.DataFrame(rows).reindex(columns=[*rows[0], *(name for name in PARTS if name not in rows[0])])
     for name in ("step_ms", "low_ms", "high_ms"):
         table[name] = [float(f"{value:.{_DIGITS}g}") for value in table[name]]
     return StepTimes(table)
 
 
-def _row(job_class: JobClass, one: dict, steps: pd.Series) -> dict:
-    profiled = job_class.mode == "train" and one["device"] == "cpu" and job_class.model in steps
-    measured_ms = float(steps[job_class.model]) if profiled else one["measured_ms"]
-    known = {"job_class": job_class.id, "device": one["device"], "memory_mb": one["memory_mb"], "low_ms": np.nan,
+def _row(job_class: JobClass, one: dict, profiled: pd.Series) -> dict:
+    device = one["device"].partition("@")[0]
+    own = job_class.mode == "train" and device == "cpu" and job_class.model in profiled
+    measured_ms = float(profiled[job_class.model]) if own else one["measured_ms"]
+    known = {"job_class": job_class.id, "device": device, "memory_mb": one["memory_mb"], "low_ms": np.nan,
              "high_ms": np.nan}
     if not one["fits"]:
         return {**known, "step_ms": np.nan, "source": "does not fit"}
     if np.isfinite(measured_ms):
         return {**known, "step_ms": measured_ms, "source": "measured"}
-    predicted = {name: one[name] for name in ("low_ms", "high_ms", "source")}
+    predicted = {name: one[name] for name in ("low_ms", "high_ms", "source", *PARTS)}
     return {**known, **predicted, "step_ms": one["predicted_ms"]}
 
 

@@ -85,7 +85,7 @@ def _settings(network: Network, runs: int, device: str) -> dict[str, Any]:
 
 def _record(network: Network, folder: Path, runs: int, device: str) -> list[str]:
     """Write a recording into a folder; return notes."""
-    graph, where = capture.of_network(network), torch.device(device)
+    graph, where = capture.of_network(network, device=device), torch.device(device)
     layers = captured_engine.layers(graph)
     with locks.device(device), Recorder(meters.open_meter(device)) as recorder:
         recorder.rest(_IDLE_S)

@@ -8,6 +8,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from typing import Any
 from unittest.mock import patch
 
@@ -18,12 +19,13 @@ from torch.utils._pytree import tree_flatten
 
 from lib.errors import InputError, choices
 from lib.work import user_code
-from lib.work.graph import counts
+from lib.work.graph import counts, cuda_kernels
 from lib.work.graph.ops import MODES, Graph, Op, TensorSpec
 from lib.work.graph.recorder import Recorder, named_modules
 from lib.work.networks import Network
 
-OPTIMIZERS = {"adam": torch.optim.Adam, "sgd": lambda parameters: torch.optim.SGD(parameters, 0.1, momentum=0.9)}
+OPTIMIZERS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW,
+              "sgd": lambda parameters: torch.optim.SGD(parameters, 0.1, momentum=0.9, weight_decay=1e-4)}
 _SMALL = 4096
 
 
@@ -81,8 +83,8 @@ def first_tensor(output: Any) -> torch.Tensor:
 
 def capture(model: nn.Module, shape: Sequence[int], mode: str = "infer", optimizer: str = "", dtype: str = "float32",
             channels_last: bool = False, loss: Callable[[torch.Tensor], torch.Tensor] = default_loss,
-            name: str = "the network") -> Graph:
-    """List the operators that ``model`` runs on an input of ``shape`` (batch first).
+            name: str = "the network", device: str = "cpu") -> Graph:
+    """List the operators that ``model`` runs on an input of ``shape`` (batch first) on ``device``, which need not be here.
 
     ``mode`` infer is a forward pass in evaluation mode without autograd; train is forward, ``loss`` and backward in
     training mode, and a step of ``optimizer`` (adam, sgd) unless that is empty. The model itself is not changed; errors call
@@ -94,7 +96,8 @@ def capture(model: nn.Module, shape: Sequence[int], mode: str = "infer", optimiz
     if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
         raise InputError(f"{name} holds TorchScript, which hides its operators; give the class that was scripted or traced")
     fake, recorder = FakeTensorMode(), Recorder({})
-    with user_code.running(f"{name} does not run on an input of shape {tuple(shape)}"), _silent_torch():
+    with user_code.running(f"{name} does not run on an input of shape {tuple(shape)}"), _silent_torch(), \
+            cuda_kernels.chosen(device):
         with FakeCopyMode(fake):
             model = copy.deepcopy(model)
         with fake:
@@ -109,14 +112,15 @@ def capture(model: nn.Module, shape: Sequence[int], mode: str = "infer", optimiz
 
 
 def of_network(network: Network, mode: str = "infer", dtype: str = "float32", channels_last: bool = False,
-               root: str = "") -> Graph:
+               root: str = "", device: str = "cpu") -> Graph:
     """Build a network, its weights unwritten, and list the operators that it runs on its batch, see ``capture``.
 
     ``root`` names the network as a layer of its own. Raises InputError for what cannot be built or captured.
     """
     model = build_unfilled(network.build)
     model = nn.Sequential(OrderedDict({root: model})) if root else model
-    return capture(model, network.shape, mode, dtype=dtype, channels_last=channels_last, name=f"model {network.name!r}")
+    return capture(model, network.shape, mode, dtype=dtype, channels_last=channels_last, name=f"model {network.name!r}",
+                   device=device)
 
 
 @contextmanager
@@ -157,17 +161,31 @@ def _graph(model: nn.Module, recorder: Recorder, output: tuple[int, ...]) -> Gra
     return Graph(tuple(recorder.ops), sum(p.numel() for p in parameters), sum(p.numel() * p.itemsize for p in parameters),
                  sum(b.numel() * b.itemsize for b in buffers),
                  {name: type(module).__name__ for name, module in model.named_modules()}, output, tuple(recorder.made),
-                 tuple(recorder.freed))
+                 tuple(recorder.freed), tuple(p.numel() for p in parameters if p.requires_grad))
+
+
+@cache
+def optimizer_ops(elements: int, optimizer: str) -> tuple[Op, ...]:
+    """List the operators that a step of ``optimizer`` (adam, adamw, sgd) runs on one parameter, once it has its state."""
+    recorder = Recorder({})
+    with _silent_torch(), FakeTensorMode():
+        parameter = nn.Parameter(torch.empty(elements))
+        parameter.grad = torch.empty(elements)
+        stepper = OPTIMIZERS[optimizer]([parameter])
+        stepper.step()
+        with recorder:
+            stepper.step()
+    return tuple(recorder.ops)
 
 
 def capture_function(function: Callable[..., torch.Tensor], inputs: Sequence[tuple[TensorSpec, bool]],
-                     passes: str) -> tuple[Op, ...]:
-    """List the operators of one pass (forward or backward) of ``function`` on tensors of the given specs.
+                     passes: str, device: str = "cpu") -> tuple[Op, ...]:
+    """List the operators of one pass (forward or backward) of ``function`` on tensors of the given specs, on ``device``.
 
     Each input comes with whether it wants a gradient. Raises InputError with torch's reason when the shapes do not fit.
     """
     try:
-        with _silent_torch(), FakeTensorMode():
+        with _silent_torch(), FakeTensorMode(), cuda_kernels.chosen(device):
             tensors = [torch.empty_strided(spec.shape, spec.stride, dtype=getattr(torch, spec.dtype),
                                            requires_grad=wants and passes == "backward") for spec, wants in inputs]
             recorder = Recorder({})

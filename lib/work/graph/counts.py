@@ -39,7 +39,7 @@ PER_INPUT = {
     "std": 4, "var": 4, "any": 1, "all": 1,
     "_softmax": 5, "_log_softmax": 5, "_softmax_backward_data": 4, "_log_softmax_backward_data": 4,
     "native_layer_norm": 7, "native_layer_norm_backward": 13, "native_group_norm": 7, "native_group_norm_backward": 13,
-    "native_batch_norm_backward": 9, "nll_loss_forward": 0, "nll_loss_backward": 0}
+    "native_batch_norm_backward": 9, "cudnn_batch_norm_backward": 9, "nll_loss_forward": 0, "nll_loss_backward": 0}
 
 
 def _axis_read(size: int, out: int, kernel: int, stride: int, padding: int, dilation: int) -> int:
@@ -140,7 +140,7 @@ def _other(op: Op) -> int | None:
         return 0
     if "pool" in name:
         return _pooling(op)
-    if name == "native_batch_norm":
+    if name in ("native_batch_norm", "cudnn_batch_norm"):
         return _batch_norm(op)
     if name == "convolution_backward":
         return op.args[0].elements if op.args[10][2] else 0

@@ -66,8 +66,9 @@ def describe(op: Op) -> tuple[str, Params] | None:
     return None
 
 
-def make(name: str, params: Params, dtype: str = "float32", passes: str = "forward") -> tuple[Op, ...]:
-    """Return the operators that torch runs for one pass of family ``name``; those that only make views are left out.
+def make(name: str, params: Params, dtype: str = "float32", passes: str = "forward",
+         device: str = "cpu") -> tuple[Op, ...]:
+    """Return the operators that torch runs on ``device`` for one pass of family ``name``; those that make views are left out.
 
     Raises InputError saying which parameter is missing, unknown or impossible.
     """
@@ -78,7 +79,7 @@ def make(name: str, params: Params, dtype: str = "float32", passes: str = "forwa
     if reason:
         raise InputError(f"{name}: {reason}")
     function, inputs = item.build(full, dtype)
-    ops = tuple(op for op in capture_function(function, inputs, passes) if op.short not in counts.VIEWS)
+    ops = tuple(op for op in capture_function(function, inputs, passes, device) if op.short not in counts.VIEWS)
     if not ops:
         raise InputError(f"{name}: its {passes} pass runs no operator")
     return ops

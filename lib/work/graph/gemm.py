@@ -46,7 +46,10 @@ def attention() -> Family:
             given = ((p["batch"], p["q_len"], width), (3 * width, width), (3 * width,), (width, width), (width,))
             return call, [(dense(shape, dtype), False) for shape in given]
         query, key, value = ((p["batch"], p["heads"], p[length], p["head_dim"]) for length in ("q_len", "kv_len", "kv_len"))
-        return F.scaled_dot_product_attention, [(dense(shape, dtype), True) for shape in (query, key, value)]
+
+        def attend(*tensors):
+            return F.scaled_dot_product_attention(*tensors)  # looked up when called: capture for CUDA replaces it
+        return attend, [(dense(shape, dtype), True) for shape in (query, key, value)]
 
     def read(op: Op) -> Params | None:
         if op.short == "_native_multi_head_attention":
@@ -62,7 +65,7 @@ def attention() -> Family:
             p["q_len"] != p["kv_len"] else ""
 
     kernels = "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention " \
-              "_scaled_dot_product_efficient_attention"
+              "_scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention"
     covers = " ".join(f"{name} {name}_backward" for name in kernels.split())
     return Family("attention", names, names_in(f"_native_multi_head_attention {covers}"), read, build, check,
                   (("kind", "sdpa"),), (("kind", ("sdpa", "mha")),))

@@ -25,12 +25,13 @@ def batch_norm() -> Family:
 
     def read(op: Op) -> Params | None:
         backward = op.short.endswith("backward")
-        data = op.args[1] if backward else op.args[0]
+        data = op.args[1 if op.short == "native_batch_norm_backward" else 0]
         return {"batch": data.shape[0], "in_channels": data.shape[1], "inner": prod(data.shape[2:]),
-                "training": int(op.args[7] if backward else op.args[5]), "layout": shapes.layout(data)}
+                "training": int(op.short == "cudnn_batch_norm_backward" or op.args[7 if backward else 5]),
+                "layout": shapes.layout(data)}
 
-    return Family("batch_norm", ("batch", "in_channels", "inner", "training", "layout"),
-                  names_in("native_batch_norm native_batch_norm_backward"), read, build,
+    covers = names_in("native_batch_norm native_batch_norm_backward cudnn_batch_norm cudnn_batch_norm_backward")
+    return Family("batch_norm", ("batch", "in_channels", "inner", "training", "layout"), covers, read, build,
                   defaults=(("training", 1), ("layout", "contiguous")), texts=(LAYOUTS,))
 
 

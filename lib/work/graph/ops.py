@@ -72,7 +72,7 @@ class Op:
 
 @dataclass(frozen=True)
 class Graph:
-    """The operators of one pass or step in order, and what the network holds."""
+    """The operators of one pass or step in order, and what the network holds; ``trained`` are its parameters' elements."""
 
     ops: tuple[Op, ...]
     parameters: int
@@ -82,6 +82,7 @@ class Graph:
     output: tuple[int, ...]
     made: tuple[dict[int, int], ...] = ()  # by each operator: storages that are new, with their bytes
     freed: tuple[tuple[int, ...], ...] = ()  # after each operator: storages that nothing refers to any more
+    trained: tuple[int, ...] = ()  # elements of each parameter that wants a gradient
 
 
 def _unfrozen(value: Any) -> Any:

@@ -12,7 +12,8 @@ from lib.work.graph.ops import Op, TensorSpec
 _POOL = 1 << 20
 _NAMED = {"dtype": torch, "layout": torch, "memory_format": torch}
 # positive: what a square root or a division takes. The rest of the floats are normally distributed.
-_POSITIVE = {"native_batch_norm": (4,), "native_batch_norm_backward": (4, 6), "native_layer_norm_backward": (4,),
+_POSITIVE = {"native_batch_norm": (4,), "native_batch_norm_backward": (4, 6), "cudnn_batch_norm": (4,),
+             "cudnn_batch_norm_backward": (4, 6), "native_layer_norm_backward": (4,),
              "sqrt": (0,), "div": (1,), "log": (0,), "rsqrt": (0,), "reciprocal": (0,), "addcdiv_": (2,)}
 _INDICES = {"nll_loss_forward": 1, "nll_loss_backward": 1, "embedding": 0, "embedding_dense_backward": 0, "index_select": 0,
             "gather": 0, "index": 0, "index_put": 0, "index_put_": 0}
@@ -38,18 +39,21 @@ def make(spec: TensorSpec, device: torch.device, fill: str = "normal", high: int
     flat = torch.empty(length, dtype=dtype)
     if fill in ("zeros", "ones"):
         flat.fill_(float(fill == "ones"))
-    elif dtype == torch.bool:
-        flat.copy_(_repeated(length) > 0)
-    elif not dtype.is_floating_point and not dtype.is_complex:
-        flat.copy_((_repeated(length).abs() * 1e4).long() % max(1, high))
     else:
-        flat.copy_(_repeated(length).abs() + 1 if fill == "positive" else _repeated(length))
+        values = _values(dtype, fill, high, min(length, _POOL))
+        for piece in flat.split(_POOL):  # no memory beside: a ring is several times a large cache
+            piece.copy_(values[:len(piece)])
     return flat.to(device).as_strided(spec.shape, spec.stride)
 
 
-def _repeated(length: int) -> torch.Tensor:
-    pool = _pool()
-    return pool[:length] if length <= _POOL else pool.repeat(-(-length // _POOL))[:length]
+def _values(dtype: torch.dtype, fill: str, high: int, count: int) -> torch.Tensor:
+    """Return the first ``count`` values that a tensor repeats."""
+    pool = _pool()[:count]
+    if dtype == torch.bool:
+        return pool > 0
+    if not dtype.is_floating_point and not dtype.is_complex:
+        return (pool.abs() * 1e4).long() % max(1, high)
+    return (pool.abs() + 1 if fill == "positive" else pool).to(dtype)
 
 
 def _plain(value: Any, device: torch.device) -> Any:
@@ -84,8 +88,12 @@ def _high(op: Op) -> int:
     return min((size for size in op.tensors[0].shape), default=1) if op.tensors else 1
 
 
-def _pooled_indices(op: Op, made: list[Any]) -> None:
-    """Give the backward of a max-pooling the indices that its forward finds."""
+def _from_forward(op: Op, made: list[Any]) -> None:
+    """Give the backward what only its forward can make: indices of a max-pooling, what cuDNN keeps of a normalisation."""
+    if op.short == "cudnn_batch_norm_backward":
+        data, _, weight, mean, variance, _, _, eps = made[:8]
+        made[8] = torch.ops.aten.cudnn_batch_norm(data, weight, torch.zeros_like(weight), mean, variance, True, 0.1, eps)[3]
+        return
     forward = torch.ops.aten.max_pool2d_with_indices if "2d" in op.short else torch.ops.aten.max_pool3d_with_indices
     made[7] = forward(made[1], *made[2:7])[1]
 
@@ -106,8 +114,8 @@ def arguments(op: Op, device: torch.device,
         return _plain(value, device)
 
     made = [one(value, fills.get(number, "normal")) for number, value in enumerate(op.args)]
-    if "max_pool" in op.short and op.short.endswith("backward"):
-        _pooled_indices(op, made)
+    if op.short.endswith("backward") and ("max_pool" in op.short or op.short.startswith("cudnn_batch_norm")):
+        _from_forward(op, made)
     return made, {name: one(value, "normal") for name, value in op.kwargs}
 
 

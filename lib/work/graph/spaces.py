@@ -156,11 +156,11 @@ class Config:
         text = json.dumps([self.op, sorted(self.parameters), self.dtype, self.passes, self.latency_type, self.cache])
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
-    def ops(self) -> tuple[Op, ...]:
-        """Return the operators that torch runs for it; InputError for an impossible configuration or element type."""
+    def ops(self, device: str = "cpu") -> tuple[Op, ...]:
+        """Return the operators that torch runs for it on ``device``; InputError for what is impossible."""
         if self.dtype not in dtypes.NAMES:
             raise InputError(f"no element type {self.dtype!r}; there are: {choices(dtypes.NAMES)}")
-        return families.make(self.op, dict(self.parameters), dtypes.NAMES[self.dtype], self.passes)
+        return families.make(self.op, dict(self.parameters), dtypes.NAMES[self.dtype], self.passes, device)
 
 
 def config(op: str, parameters: dict[str, int | str], dtype: str = "fp32", passes: str = "forward") -> Config:
@@ -208,27 +208,32 @@ def fitted(op: str, values: dict[str, int | str]) -> dict[str, int | str]:
     return values
 
 
-def sample(op: str, space: Space, limits: Limits, seed: int, dtype: str = "fp32") -> Iterator[tuple[Config, tuple[Op, ...]]]:
-    """Draw valid configurations of one family for ever, each once: Latin hypercubes over its axes (SciPy's, by seed).
+def sample(op: str, space: Space, limits: Limits, seed: int, dtype: str = "fp32",
+           device: str = "cpu", shard: tuple[int, int] = (0, 1)) -> Iterator[tuple[Config, tuple[Op, ...]]]:
+    """Draw valid configurations of one family for ever, each once, with its operators on ``device``.
 
-    Raises InputError with the last reason when nothing valid is sweeps.
+    They are those of Latin hypercubes over its axes (SciPy's, by seed). Of n shards each draws the same points, and keeps its
+    own share of them by their keys before it looks at more. Raises InputError with the last reason where nothing valid is drawn
+    any more.
     """
     import numpy as np
     from scipy.stats import qmc
 
-    generator, seen, vain, reason = np.random.default_rng(seed), set(), 0, ""
+    generator, seen, vain, reason, most = np.random.default_rng(seed), set(), 0, "", _TRIES * shard[1]
     drawn = [name for name, axis in space.axes.items()]
     while True:
         for point in qmc.LatinHypercube(len(drawn) + 1, rng=generator).random(_BLOCK):
             vain += 1
-            if vain > _TRIES:
-                raise InputError(f"{op}: no new valid point among {_TRIES} drawn from params/sweeps.yaml; the last: {reason}")
+            if vain > most:
+                raise InputError(f"{op}: no new valid point among {most} drawn from params/sweeps.yaml; the last: {reason}")
             values = {name: space.axes[name].at(place) for name, place in zip(drawn, point, strict=False)}
             values = fitted(op, _resolve(space.axes, values))
             passes = space.passes[int(point[-1] * len(space.passes))]
             try:
                 drawn_config = config(op, values, dtype, passes)
-                ops = drawn_config.ops()
+                if int(drawn_config.key, 16) % shard[1] != shard[0]:
+                    continue
+                ops = drawn_config.ops(device)
             except InputError as error:
                 reason = str(error)
                 continue
@@ -241,18 +246,36 @@ def sample(op: str, space: Space, limits: Limits, seed: int, dtype: str = "fp32"
             yield drawn_config, ops
 
 
-def several(ops: list[str], sweeps: Sweeps, seed: int, dtype: str = "fp32") -> Iterator[tuple[Config, tuple[Op, ...]]]:
-    """Draw from several families in turn, each as often as its weight says."""
+def several(ops: list[str], sweeps: Sweeps, seed: int, dtype: str = "fp32",
+            device: str = "cpu", shard: tuple[int, int] = (0, 1)) -> Iterator[tuple[Config, tuple[Op, ...]]]:
+    """Draw from several families in turn, each as often as its weight says; of n shards, see ``sample``."""
     generator = random.Random(seed)
-    draws = {op: sample(op, sweeps.spaces[op], sweeps.limits, seed + number, dtype) for number, op in enumerate(ops)}
+    draws = {op: sample(op, sweeps.spaces[op], sweeps.limits, seed + number, dtype, device, shard)
+             for number, op in enumerate(ops)}
     weights = [sweeps.spaces[op].weight for op in ops]
     while True:
         yield next(draws[generator.choices(ops, weights)[0]])
 
 
+def _values(grid: Grid) -> dict[str, tuple]:
+    """Return the values whose product a grid is."""
+    return {"dtype": grid.dtypes, "passes": grid.passes, **{name: axis.of for name, axis in grid.axes.items()}}
+
+
+def too_large(grid: Grid, shard: tuple[int, int] = (0, 1)) -> str:
+    """Return why a shard (i of n) of a grid cannot be walked to its end, and what can; empty where it can."""
+    size = prod(len(values) for values in _values(grid).values())
+    points = len(range(shard[0], size, shard[1]))
+    return (f"shard {shard[0]}/{shard[1]} has {points:,} points, of which {_MOST_ORDERED:,} at most are walked; take one of "
+            f"{-(-size // _MOST_ORDERED)} or more shards") if points > _MOST_ORDERED else ""
+
+
 def product(grid: Grid, seed: int, shard: tuple[int, int] = (0, 1)) -> Iterator[Config]:
-    """Walk a shard (i of n) of a grid's full product in random order; what is invalid is walked over by whoever measures it."""
-    named = {"dtype": grid.dtypes, "passes": grid.passes, **{name: axis.of for name, axis in grid.axes.items()}}
+    """Walk a shard (i of n) of a grid's full product in random order; what is invalid is walked over by whoever measures it.
+
+    It ends early where ``too_large`` says so.
+    """
+    named = _values(grid)
     sizes = [len(values) for values in named.values()]
     indices = range(shard[0], prod(sizes), shard[1])
     order = random.Random(seed).sample(indices, min(len(indices), _MOST_ORDERED))

@@ -1,0 +1,51 @@
+"""The verbs of operator sweeps: ``sweeps measure``, ``sweeps merge``. Imports nothing heavy."""
+
+import argparse
+import sys
+
+from lib.cli.options import a_path, assignments, folder_name
+
+
+def _measure(options: argparse.Namespace) -> int:
+    """Measure a sweep; the exit status is 1 when a device failed while others measured."""
+    from lib import store
+    from lib.config import base
+    from lib.config.notebooks import SweepParams
+    from lib.measure.operators import aggregate, sweep
+
+    p = base.build(SweepParams, {"device": options.device, **assignments(options.parameter)}, "sweeps measure")
+    folder = sweep.measure_sweep(p)
+    table = aggregate.read(folder).table
+    good = table[table["status"] == "ok"]
+    print(f"{folder}: {len(table)} points, {len(table) - len(good)} of them not measured; " + ", ".join(
+        f"{count} {verdict}" for verdict, count in good["verdict"].value_counts().items()))
+    failures = store.read_json(folder / "sweep.meta.json").get("failures", {})
+    for reason in failures.values():
+        print(f"failed: {reason}", file=sys.stderr)
+    return int(bool(failures))
+
+
+def _merge(options: argparse.Namespace) -> int:
+    """Merge shards; the exit status is 1 when points of them are missing."""
+    from lib.measure.operators import aggregate, shards
+
+    folder, missing = shards.merge(options.folders, options.name)
+    print(f"{folder}: {len(aggregate.read(folder).table)} points of {len(options.folders)} shards")
+    for shard, count in missing.items():
+        print(f"shard {shard} misses {count} points: the line that measured it goes on with it", file=sys.stderr)
+    return int(bool(missing))
+
+
+def add(verbs) -> None:
+    """Add the verbs of operator sweeps."""
+    verb = verbs.add_parser("sweeps", help="measure operators on the devices of this machine; merge shards measured apart")
+    actions = verb.add_subparsers(dest="action", required=True, metavar="action")
+    action = actions.add_parser("measure", help="a sweep, as 03_sweep measures it; the same line goes on with one that stopped")
+    action.add_argument("--device", default="all", help="device ids, auto, or all (default): the CPU, then the GPUs together")
+    action.add_argument("-p", "--parameter", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"),
+                        help="a parameter of 03_sweep, such as op all, budget_s 600, grid original_linear, shard 0/8")
+    action.set_defaults(call=_measure)
+    action = actions.add_parser("merge", help="one sweep of its shards, in data/sweeps/")
+    action.add_argument("folders", nargs="+", type=a_path, metavar="DIR", help="the folder of each shard")
+    action.add_argument("--name", type=folder_name, default="merged", help="folder in data/sweeps/ (default: merged)")
+    action.set_defaults(call=_merge)

@@ -1,0 +1,107 @@
+"""An NVIDIA card, as NVIDIA's management library (NVML) sees it, of whichever version that is."""
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from lib import locks
+from lib.errors import InputError, one_line
+
+_THROTTLES = {0x08: "hardware slowdown", 0x20: "too hot (driver)", 0x40: "too hot (hardware)", 0x80: "power brake"}
+_MODES = {1: "exclusive mode", 2: "prohibited mode", 3: "exclusive mode"}
+_MULTIPROCESSORS = 1  # NVML_CLOCK_SM
+_NOBODY = 6  # NVML_ERROR_NOT_FOUND: nobody was at work
+_SHARE_S = 1.0  # over which the driver's samples of each process are averaged: they come some times a second
+
+
+def management() -> Any:
+    """Return NVIDIA's management library (NVML), ready.
+
+    Raises InputError where its package is missing, there is no driver, or the library is of another version than the driver.
+    """
+    try:
+        import pynvml
+    except ImportError:
+        raise InputError("no NVML: the package nvidia-ml-py is not installed") from None
+    try:
+        pynvml.nvmlInit()
+    except (pynvml.NVMLError, AttributeError) as error:
+        raise InputError(f"no NVML: {one_line(error)}") from None
+    return pynvml
+
+
+def number_of(device: str) -> int | None:
+    """Return the number of a CUDA device id (``cuda`` is ``cuda:0``); None for any other device."""
+    kind, _, number = device.partition(":")
+    return int(number or 0) if kind == "cuda" else None
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process on a card: its id as the host counts, and the share of the card's time that it used (None: not told)."""
+
+    pid: int
+    share: float | None
+
+
+class Card:
+    """The card ``cuda:<number>`` of this process, as NVML sees it.
+
+    Raises InputError where NVML cannot be used or has lost the card. What a driver or a version of NVML does not tell is None
+    or empty later on.
+    """
+
+    def __init__(self, number: int):
+        self.nvml, here = management(), locks.card(number)
+        try:
+            self.handle = (self.nvml.nvmlDeviceGetHandleByIndex(int(here)) if here.isdecimal() else
+                           self.nvml.nvmlDeviceGetHandleByUUID(here))
+        except self.nvml.NVMLError as error:
+            raise InputError(f"NVML does not know cuda:{number}: {one_line(error)}") from None
+
+    def _value(self, *names: str, arguments: tuple = ()) -> Any:
+        """Return the answer of the first of some functions, newest name first, that this version and driver know; else None."""
+        for function in names:
+            try:
+                return getattr(self.nvml, function)(self.handle, *arguments)
+            except (AttributeError, self.nvml.NVMLError):
+                continue
+        return None
+
+    @property
+    def clock_mhz(self) -> float | None:
+        """Return the clock of the multiprocessors now, in MHz."""
+        return self._value("nvmlDeviceGetClockInfo", arguments=(_MULTIPROCESSORS,))
+
+    @property
+    def throttled(self) -> str:
+        """Return why the card is slower than its settings allow: heat or its supply. Its power limit is not among them."""
+        bits = self._value("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons") or 0
+        return ", ".join(reason for bit, reason in _THROTTLES.items() if bits & bit)
+
+    @property
+    def mode(self) -> str:
+        """Return in which mode the card takes less than everybody; empty where it takes all."""
+        return _MODES.get(self._value("nvmlDeviceGetComputeMode") or 0, "")
+
+    def processes(self) -> list[Process] | None:
+        """Return the processes that compute on the card; None where the driver does not tell."""
+        running = self._value("nvmlDeviceGetComputeRunningProcesses")
+        if running is None:
+            return None
+        shares, pids = self._shares(), dict.fromkeys([int(process.pid) for process in running])
+        return [Process(pid, None if shares is None else shares.get(pid, 0.0)) for pid in pids]
+
+    def _shares(self) -> dict[int, float] | None:
+        """Return the mean share of each process that was at work in the last second; None where the driver does not tell."""
+        since_us = int((time.time() - _SHARE_S) * 1e6)
+        try:
+            samples = self.nvml.nvmlDeviceGetProcessUtilization(self.handle, since_us)
+        except AttributeError:
+            return None
+        except self.nvml.NVMLError as error:
+            return {} if getattr(error, "value", None) == _NOBODY else None
+        used: dict[int, list[float]] = {}
+        for sample in samples:
+            used.setdefault(int(sample.pid), []).append(sample.smUtil / 100)
+        return {pid: sum(parts) / len(parts) for pid, parts in used.items()}

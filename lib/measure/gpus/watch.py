@@ -1,0 +1,80 @@
+"""What happened on a GPU beside a measurement: its other users, its clock, what throttled it."""
+
+from collections.abc import Set
+from dataclasses import dataclass
+
+from lib.errors import InputError
+from lib.measure.gpus.card import Card, Process
+from lib.measure.statistics import VERDICTS, crowd_verdict, worst
+
+
+@dataclass(frozen=True)
+class GpuUse:
+    """What happened on a GPU beside a measurement.
+
+    ``others`` is the share of its time that strangers used, None where that is not known, and ``unknown`` then says why.
+    ``clock_mhz`` is that of its multiprocessors, None where not told; ``throttled`` says by what, empty where by nothing.
+    """
+
+    others: float | None = None
+    clock_mhz: float | None = None
+    throttled: str = ""
+    unknown: str = ""
+
+    @property
+    def columns(self) -> dict[str, float | str | None]:
+        """Return it as columns of ``repeats``."""
+        return {"gpu_others": self.others, "gpu_mhz": self.clock_mhz, "gpu_throttled": self.throttled,
+                "gpu_unknown": self.unknown}
+
+    def verdict(self) -> str:
+        """Return the verdict on what was measured meanwhile; what is not known to be quiet is noisy."""
+        crowd = VERDICTS[1] if self.others is None else crowd_verdict(self.others)
+        return worst(crowd, VERDICTS[1] if self.throttled else VERDICTS[0])
+
+    def words(self) -> str:
+        """Say what others used of the GPU, or why that is not known, and what throttled it."""
+        used = self.unknown if self.others is None else f"others used {self.others:.0%} of the GPU"
+        return f"{used}; the GPU was throttled: {self.throttled}" if self.throttled else used
+
+
+class GpuWatch:
+    """Watches one GPU, on which this process has memory of its own; ``pids`` are of processes that are no strangers."""
+
+    def __init__(self, number: int, pids: Set[int]):
+        self._pids, self._card, self._unknown = pids, None, ""
+        try:
+            self._card = Card(number)
+        except InputError as error:
+            self._unknown = str(error)
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin to watch anew."""
+        self._throttled = self._card.throttled if self._card else ""
+
+    def reading(self) -> GpuUse:
+        """Return what happened since ``begin``."""
+        if not self._card:
+            return GpuUse(unknown=self._unknown)
+        clock_mhz, throttled = self._card.clock_mhz, self._card.throttled or self._throttled
+        strangers = self._strangers()
+        if strangers is None:
+            return GpuUse(None, clock_mhz, throttled, "the driver does not tell who uses the GPU")
+        untold = [process.pid for process in strangers if process.share is None]
+        if untold:
+            return GpuUse(None, clock_mhz, throttled, f"process {untold[0]} is on the GPU too, its share is not told")
+        return GpuUse(min(1.0, sum(process.share for process in strangers)), clock_mhz, throttled, "")
+
+    def _strangers(self) -> list[Process] | None:
+        """Return the processes on the GPU that are not ours.
+
+        In a container NVML counts processes as its host does: none is ours by its id, and the busiest is taken for this one.
+        """
+        running = self._card.processes()
+        if running is None:
+            return None
+        others = [process for process in running if process.pid not in self._pids]
+        if len(others) < len(running):
+            return others
+        return sorted(others, key=lambda process: process.share or 0.0)[:-1]

@@ -1,0 +1,66 @@
+"""The convolutions of a sweep in the columns of the study of 2023: what these can say, and beside it what they cannot."""
+
+from pathlib import Path
+
+import pandas as pd
+
+from lib import files
+from lib.work import dtypes
+
+ORIGINAL = ("Batch size", "In Channels", "Out Channels", "Kernel Size", "Stride", "Width", "Height", "Flops", "Latency",
+            "Latency Type")
+STEM = "results_convolution"
+_NAMES = {"batch": "Batch size", "in_channels": "In Channels", "out_channels": "Out Channels", "kernel_h": "Kernel Size",
+          "stride_h": "Stride", "width": "Width", "height": "Height", "flops": "Flops", "latency_ms": "Latency",
+          "latency_type": "Latency Type"}
+_WHERE = {"device": "Device", "dtype": "Datatype"}
+_OTHERS = {"pass": "Pass", "cache": "Cache", "kernel_w": "Kernel Width", "stride_w": "Stride Width", "padding_h": "Padding",
+            "padding_w": "Padding Width", "dilation_h": "Dilation", "dilation_w": "Dilation Width", "groups": "Groups",
+            "bias": "Bias", "layout": "Layout", "input_grad": "Input Gradient", "verdict": "Verdict"}
+BESIDES = tuple(_OTHERS.values())
+_TYPES = {"kernel": "external", "end_to_end": "internal"}
+
+
+def representable(rows: pd.DataFrame) -> pd.Series:
+    """Return which convolutions the original's columns describe in full: what they leave out is what the original always did.
+
+    That is a forward pass on warm caches, one kernel size and stride, a padding of half the kernel, neither dilation, groups
+    nor bias, contiguous images; and a time that counts.
+    """
+    half = rows["kernel_h"] // 2
+    same = {"pass": "forward", "cache": "warm", "kernel_w": rows["kernel_h"], "stride_w": rows["stride_h"], "padding_h": half,
+            "padding_w": half, "dilation_h": 1, "dilation_w": 1, "groups": 1, "bias": 0, "layout": "contiguous"}
+    fits = rows["verdict"] != "unusable"
+    for name, value in same.items():
+        fits &= rows[name] == value
+    return fits
+
+
+def write(table: pd.DataFrame, folder: Path) -> list[Path]:
+    """Write the convolutions of a ``sweep`` table with a time; latency in ms, external = kernel, internal = end to end.
+
+    ``results_convolution_<device>_<dtype>.csv`` have ORIGINAL as columns, and so has ``results_convolution.csv``, which is the
+    first of them (fp32 before others); ``..._merged.csv`` holds all of them with Device and Datatype before. All other rows are
+    in ``..._others.csv``, with the columns that the original lacks at the end. Returns the files; none without convolutions.
+    """
+    rows = table[(table["op"] == "conv2d") & (table["status"] == "ok")]
+    if rows.empty:
+        return []
+    fits, renamed = representable(rows), _renamed(rows)
+    merged = renamed[fits]
+    parts = {f"{device.replace(':', '-')}_{dtype}": merged.loc[part, list(ORIGINAL)]
+             for (device, dtype), part in rows[fits].sort_values("dtype", key=lambda dtype: dtype != "fp32", kind="stable")
+             .groupby(["device", "dtype"], sort=False).groups.items()}
+    contents = {"": next(iter(parts.values()), merged[list(ORIGINAL)]), "_merged": merged[[*_WHERE.values(), *ORIGINAL]],
+                "_others": renamed.loc[~fits, [*_WHERE.values(), *ORIGINAL, *BESIDES]],
+                **{f"_{name}": part for name, part in parts.items()}}
+    return [files.replace(folder / f"{STEM}{suffix}.csv", content.to_csv(index=False).encode())
+            for suffix, content in contents.items()]
+
+
+def _renamed(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return convolutions with the original's names, counts as whole numbers, and element types as torch calls them."""
+    named = rows[[*_WHERE, *_NAMES, *_OTHERS]].rename(columns=_WHERE | _NAMES | _OTHERS)
+    torch_names = {name: str(dtypes.torch_dtype(name)).removeprefix("torch.") for name in set(rows["dtype"])}
+    return named.assign(Flops=named["Flops"].astype("int64"), Datatype=named["Datatype"].map(torch_names),
+                        **{"Latency Type": named["Latency Type"].map(_TYPES)})

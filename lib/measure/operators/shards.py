@@ -1,0 +1,161 @@
+"""Shards of one sweep, measured apart, such as by the tasks of a cluster: checked, and merged to the table of one sweep."""
+
+import shutil
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from lib import files, locks, paths, store
+from lib.config import base
+from lib.errors import InputError, choices
+from lib.measure import machine
+from lib.measure.operators import aggregate
+from lib.work.graph import spaces
+from lib.work.graph.spaces import Config
+
+_MOST_CHECKED = 5000  # points that are not there, of each of which it is found out whether it is valid (4 ms each)
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One measured shard: its folder, what it was to measure, its provenance and its table."""
+
+    folder: Path
+    plan: dict[str, Any]
+    facts: dict[str, Any]
+    table: pd.DataFrame
+
+    @property
+    def pair(self) -> tuple[int, int]:
+        """Return which shard of how many it is."""
+        number, of = str(self.plan.get("shard", "")).split("/")
+        return int(number), int(of)
+
+    def hardware(self, device: str) -> dict[str, Any]:
+        """Return the hardware of the machine that measured a device; InputError where its provenance lacks it."""
+        identity = base.mapping(self.facts.get("devices"), f"{self.folder}/sweep.meta.json: devices").get(device) or {}
+        if not isinstance(identity.get("hardware", {}).get("gpus"), list):
+            raise InputError(f"{self.folder}/sweep.meta.json lacks the hardware of {device}")
+        return identity["hardware"]
+
+
+def _read(folder: Path) -> Shard:
+    """Read a shard; InputError where it is no sweep, not finished, or itself merged."""
+    for name in ("plan.json", "sweep.parquet", "sweep.meta.json"):
+        if not (folder / name).is_file():
+            raise InputError(f"{folder} has no {name}: it is no sweep that has ended; measure it again by the same line")
+    shard = Shard(folder, base.mapping(store.read_json(folder / "plan.json"), folder / "plan.json"),
+                  base.mapping(store.read_json(folder / "sweep.meta.json"), folder / "sweep.meta.json"),
+                  store.read(folder / "sweep.parquet", "sweep"))
+    try:
+        shard.pair  # noqa: B018
+    except ValueError:
+        raise InputError(f"{folder} is no shard of a sweep: its plan says shard = {shard.plan.get('shard')!r}") from None
+    return shard
+
+
+def _check(shards: Sequence[Shard]) -> None:
+    """Raise InputError unless these are all shards of one sweep, each once, measured on equal machines with equal software."""
+    first = shards[0]
+    for shard in shards[1:]:
+        names = sorted({*first.plan, *shard.plan} - {"shard"})
+        differing = [name for name in names if first.plan.get(name) != shard.plan.get(name)]
+        if differing:
+            raise InputError(f"{first.folder} and {shard.folder} are of different sweeps: they differ in {choices(differing)}")
+    for name in ("hardware_id", "software_id"):
+        owners = {key: shard.folder for shard in shards for key in shard.table[name].unique()}
+        if len(owners) > 1:
+            raise InputError(f"not merged, for their {name} differs: " + choices(f"{key} in {folder}" for key, folder in
+                                                                                 owners.items()))
+    of, places = first.pair[1], {}
+    for shard in shards:
+        if shard.pair[1] != of:
+            raise InputError(f"shards overlap: {first.folder} is one of {of}, {shard.folder} one of {shard.pair[1]}")
+        if other := places.get(shard.pair[0]):
+            raise InputError(f"shards overlap: {other} and {shard.folder} are both {shard.plan['shard']}")
+        places[shard.pair[0]] = shard.folder
+    if absent := [f"{number}/{of}" for number in range(of) if number not in places]:
+        raise InputError(f"shards {choices(absent)} are missing; measure them, or name their folders too")
+
+
+def _overlap(table: pd.DataFrame) -> None:
+    """Raise InputError where one device has measured the same twice."""
+    twice = table[table.duplicated(["device", "config"])]
+    if len(twice):
+        raise InputError(f"shards overlap: {len(twice)} configurations are in two of them, such as {twice['config'].iloc[0]}")
+
+
+def _missing(shard: Shard) -> int:
+    """Return how many valid points of its share of a grid a shard has not measured, on the kind of device that lacks most.
+
+    Where more than _MOST_CHECKED are not there, those beyond are counted as valid. 0 for a sampled sweep, which ends anywhere.
+    """
+    plan = shard.plan
+    if not plan.get("grid"):
+        return 0
+    sweeps = spaces.load_sweeps()
+    if plan["grid"] not in sweeps.grids:
+        raise InputError(f"{shard.folder}: no grid {plan['grid']!r} here; there are: {choices(sweeps.grids)}")
+    ways = [(latency, cache) for latency in _both("latency_type", plan) for cache in _both("cache", plan)]
+    points = {point.key: point for config in spaces.product(sweeps.grids[plan["grid"]], plan["seed"], shard.pair)
+              for point in (Config(config.op, config.parameters, config.dtype, config.passes, *way) for way in ways)}
+    kinds: dict[str, set[str]] = {}
+    for device, part in shard.table.groupby("device"):
+        kind = machine.kind(str(device), shard.hardware(str(device)))
+        kinds.setdefault(kind, set()).update(part["config"])
+    absent = max((points.keys() - keys for keys in kinds.values()), key=len, default=points.keys())
+    checked = sorted(absent)[:_MOST_CHECKED]
+    return len(absent) - sum(not _valid(points[key]) for key in checked)
+
+
+def _both(name: str, plan: dict[str, Any]) -> tuple[str, ...]:
+    return aggregate.BOTH[name] if plan[name] == "both" else (plan[name],)
+
+
+def _valid(config: Config) -> bool:
+    try:
+        config.ops()
+    except InputError:
+        return False
+    return True
+
+
+def merge(folders: Sequence[Path], name: str) -> tuple[Path, dict[str, int]]:
+    """Merge the shards of a sweep into ``data/sweeps/<name>``; return that folder, and how many points each shard misses.
+
+    The table has exactly the rows of the shards; their raw files lie beside it. Raises InputError, and writes nothing, for
+    shards that overlap, are missing, or belong to different sweeps, machines or software.
+    """
+    shards = sorted((_read(folder) for folder in folders), key=lambda shard: shard.pair)
+    _check(shards)
+    table = pd.concat([shard.table for shard in shards], ignore_index=True)
+    _overlap(table)
+    missing = {shard.plan["shard"]: count for shard in shards if (count := _missing(shard))}
+    target = paths.SWEEPS / name
+    with locks.writer(target), files.writing(target):
+        if target.exists():
+            raise InputError(f"{target} exists already; give another name")
+        with tempfile.TemporaryDirectory(dir=paths.SWEEPS, prefix=".merging-") as scratch:
+            folder = Path(scratch) / name
+            for shard in shards:
+                for raw in sorted(path.parent for path in shard.folder.glob("*/repeats.csv")):
+                    shutil.copytree(raw, folder / f"{raw.name}.{shard.pair[0]}-of-{shard.pair[1]}")
+            store.write_json({**shards[0].plan, "shard": "all"}, folder / "plan.json")
+            aggregate.write(table, folder, _facts(shards, missing))
+            folder.rename(target)
+    return target, missing
+
+
+def _facts(shards: Sequence[Shard], missing: dict[str, int]) -> dict[str, Any]:
+    """Return the provenance of merged shards: that of the first, with the devices of all, their failures and what they miss."""
+    facts = [shard.facts for shard in shards]
+    return {"notebook": "03_sweep", "started_utc": min(str(fact.get("started_utc", "")) for fact in facts),
+            "parameters": facts[0].get("parameters", {}),
+            "devices": {device: identity for fact in facts for device, identity in fact["devices"].items()},
+            "failures": {f"{device} of shard {shard.plan['shard']}": reason for shard in shards
+                         for device, reason in shard.facts.get("failures", {}).items()} |
+                        {f"shard {shard}": f"shard {shard} misses {count} points" for shard, count in missing.items()}}

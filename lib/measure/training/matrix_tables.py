@@ -1,0 +1,50 @@
+"""The throughput of a matrix as files, a CSV and a Markdown table an environment: derived from its runs, and compared."""
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from lib import files, paths, store
+from lib.config.notebooks import ProfileParams
+from lib.measure.training import matrix
+from lib.tables import columns
+
+_STEM = "throughput_"
+_ELSEWHERE = ("threads", "data_source")
+_SHOWN = ["arch", "backend", "batch_size", "precision", "settings", "n", "images_per_sec", "std", "low", "high", "cpu_percent"]
+
+
+def path_of(environment: str) -> Path:
+    """Return where the table of an environment lies."""
+    return paths.MATRIX / f"{_STEM}{environment}.csv"
+
+
+def is_one(path: Path) -> bool:
+    """Return whether a file is named as a table of throughputs."""
+    return path.name.startswith(_STEM) and path.suffix == ".csv"
+
+
+def rows(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return the table ``matrix`` of some ``runs``."""
+    table = matrix.configurations(runs).rename(columns={"mean": "images_per_sec"})
+    return table.assign(settings=[_settings(row) for row in table.to_dict("records")])[columns("matrix")]
+
+
+def _settings(row: dict[str, Any]) -> str:
+    """Return what is not as usual in a configuration; threads are the machine's, and go with its id."""
+    usual = ProfileParams().model_dump()
+    changed = [f"{name}={row[name]}" for name in matrix.SETTINGS
+               if name in usual and name not in _ELSEWHERE and row[name] != usual[name]]
+    return " ".join([str(row["data_source"]), *changed])
+
+
+def write(runs: pd.DataFrame) -> list[Path]:
+    """Write a CSV and a Markdown table for each environment of some ``runs``, anew from all of them; return their paths."""
+    written, table = [], rows(runs)
+    for environment, part in table.groupby("env"):
+        path = path_of(str(environment))
+        written.append(store.write(part, path, "matrix", derived=True))
+        shown = f"# Throughput of {environment}, images/s\n\n{matrix.markdown(part[_SHOWN])}\n"
+        written.append(files.replace(path.with_suffix(".md"), shown.encode()))
+    return written

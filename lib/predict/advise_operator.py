@@ -1,0 +1,105 @@
+"""Advice about one operator: its time on each device, what bandwidth and rate that is, what bounds it, and how sure it is."""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from lib.errors import InputError, choices
+from lib.predict import registry
+from lib.predict.networks import composition, work
+from lib.predict.registry import Predictor
+from lib.tables import PARAMETERS
+from lib.work.graph import families, spaces
+from lib.work.graph.spaces import Config
+
+COLUMNS = ("device", "source", "predicted_ms", "low_ms", "high_ms", "gflops", "gbps", "pct_of_attainable", "bound",
+           "out_of_range", "measured_ms", "latency_type", "cache")
+_AXES = {"kernel": "kernel", "stride": "stride", "padding": "padding", "dilation": "dilation"}  # short: of all axes
+_TEXTS = {column.name for column in PARAMETERS if column.kind == "text"}
+_LARGEST_DIGITS = 9
+_MOST = 0.5  # of the predicted time, and launching bounds it
+
+
+def config(op: str, assignments: Sequence[str], dtype: str = "fp32", passes: str = "forward") -> Config:
+    """Return the operator that NAME=VALUE texts describe; ``kernel=3`` stands for all axes, likewise stride, padding, dilation.
+
+    Raises InputError for an unknown family, a parameter that is unknown, missing, given twice or no number, and for a shape
+    that is impossible.
+    """
+    takes, values = families.family(op).parameters, {}
+    for text in assignments:
+        name, equals, value = text.partition("=")
+        names = [one for one in takes if name in _AXES and one.startswith(f"{name}_")] or [name]
+        if not equals or not value:
+            raise InputError(f"{text[:60]!r} is no NAME=VALUE; {op} takes: {choices(takes)}")
+        if doubled := values.keys() & set(names):
+            raise InputError(f"{choices(sorted(doubled))} is given twice")
+        if name not in _TEXTS and not re.fullmatch(rf"[0-9]{{1,{_LARGEST_DIGITS}}}", value):
+            raise InputError(f"{text[:60]!r}: {name} is a whole number of at most {_LARGEST_DIGITS} digits")
+        values |= dict.fromkeys(names, value if name in _TEXTS else int(value))
+    return spaces.config(op, values, dtype, passes)
+
+
+def advise(wanted: Config, devices: Sequence[str] = ()) -> pd.DataFrame:
+    """Return a row a device (COLUMNS), the fastest first: those named, or all that have a model of the element type.
+
+    Devices whose model does not know the family are left out, and named in ``attrs["left_out"]`` with the reason. Raises
+    InputError for an impossible operator, and where no device is left.
+    """
+    flops, moved = spaces.work(wanted.ops())
+    row = {"op": wanted.op, "pass": wanted.passes, **dict(wanted.parameters), "flops": flops, "bytes": moved}
+    rows, left_out = [], {}
+    for predictor in registry.for_devices(devices, wanted.dtype):
+        try:
+            rows.append(_row(predictor, row))
+        except InputError as error:
+            left_out[predictor.device] = str(error)
+    if not rows:
+        raise InputError("; ".join(left_out.values()))
+    table = pd.DataFrame(rows, columns=COLUMNS).sort_values("predicted_ms", ignore_index=True)
+    table.attrs |= {"left_out": left_out, "flops": flops, "bytes": moved}
+    return table
+
+
+def _row(predictor: Predictor, row: Mapping[str, Any]) -> dict[str, Any]:
+    answer, facts, roof = predictor.model.predict(pd.DataFrame([row])).iloc[0], predictor.model.facts, predictor.roof
+    predicted_ms, origin = float(answer["predicted_ms"]), predictor.origin or str(answer["origin"])
+    compute_ms, move_ms = row["flops"] / roof.peak_gflops / 1e6, row["bytes"] / roof.gbps() / 1e6
+    launch_ms = roof.launch_us / 1e3
+    bound = "launch" if launch_ms > _MOST * predicted_ms else "memory" if move_ms > compute_ms else "compute"
+    return {"device": predictor.device, "source": f"zero-shot from {origin}" if origin else "predicted",
+            **{name: float(answer[name]) for name in ("predicted_ms", "low_ms", "high_ms")},
+            "gflops": row["flops"] / predicted_ms / 1e6, "gbps": row["bytes"] / predicted_ms / 1e6,
+            "pct_of_attainable": max(compute_ms, move_ms) / predicted_ms * 100, "bound": bound,
+            "out_of_range": bool(answer["out_of_range"] or origin), "measured_ms": _measured(predictor, row),
+            "latency_type": facts["latency_type"], "cache": facts.get("cache", "warm")}
+
+
+def _measured(predictor: Predictor, row: Mapping[str, Any]) -> float:
+    """Return what was measured of this very operator on the device in the state that its model answers for, NaN if nothing."""
+    table = predictor.measured_operators
+    same = table[(table["flops"] == row["flops"]) & (table["bytes"] == row["bytes"])]
+    return composition.lookup(same).get(work.key_of(row), math.nan)
+
+
+def text(wanted: Config, table: pd.DataFrame) -> str:
+    """Return the answer for a terminal."""
+    shown = table.rename(columns={"predicted_ms": "ms", "low_ms": "low", "high_ms": "high", "gflops": "GFLOP/s", "gbps": "GB/s",
+                                  "pct_of_attainable": "% of attainable", "out_of_range": "outside",
+                                  "measured_ms": "measured ms", "latency_type": "timed as"})
+    parameters = ", ".join(f"{name} {value}" for name, value in wanted.parameters)
+    lines = [f"{wanted.op} {wanted.passes}, {wanted.dtype}: {parameters}",
+             f"{table.attrs['flops']:,.4g} FLOPs, {table.attrs['bytes']:,.4g} compulsory bytes", "",
+             shown.dropna(axis=1, how="all").to_string(index=False, float_format=lambda value: f"{value:,.4g}")]
+    if table["out_of_range"].any():
+        lines.append("outside: beyond the training range of the device's model; its interval is widened, not proven")
+    return "\n".join([*lines, *(f"left out: {why}" for why in table.attrs["left_out"].values())])
+
+
+def records(table: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return the table as plain values for JSON; what is not known is null."""
+    return table.astype(object).where(table.notna(), None).replace({np.nan: None}).to_dict("records")

@@ -1,0 +1,102 @@
+"""A few small networks measured end to end on this machine, by which compositions are calibrated."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import pandas as pd
+
+from lib import paths
+from lib.measure.budget import Budget
+from lib.measure.networks import campaign
+from lib.measure.networks.case import Case
+from lib.measure.statistics import VERDICTS
+from lib.predict import network_training
+from lib.predict.networks import calibration, work
+from lib.predict.networks.calibration import LEAST_NETWORKS
+from lib.predict.networks.composition import Composition
+from lib.predict.networks.work import Work
+from lib.predict.operators.cost_model import CostModel
+from lib.predict.registry import Predictor
+from lib.work import networks
+
+# small networks of several families, none of which is held out anywhere: the first fit into the smallest budget
+NETWORKS = ("squeezenet1_1", "mobilenet_v3_small", "resnet18", "swin_t", "shufflenet_v2_x0_5", "densenet121", "mnasnet0_5",
+            "convnext_tiny")
+CASES = (("infer", 1), ("infer", 8), ("train", 8))
+_CASE_S, _PROCESS_S, _PASSES = 0.3, 6.0, 9  # seconds a case at least, and a process; passes of a case, warm-up included
+_NO_TIME_S = 1e-3  # 0 would be no limit
+Works = Mapping[tuple[str, str, int], Work]
+
+
+@dataclass(frozen=True)
+class Networks:
+    """What was measured (usable rows of ``networks``), what was captured, and errors before and after in % (mape, bias, n)."""
+
+    rows: pd.DataFrame
+    works: Works
+    before: dict[str, float]
+    after: dict[str, float]
+
+    @property
+    def count(self) -> int:
+        """Return how many networks are usable."""
+        return int(self.rows["network"].nunique())
+
+
+def errors(measured_ms: np.ndarray, predicted_ms: np.ndarray) -> dict[str, float]:
+    """Return the mean absolute error and the mean error of predictions in %, and n; empty without any."""
+    relative = (np.asarray(predicted_ms) / np.asarray(measured_ms) - 1) * 100
+    return {"mape": float(np.abs(relative).mean()), "bias": float(relative.mean()), "n": len(relative)} if len(relative) else {}
+
+
+def _chosen(model: CostModel, budget_s: float) -> tuple[list[tuple[Case, str]], dict[tuple[str, str, int], Work]]:
+    """Return the cases that fit into ``budget_s``, as the model predicts, with their heaps, and their work.
+
+    Every network with the default heap, every second one also with one that retains what it frees.
+    """
+    predictor, cases, works, left_s = Predictor(model.device, "fp32", model), [], {}, budget_s
+    for number, name in enumerate(NETWORKS):
+        own = {(name, mode, batch): work.captured(networks.network(name, batch), mode) for mode, batch in CASES}
+        heaps = ("default", "kept") if number % 2 == 0 else ("default",)
+        passes_ms = sum(predictor.estimate(item).predicted_ms for item in own.values())
+        cost_s = len(heaps) * (_PROCESS_S + max(len(CASES) * _CASE_S, _PASSES * passes_ms / 1e3))
+        if cost_s <= left_s or number < LEAST_NETWORKS:
+            cases += [(Case(name, mode, batch), heap) for heap in heaps for mode, batch in CASES]
+            works |= own
+            left_s -= cost_s
+        if left_s < _PROCESS_S:
+            break
+    return cases, works
+
+
+def measure(model: CostModel, budget_s: float, name: str) -> tuple[pd.DataFrame, Works]:
+    """Measure as many networks as fit into ``budget_s``; return the usable rows and their work.
+
+    Every visit is kept in ``data/networks/NAME``.
+    """
+    budget = Budget(budget_s)
+    cases, works = _chosen(model, budget_s)
+    folder = paths.NETWORKS / name
+    by_default = [(case, heap) for case, heap in cases if heap == "default"]
+    for wanted in (by_default, cases):  # different networks first; the second call goes on after the first
+        table, facts = campaign.measure(wanted, "cpu", 1, _CASE_S, max(_NO_TIME_S, budget.left_s), folder / "visits.jsonl")
+    campaign.write(table, folder / "networks.parquet", **facts, rounds=1, cases=len(cases))
+    return table[(table["status"] == "ok") & (table["verdict"] != VERDICTS[-1])].reset_index(drop=True), works
+
+
+def calibrate(model: CostModel, before: CostModel, rows: pd.DataFrame, works: Works) -> Networks:
+    """Correct the compositions of ``model`` by measured networks; ``before`` is the model that it was fine-tuned from.
+
+    Fewer than LEAST_NETWORKS usable networks leave them as they are, without errors.
+    """
+    if rows["network"].nunique() < LEAST_NETWORKS:
+        return Networks(rows, works, {}, {})
+    base = {case: Composition(**fitted) for case, fitted in model.compositions.items()}
+    terms = network_training.terms(model, rows, works)
+    model.compositions = {case: asdict(fitted) for case, fitted in calibration.calibrated(base, terms).items()}
+    predictor = Predictor(before.device, "fp32", before)
+    zero_shot = [predictor.estimate(works[row.network, row.mode, int(row.batch_size)], row.memory).predicted_ms
+                 for row in rows.itertuples()]
+    left_out = calibration.left_one_out(base, terms)
+    return Networks(terms, works, errors(rows["latency_ms"], zero_shot), errors(rows["latency_ms"], left_out["predicted_ms"]))

@@ -1,0 +1,148 @@
+"""A training step, or an evaluated batch, as it is predicted: its parts as a profile has them, and what some of them cost.
+
+Forward and backward come from the operators and their composition. What the loader, the copy to the device and the optimizer
+take is fitted to profiles, at non-negative rates of what they move; where no profile is of a device, the optimizer takes what
+its operators take, and the copy what the link to the device is taken to carry.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pandas as pd
+
+from lib.errors import InputError
+from lib.predict.networks.composition import Estimate
+from lib.predict.operators.validation import conformal, score
+from lib.work.training import PHASES
+
+PARTS = PHASES
+TERMS = {"loader_wait": ("batches", "samples", "mb", "resized_mb"), "h2d": ("batches", "mb"),
+         "optimizer": ("operators_ms", "calls")}
+_FIXED = {"operators_ms": 1.0}  # rates that no profile changes: few runs do not tell what one operator of ours costs
+_LEAST_GROUPS = 2
+_LEAST_MS = 1e-4
+Terms = Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of a step in ms, with its 90 % interval, and how it is known."""
+
+    predicted_ms: float
+    low_ms: float
+    high_ms: float
+    source: str = "predicted"
+
+    def times(self, factor: float) -> "Part":
+        """Return a share of this part."""
+        return Part(self.predicted_ms * factor, self.low_ms * factor, self.high_ms * factor, self.source)
+
+
+@dataclass(frozen=True)
+class Step:
+    """A predicted step: ``parts`` by their names (PARTS; an evaluated batch has no backward and optimizer), in ms.
+
+    ``passes`` is the estimate of forward and backward together; ``memory_mb`` what the step needs, the optimizer's state too.
+    """
+
+    parts: Mapping[str, Part]
+    passes: Estimate
+    memory_mb: float
+
+    @property
+    def predicted_ms(self) -> float:
+        """Return the sum of the parts."""
+        return sum(part.predicted_ms for part in self.parts.values())
+
+    @property
+    def low_ms(self) -> float:
+        """Return the low end of the interval, see ``high_ms``."""
+        return self.predicted_ms - math.hypot(self.passes.predicted_ms - self.passes.low_ms,
+                                              *(part.predicted_ms - part.low_ms for part in self._beside))
+
+    @property
+    def high_ms(self) -> float:
+        """Return the high end: errors of the passes and of each other part are taken to be independent of one another."""
+        return self.predicted_ms + math.hypot(self.passes.high_ms - self.passes.predicted_ms,
+                                              *(part.high_ms - part.predicted_ms for part in self._beside))
+
+    @property
+    def _beside(self) -> list[Part]:
+        return [part for name, part in self.parts.items() if name not in ("forward", "backward")]
+
+    @property
+    def beside_ms(self) -> float:
+        """Return what a step takes beside forward and backward."""
+        return sum(part.predicted_ms for part in self._beside)
+
+    @property
+    def longest(self) -> str:
+        """Return the name of the longest part."""
+        return max(self.parts, key=lambda name: self.parts[name].predicted_ms)
+
+    @property
+    def columns(self) -> dict[str, float]:
+        """Return the parts in ms as columns, NaN for those that there are not."""
+        return {f"{name}_ms": self.parts[name].predicted_ms if name in self.parts else math.nan for name in PARTS}
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What a part costs: rates (ms) of its TERMS, half its interval in log time, and on what it rests.
+
+    ``groups`` is how many workloads or architectures were left out in turn for ``half`` and ``scores``; 0: it was not measured.
+    """
+
+    rates: Terms
+    half: float
+    groups: int
+    source: str
+    scores: Mapping[str, float] = field(default_factory=dict)
+
+    def predict(self, terms: Terms, half: float = 0.0) -> Part:
+        """Return the part with these terms; ``half`` stands in for an interval that was not measured."""
+        total = max(_LEAST_MS, sum(rate * terms[name] for name, rate in self.rates.items()))
+        half = self.half if self.groups else max(half, self.half)
+        return Part(total, total * math.exp(-half), total * math.exp(half), self.source)
+
+
+def fit(name: str, terms: pd.DataFrame, measured_ms: np.ndarray, groups: Sequence[str], source: str) -> Costs:
+    """Fit the costs of a part to profiled runs (rows); its interval and scores come from groups left out in turn.
+
+    Raises InputError for fewer than two groups.
+    """
+    return _fitted(terms[list(TERMS[name])], np.asarray(measured_ms, float), np.asarray(groups), source)[0]
+
+
+def left_out(name: str, terms: pd.DataFrame, measured_ms: np.ndarray, groups: Sequence[str]) -> np.ndarray:
+    """Return each run's part in ms as predicted by costs that were fitted without its group."""
+    return _fitted(terms[list(TERMS[name])], np.asarray(measured_ms, float), np.asarray(groups), "")[1]
+
+
+def _fitted(terms: pd.DataFrame, measured: np.ndarray, groups: np.ndarray, source: str) -> tuple[Costs, np.ndarray]:
+    several = sorted(set(groups))
+    if len(several) < _LEAST_GROUPS:
+        raise InputError(f"costs of a step are fitted to two workloads or more of different models, not to {len(several)}")
+    predicted = np.zeros(len(terms))
+    for group in several:
+        test = groups == group
+        predicted[test] = terms[test].to_numpy() @ _rates(terms[~test], measured[~test])
+    predicted = np.maximum(predicted, _LEAST_MS)
+    _, halves = conformal(np.log(measured / predicted), predicted, bins=1)
+    rates = dict(zip(terms, map(float, _rates(terms, measured)), strict=True))
+    return Costs(rates, halves[0], len(several), source, score(measured, predicted)), predicted
+
+
+def _rates(terms: pd.DataFrame, measured: np.ndarray) -> np.ndarray:
+    """Return non-negative rates of the terms by least squares of the relative error, those of _FIXED as they are."""
+    from scipy.optimize import nnls
+
+    rates = np.array([_FIXED.get(name, 0.0) for name in terms])
+    fitted = [number for number, name in enumerate(terms) if name not in _FIXED]
+    columns, rest = terms.to_numpy(float)[:, fitted], measured - terms.to_numpy(float) @ rates
+    scale = columns.max(axis=0) + 1e-30
+    costs, _ = nnls(columns / scale / measured[:, None], rest / measured)
+    rates[fitted] = costs / scale
+    return rates

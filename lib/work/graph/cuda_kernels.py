@@ -1,0 +1,113 @@
+"""The kernels that torch calls on CUDA where it calls others on the CPU: attention, batch normalisation, dropout.
+
+Captured tensors are fake and lie on the CPU, so that no GPU is needed. Functions of torch that look at the device before they
+choose a kernel are replaced meanwhile, in the capturing thread, by the choice that they make on CUDA.
+"""
+
+import math
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from unittest.mock import patch
+
+import torch
+from torch.nn import functional as F
+
+_HALF = (torch.float16, torch.bfloat16)
+_USUAL = (8, 0)  # the compute capability that counts where no GPU is here: kernels are those of Ampere and newer
+_PREFER_CUDNN, _CUDNN = ((9, 0), (10, 0)), 91500  # where torch prefers cuDNN's attention, and from which version
+_WIDEST = {"cudnn": 128, "flash": 256}  # heads
+_ALIGNED = 8  # elements of a head
+_LARGEST_BATCH = {True: 880_801, False: 65_535}  # that cuDNN normalises, in training and in evaluation
+_SPATIAL = 3  # dimensions of an input that cuDNN normalises, at least
+_lock, _usual_batch_norm, _usual_dropout = threading.RLock(), torch.batch_norm, torch.dropout
+
+
+def capability(device: str) -> tuple[int, int]:
+    """Return the compute capability of a CUDA device; where none is here, that of Ampere."""
+    return torch.cuda.get_device_capability(device) if torch.cuda.is_available() else _USUAL
+
+
+def attention_kernel(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, masked: bool, causal: bool,
+                     chip: tuple[int, int]) -> str:
+    """Return which kernel torch takes for scaled dot products on a GPU of this capability: cudnn, flash, efficient, or math."""
+    enabled = torch.backends.cuda
+    width, alike = query.shape[-1], query.dim() == 4 and query.shape[1] == key.shape[1]  # noqa: PLR2004 - batch, heads, ...
+    square = width == value.shape[-1]
+    if query.dtype in _HALF and query.dim() == 4 and square:  # noqa: PLR2004
+        modern = chip in _PREFER_CUDNN and (torch.backends.cudnn.version() or 0) >= _CUDNN
+        if modern and alike and not width % _ALIGNED and width <= _WIDEST["cudnn"] and enabled.cudnn_sdp_enabled():
+            return "cudnn"
+        fits = chip >= _USUAL and width <= _WIDEST["flash"] and not (causal and query.shape[2] != key.shape[2])
+        if fits and not masked and enabled.flash_sdp_enabled():
+            return "flash"
+    usable = query.dtype in (torch.float32, *_HALF) and alike and enabled.mem_efficient_sdp_enabled()
+    return "efficient" if usable else "math"
+
+
+def _attention(chip: tuple[int, int]) -> Callable[..., torch.Tensor]:
+    """Return scaled dot products as torch carries them out on a GPU of this capability."""
+    aten = torch.ops.aten
+
+    def attend(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
+        kernel = attention_kernel(query, key, value, masked=attn_mask is not None, causal=is_causal, chip=chip)
+        if kernel == "math":
+            return aten._scaled_dot_product_attention_math(query, key, value, attn_mask, dropout_p, is_causal, None,
+                                                           scale=scale, enable_gqa=enable_gqa)[0]
+        if kernel == "flash":
+            width, padding = query.shape[-1], -query.shape[-1] % _ALIGNED
+            if padding:
+                query, key, value = (F.pad(tensor, (0, padding)) for tensor in (query, key, value))
+                scale = scale or 1 / math.sqrt(width)
+            out = aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, scale=scale)[0]
+            return out[..., :width] if padding else out
+        if attn_mask is not None:
+            attn_mask = _bias(attn_mask, query).expand(*query.shape[:-1], key.shape[-2])
+        trains = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value))
+        function = getattr(aten, f"_scaled_dot_product_{kernel}_attention")
+        return function(query, key, value, attn_mask, trains, dropout_p, is_causal, scale=scale)[0]
+    return attend
+
+
+def _bias(mask: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
+    """Return a mask as what is added to the scores."""
+    if mask.dtype != torch.bool:
+        return mask
+    return torch.zeros_like(mask, dtype=query.dtype).masked_fill_(mask.logical_not(), -math.inf)
+
+
+def _batch_norm(data, weight, bias, mean, variance, training, momentum, eps, cudnn_enabled):
+    """Normalise as torch does on CUDA: by cuDNN where it takes the element types and the size."""
+    states = (mean is None) == (variance is None) and (mean is not None or training)
+    takes = weight is not None and bias is not None and weight.dtype == torch.float32 and data.dtype != torch.bfloat16
+    fits = data.dim() >= _SPATIAL and len(data) <= _LARGEST_BATCH[bool(training)]
+    if cudnn_enabled and torch.version.hip is None and takes and states and fits:
+        return torch.ops.aten.cudnn_batch_norm(data, weight, bias, mean, variance, training, momentum, eps)[0]
+    return _usual_batch_norm(data, weight, bias, mean, variance, training, momentum, eps, cudnn_enabled)
+
+
+def _dropout(data, p, training):
+    """Drop elements as torch does on CUDA: in one kernel."""
+    fused = training and 0 < p < 1 and data.numel()
+    return torch.native_dropout(data, p, True)[0] if fused else _usual_dropout(data, p, training)
+
+
+@contextmanager
+def chosen(device: str) -> Iterator[None]:
+    """Let torch's functions, called by this thread, choose the kernels that they choose on ``device``, such as cuda:0."""
+    if not device.startswith("cuda"):
+        yield
+        return
+    thread = threading.get_ident()
+
+    def here(own: Callable, usual: Callable) -> Callable:
+        def call(*args, **kwargs):
+            return (own if threading.get_ident() == thread else usual)(*args, **kwargs)
+        return call
+
+    several = ((F, "scaled_dot_product_attention", _attention(capability(device))), (torch, "batch_norm", _batch_norm),
+               (torch._VF, "dropout", _dropout))
+    with _lock, ExitStack() as stack:
+        for holder, name, own in several:
+            stack.enter_context(patch.object(holder, name, here(own, getattr(holder, name))))
+        yield

@@ -1,0 +1,184 @@
+"""Cards that are not there: torch's and NVML's answers about them, in the test and in the workers that it starts.
+
+Times are those of the card's own clock, exact whatever the host does, and a call keeps the host waiting as long. What happens
+to the cards stands in a file that all processes read.
+"""
+
+import functools
+import importlib
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
+
+import psutil
+
+FILE = "FAKE_GPUS"
+NOT_SUPPORTED, NOT_FOUND = 3, 6
+
+
+class NVMLError(Exception):
+    """An error of NVML with its code."""
+
+    def __init__(self, value, text="Not Supported"):
+        super().__init__(text)
+        self.value = value
+
+
+def _write(path, content):
+    path.with_suffix(f".{os.getpid()}").write_text(json.dumps(content))
+    os.replace(path.with_suffix(f".{os.getpid()}"), path)
+
+
+class Box:
+    """What the cards of the box are like: ``cards`` holds an entry each, which a test may change while it runs."""
+
+    def __init__(self, folder, count=2, **everywhere):
+        self.path = Path(folder) / "gpus.json"
+        self.write({"nvml": "as it is", "cards": [
+            {"uuid": f"GPU-{number:04d}", "name": "Fake A", "free": 8e9, "mode": 0, "stranger": None, "share": 0.0,
+             "reasons": 0, "clock": 1410, "breaks_after": 0, "gone": False, **everywhere} for number in range(count)]})
+
+    def write(self, content):
+        _write(self.path, content)
+
+    def change(self, number, **values):
+        content = json.loads(self.path.read_text())
+        content["cards"][number] |= values
+        self.write(content)
+
+    def nvml(self, version):
+        self.write({**json.loads(self.path.read_text()), "nvml": version})
+
+
+def read():
+    return json.loads(Path(os.environ[FILE]).read_text())
+
+
+def here():
+    return [card for card in read()["cards"] if not card["gone"]]
+
+
+def _pids(uuid):
+    path = Path(os.environ[FILE]).with_name(f"{uuid}.pids")
+    return [int(pid) for pid in path.read_text().split() if psutil.pid_exists(int(pid))] if path.exists() else []
+
+
+class Nvml:
+    """NVML as recorded: an index is a handle; ``old`` is a version before the newest names, ``shy`` tells of no processes."""
+
+    NVMLError, NVML_SUCCESS, NVML_FI_DEV_POWER_INSTANT = NVMLError, 0, 186
+
+    def __getattr__(self, name):
+        version, new = read()["nvml"], ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetProcessUtilization")
+        if name.startswith("__") or (version == "old" and name in new):
+            raise AttributeError(name)
+        if version == "another" and name == "nvmlInit":
+            raise NVMLError(18, "Driver/library version mismatch")
+        if version == "shy" and "Process" in name:
+            raise NVMLError(NOT_SUPPORTED)
+        return functools.partial(self._answer, name)
+
+    @staticmethod
+    def _answer(name, *arguments):
+        cards = here()
+        card = cards[arguments[0]] if arguments and isinstance(arguments[0], int) and arguments[0] < len(cards) else {}
+        if name == "nvmlDeviceGetHandleByIndex" and not card:
+            raise NVMLError(15, "GPU is lost")
+        running = [*_pids(card.get("uuid")), *([card["stranger"]] if card.get("stranger") else [])]
+        shift = 1_000_000 if read()["nvml"] == "container" else 0
+        answers = {
+            "nvmlInit": None, "nvmlDeviceGetCount": len(cards), "nvmlSystemGetDriverVersion": "570.0",
+            "nvmlDeviceGetHandleByIndex": arguments and arguments[0], "nvmlDeviceGetUUID": card.get("uuid"),
+            "nvmlDeviceGetClockInfo": card.get("clock"), "nvmlDeviceGetComputeMode": card.get("mode"),
+            "nvmlDeviceGetCurrentClocksEventReasons": card.get("reasons"),
+            "nvmlDeviceGetCurrentClocksThrottleReasons": card.get("reasons"),
+            "nvmlDeviceGetComputeRunningProcesses": [SimpleNamespace(pid=pid + shift) for pid in running],
+            "nvmlDeviceGetProcessUtilization": [
+                SimpleNamespace(pid=pid + shift, smUtil=100 * (card["share"] if pid == card["stranger"] else 0.9))
+                for pid in running] if card else []}
+        if name not in answers:
+            raise NVMLError(NOT_SUPPORTED)
+        return answers[name]
+
+
+def _number(device):
+    return device if isinstance(device, int) else int(str(device).partition(":")[2] or 0)
+
+
+def _set_device(device):
+    card = here()[_number(device)]
+    if card["mode"] and card["stranger"]:
+        raise RuntimeError("CUDA error: CUDA-capable device(s) is/are busy or unavailable")
+    with open(Path(os.environ[FILE]).with_name(f"{card['uuid']}.pids"), "a") as file:
+        file.write(f"{os.getpid()}\n")
+
+
+def _properties(device):
+    card = here()[_number(device)]
+    return SimpleNamespace(name=card["name"], total_memory=8 * 2**30, major=8, minor=0, multi_processor_count=108,
+                           uuid=card["uuid"], L2_cache_size=2**22)
+
+
+def _runnable(ops, device):
+    """Return a call that takes as long as its bytes; after so many calls the card breaks, and is gone for good."""
+    import torch
+
+    uuid, calls = here()[_number(device)]["uuid"], Path(os.environ[FILE]).with_suffix(f".{_number(device)}.calls")
+
+    def call():
+        with open(calls, "a") as file:
+            file.write(".")
+        content = read()
+        card = next(card for card in content["cards"] if card["uuid"] == uuid)
+        if card["breaks_after"] and calls.stat().st_size > card["breaks_after"]:
+            card["gone"] = True
+            _write(Path(os.environ[FILE]), content)
+            raise RuntimeError("CUDA error: unspecified launch failure")
+        return [torch.empty(spec.shape, device="meta") for spec in ops[0].outputs]
+    call.ms = 2.0 + ops[0].outputs[0].shape[0] % 7 / 10
+    return call
+
+
+def _time_calls(call, calls, device):
+    call()
+    time.sleep(call.ms * calls / 1e3)
+    return call.ms * (1 + time.perf_counter_ns() % 1009 * 1e-6)  # no clock gives the same digits twice
+
+
+class Library:
+    """Puts another module in the place of NVML's, and back; mock's own way would also forget what is imported meanwhile."""
+
+    def __init__(self, module):
+        self._module = module
+
+    def start(self):
+        self._before = sys.modules.get("pynvml")
+        sys.modules["pynvml"] = self._module
+
+    def stop(self):
+        sys.modules.pop("pynvml") if self._before is None else sys.modules.__setitem__("pynvml", self._before)
+
+
+def patches():
+    """Return what stands in for the cards."""
+    visit = importlib.import_module("lib.measure.operators.visit")
+    cuda = {"is_available": lambda: True, "device_count": lambda: len(here()), "get_device_properties": _properties,
+            "set_device": _set_device, "mem_get_info": lambda device: (int(here()[_number(device)]["free"]), 8 * 2**30),
+            "synchronize": lambda *_: None, "empty_cache": lambda: None}
+    made = [mock.patch(f"torch.cuda.{name}", value) for name, value in cuda.items()]
+    made += [mock.patch("torch.backends.cudnn.version", lambda: 9), mock.patch.object(visit.rebuild, "runnable", _runnable),
+             mock.patch.object(visit, "time_calls", _time_calls), mock.patch.object(
+                 visit, "repeated", lambda call, calls, device: (call, calls))]
+    return [*made, Library(None if read()["nvml"] == "absent" else Nvml())]
+
+
+def visits(*arguments):
+    """Serve visits in a worker, on these cards."""
+    visitor = importlib.import_module("lib.measure.operators.visitor")
+    for patch in patches():
+        patch.start()
+    return visitor._visits(*arguments)

@@ -1,0 +1,303 @@
+"""What is captured for CUDA without a GPU, what a GPU's own record says of it, and how the kernels of CUDA are chosen."""
+
+import textwrap
+import threading
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from lib import paths, tables
+from lib.config import definitions
+from lib.config.notebooks import MachineParams
+from lib.measure import ceilings, machine, timing
+from lib.measure.budget import Budget
+from lib.predict import advise, advise_text, registry, transfer
+from lib.studies.machine import findings
+from lib.work.graph import capture, counts, cuda_kernels, families, ops, rebuild, spaces
+
+SWEEPS = spaces.load_sweeps()
+AMPERE, TURING, HOPPER = (8, 0), (7, 5), (9, 0)
+GPU = torch.device("cuda:0")
+on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+
+
+class Small(nn.Module):
+    """A network in which CUDA takes other kernels than the CPU: normalisation, dropout, attention with a mask and without."""
+
+    def __init__(self):
+        super().__init__()
+        self.convolution, self.norm, self.drop = nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.Dropout(0.3)
+        self.attend = nn.MultiheadAttention(16, 2, dropout=0.1, batch_first=True)
+
+    def forward(self, images):
+        x = self.drop(self.norm(self.convolution(images))).flatten(2).transpose(1, 2)
+        return F.scaled_dot_product_attention(*[self.attend(x, x, x, need_weights=False)[0].unsqueeze(1)] * 3).mean((1, 2))
+
+
+def has_cuda_kernel(op):
+    namespace, _, rest = op.name.partition(".")
+    name, _, overload = rest.partition(".")
+    name = f"{namespace}::{name}{'' if overload == 'default' else '.' + overload}"
+    keys = ("CUDA", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional", "CompositeImplicitAutograd")
+    return any(torch._C._dispatch_has_kernel_for_dispatch_key(name, key) for key in keys)
+
+
+def names(graph):
+    return [op.short for op in graph.ops if counts.is_work(op)]
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_every_swept_operator_has_a_kernel_on_cuda(dtype):
+    for name, space in SWEEPS.spaces.items():
+        draws = spaces.sample(name, space, SWEEPS.limits, 1, dtype, "cuda:0")
+        for config, several in (next(draws) for _ in range(6)):
+            for op in several:
+                assert has_cuda_kernel(op), f"{config}: {op.name}"
+                assert counts.is_counted(op) and families.describe(op)[0] == name
+            flops, moved = spaces.work(several)
+            on_cpu, moved_on_cpu = spaces.work(config.ops())
+            assert flops == on_cpu, config
+            assert moved == pytest.approx(moved_on_cpu, rel=0.35), config  # statistics, which each kernel keeps in its way
+
+
+def test_a_network_is_captured_with_the_kernels_of_its_device():
+    of_cpu, of_cuda = (capture.capture(Small(), (2, 3, 9, 9), "train", device=device) for device in ("cpu", "cuda:0"))
+    assert {"native_batch_norm", "bernoulli_"} <= set(names(of_cpu))
+    assert not any("cudnn" in name or "efficient" in name for name in names(of_cpu))
+    assert {"cudnn_batch_norm", "cudnn_batch_norm_backward", "native_dropout", "native_dropout_backward"} <= set(names(of_cuda))
+    assert names(of_cuda).count("_scaled_dot_product_efficient_attention") == 2, "with dropout too"
+    work = [op for op in of_cuda.ops if counts.is_work(op)]
+    assert all(has_cuda_kernel(op) and counts.is_counted(op) and families.describe(op) for op in work)
+    assert names(capture.capture(Small(), (2, 3, 9, 9), "train")) == names(of_cpu), "and then the CPU's again"
+    matrices = [sum(counts.matrix_flops(op) for op in graph.ops if op.phase == "forward") for graph in (of_cpu, of_cuda)]
+    assert matrices[0] == matrices[1]
+
+
+def test_other_threads_go_on_with_the_kernels_of_the_cpu():
+    captured = {}
+
+    def elsewhere():
+        captured["elsewhere"] = names(capture.capture(Small(), (2, 3, 9, 9), "train"))
+
+    with cuda_kernels.chosen("cuda:0"):
+        thread = threading.Thread(target=elsewhere)
+        thread.start()
+        thread.join()
+    assert "native_batch_norm" in captured["elsewhere"]
+    assert F.scaled_dot_product_attention is torch._C._nn.scaled_dot_product_attention, "all is put back"
+
+
+@pytest.mark.parametrize(("chip", "dtype", "width", "masked", "causal", "kernel"), [
+    (AMPERE, torch.float32, 64, False, False, "efficient"), (AMPERE, torch.bfloat16, 64, False, False, "flash"),
+    (AMPERE, torch.float16, 64, True, False, "efficient"), (TURING, torch.float16, 64, False, False, "efficient"),
+    (AMPERE, torch.bfloat16, 320, False, False, "efficient"), (AMPERE, torch.bfloat16, 64, False, True, "efficient"),
+    (AMPERE, torch.float64, 64, False, False, "math")])
+def test_attention_takes_the_kernel_that_the_card_has(chip, dtype, width, masked, causal, kernel):
+    query, key = torch.empty(2, 4, 8, width, dtype=dtype), torch.empty(2, 4, 16, width, dtype=dtype)
+    assert cuda_kernels.attention_kernel(query, key, key, masked=masked, causal=causal, chip=chip) == kernel
+
+
+def test_a_hopper_card_takes_cudnn_for_attention_where_it_is_recent(monkeypatch):
+    query = torch.empty(2, 4, 8, 64, dtype=torch.bfloat16)
+    for version, kernel in ((91_500, "cudnn"), (90_100, "flash"), (None, "flash")):
+        monkeypatch.setattr(torch.backends.cudnn, "version", lambda version=version: version)
+        assert cuda_kernels.attention_kernel(query, query, query, masked=False, causal=False, chip=HOPPER) == kernel
+
+
+@pytest.mark.parametrize("mask", [torch.ones(8, 8).tril().bool(), torch.randn(8, 8)])
+def test_attention_for_cuda_computes_what_attention_is(mask):
+    draw = torch.Generator().manual_seed(0)
+    tensors = [torch.randn(2, 4, 8, 20, generator=draw) for _ in range(3)]
+    expected = F.scaled_dot_product_attention(*tensors, attn_mask=mask)
+    bias = cuda_kernels._bias(mask, tensors[0])
+    assert torch.allclose(expected, F.scaled_dot_product_attention(*tensors, attn_mask=bias), atol=1e-6)
+
+
+def test_a_head_that_flash_attention_does_not_take_is_padded():
+    several = families.make("attention", {"kind": "sdpa", "batch": 2, "heads": 2, "q_len": 8, "kv_len": 8, "head_dim": 20},
+                            "bfloat16", device="cuda:0")
+    assert [op.short for op in several] == ["constant_pad_nd"] * 3 + ["_scaled_dot_product_flash_attention"]
+    assert several[-1].args[0].shape[-1] == 24
+    assert several[-1].kwargs == (("scale", 20**-0.5),)
+
+
+@on_a_gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("width", [64, 80, 128, 256])
+@pytest.mark.parametrize("masked", [False, True])
+def test_torch_chooses_the_same_kernel_for_attention_on_this_card(dtype, width, masked):
+    query = torch.randn(2, 4, 32, width, device="cuda:0", dtype=dtype)
+    mask = torch.zeros(32, 32, device="cuda:0", dtype=dtype) if masked else None
+    chosen = torch.nn.attention.SDPBackend(torch._fused_sdp_choice(query, query, query, mask)).name.lower()
+    kernel = cuda_kernels.attention_kernel(query, query, query, masked=masked, causal=False,
+                                           chip=cuda_kernels.capability("cuda:0"))
+    assert kernel in chosen
+
+
+@on_a_gpu
+@pytest.mark.parametrize("mode", ops.MODES)
+def test_what_is_captured_for_cuda_is_what_this_card_runs(mode):
+    recorder = capture.Recorder({})
+    model = Small().to("cuda:0").train(mode == "train")
+    with torch.set_grad_enabled(mode == "train"), recorder:
+        output = capture.first_tensor(model(torch.randn(2, 3, 9, 9, device="cuda:0")))
+        if mode == "train":
+            capture.default_loss(output).backward()
+    ran = [op.short for op in recorder.ops if counts.is_work(op) and op.short not in ("randn", "_to_copy")]
+    assert names(capture.capture(Small(), (2, 3, 9, 9), mode, device="cuda:0")) == ran
+
+
+@on_a_gpu
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_every_swept_operator_runs_on_this_card(dtype):
+    where = torch.device("cuda:0")
+    for name, space in SWEEPS.spaces.items():
+        draws = spaces.sample(name, space, spaces.Limits(most_flops=2e8, most_bytes=2e7), 1, dtype, "cuda:0")
+        for _, several in (next(draws) for _ in range(6)):
+            rebuild.runnable(several, where)()
+    torch.cuda.synchronize(where)
+
+
+@pytest.fixture
+def switches():
+    several = (torch.backends.cuda.matmul, torch.backends.cudnn)
+    before = [switch.allow_tf32 for switch in several]
+    yield several
+    for switch, allowed in zip(several, before, strict=True):
+        switch.allow_tf32 = allowed
+
+
+@pytest.mark.parametrize("here", [True, False])
+def test_fp32_is_fp32_wherever_something_is_measured_on_a_gpu(monkeypatch, switches, here):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: here)
+    for switch in switches:
+        switch.allow_tf32 = True
+    machine.exact_fp32()
+    assert [switch.allow_tf32 for switch in switches] == [not here] * 2, "without a GPU the software id stays as it was"
+    assert machine.tf32(torch.device("cuda:0")) is not here
+    assert machine.tf32(torch.device("cpu")) is False
+
+
+@pytest.mark.parametrize("table", ["profile", "runs", "sweep", "networks"])
+def test_every_row_says_whether_fp32_was_tf32(table):
+    column = next(column for column in tables.TABLES[table] if column.name == "tf32")
+    assert (column.kind, column.empty) == ("bool", False)
+
+
+def test_advice_says_how_fp32_is_multiplied_on_gpus():
+    texts = {dtype: advise_text.text(advise.advise(advise.Query("W1", dtype=dtype), [card]))
+             for dtype, card in (("fp32", "t4"), ("bf16", "h100-sxm"))}
+    assert "fp32 on GPUs is computed as fp32" in texts["fp32"]
+    assert "TF32" not in texts["bf16"]
+
+
+class Card:
+    """Stands in for a GPU: a launch costs the host 5 µs, a triad in the L2 cache takes 1 µs, and a graph is launched once."""
+
+    def __init__(self, monkeypatch, records=True):
+        self.ms, self.recorded = 0.0, []
+        monkeypatch.setattr(timing, "time_calls", self.time_calls)
+        monkeypatch.setattr(timing, "_graphed", self.graphed)
+        monkeypatch.setattr(timing, "synchronize", lambda device: None)
+        self._records = records
+
+    def kernel(self):
+        self.ms += 0.005
+
+    def graphed(self, call, calls, device):
+        if not self._records:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        self.recorded.append(calls)
+
+        def replay():
+            self.ms += 0.005 + 0.001 * calls
+        return replay
+
+    def time_calls(self, call, calls, device):
+        before = self.ms
+        for _ in range(calls):
+            call()
+        return (self.ms - before) / calls
+
+
+def test_a_small_kernel_is_timed_in_a_graph_and_not_by_its_launches(monkeypatch):
+    card = Card(monkeypatch)
+    launched = timing.measure(card.kernel, GPU, 0.01)
+    graphed = timing.measure(card.kernel, GPU, 0.01, graph=True)
+    assert launched.median_ms == pytest.approx(0.005) and not launched.graphed
+    assert graphed.median_ms == pytest.approx(0.001, rel=0.03) and graphed.graphed
+    assert len(card.recorded) == 1 and card.recorded[0] in (200, 201), "as many calls as fill a sample, recorded once"
+
+
+def test_what_cannot_be_recorded_is_launched_and_says_so(monkeypatch):
+    card = Card(monkeypatch, records=False)
+    launched = timing.measure(card.kernel, GPU, 0.01, graph=True)
+    assert launched.median_ms == pytest.approx(0.005) and not launched.graphed
+    assert not timing.measure(card.kernel, torch.device("cpu"), 0.01, graph=True).graphed
+
+
+@pytest.mark.parametrize("records", [True, False])
+def test_ceilings_of_a_gpu_come_from_graphs_and_their_rows_say_so(monkeypatch, records):
+    card = Card(monkeypatch, records)
+    probe = ceilings.Probe({"dtype": "fp64", "level": "L2", "method": "triad a = b + s*c"}, 0.0, 4e6, lambda: card.kernel)
+    measured = ceilings._rounds([probe], GPU, Budget(0.06))
+    row = ceilings._row(probe, measured[0], {}, "stable")
+    assert row["peak_gbps"] == pytest.approx(4000 if records else 800, rel=0.05)
+    assert row["method"] == ("triad a = b + s*c, as a CUDA graph" if records else "triad a = b + s*c")
+
+
+@on_a_gpu
+def test_the_l2_cache_of_this_card_is_faster_than_its_memory(home):
+    table = ceilings.measure_ceilings(MachineParams(device="cuda:0", budget_s=8)).best.set_index("level")
+    assert table["peak_gbps"]["L2"] > 1.2 * table["peak_gbps"]["device"]
+    assert "CUDA graph" in table["method"]["L2"]
+
+
+def ceilings_of_a_card(*levels):
+    rows = [{"device": "cuda:0", "dtype": dtype, "level": level, "peak_gflops": rate if level == "compute" else np.nan,
+             "peak_gbps": np.nan if level == "compute" else rate, "method": "", "verdict": "stable"}
+            for dtype, level, rate in (("fp32", "compute", 48_765.4), ("bf16", "compute", 97_531.2), ("fp64", "L2", 2800.0),
+                                       ("fp64", "device", 700.4)) if level in levels]
+    table = pd.DataFrame(rows, columns=tables.columns("ceilings"))
+    overheads = pd.DataFrame(columns=["what", "median_us", "p99_us"])
+    return ceilings.Ceilings(table, overheads, {"started_utc": "2026-11-22T10:00"}, "")
+
+
+@pytest.fixture
+def unknown_card(monkeypatch):
+    monkeypatch.setattr(machine, "devices", lambda: ["cpu", "cuda:0"])
+    monkeypatch.setattr(machine, "device_name", lambda where: "NVIDIA GeForce RTX 4080")
+    monkeypatch.setattr(machine, "hardware", lambda: {"gpus": [{"compute_capability": "8.9", "multiprocessors": 76}]})
+    monkeypatch.setattr(machine, "memory_mb", lambda name: 16_704.2)
+    monkeypatch.setattr(machine, "levels", lambda device, threads: {"L2": 64 * 2**20})
+
+
+def test_a_card_that_is_not_listed_is_offered_as_an_entry_that_then_predicts(unknown_card, tmp_path, monkeypatch):
+    text = findings.learned_words(ceilings_of_a_card("compute", "L2", "device"))
+    assert "fp32 reaches **48,765 GFLOP/s**" in text
+    assert "no device named 'NVIDIA GeForce RTX 4080' (the nearest: NVIDIA GeForce RTX 4090" in text
+    offered = text.partition("```yaml\n")[2].removesuffix("```")
+    path = tmp_path / "devices.yaml"
+    path.write_text((paths.PARAMS / "devices.yaml").read_text() + textwrap.indent(offered, "  "))
+    listed = definitions.load_devices(path)
+    card = listed["geforce-rtx-4080"]
+    assert (card.name, card.architecture, card.multiprocessors) == ("NVIDIA GeForce RTX 4080", "ada", 76)
+    assert (card.peak_gbps, card.peak_gflops, card.memory_mb, card.cache_mb) == \
+        (700, {"fp32": 48_800, "bf16": 97_500}, 16_704, 67.1)
+    for module in (registry, transfer):
+        monkeypatch.setattr(module, "load_devices", lambda: listed)
+    assert registry.vendor_of("GeForce RTX 4080") == "geforce-rtx-4080"
+    table = advise.advise(advise.Query("W1"), ["geforce-rtx-4080"]).table
+    assert table["predicted_ms"][0] > 0
+    assert findings.learned_words(ceilings_of_a_card("compute", "L2", "device")).count("no device named") == 0
+
+
+def test_a_card_whose_ceilings_are_not_all_measured_is_no_entry(unknown_card, monkeypatch):
+    text = findings.learned_words(ceilings_of_a_card("compute"))
+    assert "has no ceiling of level device" in text and "```" not in text
+    monkeypatch.setattr(machine, "devices", lambda: ["cpu"])
+    assert "no device named" not in findings.learned_words(ceilings_of_a_card("compute")), "a replay of another machine"

@@ -1,0 +1,354 @@
+"""Whole steps: their parts, what these cost, the file that holds it, and what is learned from collected profiles."""
+
+import json
+import math
+import shutil
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lib import __main__, paths, store
+from lib.config.definitions import load_scenarios
+from lib.config.notebooks import ProfileParams
+from lib.errors import InputError
+from lib.measure.training import profile_run
+from lib.predict import advise, advise_text, registry, steps, suggestions
+from lib.predict.advise import Query
+from lib.predict.evaluation import profiled_steps
+from lib.predict.networks import step, step_learners, work
+from lib.predict.networks.composition import Estimate
+from lib.predict.networks.step import PARTS, TERMS, Costs, Part, Step
+from lib.predict.networks.step_file import StepModel
+from lib.predict.registry import Predictor
+from lib.predict.steps import Recipe
+from lib.studies.scheduler_eval import mixes, scenario
+from lib.work import networks
+from lib.work.graph import capture, counts
+
+SHIPPED = next(iter(sorted((registry.SHIPPED / "steps").glob("cpu-*.json"))))
+ms = st.floats(1e-3, 1e4)
+
+
+@pytest.fixture(scope="module")
+def cpu():
+    model = registry.shipped_cpu("fp32")
+    return Predictor("cpu", "fp32", model, model.device)
+
+
+@pytest.fixture(scope="module")
+def t4():
+    return registry.for_devices(["t4"], "fp32")[0]
+
+
+@pytest.fixture(scope="module")
+def w1():
+    return work.captured(networks.network("W1"), "train")
+
+
+def part(middle, spread):
+    return Part(middle, middle / spread, middle * spread)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+def test_adam_launches_as_few_kernels_as_is_taken_on_a_gpu():
+    """Many parameters by one kernel: launches are those of ``together`` within what moving the step's counters adds."""
+    model = networks.network("resnet18").build().to("cuda")
+    item, stepper = work.captured(networks.network("resnet18", 1), "train"), torch.optim.Adam(model.parameters())
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    stepper.step()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        stepper.step()
+        torch.cuda.synchronize()
+    kernels = sum(event.count for event in profile.key_averages() if event.device_type == torch.autograd.DeviceType.CUDA)
+    assert 0.5 < kernels / item.update("adam", True).calls < 2
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+def test_a_profiled_step_of_a_gpu_lies_in_the_interval_of_its_prediction(home, w1):
+    """Once its parts are learned there; before, the copy and the optimizer are within three times of what was assumed."""
+    device = registry.vendor_of(torch.cuda.get_device_name(0))
+    for name in ("W1", "W3", "W6"):
+        profile_run.profile(ProfileParams(workload=name, device="cuda:0", data_source="synthetic"))
+    gpu = registry.for_devices([device], "fp32")[0]
+    before = steps.predict(gpu, w1, steps.loading("W1", w1), shipped=True)
+    profiled_steps.learn_all("measure")
+    table = profiled_steps.published(steps.path_of(device), "measure")
+    ours = table[(table["learner"] == profiled_steps.OURS) & (table["workload"] == "W1")].iloc[0]
+    assert ours["low_ms"] < ours["measured_ms"] < ours["high_ms"]
+    after = steps.predict(gpu, w1, steps.loading("W1", w1))
+    for name in ("h2d", "optimizer"):
+        assert 1 / 3 < after.parts[name].predicted_ms / before.parts[name].predicted_ms < 3
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.tuples(*[ms] * 5), st.floats(1, 3), st.floats(1, 3))
+def test_a_step_is_the_sum_of_its_parts_and_no_surer_than_its_passes(sizes, spread, passes_spread):
+    parts = dict(zip(PARTS, (part(size, spread) for size in sizes), strict=True))
+    forward_backward = parts["forward"].predicted_ms + parts["backward"].predicted_ms
+    low_ms, high_ms = forward_backward / passes_spread, forward_backward * passes_spread
+    passes = Estimate(forward_backward, low_ms, high_ms, 0, 0, {}, pd.DataFrame())
+    whole = Step(parts, passes, 1.0)
+    assert whole.predicted_ms == pytest.approx(sum(sizes))
+    assert 0 < whole.low_ms <= whole.predicted_ms * (1 + 1e-9)
+    assert whole.high_ms - whole.predicted_ms >= (passes.high_ms - passes.predicted_ms) * (1 - 1e-9)
+    assert whole.high_ms <= sum(one.high_ms for one in parts.values()) + passes.high_ms
+    assert whole.parts[whole.longest].predicted_ms == max(sizes)
+    assert whole.beside_ms == pytest.approx(whole.predicted_ms - forward_backward)
+    assert whole.columns == pytest.approx(dict(zip([f"{name}_ms" for name in PARTS], sizes, strict=True)))
+
+
+@pytest.mark.parametrize(("optimizer", "moved"), [("adam", 72), ("adamw", 80)])
+def test_an_optimizer_moves_so_many_bytes_a_parameter(optimizer, moved):
+    """Operator by operator: Adam's eight read and write 18 numbers, its weight decay two more."""
+    ops = capture.optimizer_ops(1_000_000, optimizer)
+    assert sum(map(counts.compulsory_bytes, ops)) == pytest.approx(1e6 * moved, rel=1e-3)
+
+
+def test_a_gpu_updates_many_parameters_by_one_kernel(w1):
+    each, together = (w1.update("adam", many) for many in (False, True))
+    assert each.calls == 8 * len(w1.trained) and together.calls == 8
+    assert together.bytes == pytest.approx(each.bytes, rel=1e-3)
+    assert w1.update("adam", True, itemsize=2).bytes == pytest.approx(2 * together.bytes, rel=1e-3), "its state is in 32 bits"
+
+
+def costs_known(draw, rates, rows=24):
+    """Return terms with the times that known rates give, and the group of each row."""
+    terms = pd.DataFrame({name: draw.uniform(1, 50, rows) for name in rates})
+    return terms, terms.to_numpy() @ np.array(list(rates.values())), [f"group{number % 6}" for number in range(rows)]
+
+
+def test_costs_are_the_rates_that_made_the_times():
+    for name, rates in (("loader_wait", {"batches": 0.3, "samples": 0.03, "mb": 0.4, "resized_mb": 1.2}),
+                        ("h2d", {"batches": 0.02, "mb": 0.16}), ("optimizer", {"operators_ms": 1.0, "calls": 0.004})):
+        terms, measured, groups = costs_known(np.random.default_rng(0), rates)
+        fitted = step.fit(name, terms, measured, groups, "test")
+        assert fitted.rates == pytest.approx(rates, rel=1e-6)
+        assert fitted.half == pytest.approx(0, abs=1e-6) and fitted.groups == 6 and fitted.scores["mape"] < 1e-4
+        assert fitted.predict(dict.fromkeys(rates, 2.0)).predicted_ms == pytest.approx(2 * sum(rates.values()))
+
+
+def test_an_interval_is_that_of_groups_left_out():
+    """A group that is twice as slow as all others lies inside of the interval, though it was fitted too."""
+    terms, measured, groups = costs_known(np.random.default_rng(1), {"batches": 0.1, "mb": 0.2})
+    slow = np.array([2.0 if group == "group3" else 1.0 for group in groups])
+    assert step.fit("h2d", terms, measured * slow, groups, "test").half > math.log(1.6)
+
+
+@pytest.mark.parametrize("groups", [["one"] * 5, []])
+def test_one_group_says_nothing_of_others(groups):
+    terms = pd.DataFrame({name: np.ones(len(groups)) for name in TERMS["h2d"]})
+    with pytest.raises(InputError, match="two workloads or more of different models, not to"):
+        step.fit("h2d", terms, np.ones(len(groups)), groups, "test")
+
+
+def test_a_predicted_step_has_all_parts_of_a_measured_one(cpu, t4, w1):
+    load = steps.loading("W1", w1)
+    for predictor in (cpu, t4):
+        whole = steps.predict(predictor, w1, load, shipped=True)
+        assert tuple(whole.parts) == PARTS and all(one.predicted_ms > 0 for one in whole.parts.values())
+        assert whole.predicted_ms - whole.beside_ms == pytest.approx(whole.passes.predicted_ms)
+        assert whole.memory_mb == pytest.approx(w1.memory_mb + 8 * sum(w1.trained) / 1e6)
+    assert whole.parts["loader_wait"].source == f"as on {SHIPPED.stem}"
+    evaluated = steps.predict(cpu, work.captured(networks.network("W1"), "infer"), load, shipped=True)
+    assert tuple(evaluated.parts) == ("loader_wait", "h2d", "forward")
+
+
+def test_workers_hide_the_loader_and_accumulation_shares_the_optimizer(cpu, t4, w1):
+    load = steps.loading("W1", w1)
+    plain = steps.predict(t4, w1, load, shipped=True)
+    hidden = steps.predict(t4, w1, load, Recipe(num_workers=1), shipped=True)
+    rest_ms = plain.predicted_ms - plain.parts["loader_wait"].predicted_ms
+    assert hidden.predicted_ms == pytest.approx(max(rest_ms, plain.parts["loader_wait"].predicted_ms))
+    assert steps.predict(cpu, w1, load, Recipe(num_workers=4), shipped=True).parts["loader_wait"].predicted_ms == 0
+    shared = steps.predict(cpu, w1, load, Recipe(grad_accum_steps=4), shipped=True).parts["optimizer"].predicted_ms
+    assert shared == pytest.approx(steps.predict(cpu, w1, load, shipped=True).parts["optimizer"].predicted_ms / 4)
+
+
+def test_what_is_resized_takes_the_loader_longer():
+    item = work.captured(networks.network("W4", 2), "train")
+    assert steps.loading("W4", item).resized_mb == steps.loading("W4", item).mb == pytest.approx(2 * 112 * 112 * 4 / 1e6)
+    assert steps.loading("W5", item).resized_mb == 0 == steps.loading("resnet18", item).resized_mb
+
+
+# ------------------------------------------------------------------------------------------------- where steps are shown
+
+@pytest.fixture(scope="module")
+def answer():
+    return advise.advise(Query("W1", mode="train"), ["cpu", "t4"], crossovers=False)
+
+
+def test_advice_of_training_is_of_whole_steps(answer):
+    table = answer.table.set_index("device")
+    parts = table[[f"{name}_ms" for name in PARTS]]
+    assert parts.sum(axis=1).to_numpy() == pytest.approx(table["predicted_ms"].to_numpy())
+    measured = store.read(next(paths.REFERENCE.glob("*/runs/run_W1_*_cpu.csv")), "runs")["step_median_ms"][0]
+    assert table["measured_ms"]["cpu"] == measured and math.isnan(table["measured_ms"]["t4"])
+    assert table["low_ms"]["cpu"] < measured < table["high_ms"]["cpu"]
+    text = advise_text.text(answer)
+    for words in ("loader ms", "optimizer ms", "loader wait: as on cpu-", "a link of 6 GB/s, assumed (t4)",
+                  "the whole step by learners of profiles, in ms: GBT"):
+        assert words in text
+    assert "forward and backward measured on this machine's CPU" in advise_text.verdict(answer, 20.0)
+
+
+def test_advice_of_inference_has_no_parts():
+    table = advise.advise(Query("simple_cnn", 2, "3x28x28"), ["cpu"], crossovers=False).table
+    assert table[[f"{name}_ms" for name in PARTS]].isna().all(axis=None)
+
+
+def test_a_loader_that_takes_most_of_a_step_bounds_it(answer, monkeypatch):
+    slow = Costs({"batches": 1e4, "samples": 0.0, "mb": 0.0, "resized_mb": 0.0}, 0.1, 3, "test")
+    real = steps.costs_of
+    monkeypatch.setattr(steps, "costs_of", lambda *given: {**real(*given), "loader_wait": slow})
+    bounded = advise.predictions(answer.captured, answer.predictors)
+    assert list(bounded["bound"]) == ["loader", "loader"]
+    faster = suggestions.changes(answer.captured, answer.predictors[0])
+    assert not [change.what for change in faster if "retain" in change.what], "a loop retains what it frees as it is"
+
+
+def test_the_scheduler_compares_steps_with_the_same_parts():
+    kinds, _ = load_scenarios()
+    times = scenario.step_times(["cpu", "t4"], [kinds["W1"], kinds["mobilenet_v2 infer"]])
+    table = mixes.part_table(times)
+    assert list(zip(table["job_class"], table["device"], strict=True)) == [("W1", "t4")], "measured, or inference"
+    assert table.iloc[0][["loader wait", "copy to device", "forward", "backward", "optimizer"]].sum() == pytest.approx(
+        table.iloc[0]["step"], rel=1e-5)
+
+
+# ------------------------------------------------------------------------------------------------- profiles, learners, files
+
+def test_left_out_learners_never_see_the_group(monkeypatch):
+    items = [work.captured(networks.network("simple_cnn", batch, "3x28x28"), "train") for batch in (1, 2, 4, 8, 16, 32)]
+    groups, measured, seen = ["a", "a", "b", "b", "c", "c"], np.array([1, 1, 2, 2, 4, 4.0]), []
+    monkeypatch.setattr(step_learners, "_trained", lambda _, terms, x, times: seen.append(set(times)))
+    monkeypatch.setattr(step_learners, "_predicted", lambda _, terms, x: np.ones(len(x)))
+    step_learners.left_out("MLP", items, measured, groups)
+    assert seen == [{2, 4}, {1, 4}, {1, 2}]
+
+
+@pytest.mark.slow
+def test_what_ships_follows_from_the_reference_profiles():
+    """The costs, and what they say of steps left out, are those that the committed profiles give again."""
+    (runs, rows), = profiled_steps.collected("replay").values()
+    device = profiled_steps.device_of(runs, "replay")
+    profiles = profiled_steps.gather(runs, rows, profiled_steps.predictor_of(device))
+    shipped, again = StepModel.load(SHIPPED), profiled_steps.learn(profiles, device, runs["hardware_id"].iloc[0])
+    assert (device, again.runs) == (shipped.device, shipped.runs)
+    for name, costs in again.costs.items():
+        assert costs.rates == pytest.approx(shipped.costs[name].rates, rel=1e-4)
+        assert (costs.half, costs.groups) == pytest.approx((shipped.costs[name].half, shipped.costs[name].groups), rel=1e-4)
+    ours = [table[table["learner"] == profiled_steps.OURS].reset_index(drop=True) for table in (
+        profiled_steps.left_out(profiles), profiled_steps.published(SHIPPED, "replay"))]
+    beside = ["run_id", "split", "measured_ms", "loader_wait_ms", "h2d_ms", "optimizer_ms"]
+    pd.testing.assert_frame_equal(*(table[beside] for table in ours), rtol=1e-4)
+    assert ours[1]["predicted_ms"].to_numpy() == pytest.approx(ours[1][[f"{name}_ms" for name in PARTS]].sum(axis=1).to_numpy())
+
+
+def as_gpu(workload, card="Tesla T4", hardware_id="here", folder="", copy_ms=1.5):
+    """Put the reference's profile of a workload into this machine's data, as if it were of a GPU that copies for so long."""
+    root = paths.IMPORTED / folder if folder else paths.DATA
+    for kind, schema in (("runs", "runs"), ("profiles", "profile")):
+        for path in sorted(paths.REFERENCE.glob(f"*/{kind}/run_{workload}_*_cpu*.csv")):
+            table = store.read(path, schema)
+            changed = {"backend": "cuda", "device_name": card} if schema == "runs" else {
+                "device_type": "cuda", "device_index": 0, "h2d_ms": copy_ms}
+            store.write(table.assign(hardware_id=hardware_id, **changed), root / kind / path.name, schema)
+
+
+def test_steps_are_learned_from_collected_profiles_of_a_gpu(home, t4, w1, capsys):
+    for name in ("W1", "W3", "W6"):
+        as_gpu(name)
+    assert __main__.main(["models", "--train", "profiles"]) == 0
+    path = paths.MODELS / "steps" / "t4.json"
+    assert str(path) in capsys.readouterr().out
+    model = StepModel.load(path)
+    assert json.loads(path.read_text())["source"] == "profiles"
+    assert set(model.learners) == set(step_learners.NAMES) and model.costs["h2d"].groups == 3
+    whole = steps.predict(t4, w1, steps.loading("W1", w1))
+    assert whole.parts["h2d"].predicted_ms == pytest.approx(1.5, rel=0.2) and whole.parts["h2d"].source == "profiles of t4"
+    assert steps.predict(t4, w1, steps.loading("W1", w1), shipped=True).parts["h2d"].source.endswith("assumed")
+    for learner in model.learners.values():
+        assert learner.predict([w1])[0] == pytest.approx(20.7, rel=0.5), "the step that was measured"
+
+
+@pytest.mark.slow
+def test_equal_gpus_of_several_machines_are_one_device_and_unknown_ones_are_left_out(home, capsys):
+    for name in ("W1", "W3", "W6"):
+        as_gpu(name)
+        as_gpu(name, hardware_id="there", folder="other", copy_ms=3.0)
+        as_gpu(name, "Abacus 9000", "third", "third")
+    path, = profiled_steps.learn_all("measure")
+    model = StepModel.load(path)
+    assert (model.device, model.hardware_id, len(model.runs)) == ("t4", "here there", 6)
+    assert 1.5 < model.costs["h2d"].rates["batches"] < 3.0
+
+
+def test_too_few_profiles_are_one_line(home, capsys):
+    assert __main__.main(["models", "--train", "profiles"]) == 2
+    assert "none was collected" in capsys.readouterr().err
+    as_gpu("W1")
+    assert __main__.main(["models", "--train", "profiles"]) == 2
+    error = capsys.readouterr().err
+    assert "three architectures or more, there are: simple_cnn" in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize("changed", [{"num_workers": 2}, {"verdict": "unusable"}, {"arch": "resnet18"}, {"precision": "bf16"},
+                                     {"grad_accum_steps": 2}, {"augment": True}, {"channels_last": True},
+                                     {"resolution": "resized"}, {"workload_id": "gone"}])
+def test_runs_that_are_not_of_the_plain_loop_teach_nothing(changed, monkeypatch):
+    runs = profiled_steps.archive.runs("replay")
+    assert len(profiled_steps.collected("replay"))
+    monkeypatch.setattr(profiled_steps.archive, "runs", lambda _: runs.assign(**changed))
+    assert profiled_steps.collected("replay") == {}
+
+
+def test_predictions_without_their_profiles_are_refused(tmp_path):
+    path = shutil.copy(SHIPPED.with_suffix(".csv"), tmp_path / "one.csv")
+    table = store.read(path, "steps")
+    store.write(table.assign(run_id="run_W0"), path, "steps", derived=True)
+    with pytest.raises(InputError, match="predicts steps of run_W0, of which there are no profiles"):
+        profiled_steps.published(path, "replay")
+
+
+def damaged(*place, value):
+    content = json.loads(SHIPPED.read_text())
+    holder = content
+    for key in place[:-1]:
+        holder = holder[key]
+    holder[place[-1]] = value
+    return json.dumps(content)
+
+
+@pytest.mark.parametrize("text", [
+    "", "[]", "{", "null", damaged("schema", value=2), damaged("source", value="guesses"), damaged("device", value="t4"),
+    damaged("device", value="../t4"), damaged("costs", value={}), damaged("code", value="import os"),
+    damaged("costs", "h2d", "rates", value={"mb": 1.0}), damaged("costs", "h2d", "half", value=-1),
+    damaged("costs", "h2d", "rates", "mb", value=float("inf")), damaged("costs", "optimizer", "rates", "calls", value=-0.1),
+    damaged("costs", "loader_wait", "groups", value=0), damaged("learners", "MLP", "regressor", "terms", value=["a"] * 5),
+    damaged("learners", "GBT", "regressor", "form", value="rates"),
+    damaged("learners", "MLP", "regressor", "names", value=["flops"])])
+def test_a_damaged_file_is_one_line(text, tmp_path):
+    path = tmp_path / SHIPPED.name
+    path.write_text(text)
+    with pytest.raises(InputError) as error:
+        StepModel.load(path)
+    assert "\n" not in str(error.value) and str(path) in str(error.value)
+
+
+def test_a_file_is_read_as_it_was_written(tmp_path, w1):
+    model = StepModel.load(SHIPPED)
+    again = StepModel.load(model.save(tmp_path / SHIPPED.name))
+    assert again.costs == model.costs and again.runs == model.runs
+    for name, learner in model.learners.items():
+        assert again.learners[name].predict([w1]) == pytest.approx(learner.predict([w1]))
+
+
+def test_without_any_costs_of_a_cpu_the_reason_is_named(home, monkeypatch, cpu, w1):
+    monkeypatch.setattr(registry, "SHIPPED", home / "nothing")
+    with pytest.raises(InputError, match="no costs of a CPU's loader in .*models --train profiles"):
+        steps.predict(cpu, w1, steps.loading("W1", w1))

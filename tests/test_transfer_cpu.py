@@ -1,0 +1,280 @@
+"""A CPU without a model of its own: the nearest reference model, its scaling by measured ceilings, calibrated compositions."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks import machines
+from lib import __main__, paths, store
+from lib.config.definitions import JobClass
+from lib.errors import InputError
+from lib.measure import ceilings, load, machine
+from lib.predict import advise, advise_text, calibrate_networks, network_training, registry, transfer_cpu
+from lib.predict.advise import Query
+from lib.predict.analytic.scaling import Scaling
+from lib.predict.networks import calibration
+from lib.predict.networks.composition import Composition
+from lib.predict.operators.cost_model import CostModel
+from lib.predict.operators.fine_tuning import fine_tuned
+from lib.predict.transfer_cpu import Host
+from lib.schedule.runtime import local_site
+from lib.studies.scheduler_eval import scenario
+from lib.work import networks
+
+RATES = st.floats(1e-3, 1e3)
+WORK = st.floats(0, 1e13)
+
+
+@given(RATES, RATES, RATES, WORK, WORK)
+def test_an_operator_takes_longer_by_no_more_than_the_slower_of_both_ceilings(compute, memory, ridge, flops, moved):
+    factor = float(Scaling(compute, memory, ridge).factor(flops, moved))
+    slow, fast = sorted((1 / compute, 1 / memory))
+    assert min(slow, 1.0) * (1 - 1e-9) <= factor <= max(fast, 1.0) * (1 + 1e-9)
+    assert (slow * (1 - 1e-9) <= factor <= fast * (1 + 1e-9)) or flops == moved == 0
+
+
+@given(st.tuples(RATES, RATES), st.tuples(RATES, RATES), st.tuples(RATES, RATES), WORK, st.floats(1, 1e13))
+def test_scaling_by_way_of_a_third_machine_is_the_same(one, two, three, flops, moved):
+    direct = Scaling.between(one, three).factor(flops, moved)
+    by_way = Scaling.between(one, two).factor(flops, moved) * Scaling.between(two, three).factor(flops, moved)
+    assert direct == pytest.approx(by_way)
+    assert Scaling.between(one, one).factor(flops, moved) == pytest.approx(1)
+
+
+def test_known_answers_of_a_scaling():
+    half_the_flops = Scaling.between((100.0, 10.0), (50.0, 10.0))
+    flops, moved = np.array([1e9, 0.0, 1e9, 0.0]), np.array([0.0, 1e8, 1e8, 0.0])
+    assert half_the_flops.factor(flops, moved) == pytest.approx([2, 1, 1.5, 1])
+    assert str(half_the_flops) == "compute x0.50, memory x1.00"
+
+
+def _save_ceilings(peak_gflops=100.0, peak_gbps=10.0, touch_us=2.0, threads=0, hardware_id="", number=1, verdict="stable"):
+    """Write ceilings as 01_machine would."""
+    ids = {**machine.ids(), **({"hardware_id": hardware_id} if hardware_id else {})}
+    shared = {"device": "cpu", "threads": threads or torch.get_num_threads(), "source": "measured", "method": "test",
+              "working_set_mb": 1.0, "median_ms": 1.0, "iqr_ms": 0.0, "n": 9, "verdict": verdict, **ids}
+    rows = [{**shared, "dtype": "fp32", "level": "compute", "peak_gflops": peak_gflops, "peak_gbps": np.nan},
+            {**shared, "dtype": "fp64", "level": "RAM", "peak_gflops": np.nan, "peak_gbps": peak_gbps}]
+    touch = {"device": "cpu", "what": "first_touch", "median_us": touch_us, "p99_us": touch_us, "n": 4, "method": "test", **ids}
+    path = paths.CEILINGS / f"ceilings_cpu-v{number}.csv"
+    store.write(pd.DataFrame(rows, columns=ceilings.columns("ceilings")), path, "ceilings")
+    store.write_meta(path, "ceilings", **{**machine.identity(), "started_utc": f"2026-01-0{number}"})
+    store.write(pd.DataFrame([touch] if touch_us else [], columns=ceilings.columns("overheads")),
+                path.with_name(f"overheads_cpu-v{number}.csv"), "overheads")
+
+
+def test_a_cpu_without_a_model_is_scaled_by_its_ceilings_and_says_so(home):
+    query = Query("simple_cnn", 4, "3x28x28")
+    first = advise.advise(query, ["cpu"])
+    before = first.table.iloc[0]
+    assert advise.without_ceilings(first) and "scaled" not in before["source"]
+    reference = registry.shipped_cpu("fp32")
+    _save_ceilings(reference.facts["peak_gflops"] / 3, reference.facts["peak_gbps"] / 3)
+    second = advise.advise(query, ["cpu"])
+    after = second.table.iloc[0]
+    assert not advise.without_ceilings(second)
+    assert after["source"] == (f"zero-shot from {reference.device}, scaled by ceilings measured here (compute x0.33, "
+                               "memory x0.33)")
+    assert after["out_of_range"] and after["predicted_ms"] > 2.5 * before["predicted_ms"]
+    assert after["high_ms"] / after["low_ms"] >= before["high_ms"] / before["low_ms"]
+
+
+def test_what_replays_is_the_reference_machine_whatever_was_measured_here(home):
+    job_class = JobClass(id="small", model="simple_cnn", mode="infer", batch_size=4)
+    before = scenario.step_times(["cpu"], [job_class]).table
+    _save_ceilings(10.0, 1.0)
+    assert scenario.step_times(["cpu"], [job_class]).table.equals(before)
+
+
+def test_the_best_ceilings_of_this_machine_and_as_many_threads_count(home):
+    assert transfer_cpu.host() is None
+    _save_ceilings(hardware_id="deadbeef", number=1)
+    _save_ceilings(threads=torch.get_num_threads() + 1, number=2)
+    assert transfer_cpu.host() is None
+    own = machine.ids()["hardware_id"]
+    _save_ceilings(200.0, 20.0, 8.192, number=3, verdict="unusable")
+    assert transfer_cpu.host() == Host(own, 200.0, 20.0, pytest.approx(2.0), doubtful=True)
+    _save_ceilings(250.0, 30.0, 4.096, number=4)
+    _save_ceilings(300.0, 25.0, 5.0, number=5)
+    assert transfer_cpu.host() == Host(own, 300.0, 30.0, pytest.approx(1.0))
+
+
+def test_a_look_on_a_busy_machine_says_so_and_is_repeated(home, monkeypatch, capsys):
+    looks = []
+    monkeypatch.setattr(transfer_cpu, "look", lambda: looks.append(_save_ceilings(
+        number=len(looks) + 1, verdict="stable" if looks else "unusable")))
+    arguments = "advise simple_cnn --input 3x28x28 --device cpu --json".split()
+    for number in (1, 2, 2):
+        assert __main__.main(arguments) == 0 and len(looks) == number
+        assert ("measured here, on a busy machine," in capsys.readouterr().out) == (number == 1)
+
+
+def test_the_nearest_of_several_reference_machines_by_ceilings(home):
+    first = registry.shipped_cpu("fp32")
+    small = CostModel("cpu-small-1", {**first.facts, "peak_gflops": 20.0, "peak_gbps": 8.0}, first.parts)
+    here = Host("1", 30.0, 9.0, None)
+    chosen = transfer_cpu.nearest([first, small], here)
+    assert chosen.device == "cpu-small-1" and str(chosen.scaling) == "compute x1.50, memory x1.12"
+    assert transfer_cpu.nearest([first, small], Host("1", 480.0, 40.0, None)).device == first.device
+    assert transfer_cpu.nearest([small, first], None) is small
+
+
+def test_fresh_memory_costs_what_its_first_touch_does_here_or_changes_as_the_bandwidth():
+    model = registry.shipped_cpu("fp32")
+    facts = model.facts
+    touched = transfer_cpu.scaled(model, Host("1", facts["peak_gflops"], facts["peak_gbps"] / 2, 0.5)).compositions
+    moved = transfer_cpu.scaled(model, Host("1", facts["peak_gflops"], facts["peak_gbps"] / 2, None)).compositions
+    for case, fitted in model.compositions.items():
+        rate = fitted["rates"]["fresh_mb"]
+        assert touched[case]["rates"]["fresh_mb"] == (0.5 if rate else 0.0)
+        assert moved[case]["rates"]["fresh_mb"] == pytest.approx(2 * rate)
+
+
+@pytest.mark.parametrize(("count", "within"), [(60, 0.1), (8, 0.35)])
+def test_few_points_correct_a_scaled_model_by_what_the_scaling_left(count, within):
+    model = transfer_cpu.scaled(registry.shipped_cpu("fp32"), Host("1", 50.0, 20.0, None))
+    table = store.read(next(paths.REFERENCE.glob("*/sweeps/others_kernel_cold/sweep.parquet")), "sweep")
+    rows = table[(table["op"] == "linear") & (table["status"] == "ok") & (table["pass"] == "forward")].head(300)
+    rows = rows.assign(latency_ms=1.8 * model.predict(rows)["predicted_ms"], verdict="stable")
+    tuned = fine_tuned(model, rows.head(count))
+    unseen = rows.tail(100)
+    assert np.median(np.abs(tuned.predict(unseen)["predicted_ms"] / unseen["latency_ms"] - 1)) < within
+    assert tuned.scaling == model.scaling
+    assert bool(tuned.parts["gemm forward"].origin) == (count < 10)
+    other = tuned.parts["memory forward"].correction.mean
+    assert 0.9 * np.log(1.8) < other < 1.1 * np.log(1.8)  # as the others err, as far as is known
+
+
+def test_a_scaled_model_is_saved_and_a_forged_scaling_refused(tmp_path):
+    model = transfer_cpu.scaled(registry.shipped_cpu("fp32"), Host("1", 50.0, 5.0, None))
+    again = CostModel.load(model.save(tmp_path / "m.json.gz"))
+    assert again.scaling == model.scaling and again.facts["peak_gflops"] == 50.0
+    model.scaling = Scaling(-1.0, 1.0, 1.0)
+    with pytest.raises(InputError, match="scaling"):
+        model.save(tmp_path / "n.json.gz")
+
+
+BASE = {f"{mode} {heap}": Composition({"sum_ms": 0.9, "moved_ms": 0.9, "modules": 0.0, "fresh_mb": 0.25 * (heap == "default")},
+                                      0.15 if heap == "kept" else 0.4, 16)
+        for mode in ("infer", "train") for heap in ("kept", "default")}
+
+
+def _networks(count, factor, fresh=0.25, noise=0.05, seed=0, modes=("infer", "train"), heaps=("kept", "default")):
+    """Return networks measured on a machine that takes ``factor`` times as long as the base composition says."""
+    draw, rows = np.random.default_rng(seed), []
+    for number in range(count):
+        own = draw.normal(0, noise)
+        for mode in modes:
+            terms = {"sum_ms": draw.uniform(20, 200), "moved_ms": draw.uniform(5, 50), "modules": 50.0,
+                     "fresh_mb": draw.uniform(0, 400)}
+            for heap in heaps:
+                computing = factor * 0.9 * (terms["sum_ms"] + terms["moved_ms"])
+                measured = (computing + fresh * terms["fresh_mb"] * (heap == "default")) * np.exp(own + draw.normal(0, 0.01))
+                rows.append({"network": f"n{number}", "mode": mode, "memory": heap, "latency_ms": measured, "outside": 0.0,
+                             **terms})
+    return pd.DataFrame(rows)
+
+
+@pytest.mark.parametrize(("factor", "fresh"), [(1.0, 0.25), (1.4, 0.25), (0.7, 0.6), (2.5, 0.1)])
+def test_a_few_networks_calibrate_the_compositions_of_both_heaps(factor, fresh):
+    corrected = calibration.calibrated(BASE, _networks(5, factor, fresh, seed=1))
+    unseen = _networks(60, factor, fresh, seed=2)
+    for case, fitted in corrected.items():
+        mode, heap = case.split()
+        rows = unseen[(unseen["mode"] == mode) & (unseen["memory"] == heap)]
+        answers = [fitted.predict(row) for row in rows.to_dict("records")]
+        error = calibrate_networks.errors(rows["latency_ms"], [answer[0] for answer in answers])
+        assert fitted.networks == 5 and abs(error["bias"]) < 8 and error["mape"] < 10
+        covered = np.mean([low <= ms <= high for (_, low, high), ms in zip(answers, rows["latency_ms"], strict=True)])
+        assert covered >= 0.85
+        assert fitted.half < 0.9 * BASE[case].half or heap == "kept"
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_more_networks_are_believed_more(seed):
+    few, many = (calibration.calibrated(BASE, _networks(count, 2.0, 0.5, seed=seed))["infer kept"].rates["sum_ms"] / 0.9
+                 for count in (2, 30))
+    assert 1.4 < few < 2.4 and many == pytest.approx(2.0, rel=0.1)
+
+
+def test_a_mode_with_one_network_keeps_its_composition_and_one_heap_calibrates_both():
+    rows = pd.concat([_networks(4, 1.5, modes=("infer",), heaps=("default",)), _networks(1, 1.5, modes=("train",))],
+                     ignore_index=True)
+    corrected = calibration.calibrated(BASE, rows)
+    assert corrected["train kept"] == BASE["train kept"] and corrected["train default"] == BASE["train default"]
+    assert corrected["infer kept"].rates["sum_ms"] > 1.2 * 0.9 and corrected["infer kept"].scores == {}
+    assert corrected["infer default"].scores["n"] == 4
+    left_out = calibration.left_one_out(BASE, rows)
+    assert (left_out["predicted_ms"] > 0).all()
+
+
+def test_a_network_left_out_does_not_predict_itself():
+    rows = _networks(4, 1.0, noise=0.0)
+    odd = rows.assign(latency_ms=rows["latency_ms"] * np.where(rows["network"] == "n0", 3.0, 1.0))
+    left_out = calibration.left_one_out(BASE, odd)
+    own = left_out[left_out["network"] == "n0"]
+    assert (own["predicted_ms"] < 0.5 * own["latency_ms"]).all()
+    assert calibration.calibrated(BASE, odd)["infer kept"].half > calibration.calibrated(BASE, rows)["infer kept"].half
+
+
+def test_the_verb_looks_once_and_not_where_it_is_told_not_to(home, monkeypatch, capsys):
+    looks = []
+    monkeypatch.setattr(transfer_cpu, "look", lambda: looks.append(_save_ceilings()))
+    arguments = "advise simple_cnn --input 3x28x28 --device cpu --json".split()
+    assert __main__.main([*arguments, "--no-look"]) == 0 and not looks
+    assert __main__.main("advise simple_cnn --input 3x28x28 --device t4 --json".split()) == 0 and not looks
+    assert "ceilings" not in capsys.readouterr().err
+    assert __main__.main(arguments) == 0 and len(looks) == 1
+    shown = capsys.readouterr()
+    assert "its ceilings are measured" in shown.err and "scaled by ceilings measured here" in shown.out
+    assert __main__.main(arguments) == 0 and len(looks) == 1
+
+
+@pytest.mark.parametrize(("others", "stolen", "usable", "free"), [(0.0, 0.0, 4, 4), (0.4, 0.0, 4, 4), (0.6, 0.0, 4, 3),
+                                                                 (1.0, 1.0, 4, 2), (9.0, 0.0, 4, 1), (1.0, 0.0, 2, 1)])
+def test_cores_that_neighbours_hold_are_not_free(monkeypatch, others, stolen, usable, free):
+    monkeypatch.setattr(load, "own_cores", lambda: list(range(usable)))
+    monkeypatch.setattr(load.LoadWatch, "reading", lambda self: load.Load(0.3, 0.0, others, stolen, 0.0))
+    assert load.free_cores(0.0) == free
+
+
+def test_advice_and_slots_have_fewer_threads_beside_a_busy_neighbour(home, monkeypatch):
+    advice = advise.advise(Query("simple_cnn", 1, "3x28x28"), ["cpu"])
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    monkeypatch.setattr(local_site, "cores_here", lambda: [0, 1])
+    monkeypatch.setattr(load, "free_cores", lambda: 2)
+    assert advise_text.neighbours(advice) == "cpu: the time is that of an idle machine with 2 threads"
+    assert local_site.slots_here(1)[0].threads == 2
+    monkeypatch.setattr(load, "free_cores", lambda: 1)
+    note = advise_text.neighbours(advice)
+    assert "1 is free" in note and note.endswith("set OMP_NUM_THREADS=1")
+    assert advise_text.records(advice, note=note)[0]["note"] == note
+    assert [slot.threads for slot in local_site.slots_here(1) if slot.cores] == [1]
+    assert [slot.threads for slot in local_site.slots_here(2) if slot.cores] == [1, 1]
+    gpu = advise.advise(Query("simple_cnn", 1, "3x28x28"), ["t4"])
+    assert advise_text.neighbours(gpu) == "" and "note" not in advise_text.records(gpu)[0]
+
+
+def test_the_table_of_emulated_machines_counts_unusable_rows_and_tells_unseen_families_apart():
+    shared = {"emulated": "avx2-1", "zero_shot_low_ms": 50.0, "zero_shot_high_ms": 90.0, "calibrated_ms": 100.0,
+              "calibrated_low_ms": 90.0, "calibrated_high_ms": 110.0, "latency_ms": 100.0}
+    rows = pd.DataFrame([{**shared, "zero_shot_ms": 60.0, "unseen_family": True, "verdict": "stable"},
+                         {**shared, "zero_shot_ms": 80.0, "unseen_family": False, "verdict": "noisy"},
+                         {**shared, "zero_shot_ms": 1.0, "unseen_family": False, "verdict": "unusable"}])
+    (line,) = machines.summary(rows).to_dict("records")
+    assert (line["machine"], line["cases"], line["unusable"]) == ("avx2-1", 2, 1)
+    assert line["zero_shot_mape"] == pytest.approx(30) and line["zero_shot_bias"] == pytest.approx(-30)
+    assert line["unseen_zero_shot_mape"] == pytest.approx(40) and line["zero_shot_coverage"] == 0
+    assert line["calibrated_mape"] == 0 and line["calibrated_coverage"] == line["unseen_calibrated_coverage"] == 100
+
+
+@pytest.mark.parametrize("build", [machines.Encoder, machines.Mixer, machines.Pyramid])
+def test_networks_of_no_library_run(build):
+    with torch.no_grad():
+        assert torch.isfinite(build().eval()(torch.zeros(1, 3, 224, 224))).all()
+    families = {networks.family(name) for name in (*network_training.TUNING, *calibrate_networks.NETWORKS)}
+    assert not families & {networks.family(name) for name in machines.UNSEEN if ":" not in name}
+    assert not {networks.family(name) for name in calibrate_networks.NETWORKS} & set(map(networks.family, machines.OTHERS))
