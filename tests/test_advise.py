@@ -296,6 +296,18 @@ def test_a_calibration_by_whole_networks_too_predicts_others_with_honest_interva
     assert answer["predicted_ms"] == pytest.approx(1.5 * zero_shot["predicted_ms"], rel=0.15)
 
 
+def test_a_calibration_that_makes_networks_worse_is_refused_and_not_saved(home, monkeypatch):
+    networks_measure = calibrate.calibrate_networks.measure
+    _measured(monkeypatch, "stable")
+    monkeypatch.setattr(calibrate.calibrate_networks, "measure", networks_measure)
+    _end_to_end(monkeypatch, {"simple_cnn": "stable"})
+    errors = iter(({"mape": 20.0, "bias": 20.0, "n": 3}, {"mape": 60.0, "bias": -60.0, "n": 3}))
+    monkeypatch.setattr(calibrate.calibrate_networks, "errors", lambda *_: next(errors))
+    with pytest.raises(InputError, match="did not help: networks measured end to end err by 60 % after it, by 20 % before"):
+        calibrate.calibrate("cpu", budget_s=30)
+    assert not paths.MODELS.exists()
+
+
 def test_a_slow_machine_that_measures_a_part_of_the_points_calibrates_all_the_same(home, monkeypatch):
     _measured(monkeypatch, "stable", lambda rows: rows.head(45))
     result = calibrate.calibrate("cpu", budget_s=60)

@@ -14,6 +14,7 @@ from lib.measure import machine
 from lib.measure.operators import aggregate, sweep
 from lib.predict import calibrate_networks, registry, transfer_cpu
 from lib.predict.calibrate_networks import Networks
+from lib.predict.networks.calibration import LEAST_NETWORKS
 from lib.predict.operators import inputs
 from lib.predict.operators.cost_model import CostModel
 from lib.predict.operators.fine_tuning import farthest_first, fine_tuned
@@ -68,7 +69,7 @@ def calibrate(device: str = "cpu", dtype: str = "fp32", budget_s: float = 120.0)
     """Measure chosen points on ``device``, fine-tune the nearest model by them, and save it for this machine.
 
     On a CPU the budget is shared with a few whole networks, by which the composition is calibrated. Raises InputError for a
-    device that is not here, and where no model of its kind can be fine-tuned.
+    device that is not here, where no model of its kind can be fine-tuned, and where networks are predicted worse than before.
     """
     where = machine.device(device)
     if not _SHORTEST_S <= budget_s <= _LONGEST_S:
@@ -84,6 +85,11 @@ def calibrate(device: str = "cpu", dtype: str = "fp32", budget_s: float = 120.0)
     scores = [score(measured, one.predict(held_out)["predicted_ms"].to_numpy()) for one in (base, model)]
     networks = calibrate_networks.calibrate(model, base, *calibrate_networks.measure(model, budget_s * (1 - _OPERATORS), name)
                                             ) if of_cpu else None
+    if networks and networks.worse:
+        raise InputError(f"the calibration did not help: networks measured end to end err by {networks.after['mape']:.0f} % "
+                         f"after it, by {networks.before['mape']:.0f} % before; nothing is saved. The machine was busy, or "
+                         f"differently so, while operators and networks were measured; both are in {paths.SWEEPS / name} and "
+                         f"{paths.NETWORKS / name}")
     model.device = f"{CPU}{machine.name()}" if of_cpu else base.device
     model.facts = {**base.facts, **machine.ids(), CALIBRATED: base.device, "calibrated_utc": store.utc_now(),
                    "points": len(training), "held_out": scores[1], "sweeps": []}
@@ -149,7 +155,7 @@ def summary(result: Calibrated) -> str:
             f"{result.after['mape']:.1f} % after (median {result.before['median']:.1f} -> {result.after['median']:.1f} %)")
     if result.networks is None:
         return text
-    if not result.networks.after:
+    if result.networks.count < LEAST_NETWORKS:
         return text + (f"; of the networks measured end to end {result.networks.count} are usable, two or more are needed: the "
                        f"composition stays that of {source}")
     before, after = result.networks.before, result.networks.after

@@ -43,6 +43,11 @@ class Networks:
         """Return how many networks are usable."""
         return int(self.rows["network"].nunique())
 
+    @property
+    def worse(self) -> bool:
+        """Return whether the calibrated model errs more on networks than the one before."""
+        return bool(self.after) and self.after["mape"] > self.before["mape"]
+
 
 def errors(measured_ms: np.ndarray, predicted_ms: np.ndarray) -> dict[str, float]:
     """Return the mean absolute error and the mean error of predictions in %, and n; empty without any."""
@@ -88,15 +93,19 @@ def measure(model: CostModel, budget_s: float, name: str) -> tuple[pd.DataFrame,
 def calibrate(model: CostModel, before: CostModel, rows: pd.DataFrame, works: Works) -> Networks:
     """Correct the compositions of ``model`` by measured networks; ``before`` is the model that it was fine-tuned from.
 
-    Fewer than LEAST_NETWORKS usable networks leave them as they are, without errors.
+    Fewer than LEAST_NETWORKS usable networks leave them as they are; the errors after are those of the operators' correction.
     """
+    zero_shot = errors(rows["latency_ms"], _predicted(before, rows, works))
     if rows["network"].nunique() < LEAST_NETWORKS:
-        return Networks(rows, works, {}, {})
+        return Networks(rows, works, zero_shot, errors(rows["latency_ms"], _predicted(model, rows, works)))
     base = {case: Composition(**fitted) for case, fitted in model.compositions.items()}
     terms = network_training.terms(model, rows, works)
     model.compositions = {case: asdict(fitted) for case, fitted in calibration.calibrated(base, terms).items()}
-    predictor = Predictor(before.device, "fp32", before)
-    zero_shot = [predictor.estimate(works[row.network, row.mode, int(row.batch_size)], row.memory).predicted_ms
-                 for row in rows.itertuples()]
     left_out = calibration.left_one_out(base, terms)
-    return Networks(terms, works, errors(rows["latency_ms"], zero_shot), errors(rows["latency_ms"], left_out["predicted_ms"]))
+    return Networks(terms, works, zero_shot, errors(rows["latency_ms"], left_out["predicted_ms"]))
+
+
+def _predicted(model: CostModel, rows: pd.DataFrame, works: Works) -> list[float]:
+    predictor = Predictor(model.device, "fp32", model)
+    return [predictor.estimate(works[row.network, row.mode, int(row.batch_size)], row.memory).predicted_ms
+            for row in rows.itertuples()]
