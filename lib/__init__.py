@@ -20,4 +20,8 @@ The map of the library, from the ground up; each package imports only from those
 command line use it. Importing ``lib`` imports nothing heavy: torch, pandas and matplotlib are imported where they are used.
 """
 
+import os
+
+os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # as NVML counts; CUDA's own order is by speed
+
 __version__ = "0.5.1"

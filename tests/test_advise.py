@@ -340,7 +340,8 @@ def test_a_calibration_whose_points_are_of_one_shape_falls_back_to_one_factor(ho
         return pd.concat([same, rows], ignore_index=True).drop_duplicates("config")
 
     _measured(monkeypatch, "stable", of_one_shape)
-    assert calibrate.calibrate("cpu", budget_s=30).after["n"] >= 2
+    result = calibrate.calibrate("cpu", budget_s=30)
+    assert result.after["median"] < result.before["median"]
 
 
 def test_gains_of_one_device_are_not_measured_on_another():

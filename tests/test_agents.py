@@ -89,14 +89,22 @@ class Site:
     """A server of agents whose answers can be withheld, and agents that are processes."""
 
     def __init__(self):
-        self.here, self.silent, self.processes = Here(), False, []
+        self.here, self.silent, self.processes, self.calls = Here(), False, [], 0
         self.agents, self.app = Agents(self.here, LIMITS), FastAPI()
         self.app.include_router(workers.router(self.agents), prefix="/api/v1",
                                 dependencies=[Depends(check_token), Depends(self._answer)])
 
     def _answer(self):
+        self.calls += 1
         if self.silent:
             raise HTTPException(500, "no answer")
+
+    def later(self, calls=3):
+        """Return once agents have called so many times more: what the first of these calls answered has arrived."""
+        end, last = time.monotonic() + 30, self.calls + calls
+        while self.calls < last:
+            assert time.monotonic() < end
+            time.sleep(0.01)
 
     def start(self, *words):
         self.processes.append(start("agent", self.url, *words))
@@ -268,10 +276,13 @@ def test_reports_are_kept_until_they_are_written_down_and_given_to_the_next_sess
         collect(worker, "done")
         for wrote in (False, True):
             site.here.wrote = wrote
-            time.sleep(0.5)  # the agent calls meanwhile
+            site.later()
             site.agents._sessions.clear()  # as a server that began anew
             site.slots()
-            time.sleep(0.5)
+            end = time.monotonic() + 30
+            while len(site.here.lines()) < 200 and time.monotonic() < end:
+                time.sleep(0.01)
+            site.later()
             assert [number for number, _ in site.here.lines()] == 2 * [*range(1, 101)]
 
 

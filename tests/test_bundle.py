@@ -50,7 +50,9 @@ def test_runs_that_were_cut_short_stay_behind(home, tmp_path):
     measured(home)
     paths.PROFILES.mkdir(parents=True)
     (paths.PROFILES / "run_W1_x_train.csv").write_text("torn")
+    (paths.PROFILES / "run_W1_x_train.meta.json").write_text("{}")  # written when a run begins
     assert not any("run_W1" in name for name in bundle.pack(tmp_path / "b.zip", "box"))
+    assert bundle.merge(tmp_path / "b.zip")[1] > 0
 
 
 def test_nothing_to_pack_and_nothing_overwritten(home, tmp_path):

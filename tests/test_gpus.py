@@ -1,5 +1,6 @@
 """GPUs that are not there: whose load it is, devices side by side, shards apart, and what may befall a card."""
 
+import itertools
 import os
 import shutil
 import subprocess
@@ -226,6 +227,22 @@ def test_points_are_drawn_once_however_many_threads_take_them(box):
     assert len(keys) == len(set(keys)) == 60
     alone = points.Points(SweepParams(**{**QUICK, "count": 60}))
     assert set(keys) == {config.key for config, _ in iter(lambda: alone.take(1e12, (), lambda: False), None)}
+
+
+def test_a_space_of_few_points_is_drawn_to_its_end_and_ends_no_sweep(box, monkeypatch):
+    drawn = list(itertools.islice(spaces.several(["activation"], spaces.load_sweeps(), 0), 3))
+
+    def few(*_):
+        yield from drawn
+        raise InputError("no new valid point")
+
+    monkeypatch.setattr(points.spaces, "several", few)
+    shared = points.Points(SweepParams(**{**QUICK, "op": "activation"}))
+    taken = list(iter(lambda: shared.take(1e12, (), lambda: False), None))
+    assert len(taken) == len(drawn) and shared.last_invalid == "no new valid point"
+    drawn.clear()
+    with pytest.raises(InputError, match="no new valid point"):
+        points.Points(SweepParams(**{**QUICK, "op": "activation"})).take(1e12, (), lambda: False)
 
 
 def test_a_point_too_large_for_one_card_is_left_to_one_with_room(box):

@@ -266,8 +266,22 @@ def test_the_slurm_template_collects_what_there_is(cluster, tmp_path):
     assert (status, merge[0]) == (0, str(tmp_path / "slurm" / "merged"))
     options = command_line(merge[1])
     assert ([str(path) for path in options.folders], options.name) == (
-        ["slurm/sweep-0/data/sweeps/shard", "slurm/sweep-1/data/sweeps/shard"], "linear")
-    assert bundles == [[str(tmp_path / "slurm" / name), f"bundle --out slurm/{name}.zip"] for name in ("profiles-1", "merged")]
+        [str(tmp_path / f"slurm/sweep-{n}/data/sweeps/shard") for n in range(2)], "linear")
+    assert bundles == [[str(tmp_path / "slurm" / name), f"bundle --out {tmp_path / 'slurm' / name}.zip"]
+                       for name in ("profiles-1", "merged")]
+
+
+def test_slurm_tasks_write_where_a_user_wants_it_and_are_collected_there_again(cluster, tmp_path):
+    scratch = tmp_path / "scratch"
+    assert cluster("sweep", SLURM_ARRAY_TASK_ID="3", LIB_OUTPUT=str(scratch))[1][0][0] == str(scratch / "slurm" / "sweep-3")
+    _, [[folder, _]] = cluster("profiles", SLURM_ARRAY_TASK_ID="2", LIB_OUTPUT=str(scratch))
+    assert folder == str(scratch / "slurm" / "profiles-2")
+    for name in ("sweep-3/data/sweeps/shard", "merged/data/sweeps/sweep"):
+        (scratch / "slurm" / name).mkdir(parents=True)
+    (scratch / "slurm" / "merged.zip").touch()
+    status, [merge, bundled] = cluster("collect", LIB_OUTPUT=str(scratch))
+    assert (status, merge[0], bundled[0]) == (0, str(scratch / "slurm" / "merged"), str(scratch / "slurm" / "merged"))
+    assert not (scratch / "slurm" / "merged.zip").exists() and not (scratch / "slurm/merged/data/sweeps/sweep").exists()
 
 
 def command_line(words):

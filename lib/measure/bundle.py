@@ -68,7 +68,9 @@ def _finished(folder: Path, readers: Readers) -> list[str]:
         with contextlib.suppress(InputError):  # what no bundle holds stays
             if path.is_file() and bundle_contents.is_read(name, readers):
                 names.append(name)
-    return [name for name in names if not bundle_contents.lacking(name, names)]
+    while (whole := [name for name in names if not bundle_contents.lacking(name, names)]) != names:
+        names = whole  # what lacks something may be what another one needs
+    return names
 
 
 def merge(source: Path, target: Path | None = None, readers: Readers = NO_READERS) -> tuple[Path, int]:

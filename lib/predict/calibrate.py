@@ -1,6 +1,6 @@
 """A device without a model of its own: the nearest model is fine-tuned by a few measured points in about two minutes."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -80,11 +80,16 @@ def calibrate(device: str = "cpu", dtype: str = "fp32", budget_s: float = 120.0)
     name = f"calibration_{machine.name()}_{dtype}_{store.utc_now()[:19].replace(':', '')}"
     training, held_out = _points(str(where), bases[0], dtype, budget_s * (_OPERATORS if of_cpu else 1), name)
     base = min(bases, key=lambda one: _distance(one, training))
+    base = replace(base, facts={**base.facts, "sweeps": []})  # what was measured on another machine is not looked up here
     model = fine_tuned(base, training)
     measured = held_out["latency_ms"].to_numpy()
     scores = [score(measured, one.predict(held_out)["predicted_ms"].to_numpy()) for one in (base, model)]
+    if all(scores[1][name] > scores[0][name] for name in ("mape", "median")):  # it made answers worse: the base's stay
+        model = replace(base, parts={name: replace(part, origin=part.origin or base.device)
+                                     for name, part in base.parts.items()})
+        scores = [scores[0]] * 2
     networks = calibrate_networks.calibrate(model, base, *calibrate_networks.measure(model, budget_s * (1 - _OPERATORS), name)
-                                            ) if of_cpu else None
+                                            ) if of_cpu and dtype == "fp32" else None
     if networks and networks.worse:
         raise InputError(f"the calibration did not help: networks measured end to end err by {networks.after['mape']:.0f} % "
                          f"after it, by {networks.before['mape']:.0f} % before; nothing is saved. The machine was busy, or "
@@ -94,7 +99,7 @@ def calibrate(device: str = "cpu", dtype: str = "fp32", budget_s: float = 120.0)
     model.facts = {**base.facts, **machine.ids(), CALIBRATED: base.device, "calibrated_utc": store.utc_now(),
                    "points": len(training), "held_out": scores[1], "sweeps": []}
     if of_cpu:
-        model.facts |= {"threads": torch.get_num_threads(), "networks": networks.after}
+        model.facts |= {"threads": torch.get_num_threads(), "networks": networks.after if networks else {}}
     path = model.save(registry.path_of(model.device, dtype))
     return Calibrated(path, model, len(training), *scores, networks)
 

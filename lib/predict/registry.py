@@ -70,7 +70,8 @@ def machine_files(folder: Path) -> dict[tuple[str, str], Path]:
 
     Of one that was calibrated there and one that was trained here, the one that erred less on what it was not fitted to.
     """
-    shipped = SHIPPED.glob(f"{_CPU}{folder.name}_*{_SUFFIX}") if folder.parent == paths.REFERENCE else ()
+    committed = sorted(SHIPPED.glob(f"{_CPU}*{_SUFFIX}")) if folder.parent == paths.REFERENCE else []
+    shipped = [path for path in committed if (own := _key(path)[0]) == cpu_name(folder.name, own.rpartition("-")[2])]
     several: dict[tuple[str, str], list[Path]] = {}
     for path in (*folder.glob(f"models/*{_SUFFIX}"), *folder.glob(f"trained/*{_SUFFIX}"), *shipped):
         device, dtype = _key(path)
@@ -160,7 +161,10 @@ class Predictor:
         files = [path for name, folder in folders.items() if folder
                  and (path := folder.parent / name / "sweep.parquet").is_file()]
         tables = [store.read_own(path, "sweep") for path in files]
-        tables = [table[(table["status"] == "ok") & (table["verdict"] == "stable")] for table in tables]
+        facts = self.model.facts
+        same = {name: [facts[name]] for name in ("hardware_id", "dtype", "cache", "latency_type") if facts.get(name)}
+        same |= {"device": facts.get("devices") or ["cpu"], "status": ["ok"], "verdict": ["stable"]}
+        tables = [table[np.logical_and.reduce([table[name].isin(values) for name, values in same.items()])] for table in tables]
         return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=["flops", "bytes", "latency_ms"])
 
     def measured_times(self, work: Work | None = None) -> Mapping[tuple, float]:

@@ -44,7 +44,7 @@ def host() -> Host | None:
     if not (len(computing) and len(moving)):
         return None
     overheads = pd.concat([one.overheads for one in several])
-    touch_us = overheads.loc[overheads["what"] == "first_touch", "median_us"].min()
+    touch_us = overheads.loc[(overheads["what"] == "first_touch") & (overheads["median_us"] > 0), "median_us"].min()
     doubtful = any((part["verdict"] == VERDICTS[-1]).all() for part in (computing, moving))
     return Host(own, float(computing["peak_gflops"].max()), float(moving["peak_gbps"].max()),
                 float(touch_us) / 1e3 / _PAGE_MB if touch_us > 0 else None, doubtful)

@@ -65,9 +65,10 @@ def devices_here(count: int = 0) -> list[tuple[Slot, Device]]:
             device = Device(name=slot.name, model=model, cores=len(slot.cores), threads=slot.threads,
                             memory_mb=memory_mb)
         else:
-            card = cards[int(slot.name.partition(":")[2])]
-            device = Device(name=slot.name, model=card.name, cores=0, threads=slot.threads,
-                            memory_mb=card.memory_mb, gpu=card)
+            number = int(slot.name.partition(":")[2])
+            card = cards[number] if number < len(cards) else None  # torch may have one that NVML does not tell: a MIG part
+            device = Device(name=slot.name, model=card.name if card else machine.hardware()["gpus"][number]["name"], cores=0,
+                            threads=slot.threads, memory_mb=card.memory_mb if card else machine.memory_mb(slot.name), gpu=card)
         pairs.append((replace(slot, card=device.gpu.uuid if device.gpu else ""), device))
     return pairs
 

@@ -25,6 +25,7 @@ from lib.work.graph.spaces import Config
 SAME_FAILURES = 5  # in a row, of one family, before it is abandoned
 _MOST_SKIPPED = 1000  # points too large, in a row, before a space counts as too large for this machine
 _EXTRA_ROUNDS = 2
+_LEAST_LOOP_S = 1e-3  # 0 would ask for a visit
 _ENERGY_SHARE = 0.8  # of the budget, at most, for energy loops
 _EXTRA_SHARE = 0.15  # of the budget, for configurations whose rounds disagree
 
@@ -173,7 +174,7 @@ class DeviceSweep:
             if self._over(self.p.budget_s):
                 return
             config, ops = self.files.configs[key]
-            result = self.visitor.energy(config, ops, min(self.p.energy_s, self._left_s()))
+            result = self.visitor.energy(config, ops, max(_LEAST_LOOP_S, min(self.p.energy_s, self._left_s())))
             self.files.add_energy(key, result)
             self._ticks.put(result["loop_s"])
 

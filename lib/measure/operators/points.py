@@ -105,7 +105,12 @@ class Points:
             yield from ((config, config.ops(self._device)) for config in self._chosen)
             return
         if not self._p.grid:
-            yield from spaces.several(self._p.ops, sweeps, self._p.seed, self._p.dtype, self._device, self._p.shard_pair)
+            try:
+                yield from spaces.several(self._p.ops, sweeps, self._p.seed, self._p.dtype, self._device, self._p.shard_pair)
+            except InputError as error:  # a space of few points is drawn to its end
+                if not self.taken:
+                    raise
+                self.last_invalid = str(error)
             return
         grid = sweeps.grids[self._p.grid]
         for config in spaces.product(grid, self._p.seed, self._p.shard_pair):

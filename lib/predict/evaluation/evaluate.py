@@ -135,8 +135,10 @@ def _predictions(operator_rows: pd.DataFrame, networks: pd.DataFrame, steps: pd.
 
 def published(kind: str, dtype: str, quick: bool = False) -> None:
     """Train and ship the models of every device of an imported kind, and that of any GPU, with what all GPUs then predict."""
-    tables = training.published_tables(kind)
-    for device, table in track(list(tables.items()), kind):
-        training.gpu_model(device, table, kind, dtype, quick).save(registry.path_of(device, dtype, registry.SHIPPED))
-    training.any_gpu(tables, kind, dtype, quick).save(registry.path_of(registry.ANY_GPU, dtype, registry.SHIPPED))
+    tables = {device: table for device, table in training.published_tables(kind).items()
+              if ((table["dtype"] == dtype) & (table["status"] == "ok")).any()}
+    models = [training.any_gpu(tables, kind, dtype, quick)]  # refuses too few GPUs; nothing is replaced before all are trained
+    models += [training.gpu_model(device, table, kind, dtype, quick) for device, table in track(list(tables.items()), kind)]
+    for model in models:
+        model.save(registry.path_of(model.device, dtype, registry.SHIPPED))
     files.replace(gpu_networks.path(), gpu_networks.table().to_csv(index=False).encode())

@@ -53,8 +53,8 @@ class Profiles:
         return self.table.iloc[chosen].reset_index(drop=True), [self.works[row] for row in chosen]
 
 
-def collected(source: str) -> dict[tuple[str, str], tuple[pd.DataFrame, pd.DataFrame]]:
-    """Return the usable runs of the plain loop in fp32, and the rows of their steady part, by hardware id and backend.
+def collected(source: str) -> dict[tuple[str, str, str], tuple[pd.DataFrame, pd.DataFrame]]:
+    """Return the usable runs of the plain loop in fp32, and the rows of their steady part, by hardware id, backend and device.
 
     ``source``: measure (this machine's and imported ones) or replay (the reference's). Left out are runs with loader workers,
     accumulated gradients, another precision, model, resolution or layout than the workload's own, and augmentation: their parts
@@ -64,7 +64,8 @@ def collected(source: str) -> dict[tuple[str, str], tuple[pd.DataFrame, pd.DataF
     models = {name: workload.model for name, workload in definitions.workloads().items()}
     plain = np.logical_and.reduce([runs[name] == value for name, value in _PLAIN.items()])
     usable = runs[plain & (runs["workload_id"].map(models) == runs["arch"]) & (runs["verdict"] != "unusable")]
-    return {key: (part, steady(archive.rows(part, source))) for key, part in usable.groupby(["hardware_id", "backend"])}
+    return {key: (part, steady(archive.rows(part, source)))
+            for key, part in usable.groupby(["hardware_id", "backend", "device_name"])}
 
 
 def device_of(runs: pd.DataFrame, source: str) -> str:
@@ -189,7 +190,7 @@ def learn_all(source: str) -> list[Path]:
     """
     devices: dict[str, list[tuple[pd.DataFrame, pd.DataFrame]]] = {}
     saved, reasons = [], []
-    for (hardware_id, backend), tables in collected(source).items():
+    for (hardware_id, backend, _), tables in collected(source).items():
         try:
             devices.setdefault(device_of(tables[0], source), []).append(tables)
         except InputError as error:
