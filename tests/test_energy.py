@@ -72,10 +72,10 @@ def test_no_number_comes_from_too_few_samples_or_beyond_the_trace(window, why):
 
 def test_windows_are_recorded_beside_the_work_and_idle_power_is_of_the_same_run():
     with windows.Recorder(Constant(50.0)) as recorder:
-        recorder.rest(0.1)
+        recorder.rest(0.4)
         for _ in range(2):
             with recorder.window("work"):
-                time.sleep(0.08)
+                time.sleep(0.4)  # ten samples also beside busy neighbours
     first, second = recorder.energies("work")
     assert recorder.idle_w == pytest.approx(50.0, rel=1e-3)
     for one in (first, second):
