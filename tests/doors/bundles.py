@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from lib import columns, paths, store, tables
 from lib.measure import bundle
+from lib.tables import SCHEMA_VERSION
 from tests.doors import ANY, SAME, WRONG, Door, pass_through
 from tests.doors.definitions import VALUES
 
@@ -47,7 +48,8 @@ def _original() -> tuple[dict[str, Any], dict[str, bytes]]:
     ]
     files += sorted((folder / "ceilings").glob("*"))
     contents = {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
-    return {"format": bundle._FORMAT, "machine": "box", "files": _digests(contents)}, contents
+    return {"format": bundle._FORMATS[-1], "machine": "box", "files": _digests(contents),
+            "schema_version": SCHEMA_VERSION}, contents
 
 
 def _digests(files: dict[str, bytes]) -> dict[str, str]:
