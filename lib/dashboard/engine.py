@@ -106,13 +106,13 @@ def _sqlite(path: Path, wait_s: float) -> sa.Engine:
 def served(database: Database) -> Iterator[None]:
     """Be the one server of a database, which would else run everything twice; InputError where another one is."""
     engine = database.engine
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as lock:
         if engine.dialect.name == "postgresql":
-            connection = held.enter_context(engine.connect().execution_options(isolation_level="AUTOCOMMIT"))
+            connection = lock.enter_context(engine.connect().execution_options(isolation_level="AUTOCOMMIT"))
             if not connection.scalar(sa.select(sa.func.pg_try_advisory_lock(_SERVER))):
                 where = engine.url.render_as_string(hide_password=True)
                 raise InputError(f"another dashboard serves {where}; end it, or name another database in DASHBOARD_DB_URL")
-            held.callback(connection.invalidate)  # its lock ends with it, also where the server is gone
+            lock.callback(connection.invalidate)  # its lock ends with it, also where the server is gone
         else:
-            held.enter_context(locks.writer(Path(unquote(engine.url.database.removeprefix("file:")))))
+            lock.enter_context(locks.writer(Path(unquote(engine.url.database.removeprefix("file:")))))
         yield

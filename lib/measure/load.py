@@ -158,5 +158,5 @@ def free_cores(window_s: float = 0.3) -> int:
     with LoadWatch() as watch:
         time.sleep(window_s)
         reading = watch.reading()
-    taken = int(reading.other_cores + reading.stolen_cores + LOUD_CORES)
-    return max(1, len(own_cores()) - taken)
+    occupied_cores = int(reading.other_cores + reading.stolen_cores + LOUD_CORES)
+    return max(1, len(own_cores()) - occupied_cores)

@@ -227,8 +227,8 @@ def _occupied(name: str) -> str:
     except InputError as error:
         return f" ({error})"
     pids = [str(process.pid) for process in card.processes() or ()]
-    held = f", and process {choices(pids)} has it" if pids else ""
-    return f" (it is in {card.mode}{held})" if card.mode else ""
+    holder = f", and process {choices(pids)} has it" if pids else ""
+    return f" (it is in {card.mode}{holder})" if card.mode else ""
 
 
 def card(where: torch.device) -> str:

@@ -205,5 +205,5 @@ def measured_step_ms(predictor: Predictor, model: str, batch_size: int) -> float
     hardware_id = predictor.model.facts.get("hardware_id", "")
     runs = pd.concat([archive.runs(source) for source in ("replay", "measure")], ignore_index=True)
     same = runs[(runs["batch_size"] == batch_size) & (runs["num_workers"] == 0) & (runs["grad_accum_steps"] == 1)]
-    known = measured_ms(same, hardware_id) if hardware_id and _is_cpu(predictor) else pd.Series(dtype=float)
-    return float(known.get(model, np.nan))
+    step_ms = measured_ms(same, hardware_id) if hardware_id and _is_cpu(predictor) else pd.Series(dtype=float)
+    return float(step_ms.get(model, np.nan))

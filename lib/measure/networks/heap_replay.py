@@ -72,7 +72,7 @@ def one_pass(steps: Iterable[Step], tensors: list[int]) -> int:
     """Take and free what a pass does, addresses in ``tensors``; return how many bytes of it came from the system."""
     fresh = 0
 
-    def taken(size: int) -> int:
+    def take_counted(size: int) -> int:
         nonlocal fresh
         end = libc.sbrk(0)
         block = take(size)
@@ -80,11 +80,11 @@ def one_pass(steps: Iterable[Step], tensors: list[int]) -> int:
         return block
 
     for early, late, new, dead in steps:
-        before_outputs, after_outputs = [taken(size) for size in early], [taken(size) for size in late]
+        before_outputs, after_outputs = [take_counted(size) for size in early], [take_counted(size) for size in late]
         for block in before_outputs:
             libc.free(block)
         for number, size in new:
-            tensors[number] = taken(size)
+            tensors[number] = take_counted(size)
         for block in after_outputs:
             libc.free(block)
         for number in dead:

@@ -90,7 +90,7 @@ class DeviceSweep:
         finally:
             self.files.close()
             self.visitor.shut_down()
-        if not self.files.configs and not self.points.taken:
+        if not self.files.configs and not self.points.assigned:
             raise InputError(f"{self.device}: no valid point to measure ({self.points.invalid} invalid, "
                              f"{len(self.files.skipped)} skipped); the last: {self._too_large or self.points.last_invalid}")
         return self.identity

@@ -17,15 +17,15 @@ INVALID: Point = ()  # a place of a grid without a valid point
 class Points:
     """The points of a sweep, each of which is given to one device; devices may take them from threads of their own.
 
-    ``taken`` holds the keys of the configurations that a device has, from this call or an earlier one. A point is a
+    ``assigned`` holds the keys of the configurations that a device has, from this call or an earlier one. A point is a
     configuration with its operators on ``device``, one of that kind, in each wanted way of timing it.
     """
 
-    def __init__(self, p: SweepParams, chosen: Sequence[Config] = (), taken: Iterable[str] = (), device: str = "cpu"):
+    def __init__(self, p: SweepParams, chosen: Sequence[Config] = (), assigned: Iterable[str] = (), device: str = "cpu"):
         self._p, self._chosen, self._device, self._lock = p, chosen, device, threading.Lock()
         self._drawn, self._limits = self._all(), []
         self._returned, self._too_large = [], []
-        self.taken = set(taken)
+        self.assigned = set(assigned)
         self.invalid, self.last_invalid = 0, ""
         self.cut = ""  # why the walk ended before all points of the grid were drawn
 
@@ -54,14 +54,14 @@ class Points:
         Points of the families ``without`` are left to others, as are those given back that need more than ``limit_bytes``.
         """
         with self._lock:
-            while not (self._p.count and len(self.taken) >= self._p.count):
+            while not (self._p.count and len(self.assigned) >= self._p.count):
                 point = self._next(limit_bytes, without)
                 if point is None or (point is INVALID and over()):
                     return None
-                if point is INVALID or point[0].key in self.taken:
+                if point is INVALID or point[0].key in self.assigned:
                     continue
                 if point[0].op not in without:
-                    self.taken.add(point[0].key)
+                    self.assigned.add(point[0].key)
                     return point
                 self._returned.append(point)
         return None
@@ -75,7 +75,7 @@ class Points:
     def refuse(self, point: Point) -> bool:
         """Take back a point that is too large for a device; return whether it is so for all that are there by now."""
         with self._lock:
-            self.taken.discard(point[0].key)
+            self.assigned.discard(point[0].key)
             others = max(self._limits) >= spaces.footprint(point[1])
             (self._returned if others else self._too_large).append(point)
         return not others
@@ -84,7 +84,7 @@ class Points:
         """Take back points that a device could not visit before it was lost."""
         with self._lock:
             for point in points:
-                self.taken.discard(point[0].key)
+                self.assigned.discard(point[0].key)
                 self._returned.append(point)
 
     def _all(self) -> Iterator[Point]:
@@ -108,7 +108,7 @@ class Points:
             try:
                 yield from spaces.several(self._p.ops, sweeps, self._p.seed, self._p.dtype, self._device, self._p.shard_pair)
             except InputError as error:  # a space of few points is drawn to its end
-                if not self.taken:
+                if not self.assigned:
                     raise
                 self.last_invalid = str(error)
             return

@@ -21,7 +21,7 @@ def raw_folder(sweep: Path, device: str) -> Path:
     return sweep / device.replace(":", "-")
 
 
-def taken(sweep: Path, device: str, visited: bool = False) -> set[str]:
+def entered_configs(sweep: Path, device: str, visited: bool = False) -> set[str]:
     """Return the configurations that a device has in a sweep's folder; only those that it visited where it is there no more."""
     folder = raw_folder(sweep, device)
     if not (folder / "configs.csv").exists():

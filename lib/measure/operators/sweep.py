@@ -15,7 +15,7 @@ from lib.measure import machine
 from lib.measure.operators import aggregate
 from lib.measure.operators.device_sweep import DeviceSweep
 from lib.measure.operators.points import Points
-from lib.measure.operators.raw_files import raw_folder, taken
+from lib.measure.operators.raw_files import entered_configs, raw_folder
 from lib.measure.worker import WorkerLostError
 from lib.progress import track
 from lib.work import dtypes
@@ -138,12 +138,12 @@ class _Together:
         """Return the points of each device, one object a kind; what a card has measured that is gone is not drawn again."""
         kinds = {device: machine.kind(device) for device in devices}
         here = {raw_folder(self._folder, device).name for device in machine.devices()}
-        gone = [path.parent.name for path in sorted(self._folder.glob("cuda-*/configs.csv")) if path.parent.name not in here]
+        removed = [path.parent.name for path in sorted(self._folder.glob("cuda-*/configs.csv")) if path.parent.name not in here]
         shared = {}
         for kind in dict.fromkeys(kinds.values()):
-            keys = set().union(*(taken(self._folder, device) for device in devices if kinds[device] == kind))
+            keys = set().union(*(entered_configs(self._folder, device) for device in devices if kinds[device] == kind))
             if len(set(kinds.values())) == 1 and devices[0].startswith("cuda"):
-                keys = keys.union(*(taken(self._folder, name, visited=True) for name in gone))
+                keys = keys.union(*(entered_configs(self._folder, name, visited=True) for name in removed))
             shared[kind] = Points(self._p, self._chosen, keys, next(device for device in devices if kinds[device] == kind))
         return {device: shared[kind] for device, kind in kinds.items()}
 

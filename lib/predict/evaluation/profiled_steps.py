@@ -132,12 +132,12 @@ def left_out(profiles: Profiles) -> pd.DataFrame:
 
 
 def _row(row: pd.Series, split: str, learner: str, predicted: step.Step | float) -> dict:
-    known = {**row[[*_RUN, "workload", "arch", "batch_size"]], "split": split, "learner": learner}
-    known["measured_ms"] = row["step"]
+    case = {**row[[*_RUN, "workload", "arch", "batch_size"]], "split": split, "learner": learner}
+    case["measured_ms"] = row["step"]
     if isinstance(predicted, step.Step):
-        return known | {"predicted_ms": predicted.predicted_ms, "low_ms": predicted.low_ms, "high_ms": predicted.high_ms,
-                        **predicted.columns}
-    return known | {"predicted_ms": predicted, "low_ms": np.nan, "high_ms": np.nan,
+        return case | {"predicted_ms": predicted.predicted_ms, "low_ms": predicted.low_ms, "high_ms": predicted.high_ms,
+                       **predicted.columns}
+    return case | {"predicted_ms": predicted, "low_ms": np.nan, "high_ms": np.nan,
                     **dict.fromkeys(columns("steps")[11:], np.nan)}
 
 

@@ -82,14 +82,14 @@ def _row(job_class: JobClass, one: dict, profiled: pd.Series) -> dict:
     device = one["device"].partition("@")[0]
     own = job_class.mode == "train" and device == "cpu" and job_class.model in profiled
     measured_ms = float(profiled[job_class.model]) if own else one["measured_ms"]
-    known = {"job_class": job_class.id, "device": device, "memory_mb": one["memory_mb"], "low_ms": np.nan,
+    case = {"job_class": job_class.id, "device": device, "memory_mb": one["memory_mb"], "low_ms": np.nan,
              "high_ms": np.nan}
     if not one["fits"]:
-        return {**known, "step_ms": np.nan, "source": "does not fit"}
+        return {**case, "step_ms": np.nan, "source": "does not fit"}
     if np.isfinite(measured_ms):
-        return {**known, "step_ms": measured_ms, "source": "measured"}
+        return {**case, "step_ms": measured_ms, "source": "measured"}
     predicted = {name: one[name] for name in ("low_ms", "high_ms", "source", *PARTS)}
-    return {**known, **predicted, "step_ms": one["predicted_ms"]}
+    return {**case, **predicted, "step_ms": one["predicted_ms"]}
 
 
 def fleet(scenario: Scenario) -> Fleet:
