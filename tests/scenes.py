@@ -29,7 +29,7 @@ class Sweep:
 
         store.validate = lambda frame, *_: frame
         definitions = spaces.load_sweeps()
-        spaces.load_sweeps, spaces.Config.ops = lambda *_: definitions, lambda config: ()
+        spaces.load_sweeps, spaces.Config.ops = lambda *_: definitions, lambda *_: ()
         device_sweep.Visitor, device_sweep._load_capture = _Visitor, lambda: None
         aggregate.derive = lambda folder, facts: files.replace(folder / "sweep.parquet", b"derived")
         chosen = [spaces.Config("activation", (("kind", "relu"), ("elements", 10 + number))) for number in range(8)]
@@ -64,8 +64,10 @@ class _Visitor:
         return {**machine.identity(), "threads": 1}
 
     def visit(self, config, ops):
+        from lib.measure.gpus.watch import GpuUse
+
         time.sleep(0.0005)
-        return {"latency_ms": 1 + random.random() * 1e-3, "spread_ms": 0.0, "yardstick_ms": 1.0, "n": 5, "calls": 5,
+        return {**GpuUse().columns, "latency_ms": 1 + random.random() * 1e-3, "spread_ms": 0.0, "yardstick_ms": 1.0, "n": 5, "calls": 5,
                 "at_s": 0.0, "visit_s": 0.0005, "other_cores": 0.0, "stolen_cores": 0.0, "status": "ok", "reason": ""}
 
     def shut_down(self):

@@ -407,7 +407,7 @@ def test_a_replay_is_of_the_element_type_that_was_asked_for():
 
 @pytest.mark.slow
 def test_a_sweep_with_energies_has_joules_of_known_power(home, small_space, metered):
-    p = SweepParams(**{**SMALL, "count": 3, "rounds": 1}, cache="both", energy_s=0.8, name="energy")
+    p = SweepParams(**{**SMALL, "count": 3, "rounds": 1}, cache="both", energy_s=2.0, name="energy")
     folder = sweep.measure_sweep(p)
     table = aggregate.read(folder).table
     warm, cold = table[table["cache"] == "warm"], table[table["cache"] == "cold"]
