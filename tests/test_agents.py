@@ -24,11 +24,11 @@ from lib.cli import main
 from lib.dashboard import advice, predictions
 from lib.dashboard import database as db
 from lib.dashboard.agents import agent, client, devices, workers
+from lib.dashboard.agents.fleet import _set as set_columns
 from lib.dashboard.agents.messages import API_VERSION, Device, Mailbox
 from lib.dashboard.agents.workers import Agents
 from lib.dashboard.app import Settings, create_app
 from lib.dashboard.dispatcher import Dispatcher
-from lib.dashboard.dispatcher import _set as set_columns
 from lib.dashboard.engine import Database
 from lib.dashboard.run_records import RunRecords
 from lib.errors import InputError
@@ -536,7 +536,7 @@ def test_a_plan_counts_from_now_and_the_journal_knows_who_has_ended(tmp_path, mo
 def test_a_run_waits_until_a_disk_has_space_again(tmp_path, monkeypatch, capsys):
     database, dispatcher = dispatcher_in(tmp_path)
     first, second = add_runs(database, [("tests.light:sleep", {})] * 2)
-    monkeypatch.setattr("lib.dashboard.dispatcher._TEND_S", 0.01)
+    monkeypatch.setattr("lib.dashboard.dispatcher._SOON_S", 0.01)
     submit, tries = Journal.submit, []
 
     def refused(journal, job):
