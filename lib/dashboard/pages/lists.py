@@ -16,7 +16,7 @@ from lib.dashboard.operations import Dispatcher
 from lib.dashboard.pages import gantt
 from lib.dashboard.pages.rendering import NOTHING, Form, Texts, render, sent
 
-_MOST_ROWS = 200
+_MOST_ROWS, _MOST_CHOICES = 100, 500
 
 
 def _created(database: Database, table: type[db.Base], wanted: type[schemas.BaseModel], form: Texts, page: str,
@@ -91,12 +91,15 @@ def runs(database: Database, dispatcher: Dispatcher) -> APIRouter:
     def shown(request: Request, project_id: str, status: int = 200, errors: Texts = NOTHING, form: Texts = NOTHING, *,
               offset: int = 0):
         project = operations.get_loaded(database, db.Project, project_id)
+        config, agent = db.TrainConfig, db.Agent
+        choices = select(config.id, config.name, config.version, config.kind).where(config.project_id == project_id)
         with database.reading() as session:
             rows = operations.runs(session, _MOST_ROWS, offset, db.Run.project_id == project_id)
+            configs = session.execute(choices.order_by(config.created_at.desc(), config.id).limit(_MOST_CHOICES)).all()
+            agents = session.execute(select(agent.id, agent.name).order_by(agent.name).limit(_MOST_CHOICES)).all()
         return render(request, "runs.html", status, project=project, runs=rows, errors=errors, form=form,
                       older=offset + _MOST_ROWS if len(rows) == _MOST_ROWS else None,
-                      configs=api.page(database, db.TrainConfig, 500, 0, db.TrainConfig.project_id == project_id),
-                      agents=api.agents(database, 200, 0))
+                      configs=configs, agents=agents)
 
     @part.get("/web/projects/{project_id}/runs")
     def runs(request: Request, project_id: api.Id, offset: api.Offset = 0):
@@ -154,7 +157,8 @@ def schedule(database: Database, dispatcher: Dispatcher) -> APIRouter:
         planned = api.planned(dispatcher.plan())
         with database.reading() as session:
             past = operations.runs(session, 100, 0, db.Run.started_at.is_not(None))
-            waiting = operations.runs(session, 500, 0, db.Run.state == db.QUEUED)
+            waiting = session.execute(select(db.Run.id, db.Run.name).where(db.Run.state == db.QUEUED)
+                                      .order_by(db.Run.created_at.desc()).limit(500)).all()
             count = session.scalar(select(func.count()).select_from(db.Run).where(db.Run.state == db.QUEUED))
         names = {run.id: run.name for run in (*past, *waiting)}
         return render(request, "schedule.html", chart=gantt.chart(planned, past, names, db.now()), past=past, planned=planned,
