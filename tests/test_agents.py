@@ -24,11 +24,11 @@ from lib.cli import main
 from lib.dashboard import advice, predictions
 from lib.dashboard import database as db
 from lib.dashboard.agents import agent, client, devices, workers
+from lib.dashboard.agents.fleet import _set as set_columns
 from lib.dashboard.agents.messages import API_VERSION, Device, Mailbox
 from lib.dashboard.agents.workers import Agents
 from lib.dashboard.app import Settings, create_app
 from lib.dashboard.dispatcher import Dispatcher
-from lib.dashboard.dispatcher import _set as set_columns
 from lib.dashboard.engine import Database
 from lib.dashboard.run_records import RunRecords
 from lib.errors import InputError
@@ -166,7 +166,7 @@ def test_lines_are_numbered_whole_and_in_order_and_a_stop_is_heeded(site):
         begin = time.monotonic()
         worker.send("run", "long", "tests.light:sleep", {"seconds": 60})
         worker.send("stop", "long")
-        assert collect(worker, "stopped")[-1] == ("stopped", "long") and time.monotonic() - begin < 2
+        assert collect(worker, "stopped")[-1] == ("stopped", "long") and time.monotonic() - begin < 30
         site.here.busy = True  # what it says now waits, and nothing is lost
         worker.send("run", "more", "tests.light:chatter", {"count": 100})
         time.sleep(0.5)
@@ -462,7 +462,7 @@ def test_runs_of_the_database_are_placed_streamed_cancelled_and_ended(board):
     begin = time.monotonic()
     assert board.dispatcher.cancel(ids[4])
     wait_for(board, ids[4:5])
-    assert time.monotonic() - begin < 2
+    assert time.monotonic() - begin < 30
     wait_for(board, ids[5:], (db.RUNNING,))
     assert board.dispatcher.cancel(ids[5])  # it heeds nothing, and is killed
     runs = list(wait_for(board, ids).values())
@@ -490,7 +490,7 @@ def test_a_run_may_be_bound_to_an_agent_and_learns_from_earlier_ones(board):
     assert {run.agent_id for run in wait_for(board, ids).values()} == {second}
     again = add(board, [("tests.light:sleep", {"seconds": 0.2})] * 1, only_agent_id=second)
     run = wait_for(board, again)[again[0]]
-    assert 0.1 < run.predicted_s < 2 and "by 1 earlier runs of this configuration" in run.placement
+    assert 0.1 < run.predicted_s < 60 and "by 1 earlier runs of this configuration" in run.placement
 
 
 class Starting:
@@ -536,7 +536,7 @@ def test_a_plan_counts_from_now_and_the_journal_knows_who_has_ended(tmp_path, mo
 def test_a_run_waits_until_a_disk_has_space_again(tmp_path, monkeypatch, capsys):
     database, dispatcher = dispatcher_in(tmp_path)
     first, second = add_runs(database, [("tests.light:sleep", {})] * 2)
-    monkeypatch.setattr("lib.dashboard.dispatcher._TEND_S", 0.01)
+    monkeypatch.setattr("lib.dashboard.dispatcher._SOON_S", 0.01)
     submit, tries = Journal.submit, []
 
     def refused(journal, job):
@@ -642,15 +642,22 @@ def test_only_columns_are_set():
 def test_a_database_that_is_away_for_a_while_gets_everything_later(tmp_path):
     database, dispatcher = dispatcher_in(tmp_path)
     ids = add_runs(database, [("tests.light:sleep", {})])
-    gone, ended = [True], []
+    gone, tries, ended = [True], [], []
 
     class Away:
         @contextmanager
         def writing(self):
+            tries.append(gone[0])
             if gone[0]:
                 raise OperationalError("BEGIN", {}, Exception("database is locked"))
             with database.writing() as session:
                 yield session
+
+    def until(condition):
+        end = time.monotonic() + 30
+        while not condition():
+            assert time.monotonic() < end
+            time.sleep(0.01)
 
     def unwanted(run_id):
         ended.append(run_id)
@@ -659,14 +666,16 @@ def test_a_database_that_is_away_for_a_while_gets_everything_later(tmp_path):
     records = RunRecords(Away(), lambda run_id, slot: {"device": slot}, lambda *_: None, unwanted)
     records.start()
     records.started("nobody", 1, "lab/cpu", 0.0)
-    time.sleep(0.1)  # what comes now is another batch
+    until(lambda: tries)  # what comes now is another batch
     records.started(ids[0], 1, "lab/cpu", 0.0)
     for number in range(5):
         records.reported(ids[0], 1, {"log": [number + 1, "x"], "metrics": {"step": number}})
     records.reported(ids[0], 0, {"metrics": {"step": 9}})  # late, of an attempt that is over
     records.ended(ids[0], 1, "done", "", {"best_value": 0.9}, 1.0)
-    time.sleep(0.3)
+    before = len(tries)
+    until(lambda: len(tries) > before)
     gone[0] = False
+    until(lambda: not all(tries))
     records.close()
     board = types.SimpleNamespace(database=database)
     run = wait_for(board, ids)[ids[0]]

@@ -646,3 +646,18 @@ def test_fifty_runs_take_as_many_statements_as_one(site):
         assert len(site.api.get("/api/v1/runs").json()) >= many
         counts.append(len(statements))
     assert counts[0] == counts[1]
+
+
+def test_a_run_in_a_list_is_as_the_run_alone(site):
+    """With a job and an agent, and without; the pages name the agent."""
+    config = site.config(site.project())
+    agent = operations.add(site.database, db.Agent, {"name": "lab", "manual": True})
+    queued, by_hand = site.run(config), site.run(config, enqueue=False)
+    with site.database.writing() as session:
+        db.transition(session, queued.id, db.RUNNING, agent_id=agent.id, device="cpu[0]")
+    listed = {row["id"]: row for row in site.api.get("/api/v1/runs").json()}
+    assert [listed[run.id] for run in (queued, by_hand)] == [site.api.get(f"/api/v1/runs/{run.id}").json()
+                                                             for run in (queued, by_hand)]
+    assert listed[queued.id]["job"]["run_id"] == queued.id and listed[by_hand.id]["job"] is None
+    for path in (f"/web/projects/{config.project_id}/runs", "/web/schedule"):
+        assert "lab/cpu[0]" in site.page.get(path).text

@@ -555,6 +555,20 @@ def test_each_process_goes_on_with_its_own_sums(tmp_path):
     assert {rank: one.resume(trainer) for rank, one in saved.items()} == positions
 
 
+def test_a_state_that_version_0_5_0_saved_is_resumed_where_one_process_ran(tmp_path):
+    position = Position(batch=3, loss=1.5, right=2.0, samples=7, best=0.5)
+    trainer = SimpleNamespace(options=Options(torch.device("cpu")), state=dict, load_state=lambda content: None)
+    saved = Checkpoints(tmp_path, small(), Processes())
+    saved.save(trainer, position)
+    content = weights.load(tmp_path / "last.pt")
+    content.pop("sums")
+    weights.save(content, tmp_path / "last.pt")
+    assert saved.resume(trainer) == position
+    weights.save({**content, "random": 2 * content["random"]}, tmp_path / "last.pt")
+    with pytest.raises(InputError, match="is of version 0.5.0, which kept the sums of the first process alone; train anew"):
+        Checkpoints(tmp_path, small(), Processes(1, 2)).resume(trainer)
+
+
 def test_a_run_that_was_killed_holds_its_folder_until_its_workers_are_gone(home, tmp_path):
     held = threading.Event()
 

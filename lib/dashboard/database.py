@@ -305,4 +305,4 @@ def _add(session: Session, table: type[Base], run_id: str, rows: list[dict[str, 
         raise NotFoundError(f"there is no run {run_id}")
     if rows:
         insert = postgresql.insert if session.get_bind().dialect.name == "postgresql" else sqlite.insert
-        session.execute(insert(table).on_conflict_do_nothing(), rows)
+        session.execute(insert(table.__table__).on_conflict_do_nothing(), rows)

@@ -6,11 +6,10 @@ can be repeated, and is at each start: a server that is killed at any moment los
 
 import contextlib
 import math
-import sys
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -22,11 +21,12 @@ from sqlalchemy.orm import joinedload
 from lib import paths
 from lib.dashboard import database as db
 from lib.dashboard.agents import workers
-from lib.dashboard.agents.messages import Load, Registration
+from lib.dashboard.agents.fleet import Fleet, note
+from lib.dashboard.agents.messages import Registration
 from lib.dashboard.engine import Database, served
 from lib.dashboard.predictions import Place, Predictions
 from lib.dashboard.run_records import STATES, RunRecords, best
-from lib.errors import InputError, one_line
+from lib.errors import InputError
 from lib.schedule.policies import registry
 from lib.schedule.runtime.engine.slots import attempt_of
 from lib.schedule.runtime.journal import Spec, UnwritableError
@@ -34,7 +34,7 @@ from lib.schedule.runtime.service import Service
 from lib.schedule.runtime.workers import Limits, device_type_of
 from lib.schedule.state import Policy
 
-_TEND_S, _BEAT_S, _AGAIN_S = 0.5, 2.0, 5.0
+_SOON_S, _AGAIN_S = 0.5, 5.0
 _WORKER_SILENT = 2.0  # a worker may be silent so much longer than its agent, whose silence is another matter
 _QUEUE = select(db.Run).join(db.Job).options(joinedload(db.Run.job), joinedload(db.Run.config))
 
@@ -57,16 +57,13 @@ class Dispatcher:
         self._database, self._folder, self._spec_of = database, folder, spec_of
         self._limits, self._policy = limits or Limits(), policy or registry.policy("hybrid")
         self._agents = workers.Agents(self, self._limits)
+        self._fleet = Fleet(database, self._agents, self._join, self._leave)
         self.router = workers.router(self._agents)
         self._predictions = Predictions()
         self._records = RunRecords(database, self._placed, self._ended, self.cancel)
-        self._over, self._rung, self._unadvised = threading.Event(), threading.Event(), threading.Event()
+        self._over, self._unadvised = threading.Event(), threading.Event()
         self._submitted: SimpleQueue[str] = SimpleQueue()
         self._service: Service | None = None
-        self._slots: dict[str, workers.AgentSlot] = {}  # those that the queue has
-        self._reserved: set[tuple[str, int]] = set()
-        self._expected: set[str] = set()  # agents that may still run what an earlier server sent them, until
-        self._until_s = 0.0
         self._threads: list[threading.Thread] = []
 
     # ------------------------------------------------------------------------------------------ what the dashboard calls
@@ -85,14 +82,15 @@ class Dispatcher:
             self._opened = opened.pop_all()
         self._records.start()
         self._threads = [threading.Thread(target=target, name=name, daemon=True) for target, name in (
-            (self._lead, "queue"), (self._submit_all, "submissions"), (self._advise_all, "advice"), (self._tend, "agents"))]
+            (self._lead, "queue"), (self._submit_all, "submissions"), (self._advise_all, "advice"),
+            (partial(self._fleet.run, self._over.is_set), "agents"))]
         for thread in self._threads:
             thread.start()
 
     def close(self) -> None:
         """End; what runs stays in the journal, and is tried again by the next server."""
         self._over.set()
-        self._rung.set()
+        self._fleet.changed()
         self._unadvised.set()
         self._submitted.put("")
         self._threads[-1].join()
@@ -132,7 +130,7 @@ class Dispatcher:
             try:
                 self._service.run(self._over.is_set)
             except Exception as error:  # the journal has what there was
-                _note(f"the queue stopped, and goes on in {_AGAIN_S:g} s", error)
+                note(f"the queue stopped, and goes on in {_AGAIN_S:g} s", error)
                 self._over.wait(_AGAIN_S)
 
     def _reconcile(self) -> None:
@@ -140,9 +138,9 @@ class Dispatcher:
         attempts, ends = self._service.attempts(), self._service.ends().set_index("job_id")
         with self._database.reading() as session:
             runs = session.scalars(_QUEUE.where(db.Run.state.in_((db.QUEUED, db.RUNNING))).order_by(db.Run.created_at)).all()
-            self._expected = set(session.scalars(select(db.Agent.name).where(db.Agent.connected)))
+            expected = session.scalars(select(db.Agent.name).where(db.Agent.connected)).all()
             self._predictions.recall(session, attempts)
-        self._until_s = time.monotonic() + self._limits.silent_s
+        self._fleet.expect(expected, self._limits.silent_s)
         with self._database.writing() as session:
             for run in runs:
                 if run.id in ends.index:
@@ -167,8 +165,8 @@ class Dispatcher:
                         self._submit(run_id)
                     break
                 except Exception as error:  # a disk that is full, a database that is away: the run waits until it is over
-                    last = _note(f"run {run_id} is not in the queue yet, and tried again", error, last)
-                    self._over.wait(_TEND_S)
+                    last = note(f"run {run_id} is not in the queue yet, and tried again", error, last)
+                    self._over.wait(_SOON_S)
 
     def _submit(self, run_id: str) -> None:
         if not (run := self._read(run_id)):
@@ -213,33 +211,29 @@ class Dispatcher:
 
     def _placed(self, run_id: str, slot: str) -> dict[str, Any]:
         """Return where a run goes and why, as columns of Run."""
-        place = self._slots.get(slot)
+        place = self._fleet.slots.get(slot)
         return {**self._predictions.placement(run_id, device_type_of(slot)),
                 **({"agent_id": place.agent_id, "device": place.device.name} if place else {})}
 
     # ------------------------------------------------------------------------------------------ agents
 
+    def _join(self, slot: workers.AgentSlot) -> None:
+        """Give the queue a slot, and predictions its processor."""
+        if self._predictions.place(device_type_of(slot.slot.name), Place(slot.agent_id, slot.agent, slot.device)):
+            self._unadvised.set()
+        self._service.add_slot(slot.slot)
+
+    def _leave(self, name: str) -> None:
+        """Take a slot from the queue."""
+        self._service.remove_slot(name)
+
     def joined(self, agent: Registration) -> str:
-        """Keep an agent and its cards in the database; return its id."""
-        with self._database.writing() as session:
-            row = session.scalar(select(db.Agent).where(db.Agent.name == agent.name)) or db.Agent(name=agent.name)
-            session.add(row)
-            _set(row, host=agent.host, labels=dict(agent.labels), manual=False, connected=True, last_heartbeat_at=db.now(),
-                 api_version=str(agent.api_version), runner_version=agent.runner_version,
-                 slots=[device.model_dump(mode="json") for device in agent.devices])
-            cards = {card.index: card for card in row.gpus}
-            for gpu in (device.gpu for device in agent.devices if device.gpu):
-                if gpu.index not in cards:
-                    row.gpus.append(card := db.Gpu(index=gpu.index))
-                    cards[gpu.index] = card
-                _set(cards[gpu.index], uuid=gpu.uuid, name=gpu.name, total_mem_mb=int(gpu.memory_mb), last_seen_at=db.now(),
-                     compute_capability=gpu.compute_capability)
-            session.flush()
-            return row.id
+        """Keep an agent in the database; return its id."""
+        return self._fleet.joined(agent)
 
     def changed(self) -> None:
         """Look at the agents soon: one has come or gone."""
-        self._rung.set()
+        self._fleet.changed()
 
     def is_busy(self) -> bool:
         """Return whether agents shall keep what they have to say for a while."""
@@ -252,72 +246,3 @@ class Dispatcher:
     def written(self) -> int:
         """Return how much of what was reported is in the database."""
         return self._records.written
-
-    def _tend(self) -> None:
-        """Give the queue the slots that there are, and the database the signs of life, until it is over."""
-        beat_s, last = -math.inf, ""
-        while not self._over.is_set():
-            try:
-                self._agents.expire()
-                if time.monotonic() - beat_s > _BEAT_S or self._rung.is_set():
-                    beat_s = time.monotonic()
-                    with contextlib.suppress(*db.UNAVAILABLE):  # the next time is soon
-                        self._write_loads()
-                self._rung.clear()
-                self._match_slots()
-            except Exception as error:  # without this thread no agent would be noticed any more
-                last = _note("the agents are looked at again", error, last)
-            self._rung.wait(_TEND_S)
-
-    def _match_slots(self) -> None:
-        """Let slots join and leave the queue, as agents do; none while agents may run what an earlier server sent them."""
-        there = self._agents.slots()
-        self._expected -= {slot.agent for slot in there.values()}
-        wanted = {name: slot for name, slot in there.items()
-                  if not (slot.device.gpu and (slot.agent_id, slot.device.gpu.index) in self._reserved)}
-        if self._expected and time.monotonic() < self._until_s:
-            wanted = {}
-        for name, slot in list(self._slots.items()):
-            if wanted.get(name) != slot:
-                del self._slots[name]
-                self._service.remove_slot(name)
-        for name, slot in wanted.items():
-            if name not in self._slots:
-                self._slots[name] = slot
-                if self._predictions.place(device_type_of(name), Place(slot.agent_id, slot.agent, slot.device)):
-                    self._unadvised.set()
-                self._service.add_slot(slot.slot)
-
-    def _write_loads(self) -> None:
-        """Write how busy agents are, and which are gone; read which cards are reserved."""
-        loads = self._agents.loads()
-        with self._database.writing() as session:
-            for row in session.scalars(select(db.Agent).where(db.Agent.connected | db.Agent.id.in_(loads))):
-                row.connected = row.id in loads or (row.name in self._expected and time.monotonic() < self._until_s)
-                if row.id in loads:
-                    row.last_heartbeat_at, row.load = db.now(), _flat(loads[row.id])
-            cards = session.scalars(select(db.Gpu).where(db.Gpu.is_allocated))
-            self._reserved = {(card.agent_id, card.index) for card in cards}
-
-
-def _note(what: str, error: Exception, last: str = "") -> str:
-    """Print that something went wrong and goes on, in one line, unless that is the ``last`` one; return the line."""
-    line = f"{what}: {error if isinstance(error, InputError) else one_line(error)}"
-    if line != last:
-        print(line, file=sys.stderr, flush=True)
-    return line
-
-
-def _set(row: db.Base, **columns: Any) -> None:
-    if unknown := columns.keys() - row.__table__.columns.keys():
-        raise TypeError(f"{row.__tablename__} has no {', '.join(sorted(unknown))}")
-    for name, value in columns.items():
-        setattr(row, name, value)
-
-
-def _flat(load: Load | None) -> dict[str, float]:
-    if load is None:
-        return {}
-    cards = {f"gpu_{number}_{name}": value for number, card in enumerate(load.gpus)
-             for name, value in card.model_dump(exclude={"uuid"}).items()}
-    return {**load.model_dump(exclude={"gpus"}), **cards}

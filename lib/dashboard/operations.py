@@ -3,19 +3,24 @@
 import re
 import uuid
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Protocol
 
 import pandas as pd
 from fastapi import APIRouter
-from sqlalchemy import func, select, update
+from sqlalchemy import Row, func, select, update
 from sqlalchemy.exc import IntegrityError
-from sqlalchemy.orm import Session, joinedload
+from sqlalchemy.orm import Session
 
 from lib import files, paths
 from lib.dashboard import configurations, schemas
 from lib.dashboard import database as db
 from lib.dashboard.database import ConflictError, NotFoundError
 from lib.dashboard.engine import Database
+
+_RUN, _JOB = (tuple(table.__table__.c.keys()) for table in (db.Run, db.Job))
+_RUNS = (select(*db.Run.__table__.c, *db.Job.__table__.c, db.Agent.name).select_from(db.Run).outerjoin(db.Job)
+         .outerjoin(db.Agent, db.Agent.id == db.Run.agent_id).order_by(db.Run.created_at.desc(), db.Run.id))
 
 
 class Dispatcher(Protocol):
@@ -189,8 +194,16 @@ def reserve(database: Database, agent_id: str, index: int, wanted: bool) -> db.G
         return gpu
 
 
-def runs(session: Session, limit: int, offset: int, *conditions: Any) -> list[db.Run]:
-    """Return a page of runs, the newest first, with their jobs and the names of their agents."""
-    related = (joinedload(db.Run.job), joinedload(db.Run.agent).load_only(db.Agent.name))
-    return list(session.scalars(select(db.Run).where(*conditions).order_by(db.Run.created_at.desc(), db.Run.id)
-                                .limit(limit).offset(offset).options(*related)))
+def runs(session: Session, limit: int, offset: int, *conditions: Any) -> list[SimpleNamespace]:
+    """Return a page of runs, the newest first: columns, ``job`` (its columns, or None) and ``agent`` (its name, or None).
+
+    They are plain values, which are made in a fraction of the time that objects of the tables take.
+    """
+    return [_plain(row) for row in session.execute(_RUNS.where(*conditions).limit(limit).offset(offset))]
+
+
+def _plain(row: Row) -> SimpleNamespace:
+    """Return a run with its job and agent; all columns of the others are empty where there is none."""
+    run, job = (dict(zip(names, values, strict=True)) for names, values in ((_RUN, row[:len(_RUN)]), (_JOB, row[len(_RUN):-1])))
+    return SimpleNamespace(**run, job=SimpleNamespace(**job) if job["id"] else None,
+                           agent=SimpleNamespace(name=row[-1]) if row[-1] else None)

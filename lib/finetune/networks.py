@@ -1,11 +1,9 @@
 """The model of a run: from Hugging Face (hub or folder), torchvision or ours; what it takes, its head, and what is frozen."""
 
-import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from unittest import mock
 
 import torch
 from torch import nn
@@ -15,6 +13,7 @@ from lib.errors import InputError, one_line
 from lib.finetune import data
 from lib.finetune.config import TrainConfig
 from lib.finetune.transforms import Inputs
+from lib.measure import worker
 from lib.predict.networks import work
 from lib.predict.steps import Loop, Recipe
 from lib.work import datasets, dtypes, medmnist_files, models, networks
@@ -88,7 +87,7 @@ def _torchvision(config: TrainConfig, facts: datasets.Facts) -> Network:
 
     def build(labels: tuple[str, ...]) -> nn.Module:
         try:
-            with mock.patch.dict(os.environ, TORCH_FORCE_WEIGHTS_ONLY_LOAD="1"):  # torchvision itself would unpickle
+            with worker.environ({"TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1"}):  # torchvision itself would unpickle
                 model = get_model(name, weights=weights)
         except Exception as error:  # no network, a damaged download: torch.hub raises what its libraries do
             raise InputError(f"model_flavour {name!r}: its weights cannot be had ({one_line(error)}); put {weights.url} into "

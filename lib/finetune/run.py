@@ -219,7 +219,7 @@ class Run:
             end = time.perf_counter()
         position.seconds += end - watch._since
         if self.log:
-            self.log.flush()
+            self.log.pause()
         metered = self.device.type == "cuda" or self.processes.local_rank == 0  # a meter a card, or one a machine's CPU
         energy_j = (recorder.energy(begin, end).energy_j if metered else 0.0) if whole else math.nan
         sums = torch.tensor(self.processes.gathered((position.loss, position.right, position.samples, energy_j)),

@@ -70,10 +70,14 @@ class Log:
         if now - self._fetched >= _FETCH_S:
             self._fetch()
 
-    def flush(self) -> None:
-        """Write what waits; before a checkpoint, and before work that is no training, whose time does not count as a step's."""
+    def pause(self) -> None:
+        """Fetch what waits; before work that is no training, whose time does not count as a step's."""
         self._fetch()
         self._since, self._images = None, 0
+
+    def flush(self) -> None:
+        """Write what waits to the disk, before a checkpoint."""
+        self.pause()
         with files.writing(self.events):
             self._writer.flush()
 

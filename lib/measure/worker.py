@@ -44,8 +44,8 @@ class WorkerLostError(RuntimeError):
 
 
 @contextmanager
-def _environ(values: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables for the processes that are started meanwhile, and put back what was there."""
+def environ(values: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables for what is called, and the processes that are started, meanwhile; put back what was there."""
     with _environment:
         before = {name: os.environ.get(name) for name in values}
         os.environ.update(values)
@@ -86,7 +86,7 @@ class Worker:
         context = multiprocessing.get_context("spawn")
         self.pipe, theirs = context.Pipe()
         self._process = context.Process(target=_led, args=(target, theirs, *arguments), name=name, daemon=True)
-        with _environ(environment or {}):
+        with environ(environment or {}):
             self._process.start()
         theirs.close()
 

@@ -185,7 +185,8 @@ class Trainer:
                     logits = _logits((self.parallel or self.model)(inputs))
                     loss = self.loss(logits, targets)
                 observer.mark("forward")
-                self.scaler.scale(loss * self._weight(index, batches)).backward()
+                weight = self._weight(index, batches)
+                self.scaler.scale(loss if weight == 1 else loss * weight).backward()
             observer.mark("backward")
             lr = self.optimizer.param_groups[0]["lr"]
             if stepped:

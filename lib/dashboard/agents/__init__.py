@@ -1,1 +1,1 @@
-"""Agents: the process on a machine (``agent``), its calls (``client``), and the server's side of its workers (``workers``)."""
+"""Agents: the process on a machine (``agent``), its calls (``client``); the server's side of them (``workers``, ``fleet``)."""

@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from lib.dashboard.database import Run
-
 _TICKS, _PAST_S = 4, 3600.0
 
 
@@ -33,7 +31,7 @@ class Chart:
     ticks: list[tuple[float, float]]
 
 
-def chart(planned: Sequence[Mapping[str, Any]], past: Sequence[Run], names: Mapping[str, str], now: datetime) -> Chart:
+def chart(planned: Sequence[Mapping[str, Any]], past: Sequence[Any], names: Mapping[str, str], now: datetime) -> Chart:
     """Return what has run in the last hour, as measured, and a plan in seconds from now, as predicted."""
     spans = [(row["device"], row["start_s"], row["end_s"] if row["end_s"] is not None else max(row["start_s"], 0.0),
               row["status"], row["job_id"], row["reason"]) for row in planned if row["start_s"] is not None]

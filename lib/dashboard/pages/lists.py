@@ -1,7 +1,8 @@
 """The pages of many rows, with their forms: projects, configurations, runs, agents, the schedule."""
 
+from collections.abc import Mapping
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 from fastapi import APIRouter, Request
 from fastapi.responses import RedirectResponse
@@ -15,7 +16,14 @@ from lib.dashboard.operations import Dispatcher
 from lib.dashboard.pages import gantt
 from lib.dashboard.pages.rendering import NOTHING, Form, Texts, render, sent
 
-_MOST_ROWS = 200
+_MOST_ROWS, _MOST_CHOICES = 100, 500
+
+
+def _created(database: Database, table: type[db.Base], wanted: type[schemas.BaseModel], form: Texts, page: str,
+             more: Mapping[str, Any] = NOTHING, **parents: type[db.Base]) -> str:
+    """Add a row as a form describes it, with ``more`` columns; return the ``page`` to go to, which may name its id."""
+    row = operations.add(database, table, {**schemas.checked(wanted, form).model_dump(), **more}, **parents)
+    return page.format(id=row.id)
 
 
 def projects(database: Database) -> APIRouter:
@@ -34,10 +42,7 @@ def projects(database: Database) -> APIRouter:
 
     @part.post("/web/projects")
     def new_project(request: Request, form: Form):
-        def change() -> str:
-            project = operations.add(database, db.Project, schemas.checked(schemas.ProjectIn, form).model_dump())
-            return f"/web/projects/{project.id}/configs"
-
+        change = partial(_created, database, db.Project, schemas.ProjectIn, form, "/web/projects/{id}/configs")
         return sent(change, partial(shown, request), form, "name")
 
     return part
@@ -71,11 +76,9 @@ def configs(database: Database) -> APIRouter:
 
     @part.post("/web/projects/{project_id}/groups")
     def new_group(request: Request, project_id: api.Id, form: Form):
-        def change() -> str:
-            wanted = schemas.checked(schemas.GroupIn, {"project_id": project_id, "name": form.get("group", "")})
-            operations.add(database, db.Group, wanted.model_dump(), project_id=db.Project)
-            return f"/web/projects/{project_id}/configs"
-
+        own = {"project_id": project_id, "name": form.get("group", "")}
+        change = partial(_created, database, db.Group, schemas.GroupIn, own, f"/web/projects/{project_id}/configs",
+                         project_id=db.Project)
         return sent(change, partial(shown, request, project_id), form, "group")
 
     return part
@@ -88,12 +91,15 @@ def runs(database: Database, dispatcher: Dispatcher) -> APIRouter:
     def shown(request: Request, project_id: str, status: int = 200, errors: Texts = NOTHING, form: Texts = NOTHING, *,
               offset: int = 0):
         project = operations.get_loaded(database, db.Project, project_id)
+        config, agent = db.TrainConfig, db.Agent
+        choices = select(config.id, config.name, config.version, config.kind).where(config.project_id == project_id)
         with database.reading() as session:
             rows = operations.runs(session, _MOST_ROWS, offset, db.Run.project_id == project_id)
+            configs = session.execute(choices.order_by(config.created_at.desc(), config.id).limit(_MOST_CHOICES)).all()
+            agents = session.execute(select(agent.id, agent.name).order_by(agent.name).limit(_MOST_CHOICES)).all()
         return render(request, "runs.html", status, project=project, runs=rows, errors=errors, form=form,
                       older=offset + _MOST_ROWS if len(rows) == _MOST_ROWS else None,
-                      configs=api.page(database, db.TrainConfig, 500, 0, db.TrainConfig.project_id == project_id),
-                      agents=api.agents(database, 200, 0))
+                      configs=configs, agents=agents)
 
     @part.get("/web/projects/{project_id}/runs")
     def runs(request: Request, project_id: api.Id, offset: api.Offset = 0):
@@ -126,18 +132,12 @@ def agents(database: Database) -> APIRouter:
 
     @part.post("")
     def new_agent(request: Request, form: Form):
-        def change() -> str:
-            operations.add(database, db.Agent, schemas.checked(schemas.AgentIn, form).model_dump() | {"manual": True})
-            return "/web/agents"
-
+        change = partial(_created, database, db.Agent, schemas.AgentIn, form, "/web/agents", {"manual": True})
         return sent(change, partial(shown, request), form, "name")
 
     @part.post("/gpus")
     def new_gpu(request: Request, form: Form):
-        def change() -> str:
-            operations.add(database, db.Gpu, schemas.checked(schemas.GpuIn, form).model_dump(), agent_id=db.Agent)
-            return "/web/agents"
-
+        change = partial(_created, database, db.Gpu, schemas.GpuIn, form, "/web/agents", agent_id=db.Agent)
         return sent(change, partial(shown, request), form, "index")
 
     @part.post("/{agent_id}/gpus/{index}/{what}")
@@ -157,7 +157,8 @@ def schedule(database: Database, dispatcher: Dispatcher) -> APIRouter:
         planned = api.planned(dispatcher.plan())
         with database.reading() as session:
             past = operations.runs(session, 100, 0, db.Run.started_at.is_not(None))
-            waiting = operations.runs(session, 500, 0, db.Run.state == db.QUEUED)
+            waiting = session.execute(select(db.Run.id, db.Run.name).where(db.Run.state == db.QUEUED)
+                                      .order_by(db.Run.created_at.desc()).limit(500)).all()
             count = session.scalar(select(func.count()).select_from(db.Run).where(db.Run.state == db.QUEUED))
         names = {run.id: run.name for run in (*past, *waiting)}
         return render(request, "schedule.html", chart=gantt.chart(planned, past, names, db.now()), past=past, planned=planned,
