@@ -88,11 +88,14 @@ class Nvml:
         card = cards[arguments[0]] if arguments and isinstance(arguments[0], int) and arguments[0] < len(cards) else {}
         if name == "nvmlDeviceGetHandleByIndex" and not card:
             raise NVMLError(15, "GPU is lost")
+        if name == "nvmlDeviceGetHandleByUUID" and arguments[0] not in [one["uuid"] for one in cards]:
+            raise NVMLError(NOT_FOUND, "Not Found")
         running = [*_pids(card.get("uuid")), *([card["stranger"]] if card.get("stranger") else [])]
         shift = 1_000_000 if read()["nvml"] == "container" else 0
         answers = {
             "nvmlInit": None, "nvmlDeviceGetCount": len(cards), "nvmlSystemGetDriverVersion": "570.0",
             "nvmlDeviceGetHandleByIndex": arguments and arguments[0], "nvmlDeviceGetUUID": card.get("uuid"),
+            "nvmlDeviceGetHandleByUUID": next((index for index, one in enumerate(cards) if one["uuid"] in arguments), None),
             "nvmlDeviceGetClockInfo": card.get("clock"), "nvmlDeviceGetComputeMode": card.get("mode"),
             "nvmlDeviceGetCurrentClocksEventReasons": card.get("reasons"),
             "nvmlDeviceGetCurrentClocksThrottleReasons": card.get("reasons"),
