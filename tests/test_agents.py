@@ -397,6 +397,10 @@ def test_a_card_that_is_lost_takes_no_other_with_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", Lost())
     assert [card.uuid for card in devices.gpus()] == ["GPU-bbbb"]
     assert [gpu.uuid for gpu in devices.Meter(cards).load().gpus] == ["GPU-bbbb"]
+    monkeypatch.setattr(devices, "slots_here", lambda count: (*local_site.slots_here(count), Slot("cuda:0"), Slot("cuda:1")))
+    assert [(slot.name, slot.card) for slot, _ in devices.devices_here(1)][1:] == [("cuda:1", "GPU-bbbb")]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-bb,GPU-aa")
+    assert [(slot.name, slot.card) for slot, _ in devices.devices_here(1)][1:] == [("cuda:0", "GPU-bbbb")]
 
 
 def test_a_machine_without_a_driver_has_no_gpus():
