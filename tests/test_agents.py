@@ -403,6 +403,13 @@ def test_a_card_that_is_lost_takes_no_other_with_it(monkeypatch):
     assert [(slot.name, slot.card) for slot, _ in devices.devices_here(1)][1:] == [("cuda:0", "GPU-bbbb")]
 
 
+def test_slots_that_have_fewer_threads_than_cores_say_so():
+    slots = (Slot("cpu[0-3]", (0, 1, 2, 3), 1), Slot("cpu[4-5]", (4, 5), 2), Slot("cuda:0"))
+    assert devices.narrowed([(slot, None) for slot in slots]) == (
+        "cpu[0-3] has 1 of 4 threads: others held the other cores; begin anew when they are free")
+    assert devices.narrowed([(slot, None) for slot in slots[1:]]) == ""
+
+
 def test_a_machine_without_a_driver_has_no_gpus():
     assert devices.gpus() == [] or os.path.exists("/dev/nvidiactl")
 

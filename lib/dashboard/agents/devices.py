@@ -11,7 +11,7 @@ import psutil
 
 from lib import locks
 from lib.dashboard.agents.messages import Device, Gpu, GpuLoad, Load
-from lib.errors import InputError
+from lib.errors import InputError, choices
 from lib.measure.gpus.card import management, number_of
 from lib.schedule.runtime.local_site import slots_here
 from lib.schedule.runtime.workers import Slot
@@ -77,6 +77,13 @@ def _is_listed(name: str) -> bool:
     """Return whether NVML lists a card, read or not, by its index or UUID; a part of a card (MIG) it does not list."""
     nvml = _nvml()
     return bool(nvml) and (name.startswith("GPU-") or (name.isdecimal() and int(name) < nvml.nvmlDeviceGetCount()))
+
+
+def narrowed(pairs: Sequence[tuple[Slot, Device]]) -> str:
+    """Return in one line that CPU slots have fewer threads than cores, since others held some; empty where they have not."""
+    fewer = [f"{slot.name} has {slot.threads} of {len(slot.cores)} threads" for slot, _ in pairs
+             if slot.threads < len(slot.cores)]
+    return f"{choices(fewer)}: others held the other cores; begin anew when they are free" if fewer else ""
 
 
 class Meter:
