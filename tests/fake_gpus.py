@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -179,9 +180,14 @@ def patches():
     return [*made, Library(None if read()["nvml"] == "absent" else Nvml())]
 
 
+@contextmanager
 def visits(*arguments):
-    """Serve visits in a worker, on these cards."""
+    """Serve visits in a worker, on these cards; it is ready when every card has one, so that they begin side by side."""
     visitor = importlib.import_module("lib.measure.operators.visitor")
     for patch in patches():
         patch.start()
-    return visitor._visits(*arguments)
+    with visitor._visits(*arguments) as service:
+        end = time.monotonic() + 60
+        while time.monotonic() < end and not all(_pids(card["uuid"]) for card in here()):
+            time.sleep(0.01)
+        yield service
