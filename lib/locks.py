@@ -3,7 +3,7 @@
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from lib import files
@@ -59,7 +59,7 @@ def card(number: int, environment: Mapping[str, str] = os.environ) -> str:
     return shown[number]
 
 
-def _uuid(card_name: str) -> str:
+def uuid(card_name: str) -> str:
     """Return the UUID of a card of which the index or an abbreviated UUID is given, as it is where NVML does not know it."""
     try:
         import pynvml
@@ -67,11 +67,15 @@ def _uuid(card_name: str) -> str:
         return card_name
     try:
         pynvml.nvmlInit()
-        uuids = [pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByIndex(index))
-                 for index in range(pynvml.nvmlDeviceGetCount())]
-    except pynvml.NVMLError:
+        count = pynvml.nvmlDeviceGetCount()
+    except (pynvml.NVMLError, AttributeError):
         return card_name
-    return next((uuid for index, uuid in enumerate(uuids) if card_name == str(index) or uuid.startswith(card_name)), card_name)
+    for index in range(count):
+        with suppress(pynvml.NVMLError):  # a card that is lost has none
+            one = pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByIndex(index))
+            if card_name == str(index) or one.startswith(card_name):
+                return one
+    return card_name
 
 
 @contextmanager
@@ -81,7 +85,7 @@ def device(name: str, timeout_s: float = PATIENCE_S) -> Iterator[None]:
     Raises HeldError, an InputError, when another process still holds it after ``timeout_s``.
     """
     kind, _, number = name.partition(":")
-    named = f"cuda-{_uuid(card(int(number)))}" if kind == "cuda" and number.isdecimal() else name
+    named = f"cuda-{uuid(card(int(number)))}" if kind == "cuda" and number.isdecimal() else name
     path = host_folder() / f"measuring-{re.sub('[^A-Za-z0-9_.-]', '-', named)}.lock"
     with _held(path, timeout_s, f"device {name} is being measured by another process"):
         yield

@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -88,11 +89,14 @@ class Nvml:
         card = cards[arguments[0]] if arguments and isinstance(arguments[0], int) and arguments[0] < len(cards) else {}
         if name == "nvmlDeviceGetHandleByIndex" and not card:
             raise NVMLError(15, "GPU is lost")
+        if name == "nvmlDeviceGetHandleByUUID" and arguments[0] not in [one["uuid"] for one in cards]:
+            raise NVMLError(NOT_FOUND, "Not Found")
         running = [*_pids(card.get("uuid")), *([card["stranger"]] if card.get("stranger") else [])]
         shift = 1_000_000 if read()["nvml"] == "container" else 0
         answers = {
             "nvmlInit": None, "nvmlDeviceGetCount": len(cards), "nvmlSystemGetDriverVersion": "570.0",
             "nvmlDeviceGetHandleByIndex": arguments and arguments[0], "nvmlDeviceGetUUID": card.get("uuid"),
+            "nvmlDeviceGetHandleByUUID": next((index for index, one in enumerate(cards) if one["uuid"] in arguments), None),
             "nvmlDeviceGetClockInfo": card.get("clock"), "nvmlDeviceGetComputeMode": card.get("mode"),
             "nvmlDeviceGetCurrentClocksEventReasons": card.get("reasons"),
             "nvmlDeviceGetCurrentClocksThrottleReasons": card.get("reasons"),
@@ -176,9 +180,14 @@ def patches():
     return [*made, Library(None if read()["nvml"] == "absent" else Nvml())]
 
 
+@contextmanager
 def visits(*arguments):
-    """Serve visits in a worker, on these cards."""
+    """Serve visits in a worker, on these cards; it is ready when every card has one, so that they begin side by side."""
     visitor = importlib.import_module("lib.measure.operators.visitor")
     for patch in patches():
         patch.start()
-    return visitor._visits(*arguments)
+    with visitor._visits(*arguments) as service:
+        end = time.monotonic() + 60
+        while time.monotonic() < end and not all(_pids(card["uuid"]) for card in here()):
+            time.sleep(0.01)
+        yield service

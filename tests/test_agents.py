@@ -397,6 +397,17 @@ def test_a_card_that_is_lost_takes_no_other_with_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", Lost())
     assert [card.uuid for card in devices.gpus()] == ["GPU-bbbb"]
     assert [gpu.uuid for gpu in devices.Meter(cards).load().gpus] == ["GPU-bbbb"]
+    monkeypatch.setattr(devices, "slots_here", lambda count: (*local_site.slots_here(count), Slot("cuda:0"), Slot("cuda:1")))
+    assert [(slot.name, slot.card) for slot, _ in devices.devices_here(1)][1:] == [("cuda:1", "GPU-bbbb")]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-bb,GPU-aa")
+    assert [(slot.name, slot.card) for slot, _ in devices.devices_here(1)][1:] == [("cuda:0", "GPU-bbbb")]
+
+
+def test_slots_that_have_fewer_threads_than_cores_say_so():
+    slots = (Slot("cpu[0-3]", (0, 1, 2, 3), 1), Slot("cpu[4-5]", (4, 5), 2), Slot("cuda:0"))
+    assert devices.narrowed([(slot, None) for slot in slots]) == (
+        "cpu[0-3] has 1 of 4 threads: others held the other cores; begin anew when they are free")
+    assert devices.narrowed([(slot, None) for slot in slots[1:]]) == ""
 
 
 def test_a_machine_without_a_driver_has_no_gpus():

@@ -4,14 +4,15 @@ import math
 import queue
 import threading
 import time
-from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 from lib import store
 from lib.config.notebooks import MachineParams, ProfileParams, SweepParams
+from lib.errors import InputError
 from lib.measure import ceilings, load
 from lib.measure.budget import Budget
 from lib.measure.gpus.watch import GpuUse
@@ -21,6 +22,7 @@ from lib.tables import columns
 from lib.work.training import Trainer
 
 BUSY = load.Load(1.0, 1.0, 2.0, 0.0, 0.0)
+IDENTITY = {"hardware": {"gpus": []}, "software_id": "s", "threads": 1}
 
 
 class Clock:
@@ -96,7 +98,7 @@ def test_ceilings_of_sizes_that_take_longer_than_there_is(clock, home, monkeypat
     monkeypatch.setattr(ceilings, "_gemm", gemm)
     monkeypatch.setattr(ceilings, "_convolution", lambda dtype, batch, device: lambda: clock.work(0.01))
     monkeypatch.setattr(ceilings.machine, "levels", lambda device, threads: {"L1": 2**16, "L2": 2**21, "L3": 2**25})
-    monkeypatch.setattr(ceilings.psutil, "virtual_memory", lambda: SimpleNamespace(available=2e11))
+    monkeypatch.setattr(ceilings.machine, "free_bytes", lambda device: 2e11)
     monkeypatch.setattr(ceilings, "overheads", lambda device, budget_s: pd.DataFrame(
         [dict.fromkeys(columns("overheads"), 1.0) | {"device": "cpu", "what": "launch", "n": 9, "method": "none"}],
         columns=columns("overheads")))
@@ -109,10 +111,42 @@ def test_ceilings_of_sizes_that_take_longer_than_there_is(clock, home, monkeypat
 
 def test_products_fit_into_the_free_memory(monkeypatch):
     monkeypatch.setattr(ceilings, "_first_rate", lambda dtype, device: 1e14)
-    monkeypatch.setattr(ceilings.psutil, "virtual_memory", lambda: SimpleNamespace(available=3e10))
+    monkeypatch.setattr(ceilings.machine, "free_bytes", lambda device: 3e10)
     probes = ceilings._compute_probes(MachineParams(gemm_max=32_768, budget_s=3600), ceilings.machine.device("cpu"))
     sizes = [int(probe.row["method"].split("x")[-1]) for probe in probes if probe.row["method"].startswith("torch.mm")]
     assert max(sizes) == 16_384
+
+
+@pytest.mark.parametrize(("free", "fits"), [(1e8, True), (6e7, False)])
+def test_convolutions_fit_into_the_free_memory(monkeypatch, free, fits):
+    monkeypatch.setattr(ceilings, "_first_rate", lambda dtype, device: 1e14 if dtype == "fp32" else 0.0)
+    monkeypatch.setattr(ceilings.machine, "free_bytes", lambda device: free)
+    probes = ceilings._compute_probes(MachineParams(budget_s=3600), ceilings.machine.device("cpu"))
+    assert any("conv2d" in probe.row["method"] for probe in probes) is fits, "17 MB of images and outputs"
+
+
+@pytest.mark.parametrize("fitting", [2, 0])
+def test_probes_for_which_memory_runs_out_are_named_and_the_others_measured(clock, home, monkeypatch, fitting):
+    def probe(number):
+        def build():
+            if number >= fitting:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+            return lambda: clock.work(1e-3)
+
+        return ceilings.Probe({"dtype": "fp32", "level": "compute", "method": f"torch.mm {number}"}, 1e9, 1e6, build)
+
+    monkeypatch.setattr(ceilings, "_compute_probes", lambda p, device: [probe(number) for number in range(4)])
+    monkeypatch.setattr(ceilings, "_triad_probes", lambda p, device, threads: [])
+    monkeypatch.setattr(ceilings, "overheads", lambda device, budget_s: pd.DataFrame(
+        [dict.fromkeys(columns("overheads"), 1.0) | {"device": "cpu", "what": "launch", "n": 9, "method": "none"}],
+        columns=columns("overheads")))
+    if not fitting:
+        with pytest.raises(InputError, match="cpu has too little memory left: not one probe of its ceilings fits"):
+            ceilings.measure_ceilings(MachineParams(budget_s=15, device="cpu"))
+        return
+    measured = ceilings.measure_ceilings(MachineParams(budget_s=15, device="cpu"))
+    assert measured.table["method"].tolist() == ["torch.mm 0", "torch.mm 1"]
+    assert measured.note.endswith("Memory ran out for torch.mm 2 in fp32, torch.mm 3 in fp32.")
 
 
 @pytest.mark.parametrize(("step_s", "slow_from", "epochs"), [
@@ -144,7 +178,7 @@ class Even:
         self._device = device
 
     def ready(self):
-        return {"device": self._device}
+        return {"device": self._device, **IDENTITY}
 
     def visit(self, config, ops):
         time.sleep(0.25)
@@ -178,7 +212,7 @@ class Metered(Even):
     """One whose loops take as long as they may, and give their length as joules."""
 
     def ready(self):
-        return {"device": self._device, "meter": "constant"}
+        return {"device": self._device, "meter": "constant", **IDENTITY}
 
     def energy(self, config, ops, seconds):
         time.sleep(seconds)

@@ -83,6 +83,13 @@ def test_fresh_bytes_do_not_depend_on_the_process_that_asks(monkeypatch, tmp_pat
         assert allocator.fresh_bytes(plan) == before, f"in a folder whose name has {length} letters"
 
 
+@pytest.mark.skipif(not allocator.known(), reason="another allocator than glibc's")
+def test_allocations_that_the_memory_does_not_hold_are_an_error():
+    plan = allocator.Plan(weights=(64,), beside=(((), ()),), made=(((1, 2**60),),), freed=((),))
+    with pytest.raises(InputError, match="allocations cannot be repeated: a layout of the heap could not .*: out of memory?"):
+        allocator.fresh_bytes(plan)
+
+
 def test_a_network_is_described_operator_by_operator():
     layers = [nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8), nn.ReLU()]
     graph = chain(*layers, mode="train")

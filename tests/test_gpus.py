@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -17,6 +18,7 @@ from lib import locks, paths, store
 from lib.config.notebooks import SweepParams
 from lib.errors import InputError
 from lib.measure import load, machine
+from lib.measure.gpus.card import Card
 from lib.measure.gpus.watch import GpuUse, GpuWatch
 from lib.measure.operators import aggregate, device_sweep, points, shards, sweep, visitor
 from lib.work.graph import spaces
@@ -112,6 +114,22 @@ def test_in_a_container_the_processes_of_the_host_have_other_numbers(box):
     assert GpuWatch(0, own.pids).reading().others == 0.0, "the only one there is this one"
     here.change(0, stranger=7, share=0.3)
     assert GpuWatch(0, own.pids).reading().others == pytest.approx(0.3), "the busiest of two is taken for this one"
+
+
+@pytest.mark.parametrize(("mask", "in_use", "number", "uuid"), [
+    (None, False, 1, "GPU-bb11"), (None, True, 1, "GPU-aa00"), ("1,0", False, 0, "GPU-bb11"),
+    ("GPU-bb,GPU-aa", False, 0, "GPU-bb11")])
+def test_a_card_is_the_one_that_cuda_calls_so(box, monkeypatch, mask, in_use, number, uuid):
+    """Where CUDA is in use and counts cards by their speed, here in the reverse order, NVML is asked for its UUID."""
+    here = box(2)
+    here.change(0, uuid="GPU-aa00")
+    here.change(1, uuid="GPU-bb11")
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: in_use)
+    monkeypatch.setattr(torch.cuda, "get_device_properties",
+                        lambda number: SimpleNamespace(uuid=fake_gpus.here()[1 - number]["uuid"].removeprefix("GPU-")))
+    if mask:
+        monkeypatch.setenv(locks.MASK, mask)
+    assert Card(number).value("nvmlDeviceGetUUID") == uuid
 
 
 def test_a_card_in_exclusive_mode_says_who_has_it(box):
@@ -219,6 +237,63 @@ def test_what_a_card_measured_that_is_gone_is_not_measured_again(sure):
     pd.testing.assert_frame_equal(after, before)
 
 
+def test_what_a_card_of_another_model_measured_does_not_count(sure):
+    here = sure(2)
+    here.change(1, name="Fake B")
+    machine.hardware.cache_clear()
+    _, before = swept(**WALK, device="cuda:1")
+    here.change(1, gone=True)
+    machine.hardware.cache_clear()
+    _, after = swept(**WALK, device="cuda:0")
+    assert set(after.loc[after["device"] == "cuda:0", "config"]) == set(before["config"])
+
+
+def test_a_sweep_is_not_gone_on_with_on_another_card(sure):
+    here = sure(2)
+    here.change(1, name="Fake B")
+    machine.hardware.cache_clear()
+    folder, before = swept(**WALK, device="cuda:0")
+    here.change(0, gone=True)  # the one behind it moves up
+    machine.hardware.cache_clear()
+    with pytest.raises(InputError, match="mine/cuda-0 cannot be gone on with, cuda:0 is another one now: name was 'Fake A' and "
+                                         "is 'Fake B'; give this sweep another name"):
+        swept(**WALK, device="cuda:0")
+    pd.testing.assert_frame_equal(aggregate.read(folder).table, before)
+    here.change(0, gone=False)
+    machine.hardware.cache_clear()
+    pd.testing.assert_frame_equal(swept(**WALK, device="cuda:0")[1], before)
+
+
+def test_a_sweep_is_not_gone_on_with_by_other_software(sure, monkeypatch):
+    sure(0)
+    swept(**WALK, device="cpu")
+    monkeypatch.setattr(machine, "software", lambda: {"torch": "another"})
+    with pytest.raises(InputError, match=r"mine/cpu cannot be gone on with, .*: software_id was '\w+' and is '\w+'; give this"):
+        swept(**WALK, device="cpu")
+
+
+@pytest.mark.parametrize(("words", "raised"), [("CUDA error: unspecified launch failure\nmore", ()),
+                                               ("no words for this", RuntimeError)])
+def test_what_befalls_a_card_takes_no_table_from_the_other(sure, monkeypatch, words, raised):
+    class Broken(Sure):
+        def ready(self):
+            if self.device == "cuda:1":
+                raise RuntimeError(words)
+            return super().ready()
+
+    monkeypatch.setattr(device_sweep, "Visitor", Broken)
+    sure(2)
+    if raised:
+        with pytest.raises(raised, match=words):
+            swept(**WALK, device="cuda:0,cuda:1")
+    else:
+        swept(**WALK, device="cuda:0,cuda:1")
+    folder = paths.SWEEPS / "mine"
+    table = aggregate.read(folder).table
+    assert len(table) == 6 and set(table["device"]) == {"cuda:0"}
+    assert store.read_json(folder / "sweep.meta.json")["failures"] == {"cuda:1": f"RuntimeError: {words.splitlines()[0]}"}
+
+
 def test_points_are_drawn_once_however_many_threads_take_them(box):
     several = points.Points(SweepParams(**{**QUICK, "count": 60}))
     with ThreadPoolExecutor(4) as pool:
@@ -247,14 +322,28 @@ def test_a_space_of_few_points_is_drawn_to_its_end_and_ends_no_sweep(box, monkey
 
 def test_a_point_too_large_for_one_card_is_left_to_one_with_room(box):
     shared = points.Points(SweepParams(**{**QUICK, "op": "activation"}))
-    shared.join(10.0)
+    shared.join("cuda:0", 10.0)
     first = shared.take(10.0, (), lambda: False)
     assert shared.refuse(first), "it is too large for all that are there"
-    shared.join(1e12)
+    shared.join("cuda:1", 1e12)
     assert shared.take(1e12, (), lambda: False) == first, "one that comes later has room"
     second = shared.take(10.0, (), lambda: False)
     assert not shared.refuse(second) and shared.left == 1
     assert shared.take(1e12, (), lambda: False) == second
+
+
+def test_a_point_that_only_a_lost_card_had_room_for_is_refused_by_the_others(sure, monkeypatch):
+    class Lost(Sure):
+        def visit(self, config, ops):
+            if self.device == "cuda:0":
+                raise machine.DeviceLostError("gone")
+            return super().visit(config, ops)
+
+    monkeypatch.setattr(device_sweep, "Visitor", Lost)
+    sure(2).change(1, free=6000)
+    _, table = swept(**WALK, device="cuda:0,cuda:1")
+    assert table["device"].tolist() == ["cuda:1"] * 6
+    assert table["status"].value_counts().to_dict() == {"ok": 3, "skipped": 3}
 
 
 def test_a_card_whose_memory_another_user_holds_loses_no_point(sure):
@@ -271,6 +360,9 @@ def test_a_gpu_that_breaks_ends_a_run_in_one_line():
     with pytest.raises(InputError, match="cuda:0 broke; what was measured until then is kept: RuntimeError: CUDA e"), \
             machine.working(torch.device("cuda:0")):
         raise RuntimeError("CUDA error: unspecified launch failure\nCompile with ...")
+    with pytest.raises(InputError, match="^cuda:0 has too little memory left: OutOfMemoryError: CUDA out of memory. Tr"), \
+            machine.working(torch.device("cuda:0")):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
     with pytest.raises(RuntimeError, match="shape"), machine.working(torch.device("cuda:0")):
         raise RuntimeError("shape")
 

@@ -314,10 +314,14 @@ def test_the_clocks_of_a_gpu_are_what_nvml_says(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", nvml())
     assert environment.clocks("cuda:0") == {"sm_mhz": 2520, "memory_mhz": 10_501, "most_sm_mhz": 3120,
                                             "most_memory_mhz": 10_501, "limit_w": 450.0}
+    old = nvml()
+    del old.nvmlDeviceGetApplicationsClock, old.nvmlDeviceGetEnforcedPowerLimit
+    monkeypatch.setitem(sys.modules, "pynvml", old)
+    assert environment.clocks("cuda") == {"sm_mhz": 2520, "memory_mhz": 10_501, "most_sm_mhz": 3120, "most_memory_mhz": 10_501}
     monkeypatch.setitem(sys.modules, "pynvml", nvml(present=False))
     assert "Driver Not Loaded" in environment.clocks("cuda:0")["reason"]
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert "pynvml" in environment.clocks("cuda:0")["reason"]
+    assert "nvidia-ml-py is not installed" in environment.clocks("cuda:0")["reason"]
     assert environment.clocks("cpu") == {}
 
 

@@ -347,6 +347,18 @@ def test_one_usable_row_keeps_the_unusable_ones_out():
     assert kept["peak_gflops"].tolist() == [found.table["peak_gflops"][rows[0]]]
 
 
+@pytest.mark.parametrize(("cores", "busy", "stolen"), [
+    ([2], 30.0, 3.0), ([0, 2], 40.0, 4.0), ([1, 2], 60.0, 6.0), ([5], 60.0, 6.0)])
+def test_cores_go_by_number_and_all_count_where_one_of_ours_is_not_told(monkeypatch, tmp_path, cores, busy, stolen):
+    tick = os.sysconf("SC_CLK_TCK")
+    rows = [f"cpu{core} {seconds * tick} 0 0 900 900 0 0 {seconds * tick // 10} 7 0"
+            for core, seconds in ((0, 10), (2, 30), (3, 20))]
+    (tmp_path / "stat").write_text("\n".join(["cpu  0 0 0 0 0 0 0 0 0 0", *rows, "intr 1 2", ""]))
+    monkeypatch.setattr(load, "_STAT", tmp_path / "stat")
+    monkeypatch.setattr(load, "own_cores", lambda: cores)
+    assert load.busy_seconds() == pytest.approx((busy, stolen))
+
+
 def test_levels_of_the_memory(monkeypatch):
     monkeypatch.setattr(machine, "cache_bytes", lambda: {"L1": 2**15, "L2": 2**20, "L3": 2**25})
     assert machine.levels(CPU, 4) == {"L1": 2**17, "L2": 2**22, "L3": 2**25}

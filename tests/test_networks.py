@@ -155,6 +155,38 @@ def test_after_a_torn_line_the_next_visits_are_whole(tmp_path, pretended):
     assert raw.read_text().startswith(whole)
 
 
+@pytest.mark.slow
+def test_networks_whose_process_died_are_measured_by_the_next_call(tmp_path, monkeypatch):
+    raw = tmp_path / "visits.jsonl"
+    with monkeypatch.context() as patched:
+        patched.setattr(end_to_end, "_measure", die)
+        lost, _ = campaign.measure(PAIR, rounds=1, case_s=0.05, raw=raw)
+    assert set(lost["reason"]) == {"the worker was killed (signal 9): out of memory?"}
+    table, _ = campaign.measure(PAIR, rounds=1, case_s=0.05, raw=raw)
+    assert table["status"].tolist() == ["ok", "ok"]
+
+
+def test_a_gpu_that_breaks_fails_no_network_for_ever(tmp_path, monkeypatch):
+    """Here it breaks at the second of three cases; the third would fail alike, whatever the network."""
+    broken, measured = [True], []
+
+    def measure_case(case, *_):
+        measured.append(case)
+        if broken and len(measured) == 2:
+            raise RuntimeError("CUDA error: unspecified launch failure\nCompile with ...")
+        return {"samples_ms": [1.0] * 5, "yardstick_ms": [1.0] * 5, "rss_mb": float("nan"), "tensors_mb": 1.0}
+
+    monkeypatch.setattr(end_to_end, "_measure_case", measure_case)
+    monkeypatch.setattr(end_to_end, "call", lambda function, *arguments, **_: function(*arguments))
+    wanted = [(Case("simple_cnn", "infer", batch, "3x28x28"), "default") for batch in (1, 2, 4)]
+    lost, _ = campaign.measure(wanted, rounds=1, case_s=0.05, raw=tmp_path / "visits.jsonl")
+    assert set(lost["reason"]) == {"cpu broke: RuntimeError: CUDA error: unspecified launch failure"}
+    assert len(measured) == 2
+    broken.clear()
+    table, _ = campaign.measure(wanted, rounds=1, case_s=0.05, raw=tmp_path / "visits.jsonl")
+    assert table["status"].tolist() == ["ok"] * 3
+
+
 def test_visits_to_another_device_are_not_taken_for_this_one(tmp_path, pretended, monkeypatch):
     monkeypatch.setattr(machine, "devices", lambda: ["cpu", "cuda:0"])
     raw = tmp_path / "visits.jsonl"

@@ -694,6 +694,21 @@ def test_a_card_by_index_or_uuid_has_one_lock(monkeypatch, tmp_path, mask):
         assert [path.name for path in tmp_path.iterdir()] == ["measuring-cuda-GPU-bbbb.lock"]
 
 
+def test_a_card_keeps_its_lock_when_another_one_is_lost(monkeypatch, tmp_path):
+    def handle(index):
+        if not index:
+            raise RuntimeError("GPU is lost")
+        return index
+
+    monkeypatch.setitem(sys.modules, "pynvml", SimpleNamespace(
+        NVMLError=RuntimeError, nvmlInit=lambda: None, nvmlDeviceGetCount=lambda: 2, nvmlDeviceGetHandleByIndex=handle,
+        nvmlDeviceGetUUID=["GPU-aaaa", "GPU-bbbb"].__getitem__))
+    monkeypatch.setenv("LIB_LOCKS", str(tmp_path))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    with locks.device("cuda:1"):
+        assert [path.name for path in tmp_path.iterdir()] == ["measuring-cuda-GPU-bbbb.lock"]
+
+
 def test_a_worker_sees_its_card_alone_and_what_it_prints_are_numbered_lines(tmp_path, monkeypatch):
     """The variable is there before anything is imported; lines come in order, all before the end, also the last without \\n."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a,GPU-b")

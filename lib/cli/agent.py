@@ -14,7 +14,10 @@ def _agent(options: argparse.Namespace) -> int:
     if options.parent:
         agent.end_with_parent(options.parent)
     server = client.Client(options.server, client.read_token(options.token_file))
-    agent.Agent(server, options.name or agent.default_name(), devices.devices_here(options.slots)).run()
+    pairs = devices.devices_here(options.slots)
+    if line := devices.narrowed(pairs):
+        print(line, flush=True)
+    agent.Agent(server, options.name or agent.default_name(), pairs).run()
     return 0
 
 

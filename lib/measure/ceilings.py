@@ -7,12 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import psutil
 import torch
 
 from lib import locks, paths, store
 from lib.config.notebooks import MachineParams
-from lib.errors import InputError, choices
+from lib.errors import InputError, choices, is_out_of_memory
 from lib.measure import load, machine
 from lib.measure.archive import folders
 from lib.measure.budget import Budget
@@ -79,7 +78,7 @@ def _compute_probes(p: MachineParams, device: torch.device) -> list[Probe]:
     """Return the three largest GEMMs of each dtype that the budget and the free memory allow, and a convolution."""
     largest = p.gemm_max or (2048 if device.type == "cpu" else 8192)
     sizes = [size for size in (256, 512, 1024, 2048, 4096, 8192, 16384) if size < largest] + [largest]
-    most_s, free, probes = p.budget_s / 100, _free_bytes(device), []
+    most_s, free, probes = p.budget_s / 100, machine.free_bytes(device), []
     for dtype in DTYPES:
         rate = _first_rate(dtype, device)
         fit = [n for n in sizes if rate and 2.0 * n**3 / rate < most_s and _GEMM_BYTES * n**2 < free / 2][-3:]
@@ -88,8 +87,8 @@ def _compute_probes(p: MachineParams, device: torch.device) -> list[Probe]:
                    for n in fit]
         batch = 8 if device.type == "cpu" else 256
         work = 2.0 * 9 * _CHANNELS**2 * _SIDE**2 * batch
-        if rate > _VECTOR_RATE and work / rate < _LARGEST_SHARE * p.budget_s:
-            images = 2.0 * batch * _CHANNELS * _SIDE**2 * torch_dtype(dtype).itemsize
+        images = 2.0 * batch * _CHANNELS * _SIDE**2 * torch_dtype(dtype).itemsize
+        if rate > _VECTOR_RATE and work / rate < _LARGEST_SHARE * p.budget_s and 2.0 * images < free / 2:
             method = f"conv2d 3x3, {_CHANNELS} channels, batch {batch}"
             probes.append(Probe({"dtype": dtype, "level": "compute", "method": method}, work, images,
                                 lambda dtype=dtype, batch=batch: _convolution(dtype, batch, device)))
@@ -117,7 +116,7 @@ def _triad_probes(p: MachineParams, device: torch.device, threads: int) -> list[
     caches, beyond = machine.levels(device, threads), "RAM" if device.type == "cpu" else "device"
     last = max(caches.values(), default=32 * 2**20)
     most = p.triad_max_mb * 1e6 if p.triad_max_mb else 8.0 * last
-    most = min(max(most, 2.0 ** np.ceil(np.log2(4 * last))), _free_bytes(device) / 2)
+    most = min(max(most, 2.0 ** np.ceil(np.log2(4 * last))), machine.free_bytes(device) / 2)
     width, pace_s = _triad_dtype(device).itemsize, _triad_pace_s(device, min(most, _LOOK_BYTES))
     probes: list[Probe] = []
     smallest = np.ceil(np.log2(caches.get("L1", 2**19) + 1))
@@ -134,10 +133,6 @@ def _triad_probes(p: MachineParams, device: torch.device, threads: int) -> list[
     return probes
 
 
-def _free_bytes(device: torch.device) -> float:
-    return psutil.virtual_memory().available if device.type != "cuda" else torch.cuda.mem_get_info(device)[0]
-
-
 def _triad_pace_s(device: torch.device, touched: float) -> float:
     """Return how long a visit takes for each byte that it touches, in seconds: to have the memory, and a few calls."""
     begin = time.monotonic()
@@ -149,8 +144,8 @@ def _triad_pace_s(device: torch.device, touched: float) -> float:
     return (built - begin + _LEAST * (time.monotonic() - built)) / touched
 
 
-def _rounds(probes: list[Probe], device: torch.device, budget: Budget) -> list[Timing]:
-    """Time every probe in ROUNDS rounds, each in a random order; return what was measured of each.
+def _rounds(probes: list[Probe], device: torch.device, budget: Budget) -> list[Timing | None]:
+    """Time every probe in ROUNDS rounds, each in a random order; return what was measured of each, None where memory ran out.
 
     A visit has an equal share of what is left of the budget; on a crowded machine later rounds are dropped when it is spent.
     """
@@ -160,12 +155,23 @@ def _rounds(probes: list[Probe], device: torch.device, budget: Budget) -> list[T
     for number, index in enumerate(track(visits, "ceilings")):
         if samples[index] and budget.spent:
             continue
-        begin, share_s = time.monotonic(), budget.left_s / (len(visits) - number)
-        call = probes[index].build()
-        left_s = max(0.0, share_s - (time.monotonic() - begin))
-        samples[index].append(measure(call, device, left_s, least=_LEAST, most_s=_OVERRUN * share_s, graph=True))
+        try:
+            samples[index].append(_visit(probes[index], device, budget.left_s / (len(visits) - number)))
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            if device.type == "cuda":
+                torch.cuda.empty_cache()
     return [Timing(np.concatenate([part.samples_ms for part in parts]), graphed=all(part.graphed for part in parts))
-            for parts in samples]
+            if parts else None for parts in samples]
+
+
+def _visit(probe: Probe, device: torch.device, share_s: float) -> Timing:
+    """Build a probe's call and time it, within ``share_s`` seconds where _LEAST calls let it."""
+    begin = time.monotonic()
+    call = probe.build()
+    left_s = max(0.0, share_s - (time.monotonic() - begin))
+    return measure(call, device, left_s, least=_LEAST, most_s=_OVERRUN * share_s, graph=True)
 
 
 def _row(probe: Probe, timing: Timing, constants: dict, crowded: str) -> dict:
@@ -203,7 +209,7 @@ def overheads(device: torch.device, budget_s: float = 0.5) -> pd.DataFrame:
 
 def _first_touch_us() -> np.ndarray:
     """Return what writing fresh memory takes beyond writing the same again, in microseconds a page of 4 KiB."""
-    pages, taken_us = int(min(_TOUCHED, _free_bytes(torch.device("cpu")) / 8)) // _PAGE, []
+    pages, taken_us = int(min(_TOUCHED, machine.free_bytes(torch.device("cpu")) / 8)) // _PAGE, []
     for _ in range(_LOOKS):
         fresh = torch.empty(pages * _PAGE, dtype=torch.uint8)  # too large for the heap: fresh each time
         clock = [time.perf_counter()]
@@ -278,16 +284,19 @@ def measure_ceilings(p: MachineParams) -> Ceilings:
                 small = overheads(device, min(0.5, p.budget_s / 20)).assign(**own)
                 timings = _rounds(probes, device, budget)
                 seen = watch.reading()
-        constants = {"device": str(device), "threads": threads, **own}
-        table = pd.DataFrame([_row(*pair, constants, seen.verdict(threads)) for pair in zip(probes, timings, strict=True)],
-                             columns=columns("ceilings"))
-        return _save(table, small, p, {"load_at_start": asdict(quiet), "load_at_end": asdict(seen), **identity})
+        constants, crowded = {"device": str(device), "threads": threads, **own}, seen.verdict(threads)
+        rows = [_row(probe, timing, constants, crowded) for probe, timing in zip(probes, timings, strict=True) if timing]
+        if not rows:
+            raise InputError(f"{device} has too little memory left: not one probe of its ceilings fits")
+        table = pd.DataFrame(rows, columns=columns("ceilings"))
+        without = [probe for probe, timing in zip(probes, timings, strict=True) if not timing]
+        return _save(table, small, p, {"load_at_start": asdict(quiet), "load_at_end": asdict(seen), **identity}, without)
     finally:
         torch.set_num_threads(before_threads)
         torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = tf32
 
 
-def _save(table: pd.DataFrame, small: pd.DataFrame, p: MachineParams, facts: dict) -> Ceilings:
+def _save(table: pd.DataFrame, small: pd.DataFrame, p: MachineParams, facts: dict, without: list[Probe]) -> Ceilings:
     stem = f"ceilings_{str(table['device'][0]).replace(':', '-')}"
     facts |= {"started_utc": store.utc_now(), "notebook": "01_machine", "parameters": p.model_dump()}
     with locks.writer(paths.CEILINGS, locks.PATIENCE_S):  # of two hosts with one folder, each gets a name of its own
@@ -296,11 +305,11 @@ def _save(table: pd.DataFrame, small: pd.DataFrame, p: MachineParams, facts: dic
                  store.write(small, paths.CEILINGS / f"{name.replace('ceilings', 'overheads', 1)}.csv", "overheads"))
     for path, kind in zip(files, ("ceilings", "overheads"), strict=True):
         store.write_meta(path, kind, **facts)
-    note = " ".join([f"Measured here, {facts['started_utc']}.", *_left_out(table, p)])
+    note = " ".join([f"Measured here, {facts['started_utc']}.", *_left_out(table, p, without)])
     return Ceilings(table, small, facts, note, files)
 
 
-def _left_out(table: pd.DataFrame, p: MachineParams) -> Iterator[str]:
+def _left_out(table: pd.DataFrame, p: MachineParams, without: list[Probe]) -> Iterator[str]:
     """Yield which wanted sizes were not measured, since neither the free memory nor the budget allows everything."""
     largest_mb = table.loc[table["peak_gbps"].notna(), "working_set_mb"].max()
     if largest_mb < p.triad_max_mb / 2:  # sizes double
@@ -308,6 +317,9 @@ def _left_out(table: pd.DataFrame, p: MachineParams) -> Iterator[str]:
                f"{p.budget_s:g} allow no more.")
     if p.gemm_max and not table["method"].str.startswith(f"torch.mm {p.gemm_max}x").any():
         yield f"No GEMM of gemm_max = {p.gemm_max} was measured: memory or budget_s = {p.budget_s:g} do not allow it."
+    if without:
+        names = [f"{probe.row['method']} in {probe.row['dtype']}" for probe in without]
+        yield f"Memory ran out for {choices(names)}."
 
 
 def saved(device: str, wanted: Mapping[str, object]) -> list[Ceilings]:

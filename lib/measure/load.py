@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import psutil
@@ -15,6 +16,9 @@ import psutil
 from lib.measure.gpus.card import number_of
 from lib.measure.gpus.watch import GpuUse, GpuWatch
 from lib.measure.statistics import LOUD_CORES, VERDICTS, crowd_verdict
+
+_STAT = Path("/proc/stat")  # of Linux
+_BUSY = ("user", "nice", "system", "irq", "softirq")
 
 
 def own_cores() -> list[int]:
@@ -64,12 +68,25 @@ class Load:
 def busy_seconds() -> tuple[float, float]:
     """Return the CPU seconds that everybody has used so far of the cores of this process, and those that the host took.
 
-    In ticks of 10 ms.
+    In ticks of 10 ms. Of all cores where the system does not tell of one of ours, as in a container that renames them.
     """
-    cores, every = own_cores(), psutil.cpu_times(percpu=True)
-    ours = [every[core] for core in cores if core < len(every)] or every
-    return (sum(getattr(core, field, 0.0) for core in ours for field in ("user", "nice", "system", "irq", "softirq")),
-            sum(getattr(core, "steal", 0.0) for core in ours))
+    cores, every = own_cores(), _times_of_cores()
+    ours = [every[core] for core in cores] if every.keys() >= set(cores) else list(every.values())
+    return sum(busy for busy, _ in ours), sum(stolen for _, stolen in ours)
+
+
+def _times_of_cores() -> dict[int, tuple[float, float]]:
+    """Return the CPU seconds of each core that the system tells of, by its number: used by everybody, and taken by the host."""
+    if not _STAT.exists():
+        return {core: (sum(getattr(times, field, 0.0) for field in _BUSY), 0.0)
+                for core, times in enumerate(psutil.cpu_times(percpu=True))}
+    seconds, times = 1.0 / os.sysconf("SC_CLK_TCK"), {}
+    for line in _STAT.read_text().splitlines():
+        name, *ticks = line.split() or [""]
+        if name.startswith("cpu") and name != "cpu":  # a core that is off has no line
+            user, nice, system, _, _, irq, softirq, stolen, *_ = map(int, ticks)
+            times[int(name.removeprefix("cpu"))] = ((user + nice + system + irq + softirq) * seconds, stolen * seconds)
+    return times
 
 
 class OwnProcesses:

@@ -15,12 +15,16 @@ import psutil
 import torch
 
 from lib import store
-from lib.errors import InputError, choices, is_broken_device, one_line
+from lib.errors import InputError, choices, is_broken_device, is_out_of_memory, one_line
 from lib.measure import worker
-from lib.measure.gpus.card import Card, management, number_of
+from lib.measure.gpus.card import Card, cuda_uuid, management, number_of
 
 _INSTRUCTION_SETS = {"onednn": "ONEDNN_MAX_CPU_ISA", "aten": "ATEN_CPU_CAPABILITY", "mkl": "MKL_ENABLE_INSTRUCTIONS"}
 _RSS_UNIT = 1 if platform.system() == "Darwin" else 1024
+
+
+class DeviceLostError(InputError):
+    """A device that could be measured cannot be used any more; the message says how it ended."""
 
 
 def exact_fp32() -> None:
@@ -211,13 +215,18 @@ def use(where: torch.device) -> None:
 
 @contextmanager
 def working(where: torch.device) -> Iterator[None]:
-    """Tell in one line, as an InputError, that a GPU broke while work on it went on."""
+    """Tell in one line, as an InputError, that memory ran out while work on a device went on, or that a GPU broke.
+
+    Raises DeviceLostError for what broke.
+    """
     try:
         yield
-    except RuntimeError as error:
-        if not is_broken_device(error):
-            raise
-        raise InputError(f"{where} broke; what was measured until then is kept: {one_line(error)}") from None
+    except (RuntimeError, MemoryError) as error:
+        if is_broken_device(error):
+            raise DeviceLostError(f"{where} broke; what was measured until then is kept: {one_line(error)}") from None
+        if is_out_of_memory(error):
+            raise InputError(f"{where} has too little memory left: {one_line(error)}") from None
+        raise
 
 
 def _occupied(name: str) -> str:
@@ -233,7 +242,7 @@ def _occupied(name: str) -> str:
 
 def card(where: torch.device) -> str:
     """Return the UUID of a GPU; empty for other devices, and where torch does not tell."""
-    return str(getattr(torch.cuda.get_device_properties(where), "uuid", "")) if where.type == "cuda" else ""
+    return cuda_uuid(number_of(str(where))) if where.type == "cuda" else ""
 
 
 def free_bytes(where: torch.device) -> int:
@@ -241,10 +250,20 @@ def free_bytes(where: torch.device) -> int:
     return torch.cuda.mem_get_info(where)[0] if where.type == "cuda" else psutil.virtual_memory().available
 
 
+def own_hardware(name: str, facts: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Return the part of a machine's hardware (default: this one's) that a device is: a GPU's entry, else all but the GPUs.
+
+    Empty for a GPU that is not in it.
+    """
+    number, facts = number_of(name), facts or hardware()
+    if number is None:
+        return {fact: value for fact, value in facts.items() if fact != "gpus"}
+    return facts["gpus"][number] if number < len(facts["gpus"]) else {}
+
+
 def kind(name: str, facts: dict[str, Any] | None = None) -> str:
     """Return what devices are alike in: of GPUs their model, by the hardware of a machine (default: this one); else the id."""
-    number, gpus = number_of(name), (facts or hardware())["gpus"]
-    return name if number is None or number >= len(gpus) else str(gpus[number])
+    return name if number_of(name) is None else str(own_hardware(name, facts) or name)
 
 
 def tf32(where: torch.device) -> bool:

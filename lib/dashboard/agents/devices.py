@@ -9,10 +9,10 @@ from typing import Any
 
 import psutil
 
+from lib import locks
 from lib.dashboard.agents.messages import Device, Gpu, GpuLoad, Load
-from lib.errors import InputError
-from lib.locks import MASK
-from lib.measure.gpus.card import management
+from lib.errors import InputError, choices
+from lib.measure.gpus.card import management, number_of
 from lib.schedule.runtime.local_site import slots_here
 from lib.schedule.runtime.workers import Slot
 
@@ -40,7 +40,7 @@ def gpus() -> list[Gpu]:
             cards.append(Gpu(uuid=nvml.nvmlDeviceGetUUID(handle), name=nvml.nvmlDeviceGetName(handle), index=index,
                              memory_mb=nvml.nvmlDeviceGetMemoryInfo(handle).total / _MB,
                              compute_capability=f"{major}.{minor}"))
-    mask = os.environ.get(MASK)
+    mask = os.environ.get(locks.MASK)
     if mask is None:
         return cards
     wanted = [entry.strip() for entry in mask.split(",") if entry.strip()]
@@ -51,7 +51,7 @@ def gpus() -> list[Gpu]:
 def devices_here(count: int = 0) -> list[tuple[Slot, Device]]:
     """Return this machine's slots (``local_site.slots_here``) with what a server is to know of each.
 
-    CPU slots share the host's memory. Raises InputError for more slots than cores.
+    CPU slots share the host's memory. A card that is lost has none. Raises InputError for more slots than cores.
     """
     from lib.measure import machine
 
@@ -59,18 +59,31 @@ def devices_here(count: int = 0) -> list[tuple[Slot, Device]]:
     cpus = [slot for slot in slots if slot.cores]
     memory_mb = psutil.virtual_memory().total / _MB / max(1, len(cpus))
     model = " ".join(re.sub(r"\(.*?\)", "", machine.hardware()["cpu"]).split())[:200]
-    pairs = []
-    for slot in slots:
-        if slot.cores:
-            device = Device(name=slot.name, model=model, cores=len(slot.cores), threads=slot.threads,
-                            memory_mb=memory_mb)
-        else:
-            number = int(slot.name.partition(":")[2])
-            card = cards[number] if number < len(cards) else None  # torch may have one that NVML does not tell: a MIG part
-            device = Device(name=slot.name, model=card.name if card else machine.hardware()["gpus"][number]["name"], cores=0,
-                            threads=slot.threads, memory_mb=card.memory_mb if card else machine.memory_mb(slot.name), gpu=card)
-        pairs.append((replace(slot, card=device.gpu.uuid if device.gpu else ""), device))
+    pairs = [(slot, Device(name=slot.name, model=model, cores=len(slot.cores), threads=slot.threads, memory_mb=memory_mb))
+             for slot in cpus]
+    for slot in (slot for slot in slots if not slot.cores):
+        number = number_of(slot.name)
+        name = locks.card(number)
+        card = next((card for card in cards if name == str(card.index) or card.uuid.startswith(name)), None)
+        if card is None and _is_listed(name):
+            continue
+        device = Device(name=slot.name, model=card.name if card else machine.hardware()["gpus"][number]["name"], cores=0,
+                        threads=slot.threads, memory_mb=card.memory_mb if card else machine.memory_mb(slot.name), gpu=card)
+        pairs.append((replace(slot, card=card.uuid if card else ""), device))
     return pairs
+
+
+def _is_listed(name: str) -> bool:
+    """Return whether NVML lists a card, read or not, by its index or UUID; a part of a card (MIG) it does not list."""
+    nvml = _nvml()
+    return bool(nvml) and (name.startswith("GPU-") or (name.isdecimal() and int(name) < nvml.nvmlDeviceGetCount()))
+
+
+def narrowed(pairs: Sequence[tuple[Slot, Device]]) -> str:
+    """Return in one line that CPU slots have fewer threads than cores, since others held some; empty where they have not."""
+    fewer = [f"{slot.name} has {slot.threads} of {len(slot.cores)} threads" for slot, _ in pairs
+             if slot.threads < len(slot.cores)]
+    return f"{choices(fewer)}: others held the other cores; begin anew when they are free" if fewer else ""
 
 
 class Meter:

@@ -1,5 +1,6 @@
 """An NVIDIA card, as NVIDIA's management library (NVML) sees it, of whichever version that is."""
 
+import sys
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -36,6 +37,25 @@ def number_of(device: str) -> int | None:
     return int(number or 0) if kind == "cuda" else None
 
 
+def cuda_uuid(number: int) -> str:
+    """Return the UUID of the card ``cuda:<number>`` as CUDA tells it to this process; empty where torch does not."""
+    import torch
+
+    uuid = str(getattr(torch.cuda.get_device_properties(number), "uuid", ""))
+    return f"GPU-{uuid.removeprefix('GPU-')}" if uuid else ""
+
+
+def _name(number: int) -> str:
+    """Return what NVML calls the card ``cuda:<number>`` of this process.
+
+    Where CUDA is in use, the UUID that it tells, for it may count cards in another order. Else, and for a part of a card (MIG),
+    it follows from the variable that lists the cards.
+    """
+    listed, torch = locks.card(number), sys.modules.get("torch")
+    in_use = torch and torch.cuda.is_initialized() and not listed.startswith("MIG-")
+    return (cuda_uuid(number) if in_use else "") or locks.uuid(listed)
+
+
 @dataclass(frozen=True)
 class Process:
     """A process on a card: its id as the host counts, and the share of the card's time that it used (None: not told)."""
@@ -52,14 +72,14 @@ class Card:
     """
 
     def __init__(self, number: int):
-        self.nvml, here = management(), locks.card(number)
+        self.nvml, name = management(), _name(number)
         try:
-            self.handle = (self.nvml.nvmlDeviceGetHandleByIndex(int(here)) if here.isdecimal() else
-                           self.nvml.nvmlDeviceGetHandleByUUID(here))
+            self.handle = (self.nvml.nvmlDeviceGetHandleByIndex(int(name)) if name.isdecimal() else
+                           self.nvml.nvmlDeviceGetHandleByUUID(name))
         except self.nvml.NVMLError as error:
             raise InputError(f"NVML does not know cuda:{number}: {one_line(error)}") from None
 
-    def _value(self, *names: str, arguments: tuple = ()) -> Any:
+    def value(self, *names: str, arguments: tuple = ()) -> Any:
         """Return the answer of the first of some functions, newest name first, that this version and driver know; else None."""
         for function in names:
             try:
@@ -71,22 +91,22 @@ class Card:
     @property
     def clock_mhz(self) -> float | None:
         """Return the clock of the multiprocessors now, in MHz."""
-        return self._value("nvmlDeviceGetClockInfo", arguments=(_MULTIPROCESSORS,))
+        return self.value("nvmlDeviceGetClockInfo", arguments=(_MULTIPROCESSORS,))
 
     @property
     def throttled(self) -> str:
         """Return why the card is slower than its settings allow: heat or its supply. Its power limit is not among them."""
-        bits = self._value("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons") or 0
+        bits = self.value("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons") or 0
         return ", ".join(reason for bit, reason in _THROTTLES.items() if bits & bit)
 
     @property
     def mode(self) -> str:
         """Return in which mode the card takes less than everybody; empty where it takes all."""
-        return _MODES.get(self._value("nvmlDeviceGetComputeMode") or 0, "")
+        return _MODES.get(self.value("nvmlDeviceGetComputeMode") or 0, "")
 
     def processes(self) -> list[Process] | None:
         """Return the processes that compute on the card; None where the driver does not tell."""
-        running = self._value("nvmlDeviceGetComputeRunningProcesses")
+        running = self.value("nvmlDeviceGetComputeRunningProcesses")
         if running is None:
             return None
         shares, pids = self._shares(), dict.fromkeys([int(process.pid) for process in running])

@@ -46,8 +46,9 @@ def measure(wanted: Sequence[tuple[Case, str]], device_id: str = "cpu", rounds: 
     """Measure networks in rounds of random order, a process a network; return the table ``networks`` and the identity.
 
     A case has ``case_s`` seconds a round, and five passes at least; no process starts after ``budget_s`` (0: no limit).
-    ``raw``, a file of JSON lines, keeps every visit as it ends, and a second call resumes after them; one that comes meanwhile
-    waits first. Passes while the processor was slower than usual do not count where five others exist.
+    ``raw``, a file of JSON lines, keeps every visit as it ends, but not those whose process died or whose GPU broke; a second
+    call resumes after them, and one that comes meanwhile waits first. Passes while the processor was slower than usual do not
+    count where five others exist.
     """
     device_id = str(machine.device(device_id))
     groups: dict[tuple[str, str], list[Case]] = {}
@@ -63,8 +64,8 @@ def measure(wanted: Sequence[tuple[Case, str]], device_id: str = "cpu", rounds: 
                 break
             results, ids = in_a_process(groups[key[1:]], device_id, case_s, key[2])
             visits[key], identity = results, ids or identity
-            if file:
-                file.write(visits_file.line(key, device_id, results, identity))
+            if file and ids:  # not what was lost: a second call measures it
+                file.write(visits_file.line(key, device_id, results, ids))
     return summarise(visits, identity or {**machine.identity(), "threads": 0}, device_id), identity
 
 

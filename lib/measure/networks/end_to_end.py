@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from lib import locks
-from lib.errors import InputError, choices
+from lib.errors import InputError, choices, is_broken_device, one_line
 from lib.measure import machine
 from lib.measure.energy import windows
 from lib.measure.energy.meters import Meter, open_meter
@@ -101,7 +101,10 @@ def _measure_case(case: Case, device: torch.device, budget_s: float, kernel: Ref
 
 
 def _measure(cases: Sequence[Case], device_id: str, budget_s: float) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Measure some cases in this process, one after another; return the result of each, and the identity."""
+    """Measure some cases in this process, one after another; return the result of each, and the identity.
+
+    Raises DeviceLostError where a GPU breaks.
+    """
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler counts allocations, and is to say nothing
     device = machine.device(device_id)
     machine.use(device)
@@ -118,6 +121,8 @@ def _measure(cases: Sequence[Case], device_id: str, budget_s: float) -> tuple[li
                 with user_code.running(f"model {case.network!r} does not run"):
                     results.append({"case": case, **_measure_case(case, device, budget_s, kernel, meter, idle_w), "reason": ""})
             except InputError as error:
+                if error.__cause__ and is_broken_device(error.__cause__):  # the other cases would fail in its place
+                    raise machine.DeviceLostError(f"{device} broke: {one_line(error.__cause__)}") from None
                 results.append({"case": case, "reason": str(error)})
             gc.collect()
             allocator.trim()
@@ -130,12 +135,12 @@ def in_a_process(cases: Sequence[Case], device_id: str = "cpu", budget_s: float 
 
     A result holds ``case``, ``samples_ms, yardstick_ms`` (lists, one a pass), ``rss_mb, tensors_mb``, ``energy`` (its columns
     of ``networks``; where there is a meter, a loop of LEAST_S more), ``gpu`` (what happened on it; None elsewhere) and a
-    ``reason``, which is empty, or the only entry beside the case where that failed. A process that dies fails all of its cases
-    (no identity then).
+    ``reason``, which is empty, or the only entry beside the case where that failed. A process that dies, or whose GPU breaks,
+    fails all of its cases (no identity then).
     """
     if memory not in allocator.HEAPS:
         raise InputError(f"no memory {memory!r}; there are: {choices(allocator.HEAPS)}")
     try:
         return call(_measure, tuple(cases), device_id, budget_s, environment=allocator.HEAPS[memory])
-    except WorkerLostError as error:
+    except (WorkerLostError, machine.DeviceLostError) as error:
         return [{"case": case, "reason": str(error)} for case in cases], {}

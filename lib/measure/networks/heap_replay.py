@@ -29,8 +29,9 @@ _address = ctypes.addressof(_block)
 
 
 def take(size: int) -> int:
-    """Take a block as tensors take theirs; return its address."""
-    libc.posix_memalign(_address, _TENSOR_ALIGNMENT, size)
+    """Take a block as tensors take theirs; return its address. Raises MemoryError."""
+    if libc.posix_memalign(_address, _TENSOR_ALIGNMENT, size):
+        raise MemoryError(f"no block of {size:,} bytes")
     return _block.value
 
 
@@ -113,7 +114,8 @@ def main() -> None:
             fresh = [one_pass(steps, addresses) for _ in range(_PASSES)][-1]
             os.write(1, f"{fresh}\n".encode())
             os._exit(0)
-        os.waitpid(child, 0)
+        if status := os.waitpid(child, 0)[1]:
+            sys.exit(f"a layout of the heap could not be repeated (status {status}): out of memory?")
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import random
 import threading
 import time
 from collections import Counter
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,12 @@ import psutil
 
 from lib.config.notebooks import SweepParams
 from lib.errors import InputError
+from lib.measure import machine
 from lib.measure.energy.trace import NOT_MEASURED
 from lib.measure.operators import aggregate
 from lib.measure.operators.points import Points
 from lib.measure.operators.raw_files import RawFiles, raw_folder
-from lib.measure.operators.visitor import DeviceLostError, Visitor
+from lib.measure.operators.visitor import Visitor
 from lib.work.graph import spaces
 from lib.work.graph.ops import Op
 from lib.work.graph.spaces import Config
@@ -48,19 +50,21 @@ class DeviceSweep:
                  points: Points):
         self.device, self.p, self._ticks, self._stop, self.points = device, p, ticks, stop, points
         self.visitor = Visitor(device, p)
-        try:
+        with ExitStack() as undone:
+            undone.callback(self.visitor.shut_down)
             self.files = RawFiles(raw_folder(folder, device), device)
+            undone.callback(self.files.close)
             _load_capture()
             self.identity = self.visitor.ready()
-        except BaseException:
-            self.visitor.shut_down()
-            raise
+            self.files.claim({**machine.own_hardware(device, self.identity["hardware"]),
+                              **{name: self.identity[name] for name in ("software_id", "threads")}})
+            undone.pop_all()
         self._begin, self._before_s = time.monotonic(), self.files.spent_s
         self._too_large = ""  # the last one
         self._abandoned: dict[str, str] = {}
         self._failures: dict[str, Counter] = {}
         self._limit_bytes = self._memory() * p.memory_share
-        points.join(self._limit_bytes)
+        points.join(device, self._limit_bytes)
 
     def _memory(self) -> float:
         if self.device.startswith("cuda"):  # asked in the worker: this process is to have no memory on a GPU
@@ -83,7 +87,7 @@ class DeviceSweep:
                 self._again(number, sorted(unsettled & self.files.promising), self.p.budget_s * (1 + _EXTRA_SHARE))
         except StoppedError:
             pass
-        except DeviceLostError as error:
+        except machine.DeviceLostError as error:
             visited = {key for key, _ in self.files.visits}
             self.points.give_back([point for key, point in self.files.configs.items() if key not in visited])
             raise InputError(f"{self.device} was lost after {len(self.files.visits)} visits, which are kept: {error}") from None

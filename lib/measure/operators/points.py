@@ -1,5 +1,6 @@
 """The points of a sweep: drawn once, and shared by all devices of one kind that measure side by side."""
 
+import math
 import threading
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 
@@ -23,7 +24,7 @@ class Points:
 
     def __init__(self, p: SweepParams, chosen: Sequence[Config] = (), assigned: Iterable[str] = (), device: str = "cpu"):
         self._p, self._chosen, self._device, self._lock = p, chosen, device, threading.Lock()
-        self._drawn, self._limits = self._all(), []
+        self._drawn, self._limits = self._all(), {}  # the bytes that each device has room for
         self._returned, self._too_large = [], []
         self.assigned = set(assigned)
         self.invalid, self.last_invalid = 0, ""
@@ -41,17 +42,22 @@ class Points:
         """Return how many points were given back and have no device now."""
         return len(self._returned)
 
-    def join(self, limit_bytes: float) -> None:
+    def join(self, device: str, limit_bytes: float) -> None:
         """Count a device among those that share the points; it has room for so many bytes."""
         with self._lock:
-            self._limits.append(limit_bytes)
+            self._limits[device] = limit_bytes
             self._returned += [point for point in self._too_large if spaces.footprint(point[1]) <= limit_bytes]
             self._too_large = [point for point in self._too_large if spaces.footprint(point[1]) > limit_bytes]
+
+    def leave(self, device: str) -> None:
+        """Count a device no more: it is lost, and points that it alone had room for are too large for all others."""
+        with self._lock:
+            self._limits.pop(device, None)
 
     def take(self, limit_bytes: float, without: Container[str], over: Callable[[], bool]) -> Point | None:
         """Return the next point that no device has; None where there is no more or, among invalid ones, it is ``over``.
 
-        Points of the families ``without`` are left to others, as are those given back that need more than ``limit_bytes``.
+        Points of the families ``without`` are left to others, as are those given back for which only others have room.
         """
         with self._lock:
             while not (self._p.count and len(self.assigned) >= self._p.count):
@@ -68,15 +74,21 @@ class Points:
 
     def _next(self, limit_bytes: float, without: Container[str]) -> Point | None:
         for place, (config, ops) in enumerate(self._returned):
-            if config.op not in without and spaces.footprint(ops) <= limit_bytes:
+            need = spaces.footprint(ops)
+            if config.op not in without and (need <= limit_bytes or need > self._most):  # too large for all: it is refused then
                 return self._returned.pop(place)
         return next(self._drawn, None)
+
+    @property
+    def _most(self) -> float:
+        """Return the bytes that the largest device has room for; inf where none has joined."""
+        return max(self._limits.values(), default=math.inf)
 
     def refuse(self, point: Point) -> bool:
         """Take back a point that is too large for a device; return whether it is so for all that are there by now."""
         with self._lock:
             self.assigned.discard(point[0].key)
-            others = max(self._limits) >= spaces.footprint(point[1])
+            others = self._most >= spaces.footprint(point[1])
             (self._returned if others else self._too_large).append(point)
         return not others
 

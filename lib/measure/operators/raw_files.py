@@ -9,16 +9,25 @@ from typing import Any
 import numpy as np
 
 from lib import store
+from lib.config.base import mapping
 from lib.errors import InputError, choices
 from lib.tables import columns
 from lib.work.graph import spaces
 from lib.work.graph.ops import Op
 from lib.work.graph.spaces import Config
 
+_MEASURED_ON = "measured_on.json"
+
 
 def raw_folder(sweep: Path, device: str) -> Path:
     """Return where a sweep keeps the raw files of a device."""
     return sweep / device.replace(":", "-")
+
+
+def measured_on(sweep: Path, device: str) -> dict[str, Any]:
+    """Return the hardware, software and threads of what a device has in a sweep's folder; empty where that is not known."""
+    path = raw_folder(sweep, device) / _MEASURED_ON
+    return mapping(store.read_json(path), path) if path.exists() else {}
 
 
 def entered_configs(sweep: Path, device: str, visited: bool = False) -> set[str]:
@@ -76,6 +85,20 @@ class RawFiles:
             config = Config(row["op"], tuple(json.loads(row["parameters"]).items()), row["dtype"], row["pass"],
                             row["latency_type"], row["cache"])
             self.configs[row["config"]] = (config, config.ops(self.device))
+
+    def claim(self, facts: dict[str, Any]) -> None:
+        """Write down the hardware, software and threads of what is measured into these files.
+
+        Raises InputError where visits are in them that were made on another card, processor, or with other software.
+        """
+        path = self.folder / _MEASURED_ON
+        before = mapping(store.read_json(path), path) if self.visits and path.exists() else facts
+        differing = [f"{name} was {before.get(name)!r} and is {facts.get(name)!r}" for name in sorted({*before, *facts})
+                     if before.get(name) != facts.get(name)]
+        if differing:
+            raise InputError(f"{self.folder} cannot be gone on with, {self.device} is another one now: {choices(differing)}; "
+                             "give this sweep another name")
+        store.write_json(facts, path)
 
     def enter(self, config: Config, ops: tuple[Op, ...], status: str = "ok", reason: str = "") -> None:
         """Write down a configuration before it is measured, or why it is not."""

@@ -10,12 +10,12 @@ from typing import Any
 from lib import locks, paths, store
 from lib.config import base
 from lib.config.notebooks import SweepParams
-from lib.errors import InputError, choices
+from lib.errors import InputError, choices, is_broken_device, one_line
 from lib.measure import machine
 from lib.measure.operators import aggregate
 from lib.measure.operators.device_sweep import DeviceSweep
 from lib.measure.operators.points import Points
-from lib.measure.operators.raw_files import entered_configs, raw_folder
+from lib.measure.operators.raw_files import entered_configs, measured_on, raw_folder
 from lib.measure.worker import WorkerLostError
 from lib.progress import track
 from lib.work import dtypes
@@ -23,6 +23,7 @@ from lib.work.graph import families, spaces
 from lib.work.graph.spaces import Config
 
 _IDENTITY = ("op", "grid", "count", "rounds", "visit_ms", "latency_type", "cache", "dtype", "shard", "seed", "threads")
+_IN_WORDS = InputError | WorkerLostError | OSError  # one line each
 
 
 @dataclass(frozen=True)
@@ -108,17 +109,17 @@ def _measured(p: SweepParams, devices: list[str], folder: Path, chosen: Sequence
     started, together = store.utc_now(), _Together(p, folder, chosen)
     for phase in ([name for name in devices if name == "cpu"], [name for name in devices if name != "cpu"]):
         together.run(phase)
-    for error in together.failures.values():
-        if not isinstance(error, InputError | WorkerLostError | OSError):
-            raise error
-    drives = together.drives
-    reasons = {device: str(error) for device, error in together.failures.items()}
+    drives, failures = together.drives, together.failures
+    unexpected = [error for error in failures.values() if not (isinstance(error, _IN_WORDS) or is_broken_device(error))]
+    reasons = {device: str(error) if isinstance(error, _IN_WORDS) else one_line(error) for device, error in failures.items()}
     reasons |= {device: drive.failure for device, drive in drives.items() if drive.failure and device not in reasons}
     identities = {device: drive.identity for device, drive in drives.items() if drive.files.configs}
     if identities:
         _derive(folder, {
             "started_utc": started, "notebook": "03_sweep", "parameters": p.model_dump(), "devices": identities,
             "failures": reasons, "invalid": {device: drive.points.invalid for device, drive in drives.items()}})
+    if unexpected:
+        raise unexpected[0]  # what the others measured is kept by now
     if cut := next((drive.points.cut for drive in drives.values() if drive.points.cut), ""):
         raise InputError(f"{cut}; what was measured is in {folder}")
     if len(reasons) == len(devices):
@@ -135,16 +136,21 @@ class _Together:
         self.failures: dict[str, Exception] = {}
 
     def _points(self, devices: list[str]) -> dict[str, Points]:
-        """Return the points of each device, one object a kind; what a card has measured that is gone is not drawn again."""
+        """Return the points of each device, one object a kind; what a card of a kind has measured is not drawn for it again.
+
+        So it is where that card is there no more, by what its files were measured on.
+        """
         kinds = {device: machine.kind(device) for device in devices}
         here = {raw_folder(self._folder, device).name for device in machine.devices()}
         removed = [path.parent.name for path in sorted(self._folder.glob("cuda-*/configs.csv")) if path.parent.name not in here]
         shared = {}
         for kind in dict.fromkeys(kinds.values()):
-            keys = set().union(*(entered_configs(self._folder, device) for device in devices if kinds[device] == kind))
-            if len(set(kinds.values())) == 1 and devices[0].startswith("cuda"):
-                keys = keys.union(*(entered_configs(self._folder, name, visited=True) for name in removed))
-            shared[kind] = Points(self._p, self._chosen, keys, next(device for device in devices if kinds[device] == kind))
+            alike = [device for device in devices if kinds[device] == kind]
+            card = machine.own_hardware(alike[0])
+            gone = [name for name in removed if card.items() <= measured_on(self._folder, name).items()]
+            keys = set().union(*(entered_configs(self._folder, device) for device in alike),
+                               *(entered_configs(self._folder, name, visited=True) for name in gone))
+            shared[kind] = Points(self._p, self._chosen, keys, alike[0])
         return {device: shared[kind] for device, kind in kinds.items()}
 
     def run(self, devices: list[str]) -> None:
@@ -164,6 +170,7 @@ class _Together:
                 self.drives[device].run()
             except Exception as error:  # whatever it is, it is raised where the sweep was started
                 self.failures[device] = error
+                points[device].leave(device)
             finally:
                 ticks.put(None)
 

@@ -27,10 +27,6 @@ from lib.work.graph.spaces import Config
 _DEATHS = 2  # of the worker at one configuration, before that counts as failed
 
 
-class DeviceLostError(InputError):
-    """A device that could be measured cannot be used any more; the message says how it ended."""
-
-
 @contextmanager
 def _visits(device_id: str, threads: int, visit_ms: float, patience_s: float,
             card: str) -> Iterator[tuple[dict[str, Any], Callable]]:
@@ -132,7 +128,7 @@ class Visitor:
                 self._start()
                 self.ready()
             except (InputError, RuntimeError) as error:
-                raise DeviceLostError(f"{reason}; then {error}") from None
+                raise machine.DeviceLostError(f"{reason}; then {error}") from None
             if hung:
                 break
         return {}, reason

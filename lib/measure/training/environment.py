@@ -4,10 +4,12 @@ from pathlib import Path
 from typing import Any
 
 from lib import locks, paths, store
-from lib.errors import InputError, one_line
+from lib.errors import InputError
 from lib.measure import machine
+from lib.measure.gpus.card import Card, number_of
 
 _CLOCKS = {"sm_mhz": 1, "memory_mhz": 2}  # NVML's numbers of the clocks
+_WHEN = {"": "nvmlDeviceGetClockInfo", "most_": "nvmlDeviceGetMaxClockInfo", "set_": "nvmlDeviceGetApplicationsClock"}
 
 
 def path_of(environment: str) -> Path:
@@ -20,29 +22,18 @@ def clocks(device: str) -> dict[str, Any]:
 
     What the driver does not tell is left out; where NVML cannot be asked, ``reason`` says why.
     """
-    if not device.startswith("cuda"):
+    number = number_of(device)
+    if number is None:
         return {}
     try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        card = locks.card(int(device.partition(":")[2] or 0))
-        handle = pynvml.nvmlDeviceGetHandleByIndex(int(card)) if card.isdecimal() else pynvml.nvmlDeviceGetHandleByUUID(card)
-    except (ImportError, InputError) as error:
+        card = Card(number)
+    except InputError as error:
         return {"reason": str(error)}
-    except pynvml.NVMLError as error:
-        return {"reason": one_line(error)}
-    questions = {**{name: (pynvml.nvmlDeviceGetClockInfo, kind) for name, kind in _CLOCKS.items()},
-                 **{f"most_{name}": (pynvml.nvmlDeviceGetMaxClockInfo, kind) for name, kind in _CLOCKS.items()},
-                 **{f"set_{name}": (pynvml.nvmlDeviceGetApplicationsClock, kind) for name, kind in _CLOCKS.items()},
-                 "limit_w": (lambda handle: pynvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1e3,)}
-    answers = {}
-    for name, (question, *arguments) in questions.items():
-        try:
-            answers[name] = question(handle, *arguments)
-        except pynvml.NVMLError:
-            continue
-    return answers
+    answers = {f"{when}{clock}": card.value(function, arguments=(kind,)) for when, function in _WHEN.items()
+               for clock, kind in _CLOCKS.items()}
+    limit_mw = card.value("nvmlDeviceGetEnforcedPowerLimit")
+    answers |= {"limit_w": None if limit_mw is None else limit_mw / 1e3}
+    return {name: answer for name, answer in answers.items() if answer is not None}
 
 
 def add(environment: str, device: str, started_utc: str, before: dict[str, Any], notes: str = "") -> Path:

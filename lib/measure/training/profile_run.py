@@ -128,7 +128,8 @@ def measure(p: ProfileParams, workload: Workload | None = None) -> Profiled:
         _check_size(task, opened)
         seed_everything(p.seed)
         options = Options(device, p.precision, p.lr, p.channels_last, p.grad_accum_steps, p.pin_memory)
-        trainer = Trainer(task, options, RECIPES[p.optimizer](p.lr))
+        with machine.working(device):
+            trainer = Trainer(task, options, RECIPES[p.optimizer](p.lr))
         stack.enter_context(locks.device(str(device)))
         before = load.wait_for_quiet(torch.get_num_threads(), patience_s=budget.patience_s, device=str(device))
         stem = f"run_{task.workload.id}_{task.workload.dataset}_{task.workload.model}_{device.type}"
