@@ -77,13 +77,13 @@ def machine_files(folder: Path) -> dict[tuple[str, str], Path]:
     return {key: paths_of[0] if len(paths_of) == 1 else min(paths_of, key=_held_out) for key, paths_of in several.items()}
 
 
-def _held_out(path: Path) -> float:
-    """Return the MAPE of a model on held-out points, in %; inf where its file does not say, or is damaged."""
+def _held_out(path: Path) -> tuple[bool, float]:
+    """Return whether a file is damaged, and the MAPE of its model on held-out points, in %; inf where it does not say."""
     try:
         held_out = load(path).facts.get("held_out")
     except InputError:
-        return math.inf
-    return float(held_out.get("mape", math.inf)) if isinstance(held_out, dict) else math.inf
+        return True, math.inf
+    return False, float(held_out.get("mape", math.inf)) if isinstance(held_out, dict) else math.inf
 
 
 def key_of(path: Path) -> tuple[str, str]:
