@@ -30,7 +30,7 @@ from lib.studies.scheduler_eval import scenario
 from lib.work import networks
 
 RATES = st.floats(1e-3, 1e3)
-WORK = st.floats(0, 1e13)
+WORK = st.integers(0, 10**13).map(float)  # FLOPs, bytes
 
 
 @given(RATES, RATES, RATES, WORK, WORK)
