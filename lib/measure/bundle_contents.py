@@ -56,6 +56,15 @@ class Index(_Typed):
     schema_version: str = "1"
 
 
+class GpuUse(_Typed):
+    """What happened on a GPU meanwhile, see ``watch.GpuUse``."""
+
+    others: float | None = None
+    clock_mhz: float | None = None
+    throttled: str = ""
+    unknown: str = ""
+
+
 class Load(_Typed):
     """What else ran on the machine, see ``load.Load``."""
 
@@ -64,6 +73,7 @@ class Load(_Typed):
     other_cores: float
     stolen_cores: float
     involuntary_per_s: float
+    gpu: GpuUse | None = None
 
 
 class Provenance(_Typed):
@@ -89,6 +99,7 @@ class Provenance(_Typed):
     metrics: dict[str, dict[str, float]] = {}
     failed: list[str] = []
     threads: int = 0
+    tf32: bool = False
     note: str = ""
     devices: dict[str, dict[str, JsonValue]] = {}  # of a sweep: the identity of each
     failures: dict[str, str] = {}
