@@ -10,7 +10,7 @@ if __name__ == "__main__":
     gc.set_threshold(1_000_000)  # importing makes many objects and no garbage
     status = main()
     if sys.argv[1:2] == ["advise"]:  # an answer is all it leaves, and taking torch apart would take as long as importing it
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in filter(None, (sys.stdout, sys.stderr)):
+            stream.flush()
         os._exit(status)
     sys.exit(status)

@@ -112,7 +112,7 @@ def full_disk(most_bytes):
 @pytest.fixture
 def chromium():
     """Return the path of a Chromium, or skip."""
-    found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if not found:
+    browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if not browser:
         pytest.skip("no Chromium here (apt-get install chromium): the page cannot be looked at")
-    return found
+    return browser

@@ -84,10 +84,10 @@ def _wrong(specs, attempts, ends, thrown, effects):
         if effects[row.job_id] != (row.status == "done"):
             yield f"{row.job_id} is {row.status} and took effect {effects[row.job_id]} times"
     last = attempts.groupby("job_id")["status"].agg(list)
-    for name, found in last.items():
-        most = 3 + found.count("moved")
-        if set(found[:-1]) - {"retried", "moved"} or found[-1] not in ("done", "failed") or len(found) > most:
-            yield f"the attempts of {name} ended {found}"
+    for name, statuses in last.items():
+        most = 3 + statuses.count("moved")
+        if set(statuses[:-1]) - {"retried", "moved"} or statuses[-1] not in ("done", "failed") or len(statuses) > most:
+            yield f"the attempts of {name} ended {statuses}"
     for device, rows in attempts.sort_values("start_s").groupby("device"):
         if (rows["start_s"].to_numpy()[1:] < rows["end_s"].to_numpy()[:-1] - 1e-6).any():
             yield f"attempts overlap on {device}"

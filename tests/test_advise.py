@@ -114,6 +114,14 @@ def test_the_command_line_answers_in_json(tmp_path):
     assert "NaN" not in done.stdout
 
 
+@pytest.mark.slow
+def test_an_answer_that_nobody_reads_is_told_in_one_line(tmp_path):
+    line = f"set -o pipefail; {sys.executable} -m lib advise W1 --device cpu --no-look | true"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False,
+                          env={**os.environ, "PYTHONPATH": str(paths.ROOT)})
+    assert (done.returncode, done.stderr) == (1, "error: standard output was closed before all was written to it\n")
+
+
 @pytest.mark.parametrize("device", ["cpu", "h100-sxm"])
 def test_a_share_is_one_of_its_whole(device, tmp_path, monkeypatch):
     """A network of activations alone: all of its operators can be fused, no more."""

@@ -1,7 +1,10 @@
 """Bundles: packed here, merged there, twice, damaged, or hostile."""
 
+import ast
 import csv
+import dataclasses
 import hashlib
+import inspect
 import io
 import json
 import os
@@ -16,9 +19,18 @@ import pandas as pd
 import pytest
 
 from lib import __main__, files, paths, store, tables
+from lib.cli import predict as verbs
+from lib.config.notebooks import MachineParams, ProfileParams, SweepParams
 from lib.errors import InputError
-from lib.measure import bundle, bundle_contents, machine
+from lib.measure import archive, bundle, bundle_contents, ceilings, load, machine
+from lib.measure.gpus.watch import GpuUse
+from lib.measure.networks import campaign, end_to_end
+from lib.measure.networks.case import Case
+from lib.measure.operators import isolated, sweep
+from lib.measure.training import profile_run
 from lib.predict import registry
+from lib.predict.analytic import roofline
+from lib.predict.analytic.roofline import Roof
 from lib.schedule.runtime import run_record
 
 
@@ -211,7 +223,8 @@ def test_a_table_whose_last_line_is_cut_short_is_not_taken_for_whole(home, tmp_p
 def test_a_table_that_does_not_fit_is_not_packed(finished, tmp_path):
     path = paths.DATA / "profiles" / f"{RUN}_train.csv"
     path.write_text(path.read_text().replace("cnn3d", "cnn3d,more", 1))
-    with pytest.raises(InputError, match=f"{RUN}_train.csv: line 2 has"):
+    name = f"profiles/{RUN}_train.csv"
+    with pytest.raises(InputError, match=f"/data: {name} does not fit its table: {name}: line 2 has"):
         bundle.pack(tmp_path / "b.zip", "box")
     assert not (tmp_path / "b.zip").exists()
 
@@ -448,7 +461,7 @@ def test_a_bundle_does_not_contradict_itself(home, tmp_path, good):
     refused(tmp_path / "orphan.zip", "of a run that was cut short")
     forged(tmp_path / "empty.zip", {**index, "files": {}}, {"bundle.json": None})
     refused(tmp_path / "empty.zip", "holds no table")
-    for name in ("models", "Gavel", "cpu", "neusight"):
+    for name in ("models", "Gavel", *archive.TRAININGS):
         again({**index, "machine": name}, contents, tmp_path / f"{name}.zip")
         refused(tmp_path / f"{name}.zip", "is no name of a machine")
 
@@ -493,7 +506,8 @@ def test_everything_measured_comes_back(collected, tmp_path):
     assert new == len(names)
     different = {name for name in names if (folder / name).read_bytes() != (paths.DATA / name).read_bytes()}
     assert "matrix/cells.csv" in different
-    assert {name for name in different if not name.startswith(("runs/", "profiles/"))} == {"matrix/cells.csv"}
+    assert {name for name in different if not name.startswith(("runs/", "profiles/"))} == {
+        "matrix/cells.csv", "sweeps/elements_kernel_cold/sweep.meta.json"}
     assert store.read(folder / "matrix" / "cells.csv", "cells")["reason"].tolist() == ["no kernel image in x.so"]
     assert bundle.merge(tmp_path / "b.zip", readers=READERS) == (folder, 0)
     run_record.read(folder / "schedule" / "mine")
@@ -571,3 +585,110 @@ def test_a_sweep_that_went_on_goes_on_here_and_an_older_bundle_changes_nothing(c
     (sweep / "cpu" / "repeats.csv").write_bytes(store.encoded(row("repeats", latency_ms=9.0), ".csv"))
     bundle.pack(tmp_path / "twin.zip", "box")
     assert bundle.merge(tmp_path / "twin.zip")[0] == folder.with_name("box-v2"), "an equal machine's sweep of the same name"
+
+
+def test_no_machine_has_a_name_that_is_trained_from_something_else():
+    compared = [node for node in ast.walk(ast.parse(inspect.getsource(verbs._models))) if isinstance(node, ast.Compare)
+                and ast.unparse(node.left) == "options.train"]
+    words = {node.value for one in compared for node in ast.walk(one) if isinstance(node, ast.Constant)}
+    assert words == set(archive.TRAININGS), "the words that the verb compares with"
+
+
+def test_provenance_has_a_place_for_all_that_is_known_of_a_load(home, tmp_path):
+    for measured_by, stored in ((load.Load, bundle_contents.Load), (GpuUse, bundle_contents.GpuUse)):
+        assert [field.name for field in dataclasses.fields(measured_by)] == list(stored.model_fields)
+    seen = load.Load(1.0, 1.0, 0.0, 0.0, 0.0, GpuUse(None, 1410, "power brake", "the driver does not tell who uses the GPU"))
+    store.write_meta(measured(home), "overheads", load_at_start=dataclasses.asdict(seen))
+    bundle.pack(tmp_path / "b.zip", "box")
+    assert bundle.merge(tmp_path / "b.zip")[1] == 2
+
+
+@pytest.mark.slow
+def test_what_is_measured_now_is_packed_and_merged(home, quiet, tmp_path, monkeypatch):
+    monkeypatch.setattr(campaign, "in_a_process", lambda cases, device, case_s, _: end_to_end._measure(cases, device, case_s))
+    monkeypatch.setattr(isolated, "OPERATORS", 2)
+    ceilings.measure_ceilings(MachineParams(device="cpu", budget_s=1))
+    profile_run.measure(ProfileParams(workload="W6", device="cpu", data_source="synthetic", iters=2, warmup_iters=1, warmup_s=0,
+                                      budget_s=0))
+    frame, facts = isolated.measure_work(["simple_cnn"], 2, "fp32", "cpu", 0.2)
+    roof = Roof("cpu", "fp32", "measured", facts["hardware_id"], 1e6, {"RAM": 1e6})
+    isolated.save_points(roofline.points(frame, [roof]), facts)
+    sweep.measure_sweep(SweepParams(op="activation", device="cpu", count=1, budget_s=0, rounds=2, visit_ms=2, patience_s=0))
+    table, facts = campaign.measure([(Case("simple_cnn", "infer", 1, "3x28x28"), "default")], rounds=1, case_s=0.05)
+    campaign.write(table, paths.NETWORKS / "mine" / "networks.parquet", **facts, rounds=1, cases=1)
+    assert __main__.main(["bundle", "--out", str(tmp_path / "b.zip")]) == 0
+    assert __main__.main(["import", "bundle", str(tmp_path / "b.zip")]) == 0
+    (folder,) = paths.IMPORTED.iterdir()
+    assert {path.parent.relative_to(folder).parts[0] for path in folder.glob("**/*.meta.json")} == {
+        "ceilings", "networks", "points", "profiles", "runs", "sweeps"}
+
+
+def calibrated(day):
+    """Have a model calibrated on a day where this machine's own lie."""
+    model = registry.load(MODEL)
+    model.facts["calibrated_utc"] = f"2026-11-{day}T10:00:00.000+00:00"
+    return model.save(paths.MODELS / MODEL.name)
+
+
+def test_networks_and_a_model_that_were_written_anew_replace_those_of_the_same_machine(collected, tmp_path):
+    networks, model = paths.NETWORKS / "mine" / "networks.parquet", calibrated(20)
+    hardware_id = store.read_json(networks.with_name("networks.meta.json"))["hardware_id"]
+
+    def merged(name):
+        if not (tmp_path / name).exists():
+            bundle.pack(tmp_path / name, "box", readers=READERS)
+        return bundle.merge(tmp_path / name, readers=READERS)
+
+    def written(table):
+        store.write_meta(store.write(table, networks, "networks", derived=True), "networks", hardware_id=hardware_id)
+
+    folder, _ = merged("first.zip")
+    table = store.read(networks, "networks")
+    written(pd.concat([table.assign(n=table["n"] + 1), table.tail(1).assign(batch_size=999)]))
+    calibrated(21)
+    assert merged("second.zip") == (folder, 3), "the table with its provenance, and the model"
+    assert (folder / "networks" / "mine" / "networks.parquet").read_bytes() == networks.read_bytes()
+    assert (folder / "models" / model.name).read_bytes() == model.read_bytes()
+    assert merged("first.zip") == (folder, 0), "an older bundle changes nothing"
+    written(table.head(3))
+    assert merged("others.zip")[0] == folder.with_name("box-v2"), "what lacks cases of the one before is no later one of it"
+
+
+def test_a_sweep_that_was_asked_for_again_is_the_same_sweep(collected, tmp_path):
+    bundle.pack(tmp_path / "first.zip", "box")
+    folder, _ = bundle.merge(tmp_path / "first.zip")
+    meta = paths.DATA / "sweeps" / "elements_kernel_cold" / "sweep.meta.json"
+    store.write_json({**store.read_json(meta), "written_utc": store.utc_now()}, meta)
+    bundle.pack(tmp_path / "second.zip", "box")
+    assert bundle.merge(tmp_path / "second.zip") == (folder, 1)
+
+
+def test_a_bundle_has_the_name_of_the_machine_that_measured(finished, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(machine, "name", lambda: "node-that-collects")
+    monkeypatch.chdir(tmp_path)
+    assert __main__.main(["bundle"]) == 0
+    assert (tmp_path / f"{REFERENCE.name}.zip").is_file()
+    path = store.write(row("sweep", device="cuda:0"), paths.SWEEPS / "s" / "sweep.parquet", "sweep")
+    store.write_meta(path, "sweep", started_utc="x", devices={"cuda:0": {"machine": "gpu-box"}})
+    capsys.readouterr()
+    assert __main__.main(["bundle", "--out", str(tmp_path / "b.zip")]) == 2
+    assert f"several machines measured, and this one did not: {REFERENCE.name}, gpu-box" in capsys.readouterr().err
+    monkeypatch.setattr(machine, "name", lambda: "gpu-box")
+    assert bundle.machine_of("gpu-box") == "gpu-box", "this machine's bundle is its own"
+
+
+def test_no_card_and_no_process_leaves_the_machine(home, tmp_path):
+    uuid = "GPU-11111111-2222-3333-4444-555555555555"
+    reason = f"cuda:0 is now {uuid} and was {uuid[4:]}: a card is lost"
+    path = store.write(row("sweep", device="cuda:0", reason=reason), paths.SWEEPS / "s" / "sweep.parquet", "sweep")
+    store.write_meta(path, "sweep", started_utc="x", failures={"cuda:0": reason}, devices={
+        "cuda:0": {"hardware_id": "h", "threads": 2, "card": uuid[4:], "pid": 4711}})
+    bundle.pack(tmp_path / "b.zip", "box")
+    folder, _ = bundle.merge(tmp_path / "b.zip")
+    facts = store.read_json(folder / "sweeps" / "s" / "sweep.meta.json")
+    assert facts["devices"] == {"cuda:0": {"hardware_id": "h", "threads": 2}}
+    assert facts["failures"] == {"cuda:0": "cuda:0 is now GPU and was GPU: a card is lost"}
+    assert store.read(folder / "sweeps" / "s" / "sweep.parquet", "sweep")["reason"].tolist() == [facts["failures"]["cuda:0"]]
+    bundle.pack(tmp_path / "asked.zip", "box", host_name=True)
+    folder, _ = bundle.merge(tmp_path / "asked.zip", tmp_path / "asked")
+    assert store.read_json(folder / "sweeps" / "s" / "sweep.meta.json")["devices"]["cuda:0"]["pid"] == 4711

@@ -206,12 +206,12 @@ def test_a_failed_probe_says_why_and_is_tried_by_the_next_call(tmp_path, monkeyp
 def test_what_could_not_be_probed_on_one_device_is_noted_where_another_can(tmp_path):
     spec, slots = Spec("a", "tasks:workload", {"workload_id": "W1", "steps": 10}), (Slot("cpu"), Slot("cuda:0"))
     fleet = local_site.fleet_of(slots)
-    found = probe.Probes({("W1", "cpu"): {"setup_s": 1.0, "step_s": 0.1}}, {("W1", "cuda:0"): "out of memory"})
+    result = probe.Probes({("W1", "cpu"): {"setup_s": 1.0, "step_s": 0.1}}, {("W1", "cuda:0"): "out of memory"})
     site = Site(slots, killed.Inline, np.array([[True, True]]))
-    assert probe.predicted_s([spec], found, site, fleet).tolist() == [[2.0, np.inf]]
-    assert found.notes() == ["W1 could not be probed on cuda:0: out of memory"]
+    assert probe.predicted_s([spec], result, site, fleet).tolist() == [[2.0, np.inf]]
+    assert result.notes() == ["W1 could not be probed on cuda:0: out of memory"]
     with pytest.raises(InputError, match="no slot can run job 'a': W1 could not be probed on cuda:0: out of memory"):
-        probe.predicted_s([spec], found, replace(site, able=np.array([[False, True]])), fleet)
+        probe.predicted_s([spec], result, replace(site, able=np.array([[False, True]])), fleet)
 
 
 @pytest.mark.parametrize("column, value, word", [("memory_mb", "1e9", "1,000,000,000 MB and 0 cores; there are: cpu with "),
@@ -327,8 +327,8 @@ def test_paced_work_counts_whole_steps(monkeypatch):
     trainer = SimpleNamespace(train=lambda steps: passes(0.1 * len(steps)))
     monkeypatch.setattr(tasks, "_cached_trainer", lambda *_: (trainer, None))
     monkeypatch.setattr(tasks, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=passes))
-    found = tasks.paced(Job("cpu", (), 1), "W6", 0.55)
-    assert found == {"step_s": pytest.approx(0.1), "n": 5} and clock[0] == pytest.approx(5.6)
+    result = tasks.paced(Job("cpu", (), 1), "W6", 0.55)
+    assert result == {"step_s": pytest.approx(0.1), "n": 5} and clock[0] == pytest.approx(5.6)
     late = tasks.paced(Job("cpu", (), 1), "W6", 0.01, at_s=7.0)
     assert late == {"step_s": pytest.approx(0.1), "n": 1} and clock[0] == pytest.approx(7.1)
 
@@ -379,12 +379,12 @@ def test_every_sample_is_seen_once_an_epoch_in_another_order_each_and_from_any_b
 def test_the_command_answers_from_files(tmp_path):
     times = write(tmp_path / "t.csv", "job_id,cpu,gpu\na,4,1\nb,4,1\nc,2,\nd,3,2\n")
     devices = write(tmp_path / "d.csv", "device,type,count,idle_w,busy_w\nhost,cpu,1,10,50\ncard,gpu,1,30,300\n")
-    found = api.schedule_files(times, devices)
-    assert found.figures["makespan_s"] == 4 and found.figures["energy_j"] > 0 and found.figures["price"] is None
+    result = api.schedule_files(times, devices)
+    assert result.figures["makespan_s"] == 4 and result.figures["energy_j"] > 0 and result.figures["price"] is None
     actual = write(tmp_path / "a.csv", "job_id,cpu,gpu\na,4,3\nb,4,3\nc,2,\nd,3,2\n")
     late = api.schedule_files(times, devices, actual=actual)
     assert late.figures["makespan_s"] > 4 and late.figures["ratio"] >= 1
-    found.write(tmp_path / "s.csv", tmp_path / "trace.json")
+    result.write(tmp_path / "s.csv", tmp_path / "trace.json")
     assert len(store.read(tmp_path / "s.csv", "schedule")) == 4 and json.loads((tmp_path / "trace.json").read_text())
     for out, trace_path in ((tmp_path / "s.csv", None), (None, tmp_path / "trace.json"), (times, None),
                             (tmp_path / "none" / "s.csv", None)):

@@ -19,8 +19,8 @@ CLASSIFIERS = ["resnet18", "mobilenet_v3_small", "shufflenet_v2_x1_0", "densenet
 
 
 def captured(name, mode="infer", batch=1, **options):
-    found = networks.network(name, batch)
-    return capture.capture(capture.build_unfilled(found.build), found.shape, mode, **options)
+    result = networks.network(name, batch)
+    return capture.capture(capture.build_unfilled(result.build), result.shape, mode, **options)
 
 
 @pytest.mark.slow
@@ -62,9 +62,9 @@ def test_capture_neither_runs_nor_allocates_nor_changes_the_network():
 
 @pytest.mark.parametrize("name", ["W1", "W6"])
 def test_captured_operators_are_the_ones_that_run(name):
-    found = networks.network(name, 2)
-    model = found.build()
-    graph = capture.capture(model, found.shape, "train")
+    result = networks.network(name, 2)
+    model = result.build()
+    graph = capture.capture(model, result.shape, "train")
 
     class Names(torch.utils._python_dispatch.TorchDispatchMode):
         seen = []
@@ -74,7 +74,7 @@ def test_captured_operators_are_the_ones_that_run(name):
             return func(*args, **(kwargs or {}))
 
     real = copy.deepcopy(model).train()
-    inputs = torch.randn(found.shape)
+    inputs = torch.randn(result.shape)
     with Names() as mode:
         capture.default_loss(real(inputs)).backward()
     work = [name for name in mode.seen if not name.startswith(("prim", "profiler", "aten._local_scalar"))]
@@ -84,9 +84,9 @@ def test_captured_operators_are_the_ones_that_run(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["W1", "W7", "resnet18", "mobilenet_v2", "densenet121", "convnext_tiny", "vit_b_16"])
 def test_matrix_flops_are_those_of_torchs_counter(name):
-    found = networks.network(name, 2)
-    graph = capture.capture(capture.build_unfilled(found.build), found.shape, "train")
-    model, inputs = found.build().to("meta"), torch.empty(found.shape, device="meta")
+    result = networks.network(name, 2)
+    graph = capture.capture(capture.build_unfilled(result.build), result.shape, "train")
+    model, inputs = result.build().to("meta"), torch.empty(result.shape, device="meta")
     with FlopCounterMode(display=False) as counter:
         output = capture.first_tensor(model(inputs))
     assert sum(counts.matrix_flops(op) for op in graph.ops if op.phase == "forward") == counter.get_total_flops()
@@ -141,9 +141,9 @@ def test_a_users_own_class(tmp_path, monkeypatch):
     (tmp_path / "mynet.py").write_text("from torch import nn\nclass Net(nn.Sequential):\n    def __init__(self):\n"
                                        "        super().__init__(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.LazyLinear(2))\n")
     monkeypatch.chdir(tmp_path)
-    found = networks.network("mynet:Net", 2, "3x8x8")
-    assert found.shape == (2, 3, 8, 8)
-    assert isinstance(found.build(), nn.Sequential)
+    result = networks.network("mynet:Net", 2, "3x8x8")
+    assert result.shape == (2, 3, 8, 8)
+    assert isinstance(result.build(), nn.Sequential)
 
 
 SPEC = TensorSpec((2, 3, 4), (12, 4, 1))

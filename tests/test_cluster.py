@@ -38,18 +38,18 @@ def nodes():
         (Path(home) / "ray").mkdir()  # Ray's Cluster writes the head's address there, and does not make the folder
         head = {**NODE, "include_dashboard": False, "no_monitor": True, "temp_dir": f"{home}/r",
                 "_system_config": {"worker_niceness": 0}}
-        found = Cluster(initialize_head=True, head_node_args=head)
-        found.add_node(**NODE)
-        yield found
-        found.shutdown()
+        result = Cluster(initialize_head=True, head_node_args=head)
+        result.add_node(**NODE)
+        yield result
+        result.shutdown()
 
 
 @pytest.fixture(scope="module")
 def joined(nodes):
     """Join the two nodes once for all tests."""
-    with ray_workers.Cluster(nodes.address) as found:
-        found.join()
-        yield found
+    with ray_workers.Cluster(nodes.address) as result:
+        result.join()
+        yield result
 
 
 def together(spawn, workers):
@@ -161,9 +161,9 @@ def test_what_can_never_run_is_refused_before_anything_starts(joined):
 
 def test_nodes_that_differ_in_what_they_can_run_are_of_different_types(joined, monkeypatch):
     """Types stay few: slots are of one type unless some job fits one and not the other; GPUs by what Ray calls them."""
-    found = [ray_workers.Node("a", "big", 8, 2, "cuda:A100", 64_000), ray_workers.Node("b", "small", 2, 0, "cuda", 4_000),
+    result = [ray_workers.Node("a", "big", 8, 2, "cuda:A100", 64_000), ray_workers.Node("b", "small", 2, 0, "cuda", 4_000),
              ray_workers.Node("c", "other", 2, 1, "cuda", 4_000)]
-    monkeypatch.setattr(joined, "nodes", lambda: found)
+    monkeypatch.setattr(joined, "nodes", lambda: result)
     plain = local_site.fleet_of(joined.site(named(sleeping(2))).slots)
     assert plain.types == ("cpu", "cuda:A100", "cuda") and plain.counts.tolist() == [12, 2, 1]
     site = joined.site(named(sleeping(2), memory_mb=np.array([0.0, 30_000.0]), cpu_cores=np.array([0.0, 4.0])), 2)
@@ -211,12 +211,12 @@ def test_a_cluster_starts_on_a_machine_that_never_ran_ray(tmp_path):
     ran = subprocess.run([sys.executable, "-c", LOCAL], env={**kept, **fresh, **open_door}, cwd=paths.ROOT,
                          capture_output=True, text=True, timeout=120, check=False)
     assert ran.returncode == 0, ran.stderr
-    found = json.loads(ran.stdout.splitlines()[-1])
-    assert found["nodes"] == 1 and found["sockets"] and max(map(len, found["sockets"])) <= 107
+    result = json.loads(ran.stdout.splitlines()[-1])
+    assert result["nodes"] == 1 and result["sockets"] and max(map(len, result["sockets"])) <= 107
     loopback = {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
-    assert len(found["listening"]) >= 4 and not [one for one in found["listening"] if one[1] not in loopback]
-    assert found["mode"] == "0o700" and not found["joined"]
-    assert not Path(found["folder"]).exists() and not list(Path(fresh["HOME"]).rglob("*"))
+    assert len(result["listening"]) >= 4 and not [one for one in result["listening"] if one[1] not in loopback]
+    assert result["mode"] == "0o700" and not result["joined"]
+    assert not Path(result["folder"]).exists() and not list(Path(fresh["HOME"]).rglob("*"))
 
 
 def test_without_room_for_sockets_the_way_out_is_named(monkeypatch):

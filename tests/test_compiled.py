@@ -159,9 +159,9 @@ def test_studies_use_it_where_they_can():
 
 def test_figures_are_what_they_are_called():
     outcome = compiled.simulate(a_large_problem(200, 0.5), "first-come")
-    found, table = metrics.metrics(outcome), metrics.job_table(outcome)
+    result, table = metrics.metrics(outcome), metrics.job_table(outcome)
     for share in (50, 95, 99):
-        assert found[f"p{share}_jct_s"] == np.percentile(table["jct_s"].to_numpy(), share)
+        assert result[f"p{share}_jct_s"] == np.percentile(table["jct_s"].to_numpy(), share)
     assert table["job_id"].tolist() == [outcome.problem.jobs.ids[job] for job in table["job"]]
     assert feasible(outcome.problem)[table["job"], outcome.problem.fleet.type_of[table["device_index"]]].all()
 

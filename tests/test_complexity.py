@@ -27,8 +27,8 @@ CLASSIFIERS = ["resnet18", "mobilenet_v3_small", "shufflenet_v2_x1_0", "googlene
     ("resnet50", 4_089_184_256, 25_557_032, 4_089_238_376), ("vgg16", 15_470_264_320, 138_357_544, 15_483_821_032),
     ("mobilenet_v2", 300_774_272, 3_504_872, 300_809_384), ("vit_b_16", 17_563_828_224, 86_567_656, 173_232_616)])
 def test_the_known_numbers_and_torchinfos_and_what_lies_between(name, macs, parameters, torchinfos):
-    found = complexity.totals(name, 1)
-    assert (found["macs_forward"], found["params"]) == (macs, parameters)
+    result = complexity.totals(name, 1)
+    assert (result["macs_forward"], result["params"]) == (macs, parameters)
     checks = cross_check.compare(name, measured=False)
     assert list(checks[checks.quantity == "multiply-adds, forward"].theirs) == [torchinfos]
     assert (checks.rest == 0).all()
@@ -84,11 +84,11 @@ def test_cnn3d_by_hand(name, side):
         macs += positions**3 * inner * outer * 27
         positions //= 2
     macs += 64 * 128 + 128 * 11
-    found = complexity.totals(name, 5)
-    assert found["macs_forward"] == 5 * macs
+    result = complexity.totals(name, 5)
+    assert result["macs_forward"] == 5 * macs
     first = side**3 * 16 * 27  # its input needs no gradient, all others do
     assert complexity.analyse(name, 5).matrix_flops("backward") == 2 * 5 * (2 * macs - first)
-    assert found["params"] == sum(i * o * 27 + o + 2 * o for i, o in ((1, 16), (16, 32), (32, 64))) + 65 * 128 + 129 * 11
+    assert result["params"] == sum(i * o * 27 + o + 2 * o for i, o in ((1, 16), (16, 32), (32, 64))) + 65 * 128 + 129 * 11
 
 
 def test_simple_cnn_layer_by_layer():
@@ -150,39 +150,39 @@ def odd(tmp_path, monkeypatch):
 
 
 def test_unknown_flops_are_unknown_and_unused_parameters_are_counted(odd, home):
-    found = study.study(notebooks.ComplexityParams(models=odd, input_shape="3x2x2", batch_sizes="2,4"))
-    rows = found.at(odd, 2).set_index(["layer", "op"])
+    result = study.study(notebooks.ComplexityParams(models=odd, input_shape="3x2x2", batch_sizes="2,4"))
+    rows = result.at(odd, 2).set_index(["layer", "op"])
     assert math.isnan(rows.flops_forward["", "erfinv"])
     assert rows.params["", "unused"] == 30
     assert rows.params["used", "addmm"] == 130
-    assert math.isnan(found.totals.flops_forward[0])
-    assert found.totals.macs_forward[0] == 2 * 120
-    assert "aten.erfinv" in findings.uncounted_words(found.totals)
+    assert math.isnan(result.totals.flops_forward[0])
+    assert result.totals.macs_forward[0] == 2 * 120
+    assert "aten.erfinv" in findings.uncounted_words(result.totals)
     entry = store.read_json(paths.COMPLEXITY / "summary.json")[odd]["2"]
     assert (entry["mult_adds_per_batch_forward"], entry["all_flops_per_batch_forward"]) == (240, None)
-    groups = tables.by_group(found.table[found.table.batch_size == 2])
-    said = [findings.ratio_words(found.totals), findings.share_words(groups),
-            findings.growth_words(tables.intensity_by_batch(found.totals)),
+    groups = tables.by_group(result.table[result.table.batch_size == 2])
+    said = [findings.ratio_words(result.totals), findings.share_words(groups),
+            findings.growth_words(tables.intensity_by_batch(result.totals)),
             findings.explained_words(cross_check.compare(odd, 2, "3x2x2"))]
     assert not any("nan" in words for words in said)
     style.use_style()
-    figures.work_by_network(found.totals[:1])
+    figures.work_by_network(result.totals[:1])
     figures.shares_by_kind(groups)
 
 
 @pytest.mark.slow
 def test_what_is_saved(home):
-    found = study.study(notebooks.ComplexityParams(models="W1,mobilenet_v3_small", batch_sizes="2,1"))
-    assert found.detail == "mobilenet_v3_small"
+    result = study.study(notebooks.ComplexityParams(models="W1,mobilenet_v3_small", batch_sizes="2,1"))
+    assert result.detail == "mobilenet_v3_small"
     again = study.study(notebooks.ComplexityParams(models="W1,mobilenet_v3_small", batch_sizes="1,2", source="replay"))
     assert "REPLAY" in again.note
-    pd.testing.assert_frame_equal(found.table, again.table)
+    pd.testing.assert_frame_equal(result.table, again.table)
     back = store.read(paths.COMPLEXITY / "complexity.csv", "complexity")
-    assert back.flops_backward.tolist() == found.table.flops_backward.tolist()
-    assert sorted(path.name for path in found.files) == [
+    assert back.flops_backward.tolist() == result.table.flops_backward.tolist()
+    assert sorted(path.name for path in result.files) == [
         "W1_b1.txt", "W1_b2.txt", "complexity.csv", "complexity.meta.json", "mobilenet_v3_small_b1.txt",
         "mobilenet_v3_small_b2.txt", "summary.json"]
-    assert {path.name for path in paths.COMPLEXITY.iterdir()} == {path.name for path in found.files}, "no torn or spare file"
+    assert {path.name for path in paths.COMPLEXITY.iterdir()} == {path.name for path in result.files}, "no torn or spare file"
     entry = store.read_json(paths.COMPLEXITY / "summary.json")["W1"]["2"]
     assert {key: entry[key] for key in ("params", "mult_adds_per_batch_forward", "mult_adds_per_sample_forward",
                                         "flops_per_batch_forward", "flops_per_sample_forward")} == {

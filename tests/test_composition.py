@@ -118,6 +118,6 @@ def test_operators_are_summed_in_every_state():
 
 def test_the_whole_time_of_a_classifier_is_covered():
     for mode in ("infer", "train"):
-        found = operator_sum.coverage(Case("mobilenet_v3_small", mode, 2), CPU)
-        assert found["covered_share"] >= 0.95
-        assert found["operators_ms"] > 0
+        result = operator_sum.coverage(Case("mobilenet_v3_small", mode, 2), CPU)
+        assert result["covered_share"] >= 0.95
+        assert result["operators_ms"] > 0

@@ -63,9 +63,9 @@ def table(monkeypatch):
 
 
 def test_pairs_are_found(table):
-    found = table.set_index(["workload_id", "beside"])["slowdown"]
-    assert found["light", "heavy"] == pytest.approx(1.5) and found["heavy", "light"] == pytest.approx(1.0)
-    assert found["heavy", "heavy"] == pytest.approx(2.0) and found["light", ALONE[0]] == 1.0
+    result = table.set_index(["workload_id", "beside"])["slowdown"]
+    assert result["light", "heavy"] == pytest.approx(1.5) and result["heavy", "light"] == pytest.approx(1.0)
+    assert result["heavy", "heavy"] == pytest.approx(2.0) and result["light", ALONE[0]] == 1.0
     assert table.set_index(["workload_id", "beside"])["step_ms"]["heavy", "heavy"] == pytest.approx(200)
     assert set(table["n"]) == {4}  # two rounds, from either side (or on either slot)
 
@@ -239,12 +239,12 @@ def test_bad_scenarios_are_refused(tmp_path, right, wrong, word):
 def test_step_times_have_a_source():
     kinds, scenarios = definitions.load_scenarios()
     desk = scenarios["one_gpu"]
-    found = scenario.step_times(desk.devices, [kinds["W1"], kinds["mobilenet_v2 infer"]])
-    source = found.wide("source", desk.devices)
+    result = scenario.step_times(desk.devices, [kinds["W1"], kinds["mobilenet_v2 infer"]])
+    source = result.wide("source", desk.devices)
     assert (source["cpu"] == "measured").all()
     assert source["t4"].str.startswith(("predicted", "zero-shot")).all()
-    assert (found.spread(list(desk.devices))[:, 0] == 0).all() and (found.spread(list(desk.devices))[:, 1] > 0.05).all()
-    problem = scenario.draw(found, desk, 30, 0)
+    assert (result.spread(list(desk.devices))[:, 0] == 0).all() and (result.spread(list(desk.devices))[:, 1] > 0.05).all()
+    problem = scenario.draw(result, desk, 30, 0)
     assert problem.fleet.memory_mb[1] == 16000 and np.isnan(problem.fleet.memory_mb[0])
     fastest = problem.actual_s.min(axis=1)
     assert desk.shortest_s * 0.999 <= fastest.min() <= fastest.max() <= desk.longest_s * 1.001

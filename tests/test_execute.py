@@ -92,12 +92,12 @@ def test_faults_lose_nothing():
     words = [sys.executable, "-m", "tests.faults", "0", str(count)]
     ran = subprocess.run(words, cwd=paths.ROOT, capture_output=True, text=True, check=False)
     assert ran.stdout, ran.stderr
-    found = json.loads(ran.stdout)
-    assert found["wrong"] == [] and found["seeds"] == count and ran.returncode == 0
+    result = json.loads(ran.stdout)
+    assert result["wrong"] == [] and result["seeds"] == count and ran.returncode == 0
     if count >= 50:
-        assert set(found["thrown"]) == {f"{fault} once" for fault in faults.ONCE} | set(faults.ALWAYS)
+        assert set(result["thrown"]) == {f"{fault} once" for fault in faults.ONCE} | set(faults.ALWAYS)
         for reason in ("signal 9", "no sign of life", "not done after", "out of memory", "ended with status", "as JSON"):
-            assert any(reason in text for text in found["attempts"]), reason
+            assert any(reason in text for text in result["attempts"]), reason
 
 
 def test_a_job_that_always_fails_ends_with_its_reason(tmp_path):
@@ -168,9 +168,9 @@ def test_a_moved_job_waits_for_cores_that_went_to_another(tmp_path):
 
     slots = [Slot("cpu"), Slot("gpu[0]"), Slot("gpu[1]")]
     attempts, _, _ = executor.execute(sleeping(2, 0.4), jobs, fleet, slots, np.ones((2, 2)), policy, tmp_path, LIMITS)
-    found = attempts.set_index(["job_id", "attempt"])
-    assert found["status"].to_dict() == {("j0", 1): "moved", ("j1", 1): "done", ("j0", 2): "done"}
-    assert found.loc[("j0", 2), "start_s"] >= found.loc[("j1", 1), "end_s"]
+    result = attempts.set_index(["job_id", "attempt"])
+    assert result["status"].to_dict() == {("j0", 1): "moved", ("j1", 1): "done", ("j0", 2): "done"}
+    assert result.loc[("j0", 2), "start_s"] >= result.loc[("j1", 1), "end_s"]
 
 
 def test_a_policy_that_leaves_jobs_for_ever_is_told(tmp_path):

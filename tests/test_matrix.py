@@ -227,22 +227,23 @@ def test_each_environment_has_its_table_as_csv_and_as_markdown(home):
 
 
 @pytest.mark.parametrize(("rates", "word", "status"), [
-    ({"net": [50.0, 52.0], "other": [9.0]}, "slower", 1), ({"net": [105.0, 99.0], "other": [10.1]}, "same", 0),
-    ({"net": [200.0, 190.0], "other": [30.0]}, "faster", 0)])
+    ({"net": [50.0, 52.0], "other": [9.0], "third": [0.8]}, "slower", 1),
+    ({"net": [105.0, 99.0], "other": [10.1], "third": [0.85]}, "same", 0),  # one of three is slower: the interval is over cells
+    ({"net": [200.0, 190.0], "other": [30.0], "third": [2.0]}, "faster", 0)])
 def test_two_environments_are_compared_cell_by_cell(home, capsys, rates, word, status):
-    matrix_tables.write(pd.concat([environment_of("a", {"net": [100.0, 104.0], "other": [10.0], "third": [1.0]}),
-                                   environment_of("b", rates, hardware_id="other")]))
+    rates_a = {"net": [100.0, 104.0], "other": [10.0], "third": [1.0], "fourth": [5.0]}
+    matrix_tables.write(pd.concat([environment_of("a", rates_a), environment_of("b", rates, hardware_id="other")]))
     assert __main__.main(["compare", "a", str(paths.MATRIX / "throughput_b.csv")]) == status
     shown = capsys.readouterr().out
     assert f"B is {word}" in shown
-    assert "2 pairs" in shown and "1 without a usable partner" in shown and "hardware_id differs" in shown
+    assert "3 pairs" in shown and "1 without a usable partner" in shown and "hardware_id differs" in shown
 
 
 def test_environments_without_a_common_cell_or_of_two_machines_are_not_compared(home, capsys):
     matrix_tables.write(pd.concat([environment_of("a", {"net": [1.0]}), environment_of("b", {"other": [1.0]}),
                                    environment_of("c", {"net": [1.0]}), environment_of("c", {"net": [1.0]}, hardware_id="x")]))
     assert __main__.main(["compare", "a", "b"]) == 2
-    assert "0 configurations are usable in both, 1 are needed" in capsys.readouterr().err
+    assert "0 configurations are usable in both, 3 are needed" in capsys.readouterr().err
     assert __main__.main(["compare", "a", "c"]) == 2
     assert "throughput_c.csv: 1 rows are there twice, the first of workload_id pathmnist-28 arch net" in capsys.readouterr().err
 

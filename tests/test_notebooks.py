@@ -30,9 +30,9 @@ def checked():
 
 @pytest.fixture(scope="module")
 def outcomes(checked):
-    found = runner.manifest(REPLAYED / "executed")
-    assert found, checked.stderr
-    return found
+    result = runner.manifest(REPLAYED / "executed")
+    assert result, checked.stderr
+    return result
 
 
 def test_the_key_numbers_reproduce(checked):

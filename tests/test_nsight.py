@@ -135,16 +135,16 @@ def test_counts_without_tensor_cores_are_warned_of(tmp_path):
 @pytest.mark.slow
 def test_counted_points_are_judged_by_a_gpu_alone(tmp_path):
     file = write(tmp_path, page([kernel()]))
-    found = study.study(RooflineParams(source="replay", vendor="l4", nsight=str(file)))
-    assert found.counted["bytes_source"].tolist() == ["counted", "counted"]
-    assert set(found.counted["roof_source"]) == {"vendor"}
-    assert found.counted["ai"][0] == pytest.approx(4.0)
-    assert "tensor cores" not in found.note
+    result = study.study(RooflineParams(source="replay", vendor="l4", nsight=str(file)))
+    assert result.counted["bytes_source"].tolist() == ["counted", "counted"]
+    assert set(result.counted["roof_source"]) == {"vendor"}
+    assert result.counted["ai"][0] == pytest.approx(4.0)
+    assert "tensor cores" not in result.note
     with pytest.raises(InputError, match="vendor="):
         study.study(RooflineParams(source="replay", nsight=str(file)))
     write(tmp_path, page([kernel()], metrics=NEEDED))
-    found = study.study(RooflineParams(source="replay", vendor="l4", nsight=str(file)))
-    assert "step has no counter of tensor cores" in found.note
+    result = study.study(RooflineParams(source="replay", vendor="l4", nsight=str(file)))
+    assert "step has no counter of tensor cores" in result.note
     roofs = roofline.roofs(roofline.vendor_ceilings(definitions.vendor_device("l4")))
     assert len(roofline.points(nsight.read(file).work("anything"), roofs)) == 2
 

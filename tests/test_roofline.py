@@ -112,10 +112,10 @@ def test_mixtures_are_refused():
 def test_vendor_ceilings_are_a_table_of_their_own():
     table = tables.validate(roofline.vendor_ceilings(definitions.vendor_device("rtx-4090-laptop")), "ceilings", "here")
     assert set(table["source"]) == {"vendor"}
-    found = {roof.dtype: roof for roof in roofline.roofs(table)}
+    result = {roof.dtype: roof for roof in roofline.roofs(table)}
     desktop = definitions.vendor_device("rtx-4090")
-    assert found["fp32"].peak_gflops < desktop.peak_gflops["fp32"] / 2
-    assert math.isnan(found["fp32"].launch_us)
+    assert result["fp32"].peak_gflops < desktop.peak_gflops["fp32"] / 2
+    assert math.isnan(result["fp32"].launch_us)
     measured = table.assign(source="measured")
     with pytest.raises(InputError, match="several: measured, vendor"):
         roofline.roofs(pd.concat([table, measured]))
@@ -133,27 +133,27 @@ def test_vendor_rates_are_dense_and_ordered():
 
 
 def reference():
-    found = ceilings.replay_ceilings(MachineParams(source="replay"))
-    return found, roofline.roofs(found.table, found.overheads)
+    result = ceilings.replay_ceilings(MachineParams(source="replay"))
+    return result, roofline.roofs(result.table, result.overheads)
 
 
 def test_roofs_of_the_reference_and_of_a_disturbed_machine():
-    found, roofs = reference()
-    best = found.best[found.best["level"] == "compute"].set_index("dtype")["peak_gflops"]
+    result, roofs = reference()
+    best = result.best[result.best["level"] == "compute"].set_index("dtype")["peak_gflops"]
     assert {roof.dtype: roof.peak_gflops for roof in roofs} == best.to_dict()
     assert roofs[0].last == "RAM"
     assert not roofs[0].doubtful
-    noisy = roofline.roofs(found.table.assign(verdict="unusable"))
+    noisy = roofline.roofs(result.table.assign(verdict="unusable"))
     assert set(noisy[0].doubtful) == {"L2", "L3", "RAM", noisy[0].dtype}
     assert "Doubtful" in findings.roof_words(noisy[0])
     with pytest.raises(InputError, match="01_machine"):
-        roofline.roofs(found.table[found.table["level"] == "compute"])
+        roofline.roofs(result.table[result.table["level"] == "compute"])
 
 
 def test_training_steps_of_the_reference_runs():
-    found, roofs = reference()
+    result, roofs = reference()
     runs = archive.runs("replay")
-    chosen, left = study.newest(runs[runs["workload_id"].isin(["W1", "W6"])], roofs[0], found.table["software_id"][0])
+    chosen, left = study.newest(runs[runs["workload_id"].isin(["W1", "W6"])], roofs[0], result.table["software_id"][0])
     assert left == {"runs of other software": 0, "unusable runs": 0}
     rows, parts, skipped = study.step_rows(chosen.assign(grad_accum_steps=[1, 2]))
     assert skipped == []
@@ -208,17 +208,17 @@ def test_networks_and_operators_are_timed_and_read_back(home, quiet, monkeypatch
 
 @pytest.mark.slow
 def test_the_study_replays_and_every_figure_draws():
-    found = study.study(RooflineParams(source="replay", vendor="t4"))
-    assert len(found.steps) == 7
-    assert len(found.networks) == 3
-    assert not {"network", "step"} & set(found.operators["kind"])
-    compared = study.against_operators(found)
+    result = study.study(RooflineParams(source="replay", vendor="t4"))
+    assert len(result.steps) == 7
+    assert len(result.networks) == 3
+    assert not {"network", "step"} & set(result.operators["kind"])
+    compared = study.against_operators(result)
     assert (compared["operators_roof_ms"] >= compared["roof_ms"] * (1 - 1e-9)).all(), "the sum of roofs is the tighter bound"
-    table = shown.roofs(found.roofs)
-    for figure in (figures.roofs(table), figures.roofline(table[table["dtype"] == "fp32"], found.whole),
-                   figures.shares(found.operators), figures.throughput(matrix.throughput(found.runs))):
+    table = shown.roofs(result.roofs)
+    for figure in (figures.roofs(table), figures.roofline(table[table["dtype"] == "fp32"], result.whole),
+                   figures.shares(result.operators), figures.throughput(matrix.throughput(result.runs))):
         figure.canvas.draw()
-    text = findings.learned_words(found, study.against_operators(found), "fp32")
+    text = findings.learned_words(result, study.against_operators(result), "fp32")
     assert len(text.splitlines()) == 4
     assert "nan" not in text
     bare = study.study(RooflineParams(source="replay", dtype="fp64"))

@@ -101,8 +101,8 @@ def test_known_answers():
     fleet = Fleet.of({"fast": 1, "slow": 1})
     times = np.array([[2.0, 4.0], [2.0, 4.0], [2.0, 4.0]])
     problem = Problem(Jobs.plain(3), fleet, times, times)
-    found = {name: metrics.metrics(simulate(problem, a_policy(name)))["makespan_s"] for name in NAMES}
-    assert found["fastest"] == 6 and found["first-come"] == 4 and found["hybrid"] == 4 and found["longest-first"] == 4
+    result = {name: metrics.metrics(simulate(problem, a_policy(name)))["makespan_s"] for name in NAMES}
+    assert result["fastest"] == 6 and result["first-come"] == 4 and result["hybrid"] == 4 and result["longest-first"] == 4
     assert bounds.relaxation(times, fleet.counts).makespan_s == pytest.approx(4.0)
     total, _, _ = bounds.matching(times, fleet.counts)
     assert total == pytest.approx(2 + 4 + 4)
@@ -143,10 +143,10 @@ def test_restarts_at_once_share_the_cores_that_are_free():
     fleet = Fleet(**{**Fleet.of({"cpu": 2, "gpu": 2}).__dict__, "host_cores": 3.0})
     jobs = Jobs(**{**Jobs.plain(2).__dict__, "cpu_cores": np.array([2.0, 2.0])})
     problem = Problem(jobs, fleet, np.array([[1.0, 2.0]] * 2), np.array([[100.0, 2.0]] * 2), 0.3)
-    found = simulate(problem, a_policy("hybrid"))
-    check_schedule(found)
-    assert found.schedule["status"].tolist().count("moved") == 2 and found.schedule["end_s"].max() < 20
-    assert found.done["device"].str.startswith("gpu").all()
+    result = simulate(problem, a_policy("hybrid"))
+    check_schedule(result)
+    assert result.schedule["status"].tolist().count("moved") == 2 and result.schedule["end_s"].max() < 20
+    assert result.done["device"].str.startswith("gpu").all()
 
 
 def test_a_move_is_no_failure():
@@ -256,11 +256,11 @@ def test_search_beats_list_scheduling_and_repeats():
     problem = a_problem(2, count=60)
     type_of, ready = problem.fleet.type_of, np.zeros(len(problem.fleet))
     first = local_search.list_plan(problem.actual_s, type_of, ready)
-    found = local_search.plan(problem.actual_s, type_of, ready, 300_000)
-    assert (found == local_search.plan(problem.actual_s, type_of, ready, 300_000)).all()
-    makespans = [local_search.loads(problem.actual_s, type_of, ready, one).max() for one in (found, first)]
+    result = local_search.plan(problem.actual_s, type_of, ready, 300_000)
+    assert (result == local_search.plan(problem.actual_s, type_of, ready, 300_000)).all()
+    makespans = [local_search.loads(problem.actual_s, type_of, ready, one).max() for one in (result, first)]
     assert makespans[0] <= makespans[1]
-    assert np.isfinite(problem.actual_s[np.arange(60), type_of[found]]).all()
+    assert np.isfinite(problem.actual_s[np.arange(60), type_of[result]]).all()
 
 
 @pytest.mark.parametrize("case", ["plain", "holes", "alike", "one type", "one long job", "idle type"])
@@ -280,18 +280,18 @@ def test_sifting_finds_the_optimum_of_the_whole_programme(case):
         times[7] = 1e6
     elif case == "idle type":
         times[:, 2] = 1e5
-    found = bounds.relaxation(times, counts, busy_s)
+    result = bounds.relaxation(times, counts, busy_s)
     whole = bounds._solved(times, counts, busy_s, float(times.min(axis=1).max()))
-    assert found.makespan_s == pytest.approx(whole.makespan_s, rel=1e-8)
-    assert found.share.sum(axis=1) == pytest.approx(np.ones(6000))
-    used_s = np.where(found.share > 0, times, 0.0) * found.share
-    assert (used_s.sum(axis=0) + busy_s <= counts * found.makespan_s * (1 + 1e-8)).all()
+    assert result.makespan_s == pytest.approx(whole.makespan_s, rel=1e-8)
+    assert result.share.sum(axis=1) == pytest.approx(np.ones(6000))
+    used_s = np.where(result.share > 0, times, 0.0) * result.share
+    assert (used_s.sum(axis=0) + busy_s <= counts * result.makespan_s * (1 + 1e-8)).all()
 
 
 def test_search_survives_a_start_that_is_far_from_good():
     times = np.array([[24.0, 0.4], [36.0, 0.3]])
-    found = local_search.plan(times, np.array([0, 1, 1]), np.zeros(3), 12_000, start=np.array([0, 0]))
-    assert sorted(found) == [1, 2]
+    result = local_search.plan(times, np.array([0, 1, 1]), np.zeros(3), 12_000, start=np.array([0, 0]))
+    assert sorted(result) == [1, 2]
 
 
 def test_set_up_is_no_error_of_the_predictions():
@@ -316,9 +316,10 @@ def test_a_plan_that_was_far_off_is_improved(seed):
     count, devices = int(draw.integers(4, 12)), int(draw.integers(4, 20))
     times = np.column_stack([draw.uniform(0.5, 1, count), draw.uniform(0.001, 0.01, count)])
     type_of, ready = np.repeat([0, 1], devices), np.zeros(2 * devices)
-    found = local_search.plan(times, type_of, ready, 60_000, seed, start=draw.integers(devices, size=count))
+    result = local_search.plan(times, type_of, ready, 60_000, seed, start=draw.integers(devices, size=count))
     anew = local_search.plan(times, type_of, ready, 60_000, seed)
-    assert local_search.loads(times, type_of, ready, found).max() <= 1.2 * local_search.loads(times, type_of, ready, anew).max()
+    spans = [local_search.loads(times, type_of, ready, one).max() for one in (result, anew)]
+    assert spans[0] <= 1.2 * spans[1]
 
 
 def test_what_a_job_may_not_use_is_not_told():
@@ -397,8 +398,8 @@ def test_bad_jobs_and_actual_times_are_refused(tmp_path, name, text, word):
 
 def test_trace_is_what_perfetto_reads(tmp_path):
     outcome = simulate(a_problem(), a_policy("hybrid"))
-    found = trace.events(outcome.schedule)
-    slices = [event for event in found if event["ph"] == "X"]
+    result = trace.events(outcome.schedule)
+    slices = [event for event in result if event["ph"] == "X"]
     assert len(slices) == len(outcome.schedule)
     for track in {event["tid"] for event in slices}:
         mine = sorted((event["ts"], event["ts"] + event["dur"]) for event in slices if event["tid"] == track)

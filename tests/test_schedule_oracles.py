@@ -95,14 +95,14 @@ def best_makespan_with_arrivals(problem):
     return solved(model, span)
 
 
-def found(problem, **options):
+def result(problem, **options):
     return metrics.metrics(simulate(problem, registry.policy("hybrid", steps=120_000, **options)))
 
 
 def factors(best_of, problems):
     """Return the makespan of hybrid, and the bound, over the optimum of each problem; none may be on the wrong side of it."""
     best = [best_of(problem) for problem in problems]
-    ratios = [found(problem)["makespan_s"] / optimum for problem, optimum in zip(problems, best, strict=True)]
+    ratios = [result(problem)["makespan_s"] / optimum for problem, optimum in zip(problems, best, strict=True)]
     gaps = [bounds.makespan_bound(problem) / optimum for problem, optimum in zip(problems, best, strict=True)]
     assert min(ratios) >= 1 - 1e-9 and max(gaps) <= 1 + 1e-9 and np.mean(gaps) > 0.9
     return np.array(ratios)
@@ -156,5 +156,5 @@ def test_energy_is_near_the_least():
     ratios = []
     for seed in range(40):
         problem = small(seed, watts=True)
-        ratios.append(found(problem, objective="energy")["energy_j"] / best_energy(problem))
+        ratios.append(result(problem, objective="energy")["energy_j"] / best_energy(problem))
     assert min(ratios) >= 1 - 1e-9 and np.mean(ratios) <= 1.005 and max(ratios) <= 1.05

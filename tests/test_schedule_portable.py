@@ -55,9 +55,9 @@ def figures(speed=1.0, **environment):
 
 @pytest.fixture(scope="module")
 def expected():
-    found = figures(OMP_NUM_THREADS="1", PYTHONHASHSEED="0")
-    assert len(found) > 30 and len(set(found)) > 20
-    return found
+    result = figures(OMP_NUM_THREADS="1", PYTHONHASHSEED="0")
+    assert len(result) > 30 and len(set(result)) > 20
+    return result
 
 
 @pytest.mark.slow

@@ -86,10 +86,10 @@ def eventful():
     times = draw.uniform(1, 5, (30, 2))
     actual = np.where(draw.random((30, 1)) < 0.2, times * [[30, 1]], times)
     problem = Problem(Jobs.plain(30), Fleet.of({"cpu": 2, "gpu": 2}), times, actual, 0.3)
-    found = simulate(problem, registry.policy("hybrid", steps=60_000), Faults(0.4, seed=4)).schedule
-    last = found["end_s"].max()
+    result = simulate(problem, registry.policy("hybrid", steps=60_000), Faults(0.4, seed=4)).schedule
+    last = result["end_s"].max()
     lost = table([("lost", "cpu[0]", last, last, 1, "lost"), ("lost", "cpu[0]", last, last + 1, 2, "done")])
-    return pd.concat([found[lost.columns], lost], ignore_index=True)
+    return pd.concat([result[lost.columns], lost], ignore_index=True)
 
 
 def test_a_schedule_in_which_all_went_wrong_that_can(tmp_path):

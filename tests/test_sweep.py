@@ -53,27 +53,27 @@ POOL = {"op": "pool2d", "axes": {"kind": ["max"], "batch": [1], "in_channels": [
 @pytest.mark.slow
 def test_a_sweep_gives_a_valid_table_and_goes_on_or_starts_anew(home, small_space):
     folder = sweep.measure_sweep(SweepParams(**SMALL, latency_type="both", cache="both"))
-    found = aggregate.read(folder)
-    assert len(found.table) == 6
-    assert (found.table["status"] == "ok").all()
+    result = aggregate.read(folder)
+    assert len(result.table) == 6
+    assert (result.table["status"] == "ok").all()
     raw = store.read(folder / "cpu" / "repeats.csv", "repeats")
-    for row in found.table.itertuples():
+    for row in result.table.itertuples():
         latencies = raw.loc[raw["config"] == row.config, "latency_ms"]
         assert latencies.min() <= row.low_ms <= row.latency_ms <= row.high_ms <= latencies.max()
         spread = row.latency_iqr_ms / row.latency_ms
         least = "stable" if spread <= 0.10 and row.n >= 3 else "noisy" if spread <= 0.25 else "unusable"
         assert statistics.worst(row.verdict, least) == row.verdict, "never better than its rounds allow"
         assert bool(row.reason) == (row.verdict != "stable"), "and what is not stable says why"
-    assert set(found.table["latency_type"]) == {"kernel", "end_to_end"}
-    assert set(found.table["cache"]) == {"warm", "cold"}
-    assert found.table["config"].is_unique
-    assert found.table["energy_reason"].str.contains("energy_s is 0").all()
+    assert set(result.table["latency_type"]) == {"kernel", "end_to_end"}
+    assert set(result.table["cache"]) == {"warm", "cold"}
+    assert result.table["config"].is_unique
+    assert result.table["energy_reason"].str.contains("energy_s is 0").all()
     worker = store.read_json(folder / "sweep.meta.json")["devices"]["cpu"]["software"]
     assert worker["environment"].items() >= allocator.RETAINED.items(), "the worker keeps what it frees, and says so"
     assert not os.environ.keys() & allocator.RETAINED.keys()
-    for row in found.table.itertuples():
+    for row in result.table.itertuples():
         config = spaces.config(row.op, {name: getattr(row, name) for name in spaces.families.family(row.op).parameters
-                                        if not pd.isna(getattr(row, name))}, row.dtype, found.table.loc[row.Index, "pass"])
+                                        if not pd.isna(getattr(row, name))}, row.dtype, result.table.loc[row.Index, "pass"])
         assert spaces.work(config.ops()) == (row.flops, row.bytes)
         assert row.gflops == pytest.approx(row.flops / row.latency_ms / 1e6)
     again = sweep.measure_sweep(SweepParams(**SMALL, latency_type="both", cache="both"))
@@ -86,9 +86,9 @@ def test_a_sweep_gives_a_valid_table_and_goes_on_or_starts_anew(home, small_spac
 
 @pytest.mark.slow
 def test_killed_again_and_again_it_ends_with_every_row_once(tmp_path):
-    found = cut_again_and_again(tmp_path, kills=2, count=24, seed=1)
-    assert found["kills"] == 2
-    assert found == {"kills": 2, "rows": found["rows"], "lost": 0, "torn": 0, "twice": 0, "configurations": 24, "repeated": 0,
+    result = cut_again_and_again(tmp_path, kills=2, count=24, seed=1)
+    assert result["kills"] == 2
+    assert result == {"kills": 2, "rows": result["rows"], "lost": 0, "torn": 0, "twice": 0, "configurations": 24, "repeated": 0,
                      "missing": 0}
 
 
@@ -282,9 +282,9 @@ def test_rows_that_repeat_the_last_result_are_found():
     good = np.random.default_rng(0).uniform(0.01, 1, 64)
     latency = pd.Series([*good, *[0.012223999947309494] * 142])
     work = pd.Series([*range(64), *range(1000, 1142)])
-    found = aggregate.stale(latency, work)
-    assert not found[:64].any()
-    assert found[65:].all()
+    result = aggregate.stale(latency, work)
+    assert not result[:64].any()
+    assert result[65:].all()
     quantised = pd.Series([0.007168, 0.008192, 0.007168, 0.007168, 0.008192])  # a clock of 1.024 us
     assert not aggregate.stale(quantised, pd.Series(range(5))).any()
 
@@ -392,11 +392,11 @@ def test_what_cannot_be_compared_is_told(home, capsys):
 
 def test_two_runs_are_compared_with_an_interval():
     run = str(next((paths.REFERENCE).glob("*/profiles/*W2*_train.csv")))
-    found = compare.difference(run, run)
-    assert found.word == "same"
-    assert found.ratio == 1.0
-    assert found.low <= 1.0 <= found.high
-    assert set(found.pairs["what"]) == {"W2 train step"}
+    result = compare.difference(run, run)
+    assert result.word == "same"
+    assert result.ratio == 1.0
+    assert result.low <= 1.0 <= result.high
+    assert set(result.pairs["what"]) == {"W2 train step"}
 
 
 def test_a_replay_is_of_the_element_type_that_was_asked_for():

@@ -17,10 +17,10 @@ from tests.conftest import full_disk
 
 @pytest.mark.slow
 def test_two_four_and_eight_writers_and_kills_at_a_start_lose_nothing():
-    found = writers.run("sweep", "matrix", "networks", "--rounds", 3, "--kills", 3)
-    assert [(name, one["wrong"], one["lost"]) for name, one in found.items()] == [
+    result = writers.run("sweep", "matrix", "networks", "--rounds", 3, "--kills", 3)
+    assert [(name, one["wrong"], one["lost"]) for name, one in result.items()] == [
         ("sweep", [], 0), ("matrix", [], 0), ("networks", [], 0)]
-    assert found["sweep"]["rows"] >= 6 * 34, "headers, configurations and visits of each round"
+    assert result["sweep"]["rows"] >= 6 * 34, "headers, configurations and visits of each round"
 
 
 def test_a_second_writer_waits_for_the_first_and_then_goes_on(tmp_path):

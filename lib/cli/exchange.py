@@ -19,9 +19,10 @@ def _readers() -> dict:
 def _bundle(options: argparse.Namespace) -> int:
     from lib.measure import bundle, machine
 
-    name = machine.name()
+    readers = _readers()
+    name = bundle.machine_of(machine.name(), readers=readers)
     target = options.out or Path(f"{name}.zip")
-    names = bundle.pack(target, name, host_name=options.with_host_name, readers=_readers())
+    names = bundle.pack(target, name, host_name=options.with_host_name, readers=readers)
     print(f"{target}: {len(names)} files")
     return 0
 

@@ -35,7 +35,10 @@ def main(arguments: list[str] | None = None) -> int:
     """Run one verb; return the exit status: 0 done, 1 something failed, 2 wrong input, 130 interrupted."""
     options = _parser().parse_args(arguments)
     try:
-        return options.call(options)
+        status = options.call(options)
+        if sys.stdout:
+            sys.stdout.flush()  # what has no reader fails here, where it is told
+        return status
     except InputError as error:
         _say(error)
         return 2

@@ -9,6 +9,7 @@ from lib import paths, store
 from lib.errors import InputError, choices
 
 NO_MACHINES = ("models", "gavel")  # other folders beside those of machines
+TRAININGS = ("cpu", "profiles", "power", "attention-power", "neusight", "aiconfigurator")  # of `models --train`: no machine
 
 
 def machines(imported: bool = False) -> dict[str, Path]:
@@ -96,11 +97,15 @@ def folders(source: str, reference: str = "") -> list[Path]:
 def runs(source: str, reference: str = "") -> pd.DataFrame:
     """Return every run that was measured here and imported, or a reference machine's, oldest first.
 
-    Machines of the same hardware may have runs of one id: a later machine's is called MACHINE/RUN.
+    A run that several folders hold counts once. Machines of the same hardware may have runs of one id that began at different
+    times: a later machine's is called MACHINE/RUN.
     """
-    tables, seen = [store.read_all([], "runs")], set()
+    tables, seen, begun = [store.read_all([], "runs")], set(), set()
     for folder in folders(source, reference):
         table = store.read_all(sorted((folder / "runs").glob("*.csv")), "runs")
+        own = list(zip(table["hardware_id"], table["run_id"], table["timestamp"], strict=True))
+        table = table.loc[[run not in begun for run in own]].reset_index(drop=True)
+        begun.update(own)
         keys = list(zip(table["hardware_id"], table["run_id"], strict=True))
         table["run_id"] = [f"{folder.name}/{key[1]}" if key in seen else key[1] for key in keys]
         seen.update(keys)

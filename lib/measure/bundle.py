@@ -17,8 +17,8 @@ from lib import files, paths, store
 from lib.config.base import build, mapping
 from lib.errors import InputError, choices, one_line
 from lib.measure import bundle_contents
-from lib.measure.archive import NO_MACHINES
-from lib.measure.bundle_contents import FOLDERS, Index, Readers
+from lib.measure.archive import NO_MACHINES, TRAININGS
+from lib.measure.bundle_contents import FOLDERS, META, Index, Readers
 from lib.tables import SCHEMA_VERSION
 
 _FORMATS = (1, 2)  # that are read; the last one is written
@@ -28,7 +28,6 @@ _FILE_MB, _JSON_MB, _ALL_MB, _BUNDLE_MB = 200, 8, 1000, 200
 _RATIO = 100  # of a file to what it takes in the bundle; measurements come to about ten
 _CHUNK = 2**20
 _MACHINE = r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}"
-_WORDS = ("cpu", "power", "attention-power", "neusight", "aiconfigurator")  # that `models --train` takes besides machines
 NO_READERS: Readers = MappingProxyType({})
 
 
@@ -48,9 +47,8 @@ def pack(target: Path, machine: str, folder: Path | None = None, host_name: bool
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
         for name in names:
-            path = folder / name
-            bundle_contents.check(path, name, readers)
-            data = path.read_bytes() if host_name else bundle_contents.without_host(path, name)
+            _checked(folder, name, readers, folder)
+            data = (folder / name).read_bytes() if host_name else bundle_contents.without_host(folder / name, name)
             digests[name] = hashlib.sha256(data).hexdigest()
             archive.writestr(zipfile.ZipInfo(name), data, zipfile.ZIP_DEFLATED)
         index = Index(format=_FORMATS[-1], machine=machine, files=digests, schema_version=SCHEMA_VERSION)
@@ -58,6 +56,22 @@ def pack(target: Path, machine: str, folder: Path | None = None, host_name: bool
         _check_sizes(archive, str(folder))
     files.create(target, content.getvalue())
     return names
+
+
+def machine_of(here: str, folder: Path | None = None, readers: Readers = NO_READERS) -> str:
+    """Return the machine that measured what ``pack`` would pack: ``here`` where it did, or nothing says so, else the only one.
+
+    Raises InputError where several others did.
+    """
+    folder = folder or paths.DATA
+    metas = [folder / name for name in _finished(folder, readers) if name.endswith(META)]
+    machines = set().union(*(bundle_contents.machines_in(path) for path in metas))
+    if here in machines or not machines:
+        return here
+    if len(machines) > 1:
+        raise InputError(f"{folder} holds what several machines measured, and this one did not: {choices(sorted(machines))}; a "
+                         "bundle is of one machine: pack each where its own lies alone (LIB_OUTPUT names the folder)")
+    return machines.pop()
 
 
 def _finished(folder: Path, readers: Readers) -> list[str]:
@@ -76,11 +90,11 @@ def _finished(folder: Path, readers: Readers) -> list[str]:
 def merge(source: Path, target: Path | None = None, readers: Readers = NO_READERS) -> tuple[Path, int]:
     """Merge a bundle into ``target`` (default: data/imported), under its machine's name; return the folder and new files.
 
-    The same files again change nothing, and a sweep or matrix that went on since is gone on with; other files of the same
-    names, and those of another machine that is called the same, go to ``<machine>-v2``. All files are checked before anything
-    is written, and none is held but the one being read. ``readers`` read, by kind, what is no table. Raises InputError for a
-    damaged bundle, one that holds anything else than tables with their provenance, one of a later schema, and one that is too
-    large.
+    The same files again change nothing; a sweep or matrix that went on since is gone on with, and networks and models that
+    were written anew on the same machine are replaced by the later ones. Other files of the same names, and those of another
+    machine that is called the same, go to ``<machine>-v2``. All files are checked before anything is written, and none is held
+    but the one being read. ``readers`` read, by kind, what is no table. Raises InputError for a damaged bundle, one that holds
+    anything else than tables with their provenance, one of a later schema, and one that is too large.
     """
     target, hardware = target or paths.IMPORTED, set()
     with tempfile.TemporaryDirectory() as temporary:
@@ -91,20 +105,17 @@ def merge(source: Path, target: Path | None = None, readers: Readers = NO_READER
                 if _extract(archive, name, scratch) != digest:
                     raise InputError(f"{source}: {name} is damaged (its digest does not fit)")
         for name in index.files:
-            try:
-                hardware |= bundle_contents.check(scratch / name, name, readers)
-            except InputError as error:
-                raise InputError(f"{source}: {name} does not fit its table: {str(error).replace(f'{scratch}/', '')}") from None
+            hardware |= _checked(scratch, name, readers, source)
 
         def collides(machine: str) -> bool:
             if target != paths.REFERENCE and (paths.REFERENCE / machine).exists():
                 return True  # a name stands for one machine, and the committed one has it
             others = bundle_contents.hardware_of(target / machine)
             return bool(others and hardware and not others & hardware) or \
-                "other" in _successions(target / machine, scratch, index).values()
+                "other" in _successions(target / machine, scratch, index, readers).values()
 
         folder = target / store.fresh_name(index.machine, collides)
-        there = _successions(folder, scratch, index)
+        there = _successions(folder, scratch, index, readers)
         new = [name for name in bundle_contents.written_order(index.files) if there.get(name, "grown") == "grown"]
         for name in new:
             path = files.folder((folder / name).parent) / Path(name).name
@@ -112,9 +123,18 @@ def merge(source: Path, target: Path | None = None, readers: Readers = NO_READER
     return folder, len(new)
 
 
-def _successions(folder: Path, scratch: Path, index: Index) -> dict[str, str]:
+def _checked(folder: Path, name: str, readers: Readers, where: Path) -> set[str]:
+    """Return the hardware ids in a file of a bundle; InputError names ``where`` it lies, and the file that does not fit."""
+    try:
+        return bundle_contents.check(folder / name, name, readers)
+    except InputError as error:
+        reason = str(error).replace(f"{folder}/", "")
+        raise InputError(f"{where}: {name} does not fit its table: {reason}") from None
+
+
+def _successions(folder: Path, scratch: Path, index: Index, readers: Readers) -> dict[str, str]:
     """Return what each file of a bundle is to the one of its name in ``folder``, of those that are there."""
-    return {name: bundle_contents.succession(folder, scratch, name, index.files)
+    return {name: bundle_contents.succession(folder, scratch, name, index.files, readers)
             for name in index.files if (folder / name).is_file()}
 
 
@@ -197,7 +217,7 @@ def _index(archive: zipfile.ZipFile, source: Path, scratch: Path) -> Index:
         bundle_contents.check_schema(index.schema_version)
     except InputError as error:
         raise InputError(f"{source}: {error}") from None
-    if not re.fullmatch(_MACHINE, index.machine) or index.machine.lower() in (*NO_MACHINES, *_WORDS):
+    if not re.fullmatch(_MACHINE, index.machine) or index.machine.lower() in (*NO_MACHINES, *TRAININGS):
         raise InputError(f"{source}: {index.machine[:60]!r} is no name of a machine")
     if not index.files:
         raise InputError(f"{source} holds no table")

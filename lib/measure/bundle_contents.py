@@ -32,13 +32,17 @@ _RUN_FACTS = ("run_id", "data_note", "started_utc", "hardware_id")
 _FACTS = {"profile": _RUN_FACTS, "runs": _RUN_FACTS, "points": ("started_utc", "hardware_id"),
           "ceilings": ("started_utc", "machine", "hardware", "software", "load_at_start", "load_at_end"),  # that replays read
           "sweep": ("started_utc", "devices")}
-_KEYS = {"profile": ["split", "epoch", "global_step"], "runs": ["run_id"], "repeats": ["config", "round"],
-         "sweep": ["config", "device"]}  # what a row is of, once
+_KEYS = {"profile": ["split", "epoch", "global_step"], "runs": ["run_id"], "repeats": ["config", "round"],  # what a row is of
+         "sweep": ["config", "device"],
+         "networks": ["network", "mode", "batch_size", "input_shape", "dtype", "channels_last", "device", "memory", "threads"]}
 _GROWING = ("configs", "repeats", "energies", "cells")  # append-only
+_WRITTEN_ANEW = ("networks", "sweep", "model")  # as a whole each time
 _MAY_REPEAT = ("configs", "energies", "cells", "networks")  # of which the last row of a case counts
 _WITH_PATHS = ("data_note", "failed", "failures", "software", "devices")
 _PATH = re.compile(r"(?<![\w./])/(?:[^\s/:]+/)+")  # the folders of an absolute path
-Readers = Mapping[str, Callable[[Path], object]]
+_UUID = re.compile(r"(?:GPU-|MIG-)?[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.I)
+_OF_THE_OWNER = ("card", "pid")  # facts of a swept device: the UUID of the GPU, the worker's process
+Readers = Mapping[str, Callable[[Path], Any]]
 
 
 class _Typed(Strict):
@@ -56,6 +60,15 @@ class Index(_Typed):
     schema_version: str = "1"
 
 
+class GpuUse(_Typed):
+    """What happened on a GPU meanwhile, see ``watch.GpuUse``."""
+
+    others: float | None = None
+    clock_mhz: float | None = None
+    throttled: str = ""
+    unknown: str = ""
+
+
 class Load(_Typed):
     """What else ran on the machine, see ``load.Load``."""
 
@@ -64,6 +77,7 @@ class Load(_Typed):
     other_cores: float
     stolen_cores: float
     involuntary_per_s: float
+    gpu: GpuUse | None = None
 
 
 class Provenance(_Typed):
@@ -89,6 +103,7 @@ class Provenance(_Typed):
     metrics: dict[str, dict[str, float]] = {}
     failed: list[str] = []
     threads: int = 0
+    tf32: bool = False
     note: str = ""
     devices: dict[str, dict[str, JsonValue]] = {}  # of a sweep: the identity of each
     failures: dict[str, str] = {}
@@ -191,10 +206,12 @@ def check_schema(version: str) -> None:
                          "program")
 
 
-def succession(there: Path, new: Path, name: str, names: Collection[str]) -> str:
+def succession(there: Path, new: Path, name: str, names: Collection[str], readers: Readers) -> str:
     """Return what a file is to the one of its name that is there: same, grown (it begins as that), older (the reverse), other.
 
-    ``there`` and ``new`` are folders; what is derived of a sweep follows the sweep's raw files among ``names``.
+    ``there`` and ``new`` are folders; what is derived of a sweep follows the sweep's raw files among ``names``. Of what is
+    written as a whole each time (a model, networks, a sweep's table) the grown one is the later one, of the same machine, with
+    all cases of the other.
     """
     if filecmp.cmp(there / name, new / name, shallow=False):
         return "same"
@@ -203,36 +220,82 @@ def succession(there: Path, new: Path, name: str, names: Collection[str]) -> str
         before, after = (there / name).read_bytes(), (new / name).read_bytes()
         return "grown" if after.startswith(before) else "older" if before.startswith(after) else "other"
     folder = name.rpartition("/")[0]
-    raw = [one for one in names if one.startswith(f"{folder}/") and table_of(one) in _GROWING and (there / one).is_file()]
-    several = {succession(there, new, one, names) for one in raw} - {"same"} if table == "sweep" else {"other"}
-    return several.pop() if len(several) == 1 else "other"
+    raw = [one for one in names if table == "sweep" and one.startswith(f"{folder}/") and table_of(one) in _GROWING
+           and (there / one).is_file()]
+    several = {succession(there, new, one, names, readers) for one in raw} - {"same"}
+    if several:
+        return several.pop() if len(several) == 1 else "other"
+    return _later(there, new, name, readers) if table in _WRITTEN_ANEW else "other"
+
+
+def _later(there: Path, new: Path, name: str, readers: Readers) -> str:
+    """Return what a file that is written as a whole each time is to the one that is there, by when both were written."""
+    (hardware, before_utc), (own, after_utc) = (_written(folder, name, readers) for folder in (there, new))
+    before, after = (_cases(folder, name) for folder in (there, new))
+    if not hardware & own or before_utc == after_utc:
+        return "other"
+    if before_utc < after_utc:
+        return "grown" if before <= after else "other"
+    return "older" if after <= before else "other"
+
+
+def _cases(folder: Path, name: str) -> set[tuple[Any, ...]]:
+    """Return what the rows of a table are of, also by the name of its provenance; empty for what is no table."""
+    table, path = table_of(name), folder / f"{name.removesuffix(META).removesuffix('.parquet')}.parquet"
+    return set() if table in _NO_TABLES else set(store.read(path, table)[_KEYS[table]].itertuples(index=False, name=None))
+
+
+def _written(folder: Path, name: str, readers: Readers) -> tuple[set[str], str]:
+    """Return of which hardware a model or a table is, and when it was written (UTC); empty where nothing says so."""
+    if table_of(name) == "model":
+        facts = readers["model"](folder / name).facts
+        return {facts.get("hardware_id", "")} - {""}, facts.get("calibrated_utc", "")
+    path = folder / meta_of(name.removesuffix(META))
+    facts = mapping(store.read_json(path), path) if path.is_file() else {}
+    return _hardware_in(facts, path), str(facts.get("written_utc", ""))
 
 
 def hardware_of(folder: Path) -> set[str]:
     """Return the hardware ids that a machine's folder says by its provenance; of a published device, its name."""
-    ids: set[str] = set()
-    for path in folder.glob("**/*" + META):
-        facts = mapping(store.read_json(path), path)
-        devices = mapping(facts.get("devices"), path) if isinstance(facts.get("devices"), dict) else {}
-        ids |= {facts.get("hardware_id", ""), f"published:{facts.get('device')}" if "source" in facts else "",
-                *(mapping(one, path).get("hardware_id", "") for one in devices.values())}
+    return set().union(*(_hardware_in(mapping(store.read_json(path), path), path) for path in folder.glob("**/*" + META)))
+
+
+def machines_in(meta: Path) -> set[str]:
+    """Return the names of the machines that a provenance says."""
+    facts = mapping(store.read_json(meta), meta)
+    return {str(one["machine"]) for one in (facts, *_devices(facts, meta)) if one.get("machine")}
+
+
+def _devices(facts: Mapping[str, Any], path: Path) -> list[Mapping[str, Any]]:
+    """Return the identities of a sweep's devices in the provenance that ``path`` holds; none in that of other tables."""
+    devices = facts.get("devices")
+    return [mapping(one, path) for one in devices.values()] if isinstance(devices, dict) else []
+
+
+def _hardware_in(facts: Mapping[str, Any], path: Path) -> set[str]:
+    """Return the hardware ids in the provenance that ``path`` holds."""
+    ids = {facts.get("hardware_id", ""), f"published:{facts.get('device')}" if "source" in facts else "",
+           *(one.get("hardware_id", "") for one in _devices(facts, path))}
     return ids - {""}
 
 
 def without_host(path: Path, name: str) -> bytes:
-    """Return a file's content without what tells its owner: the host name (the hardware id instead), folders of paths."""
+    """Return a file's content without what tells its owner: the host name (the hardware id instead), folders, UUIDs of GPUs."""
     table = table_of(name)
     if name.endswith(META) or table == "record":
         meta = store.read_json(path)
-        neutral = _without_folders(meta) if table == "record" else {
-            fact: _without_folders(value) if fact in _WITH_PATHS else value for fact, value in meta.items()}
+        neutral = _neutral(meta) if table == "record" else {
+            fact: _neutral(value) if fact in _WITH_PATHS else value for fact, value in meta.items()}
+        if "devices" in neutral:
+            neutral["devices"] = {device: {fact: value for fact, value in facts.items() if fact not in _OF_THE_OWNER}
+                                  for device, facts in neutral["devices"].items()}
         return path.read_bytes() if neutral == meta else store.encoded_json(neutral)
     if path.suffix == ".parquet":
-        return _parquet_without_folders(path, table)
+        return _neutral_parquet(path, table)
     if path.suffix != ".csv":
         return path.read_bytes()
     header, *rows = csv_files.rows(csv_files.text(path), path)
-    changed = {"reason": lambda row: _PATH.sub("", row[header.index("reason")])} if "reason" in header else {}
+    changed = {"reason": lambda row: _neutral(row[header.index("reason")])} if "reason" in header else {}
     changed |= {"hostname": lambda row: row[header.index("hardware_id")]} if table == "runs" else {}
     neutral = [[changed[column](row) if column in changed else cell for column, cell in zip(header, row, strict=True)]
                for row in rows] if changed else rows
@@ -243,16 +306,16 @@ def without_host(path: Path, name: str) -> bytes:
     return text.getvalue().encode()
 
 
-def _parquet_without_folders(path: Path, table: str) -> bytes:
+def _neutral_parquet(path: Path, table: str) -> bytes:
     frame = store.read(path, table)
-    reasons = frame["reason"].str.replace(_PATH, "", regex=True)
+    reasons = frame["reason"].str.replace(_PATH, "", regex=True).str.replace(_UUID, "GPU", regex=True)
     return path.read_bytes() if reasons.equals(frame["reason"]) else store.encoded(frame.assign(reason=reasons), ".parquet")
 
 
-def _without_folders(value: Any) -> Any:
-    """Return a JSON value whose texts name files without their folders."""
+def _neutral(value: Any) -> Any:
+    """Return a JSON value whose texts name files without their folders, and no GPU by its UUID."""
     if isinstance(value, str):
-        return _PATH.sub("", value)
+        return _UUID.sub("GPU", _PATH.sub("", value))
     if isinstance(value, list):
-        return [_without_folders(item) for item in value]
-    return {name: _without_folders(item) for name, item in value.items()} if isinstance(value, dict) else value
+        return [_neutral(item) for item in value]
+    return {name: _neutral(item) for name, item in value.items()} if isinstance(value, dict) else value

@@ -17,7 +17,7 @@ _LEAST_PAIRS = 3
 _DRAWS = 2000
 _IDS = ("hardware_id", "software_id", "threads")
 _TABLES = {"sweep": "sweep", "run": "profile", "matrix": "matrix"}
-_PAIRED = {"sweep": _LEAST_PAIRS, "profile": 1, "matrix": 1}  # pairs, at least
+_PAIRED = {"sweep": _LEAST_PAIRS, "profile": 1, "matrix": _LEAST_PAIRS}  # pairs, at least
 
 
 @dataclass(frozen=True)
@@ -177,12 +177,8 @@ def difference(a: str, b: str, threshold: float = 0.03) -> Difference:
         raise InputError(f"{a} and {b} are not comparable: {len(pairs)} configurations are usable in both, {_PAIRED[table]} "
                          f"are needed ({left_out} have no time or no partner)" if table != "profile" else
                          f"{a} and {b} are not comparable: no pass has {_LEAST_PAIRS} steady steps in both")
-    if table == "sweep":
-        ratio, low, high = _overall(pairs["ratio"].to_numpy())
-    elif table == "matrix":
-        ratio, low, high = np.exp(np.log(pairs[["ratio", "low", "high"]].astype(float)).mean())
-    else:
-        ratio, low, high = pairs.loc[0, ["ratio", "low", "high"]].astype(float)
+    ratio, low, high = (pairs.loc[0, ["ratio", "low", "high"]].astype(float) if table == "profile" else
+                        _overall(pairs["ratio"].to_numpy(float)))
     return Difference(ratio, low, high, _word(low, high, threshold), pairs, _differs(left, right), left_out)
 
 

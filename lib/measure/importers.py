@@ -242,16 +242,17 @@ def aiconfigurator(folder: Path | None = None, framework: str = "trtllm", versio
     """
     folder, tables = folder or aiconfigurator_folder(), {}
     for name, device in AICONFIGURATOR.items():
-        files = sorted(folder.glob(f"{name}/gemm/{framework}/{version or '*'}/gemm_perf.parquet"), key=version_order)
-        if not files:
+        versions = sorted(folder.glob(f"{name}/gemm/{framework}/{version or '*'}/gemm_perf.parquet"), key=version_order)
+        if not versions:
             continue
-        frame = store.read_parquet(files[-1], ("gemm_dtype", "m", "n", "k", "latency"), others=True)
+        frame = store.read_parquet(versions[-1], ("gemm_dtype", "m", "n", "k", "latency"), others=True)
         frame = frame.assign(gemm_dtype=frame["gemm_dtype"].astype(str))
-        frame = checked(frame[frame["gemm_dtype"].isin(AICONFIGURATOR_DTYPES)].reset_index(drop=True), files[-1],
+        frame = checked(frame[frame["gemm_dtype"].isin(AICONFIGURATOR_DTYPES)].reset_index(drop=True), versions[-1],
                          ("m", "n", "k"), ("latency",))
         parts = [_products(part["m"], part["k"], part["n"], part["latency"], device,
-                           f"aiconfigurator {framework} {files[-1].parent.name}", {"latency_type": "kernel", "cache": "warm"},
-                           AICONFIGURATOR_DTYPES[dtype]) for dtype, part in frame.groupby("gemm_dtype")]
+                           f"aiconfigurator {framework} {versions[-1].parent.name}",
+                           {"latency_type": "kernel", "cache": "warm"}, AICONFIGURATOR_DTYPES[dtype])
+                 for dtype, part in frame.groupby("gemm_dtype")]
         if parts:
             tables[device] = pd.concat(parts, ignore_index=True)
     if not tables:

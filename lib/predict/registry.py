@@ -1,4 +1,4 @@
-"""The models at hand, those that ship with the reference and those calibrated on this machine, and what they predict with."""
+"""The models at hand, those that ship, those calibrated here and those of imported machines, and what they predict with."""
 
 import difflib
 import math

@@ -49,9 +49,9 @@ class Correction:
                    float(product.k2.length_scale))
 
     @classmethod
-    def constant(cls, factor: float) -> "Correction":
-        """Return a correction by the same log factor everywhere."""
-        return cls([], [], [], [[]], [0.0], factor, 0.0, 1.0)
+    def constant(cls, log_factor: float) -> "Correction":
+        """Return a correction by the same factor everywhere, of which the logarithm is given."""
+        return cls([], [], [], [[]], [0.0], log_factor, 0.0, 1.0)
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
         """Return the log factor for features (n, len(names))."""

@@ -87,8 +87,8 @@ def capture(model: nn.Module, shape: Sequence[int], mode: str = "infer", optimiz
     """List the operators that ``model`` runs on an input of ``shape`` (batch first) on ``device``, which need not be here.
 
     ``mode`` infer is a forward pass in evaluation mode without autograd; train is forward, ``loss`` and backward in
-    training mode, and a step of ``optimizer`` (adam, sgd) unless that is empty. The model itself is not changed; errors call
-    it ``name``. Raises InputError when the network cannot take the shape, with torch's reason, and for one that computes
+    training mode, and a step of ``optimizer`` (of OPTIMIZERS) unless that is empty. The model itself is not changed; errors
+    call it ``name``. Raises InputError when the network cannot take the shape, with torch's reason, and for one that computes
     nothing or hides what it computes.
     """
     if mode not in MODES or optimizer not in ("", *OPTIMIZERS):
