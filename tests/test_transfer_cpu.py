@@ -1,5 +1,7 @@
 """A CPU without a model of its own: the nearest reference model, its scaling by measured ceilings, calibrated compositions."""
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -10,17 +12,20 @@ from hypothesis import strategies as st
 from benchmarks import machines
 from lib import __main__, paths, store
 from lib.config.definitions import JobClass
+from lib.config.notebooks import FinetuneParams
 from lib.errors import InputError
 from lib.measure import ceilings, load, machine
-from lib.predict import advise, advise_text, calibrate_networks, network_training, registry, transfer_cpu
+from lib.predict import advise, advise_text, calibrate_networks, network_training, registry, steps, transfer_cpu
 from lib.predict.advise import Query
 from lib.predict.analytic.scaling import Scaling
 from lib.predict.networks import calibration
 from lib.predict.networks.composition import Composition
+from lib.predict.networks.step_file import StepModel
 from lib.predict.operators.cost_model import CostModel
 from lib.predict.operators.fine_tuning import fine_tuned
 from lib.predict.transfer_cpu import Host
 from lib.schedule.runtime import local_site
+from lib.studies.finetune import study as finetune_study
 from lib.studies.scheduler_eval import scenario
 from lib.work import networks
 
@@ -83,10 +88,21 @@ def test_a_cpu_without_a_model_is_scaled_by_its_ceilings_and_says_so(home):
 
 
 def test_what_replays_is_the_reference_machine_whatever_was_measured_here(home):
-    job_class = JobClass(id="small", model="simple_cnn", mode="infer", batch_size=4)
-    before = scenario.step_times(["cpu"], [job_class]).table
+    classes = [JobClass(id="small", model="simple_cnn", mode="infer", batch_size=4),
+               JobClass(id="trained", model="simple_cnn", mode="train", batch_size=4)]
+    results = finetune_study.study(FinetuneParams(source="replay"))
+    before = scenario.step_times(["cpu", "t4"], classes).table, finetune_study.predicted(results, shipped=True)
     _save_ceilings(10.0, 1.0)
-    assert scenario.step_times(["cpu"], [job_class]).table.equals(before)
+    gpu = registry.load(registry.path_of("t4", "fp32", registry.SHIPPED))
+    replace(gpu, facts={**gpu.facts, "launch_ms": 9.0}).save(registry.path_of("t4", "fp32"))
+    learned = StepModel.load(min((registry.SHIPPED / steps.FOLDER).glob(f"cpu-*{steps.SUFFIX}")))
+    slower = {name: replace(one, rates={term: 9 * rate for term, rate in one.rates.items()}) for name, one in learned.costs.items()}
+    for name in (f"cpu-{machine.name()}", "t4"):
+        replace(learned, device=name, costs=slower).save(steps.path_of(name))
+    assert registry.for_devices(["t4"], "fp32")[0].roof.launch_us == 9e3, "answers of this machine have changed"
+    after = scenario.step_times(["cpu", "t4"], classes).table, finetune_study.predicted(results, shipped=True)
+    for one, other in zip(before, after, strict=True):
+        pd.testing.assert_frame_equal(one, other)
 
 
 def test_the_best_ceilings_of_this_machine_and_as_many_threads_count(home):

@@ -58,14 +58,17 @@ class Advice:
 
 
 class CapturedQuery:
-    """One query, captured once a device type (and once more at another batch size when several are compared)."""
+    """One query, captured once a device type (and once more at another batch size when several are compared).
 
-    def __init__(self, query: Query):
+    ``shipped``: what profiles gave is that of the reference alone.
+    """
+
+    def __init__(self, query: Query, shipped: bool = False):
         if query.dtype not in _DTYPES:
             raise InputError(f"no element type {query.dtype!r}; there are: {choices(_DTYPES)}")
         if query.mode not in ops.MODES:
             raise InputError(f"no mode {query.mode!r}; there are: {choices(ops.MODES)}")
-        self.query, self._works = query, {}
+        self.query, self.shipped, self._works = query, shipped, {}
         self.batch_size = query.network().shape[0]
 
     def work(self, batch_size: int = 0, channels_last: bool = False, device_type: str = "cpu") -> Work:
@@ -86,7 +89,7 @@ class CapturedQuery:
         network = network or self.work(device_type=device_type(predictor))
         if self.query.mode == "infer":
             return predictor.estimate(network, memory)
-        return steps.predict(predictor, network, steps.loading(self.query.model, network))
+        return steps.predict(predictor, network, steps.loading(self.query.model, network), shipped=self.shipped)
 
     def scaled(self, batch_size: int, device_type: str = "cpu") -> Work:
         """Return the work at another batch size, on the line through two that were captured: every size is linear in it.
@@ -152,7 +155,7 @@ def _row(predictor: Predictor, captured: CapturedQuery) -> dict[str, Any]:
             "below_roof": estimate.predicted_ms / predictor.roof_ms(network),
             "out_of_range": bool(estimate.outside > _SHARE or predictor.origin),
             "fits": bool(memory_mb < predictor.memory_mb),
-            "measured_ms": _measured(predictor, captured.query, network.batch_size), "dtype": captured.query.dtype,
+            "measured_ms": _measured(predictor, captured, network.batch_size), "dtype": captured.query.dtype,
             "latency_type": predictor.model.facts.get("latency_type", "kernel") if predictor.kind != "cpu" else "end_to_end",
             "price_per_million": price, **energy.per_image(predictor.power, estimate, network.batch_size),
             **(answer.columns if isinstance(answer, Step) else {})}
@@ -194,10 +197,13 @@ def source_of(predictor: Predictor, estimate: Estimate) -> str:
     return f"zero-shot from {most}" if borrowed > _MOST else f"predicted, {borrowed:.0%} from {most}"
 
 
-def _measured(predictor: Predictor, query: Query, batch_size: int) -> float:
+def _measured(predictor: Predictor, captured: CapturedQuery, batch_size: int) -> float:
     """Return what was measured of this very query on the device, NaN if it was not; of a training step by its profile."""
+    query = captured.query
+    if query.mode == "train" and query.dtype != "fp32":
+        return math.nan
     if query.mode == "train":
-        return steps.measured_step_ms(predictor, query.model, batch_size) if query.dtype == "fp32" else math.nan
+        return steps.measured_step_ms(predictor, query.model, batch_size, captured.shipped)
     table = predictor.measured_networks
     if table is None:
         return math.nan

@@ -42,12 +42,13 @@ def path_of(device: str, dtype: str, folder: Path | None = None) -> Path:
     return (folder or paths.MODELS) / f"{device}_{dtype}{_SUFFIX}"
 
 
-def model_files() -> dict[tuple[str, str], Path]:
+def model_files(shipped: bool = False) -> dict[tuple[str, str], Path]:
     """Return every model file by (device, element type); one that was calibrated here stands before a shipped one.
 
-    Raises InputError for a file that is named as no model is.
+    ``shipped``: these alone. Raises InputError for a file that is named as no model is.
     """
-    return {_key(path): path for folder in (SHIPPED, paths.MODELS) for path in sorted(folder.glob(f"*{_SUFFIX}"))}
+    folders = (SHIPPED,) if shipped else (SHIPPED, paths.MODELS)
+    return {_key(path): path for folder in folders for path in sorted(folder.glob(f"*{_SUFFIX}"))}
 
 
 def cpu_name(machine_name: str, hardware_id: str) -> str:
@@ -229,10 +230,13 @@ def shipped_cpus(dtype: str) -> list[Path]:
     return [path for path in sorted(SHIPPED.glob(f"{_CPU}*{_SUFFIX}")) if _key(path)[1] == dtype]
 
 
-def of_the_reference(cpu: Predictor) -> Predictor:
-    """Return the CPU as the model that ships predicts it, unscaled, whatever was measured or calibrated on this machine."""
-    model = shipped_cpu(cpu.dtype)
-    return replace(cpu, model=model, origin=model.device)
+def _of_the_reference(dtype: str) -> Predictor | None:
+    """Return the CPU as the model that ships predicts it, unscaled; None for an element type that none ships of."""
+    own = shipped_cpus(dtype)
+    if not own:
+        return None
+    model = load(own[0])
+    return Predictor("cpu", dtype, model, model.device, psutil.virtual_memory().total / 1e6)
 
 
 def vendor_of(name: str) -> str:
@@ -320,22 +324,22 @@ def predictor(device: str, dtype: str) -> Predictor | None:
     return _predictor(device, dtype, model_files(), load_devices(), load)
 
 
-def for_devices(devices: Sequence[str], dtype: str) -> list[Predictor]:
+def for_devices(devices: Sequence[str], dtype: str, shipped: bool = False) -> list[Predictor]:
     """Return the devices that can be predicted for an element type: those named, or all that have a model of any type.
 
-    Raises InputError for a device that has none, listing those that do and how to calibrate, for one that is named twice, and
-    for a file that holds no model.
+    ``shipped``: by the models of the reference, whatever was measured or calibrated on this machine. Raises InputError for a
+    device that has none, listing those that do and how to calibrate, for one named twice, and for a file that holds no model.
     """
     if len(set(devices)) < len(devices):
         raise InputError(f"a device is named twice: {choices(devices)}; name each once")
-    files, vendors, reader = model_files(), load_devices(), cache(load)  # a donor serves several
+    files, vendors, reader = model_files(shipped), load_devices(), cache(load)  # a donor serves several
     usual = ["cpu", *sorted({device for device, _ in files if device in vendors})]
     predictors = []
     for device in devices or usual:
         if device not in usual and device not in vendors and device.rpartition("@")[2] in archive.machines(imported=True):
             predictors += _of_machine(device, dtype, files, vendors, reader)
             continue
-        one = _predictor(device, dtype, files, vendors, reader)
+        one = _of_the_reference(dtype) if shipped and device == "cpu" else _predictor(device, dtype, files, vendors, reader)
         if one:
             predictors.append(one)
         elif devices:

@@ -200,10 +200,14 @@ def measured_ms(runs: pd.DataFrame, hardware_id: str = "") -> pd.Series:
     return runs.groupby("workload_id")["step_median_ms"].median()
 
 
-def measured_step_ms(predictor: Predictor, model: str, batch_size: int) -> float:
-    """Return the profiled step of a workload at a batch size on a device, NaN where there is none: its plain loop alone."""
+def measured_step_ms(predictor: Predictor, model: str, batch_size: int, shipped: bool = False) -> float:
+    """Return the profiled step of a workload at a batch size on a device, NaN where there is none: its plain loop alone.
+
+    ``shipped``: in the profiles of the reference alone.
+    """
     hardware_id = predictor.model.facts.get("hardware_id", "")
-    runs = pd.concat([archive.runs(source) for source in ("replay", "measure")], ignore_index=True)
+    sources = ("replay",) if shipped else ("replay", "measure")
+    runs = pd.concat([archive.runs(source) for source in sources], ignore_index=True)
     same = runs[(runs["batch_size"] == batch_size) & (runs["num_workers"] == 0) & (runs["grad_accum_steps"] == 1)]
     step_ms = measured_ms(same, hardware_id) if hardware_id and _is_cpu(predictor) else pd.Series(dtype=float)
     return float(step_ms.get(model, np.nan))

@@ -26,7 +26,6 @@ from lib.measure.training.summary import PHASES_MS, steady
 from lib.predict import registry
 from lib.predict.advise import device_type
 from lib.predict.networks.step import PARTS
-from lib.predict.registry import Predictor
 from lib.work import weights
 
 PREDICTED = ("device", "source", "predicted_ms", "low_ms", "high_ms", "measured_ms", "images_per_sec",
@@ -119,7 +118,7 @@ def predicted(results: Study, shipped: bool) -> pd.DataFrame:
     nothing can be predicted there are no rows, and ``attrs["reason"]`` says why.
     """
     try:
-        predictors = _predictors(results.config.precision, shipped)
+        predictors = registry.for_devices((), results.config.precision, shipped)
         kinds = sorted(set(map(device_type, predictors)))
         loops = {kind: networks.captured(results.config, ("train",), kind) for kind in kinds}
     except InputError as error:
@@ -135,11 +134,6 @@ def predicted(results: Study, shipped: bool) -> pd.DataFrame:
                      "measured_ms": measured_ms(results.rows)["step_time_ms"] if one.device == own else np.nan,
                      "images_per_sec": results.config.batch_size / step.predicted_ms * 1e3, **step.columns})
     return pd.DataFrame(rows, columns=PREDICTED)
-
-
-def _predictors(dtype: str, shipped: bool) -> list[Predictor]:
-    every = registry.for_devices((), dtype)
-    return [registry.of_the_reference(one) if shipped and one.device == "cpu" else one for one in every]
 
 
 def _device(results: Study) -> str:

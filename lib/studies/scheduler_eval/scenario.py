@@ -64,12 +64,11 @@ def step_times(devices: Iterable[str], classes: Iterable[JobClass] | None = None
     """
     own = registry.machine_files(archive.machine_folder(reference)) if reference else {}
     devices = [f"cpu@{reference}" if name == "cpu" and ("cpu", "fp32") in own else name for name in devices]
-    predictors = registry.for_devices(devices, "fp32")
-    predictors = [registry.of_the_reference(one) if one.device == "cpu" else one for one in predictors]
+    predictors = registry.for_devices(devices, "fp32", shipped=True)
     profiled = steps.measured_ms(archive.runs("replay", reference))
     rows = []
     for job_class in track(list(classes or definitions.load_scenarios()[0].values()), "job classes"):
-        query = advise.CapturedQuery(advise.Query(job_class.model, job_class.batch_size, mode=job_class.mode))
+        query = advise.CapturedQuery(advise.Query(job_class.model, job_class.batch_size, mode=job_class.mode), shipped=True)
         answer = advise.predictions(query, predictors)
         rows += [_row(job_class, one, profiled) for one in answer.to_dict("records")]
     table = pd.DataFrame(rows).reindex(columns=[*rows[0], *(name for name in PARTS if name not in rows[0])])
