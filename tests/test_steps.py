@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -236,9 +237,10 @@ def test_what_ships_follows_from_the_reference_profiles():
     """The costs, and what they say of steps left out, are those that the committed profiles give again."""
     (runs, rows), = profiled_steps.collected("replay").values()
     device = profiled_steps.device_of(runs, "replay")
-    profiles = profiled_steps.gather(runs, rows, profiled_steps.predictor_of(device))
-    shipped, again = StepModel.load(SHIPPED), profiled_steps.learn(profiles, device, runs["hardware_id"].iloc[0])
-    assert (device, again.runs) == (shipped.device, shipped.runs)
+    (predictor,) = registry.for_devices([device], "fp32", shipped=True)
+    profiles = profiled_steps.gather(runs, rows, predictor)
+    shipped, again = StepModel.load(SHIPPED), profiled_steps.learn(profiles, SHIPPED.stem, runs["hardware_id"].iloc[0])
+    assert (steps.own_files(predictor, shipped=True)[0], again.runs) == (SHIPPED, shipped.runs)
     for name, costs in again.costs.items():
         assert costs.rates == pytest.approx(shipped.costs[name].rates, rel=1e-4)
         assert (costs.half, costs.groups) == pytest.approx((shipped.costs[name].half, shipped.costs[name].groups), rel=1e-4)
@@ -249,15 +251,44 @@ def test_what_ships_follows_from_the_reference_profiles():
     assert ours[1]["predicted_ms"].to_numpy() == pytest.approx(ours[1][[f"{name}_ms" for name in PARTS]].sum(axis=1).to_numpy())
 
 
-def as_gpu(workload, card="Tesla T4", hardware_id="here", folder="", copy_ms=1.5):
-    """Put the reference's profile of a workload into this machine's data, as if it were of a GPU that copies for so long."""
+def as_of(workload, hardware_id, folder="", run=None, rows=None):
+    """Put the reference's profile of a workload into this machine's data, or an imported one's, changed in its run and rows."""
     root = paths.IMPORTED / folder if folder else paths.DATA
     for kind, schema in (("runs", "runs"), ("profiles", "profile")):
         for path in sorted(paths.REFERENCE.glob(f"*/{kind}/run_{workload}_*_cpu*.csv")):
             table = store.read(path, schema)
-            changed = {"backend": "cuda", "device_name": card} if schema == "runs" else {
-                "device_type": "cuda", "device_index": 0, "h2d_ms": copy_ms}
+            changed = (run if schema == "runs" else rows) or {}
             store.write(table.assign(hardware_id=hardware_id, **changed), root / kind / path.name, schema)
+
+
+def as_gpu(workload, card="Tesla T4", hardware_id="here", folder="", copy_ms=1.5):
+    """Put the reference's profile of a workload there as if it were of a GPU that copies for so long."""
+    as_of(workload, hardware_id, folder, {"backend": "cuda", "device_name": card},
+          {"device_type": "cuda", "device_index": 0, "h2d_ms": copy_ms})
+
+
+def test_steps_of_an_imported_cpu_rest_on_its_own_model_and_answer_for_its_devices(home, w1, t4):
+    """In a folder that is not called as the machine calls itself."""
+    for name in ("W1", "W3", "W6"):
+        as_of(name, "feedbeef", "box-v2", rows={"loader_wait_ms": 77.0})
+    with pytest.raises(InputError, match="cpu@box-v2: no fp32 model of cpu@box-v2; .* models --train box-v2"):
+        profiled_steps.learn_all("measure")
+    shipped, name = registry.shipped_cpu("fp32"), "cpu-box-v2-feedbeef"
+    twice = {case: {**one, "rates": {term: 2 * rate for term, rate in one["rates"].items()}}
+             for case, one in shipped.compositions.items()}
+    replace(shipped, device=name, facts={**shipped.facts, "hardware_id": "feedbeef", "sweeps": []}, compositions=twice).save(
+        registry.path_of(name, "fp32", paths.IMPORTED / "box-v2" / "trained"))
+    path, = profiled_steps.learn_all("measure")
+    assert path == paths.IMPORTED / "box-v2" / "trained" / "steps" / f"{name}.json"
+    (box,) = registry.for_devices(["box-v2"], "fp32")
+    whole = steps.predict(box, w1, steps.loading("W1", w1))
+    assert whole.parts["loader_wait"].source == f"profiles of {name}"
+    table = profiled_steps.published(path, "measure")
+    ours = table[(table["learner"] == profiled_steps.OURS) & (table["workload"] == "W1")]
+    assert ours["forward_ms"].to_numpy() == pytest.approx(whole.parts["forward"].predicted_ms), "by its own model"
+    gpu = replace(t4, device="t4@box-v2", model=replace(t4.model, facts={**t4.model.facts, "hardware_id": "feedbeef"}))
+    loader = steps.predict(gpu, w1, steps.loading("W1", w1)).parts["loader_wait"]
+    assert loader.source == f"as on {name}" and loader.predicted_ms > 30, "fed by its own machine's CPU"
 
 
 def test_steps_are_learned_from_collected_profiles_of_a_gpu(home, t4, w1, capsys):

@@ -57,6 +57,11 @@ def cpu_name(machine_name: str, hardware_id: str) -> str:
     return f"{_CPU}{stem}" if stem.endswith(f"-{hardware_id}") else f"{_CPU}{stem}-{hardware_id}"
 
 
+def cpu_here() -> str:
+    """Return how this machine's CPU is called in the names of its files."""
+    return f"{_CPU}{machine.name()}"
+
+
 def home_of(folder: Path, device: str) -> Path:
     """Return where the model that is trained of a device of a reference machine lies: a committed CPU's ships.
 
@@ -272,7 +277,7 @@ def reference_cpus(dtype: str) -> list[CostModel]:
 def _cpu(dtype: str, files: transfer.Files) -> Predictor | None:
     """Return this machine's CPU with its own model, or else a reference one, whose answers are then zero-shot."""
     memory_mb = psutil.virtual_memory().total / 1e6
-    own = files.get((f"{_CPU}{machine.name()}", dtype))
+    own = files.get((cpu_here(), dtype))
     if own:
         return Predictor("cpu", dtype, load(own), memory_mb=memory_mb)
     references = reference_cpus(dtype)

@@ -16,7 +16,7 @@ import pandas as pd
 from lib import paths
 from lib.config import definitions
 from lib.errors import InputError
-from lib.measure import archive, machine
+from lib.measure import archive
 from lib.predict import registry
 from lib.predict.networks import composition, step
 from lib.predict.networks.composition import SUM, Estimate
@@ -91,19 +91,41 @@ def path_of(device: str, folder: Path | None = None) -> Path:
     return (folder or paths.MODELS) / FOLDER / f"{device}{SUFFIX}"
 
 
+def own_files(predictor: Predictor, shipped: bool = False) -> list[Path]:
+    """Return where what profiles gave of a device itself may lie; ``learn_all`` writes the first."""
+    if not _is_cpu(predictor):
+        return [path_of(predictor.kind, folder) for folder in _folders(shipped)]
+    return _own_cpu(predictor, shipped) or [path_of(predictor.model.device, registry.SHIPPED)]
+
+
+def _own_cpu(predictor: Predictor, shipped: bool) -> list[Path]:
+    """Return where the file of the CPU of a device's machine may lie: a reference machine's beside its models."""
+    if predictor.machine:
+        name = registry.cpu_name(predictor.machine, predictor.model.facts["hardware_id"])
+        return [path_of(name, registry.home_of(archive.machine_folder(predictor.machine), name))]
+    return [] if shipped else [path_of(registry.cpu_here(), folder) for folder in _folders(shipped)]
+
+
+def of_itself(predictor: Predictor, shipped: bool = False) -> StepModel | None:
+    """Return what profiles gave of a device, None where they gave nothing."""
+    return _first(own_files(predictor, shipped))
+
+
 def of_device(predictor: Predictor, shipped: bool = False) -> StepModel | None:
     """Return what profiles gave of a device; of a CPU without any, what those of the reference gave; None for another GPU."""
-    if not _is_cpu(predictor):
-        return _first([path_of(predictor.kind, folder) for folder in _folders(shipped)])
-    names = [f"cpu-{machine.name()}"] if predictor.origin and not shipped else []
-    own = [path_of(name, folder) for folder in _folders(shipped) for name in (*names, predictor.model.device)]
-    return _first([*own, *sorted((registry.SHIPPED / FOLDER).glob(f"cpu-*{SUFFIX}"))])
+    own = of_itself(predictor, shipped)
+    if own or not _is_cpu(predictor):
+        return own
+    return _first([path_of(predictor.model.device, registry.SHIPPED), *_shipped_cpus()])
 
 
-def of_host(shipped: bool = False) -> StepModel | None:
-    """Return what profiles gave of this machine's CPU, or else of the reference's: it feeds whatever device computes."""
-    own = [] if shipped else [path_of(f"cpu-{machine.name()}", folder) for folder in _folders(shipped)]
-    return _first([*own, *sorted((registry.SHIPPED / FOLDER).glob(f"cpu-*{SUFFIX}"))])
+def of_host(predictor: Predictor, shipped: bool = False) -> StepModel | None:
+    """Return what profiles gave of the CPU of a device's machine, or else of the reference's: it feeds whatever computes."""
+    return _first([*_own_cpu(predictor, shipped), *_shipped_cpus()])
+
+
+def _shipped_cpus() -> list[Path]:
+    return sorted((registry.SHIPPED / FOLDER).glob(f"cpu-*{SUFFIX}"))
 
 
 def _is_cpu(predictor: Predictor) -> bool:
@@ -160,7 +182,7 @@ def assembled(predictor: Predictor, work: Work, load: Loading, passes: Estimate,
 
 def costs_of(predictor: Predictor, shipped: bool = False) -> Mapping[str, Costs]:
     """Return the costs of each part on a device; the loader's are those of the host. InputError where none are of a CPU."""
-    own, host = of_device(predictor, shipped), of_host(shipped)
+    own, host = of_device(predictor, shipped), of_host(predictor, shipped)
     if host is None:
         raise InputError(f"no costs of a CPU's loader in {registry.SHIPPED / FOLDER}; run: python -m lib models --train "
                          "profiles")
