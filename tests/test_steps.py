@@ -330,12 +330,19 @@ def test_too_few_profiles_are_one_line(home, capsys):
 
 @pytest.mark.parametrize("changed", [{"num_workers": 2}, {"verdict": "unusable"}, {"arch": "resnet18"}, {"precision": "bf16"},
                                      {"grad_accum_steps": 2}, {"augment": True}, {"channels_last": True},
-                                     {"resolution": "resized"}, {"workload_id": "gone"}])
+                                     {"resolution": "resized"}, {"workload_id": "gone"}, {"optimizer": "sgd"}])
 def test_runs_that_are_not_of_the_plain_loop_teach_nothing(changed, monkeypatch):
     runs = profiled_steps.archive.runs("replay")
     assert len(profiled_steps.collected("replay"))
     monkeypatch.setattr(profiled_steps.archive, "runs", lambda _: runs.assign(**changed))
     assert profiled_steps.collected("replay") == {}
+    assert steps.measured_ms(runs.assign(**changed)) == {}, "nor are they shown beside its prediction"
+
+
+def test_a_profile_of_another_batch_size_is_not_the_measured_step_of_a_job():
+    job_class = load_scenarios()[0]["W1"]
+    other = job_class.model_copy(update={"id": "smaller", "batch_size": 32})
+    assert scenario.step_times(["cpu"], [job_class, other]).table["source"].str.startswith("measured").tolist() == [True, False]
 
 
 def test_predictions_without_their_profiles_are_refused(tmp_path):

@@ -30,6 +30,8 @@ FOLDER, SUFFIX = "steps", ".json"
 LINK_GBPS = 6.0  # of pageable memory over PCIe: an assumption, until a profile of the device replaces it
 _ASSUMED = math.log(3)  # half interval of what was not measured on a device
 _STATE = {"adam": 8, "adamw": 8, "sgd": 4}  # bytes of an optimizer's state for each parameter
+_PLAIN = {"precision": "fp32", "num_workers": 0, "grad_accum_steps": 1, "resolution": "native", "channels_last": False,
+          "augment": False, "tf32": False, "optimizer": "adam"}  # settings of the loop that is predicted
 
 
 @dataclass(frozen=True)
@@ -215,11 +217,21 @@ def _hidden(part: Part, workers: int, rest_ms: float) -> Part:
     return Part(*(max(0.0, ms / workers - rest_ms) for ms in (part.predicted_ms, part.low_ms, part.high_ms)), part.source)
 
 
-def measured_ms(runs: pd.DataFrame, hardware_id: str = "") -> pd.Series:
-    """Return the median step in ms of each workload that was profiled on a CPU in fp32, on one machine or any."""
-    runs = runs[(runs["backend"] == "cpu") & (runs["precision"] == "fp32") & (runs["verdict"] != "unusable")]
-    runs = runs[runs["hardware_id"] == hardware_id] if hardware_id else runs
-    return runs.groupby("workload_id")["step_median_ms"].median()
+def plain(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return the usable runs of the plain loop in fp32, whose step is the one that is predicted.
+
+    Left out are runs with loader workers, accumulated gradients, another precision, optimizer, model, resolution or layout than
+    the workload's own, and augmentation.
+    """
+    models = {name: workload.model for name, workload in definitions.workloads().items()}
+    same = np.logical_and.reduce([runs[name] == value for name, value in _PLAIN.items()])
+    return runs[same & (runs["workload_id"].map(models) == runs["arch"]) & (runs["verdict"] != "unusable")]
+
+
+def measured_ms(runs: pd.DataFrame) -> dict[tuple[str, int], float]:
+    """Return the median step in ms by workload and batch size of the plain loops (``plain``) that were profiled on a CPU."""
+    runs = plain(runs[runs["backend"] == "cpu"])
+    return runs.groupby(["workload_id", "batch_size"])["step_median_ms"].median().to_dict()
 
 
 def measured_step_ms(predictor: Predictor, model: str, batch_size: int, shipped: bool = False) -> float:
@@ -230,6 +242,5 @@ def measured_step_ms(predictor: Predictor, model: str, batch_size: int, shipped:
     hardware_id = predictor.model.facts.get("hardware_id", "")
     sources = ("replay",) if shipped else ("replay", "measure")
     runs = pd.concat([archive.runs(source) for source in sources], ignore_index=True)
-    same = runs[(runs["batch_size"] == batch_size) & (runs["num_workers"] == 0) & (runs["grad_accum_steps"] == 1)]
-    step_ms = measured_ms(same, hardware_id) if hardware_id and _is_cpu(predictor) else pd.Series(dtype=float)
-    return float(step_ms.get(model, np.nan))
+    same = runs[runs["hardware_id"] == hardware_id]
+    return measured_ms(same).get((model, batch_size), math.nan) if hardware_id and _is_cpu(predictor) else math.nan

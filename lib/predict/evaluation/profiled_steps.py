@@ -11,7 +11,6 @@ import numpy as np
 import pandas as pd
 
 from lib import store
-from lib.config import definitions
 from lib.errors import InputError, choices
 from lib.measure import archive, machine
 from lib.measure.training.summary import steady
@@ -31,8 +30,6 @@ MEDIANS = {"loader_wait": "loader_wait_ms", "h2d": "h2d_ms", "forward": "forward
 SPLITS = {"workload": "a workload left out", "arch": "an architecture left out"}
 OURS, LEARNERS = "sum of its parts", ("mean", "linear in FLOPs and bytes", *step_learners.NAMES)
 _RUN = ["hardware_id", "run_id"]
-_PLAIN = {"precision": "fp32", "num_workers": 0, "grad_accum_steps": 1, "resolution": "native", "channels_last": False,
-          "augment": False, "tf32": False, "optimizer": "adam"}
 _LEAST = 3  # architectures: where one is left out, an interval takes two
 
 
@@ -54,18 +51,12 @@ class Profiles:
 
 
 def collected(source: str) -> dict[tuple[str, str, str], tuple[pd.DataFrame, pd.DataFrame]]:
-    """Return the usable runs of the plain loop in fp32, and the rows of their steady part, by hardware id, backend and device.
+    """Return the plain runs (``steps.plain``) and the rows of their steady part, by hardware id, backend and device.
 
-    ``source``: measure (this machine's and imported ones) or replay (the reference's). Left out are runs with loader workers,
-    accumulated gradients, another precision, model, resolution or layout than the workload's own, and augmentation: their parts
-    are not those of the step that is predicted.
+    ``source``: measure (this machine's and imported ones) or replay (the reference's).
     """
-    runs = archive.runs(source)
-    models = {name: workload.model for name, workload in definitions.workloads().items()}
-    plain = np.logical_and.reduce([runs[name] == value for name, value in _PLAIN.items()])
-    usable = runs[plain & (runs["workload_id"].map(models) == runs["arch"]) & (runs["verdict"] != "unusable")]
     return {key: (part, steady(archive.rows(part, source)))
-            for key, part in usable.groupby(["hardware_id", "backend", "device_name"])}
+            for key, part in steps.plain(archive.runs(source)).groupby(["hardware_id", "backend", "device_name"])}
 
 
 def device_of(runs: pd.DataFrame, source: str) -> str:
