@@ -86,7 +86,7 @@ class CapturedQuery:
         ``network`` is the work where it is not that of the query's own batch size, ``memory`` what a pass's process does with
         freed memory, see ``Predictor.estimate``.
         """
-        network = network or self.work(device_type=device_type(predictor))
+        network = network or self.work(device_type=predictor.device_type)
         if self.query.mode == "infer":
             return predictor.estimate(network, memory)
         return steps.predict(predictor, network, steps.loading(self.query.model, network), shipped=self.shipped)
@@ -143,7 +143,7 @@ def predictions(captured: CapturedQuery, predictors: Sequence[Predictor]) -> pd.
 
 
 def _row(predictor: Predictor, captured: CapturedQuery) -> dict[str, Any]:
-    network = captured.work(device_type=device_type(predictor))
+    network = captured.work(device_type=predictor.device_type)
     answer = captured.predicted(predictor)
     estimate = passes_of(answer)
     rate = network.batch_size / answer.predicted_ms * 1e3
@@ -156,7 +156,7 @@ def _row(predictor: Predictor, captured: CapturedQuery) -> dict[str, Any]:
             "out_of_range": bool(estimate.outside > _SHARE or predictor.origin),
             "fits": bool(memory_mb < predictor.memory_mb),
             "measured_ms": _measured(predictor, captured, network.batch_size), "dtype": captured.query.dtype,
-            "latency_type": predictor.model.facts.get("latency_type", "kernel") if predictor.kind != "cpu" else "end_to_end",
+            "latency_type": "end_to_end" if predictor.device_type == "cpu" else predictor.model.facts["latency_type"],
             "price_per_million": price, **energy.per_image(predictor.power, estimate, network.batch_size),
             **(answer.columns if isinstance(answer, Step) else {})}
 
@@ -174,14 +174,9 @@ def memory_of(answer: Estimate | Step, network: Work) -> float:
 def _bound(predictor: Predictor, network: Work, answer: Estimate | Step) -> str:
     """Return what most of the time goes to: a part beside the passes, or what bounds these (``Predictor.bound``)."""
     if isinstance(answer, Step) and answer.longest in _HOST and \
-            answer.parts[answer.longest].predicted_ms > _MOST * answer.predicted_ms:
+            answer.parts[answer.longest].predicted_ms > registry.MOST * answer.predicted_ms:
         return _HOST[answer.longest]
     return predictor.bound(network, passes_of(answer).predicted_ms)
-
-
-def device_type(predictor: Predictor) -> str:
-    """Return the type of a predictor's device, as whose kernels work is captured."""
-    return "cuda" if predictor.model.chip else "cpu"
 
 
 def source_of(predictor: Predictor, estimate: Estimate) -> str:
@@ -238,7 +233,7 @@ def _crossovers(captured: CapturedQuery, predictors: Sequence[Predictor]) -> tup
     """Say at which batch sizes another device becomes the fastest."""
     changes, last = [], ""
     for batch in BATCHES:
-        works = [(predictor, captured.scaled(batch, device_type(predictor))) for predictor in predictors]
+        works = [(predictor, captured.scaled(batch, predictor.device_type)) for predictor in predictors]
         answers = [(captured.predicted(predictor, network), network, predictor) for predictor, network in works]
         times = [(answer.predicted_ms, predictor.device) for answer, network, predictor in answers
                  if memory_of(answer, network) < predictor.memory_mb]

@@ -21,7 +21,6 @@ COLUMNS = ("device", "source", "predicted_ms", "low_ms", "high_ms", "gflops", "g
 _AXES = {"kernel": "kernel", "stride": "stride", "padding": "padding", "dilation": "dilation"}  # short: of all axes
 _TEXTS = {column.name for column in PARAMETERS if column.kind == "text"}
 _LARGEST_DIGITS = 9
-_MOST = 0.5  # of the predicted time, and launching bounds it
 
 
 def config(op: str, assignments: Sequence[str], dtype: str = "fp32", passes: str = "forward") -> Config:
@@ -69,8 +68,7 @@ def _row(predictor: Predictor, row: Mapping[str, Any]) -> dict[str, Any]:
     answer, facts, roof = predictor.model.predict(pd.DataFrame([row])).iloc[0], predictor.model.facts, predictor.roof
     predicted_ms, origin = float(answer["predicted_ms"]), predictor.origin or str(answer["origin"])
     compute_ms, move_ms = row["flops"] / roof.peak_gflops / 1e6, row["bytes"] / roof.gbps() / 1e6
-    launch_ms = roof.launch_us / 1e3
-    bound = "launch" if launch_ms > _MOST * predicted_ms else "memory" if move_ms > compute_ms else "compute"
+    bound = predictor.bound_of(np.array([[row["flops"], row["bytes"]]]), roof.launch_us / 1e3, predicted_ms)
     return {"device": predictor.device, "source": f"zero-shot from {origin}" if origin else "predicted",
             **{name: float(answer[name]) for name in ("predicted_ms", "low_ms", "high_ms")},
             "gflops": row["flops"] / predicted_ms / 1e6, "gbps": row["bytes"] / predicted_ms / 1e6,

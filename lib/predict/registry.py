@@ -34,7 +34,7 @@ SHIPPED = paths.REFERENCE / "models"
 UNUSABLE = "none"  # the part of a file that holds no model, in the summary
 _SUFFIX, _CPU = ".json.gz", transfer_cpu.CPU
 MAKERS, _NEAREST = frozenset(("nvidia", "tesla", "amd")), 3  # words of a name that tell no card; names in an error
-_MOST = 0.5  # of the predicted time, and it bounds the network
+MOST = 0.5  # of the predicted time, and it bounds the work
 
 
 def path_of(device: str, dtype: str, folder: Path | None = None) -> Path:
@@ -154,6 +154,11 @@ class Predictor:
         return self.device.partition("@")[0]
 
     @property
+    def device_type(self) -> str:
+        """Return cpu or cuda, as whose kernels work is captured: of a GPU the model knows the chip."""
+        return "cuda" if self.model.chip else "cpu"
+
+    @property
     def machine(self) -> str:
         """Return the reference machine whose device it is; empty for a device of this one, and for a GPU of its vendor."""
         return self.device.partition("@")[2]
@@ -204,22 +209,21 @@ class Predictor:
 
     def roof_ms(self, work: Work) -> float:
         """Return how long the operators take at their roofs, one after another."""
-        return roofline.each_at_its_roof(_parts(work), self.roof) * 1e3
+        return roofline.each_at_its_roof(work.flops_and_bytes, self.roof) * 1e3
 
     def launches_ms(self, work: Work) -> float:
         """Return how long launching every operator takes."""
         return work.calls * self.roof.launch_us / 1e3
 
     def bound(self, work: Work, predicted_ms: float) -> str:
-        """Return what most of the time goes to: launch, or at the roofs compute or memory."""
-        if self.launches_ms(work) > _MOST * predicted_ms:
+        """Return what most of the time of a pass or step goes to, see ``bound_of``."""
+        return self.bound_of(work.flops_and_bytes, self.launches_ms(work), predicted_ms)
+
+    def bound_of(self, parts: np.ndarray, launches_ms: float, predicted_ms: float) -> str:
+        """Return what bounds operators of these FLOPs and bytes (n, 2), by most of their time: launch, or compute or memory."""
+        if launches_ms > MOST * predicted_ms:
             return "launch"
-        return "memory" if roofline.memory_share(_parts(work), self.roof) > _MOST else "compute"
-
-
-def _parts(work: Work) -> np.ndarray:
-    """Return FLOPs and bytes of each distinct operator, all its calls together (n, 2)."""
-    return work.table[["flops", "bytes"]].to_numpy(float) * work.table[["calls"]].to_numpy(float)
+        return "memory" if roofline.memory_share(parts, self.roof) > MOST else "compute"
 
 
 def shipped_cpu(dtype: str) -> CostModel:
@@ -237,11 +241,8 @@ def shipped_cpus(dtype: str) -> list[Path]:
 
 def _of_the_reference(dtype: str) -> Predictor | None:
     """Return the CPU as the model that ships predicts it, unscaled; None for an element type that none ships of."""
-    own = shipped_cpus(dtype)
-    if not own:
-        return None
-    model = load(own[0])
-    return Predictor("cpu", dtype, model, model.device, psutil.virtual_memory().total / 1e6)
+    model = next(map(load, shipped_cpus(dtype)), None)
+    return Predictor("cpu", dtype, model, model.device, psutil.virtual_memory().total / 1e6) if model else None
 
 
 def vendor_of(name: str) -> str:

@@ -95,7 +95,7 @@ def path_of(device: str, folder: Path | None = None) -> Path:
 
 def own_files(predictor: Predictor, shipped: bool = False) -> list[Path]:
     """Return where what profiles gave of a device itself may lie; ``learn_all`` writes the first."""
-    if not _is_cpu(predictor):
+    if predictor.device_type != "cpu":
         return [path_of(predictor.kind, folder) for folder in _folders(shipped)]
     return _own_cpu(predictor, shipped) or [path_of(predictor.model.device, registry.SHIPPED)]
 
@@ -116,7 +116,7 @@ def of_itself(predictor: Predictor, shipped: bool = False) -> StepModel | None:
 def of_device(predictor: Predictor, shipped: bool = False) -> StepModel | None:
     """Return what profiles gave of a device; of a CPU without any, what those of the reference gave; None for another GPU."""
     own = of_itself(predictor, shipped)
-    if own or not _is_cpu(predictor):
+    if own or predictor.device_type != "cpu":
         return own
     return _first([path_of(predictor.model.device, registry.SHIPPED), *_shipped_cpus()])
 
@@ -128,11 +128,6 @@ def of_host(predictor: Predictor, shipped: bool = False) -> StepModel | None:
 
 def _shipped_cpus() -> list[Path]:
     return sorted((registry.SHIPPED / FOLDER).glob(f"cpu-*{SUFFIX}"))
-
-
-def _is_cpu(predictor: Predictor) -> bool:
-    """Return whether a device is a CPU: of a GPU the model knows the chip."""
-    return predictor.model.chip is None
 
 
 def _folders(shipped: bool) -> list[Path]:
@@ -198,7 +193,7 @@ def costs_of(predictor: Predictor, shipped: bool = False) -> Mapping[str, Costs]
 
 def optimizer_terms(predictor: Predictor, work: Work, optimizer: str = "adam") -> tuple[dict[str, float], float]:
     """Return the terms of the optimizer's part on a device, and half the interval of its operators in log time."""
-    update = work.update(optimizer, not _is_cpu(predictor), dtypes.torch_dtype(predictor.dtype).itemsize)
+    update = work.update(optimizer, predictor.device_type != "cpu", dtypes.torch_dtype(predictor.dtype).itemsize)
     estimate = composition.estimate(update, predictor.model, SUM)
     half = math.log(estimate.high_ms / estimate.predicted_ms)
     return {"operators_ms": estimate.predicted_ms, "calls": float(update.calls)}, half
@@ -243,4 +238,4 @@ def measured_step_ms(predictor: Predictor, model: str, batch_size: int, shipped:
     sources = ("replay",) if shipped else ("replay", "measure")
     runs = pd.concat([archive.runs(source) for source in sources], ignore_index=True)
     same = runs[runs["hardware_id"] == hardware_id]
-    return measured_ms(same).get((model, batch_size), math.nan) if hardware_id and _is_cpu(predictor) else math.nan
+    return measured_ms(same).get((model, batch_size), math.nan) if hardware_id and predictor.device_type == "cpu" else math.nan

@@ -10,7 +10,7 @@ import numpy as np
 from lib.errors import InputError, choices
 from lib.measure import archive, machine
 from lib.predict import registry
-from lib.predict.advise import Advice, CapturedQuery, device_type, memory_of, passes_of, source_of
+from lib.predict.advise import Advice, CapturedQuery, memory_of, passes_of, source_of
 from lib.predict.networks.composition import Estimate
 from lib.predict.networks.step import Step
 from lib.predict.registry import Predictor
@@ -61,7 +61,7 @@ def changes(captured: CapturedQuery, predictor: Predictor) -> list[Change]:
 def _retained_memory(captured: CapturedQuery, predictor: Predictor, base: Estimate | Step) -> Iterable[Change]:
     if captured.query.mode == "train":
         return  # a loop retains it, see ``steps.passes_in_a_loop``
-    network = captured.work(device_type=device_type(predictor))
+    network = captured.work(device_type=predictor.device_type)
     if predictor.composition(network.mode).rates.get("fresh_mb") and network.fresh_bytes:
         gain = base.predicted_ms / captured.predicted(predictor, memory="kept").predicted_ms
         text = f"{network.fresh_bytes / 1e6:,.0f} MB a pass come fresh from the system, a page fault each 4 KiB"
@@ -72,7 +72,7 @@ def _retained_memory(captured: CapturedQuery, predictor: Predictor, base: Estima
 def _larger_batches(captured: CapturedQuery, predictor: Predictor, base: Estimate | Step) -> Iterable[Change]:
     for factor in (2, 4):
         batch = captured.batch_size * factor
-        larger = captured.scaled(batch, device_type(predictor))
+        larger = captured.scaled(batch, predictor.device_type)
         answer = captured.predicted(predictor, larger)
         if (memory_mb := memory_of(answer, larger)) < predictor.memory_mb:
             gain = factor * base.predicted_ms / answer.predicted_ms

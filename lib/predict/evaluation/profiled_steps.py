@@ -80,8 +80,7 @@ def gather(runs: pd.DataFrame, rows: pd.DataFrame, predictor: Predictor) -> Prof
     table = runs[[*_RUN, "workload_id", "arch", "batch_size"]].merge(medians.reset_index(), on=_RUN)
     table = table.rename(columns={"workload_id": "workload", "task_type": "mode"} | {old: new for new, old in MEDIANS.items()})
     keys = list(zip(table["workload"], table["mode"], table["batch_size"].astype(int), strict=True))
-    kind = "cuda" if predictor.model.chip else "cpu"
-    captured = {(name, mode, batch): work.captured(networks.network(name, batch), mode, device=kind)
+    captured = {(name, mode, batch): work.captured(networks.network(name, batch), mode, device=predictor.device_type)
                 for name, mode, batch in track(list(dict.fromkeys(keys)), "steps")}
     own_terms = pd.DataFrame([_terms(captured[key], key[0], predictor) for key in keys])
     return Profiles(predictor, pd.concat([table, own_terms], axis=1), [captured[key] for key in keys])

@@ -24,7 +24,6 @@ from lib.finetune.tensorboard import HISTORY
 from lib.measure import archive, machine
 from lib.measure.training.summary import PHASES_MS, steady
 from lib.predict import registry
-from lib.predict.advise import device_type
 from lib.predict.networks.step import PARTS
 from lib.work import weights
 
@@ -119,7 +118,7 @@ def predicted(results: Study, shipped: bool) -> pd.DataFrame:
     """
     try:
         predictors = registry.for_devices((), results.config.precision, shipped)
-        kinds = sorted(set(map(device_type, predictors)))
+        kinds = sorted({one.device_type for one in predictors})
         loops = {kind: networks.captured(results.config, ("train",), kind) for kind in kinds}
     except InputError as error:
         nothing = pd.DataFrame(columns=PREDICTED)
@@ -128,7 +127,7 @@ def predicted(results: Study, shipped: bool) -> pd.DataFrame:
     own = _device(results)
     rows = []
     for one in sorted(predictors, key=lambda one: one.device != own):
-        step = loops[device_type(one)].step(one, shipped=shipped)
+        step = loops[one.device_type].step(one, shipped=shipped)
         rows.append({"device": one.device, "source": f"zero-shot from {one.origin}" if one.origin else "predicted",
                      "predicted_ms": step.predicted_ms, "low_ms": step.low_ms, "high_ms": step.high_ms,
                      "measured_ms": measured_ms(results.rows)["step_time_ms"] if one.device == own else np.nan,
