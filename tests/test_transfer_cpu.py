@@ -96,7 +96,8 @@ def test_what_replays_is_the_reference_machine_whatever_was_measured_here(home):
     gpu = registry.load(registry.path_of("t4", "fp32", registry.SHIPPED))
     replace(gpu, facts={**gpu.facts, "launch_ms": 9.0}).save(registry.path_of("t4", "fp32"))
     learned = StepModel.load(min((registry.SHIPPED / steps.FOLDER).glob(f"cpu-*{steps.SUFFIX}")))
-    slower = {name: replace(one, rates={term: 9 * rate for term, rate in one.rates.items()}) for name, one in learned.costs.items()}
+    slower = {name: replace(one, rates={term: 9 * rate for term, rate in one.rates.items()})
+              for name, one in learned.costs.items()}
     for name in (f"cpu-{machine.name()}", "t4"):
         replace(learned, device=name, costs=slower).save(steps.path_of(name))
     assert registry.for_devices(["t4"], "fp32")[0].roof.launch_us == 9e3, "answers of this machine have changed"
