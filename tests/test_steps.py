@@ -16,6 +16,7 @@ from lib import __main__, paths, store
 from lib.config.definitions import load_scenarios
 from lib.config.notebooks import ProfileParams
 from lib.errors import InputError
+from lib.measure import machine
 from lib.measure.training import profile_run
 from lib.predict import advise, advise_text, registry, steps, suggestions
 from lib.predict.advise import Query
@@ -31,6 +32,7 @@ from lib.work import networks
 from lib.work.graph import capture, counts
 
 SHIPPED = next(iter(sorted((registry.SHIPPED / "steps").glob("cpu-*.json"))))
+CPU = f"cpu@{SHIPPED.stem.removeprefix('cpu-')}"  # the machine of the reference, whichever this one is
 ms = st.floats(1e-3, 1e4)
 
 
@@ -180,7 +182,7 @@ def test_what_is_resized_takes_the_loader_longer():
 
 @pytest.fixture(scope="module")
 def answer():
-    return advise.advise(Query("W1", mode="train"), ["cpu", "t4"], crossovers=False)
+    return advise.advise(Query("W1", mode="train"), [CPU, "t4"], crossovers=False)
 
 
 def test_advice_of_training_is_of_whole_steps(answer):
@@ -188,13 +190,21 @@ def test_advice_of_training_is_of_whole_steps(answer):
     parts = table[[f"{name}_ms" for name in PARTS]]
     assert parts.sum(axis=1).to_numpy() == pytest.approx(table["predicted_ms"].to_numpy())
     measured = store.read(next(paths.REFERENCE.glob("*/runs/run_W1_*_cpu.csv")), "runs")["step_median_ms"][0]
-    assert table["measured_ms"]["cpu"] == measured and math.isnan(table["measured_ms"]["t4"])
-    assert table["low_ms"]["cpu"] < measured < table["high_ms"]["cpu"]
+    assert table["measured_ms"][CPU] == measured and math.isnan(table["measured_ms"]["t4"])
+    assert table["low_ms"][CPU] < measured < table["high_ms"][CPU]
     text = advise_text.text(answer)
     for words in ("loader ms", "optimizer ms", "loader wait: as on cpu-", "a link of 6 GB/s, assumed (t4)",
                   "the whole step by learners of profiles, in ms: GBT"):
         assert words in text
     assert "forward and backward measured on this machine's CPU" in advise_text.verdict(answer, 20.0)
+
+
+def test_learners_of_another_cpu_or_of_another_element_type_are_not_shown(home, monkeypatch):
+    monkeypatch.setattr(machine, "name", lambda: "elsewhere")
+    replace(StepModel.load(SHIPPED), device="h100-sxm").save(steps.path_of("h100-sxm"))
+    for device, dtype, is_shown in (("cpu", "fp32", False), ("h100-sxm", "fp32", True), ("h100-sxm", "bf16", False)):
+        found = advise.advise(Query("W6", mode="train", dtype=dtype), [device], crossovers=False)
+        assert ("learners of profiles" in advise_text.text(found)) == is_shown
 
 
 def test_advice_of_inference_has_no_parts():
