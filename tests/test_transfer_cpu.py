@@ -1,5 +1,6 @@
 """A CPU without a model of its own: the nearest reference model, its scaling by measured ceilings, calibrated compositions."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks import machines
-from lib import __main__, paths, store
+from lib import __main__, locks, paths, store
 from lib.config.definitions import JobClass
 from lib.config.notebooks import FinetuneParams
 from lib.errors import InputError
@@ -73,14 +74,12 @@ def _save_ceilings(peak_gflops=100.0, peak_gbps=10.0, touch_us=2.0, threads=0, h
 
 def test_a_cpu_without_a_model_is_scaled_by_its_ceilings_and_says_so(home):
     query = Query("simple_cnn", 4, "3x28x28")
-    first = advise.advise(query, ["cpu"])
-    before = first.table.iloc[0]
-    assert advise.without_ceilings(first) and "scaled" not in before["source"]
+    before = advise.advise(query, ["cpu"]).table.iloc[0]
+    assert advise.without_ceilings(registry.predictor("cpu", "fp32")) and "scaled" not in before["source"]
     reference = registry.shipped_cpu("fp32")
     _save_ceilings(reference.facts["peak_gflops"] / 3, reference.facts["peak_gbps"] / 3)
-    second = advise.advise(query, ["cpu"])
-    after = second.table.iloc[0]
-    assert not advise.without_ceilings(second)
+    after = advise.advise(query, ["cpu"]).table.iloc[0]
+    assert not advise.without_ceilings(registry.predictor("cpu", "fp32"))
     assert after["source"] == (f"zero-shot from {reference.device}, scaled by ceilings measured here (compute x0.33, "
                                "memory x0.33)")
     assert after["out_of_range"] and after["predicted_ms"] > 2.5 * before["predicted_ms"]
@@ -121,7 +120,7 @@ def test_the_best_ceilings_of_this_machine_and_as_many_threads_count(home):
 
 def test_a_look_on_a_busy_machine_says_so_and_is_repeated(home, monkeypatch, capsys):
     looks = []
-    monkeypatch.setattr(transfer_cpu, "look", lambda: looks.append(_save_ceilings(
+    monkeypatch.setattr(transfer_cpu, "look", lambda **_: looks.append(_save_ceilings(
         number=len(looks) + 1, verdict="stable" if looks else "unusable")))
     arguments = "advise simple_cnn --input 3x28x28 --device cpu --json".split()
     for number in (1, 2, 2):
@@ -237,17 +236,29 @@ def test_a_network_left_out_does_not_predict_itself():
     assert calibration.calibrated(BASE, odd)["infer kept"].half > calibration.calibrated(BASE, rows)["infer kept"].half
 
 
-def test_the_verb_looks_once_and_not_where_it_is_told_not_to(home, monkeypatch, capsys):
+@pytest.mark.parametrize("verb", ["advise simple_cnn --input 3x28x28 --device cpu --json",
+                                  "advise-op linear gemm_m=64 gemm_k=64 gemm_n=64 --device cpu --json"])
+def test_a_verb_looks_once_and_not_where_it_is_told_not_to(verb, home, monkeypatch, capsys):
     looks = []
-    monkeypatch.setattr(transfer_cpu, "look", lambda: looks.append(_save_ceilings()))
-    arguments = "advise simple_cnn --input 3x28x28 --device cpu --json".split()
+    monkeypatch.setattr(transfer_cpu, "look", lambda **_: looks.append(_save_ceilings()))
+    arguments = verb.split()
     assert __main__.main([*arguments, "--no-look"]) == 0 and not looks
     assert __main__.main("advise simple_cnn --input 3x28x28 --device t4 --json".split()) == 0 and not looks
     assert "ceilings" not in capsys.readouterr().err
     assert __main__.main(arguments) == 0 and len(looks) == 1
     shown = capsys.readouterr()
-    assert "its ceilings are measured" in shown.err and "scaled by ceilings measured here" in shown.out
+    assert "its ceilings are measured" in shown.err and "zero-shot from cpu-" in shown.out
+    assert ("scaled by ceilings measured here" in shown.out) == ("advise " in verb)
     assert __main__.main(arguments) == 0 and len(looks) == 1
+
+
+def test_an_answer_does_not_wait_for_another_measurement(home, capsys):
+    arguments = "advise-op linear gemm_m=64 gemm_k=64 gemm_n=64 --device cpu --json".split()
+    with locks.device("cpu"):
+        assert __main__.main(arguments) == 0
+    shown = capsys.readouterr()
+    assert "not scaled to this machine: device cpu is being measured by another process" in shown.err
+    assert json.loads(shown.out)[0]["device"] == "cpu"
 
 
 @pytest.mark.parametrize(("others", "stolen", "usable", "free"), [(0.0, 0.0, 4, 4), (0.4, 0.0, 4, 4), (0.6, 0.0, 4, 3),

@@ -97,8 +97,10 @@ class CapturedQuery:
         Where these are not the same operators (its control flow differs), it is captured itself.
         """
         first = self.work(device_type=device_type)
+        if batch_size == self.batch_size:
+            return first
         other = self.work(2 * self.batch_size, device_type=device_type)
-        if batch_size == self.batch_size or list(first.table["op"]) != list(other.table["op"]):
+        if list(first.table["op"]) != list(other.table["op"]):
             return self.work(batch_size, device_type=device_type)
         share = (batch_size - self.batch_size) / self.batch_size
         try:
@@ -130,10 +132,9 @@ def advise(query: Query, devices: Sequence[str] = (), crossovers: bool = True) -
     return Advice(captured, table, best, _reason(table, best), changes, tuple(predictors))
 
 
-def without_ceilings(advice: Advice) -> bool:
-    """Return whether this machine's CPU was predicted by another one's model, without ceilings that can be trusted."""
-    return any(one.device == "cpu" and one.origin and (not one.model.scaling or one.model.facts.get(transfer_cpu.DOUBTFUL))
-               for one in advice.predictors)
+def without_ceilings(cpu: Predictor | None) -> bool:
+    """Return whether this machine's CPU is predicted by another one's model, without ceilings that can be trusted."""
+    return bool(cpu and cpu.origin and (not cpu.model.scaling or cpu.model.facts.get(transfer_cpu.DOUBTFUL)))
 
 
 def predictions(captured: CapturedQuery, predictors: Sequence[Predictor]) -> pd.DataFrame:
