@@ -20,8 +20,8 @@ def _after_a_look(options: argparse.Namespace, ask: Callable[[], Answer]) -> Ans
     from lib.predict import advise, registry, transfer_cpu
 
     answer = ask()
-    is_asked = not options.no_look and (not options.device or "cpu" in options.device)
-    if not is_asked or not advise.without_ceilings(registry.predictor("cpu", options.dtype)):
+    has_cpu = not options.device or "cpu" in options.device
+    if options.no_look or not has_cpu or not advise.without_ceilings(registry.predictor("cpu", options.dtype)):
         return answer
     print("no model of this CPU: its ceilings are measured, once on a quiet machine, in some ten seconds (--no-look: not)",
           file=sys.stderr)
