@@ -102,7 +102,7 @@ def one_machine(budget_s: float, names: list[str], path: Path) -> None:
     rows = table[table["status"] == "ok"].reset_index(drop=True)
     zero_shot = _predicted(Predictor("cpu", "fp32", nearest, nearest.device), rows, "zero_shot")
     refused = False
-    if not registry.path_of(f"{transfer_cpu.CPU}{machine.name()}", "fp32").exists():
+    if not registry.path_of(registry.cpu_here(), "fp32").exists():
         try:
             print("  ", calibrate.summary(calibrate.calibrate("cpu", budget_s=budget_s)), flush=True)
         except InputError as error:
