@@ -234,7 +234,7 @@ def _measured(monkeypatch, verdict, change=lambda rows: rows):
         rows = [{"op": config.op, **dict(config.parameters), "pass": config.passes, "config": config.key,
                  **dict(zip(("flops", "bytes"), spaces.work(config.ops()), strict=True))} for config in chosen]
         table = pd.DataFrame(rows).assign(status="ok", verdict=verdict, hardware_id="here", device="cpu", dtype="fp32",
-                                          latency_type="kernel", cache="cold", latency_iqr_ms=0.0)
+                                          threads=2, latency_type="kernel", cache="cold", latency_iqr_ms=0.0)
         return SimpleNamespace(table=change(table.assign(latency_ms=2 * model.predict(table)["predicted_ms"])))
 
     monkeypatch.setattr(calibrate, "_POOL", 120)

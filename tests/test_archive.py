@@ -12,7 +12,7 @@ from lib.measure import archive, bundle, ceilings
 from lib.measure.operators import isolated, sweep
 from lib.measure.training import profiled
 from lib.predict import advise_operator, registry, training
-from lib.predict.evaluation import evaluate
+from lib.predict.evaluation import evaluate, models_at_hand
 from lib.schedule.runtime import run_record
 from lib.studies.cost_model import study
 from lib.studies.profile import tables
@@ -59,7 +59,10 @@ def swept(name, rows, devices, **changed):
     hardware = {"memory_gib": 16, "gpus": [{"name": "Tesla T4"}] * 2}
     store.write_meta(sweep / "sweep.parquet", "sweep", started_utc=store.utc_now(), devices={
         device: {"hardware": hardware, "hardware_id": "feedbeef"} for device in devices})
-    shutil.copytree(COMMITTED / "ceilings", folder / "ceilings")
+    for kind, stem in (("ceilings", "ceilings_cpu"), ("overheads", "overheads_cpu")):
+        table = store.read(COMMITTED / "ceilings" / f"{stem}.csv", kind).assign(hardware_id="feedbeef")
+        store.write(table, folder / "ceilings" / f"{stem}.csv", kind)
+        shutil.copy(COMMITTED / "ceilings" / f"{stem}.meta.json", folder / "ceilings")
     return folder
 
 
@@ -118,7 +121,7 @@ def test_an_imported_cpu_is_trained_on_its_own_sweeps_and_advice_knows_it(home, 
     assert predictor.measured_times(), "its own operators are looked up"
     assert study.evaluation("box").operators["latency_ms"].notna().all()
     assert registry.for_devices([], "fp32")[0].device == "cpu", "unasked, other machines are not there"
-    assert set(registry.summary()["device"]) >= {"cpu@box", committed.model.device}
+    assert set(models_at_hand.summary()["device"]) >= {"cpu@box", committed.model.device}
     shape = "batch=2 in_channels=8 out_channels=8 height=16 width=16 kernel=3 stride=1 padding=1".split()
     answer = advise_operator.advise(advise_operator.config("conv2d", shape), ["box", COMMITTED.name])
     assert answer["device"].tolist() == [f"cpu@{COMMITTED.name}", "cpu@box"]

@@ -13,7 +13,7 @@ from lib.cli.main import main
 from lib.config.definitions import load_devices
 from lib.errors import InputError
 from lib.measure.published import attention_power, wheel
-from lib.predict import registry
+from lib.predict.evaluation import models_at_hand
 from lib.predict.operators.features_gpu import Chip
 from lib.predict.power import attention, model, training
 from lib.predict.power.kinds import ATTENTION
@@ -213,7 +213,7 @@ def test_the_model_that_ships_says_what_it_is_and_how_wrong():
         assert 88 <= own["cover"] <= 92 and own["n"] == shipped.part.rows
     assert shipped.facts["licence"] == "Apache-2.0, ai-dynamo/aiconfigurator"
     assert shipped.facts["software_id"] == "aiconfigurator vllm 0.22.0" and file.stat().st_size < 300_000
-    listed = registry.summary()
+    listed = models_at_hand.summary()
     assert listed[listed["part"] == ATTENTION.part]["device"].tolist() == ["b200"]
     assert model.of_device("b200", "bf16") is None
 

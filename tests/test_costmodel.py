@@ -118,7 +118,7 @@ def test_tables_that_one_model_cannot_learn_from(products):
     ok = products[products["status"] == "ok"].head(60).assign(verdict="stable")
     with pytest.raises(InputError, match="rows have no positive time, the first is"):
         fitting.fit(ok.assign(latency_ms=np.where(np.arange(60) == 3, 0.0, ok["latency_ms"])))
-    with pytest.raises(InputError, match="one model answers for one hardware_id"):
+    with pytest.raises(InputError, match="one model answers for one value of hardware_id"):
         fitting.fit(ok.assign(hardware_id=["a", "b"] * 30))
     with pytest.raises(InputError, match="too few rows: a part needs 40, there are {'gemm forward': 30}"):
         fitting.fit(ok.head(30))

@@ -38,7 +38,7 @@ def gemms():
                           "flops": 2 * m * n * k, "bytes": 4 * (m * k + k * n + m * n)})
     roof = np.maximum(table["flops"] / chip.flops_per_ms, table["bytes"] / chip.bytes_per_ms)
     facts = {"status": "ok", "verdict": "noisy", "hardware_id": "t4", "device": "cuda:0", "dtype": "fp32", "cache": "warm",
-             "latency_type": "kernel", "latency_iqr_ms": np.nan, "config": "x"}
+             "latency_type": "kernel", "threads": 1, "latency_iqr_ms": np.nan, "config": "x"}
     return table.assign(latency_ms=0.01 + 2 * roof * draw.normal(1, 0.03, len(m)), **facts)
 
 
@@ -222,7 +222,8 @@ def test_windows_are_fine_tuned_by_a_factor(model):
     rows = pd.DataFrame({"op": "conv2d", "pass": "forward", "batch": 32, "in_channels": channels, "out_channels": channels,
                          "groups": channels, "height": size, "width": size, "kernel_h": 3, "kernel_w": 3, "padding_h": 1,
                          "padding_w": 1, "flops": 18 * elements, "bytes": 8 * elements, "status": "ok", "verdict": "stable",
-                         "hardware_id": "here", "device": "cuda:0", "dtype": "fp32", "latency_type": "kernel", "cache": "warm"})
+                         "hardware_id": "here", "device": "cuda:0", "threads": 1, "dtype": "fp32", "latency_type": "kernel",
+                         "cache": "warm"})
     before = gpu.predict(rows)["predicted_ms"].to_numpy()
     rows["latency_ms"] = 3 * before
     tuned = fine_tuned(gpu, rows.head(40))

@@ -14,8 +14,8 @@ from lib.cli.main import main
 from lib.config.definitions import load_devices
 from lib.errors import InputError
 from lib.measure.published import power
-from lib.predict import registry
 from lib.predict.advise import Query, advise
+from lib.predict.evaluation import models_at_hand
 from lib.predict.operators.features_gpu import Chip
 from lib.predict.power import model, training
 from lib.predict.power.kinds import GEMM
@@ -129,7 +129,7 @@ def test_the_model_that_ships_says_what_it_is_and_how_wrong():
     assert own["mape"] == pytest.approx(shipped.part.scores["mape"]) and own["mape"] < 0.9 * trees["mape"]
     assert own["median"] < 1.5 and 88 <= own["cover"] <= 92
     assert (own["n"], shipped.facts["short_windows"]) == (shipped.part.rows, scores.loc["short windows", "this model"]["n"])
-    listed = registry.summary()
+    listed = models_at_hand.summary()
     assert listed[listed["part"] == GEMM.part]["MAPE %"].iloc[0] == own["mape"]
     assert model.of_device("t4", "fp32") is None
 
@@ -152,8 +152,8 @@ def test_a_damaged_power_model_is_one_line(tmp_path, monkeypatch, change, words)
     with pytest.raises(InputError, match=words) as error:
         model.of_device("h200-sxm", "bf16")
     assert "\n" not in str(error.value)
-    table = registry.summary()
-    assert table[table["part"] == registry.UNUSABLE]["device"].tolist() == ["h200-sxm"]
+    table = models_at_hand.summary()
+    assert table[table["part"] == models_at_hand.UNUSABLE]["device"].tolist() == ["h200-sxm"]
 
 
 NET = """

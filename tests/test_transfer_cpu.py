@@ -1,5 +1,6 @@
 """A CPU without a model of its own: the nearest reference model, its scaling by measured ceilings, calibrated compositions."""
 
+import gzip
 import json
 from dataclasses import replace
 
@@ -15,13 +16,14 @@ from lib import __main__, locks, paths, store
 from lib.config.definitions import JobClass
 from lib.config.notebooks import FinetuneParams
 from lib.errors import InputError
-from lib.measure import ceilings, load, machine
+from lib.measure import archive, ceilings, load, machine
 from lib.predict import advise, advise_text, calibrate_networks, network_training, registry, steps, transfer_cpu
 from lib.predict.advise import Query
 from lib.predict.analytic.scaling import Scaling
 from lib.predict.networks import calibration
 from lib.predict.networks.composition import Composition
 from lib.predict.networks.step_file import StepModel
+from lib.predict.operators import inputs
 from lib.predict.operators.cost_model import CostModel
 from lib.predict.operators.fine_tuning import fine_tuned
 from lib.predict.transfer_cpu import Host
@@ -47,6 +49,7 @@ def test_scaling_by_way_of_a_third_machine_is_the_same(one, two, three, flops, m
     direct = Scaling.between(one, three).factor(flops, moved)
     by_way = Scaling.between(one, two).factor(flops, moved) * Scaling.between(two, three).factor(flops, moved)
     assert direct == pytest.approx(by_way)
+    assert Scaling.between(two, three).after(Scaling.between(one, two)).factor(flops, moved) == pytest.approx(direct)
     assert Scaling.between(one, one).factor(flops, moved) == pytest.approx(1)
 
 
@@ -112,10 +115,10 @@ def test_the_best_ceilings_of_this_machine_and_as_many_threads_count(home):
     assert transfer_cpu.host() is None
     own = machine.ids()["hardware_id"]
     _save_ceilings(200.0, 20.0, 8.192, number=3, verdict="unusable")
-    assert transfer_cpu.host() == Host(own, 200.0, 20.0, pytest.approx(2.0), doubtful=True)
+    assert transfer_cpu.host() == Host(own, torch.get_num_threads(), 200.0, 20.0, pytest.approx(2.0), doubtful=True)
     _save_ceilings(250.0, 30.0, 4.096, number=4)
     _save_ceilings(300.0, 25.0, 5.0, number=5)
-    assert transfer_cpu.host() == Host(own, 300.0, 30.0, pytest.approx(1.0))
+    assert transfer_cpu.host() == Host(own, torch.get_num_threads(), 300.0, 30.0, pytest.approx(1.0))
 
 
 def test_a_look_on_a_busy_machine_says_so_and_is_repeated(home, monkeypatch, capsys):
@@ -131,27 +134,124 @@ def test_a_look_on_a_busy_machine_says_so_and_is_repeated(home, monkeypatch, cap
 def test_the_nearest_of_several_reference_machines_by_ceilings(home):
     first = registry.shipped_cpu("fp32")
     small = CostModel("cpu-small-1", {**first.facts, "peak_gflops": 20.0, "peak_gbps": 8.0}, first.parts)
-    here = Host("1", 30.0, 9.0, None)
+    here = Host("1", 2, 30.0, 9.0, None)
     chosen = transfer_cpu.nearest([first, small], here)
     assert chosen.device == "cpu-small-1" and str(chosen.scaling) == "compute x1.50, memory x1.12"
-    assert transfer_cpu.nearest([first, small], Host("1", 480.0, 40.0, None)).device == first.device
-    assert transfer_cpu.nearest([small, first], None) is small
+    assert transfer_cpu.nearest([first, small], Host("1", 2, 480.0, 40.0, None)).device == first.device
+    assert transfer_cpu.nearest([small, first], None).device == "cpu-small-1"
 
 
-def test_fresh_memory_costs_what_its_first_touch_does_here_or_changes_as_the_bandwidth():
+def test_fresh_memory_costs_more_as_its_first_touch_does_or_else_the_bandwidth():
     model = registry.shipped_cpu("fp32")
     facts = model.facts
-    touched = transfer_cpu.scaled(model, Host("1", facts["peak_gflops"], facts["peak_gbps"] / 2, 0.5)).compositions
-    moved = transfer_cpu.scaled(model, Host("1", facts["peak_gflops"], facts["peak_gbps"] / 2, None)).compositions
+    known = replace(model, facts={**facts, "first_touch_ms_per_mb": 0.2})
+    slower = "1", 2, facts["peak_gflops"], facts["peak_gbps"] / 2
+    for base, touch, longer in ((known, 0.5, 2.5), (known, None, 2.0), (model, 0.5, 2.0)):
+        scaled = transfer_cpu.scaled(base, Host(*slower, touch)).compositions
+        for case, fitted in model.compositions.items():
+            assert scaled[case]["rates"]["fresh_mb"] == pytest.approx(longer * fitted["rates"]["fresh_mb"])
+
+
+def _answers(model, table):
+    return model.predict(table)[["predicted_ms", "low_ms", "high_ms"]].to_numpy()
+
+
+@pytest.fixture(scope="module")
+def measured():
+    """Give measured kernels of the reference CPU, of all families but convolutions."""
+    table = store.read(next(paths.REFERENCE.glob("*/sweeps/others_kernel_cold/sweep.parquet")), "sweep")
+    return table[table["status"] == "ok"].groupby("op").head(20)
+
+
+@pytest.mark.parametrize("touch", [None, 0.2])
+def test_a_model_scaled_by_its_own_ceilings_gives_the_same_answers(touch, measured):
+    model = replace(registry.shipped_cpu("fp32"))
+    model.facts = {**model.facts, "first_touch_ms_per_mb": touch}
+    same = transfer_cpu.scaled(model, Host.of(model.facts))
+    assert _answers(same, measured) == pytest.approx(_answers(model, measured))
     for case, fitted in model.compositions.items():
-        rate = fitted["rates"]["fresh_mb"]
-        assert touched[case]["rates"]["fresh_mb"] == (0.5 if rate else 0.0)
-        assert moved[case]["rates"]["fresh_mb"] == pytest.approx(2 * rate)
+        assert same.compositions[case]["rates"] == pytest.approx(fitted["rates"])
+
+
+def test_scaling_twice_is_scaling_once_and_every_part_keeps_its_own(measured, tmp_path):
+    model = registry.shipped_cpu("fp32")
+    slow, slower = Host("1", 2, 50.0, 20.0, None), Host("1", 1, 25.0, 15.0, None)
+    twice, once = transfer_cpu.scaled(transfer_cpu.scaled(model, slow), slower), transfer_cpu.scaled(model, slower)
+    assert _answers(twice, measured) == pytest.approx(_answers(once, measured))
+    assert (twice.facts["threads"], twice.facts["sweeps"]) == (1, [])
+    mixed = replace(model, parts={**model.parts, "gemm forward": once.parts["gemm forward"]})
+    again = CostModel.load(mixed.save(tmp_path / "m.json.gz"))
+    several = dict(inputs.by_part(measured, None))
+    for name, rows in several.items():
+        assert _answers(again, rows) == pytest.approx(_answers(once if name == "gemm forward" else model, rows))
+    assert {"gemm forward", "memory forward"} <= set(several)
+
+
+def test_a_file_with_one_scaling_for_all_parts_is_read(measured, tmp_path):
+    model = transfer_cpu.scaled(registry.shipped_cpu("fp32"), Host("1", 2, 50.0, 5.0, None))
+    content = json.loads(gzip.decompress(model.save(tmp_path / "m.json.gz").read_bytes()))
+    several = [content["parts"][name].pop("scaling") for name in content["parts"]]
+    (tmp_path / "m.json.gz").write_bytes(gzip.compress(json.dumps(content | {"scaling": several[0]}).encode()))
+    assert _answers(CostModel.load(tmp_path / "m.json.gz"), measured) == pytest.approx(_answers(model, measured))
+
+
+def test_an_interval_is_that_of_the_time_on_the_machine_that_was_trained_on(measured):
+    """A kernel of a machine of half the speed has the interval of the same kernel, not of one that takes twice as long."""
+    model = registry.shipped_cpu("fp32")
+    slower = transfer_cpu.scaled(model, Host("1", 2, model.facts["peak_gflops"] / 9, model.facts["peak_gbps"] / 9, None))
+    assert _answers(slower, measured) == pytest.approx(9 * _answers(model, measured))
+
+
+def test_without_ceilings_the_answers_are_another_machines_and_its_measurements_are_not_this_ones(home, measured):
+    other = registry.shipped_cpu("fp32")
+    model = transfer_cpu.nearest([other], None)
+    answer = model.predict(measured)
+    assert (answer["origin"] == other.device).all() and answer["out_of_range"].all()
+    assert model.is_of(**transfer_cpu.identity()) and not model.facts["sweeps"]
+    (predictor,) = registry.for_devices(["cpu"], "fp32")
+    assert predictor.measured_operators.empty
+    assert predictor.measured_networks.empty or other.is_of(machine.ids()["hardware_id"], other.facts["threads"])
+
+
+def _save_own(threads, gflops=100.0, device=""):
+    """Save a model of this machine's CPU with so many threads, as a calibration does."""
+    model = transfer_cpu.scaled(registry.shipped_cpu("fp32"), Host(machine.ids()["hardware_id"], threads, gflops, 10.0, None))
+    model.device = device or f"cpu-{machine.name()}"
+    model.parts = {name: replace(part, origin="") for name, part in model.parts.items()}
+    model.save(registry.path_of(model.device, "fp32"))
+    return model
+
+
+def test_with_another_number_of_threads_it_is_another_machine(home, monkeypatch):
+    threads, query = torch.get_num_threads(), Query("simple_cnn", 4, "3x28x28")
+    own = _save_own(threads)
+    first = advise.advise(query, ["cpu"])
+    assert first.table["source"][0] == "predicted" and not advise.without_ceilings(first)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads + 1)
+    second = advise.advise(query, ["cpu"])
+    assert second.table["source"][0] == f"zero-shot from {own.device}" and advise.without_ceilings(second)
+    spread = [advice.table["high_ms"][0] / advice.table["low_ms"][0] for advice in (first, second)]
+    assert spread[1] > 1.5 * spread[0]
+    _save_ceilings(50.0, 5.0)
+    third = advise.advise(query, ["cpu"])
+    assert third.table["source"][0].endswith("scaled by ceilings measured here (compute x0.50, memory x0.50)")
+    assert third.table["predicted_ms"][0] == pytest.approx(2 * first.table["predicted_ms"][0])
+
+
+def test_what_was_measured_with_other_threads_is_not_shown_as_measured():
+    (predictor,) = registry.for_devices([registry.shipped_cpus("fp32")[0].name.removeprefix("cpu-").partition("_")[0]], "fp32")
+    assert len(predictor.measured_operators) and len(predictor.measured_networks)
+    model = replace(predictor.model, facts={**predictor.model.facts, "threads": 1})
+    other = replace(predictor, model=model)
+    assert other.measured_operators.empty and other.measured_networks.empty
+    runs = archive.runs("replay")
+    batch = int(runs[runs["workload_id"] == "W1"]["batch_size"].iloc[0])
+    assert steps.measured_step_ms(predictor, "W1", batch) > 0 and np.isnan(steps.measured_step_ms(other, "W1", batch))
 
 
 @pytest.mark.parametrize(("count", "within"), [(60, 0.1), (8, 0.35)])
 def test_few_points_correct_a_scaled_model_by_what_the_scaling_left(count, within):
-    model = transfer_cpu.scaled(registry.shipped_cpu("fp32"), Host("1", 50.0, 20.0, None))
+    model = transfer_cpu.scaled(registry.shipped_cpu("fp32"), Host("1", 2, 50.0, 20.0, None))
     table = store.read(next(paths.REFERENCE.glob("*/sweeps/others_kernel_cold/sweep.parquet")), "sweep")
     rows = table[(table["op"] == "linear") & (table["status"] == "ok") & (table["pass"] == "forward")].head(300)
     rows = rows.assign(latency_ms=1.8 * model.predict(rows)["predicted_ms"], verdict="stable")
@@ -165,10 +265,10 @@ def test_few_points_correct_a_scaled_model_by_what_the_scaling_left(count, withi
 
 
 def test_a_scaled_model_is_saved_and_a_forged_scaling_refused(tmp_path):
-    model = transfer_cpu.scaled(registry.shipped_cpu("fp32"), Host("1", 50.0, 5.0, None))
+    model = transfer_cpu.scaled(registry.shipped_cpu("fp32"), Host("1", 2, 50.0, 5.0, None))
     again = CostModel.load(model.save(tmp_path / "m.json.gz"))
-    assert again.scaling == model.scaling and again.facts["peak_gflops"] == 50.0
-    model.scaling = Scaling(-1.0, 1.0, 1.0)
+    assert {part.scaling for part in again.parts.values()} == {model.scaling} and again.facts["peak_gflops"] == 50.0
+    model.parts["gemm forward"].scaling = Scaling(-1.0, 1.0, 1.0)
     with pytest.raises(InputError, match="scaling"):
         model.save(tmp_path / "n.json.gz")
 

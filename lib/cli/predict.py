@@ -80,8 +80,7 @@ def _calibrate(options: argparse.Namespace) -> int:
 
 def _models(options: argparse.Namespace) -> int:
     """List the models at hand, or train those that ship from the reference and the imported data."""
-    from lib.predict import registry
-    from lib.predict.evaluation import evaluate
+    from lib.predict.evaluation import evaluate, models_at_hand
 
     if options.train == "profiles":
         from lib.predict.evaluation import profiled_steps
@@ -103,9 +102,9 @@ def _models(options: argparse.Namespace) -> int:
         scores, reasons = evaluate.own_machine(options.train, options.quick)
         print(scores.to_string(index=False))
         print("".join(f"left out: {reason}\n" for reason in reasons), end="")
-    table = registry.summary()
+    table = models_at_hand.summary()
     print(table.to_string(index=False, float_format=lambda value: f"{value:.1f}"))
-    return int((table["part"] == registry.UNUSABLE).any())
+    return int((table["part"] == models_at_hand.UNUSABLE).any())
 
 
 def add(verbs) -> None:

@@ -1,7 +1,7 @@
 """The measured ceilings of a device: GEMM rate, memory bandwidth by level, launch and timer overheads."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -320,6 +320,24 @@ def saved(device: str, wanted: Mapping[str, object]) -> list[Ceilings]:
             note = f"Ceilings of {path.name}, measured here {facts['started_utc']}."
             several.append(Ceilings(table, store.read(other, "overheads"), facts, note, (path, other)))
     return sorted(several, key=lambda one: one.facts["started_utc"])
+
+
+def of_machine(folder: Path, devices: Sequence[str], hardware_id: str = "",
+               threads: int = 0) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return the rows of ``ceilings`` in a folder that count, see ``counted``, and those of ``overheads``, of like devices.
+
+    They are of this hardware (empty: any) with as many threads (0: any), whenever they were measured.
+    """
+    tables, others = [store.read_all([], "ceilings")], []
+    for path in sorted(folder.glob("ceilings_*.csv")):
+        table = store.read(path, "ceilings")
+        own = table["device"].isin(devices) & (table["hardware_id"] == hardware_id if hardware_id else True)
+        own &= table["threads"] == threads if threads else True
+        if own.any():
+            tables.append(table[own])
+            others.append(path.with_name(path.name.replace("ceilings", "overheads", 1)))
+    small, table = store.read_all(filter(Path.is_file, others), "overheads"), pd.concat(tables[1:] or tables, ignore_index=True)
+    return counted(table) if len(table) else table, small[small["device"].isin(devices)]
 
 
 def replay_ceilings(p: MachineParams) -> Ceilings:

@@ -1,11 +1,10 @@
 """A device without a model of its own: the nearest model is fine-tuned by a few measured points in about two minutes."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import torch
 
 from lib import paths, store
 from lib.config.notebooks import SweepParams
@@ -80,13 +79,11 @@ def calibrate(device: str = "cpu", dtype: str = "fp32", budget_s: float = 120.0)
     name = f"calibration_{machine.name()}_{dtype}_{store.utc_now()[:19].replace(':', '')}"
     training, held_out = _points(str(where), bases[0], dtype, budget_s * (_OPERATORS if of_cpu else 1), name)
     base = min(bases, key=lambda one: _distance(one, training))
-    base = replace(base, facts={**base.facts, "sweeps": []})  # what was measured on another machine is not looked up here
     model = fine_tuned(base, training)
     measured = held_out["latency_ms"].to_numpy()
     scores = [score(measured, one.predict(held_out)["predicted_ms"].to_numpy()) for one in (base, model)]
     if all(scores[1][name] > scores[0][name] for name in ("mape", "median")):  # it made answers worse: the base's stay
-        model = replace(base, parts={name: replace(part, origin=part.origin or base.device)
-                                     for name, part in base.parts.items()})
+        model = base.borrowed()
         scores = [scores[0]] * 2
     networks = calibrate_networks.calibrate(model, base, *calibrate_networks.measure(model, budget_s * (1 - _OPERATORS), name)
                                             ) if of_cpu and dtype == "fp32" else None
@@ -97,9 +94,9 @@ def calibrate(device: str = "cpu", dtype: str = "fp32", budget_s: float = 120.0)
                          f"{paths.NETWORKS / name}")
     model.device = f"{CPU}{machine.name()}" if of_cpu else base.device
     model.facts = {**base.facts, **machine.ids(), CALIBRATED: base.device, "calibrated_utc": store.utc_now(),
-                   "points": len(training), "held_out": scores[1], "sweeps": []}
+                   "points": len(training), "held_out": scores[1], "sweeps": [], "devices": [str(where)]}
     if of_cpu:
-        model.facts |= {"threads": torch.get_num_threads(), "networks": networks.after if networks else {}}
+        model.facts["networks"] = networks.after if networks else {}
     path = model.save(registry.path_of(model.device, dtype))
     return Calibrated(path, model, len(training), *scores, networks)
 
@@ -141,10 +138,9 @@ def _bases(device: str, dtype: str) -> list[CostModel]:
         return [registry.shipped_cpu(dtype)]  # says which there are
     here = transfer_cpu.host()
     here = transfer_cpu.look() if here is None or here.doubtful else here
-    scaled = [transfer_cpu.scaled(model, here) for model in references] if here else references
-    scaled.sort(key=lambda model: model.scaling.distance if model.scaling else 0.0)
-    timed = [[model.facts.get(name) for name in ("cache", "latency_type")] for model in scaled]
-    return [model for model, how in zip(scaled, timed, strict=True) if how == timed[0]]
+    several = transfer_cpu.transferred(references, here)
+    timed = [[model.facts.get(name) for name in ("cache", "latency_type")] for model in several]
+    return [model for model, how in zip(several, timed, strict=True) if how == timed[0]]
 
 
 def _distance(model: CostModel, rows: pd.DataFrame) -> float:

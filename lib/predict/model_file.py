@@ -170,6 +170,14 @@ class Correction(Entry):
         return self
 
 
+class Scaling(Entry):
+    """From the CPU that a part was trained on to the one that is predicted."""
+
+    compute: Positive
+    memory: Positive
+    ridge: Positive
+
+
 class Part(Entry):
     """The regressor of one group and pass, where it holds, and how wrong it was."""
 
@@ -183,6 +191,7 @@ class Part(Entry):
     scores: dict[str, float]
     origin: str
     correction: Correction | None
+    scaling: Scaling | None = None  # only of parts that were trained on another CPU
 
     @model_validator(mode="after")
     def _coherent(self) -> "Part":
@@ -214,14 +223,6 @@ class Chip(Entry):
     item: Annotated[int, Field(ge=1, le=16)]
 
 
-class Scaling(Entry):
-    """From the machine of a CPU's parts to the one that is predicted."""
-
-    compute: Positive
-    memory: Positive
-    ridge: Positive
-
-
 class Facts(Entry):
     """What is known of a model besides; others than these may stand there too."""
 
@@ -249,7 +250,7 @@ class Model(Entry):
     compositions: dict[str, Composition]
     chip: Chip | None
     parts: Annotated[dict[str, Part], Field(min_length=1)]
-    scaling: Scaling | None = None  # only in files of calibrated CPUs
+    scaling: Scaling | None = None  # of every part, in files written before each had its own
 
 
 def read(path: Path) -> Model:

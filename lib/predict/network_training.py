@@ -34,9 +34,8 @@ def measured_networks(folder: Path, target: Target = CPU) -> pd.DataFrame:
     """Return the networks that were measured end to end on a device of a reference machine; the last of each case counts."""
     tables = [store.read(path, "networks") for path in archive.networks_files(folder)]
     joined = pd.concat(tables, ignore_index=True) if tables else store.read_all([], "networks")
-    own = joined[joined["device"].isin(target.devices) & (joined["dtype"] == target.dtype)]
+    own = target.of_device(joined)
     own = own[~own["network"].astype(str).str.contains(":", regex=False)]  # a user's own class is not here, or is another one
-    own = own[own["hardware_id"] == target.hardware_id] if target.hardware_id else own
     return own.drop_duplicates(["network", "mode", "batch_size", "memory", "input_shape"], keep="last", ignore_index=True)
 
 

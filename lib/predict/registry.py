@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -24,14 +23,12 @@ from lib.predict.networks import composition
 from lib.predict.networks.composition import Composition, Estimate
 from lib.predict.networks.work import Work
 from lib.predict.operators.cost_model import CostModel
-from lib.predict.operators.parts import Part
 from lib.predict.power import model as power_model
 from lib.predict.power.model import PowerModel
 from lib.predict.transfer import ANY_GPU
 from lib.work import dtypes
 
 SHIPPED = paths.REFERENCE / "models"
-UNUSABLE = "none"  # the part of a file that holds no model, in the summary
 _SUFFIX, _CPU = ".json.gz", transfer_cpu.CPU
 MAKERS, _NEAREST = frozenset(("nvidia", "tesla", "amd")), 3  # words of a name that tell no card; names in an error
 MOST = 0.5  # of the predicted time, and it bounds the work
@@ -48,7 +45,7 @@ def model_files(shipped: bool = False) -> dict[tuple[str, str], Path]:
     ``shipped``: these alone. Raises InputError for a file that is named as no model is.
     """
     folders = (SHIPPED,) if shipped else (SHIPPED, paths.MODELS)
-    return {_key(path): path for folder in folders for path in sorted(folder.glob(f"*{_SUFFIX}"))}
+    return {key_of(path): path for folder in folders for path in sorted(folder.glob(f"*{_SUFFIX}"))}
 
 
 def cpu_name(machine_name: str, hardware_id: str) -> str:
@@ -74,25 +71,29 @@ def home_of(folder: Path, device: str) -> Path:
 def machine_files(folder: Path) -> dict[tuple[str, str], Path]:
     """Return the model files of a reference machine by (cpu or GPU's id, element type).
 
-    Of one that was calibrated there and one that was trained here, the one that erred less on what it was not fitted to.
+    Of one that was calibrated there and one that was trained here, the one that erred less on what it was not fitted to:
+    random configurations there, held-out shapes here.
     """
     committed = sorted(SHIPPED.glob(f"{_CPU}*{_SUFFIX}")) if folder.parent == paths.REFERENCE else []
-    shipped = [path for path in committed if (own := _key(path)[0]) == cpu_name(folder.name, own.rpartition("-")[2])]
+    shipped = [path for path in committed if (own := key_of(path)[0]) == cpu_name(folder.name, own.rpartition("-")[2])]
     several: dict[tuple[str, str], list[Path]] = {}
     for path in (*folder.glob(f"models/*{_SUFFIX}"), *folder.glob(f"trained/*{_SUFFIX}"), *shipped):
-        device, dtype = _key(path)
+        device, dtype = key_of(path)
         several.setdefault(("cpu" if device.startswith(_CPU) else device, dtype), []).append(path)
     return {key: paths_of[0] if len(paths_of) == 1 else min(paths_of, key=_held_out) for key, paths_of in several.items()}
 
 
-def _held_out(path: Path) -> float:
-    """Return the MAPE of a model on held-out points, in %; inf where its file does not say."""
-    held_out = load(path).facts.get("held_out")
-    return float(held_out.get("mape", math.inf)) if isinstance(held_out, dict) else math.inf
+def _held_out(path: Path) -> tuple[bool, float]:
+    """Return whether a file is damaged, and the MAPE of its model on held-out points, in %; inf where it does not say."""
+    try:
+        held_out = load(path).facts.get("held_out")
+    except InputError:
+        return True, math.inf
+    return False, float(held_out.get("mape", math.inf)) if isinstance(held_out, dict) else math.inf
 
 
-def _key(path: Path) -> tuple[str, str]:
-    """Return device and element type from a file's name."""
+def key_of(path: Path) -> tuple[str, str]:
+    """Return device and element type from a file's name; InputError where it is named as no model is."""
     device, _, dtype = path.name.removesuffix(_SUFFIX).rpartition("_")
     if not device or dtype not in dtypes.NAMES:
         raise InputError(f"{path} is named as no model is, <device>_<element type>{_SUFFIX}, such as t4_fp32{_SUFFIX}; rename "
@@ -102,7 +103,7 @@ def _key(path: Path) -> tuple[str, str]:
 
 def load(path: Path) -> CostModel:
     """Return the model of a file of the registry; InputError where it is damaged, lacks facts, or is not what its name says."""
-    device, dtype = _key(path)
+    device, dtype = key_of(path)
     model = CostModel.load(path)
     needed = ("dtype", "latency_type", "launch_ms", *(() if device == ANY_GPU else ("hardware_id", "peak_gflops", "peak_gbps")))
     missing = [name for name in needed if name not in model.facts]
@@ -142,11 +143,15 @@ class Predictor:
         if self.model.facts.get("hardware_id", "vendor:").startswith("vendor:"):
             return None
         folders = archive.machines(imported=bool(self.machine)).values()
-        tables = [store.read_own(path, "networks") for folder in folders for path in archive.networks_files(folder)]
-        on_cpu = self.kind == "cpu"
-        own = [table[(table["hardware_id"] == self.model.facts.get("hardware_id")) & ((table["device"] == "cpu") == on_cpu)]
-               for table in tables]
+        own = [self._own(store.read_own(path, "networks")) for folder in folders for path in archive.networks_files(folder)]
         return pd.concat(own, ignore_index=True) if own else None
+
+    def _own(self, table: pd.DataFrame) -> pd.DataFrame:
+        """Return the rows that were measured on this very device; on a CPU with as many threads as its model answers for."""
+        facts = self.model.facts
+        own = table["device"].isin(facts.get("devices") or ["cpu"]) & (table["hardware_id"] == facts.get("hardware_id"))
+        threads = facts.get("threads") if self.model.chip is None else None
+        return table[own & (table["threads"] == threads)] if threads else table[own]
 
     @property
     def kind(self) -> str:
@@ -166,16 +171,14 @@ class Predictor:
     @cached_property
     def measured_operators(self) -> pd.DataFrame:
         """Give the operators that were measured on this device in the state that its model answers for, and repeated well."""
-        names = [] if self.origin else self.model.facts.get("sweeps", [])
-        machines = archive.machines(imported=True)
-        folders = {name: machines.get(name.partition("/")[0]) for name in names}
+        facts, machines = self.model.facts, archive.machines(imported=True)
+        folders = {name: machines.get(name.partition("/")[0]) for name in ([] if self.origin else facts.get("sweeps", []))}
         files = [path for name, folder in folders.items() if folder
                  and (path := folder.parent / name / "sweep.parquet").is_file()]
-        tables = [store.read_own(path, "sweep") for path in files]
-        facts = self.model.facts
-        same = {name: [facts[name]] for name in ("hardware_id", "dtype", "cache", "latency_type") if facts.get(name)}
-        same |= {"device": facts.get("devices") or ["cpu"], "status": ["ok"], "verdict": ["stable"]}
-        tables = [table[np.logical_and.reduce([table[name].isin(values) for name, values in same.items()])] for table in tables]
+        same = {name: facts[name] for name in ("dtype", "cache", "latency_type") if facts.get(name)}
+        same |= {"status": "ok", "verdict": "stable"}
+        tables = [table[np.logical_and.reduce([table[name] == value for name, value in same.items()])]
+                  for table in (self._own(store.read_own(path, "sweep")) for path in files)]
         return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=["flops", "bytes", "latency_ms"])
 
     def measured_times(self, work: Work | None = None) -> Mapping[tuple, float]:
@@ -236,7 +239,7 @@ def shipped_cpu(dtype: str) -> CostModel:
 
 def shipped_cpus(dtype: str) -> list[Path]:
     """Return the files of the CPU models that ship with the reference."""
-    return [path for path in sorted(SHIPPED.glob(f"{_CPU}*{_SUFFIX}")) if _key(path)[1] == dtype]
+    return [path for path in sorted(SHIPPED.glob(f"{_CPU}*{_SUFFIX}")) if key_of(path)[1] == dtype]
 
 
 def _of_the_reference(dtype: str) -> Predictor | None:
@@ -275,13 +278,24 @@ def reference_cpus(dtype: str) -> list[CostModel]:
     return [model for model in models if transfer_cpu.CALIBRATED not in model.facts]
 
 
+def _own_cpus(dtype: str, files: transfer.Files) -> list[Path]:
+    """Return the files of this machine's CPU, whatever its threads: calibrated here or shipped, and those of its bundles."""
+    folders, suffix = archive.machines(imported=True).values(), f"-{transfer_cpu.identity()['hardware_id']}"
+    first = files.get((cpu_here(), dtype))
+    several = [first, *(machine_files(folder).get(("cpu", dtype)) for folder in folders)]
+    return [path for path in dict.fromkeys(several) if path and key_of(path)[0].endswith(suffix)]
+
+
 def _cpu(dtype: str, files: transfer.Files) -> Predictor | None:
-    """Return this machine's CPU with its own model, or else a reference one, whose answers are then zero-shot."""
-    memory_mb = psutil.virtual_memory().total / 1e6
-    own = files.get((cpu_here(), dtype))
-    if own:
-        return Predictor("cpu", dtype, load(own), memory_mb=memory_mb)
-    references = reference_cpus(dtype)
+    """Return this machine's CPU with its own model, or else with another one's, whose answers are then zero-shot.
+
+    With another number of threads it is another machine, of which its own model is the nearest one.
+    """
+    memory_mb, own = psutil.virtual_memory().total / 1e6, _own_cpus(dtype, files)
+    model = next((model for model in map(load, own) if model.is_of(**transfer_cpu.identity())), None)
+    if model:
+        return Predictor("cpu", dtype, model, memory_mb=memory_mb)
+    references = [load(path) for path in own] or reference_cpus(dtype)
     if not references:
         return None
     model = transfer_cpu.nearest(references, transfer_cpu.host())
@@ -356,43 +370,3 @@ def for_devices(devices: Sequence[str], dtype: str, shipped: bool = False) -> li
     if not predictors:
         raise InputError(f"no {dtype} models in {SHIPPED} or {paths.MODELS}; run: python -m lib calibrate")
     return predictors
-
-
-def summary() -> pd.DataFrame:
-    """Return a row a part of every model at hand: device, dtype, part, rows, scores on held-out groups, source, licence.
-
-    A file that holds no model is a row too, of part UNUSABLE, whose source says why.
-    """
-    rows = []
-    machines = {(f"{device}@{name}", dtype): path for name, folder in archive.machines(imported=True).items()
-                for (device, dtype), path in machine_files(folder).items() if path.parent != SHIPPED}
-    for (device, dtype), path in {**model_files(), **machines}.items():
-        try:
-            model = load(path)
-        except InputError as error:
-            rows.append({"device": device, "dtype": dtype, "part": UNUSABLE, "source": f"unusable: {error}"})
-            continue
-        rows += [_summary_row(device, dtype, name, part, model.facts) for name, part in model.parts.items()]
-    return pd.DataFrame(rows + _power_rows())
-
-
-def _power_rows() -> list[dict[str, Any]]:
-    """Return a row a power model, as ``summary`` has them: its errors are of watts."""
-    rows = []
-    for kind, path in power_model.model_files():
-        device, dtype = _key(path)
-        try:
-            model = power_model.of_device(device, dtype, kind)
-        except InputError as error:
-            rows.append({"device": device, "dtype": dtype, "part": UNUSABLE, "source": f"unusable: {error}"})
-            continue
-        rows.append(_summary_row(device, dtype, kind.part, model.part, model.facts))
-    return rows
-
-
-def _summary_row(device: str, dtype: str, name: str, part: Part, facts: Mapping[str, Any]) -> dict[str, Any]:
-    return {"device": device, "dtype": dtype, "part": name, "rows": part.rows, "MAPE %": part.scores.get("mape"),
-            "median %": part.scores.get("median"), "within 10 %": part.scores.get("within_10"),
-            "interval ±%": (np.exp(np.mean(part.halves)) - 1) * 100,
-            "source": f"that of {part.origin}" if part.origin else facts.get("source", ""),
-            "licence": facts.get("licence", "")}

@@ -237,5 +237,5 @@ def measured_step_ms(predictor: Predictor, model: str, batch_size: int, shipped:
     hardware_id = predictor.model.facts.get("hardware_id", "")
     sources = ("replay",) if shipped else ("replay", "measure")
     runs = pd.concat([archive.runs(source) for source in sources], ignore_index=True)
-    same = runs[runs["hardware_id"] == hardware_id]
+    same = runs[(runs["hardware_id"] == hardware_id) & (runs["threads"] == predictor.model.facts.get("threads"))]
     return measured_ms(same).get((model, batch_size), math.nan) if hardware_id and predictor.device_type == "cpu" else math.nan

@@ -1,7 +1,7 @@
 """Training of the shipped operator models: a CPU's on this project's own sweeps, GPUs' on what others published."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +12,15 @@ from lib import paths, store
 from lib.config.base import mapping
 from lib.config.definitions import load_devices
 from lib.errors import InputError, choices
-from lib.measure import archive
-from lib.predict import registry
+from lib.measure import archive, ceilings
+from lib.predict import registry, transfer_cpu
 from lib.predict.analytic import roofline
 from lib.predict.operators import fitting, inputs
 from lib.predict.operators.cost_model import CostModel
 from lib.predict.operators.features_gpu import Chip
 from lib.predict.operators.validation import usable
 from lib.predict.transfer import ANY_GPU
+from lib.predict.transfer_cpu import Host
 
 _LICENCES = {"neusight": "MIT, sitar-lab/NeuSight", "aiconfigurator": "Apache-2.0, ai-dynamo/aiconfigurator"}
 _MOST_BATCHED = 6_000  # rows of batched GEMMs of one device: as many as of GEMMs, so that neither counts for more
@@ -28,7 +29,7 @@ _LAUNCH_MS = {"neusight": 0.03, "aiconfigurator": 0.003}  # eager launches; CUDA
 _LEAST_GPUS = 3
 _STATES = {False: (("cold", "kernel"), ("warm", "kernel"), ("warm", "end_to_end"), ("cold", "end_to_end")),  # a CPU's
            True: (("warm", "kernel"), ("cold", "kernel"), ("warm", "end_to_end"), ("cold", "end_to_end"))}
-_LABELS = ["hardware_id", "device", "dtype", "cache", "latency_type", "status", "verdict", "gpu"]
+_LABELS = ["hardware_id", "device", "dtype", "cache", "latency_type", "threads", "status", "verdict", "gpu"]
 _SAMPLE = 12_000  # rows of one device that the model of any GPU is trained on
 
 
@@ -41,7 +42,7 @@ def reference_machine() -> Path:
 class Target:
     """What one model answers for: like devices of one machine, an element type, and a way of timing.
 
-    ``name`` is that of the GPU, empty for the CPU; ``hardware_id`` empty takes any.
+    ``name`` is that of the GPU, empty for the CPU; ``hardware_id`` empty takes any, as does ``threads`` 0, which a GPU has.
     """
 
     devices: tuple[str, ...] = ("cpu",)
@@ -50,6 +51,7 @@ class Target:
     latency_type: str = "kernel"
     name: str = ""
     hardware_id: str = ""
+    threads: int = 0
 
     @property
     def device_type(self) -> str:
@@ -58,9 +60,15 @@ class Target:
 
     def of(self, table: pd.DataFrame) -> pd.DataFrame:
         """Return the rows of a table ``sweep`` that are this target's."""
-        same = table["device"].isin(self.devices) & (table["dtype"] == self.dtype) & (table["cache"] == self.cache)
-        same &= table["latency_type"] == self.latency_type
-        return table[same & (table["hardware_id"] == self.hardware_id)] if self.hardware_id else table[same]
+        rows = self.of_device(table)
+        return rows[(rows["cache"] == self.cache) & (rows["latency_type"] == self.latency_type)]
+
+    def of_device(self, table: pd.DataFrame) -> pd.DataFrame:
+        """Return the rows of a table ``sweep`` or ``networks`` that are of its devices, threads and element type."""
+        same = table["device"].isin(self.devices) & (table["dtype"] == self.dtype)
+        for name in ("hardware_id", "threads"):
+            same &= (table[name] == getattr(self, name)) if getattr(self, name) else True
+        return table[same]
 
 
 CPU = Target()
@@ -74,16 +82,19 @@ def sweep_files(folder: Path) -> list[Path]:
 def targets(folder: Path) -> list[Target]:
     """Return what a machine's sweeps can train a model of, the CPU first: each kind of device and element type, once.
 
-    Of several ways of timing that is the first of _STATES with enough rows. Raises InputError where there is none.
+    Of several ways of timing and numbers of threads that is what has the most rows, of as many the first of _STATES. Raises
+    InputError where none has enough.
     """
     rows = pd.concat([_labelled(path) for path in sweep_files(folder)] or [pd.DataFrame(columns=_LABELS)])
     good = rows[(rows["status"] == "ok") & (rows["verdict"] != "unusable")]
     chosen = []
     for (hardware_id, name, dtype), part in good.groupby(["hardware_id", "gpu", "dtype"]):
-        counts = part.groupby(["cache", "latency_type"]).size()
-        state = next((one for one in _STATES[bool(name)] if counts.get(one, 0) >= fitting.LEAST_ROWS), None)
-        if state:
-            chosen.append(Target(tuple(sorted(set(part["device"]))), dtype, *state, name, hardware_id))
+        counts = part.groupby(["cache", "latency_type", "threads"]).size()
+        order = _STATES[bool(name)]
+        cache, latency_type, threads = max(counts.index, key=lambda one: (counts[one], -order.index(one[:2]), one[2]))
+        if counts.max() >= fitting.LEAST_ROWS:
+            devices = tuple(sorted(set(part["device"])))
+            chosen.append(Target(devices, dtype, cache, latency_type, name, hardware_id, int(threads)))
     if not chosen:
         raise InputError(f"{folder} has no sweep of {fitting.LEAST_ROWS} usable rows or more ({len(good)} of {len(rows)} "
                          "rows are usable); measure one: papermill notebooks/03_sweep.ipynb out.ipynb -p op all -p device all")
@@ -95,7 +106,8 @@ def _labelled(path: Path) -> pd.DataFrame:
     table, meta = store.read(path, "sweep"), path.with_name("sweep.meta.json")
     names = {device: _gpu_name(device, identity) for device, identity in
              mapping(mapping(store.read_json(meta), meta).get("devices"), meta).items()}
-    return table.assign(gpu=table["device"].map(names).fillna(""))[_LABELS]
+    gpu = table["device"].map(names).fillna("")
+    return table.assign(gpu=gpu, threads=table["threads"].where(gpu == "", 0))[_LABELS]  # a GPU's are its host's
 
 
 def _gpu_name(device: str, identity: Mapping[str, Any]) -> str:
@@ -110,7 +122,7 @@ def _gpu_name(device: str, identity: Mapping[str, Any]) -> str:
 def reference_sweeps(folder: Path, target: Target = CPU) -> tuple[pd.DataFrame, list[str]]:
     """Return the usable rows of all sweeps of a machine that are of a target, and the sweeps' names.
 
-    Like devices count as the first of them. Raises InputError where there is none.
+    Like devices count as the first of them, a GPU's host as one without threads. Raises InputError where there is none.
     """
     tables, names = [], []
     for path in sweep_files(folder):
@@ -121,8 +133,10 @@ def reference_sweeps(folder: Path, target: Target = CPU) -> tuple[pd.DataFrame, 
     if not tables:
         raise InputError(f"{folder} has no {target.cache} {target.latency_type} sweep of {choices(target.devices)} in "
                          f"{target.dtype}")
-    joined = pd.concat(tables, ignore_index=True).drop_duplicates("config", keep="last", ignore_index=True)
-    return usable(joined.assign(device=target.devices[0])).reset_index(drop=True), names
+    joined = pd.concat(tables, ignore_index=True).assign(device=target.devices[0])
+    joined = joined.assign(threads=0) if target.name else joined
+    last = joined.drop_duplicates(["config", "threads"], keep="last", ignore_index=True)
+    return usable(last).reset_index(drop=True), names
 
 
 def roof_of(folder: Path, target: Target = CPU) -> roofline.Roof:
@@ -130,9 +144,8 @@ def roof_of(folder: Path, target: Target = CPU) -> roofline.Roof:
 
     Raises InputError for a CPU without measured ceilings of the element type.
     """
-    stem = target.devices[0].replace(":", "-")
-    tables = [store.read(path, "ceilings") for path in sorted((folder / "ceilings").glob(f"ceilings_*{stem}*.csv"))]
-    roofs = roofline.roofs(tables[-1]) if tables else []
+    table, _ = ceilings.of_machine(folder / "ceilings", target.devices, target.hardware_id, target.threads)
+    roofs = roofline.roofs(table.assign(device=target.devices[0])) if len(table) else []
     roof = next((roof for roof in roofs if roof.dtype == target.dtype), None)
     if roof is None and target.name:
         vendor = load_devices()[registry.vendor_of(target.name)]
@@ -161,7 +174,9 @@ def own_model(folder: Path, target: Target = CPU, quick: bool = False) -> CostMo
     if target.name:
         return _own_gpu(folder, target, table, facts, quick)
     roof = roof_of(folder, target)
-    facts |= {"peak_gflops": roof.peak_gflops, "peak_gbps": roof.gbps(), "launch_ms": 0.002}
+    _, overheads = ceilings.of_machine(folder / "ceilings", target.devices, facts["hardware_id"], facts["threads"])
+    facts |= {"peak_gflops": roof.peak_gflops, "peak_gbps": roof.gbps(), "launch_ms": 0.002,
+              "first_touch_ms_per_mb": transfer_cpu.first_touch_ms_per_mb(overheads)}
     model = _scored(fitting.fit(table, facts, quick=quick))
     model.device = registry.cpu_name(folder.name, facts["hardware_id"])
     return _completed(model, folder, target)
@@ -176,15 +191,16 @@ def _scored(model: CostModel) -> CostModel:
 
 
 def _completed(model: CostModel, folder: Path, target: Target) -> CostModel:
-    """Give a CPU's model what its sweeps were too few for: from the one calibrated there, else from the shipped one."""
+    """Give a CPU's model what its sweeps were too few for: from the one calibrated there, else from the shipped one, scaled."""
     calibrated = registry.path_of(model.device, target.dtype, folder / "models")
     others = [calibrated] if calibrated.is_file() else registry.shipped_cpus(target.dtype)
     base = registry.load(others[0]) if others else model
     if base.device == model.device and not calibrated.is_file():
         return model  # the shipped one itself is trained anew
-    origin = "" if calibrated.is_file() else base.device
+    if not base.is_of(model.facts["hardware_id"], model.facts["threads"]):
+        base = transfer_cpu.scaled(base, Host.of(model.facts))
     for name, part in base.parts.items():
-        model.parts.setdefault(name, replace(part, origin=part.origin or origin))
+        model.parts.setdefault(name, part)
     model.compositions = dict(base.compositions)
     return model
 
@@ -192,8 +208,9 @@ def _completed(model: CostModel, folder: Path, target: Target) -> CostModel:
 def _own_gpu(folder: Path, target: Target, table: pd.DataFrame, facts: dict[str, Any], quick: bool) -> CostModel:
     vendor = load_devices()[registry.vendor_of(target.name)]
     chip = Chip.of(vendor, target.dtype)
-    launches = [store.read(path, "overheads") for path in sorted((folder / "ceilings").glob("overheads_*cuda*.csv"))]
-    launch_ms = float(launches[-1].set_index("what")["median_us"]["launch"]) / 1e3 if launches else \
+    _, overheads = ceilings.of_machine(folder / "ceilings", target.devices, target.hardware_id)
+    launch_us = overheads.loc[overheads["what"] == "launch", "median_us"].min()
+    launch_ms = float(launch_us) / 1e3 if launch_us > 0 else \
         _LAUNCH_MS["aiconfigurator" if target.latency_type == "kernel" else "neusight"]
     facts |= {"peak_gflops": vendor.peak_gflops[target.dtype], "peak_gbps": vendor.peak_gbps, "launch_ms": launch_ms,
               "devices": list(target.devices)}

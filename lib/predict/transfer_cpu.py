@@ -1,12 +1,13 @@
 """The model of a CPU that has none of its own: the nearest reference CPU's, scaled by ceilings that were measured here."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
 
 import pandas as pd
 import torch
 
-from lib import locks
+from lib import locks, paths
 from lib.config.notebooks import MachineParams
 from lib.measure import ceilings, machine
 from lib.measure.statistics import VERDICTS
@@ -22,33 +23,44 @@ CALIBRATED = "calibrated_from"  # the fact of a model that is no reference
 
 @dataclass(frozen=True)
 class Host:
-    """What was measured of this machine's CPU: its ceilings for fp32, and the first touch of fresh memory (None: unknown).
+    """What was measured of a machine's CPU: its ceilings for fp32, and the first touch of fresh memory (None: unknown).
 
     ``doubtful``: on a busy machine alone, so that they are perhaps too low.
     """
 
     hardware_id: str
+    threads: int
     peak_gflops: float
     peak_gbps: float
-    fresh_ms_per_mb: float | None
+    first_touch_ms_per_mb: float | None
     doubtful: bool = False
+
+    @classmethod
+    def of(cls, facts: Mapping[str, Any]) -> "Host":
+        """Return the CPU that a model answers for, by its facts."""
+        return cls(**{one.name: facts[one.name] for one in fields(cls) if one.name in facts})
+
+
+def identity() -> dict[str, Any]:
+    """Return what makes this machine's CPU another one than others: its hardware, and as many threads as torch uses now."""
+    return {"hardware_id": machine.ids()["hardware_id"], "threads": torch.get_num_threads()}
 
 
 def host() -> Host | None:
     """Return the best ceilings that this machine showed with as many threads as torch uses now; None without any."""
-    own = machine.ids()["hardware_id"]
-    several = ceilings.saved("cpu", {"hardware_id": own, "threads": torch.get_num_threads()})
-    if not several:
-        return None
-    rows = ceilings.counted(pd.concat([one.table for one in several], ignore_index=True))
+    rows, overheads = ceilings.of_machine(paths.CEILINGS, ["cpu"], **identity())
     computing, moving = rows[(rows["level"] == "compute") & (rows["dtype"] == "fp32")], rows[rows["level"] == "RAM"]
     if not (len(computing) and len(moving)):
         return None
-    overheads = pd.concat([one.overheads for one in several])
-    touch_us = overheads.loc[(overheads["what"] == "first_touch") & (overheads["median_us"] > 0), "median_us"].min()
     doubtful = any((part["verdict"] == VERDICTS[-1]).all() for part in (computing, moving))
-    return Host(own, float(computing["peak_gflops"].max()), float(moving["peak_gbps"].max()),
-                float(touch_us) / 1e3 / _PAGE_MB if touch_us > 0 else None, doubtful)
+    return Host(**identity(), peak_gflops=float(computing["peak_gflops"].max()), peak_gbps=float(moving["peak_gbps"].max()),
+                first_touch_ms_per_mb=first_touch_ms_per_mb(overheads), doubtful=doubtful)
+
+
+def first_touch_ms_per_mb(overheads: pd.DataFrame) -> float | None:
+    """Return what the first touch of fresh memory takes, at best; None where it was not measured."""
+    touch_us = overheads.loc[(overheads["what"] == "first_touch") & (overheads["median_us"] > 0), "median_us"].min()
+    return float(touch_us) / 1e3 / _PAGE_MB if touch_us > 0 else None
 
 
 def look(wait_s: float = locks.PATIENCE_S) -> Host | None:
@@ -66,14 +78,18 @@ def scaling(model: CostModel, here: Host) -> Scaling:
 
 
 def scaled(model: CostModel, here: Host) -> CostModel:
-    """Return a reference CPU's model for this machine: every answer is another device's, scaled by its roof."""
-    facts = {"hardware_id": here.hardware_id, "peak_gflops": here.peak_gflops, "peak_gbps": here.peak_gbps,
-             DOUBTFUL: here.doubtful}
-    return model.scaled(scaling(model, here), facts, here.fresh_ms_per_mb)
+    """Return another CPU's model for this machine: every answer is another device's, scaled by its roof."""
+    facts = asdict(here)
+    return model.scaled(scaling(model, here), **{DOUBTFUL: facts.pop("doubtful")}, **facts)
+
+
+def transferred(models: Sequence[CostModel], here: Host | None) -> list[CostModel]:
+    """Return other CPUs' models for this machine, that of the nearest ceilings first; without ceilings of this one unscaled."""
+    if here is None:
+        return [model.borrowed(**identity()) for model in models]
+    return sorted((scaled(model, here) for model in models), key=lambda model: model.scaling.distance)
 
 
 def nearest(models: Sequence[CostModel], here: Host | None) -> CostModel:
-    """Return the model of the machine with the nearest ceilings, scaled; without ceilings of this one the first, as it is."""
-    if here is None:
-        return models[0]
-    return scaled(min(models, key=lambda model: scaling(model, here).distance), here)
+    """Return the first of other CPUs' models for this machine, see ``transferred``."""
+    return transferred(models, here)[0]

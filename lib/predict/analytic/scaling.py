@@ -22,6 +22,10 @@ class Scaling:
         """Return the scaling from one CPU's peak GFLOP/s and GB/s to another's."""
         return cls(other[0] / first[0], other[1] / first[1], first[0] / first[1])
 
+    def after(self, first: "Scaling | None") -> "Scaling":
+        """Return what leads as far as ``first`` and then this one (None: this one alone)."""
+        return self if first is None else Scaling(first.compute * self.compute, first.memory * self.memory, first.ridge)
+
     def factor(self, flops: np.ndarray, moved: np.ndarray) -> np.ndarray:
         """Return by what operators of so many FLOPs and bytes take longer; 1 for those without both."""
         computing, moving = np.asarray(flops, float), np.asarray(moved, float) * self.ridge

@@ -3,7 +3,6 @@
 One model answers for one device, one element type and one way of timing. It has a part for each group of families and pass.
 """
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ _ANY_CHIP = Chip(1.0, 1.0, 1.0, 1, 1.0, 4)
 class CostModel:
     """Operator models of one device, one element type and one way of timing; ``chip`` is None for a CPU.
 
-    ``scaling`` leads from the CPU that the parts were trained on to the one that is predicted; None where it is the same.
+    ``scaling`` is the last one of the whole, see ``scaled``; it is not saved: each part has its own, from where it was trained.
     """
 
     device: str
@@ -72,10 +71,9 @@ class CostModel:
         answering = self.answering(name)
         part = self.parts[answering]
         origin = part.origin or ("" if answering == name else f"its {answering}")
-        predicted, outside = part.predict(*inputs.arrays(row, answering.partition(" ")[0], self.chip))
-        if self.scaling:
-            predicted = predicted * self.scaling.factor(row["flops"], row["bytes"])
-        return predicted, part.half(predicted), outside | bool(origin) | ~np.isin(inputs.codes(row), part.codes), origin
+        predicted, half, outside = part.predict(*inputs.arrays(row, answering.partition(" ")[0], self.chip))
+        predicted = predicted * part.factor(row["flops"], row["bytes"])
+        return predicted, half, outside | bool(origin) | ~np.isin(inputs.codes(row), part.codes), origin
 
     def answering(self, name: str) -> str:
         """Return the part that answers for ``name``; InputError lists the parts where none does.
@@ -100,38 +98,45 @@ class CostModel:
         parts = {name: replace(part, origin=origin) for name, part in self.parts.items()}
         return CostModel(vendor.id, facts, parts, Chip.of(vendor, dtype))
 
-    def scaled(self, scaling: Scaling, facts: Mapping[str, Any], fresh_ms_per_mb: float | None = None) -> "CostModel":
-        """Return this model of a CPU for another one, of which ``facts`` say what is known.
+    def is_of(self, hardware_id: str, threads: int) -> bool:
+        """Return whether a CPU's model answers for such hardware and as many threads; one that does not say, for any count."""
+        return self.facts.get("hardware_id") == hardware_id and self.facts.get("threads") in (None, threads)
 
-        What a first touch of fresh memory costs a network is ``fresh_ms_per_mb``, or changes as the bandwidth does.
-        """
+    def borrowed(self, **facts) -> "CostModel":
+        """Return this model for a device of which ``facts`` alone are known: every answer is another device's."""
         parts = {name: replace(part, origin=part.origin or self.device) for name, part in self.parts.items()}
-        compositions = {}
-        for case, fitted in self.compositions.items():
-            rates = dict(fitted["rates"])
-            if rates["fresh_mb"]:
-                rates["fresh_mb"] = rates["fresh_mb"] / scaling.memory if fresh_ms_per_mb is None else fresh_ms_per_mb
-            compositions[case] = {**fitted, "rates": rates}
-        return CostModel(self.device, {**self.facts, **facts}, parts, compositions=compositions, scaling=scaling)
+        return replace(self, facts={**self.facts, "sweeps": [], **facts}, parts=parts)
+
+    def scaled(self, scaling: Scaling, first_touch_ms_per_mb: float | None = None, **facts) -> "CostModel":
+        """Return this model of a CPU for another one, see ``borrowed``.
+
+        What fresh memory costs a network changes as its first touch does where that is known of both, else as the bandwidth.
+        """
+        before = self.facts.get("first_touch_ms_per_mb")
+        longer = first_touch_ms_per_mb / before if first_touch_ms_per_mb and before else 1 / scaling.memory
+        other = self.borrowed(**facts, first_touch_ms_per_mb=first_touch_ms_per_mb)
+        parts = {name: replace(part, scaling=scaling.after(part.scaling)) for name, part in other.parts.items()}
+        compositions = {case: {**fitted, "rates": {**fitted["rates"], "fresh_mb": fitted["rates"]["fresh_mb"] * longer}}
+                        for case, fitted in self.compositions.items()}
+        return replace(other, parts=parts, compositions=compositions, scaling=scaling)
 
     def save(self, path: Path) -> Path:
         """Write the model as compressed JSON: numbers, arrays in base64, ranges, intervals, scores, provenance."""
         parts = {name: part.plain() for name, part in self.parts.items()}
         return model_file.write(path, {"device": self.device, "facts": self.facts, "compositions": self.compositions,
-                                       "chip": asdict(self.chip) if self.chip else None, "parts": parts,
-                                       **({"scaling": asdict(self.scaling)} if self.scaling else {})})
+                                       "chip": asdict(self.chip) if self.chip else None, "parts": parts})
 
     @classmethod
     def load(cls, path: Path) -> "CostModel":
         """Read a model back; InputError says what is wrong with a damaged file or one of another schema. Runs no code."""
         content = model_file.read(path)
         chip = Chip(**content.chip.model_dump()) if content.chip else None
-        parts = {}
+        scaling, parts = Scaling(**content.scaling.model_dump()) if content.scaling else None, {}
         for name, entry in content.parts.items():
             try:
-                parts[name] = Part.of_file(entry, names_of(name, _ANY_CHIP if content.device == ANY_GPU else chip))
+                part = Part.of_file(entry, names_of(name, _ANY_CHIP if content.device == ANY_GPU else chip))
             except ValueError as error:
                 raise InputError(f"{path} is no cost model of this program: {name}: {error}") from None
+            parts[name] = replace(part, scaling=part.scaling or scaling)
         plain = content.model_dump(mode="json", include={"facts", "compositions"}, exclude_unset=True)
-        scaling = Scaling(**content.scaling.model_dump()) if content.scaling else None
-        return cls(content.device, plain["facts"], parts, chip, plain["compositions"], scaling)
+        return cls(content.device, plain["facts"], parts, chip, plain["compositions"])

@@ -42,10 +42,9 @@ def _drawn(shift: float, ratio: np.ndarray) -> float:
 def _ratio(model: CostModel, name: str, rows: pd.DataFrame) -> np.ndarray:
     """Return the log of measured over what the model predicts without a correction."""
     terms, x = inputs.frames(rows, model.chip)
-    base, _ = replace(model.parts[name], correction=None).predict(terms.to_numpy(), x.to_numpy())
-    if model.scaling:
-        base = base * model.scaling.factor(rows["flops"].to_numpy(), rows["bytes"].to_numpy())
-    return np.log(rows["latency_ms"].to_numpy() / base)
+    part = replace(model.parts[name], correction=None)
+    base, _, _ = part.predict(terms.to_numpy(), x.to_numpy())
+    return np.log(rows["latency_ms"].to_numpy() / base / part.factor(rows["flops"].to_numpy(), rows["bytes"].to_numpy()))
 
 
 def _corrected(model: CostModel, name: str, rows: pd.DataFrame, ratio: np.ndarray) -> Part:
@@ -61,10 +60,10 @@ def _corrected(model: CostModel, name: str, rows: pd.DataFrame, ratio: np.ndarra
     smooth, factor = x[names].to_numpy(), np.full(len(rows), np.nan)
     for train, test in GroupKFold(min(FOLDS, groups.nunique()), shuffle=True, random_state=0).split(smooth, ratio, groups):
         factor[test] = Correction.of(names, smooth[train], ratio[train])(smooth[test])
-    predicted = measured_ms * np.exp(factor - ratio)
-    edges, halves = conformal(ratio - factor, predicted, bins=2)
+    base_ms = measured_ms * np.exp(-ratio) / part.factor(rows["flops"].to_numpy(), rows["bytes"].to_numpy())
+    edges, halves = conformal(ratio - factor, base_ms, bins=2)
     return replace(part, correction=Correction.of(names, smooth, ratio), edges_ms=edges, halves=halves, rows=len(rows),
-                   scores=score(measured_ms, predicted), origin="")
+                   scores=score(measured_ms, measured_ms * np.exp(factor - ratio)), origin="")
 
 
 def farthest_first(x: np.ndarray, count: int) -> np.ndarray:

@@ -72,7 +72,7 @@ def fit_part(rows: pd.DataFrame, frames: Frames, quick: bool = False, groups: pd
     split = GroupKFold(folds, shuffle=True, random_state=0).split(x, measured_ms, groups)
     for number, (train, test) in enumerate(split):
         part = _without_intervals(rows.iloc[train], frames, quick, distilled)
-        predicted[test], out = part.predict(terms.iloc[test].to_numpy(), x.iloc[test].to_numpy())
+        predicted[test], _, out = part.predict(terms.iloc[test].to_numpy(), x.iloc[test].to_numpy())
         outside[test], fold[test] = out | ~np.isin(codes[test], part.codes), number
     error = np.log(measured_ms / predicted)
     part = _without_intervals(rows, frames, quick, distilled)

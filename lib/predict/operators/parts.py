@@ -10,6 +10,7 @@ import pandas as pd
 
 from lib.errors import choices
 from lib.predict import model_file
+from lib.predict.analytic.scaling import Scaling
 from lib.predict.operators import inputs, regressors
 from lib.predict.operators.correction import Correction
 from lib.predict.operators.features import TEXTS
@@ -25,9 +26,10 @@ class Part:
     """The regressor of one group of families and one pass, its training ranges, intervals and scores on held-out shapes.
 
     ``features`` are all that an operator has; the regressor uses those that varied in training. ``halves`` are half intervals
-    in log time by bin of predicted time (``edges_ms``). ``origin`` names the device whose kernels it was trained on where that
-    is another one: then every answer is out of range. ``held_out`` are the predictions of training rows by the fold that left
-    them out, with their intervals; they are not saved.
+    in log time by bin of the time that the regressor alone predicts (``edges_ms``). ``origin`` names the device whose kernels
+    it was trained on where that is another one: then every answer is out of range; ``scaling`` leads from a CPU to the one that
+    is predicted (None: the same). ``held_out`` are the predictions of training rows by the fold that left them out, with their
+    intervals; they are not saved.
     """
 
     regressor: Regressor
@@ -40,6 +42,7 @@ class Part:
     scores: dict[str, float] = field(default_factory=dict)
     correction: Correction | None = None
     origin: str = ""
+    scaling: Scaling | None = None
     held_out: pd.DataFrame | None = None
 
     @cached_property
@@ -54,23 +57,29 @@ class Part:
     def _columns(self, names: list[str]) -> list[int]:
         return [self.features.index(name) for name in names]
 
-    def predict(self, terms: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return predicted ms and whether the features are out of range, for terms (n, terms) and features (n, features)."""
+    def predict(self, terms: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return predicted ms, half of their nominal 90 % intervals in log time, and whether the features are out of range.
+
+        For terms (n, terms) and features (n, features); of a scaled part in the time of where it was trained, see ``factor``.
+        """
         x = x[:, :len(self.features)]  # a part of rates alone has none
         outside = beyond(self._limits, x)
         predicted = self.regressor.predict(terms, x[:, self._columns(self.regressor.names)], outside)
+        half = np.array(self.halves)[np.searchsorted(self.edges_ms, predicted)]
         if self.correction:
             predicted = predicted * np.exp(self.correction(x[:, self._columns(self.correction.names)]))
-        return predicted, outside
+        return predicted, half, outside
 
-    def half(self, predicted_ms: np.ndarray) -> np.ndarray:
-        """Return half of the nominal 90 % interval of predictions, in log time."""
-        return np.array(self.halves)[np.searchsorted(self.edges_ms, predicted_ms)]
+    def factor(self, flops: np.ndarray, moved: np.ndarray) -> np.ndarray | float:
+        """Return by what operators of so many FLOPs and bytes take longer than ``predict`` says."""
+        return self.scaling.factor(flops, moved) if self.scaling else 1.0
+
 
     def plain(self) -> dict[str, Any]:
         """Return everything as what JSON can hold."""
         return {**{name: getattr(self, name) for name in _SAVED}, "regressor": self.regressor.plain(),
-                "correction": asdict(self.correction) if self.correction else None}
+                "correction": asdict(self.correction) if self.correction else None,
+                **({"scaling": asdict(self.scaling)} if self.scaling else {})}
 
     @classmethod
     def of_file(cls, entry: model_file.Part, names: tuple[list[str], list[str]]) -> "Part":
@@ -79,8 +88,9 @@ class Part:
         if list(entry.regressor.terms) != terms or list(entry.features) not in (features, []):
             raise ValueError("it has other terms or features than this program makes of operators")
         saved = entry.model_dump(mode="json", include=set(_SAVED))
-        correction = entry.correction.model_dump() if entry.correction else None
-        return cls(regressors.of_file(entry.regressor), **saved, correction=Correction(**correction) if correction else None)
+        correction = Correction(**entry.correction.model_dump()) if entry.correction else None
+        scaling = Scaling(**entry.scaling.model_dump()) if entry.scaling else None
+        return cls(regressors.of_file(entry.regressor), **saved, correction=correction, scaling=scaling)
 
 
 def names_of(name: str, chip: Chip | None) -> tuple[list[str], list[str]]:

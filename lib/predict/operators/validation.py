@@ -14,17 +14,18 @@ _BINS = 4  # of predicted time: small kernels err otherwise than large ones
 def usable(table: pd.DataFrame) -> pd.DataFrame:
     """Return the rows of a ``sweep`` table that may train a model.
 
-    Raises InputError for times that are not positive numbers, and for a mixture of machines, devices, element types or ways
-    of timing, which one model cannot answer for.
+    Raises InputError for times that are not positive numbers, and for a mixture of machines, devices, threads, element types or
+    ways of timing, which one model cannot answer for.
     """
     good = table[(table["status"] == "ok") & (table["verdict"] != "unusable")].copy()
     bad = good[~(good["latency_ms"] > 0) | ~np.isfinite(good["latency_ms"])]
     if len(bad):
         raise InputError(f"{len(bad)} rows have no positive time, the first is {bad['op'].iloc[0]} {bad['config'].iloc[0]}: "
                          f"{bad['latency_ms'].iloc[0]} ms")
-    for column in ("hardware_id", "device", "dtype", "latency_type", "cache"):
+    for column in ("hardware_id", "device", "threads", "dtype", "latency_type", "cache"):
         if len(set(good[column])) > 1:
-            raise InputError(f"one model answers for one {column}, the table has {choices(sorted(good[column].unique()))}")
+            raise InputError(f"one model answers for one value of {column}, the table has "
+                             f"{choices(sorted(good[column].unique()))}")
     return good
 
 

@@ -35,8 +35,8 @@ class PowerModel:
         GEMMs have ``sweep`` columns, attention those of ``attention_power``.
         """
         terms, x = self.kind.frames(table, self.chip)
-        watts, outside = self.part.predict(terms.to_numpy(), x.to_numpy())
-        half, limits = self.part.half(watts), [self.facts[name] for name in _WATTS]
+        watts, half, outside = self.part.predict(terms.to_numpy(), x.to_numpy())
+        limits = [self.facts[name] for name in _WATTS]
         several = {"power_w": watts, "low_w": watts * np.exp(-half), "high_w": watts * np.exp(half)}
         in_training = np.isin(inputs.codes(features.columns(table)), self.part.codes)
         return pd.DataFrame({name: np.clip(values, *limits) for name, values in several.items()}, index=table.index).assign(

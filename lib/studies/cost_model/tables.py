@@ -2,8 +2,7 @@
 
 import pandas as pd
 
-from lib.predict import registry
-from lib.predict.evaluation import evaluate, profiled_steps
+from lib.predict.evaluation import evaluate, models_at_hand, profiled_steps
 from lib.studies.cost_model.study import ALLOCATORS, OURS
 
 _SHOWN = {"mape": "MAPE %", "mape_low": "from", "mape_high": "to", "median": "median %", "p90": "p90 %",
@@ -60,4 +59,4 @@ def whole_steps(predictions: pd.DataFrame) -> pd.DataFrame:
 
 def models() -> pd.DataFrame:
     """Return every registered model, part by part, with its scores."""
-    return registry.summary()
+    return models_at_hand.summary()

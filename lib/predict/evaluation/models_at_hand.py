@@ -1,0 +1,55 @@
+"""The models at hand as a table: what each part rests on, and how wrong it was on held-out groups."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from lib.errors import InputError
+from lib.measure import archive
+from lib.predict import registry
+from lib.predict.operators.parts import Part
+from lib.predict.power import model as power_model
+
+UNUSABLE = "none"  # the part of a file that holds no model
+
+
+def summary() -> pd.DataFrame:
+    """Return a row a part of every model at hand: device, dtype, part, rows, scores on held-out groups, source, licence.
+
+    A file that holds no model is a row too, of part UNUSABLE, whose source says why.
+    """
+    rows = []
+    machines = {(f"{device}@{name}", dtype): path for name, folder in archive.machines(imported=True).items()
+                for (device, dtype), path in registry.machine_files(folder).items() if path.parent != registry.SHIPPED}
+    for (device, dtype), path in {**registry.model_files(), **machines}.items():
+        try:
+            model = registry.load(path)
+        except InputError as error:
+            rows.append({"device": device, "dtype": dtype, "part": UNUSABLE, "source": f"unusable: {error}"})
+            continue
+        rows += [_summary_row(device, dtype, name, part, model.facts) for name, part in model.parts.items()]
+    return pd.DataFrame(rows + _power_rows())
+
+
+def _power_rows() -> list[dict[str, Any]]:
+    """Return a row a power model, as ``summary`` has them: its errors are of watts."""
+    rows = []
+    for kind, path in power_model.model_files():
+        device, dtype = registry.key_of(path)
+        try:
+            model = power_model.of_device(device, dtype, kind)
+        except InputError as error:
+            rows.append({"device": device, "dtype": dtype, "part": UNUSABLE, "source": f"unusable: {error}"})
+            continue
+        rows.append(_summary_row(device, dtype, kind.part, model.part, model.facts))
+    return rows
+
+
+def _summary_row(device: str, dtype: str, name: str, part: Part, facts: Mapping[str, Any]) -> dict[str, Any]:
+    return {"device": device, "dtype": dtype, "part": name, "rows": part.rows, "MAPE %": part.scores.get("mape"),
+            "median %": part.scores.get("median"), "within 10 %": part.scores.get("within_10"),
+            "interval ±%": (np.exp(np.mean(part.halves)) - 1) * 100,
+            "source": f"that of {part.origin}" if part.origin else facts.get("source", ""),
+            "licence": facts.get("licence", "")}

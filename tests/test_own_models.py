@@ -1,0 +1,138 @@
+"""A machine's own models: which of its rows and ceilings train them, what completes them, and which are of this machine."""
+
+from dataclasses import replace
+
+import pytest
+
+from lib import files, paths, store
+from lib.errors import InputError
+from lib.measure import ceilings, machine
+from lib.predict import registry, training
+from lib.predict.operators.cost_model import CostModel
+from lib.predict.training import Target
+from lib.predict.transfer_cpu import Host, identity, scaled
+
+COMMITTED = training.reference_machine()
+BOX = Target(hardware_id="feedbeef", threads=2)
+
+
+def _ceilings(folder, number, faster, device="cpu", launch_us=5.0, **changed):
+    """Write ceilings like those of the committed machine, so many times as fast."""
+    stem = f"cpu{f'-v{number}' if number > 1 else ''}" if device == "cpu" else device.replace(":", "-")
+    table = store.read(COMMITTED / "ceilings" / "ceilings_cpu.csv", "ceilings").assign(hardware_id="feedbeef", device=device)
+    table = table.assign(peak_gflops=table["peak_gflops"] * faster, peak_gbps=table["peak_gbps"] * faster, **changed)
+    store.write(table, folder / f"ceilings_{stem}.csv", "ceilings")
+    overheads = store.read(COMMITTED / "ceilings" / "overheads_cpu.csv", "overheads").assign(device=device)
+    overheads.loc[overheads["what"] == "launch", "median_us"] = launch_us
+    store.write(overheads, folder / f"overheads_{stem}.csv", "overheads")
+
+
+def test_a_roof_is_the_best_of_the_same_hardware_and_threads_however_often_it_was_measured(tmp_path):
+    expected = training.roof_of(COMMITTED)
+    for number, faster, changed in ((1, 0.5, {}), (2, 1.0, {}), (3, 0.8, {}), (4, 3.0, {"threads": 1}),
+                                    (5, 9.0, {"hardware_id": "0"}), (10, 7.0, {"verdict": "unusable"})):
+        _ceilings(tmp_path / "ceilings", number, faster, **changed)
+    roof = training.roof_of(tmp_path, BOX)
+    assert (roof.peak_gflops, roof.gbps()) == pytest.approx((expected.peak_gflops, expected.gbps()))
+    with pytest.raises(InputError, match="has no measured fp32 ceilings of cpu; measure them with 01_machine"):
+        training.roof_of(tmp_path, replace(BOX, threads=4))
+
+
+def test_launches_are_those_of_the_same_card(tmp_path):
+    _ceilings(tmp_path, 1, 1.0, "cuda:0", 3.0)
+    _ceilings(tmp_path, 1, 1.0, "cuda:1", 9.0)
+    table, overheads = ceilings.of_machine(tmp_path, ("cuda:1",), "feedbeef")
+    assert set(table["device"]) == {"cuda:1"}
+    assert overheads.loc[overheads["what"] == "launch", "median_us"].tolist() == [9.0]
+
+
+@pytest.fixture(scope="module")
+def rows():
+    table = store.read(COMMITTED / "sweeps" / "conv2d_kernel_cold" / "sweep.parquet", "sweep")
+    return table[(table["status"] == "ok") & (table["verdict"] == "stable")].head(200).assign(hardware_id="feedbeef")
+
+
+def _sweep(folder, table, name="s"):
+    store.write(table, folder / "sweeps" / name / "sweep.parquet", "sweep")
+    devices = {device: {"hardware": {"gpus": [{"name": "Tesla T4"}]}} for device in set(table["device"])}
+    store.write_meta(folder / "sweeps" / name / "sweep.parquet", "sweep", started_utc=store.utc_now(), devices=devices)
+
+
+def test_the_state_and_threads_with_the_most_rows_train_and_are_not_mixed(tmp_path, rows):
+    several = (rows.head(45), rows.head(100).assign(cache="warm"), rows.iloc[40:160].assign(threads=1))
+    for number, table in enumerate(several):
+        _sweep(tmp_path, table, f"s{number}")
+    (target,) = training.targets(tmp_path)
+    assert (target.cache, target.threads) == ("cold", 1)
+    assert len(training.reference_sweeps(tmp_path, target)[0]) == 120
+    assert len(training.reference_sweeps(tmp_path, replace(target, threads=2))[0]) == 45
+    with pytest.raises(InputError, match="one model answers for one value of threads, the table has 1, 2"):
+        training.reference_sweeps(tmp_path, replace(target, threads=0))
+
+
+def test_the_threads_of_a_gpus_host_do_not_keep_its_rows_apart(tmp_path, rows):
+    _sweep(tmp_path, rows.head(60).assign(device="cuda:0", cache="warm"), "one")
+    _sweep(tmp_path, rows.tail(60).assign(device="cuda:0", cache="warm", threads=1), "two")
+    (target,) = training.targets(tmp_path)
+    assert len(training.reference_sweeps(tmp_path, target)[0]) == 120
+
+
+def _incomplete(shipped):
+    """Return the model of a machine of half the speed that swept GEMMs alone."""
+    facts = {**shipped.facts, "hardware_id": "feedbeef", "peak_gflops": shipped.facts["peak_gflops"] / 2,
+             "peak_gbps": shipped.facts["peak_gbps"] / 2, "first_touch_ms_per_mb": None}
+    return CostModel("cpu-box-feedbeef", facts, {"gemm forward": shipped.parts["gemm forward"]})
+
+
+def test_what_a_machine_did_not_sweep_is_scaled_to_it(tmp_path, rows):
+    shipped = registry.shipped_cpu("fp32")
+    model = training._completed(_incomplete(shipped), tmp_path, BOX)
+    convolutions = rows[rows["pass"] == "forward"]
+    ratio = model.predict(convolutions)["predicted_ms"] / shipped.predict(convolutions)["predicted_ms"]
+    assert ratio.to_numpy() == pytest.approx(2.0)
+    assert not model.parts["gemm forward"].scaling and model.parts["convolution forward"].origin == shipped.device
+    for case, fitted in shipped.compositions.items():
+        assert model.compositions[case]["rates"]["fresh_mb"] == pytest.approx(2 * fitted["rates"]["fresh_mb"])
+
+
+def test_what_was_calibrated_there_keeps_its_scaling(tmp_path, rows):
+    shipped = registry.shipped_cpu("fp32")
+    calibrated = scaled(shipped, Host("feedbeef", 2, 50.0, 10.0, None))
+    calibrated.device = "cpu-box-feedbeef"
+    calibrated.save(registry.path_of("cpu-box-feedbeef", "fp32", tmp_path / "models"))
+    model = training._completed(_incomplete(shipped), tmp_path, BOX)
+    convolutions = rows[rows["pass"] == "forward"]
+    again = CostModel.load(model.save(tmp_path / "m.json.gz"))
+    assert again.predict(convolutions)["predicted_ms"].to_numpy() == pytest.approx(
+        calibrated.predict(convolutions)["predicted_ms"].to_numpy())
+
+
+def test_networks_of_another_card_of_the_machine_are_not_those_of_this_one(home):
+    source = store.read(next(COMMITTED.glob("networks/**/*.parquet")), "networks").head(6)
+    table = source.assign(hardware_id="feedbeef", device=["cuda:0", "cuda:1", "cpu"] * 2)
+    store.write(table, paths.IMPORTED / "box" / "networks" / "n" / "networks.parquet", "networks", derived=True)
+    (gpu,) = registry.for_devices(["t4"], "fp32")
+    model = replace(gpu.model, facts={**gpu.model.facts, "hardware_id": "feedbeef", "devices": ["cuda:1"]})
+    own = replace(gpu, device="t4@box", model=model).measured_networks
+    assert own["device"].tolist() == ["cuda:1"] * 2
+
+
+def _of_this_machine(folder):
+    """Save a model that was trained of this machine's CPU in the folder of a bundle."""
+    here = Host(**identity(), peak_gflops=50.0, peak_gbps=10.0, first_touch_ms_per_mb=None)
+    model = scaled(registry.shipped_cpu("fp32"), here)
+    model.device = registry.cpu_name(folder.parent.name, machine.ids()["hardware_id"])
+    return model.save(registry.path_of(model.device, "fp32", files.folder(folder)))
+
+
+def test_a_model_trained_on_what_was_measured_here_is_this_machines(home):
+    path = _of_this_machine(paths.IMPORTED / "box" / "trained")
+    predictor = registry.predictor("cpu", "fp32")
+    assert (predictor.origin, f"{predictor.model.device}_fp32.json.gz") == ("", path.name)
+
+
+def test_a_damaged_model_beside_another_one_of_a_machine_is_passed_by(home):
+    path = _of_this_machine(paths.IMPORTED / "box" / "trained")
+    (files.folder(paths.IMPORTED / "box" / "models") / path.name).write_bytes(b"x")
+    assert registry.machine_files(paths.IMPORTED / "box")["cpu", "fp32"] == path
+    assert registry.predictor("cpu", "fp32").origin == ""
