@@ -89,7 +89,10 @@ def _predicted(predictor: Predictor, rows: pd.DataFrame, name: str) -> pd.DataFr
 
 
 def one_machine(budget_s: float, names: list[str], path: Path) -> None:
-    """Look, measure the held-out networks, predict them zero-shot, calibrate, predict again; write a row a case to ``path``."""
+    """Look, measure the held-out networks, predict them zero-shot, calibrate, predict again; write a row a case to ``path``.
+
+    Where the calibration is refused, as the column ``refused`` says, both answers are zero-shot: a user goes on with these.
+    """
     here = transfer_cpu.host() or transfer_cpu.look()
     nearest = transfer_cpu.nearest(registry.reference_cpus("fp32"), here)
     folder = paths.NETWORKS / "held_out"
@@ -98,23 +101,30 @@ def one_machine(budget_s: float, names: list[str], path: Path) -> None:
     campaign.write(table, folder / "networks.parquet", **facts)
     rows = table[table["status"] == "ok"].reset_index(drop=True)
     zero_shot = _predicted(Predictor("cpu", "fp32", nearest, nearest.device), rows, "zero_shot")
-    if not registry.path_of(f"{transfer_cpu.CPU}{machine.name()}", "fp32").exists():
-        print("  ", calibrate.summary(calibrate.calibrate("cpu", budget_s=budget_s)), flush=True)
+    refused = False
+    if not registry.path_of(registry.cpu_here(), "fp32").exists():
+        try:
+            print("  ", calibrate.summary(calibrate.calibrate("cpu", budget_s=budget_s)), flush=True)
+        except InputError as error:
+            refused = True
+            print(f"   not calibrated: {error}", flush=True)
     after = _predicted(registry.predictor("cpu", "fp32"), rows, "calibrated")
     measured = rows[[*KEYS, "memory", "threads", "hardware_id", "latency_ms", "verdict"]]
-    measured = measured.assign(machine=machine.name(), unseen_family=rows["network"].isin(UNSEEN))
+    measured = measured.assign(machine=machine.name(), unseen_family=rows["network"].isin(UNSEEN), refused=refused)
     pd.concat([measured, zero_shot, after], axis=1).to_csv(path, index=False)
 
 
 def summary(rows: pd.DataFrame) -> pd.DataFrame:
     """Return a row a machine: cases, MAPE, bias, and coverage of the intervals in %, zero-shot and calibrated.
 
-    Rows whose measurement is unusable are left out, and counted; ``unseen_`` columns are of the families never tuned on.
+    Where the calibration was ``refused``, the calibrated answers are the zero-shot ones. Rows whose measurement is unusable are
+    left out, and counted; ``unseen_`` columns are of the families never tuned on.
     """
     summaries = []
     for name, every in rows.groupby("emulated", sort=False):
         usable = every[every["verdict"] != "unusable"]
-        line = {"machine": name, "cases": len(usable), "unusable": len(every) - len(usable)}
+        line = {"machine": name, "cases": len(usable), "unusable": len(every) - len(usable),
+                "refused": bool(every["refused"].any())}
         for prefix, some in (("", usable), ("unseen_", usable[usable["unseen_family"]])):
             for which in ("zero_shot", "calibrated"):
                 error = errors(some["latency_ms"], some[f"{which}_ms"])

@@ -358,6 +358,26 @@ def test_gains_of_one_device_are_not_measured_on_another():
         suggestions.verified(found, [])
 
 
+def test_what_a_step_takes_beside_its_passes_is_that_of_its_own_batch(monkeypatch):
+    found = advise.advise(Query("simple_cnn", 2, "3x28x28", mode="train"), ["cpu"], crossovers=False)
+    monkeypatch.setattr(suggestions, "_median_ms", lambda case, *_: 0.5 * case.batch_size)
+    _, (larger,) = suggestions.verified(found, [suggestions.Change("batch size 8", np.nan, "", {"batch_size": 8})])
+    small, large = (found.captured.predicted(found.predictors[0], found.captured.work(batch)).beside_ms for batch in (2, 8))
+    assert larger.measured_gain == pytest.approx(4 * (1 + small) / (4 + large), rel=0.02)
+    assert large < 3 * small, "the optimizer's part is the same"
+
+
+def test_the_other_element_type_of_a_machine_s_gpu_is_predicted(home):
+    shipped = registry.path_of("h100-sxm", "bf16", registry.SHIPPED)
+    registry.load(shipped).save(paths.IMPORTED / "box" / "trained" / shipped.name)
+    captured = advise.CapturedQuery(Query("simple_cnn", 2, "3x28x28"))
+    gpu = registry.for_devices(["h100-sxm"], "fp32")[0]
+    for device, is_predicted in (("h100-sxm@box", True), ("t4", False)):
+        half = next(one for one in suggestions.changes(captured, replace(gpu, device=device)) if "bf16" in one.what)
+        assert np.isfinite(half.predicted_gain) == is_predicted
+        assert half.why.startswith("by the bf16 model" if is_predicted else "not predicted: no bf16 model of a device 't4'")
+
+
 @pytest.mark.slow
 def test_a_prediction_is_verified_on_this_machine():
     found = advise.advise(Query("simple_cnn", 2, "3x28x28"), ["cpu"], crossovers=False)
@@ -372,7 +392,7 @@ CONV = "batch=8 in_channels=64 out_channels=64 height=56 width=56 kernel=3 strid
 
 
 def test_one_operator_has_a_time_a_bandwidth_a_rate_a_bound_and_an_interval(capsys):
-    assert __main__.main(["advise-op", "conv2d", *CONV, "--device", "cpu", "--device", "t4", "--json"]) == 0
+    assert __main__.main(["advise-op", "conv2d", *CONV, "--device", "cpu", "--device", "t4", "--json", "--no-look"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert {row["device"] for row in rows} == {"cpu", "t4"}
     flops, moved = 2 * 8 * 64 * 56 * 56 * 64 * 9, 4 * (2 * 8 * 64 * 56 * 56 + 64 * 64 * 9)
@@ -384,6 +404,32 @@ def test_one_operator_has_a_time_a_bandwidth_a_rate_a_bound_and_an_interval(caps
         assert 0 < row["pct_of_attainable"] < 150
     assert __main__.main(["advise-op", "conv2d", *CONV, "--device", "t4"]) == 0
     assert "1.85e+09 FLOPs, 1.299e+07 compulsory bytes" in capsys.readouterr().out
+
+
+def test_an_operator_is_what_each_device_type_runs_for_it():
+    """On CUDA another kernel attends, which writes other numbers beside the result."""
+    shape = "kind=sdpa batch=2 heads=4 q_len=64 kv_len=64 head_dim=32".split()
+    wanted = advise_operator.config("attention", shape)
+    table = advise_operator.advise(wanted, ["cpu", "t4"])
+    works = {"cpu": spaces.work(wanted.ops()), "t4": spaces.work(wanted.ops("cuda"))}
+    assert works["cpu"] != works["t4"]
+    for row in table.itertuples():
+        assert row.gbps * row.predicted_ms * 1e6 == pytest.approx(works[row.device][1])
+    assert re.search("cpu: .* FLOPs, .* compulsory bytes; cuda: ", advise_operator.text(wanted, table))
+
+
+def test_a_device_that_is_left_out_of_json_is_named(monkeypatch, capsys):
+    real = advise_operator._row
+
+    def row(predictor, described):
+        if predictor.device == "t4":
+            raise InputError("no part conv2d")
+        return real(predictor, described)
+
+    monkeypatch.setattr(advise_operator, "_row", row)
+    assert __main__.main(["advise-op", "conv2d", *CONV, "--device", "cpu", "--device", "t4", "--json", "--no-look"]) == 0
+    shown = capsys.readouterr()
+    assert [one["device"] for one in json.loads(shown.out)] == ["cpu"] and shown.err == "left out: t4: no part conv2d\n"
 
 
 def test_the_short_names_are_those_of_all_axes():

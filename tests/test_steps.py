@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -15,6 +16,7 @@ from lib import __main__, paths, store
 from lib.config.definitions import load_scenarios
 from lib.config.notebooks import ProfileParams
 from lib.errors import InputError
+from lib.measure import machine
 from lib.measure.training import profile_run
 from lib.predict import advise, advise_text, registry, steps, suggestions
 from lib.predict.advise import Query
@@ -30,6 +32,7 @@ from lib.work import networks
 from lib.work.graph import capture, counts
 
 SHIPPED = next(iter(sorted((registry.SHIPPED / "steps").glob("cpu-*.json"))))
+CPU = f"cpu@{SHIPPED.stem.removeprefix('cpu-')}"  # the machine of the reference, whichever this one is
 ms = st.floats(1e-3, 1e4)
 
 
@@ -179,24 +182,29 @@ def test_what_is_resized_takes_the_loader_longer():
 
 @pytest.fixture(scope="module")
 def answer():
-    return advise.advise(Query("W1", mode="train"), ["cpu", "t4"], crossovers=False)
+    return advise.advise(Query("W1", mode="train"), [CPU, "t4"], crossovers=False)
 
 
 def test_advice_of_training_is_of_whole_steps(answer):
     table = answer.table.set_index("device")
     parts = table[[f"{name}_ms" for name in PARTS]]
     assert parts.sum(axis=1).to_numpy() == pytest.approx(table["predicted_ms"].to_numpy())
-    path = next(paths.REFERENCE.glob("*/runs/run_W1_*_cpu.csv"))
-    measured = store.read(path, "runs")["step_median_ms"][0]
-    (there,) = registry.for_devices([path.parts[-3]], "fp32")  # the machine that was measured, which this one need not be
-    assert advise.predictions(answer.captured, [there])["measured_ms"][0] == measured
-    assert math.isnan(table["measured_ms"]["t4"])
-    assert table["low_ms"]["cpu"] < measured < table["high_ms"]["cpu"]
+    measured = store.read(next(paths.REFERENCE.glob("*/runs/run_W1_*_cpu.csv")), "runs")["step_median_ms"][0]
+    assert table["measured_ms"][CPU] == measured and math.isnan(table["measured_ms"]["t4"])
+    assert table["low_ms"][CPU] < measured < table["high_ms"][CPU]
     text = advise_text.text(answer)
     for words in ("loader ms", "optimizer ms", "loader wait: as on cpu-", "a link of 6 GB/s, assumed (t4)",
                   "the whole step by learners of profiles, in ms: GBT"):
         assert words in text
     assert "forward and backward measured on this machine's CPU" in advise_text.verdict(answer, 20.0)
+
+
+def test_learners_of_another_cpu_or_of_another_element_type_are_not_shown(home, monkeypatch):
+    monkeypatch.setattr(machine, "name", lambda: "elsewhere")
+    replace(StepModel.load(SHIPPED), device="h100-sxm").save(steps.path_of("h100-sxm"))
+    for device, dtype, is_shown in (("cpu", "fp32", False), ("h100-sxm", "fp32", True), ("h100-sxm", "bf16", False)):
+        found = advise.advise(Query("W6", mode="train", dtype=dtype), [device], crossovers=False)
+        assert ("learners of profiles" in advise_text.text(found)) == is_shown
 
 
 def test_advice_of_inference_has_no_parts():
@@ -239,9 +247,10 @@ def test_what_ships_follows_from_the_reference_profiles():
     """The costs, and what they say of steps left out, are those that the committed profiles give again."""
     (runs, rows), = profiled_steps.collected("replay").values()
     device = profiled_steps.device_of(runs, "replay")
-    profiles = profiled_steps.gather(runs, rows, profiled_steps.predictor_of(device))
-    shipped, again = StepModel.load(SHIPPED), profiled_steps.learn(profiles, device, runs["hardware_id"].iloc[0])
-    assert (device, again.runs) == (shipped.device, shipped.runs)
+    (predictor,) = registry.for_devices([device], "fp32", shipped=True)
+    profiles = profiled_steps.gather(runs, rows, predictor)
+    shipped, again = StepModel.load(SHIPPED), profiled_steps.learn(profiles, SHIPPED.stem, runs["hardware_id"].iloc[0])
+    assert (steps.own_files(predictor, shipped=True)[0], again.runs) == (SHIPPED, shipped.runs)
     for name, costs in again.costs.items():
         assert costs.rates == pytest.approx(shipped.costs[name].rates, rel=1e-4)
         assert (costs.half, costs.groups) == pytest.approx((shipped.costs[name].half, shipped.costs[name].groups), rel=1e-4)
@@ -252,15 +261,44 @@ def test_what_ships_follows_from_the_reference_profiles():
     assert ours[1]["predicted_ms"].to_numpy() == pytest.approx(ours[1][[f"{name}_ms" for name in PARTS]].sum(axis=1).to_numpy())
 
 
-def as_gpu(workload, card="Tesla T4", hardware_id="here", folder="", copy_ms=1.5):
-    """Put the reference's profile of a workload into this machine's data, as if it were of a GPU that copies for so long."""
+def as_of(workload, hardware_id, folder="", run=None, rows=None):
+    """Put the reference's profile of a workload into this machine's data, or an imported one's, changed in its run and rows."""
     root = paths.IMPORTED / folder if folder else paths.DATA
     for kind, schema in (("runs", "runs"), ("profiles", "profile")):
         for path in sorted(paths.REFERENCE.glob(f"*/{kind}/run_{workload}_*_cpu*.csv")):
             table = store.read(path, schema)
-            changed = {"backend": "cuda", "device_name": card} if schema == "runs" else {
-                "device_type": "cuda", "device_index": 0, "h2d_ms": copy_ms}
+            changed = (run if schema == "runs" else rows) or {}
             store.write(table.assign(hardware_id=hardware_id, **changed), root / kind / path.name, schema)
+
+
+def as_gpu(workload, card="Tesla T4", hardware_id="here", folder="", copy_ms=1.5):
+    """Put the reference's profile of a workload there as if it were of a GPU that copies for so long."""
+    as_of(workload, hardware_id, folder, {"backend": "cuda", "device_name": card},
+          {"device_type": "cuda", "device_index": 0, "h2d_ms": copy_ms})
+
+
+def test_steps_of_an_imported_cpu_rest_on_its_own_model_and_answer_for_its_devices(home, w1, t4):
+    """In a folder that is not called as the machine calls itself."""
+    for name in ("W1", "W3", "W6"):
+        as_of(name, "feedbeef", "box-v2", rows={"loader_wait_ms": 77.0})
+    with pytest.raises(InputError, match="cpu@box-v2: no fp32 model of cpu@box-v2; .* models --train box-v2"):
+        profiled_steps.learn_all("measure")
+    shipped, name = registry.shipped_cpu("fp32"), "cpu-box-v2-feedbeef"
+    twice = {case: {**one, "rates": {term: 2 * rate for term, rate in one["rates"].items()}}
+             for case, one in shipped.compositions.items()}
+    replace(shipped, device=name, facts={**shipped.facts, "hardware_id": "feedbeef", "sweeps": []}, compositions=twice).save(
+        registry.path_of(name, "fp32", paths.IMPORTED / "box-v2" / "trained"))
+    path, = profiled_steps.learn_all("measure")
+    assert path == paths.IMPORTED / "box-v2" / "trained" / "steps" / f"{name}.json"
+    (box,) = registry.for_devices(["box-v2"], "fp32")
+    whole = steps.predict(box, w1, steps.loading("W1", w1))
+    assert whole.parts["loader_wait"].source == f"profiles of {name}"
+    table = profiled_steps.published(path, "measure")
+    ours = table[(table["learner"] == profiled_steps.OURS) & (table["workload"] == "W1")]
+    assert ours["forward_ms"].to_numpy() == pytest.approx(whole.parts["forward"].predicted_ms), "by its own model"
+    gpu = replace(t4, device="t4@box-v2", model=replace(t4.model, facts={**t4.model.facts, "hardware_id": "feedbeef"}))
+    loader = steps.predict(gpu, w1, steps.loading("W1", w1)).parts["loader_wait"]
+    assert loader.source == f"as on {name}" and loader.predicted_ms > 30, "fed by its own machine's CPU"
 
 
 def test_steps_are_learned_from_collected_profiles_of_a_gpu(home, t4, w1, capsys):
@@ -302,12 +340,19 @@ def test_too_few_profiles_are_one_line(home, capsys):
 
 @pytest.mark.parametrize("changed", [{"num_workers": 2}, {"verdict": "unusable"}, {"arch": "resnet18"}, {"precision": "bf16"},
                                      {"grad_accum_steps": 2}, {"augment": True}, {"channels_last": True},
-                                     {"resolution": "resized"}, {"workload_id": "gone"}])
+                                     {"resolution": "resized"}, {"workload_id": "gone"}, {"optimizer": "sgd"}])
 def test_runs_that_are_not_of_the_plain_loop_teach_nothing(changed, monkeypatch):
     runs = profiled_steps.archive.runs("replay")
     assert len(profiled_steps.collected("replay"))
     monkeypatch.setattr(profiled_steps.archive, "runs", lambda _: runs.assign(**changed))
     assert profiled_steps.collected("replay") == {}
+    assert steps.measured_ms(runs.assign(**changed)) == {}, "nor are they shown beside its prediction"
+
+
+def test_a_profile_of_another_batch_size_is_not_the_measured_step_of_a_job():
+    job_class = load_scenarios()[0]["W1"]
+    other = job_class.model_copy(update={"id": "smaller", "batch_size": 32})
+    assert scenario.step_times(["cpu"], [job_class, other]).table["source"].str.startswith("measured").tolist() == [True, False]
 
 
 def test_predictions_without_their_profiles_are_refused(tmp_path):

@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks import machines
-from lib import __main__, paths, store
+from lib import __main__, locks, paths, store
 from lib.config.definitions import JobClass
+from lib.config.notebooks import FinetuneParams
 from lib.errors import InputError
 from lib.measure import archive, ceilings, load, machine
 from lib.predict import advise, advise_text, calibrate_networks, network_training, registry, steps, transfer_cpu
@@ -21,11 +22,13 @@ from lib.predict.advise import Query
 from lib.predict.analytic.scaling import Scaling
 from lib.predict.networks import calibration
 from lib.predict.networks.composition import Composition
+from lib.predict.networks.step_file import StepModel
 from lib.predict.operators import inputs
 from lib.predict.operators.cost_model import CostModel
 from lib.predict.operators.fine_tuning import fine_tuned
 from lib.predict.transfer_cpu import Host
 from lib.schedule.runtime import local_site
+from lib.studies.finetune import study as finetune_study
 from lib.studies.scheduler_eval import scenario
 from lib.work import networks
 
@@ -74,14 +77,12 @@ def _save_ceilings(peak_gflops=100.0, peak_gbps=10.0, touch_us=2.0, threads=0, h
 
 def test_a_cpu_without_a_model_is_scaled_by_its_ceilings_and_says_so(home):
     query = Query("simple_cnn", 4, "3x28x28")
-    first = advise.advise(query, ["cpu"])
-    before = first.table.iloc[0]
-    assert advise.without_ceilings(first) and "scaled" not in before["source"]
+    before = advise.advise(query, ["cpu"]).table.iloc[0]
+    assert advise.without_ceilings(registry.predictor("cpu", "fp32")) and "scaled" not in before["source"]
     reference = registry.shipped_cpu("fp32")
     _save_ceilings(reference.facts["peak_gflops"] / 3, reference.facts["peak_gbps"] / 3)
-    second = advise.advise(query, ["cpu"])
-    after = second.table.iloc[0]
-    assert not advise.without_ceilings(second)
+    after = advise.advise(query, ["cpu"]).table.iloc[0]
+    assert not advise.without_ceilings(registry.predictor("cpu", "fp32"))
     assert after["source"] == (f"zero-shot from {reference.device}, scaled by ceilings measured here (compute x0.33, "
                                "memory x0.33)")
     assert after["out_of_range"] and after["predicted_ms"] > 2.5 * before["predicted_ms"]
@@ -89,10 +90,22 @@ def test_a_cpu_without_a_model_is_scaled_by_its_ceilings_and_says_so(home):
 
 
 def test_what_replays_is_the_reference_machine_whatever_was_measured_here(home):
-    job_class = JobClass(id="small", model="simple_cnn", mode="infer", batch_size=4)
-    before = scenario.step_times(["cpu"], [job_class]).table
+    classes = [JobClass(id="small", model="simple_cnn", mode="infer", batch_size=4),
+               JobClass(id="trained", model="simple_cnn", mode="train", batch_size=4)]
+    results = finetune_study.study(FinetuneParams(source="replay"))
+    before = scenario.step_times(["cpu", "t4"], classes).table, finetune_study.predicted(results, shipped=True)
     _save_ceilings(10.0, 1.0)
-    assert scenario.step_times(["cpu"], [job_class]).table.equals(before)
+    gpu = registry.load(registry.path_of("t4", "fp32", registry.SHIPPED))
+    replace(gpu, facts={**gpu.facts, "launch_ms": 9.0}).save(registry.path_of("t4", "fp32"))
+    learned = StepModel.load(min((registry.SHIPPED / steps.FOLDER).glob(f"cpu-*{steps.SUFFIX}")))
+    slower = {name: replace(one, rates={term: 9 * rate for term, rate in one.rates.items()})
+              for name, one in learned.costs.items()}
+    for name in (f"cpu-{machine.name()}", "t4"):
+        replace(learned, device=name, costs=slower).save(steps.path_of(name))
+    assert registry.for_devices(["t4"], "fp32")[0].roof.launch_us == 9e3, "answers of this machine have changed"
+    after = scenario.step_times(["cpu", "t4"], classes).table, finetune_study.predicted(results, shipped=True)
+    for one, other in zip(before, after, strict=True):
+        pd.testing.assert_frame_equal(one, other)
 
 
 def test_the_best_ceilings_of_this_machine_and_as_many_threads_count(home):
@@ -110,7 +123,7 @@ def test_the_best_ceilings_of_this_machine_and_as_many_threads_count(home):
 
 def test_a_look_on_a_busy_machine_says_so_and_is_repeated(home, monkeypatch, capsys):
     looks = []
-    monkeypatch.setattr(transfer_cpu, "look", lambda: looks.append(_save_ceilings(
+    monkeypatch.setattr(transfer_cpu, "look", lambda **_: looks.append(_save_ceilings(
         number=len(looks) + 1, verdict="stable" if looks else "unusable")))
     arguments = "advise simple_cnn --input 3x28x28 --device cpu --json".split()
     for number in (1, 2, 2):
@@ -323,17 +336,29 @@ def test_a_network_left_out_does_not_predict_itself():
     assert calibration.calibrated(BASE, odd)["infer kept"].half > calibration.calibrated(BASE, rows)["infer kept"].half
 
 
-def test_the_verb_looks_once_and_not_where_it_is_told_not_to(home, monkeypatch, capsys):
+@pytest.mark.parametrize("verb", ["advise simple_cnn --input 3x28x28 --device cpu --json",
+                                  "advise-op linear gemm_m=64 gemm_k=64 gemm_n=64 --device cpu --json"])
+def test_a_verb_looks_once_and_not_where_it_is_told_not_to(verb, home, monkeypatch, capsys):
     looks = []
-    monkeypatch.setattr(transfer_cpu, "look", lambda: looks.append(_save_ceilings()))
-    arguments = "advise simple_cnn --input 3x28x28 --device cpu --json".split()
+    monkeypatch.setattr(transfer_cpu, "look", lambda **_: looks.append(_save_ceilings()))
+    arguments = verb.split()
     assert __main__.main([*arguments, "--no-look"]) == 0 and not looks
     assert __main__.main("advise simple_cnn --input 3x28x28 --device t4 --json".split()) == 0 and not looks
     assert "ceilings" not in capsys.readouterr().err
     assert __main__.main(arguments) == 0 and len(looks) == 1
     shown = capsys.readouterr()
-    assert "its ceilings are measured" in shown.err and "scaled by ceilings measured here" in shown.out
+    assert "its ceilings are measured" in shown.err and "zero-shot from cpu-" in shown.out
+    assert ("scaled by ceilings measured here" in shown.out) == ("advise " in verb)
     assert __main__.main(arguments) == 0 and len(looks) == 1
+
+
+def test_an_answer_does_not_wait_for_another_measurement(home, capsys):
+    arguments = "advise-op linear gemm_m=64 gemm_k=64 gemm_n=64 --device cpu --json".split()
+    with locks.device("cpu"):
+        assert __main__.main(arguments) == 0
+    shown = capsys.readouterr()
+    assert "not scaled to this machine: device cpu is being measured by another process" in shown.err
+    assert json.loads(shown.out)[0]["device"] == "cpu"
 
 
 @pytest.mark.parametrize(("others", "stolen", "usable", "free"), [(0.0, 0.0, 4, 4), (0.4, 0.0, 4, 4), (0.6, 0.0, 4, 3),
@@ -363,15 +388,34 @@ def test_advice_and_slots_have_fewer_threads_beside_a_busy_neighbour(home, monke
 
 def test_the_table_of_emulated_machines_counts_unusable_rows_and_tells_unseen_families_apart():
     shared = {"emulated": "avx2-1", "zero_shot_low_ms": 50.0, "zero_shot_high_ms": 90.0, "calibrated_ms": 100.0,
-              "calibrated_low_ms": 90.0, "calibrated_high_ms": 110.0, "latency_ms": 100.0}
+              "calibrated_low_ms": 90.0, "calibrated_high_ms": 110.0, "latency_ms": 100.0, "refused": False}
     rows = pd.DataFrame([{**shared, "zero_shot_ms": 60.0, "unseen_family": True, "verdict": "stable"},
                          {**shared, "zero_shot_ms": 80.0, "unseen_family": False, "verdict": "noisy"},
                          {**shared, "zero_shot_ms": 1.0, "unseen_family": False, "verdict": "unusable"}])
     (line,) = machines.summary(rows).to_dict("records")
-    assert (line["machine"], line["cases"], line["unusable"]) == ("avx2-1", 2, 1)
+    assert (line["machine"], line["cases"], line["unusable"], line["refused"]) == ("avx2-1", 2, 1, False)
     assert line["zero_shot_mape"] == pytest.approx(30) and line["zero_shot_bias"] == pytest.approx(-30)
     assert line["unseen_zero_shot_mape"] == pytest.approx(40) and line["zero_shot_coverage"] == 0
     assert line["calibrated_mape"] == 0 and line["calibrated_coverage"] == line["unseen_calibrated_coverage"] == 100
+
+
+def test_an_emulated_machine_whose_calibration_is_refused_counts_with_its_zero_shot_answers(home, monkeypatch, capsys):
+    _save_ceilings()
+    table = pd.DataFrame([{"network": "alexnet", "mode": "infer", "batch_size": 1, "memory": "default", "threads": 1,
+                           "hardware_id": "1", "latency_ms": 100.0, "verdict": "stable", "status": "ok"}])
+    monkeypatch.setattr(machines.campaign, "measure", lambda *_, **__: (table, {}))
+    monkeypatch.setattr(machines.campaign, "write", lambda *_, **__: None)
+    monkeypatch.setattr(machines, "_predicted", lambda predictor, rows, name: pd.DataFrame(
+        {f"{name}{end}": [60.0 if predictor.origin else 1.0] for end in ("_ms", "_low_ms", "_high_ms")}, index=rows.index))
+
+    def refuse(*_, **__):
+        raise InputError("the calibration did not help")
+
+    monkeypatch.setattr(machines.calibrate, "calibrate", refuse)
+    machines.one_machine(10.0, ["alexnet"], home / "predictions.csv")
+    assert "not calibrated: the calibration did not help" in capsys.readouterr().out
+    (line,) = machines.summary(pd.read_csv(home / "predictions.csv").assign(emulated="avx2-1")).to_dict("records")
+    assert line["refused"] and line["zero_shot_mape"] == line["calibrated_mape"] == pytest.approx(40)
 
 
 @pytest.mark.parametrize("build", [machines.Encoder, machines.Mixer, machines.Pyramid])

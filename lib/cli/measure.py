@@ -117,9 +117,12 @@ def _compare(options: argparse.Namespace) -> int:
 
 def add(verbs) -> None:
     """Add the verbs that measure and compare."""
-    verb = verbs.add_parser("machine", help="what this machine is: inventory, ids, devices, load")
-    verb.set_defaults(call=_machine)
+    verbs.add_parser("machine", help="what this machine is: inventory, ids, devices, load").set_defaults(call=_machine)
+    for one in (_add_compare, _add_networks, _add_matrix):
+        one(verbs)
 
+
+def _add_compare(verbs) -> None:
     verb = verbs.add_parser("compare", help="two measured runs, sweeps or matrix environments: is B faster, slower or the same")
     verb.add_argument("a", type=a_path, help="a run id, a sweep, an environment of the matrix, or a file or folder of one")
     verb.add_argument("b", type=a_path)
@@ -128,6 +131,8 @@ def add(verbs) -> None:
     verb.add_argument("--out", type=new_file, help="write every pair to this CSV")
     verb.set_defaults(call=_compare)
 
+
+def _add_networks(verbs) -> None:
     verb = verbs.add_parser("networks", help="measure whole networks, a process each, as params/networks.yaml says; a second "
                             "call resumes")
     verb.add_argument("--device", default="cpu", help="device id (default cpu)")
@@ -144,6 +149,8 @@ def add(verbs) -> None:
     verb.add_argument("--dry-run", action="store_true", help="print the cases")
     verb.set_defaults(call=_networks)
 
+
+def _add_matrix(verbs) -> None:
     verb = verbs.add_parser("matrix", help="measure the run matrix of params/matrix.yaml; a second call resumes")
     verb.add_argument("--device", default="auto", help="device id, or auto (default)")
     verb.add_argument("--cells", type=names, default=(), metavar="resnet50/b16/fp32,...",

@@ -1,23 +1,45 @@
 """The verbs that predict: ``advise``, ``advise-op``, ``calibrate``, ``models``. Imports nothing heavy."""
 
 import argparse
+from collections.abc import Callable
+from typing import TypeVar
 
 from lib.cli.options import number, whole
+
+Answer = TypeVar("Answer")
+
+
+def _after_a_look(options: argparse.Namespace, ask: Callable[[], Answer]) -> Answer:
+    """Return an answer; where it is of this machine's CPU by another one's model, once its ceilings were measured.
+
+    While another measurement runs they are not, and the answer is the one without.
+    """
+    import sys
+
+    from lib import locks
+    from lib.predict import advise, registry, transfer_cpu
+
+    answer = ask()
+    has_cpu = not options.device or "cpu" in options.device
+    if options.no_look or not has_cpu or not advise.without_ceilings(registry.predictor("cpu", options.dtype)):
+        return answer
+    print("no model of this CPU: its ceilings are measured, once on a quiet machine, in some ten seconds (--no-look: not)",
+          file=sys.stderr)
+    try:
+        transfer_cpu.look(wait_s=0.0)
+    except locks.HeldError as error:
+        print(f"not measured now, the answer is not scaled to this machine: {error}", file=sys.stderr)
+        return answer
+    return ask()
 
 
 def _advise(options: argparse.Namespace) -> int:
     import json
-    import sys
 
-    from lib.predict import advise, advise_text, suggestions, transfer_cpu
+    from lib.predict import advise, advise_text, suggestions
 
     query = advise.Query(options.model, options.batch_size, options.input, options.mode, options.dtype)
-    advice = advise.advise(query, options.device, crossovers=not options.json)
-    if not options.no_look and advise.without_ceilings(advice):
-        print("no model of this CPU: its ceilings are measured, once on a quiet machine, in some ten seconds (--no-look: not)",
-              file=sys.stderr)
-        transfer_cpu.look()
-        advice = advise.advise(query, options.device, crossovers=not options.json)
+    advice = _after_a_look(options, lambda: advise.advise(query, options.device, crossovers=not options.json))
     note = advise_text.neighbours(advice)
     if options.json:
         verified = suggestions.verified(advice, suggestions.suggestions(advice)) if options.verify else None
@@ -34,13 +56,18 @@ def _advise(options: argparse.Namespace) -> int:
 
 def _advise_operator(options: argparse.Namespace) -> int:
     import json
+    import sys
 
     from lib.predict import advise_operator
 
     wanted = advise_operator.config(options.op, options.parameters, options.dtype, options.passes)
-    table = advise_operator.advise(wanted, options.device)
-    print(json.dumps(advise_operator.records(table), indent=1, allow_nan=False) if options.json else
-          advise_operator.text(wanted, table))
+    table = _after_a_look(options, lambda: advise_operator.advise(wanted, options.device))
+    if not options.json:
+        print(advise_operator.text(wanted, table))
+        return 0
+    print(json.dumps(advise_operator.records(table), indent=1, allow_nan=False))
+    for device, why in table.attrs["left_out"].items():
+        print(f"left out: {device}: {why}", file=sys.stderr)
     return 0
 
 
@@ -82,6 +109,11 @@ def _models(options: argparse.Namespace) -> int:
 
 def add(verbs) -> None:
     """Add the verbs that predict."""
+    for one in (_add_advise, _add_advise_operator, _add_models, _add_calibrate):
+        one(verbs)
+
+
+def _add_advise(verbs) -> None:
     verb = verbs.add_parser("advise", help="where a network should run, how long it takes there, and what to change")
     verb.add_argument("model", help="a torchvision name, a workload id (W1), or module:Class")
     verb.add_argument("--input", default="", metavar="3x224x224", help="one sample's shape (default: the network's usual one)")
@@ -98,6 +130,8 @@ def add(verbs) -> None:
                       help="print a list of objects, one a device; with --verify this CPU's holds what was measured, too")
     verb.set_defaults(call=_advise)
 
+
+def _add_advise_operator(verbs) -> None:
     verb = verbs.add_parser("advise-op", help="how long one operator takes on each device, at what bandwidth and rate, and why")
     verb.add_argument("op", help="a family, such as conv2d, linear, attention; an unknown one lists all")
     verb.add_argument("parameters", nargs="*", metavar="NAME=VALUE",
@@ -106,9 +140,12 @@ def add(verbs) -> None:
     verb.add_argument("--pass", dest="passes", default="forward", choices=("forward", "backward"))
     verb.add_argument("--dtype", default="fp32", choices=("fp32", "bf16", "fp16"))
     verb.add_argument("--device", action="append", default=[], help="as in advise")
+    verb.add_argument("--no-look", action="store_true", help="as in advise")
     verb.add_argument("--json", action="store_true", help="print a list of objects, one a device")
     verb.set_defaults(call=_advise_operator)
 
+
+def _add_models(verbs) -> None:
     verb = verbs.add_parser("models", help="the registry: every cost model with its scores; or train those that ship")
     verb.add_argument("--train", metavar="WHAT",
                       help="cpu: from the first reference machine's data; a reference machine's name, committed or imported "
@@ -121,6 +158,8 @@ def add(verbs) -> None:
     verb.add_argument("--quick", action="store_true", help="train less, in a fraction of the time")
     verb.set_defaults(call=_models)
 
+
+def _add_calibrate(verbs) -> None:
     verb = verbs.add_parser("calibrate", help="fine-tune the nearest model to this machine's device by a few measured points")
     verb.add_argument("--device", default="cpu", help="cpu (default) or cuda:0")
     verb.add_argument("--budget-s", type=number(10, 1e6), default=120.0, help="time for measuring (default 120)")

@@ -1,5 +1,6 @@
 """What has been measured before: the tables of this machine, of imported ones, and of the reference."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -127,3 +128,13 @@ def rows(chosen: pd.DataFrame, source: str, reference: str = "") -> pd.DataFrame
                 hardware -= set(own["hardware_id"])  # of two machines of one hardware, the first has this id
                 tables += [own.assign(run_id=run_id)] if len(own) else []
     return pd.concat(tables, ignore_index=True) if tables else store.read_all([], "profile")
+
+
+def folder_of(run: Mapping[str, Any], source: str, reference: str = "") -> Path:
+    """Return the folder that holds a run, a row of ``runs``; InputError where none does any more."""
+    machine, _, plain = run["run_id"].rpartition("/")
+    for folder in folders(source, reference):
+        table = store.read_all(sorted((folder / "runs").glob("*.csv")), "runs")
+        if machine in ("", folder.name) and ((table["run_id"] == plain) & (table["hardware_id"] == run["hardware_id"])).any():
+            return folder
+    raise InputError(f"no folder holds the run {run['run_id']} of {run['hardware_id']}")

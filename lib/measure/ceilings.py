@@ -264,10 +264,10 @@ class Ceilings:
         return "RAM" if "RAM" in set(self.table["level"]) else "device"
 
 
-def measure_ceilings(p: MachineParams) -> Ceilings:
+def measure_ceilings(p: MachineParams, wait_s: float = locks.PATIENCE_S) -> Ceilings:
     """Measure the ceilings of one device within about ``budget_s`` and write them to ``data/ceilings/``.
 
-    Raises InputError for a device that is not here.
+    Raises InputError for a device that is not here, HeldError for one that another process measures for longer than ``wait_s``.
     """
     device, budget = machine.device(p.device), Budget(p.budget_s)
     machine.use(device)
@@ -275,7 +275,7 @@ def measure_ceilings(p: MachineParams) -> Ceilings:
     torch.set_num_threads(p.threads or before_threads)
     tf32 = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     try:
-        with locks.device(str(device)), machine.working(device):
+        with locks.device(str(device), wait_s), machine.working(device):
             threads, identity = torch.get_num_threads(), machine.identity()
             own = {name: identity[name] for name in ("hardware_id", "software_id")}
             quiet = load.wait_for_quiet(threads, patience_s=budget.patience_s, device=str(device))

@@ -58,14 +58,17 @@ class Advice:
 
 
 class CapturedQuery:
-    """One query, captured once a device type (and once more at another batch size when several are compared)."""
+    """One query, captured once a device type (and once more at another batch size when several are compared).
 
-    def __init__(self, query: Query):
+    ``shipped``: what profiles gave is that of the reference alone.
+    """
+
+    def __init__(self, query: Query, shipped: bool = False):
         if query.dtype not in _DTYPES:
             raise InputError(f"no element type {query.dtype!r}; there are: {choices(_DTYPES)}")
         if query.mode not in ops.MODES:
             raise InputError(f"no mode {query.mode!r}; there are: {choices(ops.MODES)}")
-        self.query, self._works = query, {}
+        self.query, self.shipped, self._works = query, shipped, {}
         self.batch_size = query.network().shape[0]
 
     def work(self, batch_size: int = 0, channels_last: bool = False, device_type: str = "cpu") -> Work:
@@ -83,10 +86,10 @@ class CapturedQuery:
         ``network`` is the work where it is not that of the query's own batch size, ``memory`` what a pass's process does with
         freed memory, see ``Predictor.estimate``.
         """
-        network = network or self.work(device_type=device_type(predictor))
+        network = network or self.work(device_type=predictor.device_type)
         if self.query.mode == "infer":
             return predictor.estimate(network, memory)
-        return steps.predict(predictor, network, steps.loading(self.query.model, network))
+        return steps.predict(predictor, network, steps.loading(self.query.model, network), shipped=self.shipped)
 
     def scaled(self, batch_size: int, device_type: str = "cpu") -> Work:
         """Return the work at another batch size, on the line through two that were captured: every size is linear in it.
@@ -94,8 +97,10 @@ class CapturedQuery:
         Where these are not the same operators (its control flow differs), it is captured itself.
         """
         first = self.work(device_type=device_type)
+        if batch_size == self.batch_size:
+            return first
         other = self.work(2 * self.batch_size, device_type=device_type)
-        if batch_size == self.batch_size or list(first.table["op"]) != list(other.table["op"]):
+        if list(first.table["op"]) != list(other.table["op"]):
             return self.work(batch_size, device_type=device_type)
         share = (batch_size - self.batch_size) / self.batch_size
         try:
@@ -127,10 +132,9 @@ def advise(query: Query, devices: Sequence[str] = (), crossovers: bool = True) -
     return Advice(captured, table, best, _reason(table, best), changes, tuple(predictors))
 
 
-def without_ceilings(advice: Advice) -> bool:
-    """Return whether this machine's CPU was predicted by another one's model, without ceilings that can be trusted."""
-    return any(one.device == "cpu" and one.origin and (not one.model.scaling or one.model.facts.get(transfer_cpu.DOUBTFUL))
-               for one in advice.predictors)
+def without_ceilings(cpu: Predictor | None) -> bool:
+    """Return whether this machine's CPU is predicted by another one's model, without ceilings that can be trusted."""
+    return bool(cpu and cpu.origin and (not cpu.model.scaling or cpu.model.facts.get(transfer_cpu.DOUBTFUL)))
 
 
 def predictions(captured: CapturedQuery, predictors: Sequence[Predictor]) -> pd.DataFrame:
@@ -140,7 +144,7 @@ def predictions(captured: CapturedQuery, predictors: Sequence[Predictor]) -> pd.
 
 
 def _row(predictor: Predictor, captured: CapturedQuery) -> dict[str, Any]:
-    network = captured.work(device_type=device_type(predictor))
+    network = captured.work(device_type=predictor.device_type)
     answer = captured.predicted(predictor)
     estimate = passes_of(answer)
     rate = network.batch_size / answer.predicted_ms * 1e3
@@ -152,8 +156,8 @@ def _row(predictor: Predictor, captured: CapturedQuery) -> dict[str, Any]:
             "below_roof": estimate.predicted_ms / predictor.roof_ms(network),
             "out_of_range": bool(estimate.outside > _SHARE or predictor.origin),
             "fits": bool(memory_mb < predictor.memory_mb),
-            "measured_ms": _measured(predictor, captured.query, network.batch_size), "dtype": captured.query.dtype,
-            "latency_type": predictor.model.facts.get("latency_type", "kernel") if predictor.kind != "cpu" else "end_to_end",
+            "measured_ms": _measured(predictor, captured, network.batch_size), "dtype": captured.query.dtype,
+            "latency_type": "end_to_end" if predictor.device_type == "cpu" else predictor.model.facts["latency_type"],
             "price_per_million": price, **energy.per_image(predictor.power, estimate, network.batch_size),
             **(answer.columns if isinstance(answer, Step) else {})}
 
@@ -171,14 +175,9 @@ def memory_of(answer: Estimate | Step, network: Work) -> float:
 def _bound(predictor: Predictor, network: Work, answer: Estimate | Step) -> str:
     """Return what most of the time goes to: a part beside the passes, or what bounds these (``Predictor.bound``)."""
     if isinstance(answer, Step) and answer.longest in _HOST and \
-            answer.parts[answer.longest].predicted_ms > _MOST * answer.predicted_ms:
+            answer.parts[answer.longest].predicted_ms > registry.MOST * answer.predicted_ms:
         return _HOST[answer.longest]
     return predictor.bound(network, passes_of(answer).predicted_ms)
-
-
-def device_type(predictor: Predictor) -> str:
-    """Return the type of a predictor's device, as whose kernels work is captured."""
-    return "cuda" if predictor.model.chip else "cpu"
 
 
 def source_of(predictor: Predictor, estimate: Estimate) -> str:
@@ -194,10 +193,13 @@ def source_of(predictor: Predictor, estimate: Estimate) -> str:
     return f"zero-shot from {most}" if borrowed > _MOST else f"predicted, {borrowed:.0%} from {most}"
 
 
-def _measured(predictor: Predictor, query: Query, batch_size: int) -> float:
+def _measured(predictor: Predictor, captured: CapturedQuery, batch_size: int) -> float:
     """Return what was measured of this very query on the device, NaN if it was not; of a training step by its profile."""
+    query = captured.query
+    if query.mode == "train" and query.dtype != "fp32":
+        return math.nan
     if query.mode == "train":
-        return steps.measured_step_ms(predictor, query.model, batch_size) if query.dtype == "fp32" else math.nan
+        return steps.measured_step_ms(predictor, query.model, batch_size, captured.shipped)
     table = predictor.measured_networks
     if table is None:
         return math.nan
@@ -232,7 +234,7 @@ def _crossovers(captured: CapturedQuery, predictors: Sequence[Predictor]) -> tup
     """Say at which batch sizes another device becomes the fastest."""
     changes, last = [], ""
     for batch in BATCHES:
-        works = [(predictor, captured.scaled(batch, device_type(predictor))) for predictor in predictors]
+        works = [(predictor, captured.scaled(batch, predictor.device_type)) for predictor in predictors]
         answers = [(captured.predicted(predictor, network), network, predictor) for predictor, network in works]
         times = [(answer.predicted_ms, predictor.device) for answer, network, predictor in answers
                  if memory_of(answer, network) < predictor.memory_mb]

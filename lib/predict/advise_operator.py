@@ -21,7 +21,6 @@ COLUMNS = ("device", "source", "predicted_ms", "low_ms", "high_ms", "gflops", "g
 _AXES = {"kernel": "kernel", "stride": "stride", "padding": "padding", "dilation": "dilation"}  # short: of all axes
 _TEXTS = {column.name for column in PARAMETERS if column.kind == "text"}
 _LARGEST_DIGITS = 9
-_MOST = 0.5  # of the predicted time, and launching bounds it
 
 
 def config(op: str, assignments: Sequence[str], dtype: str = "fp32", passes: str = "forward") -> Config:
@@ -47,30 +46,44 @@ def config(op: str, assignments: Sequence[str], dtype: str = "fp32", passes: str
 def advise(wanted: Config, devices: Sequence[str] = ()) -> pd.DataFrame:
     """Return a row a device (COLUMNS), the fastest first: those named, or all that have a model of the element type.
 
-    Devices whose model does not know the family are left out, and named in ``attrs["left_out"]`` with the reason. Raises
-    InputError for an impossible operator, and where no device is left.
+    Devices whose model does not know the family are left out, and named in ``attrs["left_out"]`` with the reason;
+    ``attrs["work"]`` says what a device type computes and moves. Raises InputError for an impossible operator, and where no
+    device is left.
     """
-    flops, moved = spaces.work(wanted.ops())
-    row = {"op": wanted.op, "pass": wanted.passes, **dict(wanted.parameters), "flops": flops, "bytes": moved}
+    predictors = registry.for_devices(devices, wanted.dtype)
+    described = {kind: _described(wanted, kind) for kind in sorted({one.device_type for one in predictors})}
     rows, left_out = [], {}
-    for predictor in registry.for_devices(devices, wanted.dtype):
+    for predictor in predictors:
         try:
-            rows.append(_row(predictor, row))
+            rows.append(_row(predictor, described[predictor.device_type]))
         except InputError as error:
             left_out[predictor.device] = str(error)
     if not rows:
         raise InputError("; ".join(left_out.values()))
     table = pd.DataFrame(rows, columns=COLUMNS).sort_values("predicted_ms", ignore_index=True)
-    table.attrs |= {"left_out": left_out, "flops": flops, "bytes": moved}
+    table.attrs |= {"left_out": left_out, "work": _work_words(described)}
     return table
+
+
+def _described(wanted: Config, device_type: str) -> dict[str, Any]:
+    """Return the operator as a row of ``sweep``, with the FLOPs and bytes of what a device type runs for it."""
+    flops, moved = spaces.work(wanted.ops(device_type))
+    return {"op": wanted.op, "pass": wanted.passes, **dict(wanted.parameters), "flops": flops, "bytes": moved}
+
+
+def _work_words(described: Mapping[str, Mapping[str, Any]]) -> str:
+    """Say what the operator computes and moves, of each device type where they run different kernels for it."""
+    several = {kind: f"{row['flops']:,.4g} FLOPs, {row['bytes']:,.4g} compulsory bytes" for kind, row in described.items()}
+    if len(set(several.values())) == 1:
+        return next(iter(several.values()))
+    return "; ".join(f"{kind}: {words}" for kind, words in several.items())
 
 
 def _row(predictor: Predictor, row: Mapping[str, Any]) -> dict[str, Any]:
     answer, facts, roof = predictor.model.predict(pd.DataFrame([row])).iloc[0], predictor.model.facts, predictor.roof
     predicted_ms, origin = float(answer["predicted_ms"]), predictor.origin or str(answer["origin"])
     compute_ms, move_ms = row["flops"] / roof.peak_gflops / 1e6, row["bytes"] / roof.gbps() / 1e6
-    launch_ms = roof.launch_us / 1e3
-    bound = "launch" if launch_ms > _MOST * predicted_ms else "memory" if move_ms > compute_ms else "compute"
+    bound = predictor.bound_of(np.array([[row["flops"], row["bytes"]]]), roof.launch_us / 1e3, predicted_ms)
     return {"device": predictor.device, "source": f"zero-shot from {origin}" if origin else "predicted",
             **{name: float(answer[name]) for name in ("predicted_ms", "low_ms", "high_ms")},
             "gflops": row["flops"] / predicted_ms / 1e6, "gbps": row["bytes"] / predicted_ms / 1e6,
@@ -92,8 +105,7 @@ def text(wanted: Config, table: pd.DataFrame) -> str:
                                   "pct_of_attainable": "% of attainable", "out_of_range": "outside",
                                   "measured_ms": "measured ms", "latency_type": "timed as"})
     parameters = ", ".join(f"{name} {value}" for name, value in wanted.parameters)
-    lines = [f"{wanted.op} {wanted.passes}, {wanted.dtype}: {parameters}",
-             f"{table.attrs['flops']:,.4g} FLOPs, {table.attrs['bytes']:,.4g} compulsory bytes", "",
+    lines = [f"{wanted.op} {wanted.passes}, {wanted.dtype}: {parameters}", table.attrs["work"], "",
              shown.dropna(axis=1, how="all").to_string(index=False, float_format=lambda value: f"{value:,.4g}")]
     if table["out_of_range"].any():
         lines.append("outside: beyond the training range of the device's model; its interval is widened, not proven")

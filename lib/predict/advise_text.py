@@ -54,7 +54,8 @@ def text(advice: Advice) -> str:
 
 def _notes(advice: Advice) -> list[str]:
     """Return what to know of the times: what no model is of, and which are of kernels alone."""
-    unknown = advice.captured.work().not_modelled
+    works = [advice.captured.work(device_type=kind) for kind in sorted({one.device_type for one in advice.predictors})]
+    unknown = list(dict.fromkeys(name for one in works for name in one.not_modelled))
     gpus = advice.table[~advice.table["device"].str.match("cpu(@|$)")]
     kernels = gpus.loc[gpus["latency_type"] == "kernel", "device"]
     lines = [f"not modelled: {choices(unknown)}; such operators count as copies, or as those of {advice.captured.query.dtype}"
@@ -79,9 +80,10 @@ def _step_notes(advice: Advice) -> list[str]:
     for predictor in advice.predictors:
         for name, costs in steps.costs_of(predictor).items():
             sources.setdefault(f"{name.replace('_', ' ')}: {costs.source}", []).append(predictor.device)
-        learned = steps.of_device(predictor)
+        learned = steps.of_itself(predictor) if advice.captured.query.dtype == "fp32" else None  # as all profiles are
         if learned:
-            several = [f"{name} {one.predict([advice.captured.work()])[0]:,.3g} (±{math.expm1(one.half):.0%})"
+            network = advice.captured.work(device_type=predictor.device_type)
+            several = [f"{name} {one.predict([network])[0]:,.3g} (±{math.expm1(one.half):.0%})"
                        for name, one in learned.learners.items()]
             lines.append(f"{predictor.device}, the whole step by learners of profiles, in ms: {', '.join(several)}")
     return [f"{source} ({choices(devices)})" for source, devices in sources.items()] + lines

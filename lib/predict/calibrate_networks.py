@@ -1,6 +1,5 @@
 """A few small networks measured end to end on this machine, by which compositions are calibrated."""
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -12,10 +11,10 @@ from lib.measure.networks import campaign
 from lib.measure.networks.case import Case
 from lib.measure.statistics import VERDICTS
 from lib.predict import network_training
+from lib.predict.network_training import Works
 from lib.predict.networks import calibration, work
 from lib.predict.networks.calibration import LEAST_NETWORKS
 from lib.predict.networks.composition import Composition
-from lib.predict.networks.work import Work
 from lib.predict.operators.cost_model import CostModel
 from lib.predict.registry import Predictor
 from lib.work import networks
@@ -26,15 +25,13 @@ NETWORKS = ("squeezenet1_1", "mobilenet_v3_small", "resnet18", "swin_t", "shuffl
 CASES = (("infer", 1), ("infer", 8), ("train", 8))
 _CASE_S, _PROCESS_S, _PASSES = 0.3, 6.0, 9  # seconds a case at least, and a process; passes of a case, warm-up included
 _NO_TIME_S = 1e-3  # 0 would be no limit
-Works = Mapping[tuple[str, str, int], Work]
 
 
 @dataclass(frozen=True)
 class Networks:
-    """What was measured (usable rows of ``networks``), what was captured, and errors before and after in % (mape, bias, n)."""
+    """What was measured (usable rows of ``networks``), and errors before and after in % (mape, bias, n)."""
 
     rows: pd.DataFrame
-    works: Works
     before: dict[str, float]
     after: dict[str, float]
 
@@ -55,7 +52,7 @@ def errors(measured_ms: np.ndarray, predicted_ms: np.ndarray) -> dict[str, float
     return {"mape": float(np.abs(relative).mean()), "bias": float(relative.mean()), "n": len(relative)} if len(relative) else {}
 
 
-def _chosen(model: CostModel, budget_s: float) -> tuple[list[tuple[Case, str]], dict[tuple[str, str, int], Work]]:
+def _chosen(model: CostModel, budget_s: float) -> tuple[list[tuple[Case, str]], Works]:
     """Return the cases that fit into ``budget_s``, as the model predicts, with their heaps, and their work.
 
     Every network with the default heap, every second one also with one that retains what it frees.
@@ -97,12 +94,12 @@ def calibrate(model: CostModel, before: CostModel, rows: pd.DataFrame, works: Wo
     """
     zero_shot = errors(rows["latency_ms"], _predicted(before, rows, works))
     if rows["network"].nunique() < LEAST_NETWORKS:
-        return Networks(rows, works, zero_shot, errors(rows["latency_ms"], _predicted(model, rows, works)))
+        return Networks(rows, zero_shot, errors(rows["latency_ms"], _predicted(model, rows, works)))
     base = {case: Composition(**fitted) for case, fitted in model.compositions.items()}
     terms = network_training.terms(model, rows, works)
     model.compositions = {case: asdict(fitted) for case, fitted in calibration.calibrated(base, terms).items()}
     left_out = calibration.left_one_out(base, terms)
-    return Networks(terms, works, zero_shot, errors(rows["latency_ms"], left_out["predicted_ms"]))
+    return Networks(terms, zero_shot, errors(rows["latency_ms"], left_out["predicted_ms"]))
 
 
 def _predicted(model: CostModel, rows: pd.DataFrame, works: Works) -> list[float]:

@@ -31,7 +31,7 @@ from lib.work import dtypes
 SHIPPED = paths.REFERENCE / "models"
 _SUFFIX, _CPU = ".json.gz", transfer_cpu.CPU
 MAKERS, _NEAREST = frozenset(("nvidia", "tesla", "amd")), 3  # words of a name that tell no card; names in an error
-_MOST = 0.5  # of the predicted time, and it bounds the network
+MOST = 0.5  # of the predicted time, and it bounds the work
 
 
 def path_of(device: str, dtype: str, folder: Path | None = None) -> Path:
@@ -39,18 +39,24 @@ def path_of(device: str, dtype: str, folder: Path | None = None) -> Path:
     return (folder or paths.MODELS) / f"{device}_{dtype}{_SUFFIX}"
 
 
-def model_files() -> dict[tuple[str, str], Path]:
+def model_files(shipped: bool = False) -> dict[tuple[str, str], Path]:
     """Return every model file by (device, element type); one that was calibrated here stands before a shipped one.
 
-    Raises InputError for a file that is named as no model is.
+    ``shipped``: these alone. Raises InputError for a file that is named as no model is.
     """
-    return {key_of(path): path for folder in (SHIPPED, paths.MODELS) for path in sorted(folder.glob(f"*{_SUFFIX}"))}
+    folders = (SHIPPED,) if shipped else (SHIPPED, paths.MODELS)
+    return {key_of(path): path for folder in folders for path in sorted(folder.glob(f"*{_SUFFIX}"))}
 
 
 def cpu_name(machine_name: str, hardware_id: str) -> str:
     """Return how the model of a machine's CPU is called: by the machine's name, and its hardware at the end."""
     stem = re.sub(r"[^a-z0-9]+", "-", machine_name.lower()).strip("-")
     return f"{_CPU}{stem}" if stem.endswith(f"-{hardware_id}") else f"{_CPU}{stem}-{hardware_id}"
+
+
+def cpu_here() -> str:
+    """Return how this machine's CPU is called in the names of its files."""
+    return f"{_CPU}{machine.name()}"
 
 
 def home_of(folder: Path, device: str) -> Path:
@@ -153,6 +159,11 @@ class Predictor:
         return self.device.partition("@")[0]
 
     @property
+    def device_type(self) -> str:
+        """Return cpu or cuda, as whose kernels work is captured: of a GPU the model knows the chip."""
+        return "cuda" if self.model.chip else "cpu"
+
+    @property
     def machine(self) -> str:
         """Return the reference machine whose device it is; empty for a device of this one, and for a GPU of its vendor."""
         return self.device.partition("@")[2]
@@ -201,22 +212,21 @@ class Predictor:
 
     def roof_ms(self, work: Work) -> float:
         """Return how long the operators take at their roofs, one after another."""
-        return roofline.each_at_its_roof(_parts(work), self.roof) * 1e3
+        return roofline.each_at_its_roof(work.flops_and_bytes, self.roof) * 1e3
 
     def launches_ms(self, work: Work) -> float:
         """Return how long launching every operator takes."""
         return work.calls * self.roof.launch_us / 1e3
 
     def bound(self, work: Work, predicted_ms: float) -> str:
-        """Return what most of the time goes to: launch, or at the roofs compute or memory."""
-        if self.launches_ms(work) > _MOST * predicted_ms:
+        """Return what most of the time of a pass or step goes to, see ``bound_of``."""
+        return self.bound_of(work.flops_and_bytes, self.launches_ms(work), predicted_ms)
+
+    def bound_of(self, parts: np.ndarray, launches_ms: float, predicted_ms: float) -> str:
+        """Return what bounds operators of these FLOPs and bytes (n, 2), by most of their time: launch, or compute or memory."""
+        if launches_ms > MOST * predicted_ms:
             return "launch"
-        return "memory" if roofline.memory_share(_parts(work), self.roof) > _MOST else "compute"
-
-
-def _parts(work: Work) -> np.ndarray:
-    """Return FLOPs and bytes of each distinct operator, all its calls together (n, 2)."""
-    return work.table[["flops", "bytes"]].to_numpy(float) * work.table[["calls"]].to_numpy(float)
+        return "memory" if roofline.memory_share(parts, self.roof) > MOST else "compute"
 
 
 def shipped_cpu(dtype: str) -> CostModel:
@@ -232,10 +242,10 @@ def shipped_cpus(dtype: str) -> list[Path]:
     return [path for path in sorted(SHIPPED.glob(f"{_CPU}*{_SUFFIX}")) if key_of(path)[1] == dtype]
 
 
-def of_the_reference(cpu: Predictor) -> Predictor:
-    """Return the CPU as the model that ships predicts it, unscaled, whatever was measured or calibrated on this machine."""
-    model = shipped_cpu(cpu.dtype)
-    return replace(cpu, model=model, origin=model.device)
+def _of_the_reference(dtype: str) -> Predictor | None:
+    """Return the CPU as the model that ships predicts it, unscaled; None for an element type that none ships of."""
+    model = next(map(load, shipped_cpus(dtype)), None)
+    return Predictor("cpu", dtype, model, model.device, psutil.virtual_memory().total / 1e6) if model else None
 
 
 def vendor_of(name: str) -> str:
@@ -271,7 +281,7 @@ def reference_cpus(dtype: str) -> list[CostModel]:
 def _own_cpus(dtype: str, files: transfer.Files) -> list[Path]:
     """Return the files of this machine's CPU, whatever its threads: calibrated here or shipped, and those of its bundles."""
     folders, suffix = archive.machines(imported=True).values(), f"-{transfer_cpu.identity()['hardware_id']}"
-    first = files.get((f"{_CPU}{machine.name()}", dtype))
+    first = files.get((cpu_here(), dtype))
     several = [first, *(machine_files(folder).get(("cpu", dtype)) for folder in folders)]
     return [path for path in dict.fromkeys(several) if path and key_of(path)[0].endswith(suffix)]
 
@@ -334,22 +344,22 @@ def predictor(device: str, dtype: str) -> Predictor | None:
     return _predictor(device, dtype, model_files(), load_devices(), load)
 
 
-def for_devices(devices: Sequence[str], dtype: str) -> list[Predictor]:
+def for_devices(devices: Sequence[str], dtype: str, shipped: bool = False) -> list[Predictor]:
     """Return the devices that can be predicted for an element type: those named, or all that have a model of any type.
 
-    Raises InputError for a device that has none, listing those that do and how to calibrate, for one that is named twice, and
-    for a file that holds no model.
+    ``shipped``: by the models of the reference, whatever was measured or calibrated on this machine. Raises InputError for a
+    device that has none, listing those that do and how to calibrate, for one named twice, and for a file that holds no model.
     """
     if len(set(devices)) < len(devices):
         raise InputError(f"a device is named twice: {choices(devices)}; name each once")
-    files, vendors, reader = model_files(), load_devices(), cache(load)  # a donor serves several
+    files, vendors, reader = model_files(shipped), load_devices(), cache(load)  # a donor serves several
     usual = ["cpu", *sorted({device for device, _ in files if device in vendors})]
     predictors = []
     for device in devices or usual:
         if device not in usual and device not in vendors and device.rpartition("@")[2] in archive.machines(imported=True):
             predictors += _of_machine(device, dtype, files, vendors, reader)
             continue
-        one = _predictor(device, dtype, files, vendors, reader)
+        one = _of_the_reference(dtype) if shipped and device == "cpu" else _predictor(device, dtype, files, vendors, reader)
         if one:
             predictors.append(one)
         elif devices:

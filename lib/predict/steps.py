@@ -16,7 +16,7 @@ import pandas as pd
 from lib import paths
 from lib.config import definitions
 from lib.errors import InputError
-from lib.measure import archive, machine
+from lib.measure import archive
 from lib.predict import registry
 from lib.predict.networks import composition, step
 from lib.predict.networks.composition import SUM, Estimate
@@ -30,6 +30,8 @@ FOLDER, SUFFIX = "steps", ".json"
 LINK_GBPS = 6.0  # of pageable memory over PCIe: an assumption, until a profile of the device replaces it
 _ASSUMED = math.log(3)  # half interval of what was not measured on a device
 _STATE = {"adam": 8, "adamw": 8, "sgd": 4}  # bytes of an optimizer's state for each parameter
+_PLAIN = {"precision": "fp32", "num_workers": 0, "grad_accum_steps": 1, "resolution": "native", "channels_last": False,
+          "augment": False, "tf32": False, "optimizer": "adam"}  # settings of the loop that is predicted
 
 
 @dataclass(frozen=True)
@@ -91,24 +93,41 @@ def path_of(device: str, folder: Path | None = None) -> Path:
     return (folder or paths.MODELS) / FOLDER / f"{device}{SUFFIX}"
 
 
+def own_files(predictor: Predictor, shipped: bool = False) -> list[Path]:
+    """Return where what profiles gave of a device itself may lie; ``learn_all`` writes the first."""
+    if predictor.device_type != "cpu":
+        return [path_of(predictor.kind, folder) for folder in _folders(shipped)]
+    return _own_cpu(predictor, shipped) or [path_of(predictor.model.device, registry.SHIPPED)]
+
+
+def _own_cpu(predictor: Predictor, shipped: bool) -> list[Path]:
+    """Return where the file of the CPU of a device's machine may lie: a reference machine's beside its models."""
+    if predictor.machine:
+        name = registry.cpu_name(predictor.machine, predictor.model.facts["hardware_id"])
+        return [path_of(name, registry.home_of(archive.machine_folder(predictor.machine), name))]
+    return [] if shipped else [path_of(registry.cpu_here(), folder) for folder in _folders(shipped)]
+
+
+def of_itself(predictor: Predictor, shipped: bool = False) -> StepModel | None:
+    """Return what profiles gave of a device, None where they gave nothing."""
+    return _first(own_files(predictor, shipped))
+
+
 def of_device(predictor: Predictor, shipped: bool = False) -> StepModel | None:
     """Return what profiles gave of a device; of a CPU without any, what those of the reference gave; None for another GPU."""
-    if not _is_cpu(predictor):
-        return _first([path_of(predictor.kind, folder) for folder in _folders(shipped)])
-    names = [f"cpu-{machine.name()}"] if predictor.origin and not shipped else []
-    own = [path_of(name, folder) for folder in _folders(shipped) for name in (*names, predictor.model.device)]
-    return _first([*own, *sorted((registry.SHIPPED / FOLDER).glob(f"cpu-*{SUFFIX}"))])
+    own = of_itself(predictor, shipped)
+    if own or predictor.device_type != "cpu":
+        return own
+    return _first([path_of(predictor.model.device, registry.SHIPPED), *_shipped_cpus()])
 
 
-def of_host(shipped: bool = False) -> StepModel | None:
-    """Return what profiles gave of this machine's CPU, or else of the reference's: it feeds whatever device computes."""
-    own = [] if shipped else [path_of(f"cpu-{machine.name()}", folder) for folder in _folders(shipped)]
-    return _first([*own, *sorted((registry.SHIPPED / FOLDER).glob(f"cpu-*{SUFFIX}"))])
+def of_host(predictor: Predictor, shipped: bool = False) -> StepModel | None:
+    """Return what profiles gave of the CPU of a device's machine, or else of the reference's: it feeds whatever computes."""
+    return _first([*_own_cpu(predictor, shipped), *_shipped_cpus()])
 
 
-def _is_cpu(predictor: Predictor) -> bool:
-    """Return whether a device is a CPU: of a GPU the model knows the chip."""
-    return predictor.model.chip is None
+def _shipped_cpus() -> list[Path]:
+    return sorted((registry.SHIPPED / FOLDER).glob(f"cpu-*{SUFFIX}"))
 
 
 def _folders(shipped: bool) -> list[Path]:
@@ -160,7 +179,7 @@ def assembled(predictor: Predictor, work: Work, load: Loading, passes: Estimate,
 
 def costs_of(predictor: Predictor, shipped: bool = False) -> Mapping[str, Costs]:
     """Return the costs of each part on a device; the loader's are those of the host. InputError where none are of a CPU."""
-    own, host = of_device(predictor, shipped), of_host(shipped)
+    own, host = of_device(predictor, shipped), of_host(predictor, shipped)
     if host is None:
         raise InputError(f"no costs of a CPU's loader in {registry.SHIPPED / FOLDER}; run: python -m lib models --train "
                          "profiles")
@@ -174,7 +193,7 @@ def costs_of(predictor: Predictor, shipped: bool = False) -> Mapping[str, Costs]
 
 def optimizer_terms(predictor: Predictor, work: Work, optimizer: str = "adam") -> tuple[dict[str, float], float]:
     """Return the terms of the optimizer's part on a device, and half the interval of its operators in log time."""
-    update = work.update(optimizer, not _is_cpu(predictor), dtypes.torch_dtype(predictor.dtype).itemsize)
+    update = work.update(optimizer, predictor.device_type != "cpu", dtypes.torch_dtype(predictor.dtype).itemsize)
     estimate = composition.estimate(update, predictor.model, SUM)
     half = math.log(estimate.high_ms / estimate.predicted_ms)
     return {"operators_ms": estimate.predicted_ms, "calls": float(update.calls)}, half
@@ -193,18 +212,30 @@ def _hidden(part: Part, workers: int, rest_ms: float) -> Part:
     return Part(*(max(0.0, ms / workers - rest_ms) for ms in (part.predicted_ms, part.low_ms, part.high_ms)), part.source)
 
 
-def measured_ms(runs: pd.DataFrame, hardware_id: str = "") -> pd.Series:
-    """Return the median step in ms of each workload that was profiled on a CPU in fp32, on one machine or any."""
-    runs = runs[(runs["backend"] == "cpu") & (runs["precision"] == "fp32") & (runs["verdict"] != "unusable")]
-    runs = runs[runs["hardware_id"] == hardware_id] if hardware_id else runs
-    return runs.groupby("workload_id")["step_median_ms"].median()
+def plain(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return the usable runs of the plain loop in fp32, whose step is the one that is predicted.
+
+    Left out are runs with loader workers, accumulated gradients, another precision, optimizer, model, resolution or layout than
+    the workload's own, and augmentation.
+    """
+    models = {name: workload.model for name, workload in definitions.workloads().items()}
+    same = np.logical_and.reduce([runs[name] == value for name, value in _PLAIN.items()])
+    return runs[same & (runs["workload_id"].map(models) == runs["arch"]) & (runs["verdict"] != "unusable")]
 
 
-def measured_step_ms(predictor: Predictor, model: str, batch_size: int) -> float:
-    """Return the profiled step of a workload at a batch size on a device, NaN where there is none: its plain loop alone."""
+def measured_ms(runs: pd.DataFrame) -> dict[tuple[str, int], float]:
+    """Return the median step in ms by workload and batch size of the plain loops (``plain``) that were profiled on a CPU."""
+    runs = plain(runs[runs["backend"] == "cpu"])
+    return runs.groupby(["workload_id", "batch_size"])["step_median_ms"].median().to_dict()
+
+
+def measured_step_ms(predictor: Predictor, model: str, batch_size: int, shipped: bool = False) -> float:
+    """Return the profiled step of a workload at a batch size on a device, NaN where there is none: its plain loop alone.
+
+    ``shipped``: in the profiles of the reference alone.
+    """
     hardware_id = predictor.model.facts.get("hardware_id", "")
-    runs = pd.concat([archive.runs(source) for source in ("replay", "measure")], ignore_index=True)
-    same = runs[(runs["batch_size"] == batch_size) & (runs["num_workers"] == 0) & (runs["grad_accum_steps"] == 1)
-                & (runs["threads"] == predictor.model.facts.get("threads"))]
-    step_ms = measured_ms(same, hardware_id) if hardware_id and _is_cpu(predictor) else pd.Series(dtype=float)
-    return float(step_ms.get(model, np.nan))
+    sources = ("replay",) if shipped else ("replay", "measure")
+    runs = pd.concat([archive.runs(source) for source in sources], ignore_index=True)
+    same = runs[(runs["hardware_id"] == hardware_id) & (runs["threads"] == predictor.model.facts.get("threads"))]
+    return measured_ms(same).get((model, batch_size), math.nan) if hardware_id and predictor.device_type == "cpu" else math.nan

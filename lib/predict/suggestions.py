@@ -1,8 +1,9 @@
 """What would make a network faster on one device: the predicted gain of each change, and the gain measured on this machine."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 from lib.errors import InputError, choices
 from lib.measure import archive, machine
 from lib.predict import registry
-from lib.predict.advise import Advice, CapturedQuery, device_type, memory_of, passes_of, source_of
+from lib.predict.advise import Advice, CapturedQuery, memory_of, passes_of, source_of
 from lib.predict.networks.composition import Estimate
 from lib.predict.networks.step import Step
 from lib.predict.registry import Predictor
@@ -61,7 +62,7 @@ def changes(captured: CapturedQuery, predictor: Predictor) -> list[Change]:
 def _retained_memory(captured: CapturedQuery, predictor: Predictor, base: Estimate | Step) -> Iterable[Change]:
     if captured.query.mode == "train":
         return  # a loop retains it, see ``steps.passes_in_a_loop``
-    network = captured.work(device_type=device_type(predictor))
+    network = captured.work(device_type=predictor.device_type)
     if predictor.composition(network.mode).rates.get("fresh_mb") and network.fresh_bytes:
         gain = base.predicted_ms / captured.predicted(predictor, memory="kept").predicted_ms
         text = f"{network.fresh_bytes / 1e6:,.0f} MB a pass come fresh from the system, a page fault each 4 KiB"
@@ -72,7 +73,7 @@ def _retained_memory(captured: CapturedQuery, predictor: Predictor, base: Estima
 def _larger_batches(captured: CapturedQuery, predictor: Predictor, base: Estimate | Step) -> Iterable[Change]:
     for factor in (2, 4):
         batch = captured.batch_size * factor
-        larger = captured.scaled(batch, device_type(predictor))
+        larger = captured.scaled(batch, predictor.device_type)
         answer = captured.predicted(predictor, larger)
         if (memory_mb := memory_of(answer, larger)) < predictor.memory_mb:
             gain = factor * base.predicted_ms / answer.predicted_ms
@@ -81,10 +82,11 @@ def _larger_batches(captured: CapturedQuery, predictor: Predictor, base: Estimat
 
 
 def _half_precision(captured: CapturedQuery, predictor: Predictor, base: Estimate | Step) -> Change:
-    other = registry.predictor(predictor.device, "bf16")
-    if other is None:
-        return Change("bf16 (autocast)", math.nan, f"not predicted: no bf16 model of {predictor.device}", {"dtype": "bf16"})
-    half = CapturedQuery(replace(captured.query, dtype="bf16", batch_size=captured.batch_size))
+    try:
+        (other,) = registry.for_devices([predictor.device], "bf16", captured.shipped)
+    except InputError as error:
+        return Change("bf16 (autocast)", math.nan, f"not predicted: {error}", {"dtype": "bf16"})
+    half = CapturedQuery(replace(captured.query, dtype="bf16", batch_size=captured.batch_size), captured.shipped)
     answer = half.predicted(other)
     return Change("bf16 (autocast)", base.predicted_ms / answer.predicted_ms,
                   f"by the bf16 model, {source_of(other, passes_of(answer))}", {"dtype": "bf16"})
@@ -107,12 +109,20 @@ def verified(advice: Advice, several: Iterable[Change], device: str = "cpu",
     base_ms = _median_ms(base, device, budget_s)
     if isinstance(base_ms, str):
         raise InputError(f"{query.model} cannot be measured on {device}: {base_ms}")
-    answer = advice.captured.predicted(next(one for one in advice.predictors if one.device == device))
-    rest_ms = answer.beside_ms if isinstance(answer, Step) else 0.0
-    return base_ms, [_verified(change, base, base_ms, rest_ms, device, budget_s) for change in track(list(several), "verify")]
+    own = next(one for one in advice.predictors if one.device == device)
+    beside = partial(_beside_ms, advice.captured, own)
+    return base_ms, [_verified(change, base, base_ms, beside, device, budget_s) for change in track(list(several), "verify")]
 
 
-def _verified(change: Change, base: Any, base_ms: float, rest_ms: float, device: str, budget_s: float) -> Change:
+def _beside_ms(captured: CapturedQuery, predictor: Predictor, batch_size: int) -> float:
+    """Return what a training step of a batch is predicted to take beside forward and backward; 0 in inference."""
+    if captured.query.mode == "infer":
+        return 0.0
+    return captured.predicted(predictor, captured.scaled(batch_size, predictor.device_type)).beside_ms
+
+
+def _verified(change: Change, base: Any, base_ms: float, beside: Callable[[int], float], device: str,
+              budget_s: float) -> Change:
     apply = dict(change.apply)
     if "num_workers" in apply:
         return replace(change, why=f"{change.why}; 02_profile measures it with -p num_workers 2")
@@ -121,8 +131,8 @@ def _verified(change: Change, base: Any, base_ms: float, rest_ms: float, device:
     measured_ms = _median_ms(case, device, budget_s, memory)
     if isinstance(measured_ms, str):
         return replace(change, why=f"{change.why}; could not be measured: {measured_ms}")
-    larger = case.batch_size / base.batch_size
-    return replace(change, measured_gain=(base_ms + rest_ms) / (measured_ms + rest_ms * larger) * larger)
+    before_ms, after_ms = base_ms + beside(base.batch_size), measured_ms + beside(case.batch_size)
+    return replace(change, measured_gain=before_ms / after_ms * case.batch_size / base.batch_size)
 
 
 def _median_ms(case: Any, device: str, budget_s: float, memory: str = "default") -> float | str:

@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 import torch
 
-from lib import paths
+from lib import locks, paths
 from lib.config.notebooks import MachineParams
 from lib.measure import ceilings, machine
 from lib.measure.statistics import VERDICTS
@@ -63,9 +63,12 @@ def first_touch_ms_per_mb(overheads: pd.DataFrame) -> float | None:
     return float(touch_us) / 1e3 / _PAGE_MB if touch_us > 0 else None
 
 
-def look() -> Host | None:
-    """Measure this CPU's ceilings as 01_machine does, in some ten seconds, and keep them."""
-    ceilings.measure_ceilings(MachineParams(source="measure", device="cpu", budget_s=_LOOK_S))
+def look(wait_s: float = locks.PATIENCE_S) -> Host | None:
+    """Measure this CPU's ceilings as 01_machine does, in some ten seconds, and keep them.
+
+    HeldError where another measurement runs for longer than ``wait_s``.
+    """
+    ceilings.measure_ceilings(MachineParams(source="measure", device="cpu", budget_s=_LOOK_S), wait_s)
     return host()
 
 

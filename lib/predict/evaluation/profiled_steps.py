@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from lib import files, store
-from lib.config import definitions
+from lib import store
 from lib.errors import InputError, choices
 from lib.measure import archive, machine
 from lib.measure.training.summary import steady
@@ -31,8 +30,6 @@ MEDIANS = {"loader_wait": "loader_wait_ms", "h2d": "h2d_ms", "forward": "forward
 SPLITS = {"workload": "a workload left out", "arch": "an architecture left out"}
 OURS, LEARNERS = "sum of its parts", ("mean", "linear in FLOPs and bytes", *step_learners.NAMES)
 _RUN = ["hardware_id", "run_id"]
-_PLAIN = {"precision": "fp32", "num_workers": 0, "grad_accum_steps": 1, "resolution": "native", "channels_last": False,
-          "augment": False, "tf32": False, "optimizer": "adam"}
 _LEAST = 3  # architectures: where one is left out, an interval takes two
 
 
@@ -54,29 +51,22 @@ class Profiles:
 
 
 def collected(source: str) -> dict[tuple[str, str, str], tuple[pd.DataFrame, pd.DataFrame]]:
-    """Return the usable runs of the plain loop in fp32, and the rows of their steady part, by hardware id, backend and device.
+    """Return the plain runs (``steps.plain``) and the rows of their steady part, by hardware id, backend and device.
 
-    ``source``: measure (this machine's and imported ones) or replay (the reference's). Left out are runs with loader workers,
-    accumulated gradients, another precision, model, resolution or layout than the workload's own, and augmentation: their parts
-    are not those of the step that is predicted.
+    ``source``: measure (this machine's and imported ones) or replay (the reference's).
     """
-    runs = archive.runs(source)
-    models = {name: workload.model for name, workload in definitions.workloads().items()}
-    plain = np.logical_and.reduce([runs[name] == value for name, value in _PLAIN.items()])
-    usable = runs[plain & (runs["workload_id"].map(models) == runs["arch"]) & (runs["verdict"] != "unusable")]
     return {key: (part, steady(archive.rows(part, source)))
-            for key, part in usable.groupby(["hardware_id", "backend", "device_name"])}
+            for key, part in steps.plain(archive.runs(source)).groupby(["hardware_id", "backend", "device_name"])}
 
 
 def device_of(runs: pd.DataFrame, source: str) -> str:
-    """Return the name that files of the device of ``runs`` have: its vendor's id, or cpu- and the machine's name."""
+    """Return the device of ``runs`` as ``registry.for_devices`` takes it: a GPU's id, cpu (this machine's), or cpu@NAME."""
     first = runs.iloc[0]
     if first["backend"] != "cpu":
         return registry.vendor_of(first["device_name"])
     if source == "measure" and first["hardware_id"] == machine.ids()["hardware_id"]:
-        return f"cpu-{machine.name()}"
-    folder = next((one.name for one in archive.folders(source) if one.name.endswith(first["hardware_id"])), "")
-    return f"cpu-{folder or files.safe_name(first['hardware_id'])}"
+        return "cpu"
+    return f"cpu@{archive.folder_of(first, source).name}"
 
 
 def gather(runs: pd.DataFrame, rows: pd.DataFrame, predictor: Predictor) -> Profiles:
@@ -90,8 +80,7 @@ def gather(runs: pd.DataFrame, rows: pd.DataFrame, predictor: Predictor) -> Prof
     table = runs[[*_RUN, "workload_id", "arch", "batch_size"]].merge(medians.reset_index(), on=_RUN)
     table = table.rename(columns={"workload_id": "workload", "task_type": "mode"} | {old: new for new, old in MEDIANS.items()})
     keys = list(zip(table["workload"], table["mode"], table["batch_size"].astype(int), strict=True))
-    kind = "cuda" if predictor.model.chip else "cpu"
-    captured = {(name, mode, batch): work.captured(networks.network(name, batch), mode, device=kind)
+    captured = {(name, mode, batch): work.captured(networks.network(name, batch), mode, device=predictor.device_type)
                 for name, mode, batch in track(list(dict.fromkeys(keys)), "steps")}
     own_terms = pd.DataFrame([_terms(captured[key], key[0], predictor) for key in keys])
     return Profiles(predictor, pd.concat([table, own_terms], axis=1), [captured[key] for key in keys])
@@ -183,13 +172,14 @@ def scores(predictions: pd.DataFrame) -> pd.DataFrame:
 
 
 def learn_all(source: str) -> list[Path]:
-    """Learn from every device's profiles, and save: of the reference beside its models, else with this machine's.
+    """Learn from every device's profiles, and save: of another machine's CPU beside its models, else with this machine's.
 
-    Returns the files; beside each lies what was predicted of left-out steps (``published``). Equal GPUs of several machines are
-    one device. One without a model, or with too few profiles, is left out; InputError where none is left.
+    Those of the reference ship. Returns the files; beside each lies what was predicted of left-out steps (``published``). Equal
+    GPUs of several machines are one device. One without a model, or with too few profiles, is left out; InputError where none
+    is left.
     """
     devices: dict[str, list[tuple[pd.DataFrame, pd.DataFrame]]] = {}
-    saved, reasons = [], []
+    saved, reasons, shipped = [], [], source == "replay"
     for (hardware_id, backend, _), tables in collected(source).items():
         try:
             devices.setdefault(device_of(tables[0], source), []).append(tables)
@@ -198,13 +188,14 @@ def learn_all(source: str) -> list[Path]:
     for device, several in devices.items():
         runs, rows = (pd.concat(tables, ignore_index=True) for tables in zip(*several, strict=True))
         try:
-            profiles = gather(runs, rows, predictor_of(device))
-            model = learn(profiles, device, " ".join(sorted(set(runs["hardware_id"]))))
+            predictor = registry.for_devices([device], "fp32", shipped)[0]
+            path = steps.own_files(predictor, shipped)[0]
+            profiles = gather(runs, rows, predictor)
+            model = learn(profiles, path.stem, " ".join(sorted(set(runs["hardware_id"]))))
         except InputError as error:
             reasons.append(f"{device}: {error}")
             continue
-        path = model.save(steps.path_of(device, registry.SHIPPED if source == "replay" else None))
-        store.write(left_out(profiles), path.with_suffix(".csv"), "steps", derived=True)
+        store.write(left_out(profiles), model.save(path).with_suffix(".csv"), "steps", derived=True)
         saved.append(path)
     if not saved:
         raise InputError(f"no profiles to learn steps from: {'; '.join(reasons) or 'none was collected'}")
@@ -226,12 +217,3 @@ def published(path: Path, source: str) -> pd.DataFrame:
         raise InputError(f"{path.with_suffix('.csv')} predicts steps of {choices(lacking)}, of which there are no profiles; "
                          "run: python -m lib models --train profiles")
     return table.assign(measured_ms=measured.to_numpy())
-
-
-def predictor_of(device: str) -> Predictor:
-    """Return what predicts forward and backward on a device of ``device_of``; InputError where nothing does."""
-    if not device.startswith("cpu-"):
-        return registry.for_devices([device], "fp32")[0]
-    own = registry.model_files().get((device, "fp32"))
-    model = registry.load(own) if own else registry.shipped_cpu("fp32")
-    return Predictor("cpu", "fp32", model, "" if own else model.device)

@@ -113,15 +113,7 @@ def fit(name: str, terms: pd.DataFrame, measured_ms: np.ndarray, groups: Sequenc
 
     Raises InputError for fewer than two groups.
     """
-    return _fitted(terms[list(TERMS[name])], np.asarray(measured_ms, float), np.asarray(groups), source)[0]
-
-
-def left_out(name: str, terms: pd.DataFrame, measured_ms: np.ndarray, groups: Sequence[str]) -> np.ndarray:
-    """Return each run's part in ms as predicted by costs that were fitted without its group."""
-    return _fitted(terms[list(TERMS[name])], np.asarray(measured_ms, float), np.asarray(groups), "")[1]
-
-
-def _fitted(terms: pd.DataFrame, measured: np.ndarray, groups: np.ndarray, source: str) -> tuple[Costs, np.ndarray]:
+    terms, measured, groups = terms[list(TERMS[name])], np.asarray(measured_ms, float), np.asarray(groups)
     several = sorted(set(groups))
     if len(several) < _LEAST_GROUPS:
         raise InputError(f"costs of a step are fitted to two workloads or more of different models, not to {len(several)}")
@@ -132,7 +124,7 @@ def _fitted(terms: pd.DataFrame, measured: np.ndarray, groups: np.ndarray, sourc
     predicted = np.maximum(predicted, _LEAST_MS)
     _, halves = conformal(np.log(measured / predicted), predicted, bins=1)
     rates = dict(zip(terms, map(float, _rates(terms, measured)), strict=True))
-    return Costs(rates, halves[0], len(several), source, score(measured, predicted)), predicted
+    return Costs(rates, halves[0], len(several), source, score(measured, predicted))
 
 
 def _rates(terms: pd.DataFrame, measured: np.ndarray) -> np.ndarray:

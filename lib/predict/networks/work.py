@@ -69,6 +69,11 @@ class Work:
         return float((self.table["bytes"] * self.table["calls"]).sum())
 
     @property
+    def flops_and_bytes(self) -> np.ndarray:
+        """Return FLOPs and bytes of each distinct operator, all its calls together (n, 2)."""
+        return self.table[["flops", "bytes"]].to_numpy(float) * self.table[["calls"]].to_numpy(float)
+
+    @property
     def memory_mb(self) -> float:
         """Return weights, inputs and the most that tensors occupy at once, in 10^6 bytes."""
         return (self.weight_bytes + self.peak_bytes) / 1e6

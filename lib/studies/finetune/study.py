@@ -24,9 +24,7 @@ from lib.finetune.tensorboard import HISTORY
 from lib.measure import archive, machine
 from lib.measure.training.summary import PHASES_MS, steady
 from lib.predict import registry
-from lib.predict.advise import device_type
 from lib.predict.networks.step import PARTS
-from lib.predict.registry import Predictor
 from lib.work import weights
 
 PREDICTED = ("device", "source", "predicted_ms", "low_ms", "high_ms", "measured_ms", "images_per_sec",
@@ -119,8 +117,8 @@ def predicted(results: Study, shipped: bool) -> pd.DataFrame:
     nothing can be predicted there are no rows, and ``attrs["reason"]`` says why.
     """
     try:
-        predictors = _predictors(results.config.precision, shipped)
-        kinds = sorted(set(map(device_type, predictors)))
+        predictors = registry.for_devices((), results.config.precision, shipped)
+        kinds = sorted({one.device_type for one in predictors})
         loops = {kind: networks.captured(results.config, ("train",), kind) for kind in kinds}
     except InputError as error:
         nothing = pd.DataFrame(columns=PREDICTED)
@@ -129,17 +127,12 @@ def predicted(results: Study, shipped: bool) -> pd.DataFrame:
     own = _device(results)
     rows = []
     for one in sorted(predictors, key=lambda one: one.device != own):
-        step = loops[device_type(one)].step(one, shipped=shipped)
+        step = loops[one.device_type].step(one, shipped=shipped)
         rows.append({"device": one.device, "source": f"zero-shot from {one.origin}" if one.origin else "predicted",
                      "predicted_ms": step.predicted_ms, "low_ms": step.low_ms, "high_ms": step.high_ms,
                      "measured_ms": measured_ms(results.rows)["step_time_ms"] if one.device == own else np.nan,
                      "images_per_sec": results.config.batch_size / step.predicted_ms * 1e3, **step.columns})
     return pd.DataFrame(rows, columns=PREDICTED)
-
-
-def _predictors(dtype: str, shipped: bool) -> list[Predictor]:
-    every = registry.for_devices((), dtype)
-    return [registry.of_the_reference(one) if shipped and one.device == "cpu" else one for one in every]
 
 
 def _device(results: Study) -> str:

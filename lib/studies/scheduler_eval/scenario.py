@@ -64,24 +64,23 @@ def step_times(devices: Iterable[str], classes: Iterable[JobClass] | None = None
     """
     own = registry.machine_files(archive.machine_folder(reference)) if reference else {}
     devices = [f"cpu@{reference}" if name == "cpu" and ("cpu", "fp32") in own else name for name in devices]
-    predictors = registry.for_devices(devices, "fp32")
-    predictors = [registry.of_the_reference(one) if one.device == "cpu" else one for one in predictors]
+    predictors = registry.for_devices(devices, "fp32", shipped=True)
     profiled = steps.measured_ms(archive.runs("replay", reference))
     rows = []
     for job_class in track(list(classes or definitions.load_scenarios()[0].values()), "job classes"):
-        query = advise.CapturedQuery(advise.Query(job_class.model, job_class.batch_size, mode=job_class.mode))
+        query = advise.CapturedQuery(advise.Query(job_class.model, job_class.batch_size, mode=job_class.mode), shipped=True)
         answer = advise.predictions(query, predictors)
-        rows += [_row(job_class, one, profiled) for one in answer.to_dict("records")]
+        profiled_ms = profiled.get((job_class.model, query.batch_size), np.nan) if job_class.mode == "train" else np.nan
+        rows += [_row(job_class, one, profiled_ms) for one in answer.to_dict("records")]
     table = pd.DataFrame(rows).reindex(columns=[*rows[0], *(name for name in PARTS if name not in rows[0])])
     for name in ("step_ms", "low_ms", "high_ms"):
         table[name] = [float(f"{value:.{_DIGITS}g}") for value in table[name]]
     return StepTimes(table)
 
 
-def _row(job_class: JobClass, one: dict, profiled: pd.Series) -> dict:
+def _row(job_class: JobClass, one: dict, profiled_ms: float) -> dict:
     device = one["device"].partition("@")[0]
-    own = job_class.mode == "train" and device == "cpu" and job_class.model in profiled
-    measured_ms = float(profiled[job_class.model]) if own else one["measured_ms"]
+    measured_ms = profiled_ms if device == "cpu" and np.isfinite(profiled_ms) else one["measured_ms"]
     case = {"job_class": job_class.id, "device": device, "memory_mb": one["memory_mb"], "low_ms": np.nan,
              "high_ms": np.nan}
     if not one["fits"]:
