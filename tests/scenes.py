@@ -67,8 +67,9 @@ class _Visitor:
         from lib.measure.gpus.watch import GpuUse
 
         time.sleep(0.0005)
-        return {**GpuUse().columns, "latency_ms": 1 + random.random() * 1e-3, "spread_ms": 0.0, "yardstick_ms": 1.0, "n": 5, "calls": 5,
-                "at_s": 0.0, "visit_s": 0.0005, "other_cores": 0.0, "stolen_cores": 0.0, "status": "ok", "reason": ""}
+        return {"latency_ms": 1 + random.random() * 1e-3, "spread_ms": 0.0, "yardstick_ms": 1.0, "n": 5, "calls": 5,
+                "at_s": 0.0, "visit_s": 0.0005, "other_cores": 0.0, "stolen_cores": 0.0, "status": "ok", "reason": "",
+                **GpuUse().columns}
 
     def shut_down(self):
         pass
