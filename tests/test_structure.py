@@ -157,6 +157,7 @@ def test_notebooks_are_stories_and_hold_no_logic_or_outputs(path):
     words = sum(len(cell.source.split()) for cell in prose)
     assert words >= 4 * sum(sizes)
     assert prose[0].source.startswith("# ")
+    assert code[1].source == f'from lib.report.notebook import setup\n\nnb = setup("{path.stem}", globals())'
     assert any(cell.source.startswith("## What we learned") for cell in prose)
     for cell in bare:
         assert not re.search(r"^\s*(def|class|for|while)\b|sys\.path|savefig|urlretrieve|/home/|/tmp/", cell.source, re.M)
