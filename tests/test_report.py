@@ -3,6 +3,7 @@
 import errno
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -210,6 +211,24 @@ def test_a_full_disk_ends_a_run_in_one_line(two, monkeypatch, capsys):
     assert cli.main(["run", "01", "--devices", "cpu"]) == 2
     last = capsys.readouterr().err.strip().splitlines()[-1]
     assert last == "error: manifest.json: cannot be written (No space left on device)"
+
+
+def test_gpus_are_measured_side_by_side_and_the_cpu_before_them(home, monkeypatch):
+    together, begun, lock = threading.Barrier(2), [], threading.Lock()
+
+    def execute(job, *_):
+        with lock:
+            begun.append(job.stem)
+        if "cuda" in job.stem:
+            together.wait(timeout=30)  # neither ends before the other one has begun
+        return outcome(job.stem, notebook=job.notebook)
+
+    monkeypatch.setattr(runner, "execute", execute)
+    planned = jobs(names=["01", "02"], workloads=["W1"], devices=["cuda:0", "cpu", "cuda:1"])
+    done = runner.run(planned, paths.EXECUTED)
+    assert [one.stem for one in done] == [job.stem for job in planned]
+    assert [begun[0], begun[3]] == ["01_machine_cpu", "02_profile_W1_cpu"]
+    assert {one.stem for one in runner.manifest(paths.EXECUTED)} == {job.stem for job in planned}
 
 
 def test_help_and_import_are_light():

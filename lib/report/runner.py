@@ -1,10 +1,12 @@
 """Run notebooks for the report: strict parameters, a process each, every outcome in a manifest."""
 
+import itertools
 import shlex
 import sys
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -159,27 +161,55 @@ def manifest(folder: Path) -> list[Outcome]:
     return [base.build(Outcome, base.mapping(entry, path), str(path)) for entry in entries]
 
 
+def _side_by_side(jobs: list[Job]) -> Iterator[list[list[Job]]]:
+    """Yield, notebook by notebook, what is measured at once: all but the GPUs in one row of jobs, then a row a GPU."""
+    for _, several in itertools.groupby(jobs, lambda job: job.notebook):
+        rows: dict[str, list[Job]] = {}
+        for job in several:
+            device = str(job.values.get("device", ""))
+            rows.setdefault(device if device.startswith("cuda") else "", []).append(job)
+        if "" in rows:
+            yield [rows.pop("")]
+        if rows:
+            yield list(rows.values())
+
+
 def run(jobs: list[Job], folder: Path, output: Path | None = None, parallel: int = 1) -> list[Outcome]:
-    """Run jobs one after another (``parallel`` at once for replays), show progress, and update the folder's manifest.
+    """Run jobs, show progress, and update the folder's manifest: ``parallel`` at once for replays; else the GPUs alone.
 
     A failing job does not stop the others. Returns this run's outcomes.
     """
     from tqdm import tqdm
 
     done: list[Outcome] = []
-    with ThreadPoolExecutor(parallel) as pool, tqdm(total=len(jobs), unit="notebook", disable=None) as bar:
-        try:
-            for outcome in pool.map(lambda job: execute(job, folder, output, parallel > 1), jobs):
+    reporting, stop = threading.Lock(), threading.Event()
+
+    def one_after_another(row: list[Job]) -> None:
+        for job in row:
+            if stop.is_set():
+                return
+            outcome = execute(job, folder, output, parallel > 1)
+            with reporting:
                 done.append(outcome)
                 bar.update()
                 bar.write(f"{outcome.status:>6} {outcome.seconds:6.1f} s  {outcome.stem}"
                           + (f"  {outcome.error}" if outcome.error else ""), file=sys.stderr)
                 _merge(done, folder)
+
+    waves = [[[job] for job in jobs]] if parallel > 1 else list(_side_by_side(jobs))
+    most = parallel if parallel > 1 else max(map(len, waves), default=1)
+    with ThreadPoolExecutor(most) as pool, tqdm(total=len(jobs), unit="notebook", disable=None) as bar:
+        try:
+            for wave in waves:
+                for ended in as_completed([pool.submit(one_after_another, row) for row in wave]):
+                    ended.result()
         except BaseException:  # Ctrl-C, a full disk: what still runs would run for nobody
+            stop.set()
             pool.shutdown(wait=False, cancel_futures=True)
             execution.end_all()
             raise
-    return done
+    order = [job.stem for job in jobs]
+    return sorted(done, key=lambda outcome: order.index(outcome.stem))
 
 
 def _merge(done: list[Outcome], folder: Path) -> None:
