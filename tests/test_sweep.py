@@ -414,6 +414,7 @@ def test_a_sweep_with_energies_has_joules_of_known_power(home, small_space, mete
     assert cold["energy_j"].isna().all()
     assert cold["energy_reason"].str.contains("cold call").all()
     assert len(warm)
+    assert not set(warm["energy_reason"].dropna())
     np.testing.assert_allclose(warm[["power_w", "idle_w"]], metered, rtol=1e-6)
     assert (warm["energy_method"] == "replay of power_log.log integration").all()
     assert (warm["energy_n"] >= 10).all()
