@@ -56,7 +56,7 @@ def _convolutions(home):
 
 def _ceilings(home):
     measured = ceilings.replay_ceilings(MachineParams(source="replay"))
-    ceilings._save(measured.table, measured.overheads, MachineParams(), {})
+    ceilings._save(measured.table, measured.overheads, MachineParams(), {}, [])
 
 
 @pytest.mark.parametrize("write", [lambda home: sweep._folder(SweepParams()), _visits, _convolutions, _ceilings],

@@ -45,7 +45,7 @@ def _advise(options: argparse.Namespace) -> int:
         verified = suggestions.verified(advice, suggestions.suggestions(advice)) if options.verify else None
         print(json.dumps(advise_text.records(advice, verified, note), indent=1, allow_nan=False))
         return 0
-    print("\n".join(filter(None, (advise_text.text(advice), note))))
+    print("\n".join(filter(None, (advise_text.text(advice), note))), flush=True)  # what users' code prints goes to stderr
     changes = suggestions.suggestions(advice)
     if options.verify:
         measured_ms, changes = suggestions.verified(advice, changes)
