@@ -322,7 +322,7 @@ def test_equal_gpus_of_several_machines_are_one_device_and_unknown_ones_are_left
     for name in ("W1", "W3", "W6"):
         as_gpu(name)
         as_gpu(name, hardware_id="there", folder="other", copy_ms=3.0)
-        as_gpu(name, "Abacus 9000", "third", "third")
+    as_gpu("W1", "Abacus 9000", "third", "third")
     path, = profiled_steps.learn_all("measure")
     model = StepModel.load(path)
     assert (model.device, model.hardware_id, len(model.runs)) == ("t4", "here there", 6)

@@ -115,10 +115,10 @@ def test_the_best_ceilings_of_this_machine_and_as_many_threads_count(home):
     assert transfer_cpu.host() is None
     own = machine.ids()["hardware_id"]
     _save_ceilings(200.0, 20.0, 8.192, number=3, verdict="unusable")
-    assert transfer_cpu.host() == Host(own, torch.get_num_threads(), 200.0, 20.0, pytest.approx(2.0), doubtful=True)
+    assert transfer_cpu.host() == Host(own, torch.get_num_threads(), 200.0, 20.0, pytest.approx(2.0), True, None, {"1": 20.0})
     _save_ceilings(250.0, 30.0, 4.096, number=4)
     _save_ceilings(300.0, 25.0, 5.0, number=5)
-    assert transfer_cpu.host() == Host(own, torch.get_num_threads(), 300.0, 30.0, pytest.approx(1.0))
+    assert transfer_cpu.host() == Host(own, torch.get_num_threads(), 300.0, 30.0, pytest.approx(1.0), gbps_by_mb={"1": 30.0})
 
 
 def test_a_look_on_a_busy_machine_says_so_and_is_repeated(home, monkeypatch, capsys):
@@ -141,15 +141,30 @@ def test_the_nearest_of_several_reference_machines_by_ceilings(home):
     assert transfer_cpu.nearest([small, first], None).device == "cpu-small-1"
 
 
+def test_gemms_scale_by_gemms_and_memory_by_all_working_sets_of_both():
+    model = replace(registry.shipped_cpu("fp32"))
+    by_mb = {"1": 100.0, "64": 40.0, "2e+03": 9.0}
+    model.facts = {**model.facts, "peak_gflops": 400.0, "gemm_gflops": 200.0, "gbps_by_mb": by_mb}
+    here = Host("1", 2, 100.0, 5.0, None, False, 100.0, {"1": 50.0, "64": 5.0, "0.5": 200.0})
+    parts = transfer_cpu.scaled(model, here).parts
+    assert {name: part.scaling.compute for name, part in parts.items()} == {
+        name: 0.5 if name.startswith(("gemm", "attention")) else 0.25 for name in parts}
+    assert [part.scaling.memory for part in parts.values()] == pytest.approx([0.25] * len(parts))
+    bare = transfer_cpu.scaled(model, Host("1", 2, 100.0, 12.0, None))
+    assert bare.parts["gemm forward"].scaling == bare.scaling
+    assert bare.scaling.memory == 12.0 / model.facts["peak_gbps"]
+
+
 def test_fresh_memory_costs_more_as_its_first_touch_does_or_else_the_bandwidth():
     model = registry.shipped_cpu("fp32")
     facts = model.facts
     known = replace(model, facts={**facts, "first_touch_ms_per_mb": 0.2})
     slower = "1", 2, facts["peak_gflops"], facts["peak_gbps"] / 2
-    for base, touch, longer in ((known, 0.5, 2.5), (known, None, 2.0), (model, 0.5, 2.0)):
+    for base, touch, expected in ((known, 0.5, lambda rate: 2.5 * rate), (known, None, lambda rate: 2.0 * rate),
+                                  (model, 0.5, lambda rate: 0.5 if rate else 0.0)):
         scaled = transfer_cpu.scaled(base, Host(*slower, touch)).compositions
         for case, fitted in model.compositions.items():
-            assert scaled[case]["rates"]["fresh_mb"] == pytest.approx(longer * fitted["rates"]["fresh_mb"])
+            assert scaled[case]["rates"]["fresh_mb"] == pytest.approx(expected(fitted["rates"]["fresh_mb"]))
 
 
 def _answers(model, table):

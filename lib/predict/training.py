@@ -174,9 +174,9 @@ def own_model(folder: Path, target: Target = CPU, quick: bool = False) -> CostMo
     if target.name:
         return _own_gpu(folder, target, table, facts, quick)
     roof = roof_of(folder, target)
-    _, overheads = ceilings.of_machine(folder / "ceilings", target.devices, facts["hardware_id"], facts["threads"])
+    measured = ceilings.of_machine(folder / "ceilings", target.devices, facts["hardware_id"], facts["threads"])
     facts |= {"peak_gflops": roof.peak_gflops, "peak_gbps": roof.gbps(), "launch_ms": 0.002,
-              "first_touch_ms_per_mb": transfer_cpu.first_touch_ms_per_mb(overheads)}
+              **transfer_cpu.rates(*measured)}
     model = _scored(fitting.fit(table, facts, quick=quick))
     model.device = registry.cpu_name(folder.name, facts["hardware_id"])
     return _completed(model, folder, target)

@@ -1,9 +1,10 @@
 """The model of a CPU that has none of its own: the nearest reference CPU's, scaled by ceilings that were measured here."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import torch
 
@@ -25,7 +26,8 @@ CALIBRATED = "calibrated_from"  # the fact of a model that is no reference
 class Host:
     """What was measured of a machine's CPU: its ceilings for fp32, and the first touch of fresh memory (None: unknown).
 
-    ``doubtful``: on a busy machine alone, so that they are perhaps too low.
+    ``peak_gflops`` is that of convolutions where they are faster than GEMMs (``gemm_gflops``). ``gbps_by_mb`` has the bandwidth
+    of each working set in MB. ``doubtful``: on a busy machine alone, so that they are perhaps too low.
     """
 
     hardware_id: str
@@ -34,6 +36,8 @@ class Host:
     peak_gbps: float
     first_touch_ms_per_mb: float | None
     doubtful: bool = False
+    gemm_gflops: float | None = None
+    gbps_by_mb: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> "Host":
@@ -54,7 +58,16 @@ def host() -> Host | None:
         return None
     doubtful = any((part["verdict"] == VERDICTS[-1]).all() for part in (computing, moving))
     return Host(**identity(), peak_gflops=float(computing["peak_gflops"].max()), peak_gbps=float(moving["peak_gbps"].max()),
-                first_touch_ms_per_mb=first_touch_ms_per_mb(overheads), doubtful=doubtful)
+                doubtful=doubtful, **rates(rows, overheads))
+
+
+def rates(rows: pd.DataFrame, overheads: pd.DataFrame) -> dict[str, Any]:
+    """Return what a ``Host`` knows besides its peaks, of rows of ceilings and overheads; None or empty where unknown."""
+    gemms = rows[(rows["dtype"] == "fp32") & rows["method"].str.startswith("torch.mm")]["peak_gflops"]
+    moving = rows[rows["peak_gbps"].notna()]
+    by_mb = moving.groupby(moving["working_set_mb"].map("{:.3g}".format))["peak_gbps"].max()
+    return {"first_touch_ms_per_mb": first_touch_ms_per_mb(overheads), "gbps_by_mb": by_mb.to_dict(),
+            "gemm_gflops": float(gemms.max()) if len(gemms) else None}
 
 
 def first_touch_ms_per_mb(overheads: pd.DataFrame) -> float | None:
@@ -73,14 +86,24 @@ def look(wait_s: float = locks.PATIENCE_S) -> Host | None:
 
 
 def scaling(model: CostModel, here: Host) -> Scaling:
-    """Return the scaling from the machine of a CPU's model to this one."""
-    return Scaling.between((model.facts["peak_gflops"], model.facts["peak_gbps"]), (here.peak_gflops, here.peak_gbps))
+    """Return the scaling from the machine of a CPU's model to this one.
+
+    Memory scales by the geometric mean over all working sets that were measured on both: tensors lie in caches as in RAM.
+    """
+    there = model.facts
+    both = set(there.get("gbps_by_mb") or {}) & set(here.gbps_by_mb)
+    memory = np.exp(np.mean([np.log(here.gbps_by_mb[size] / there["gbps_by_mb"][size]) for size in both])) if both else (
+        here.peak_gbps / there["peak_gbps"])
+    return Scaling(here.peak_gflops / there["peak_gflops"], float(memory), there["peak_gflops"] / there["peak_gbps"])
 
 
 def scaled(model: CostModel, here: Host) -> CostModel:
-    """Return another CPU's model for this machine: every answer is another device's, scaled by its roof."""
-    facts = asdict(here)
-    return model.scaled(scaling(model, here), **{DOUBTFUL: facts.pop("doubtful")}, **facts)
+    """Return another CPU's model for this machine: every answer is another device's, scaled by its roof, GEMMs by their own."""
+    facts, whole, there = asdict(here), scaling(model, here), model.facts
+    of_gemms = whole
+    if here.gemm_gflops and there.get("gemm_gflops"):
+        of_gemms = Scaling(here.gemm_gflops / there["gemm_gflops"], whole.memory, there["gemm_gflops"] / there["peak_gbps"])
+    return model.scaled(whole, of_gemms, **{DOUBTFUL: facts.pop("doubtful")}, **facts)
 
 
 def transferred(models: Sequence[CostModel], here: Host | None) -> list[CostModel]:

@@ -196,7 +196,7 @@ def run(jobs: list[Job], folder: Path, output: Path | None = None, parallel: int
                           + (f"  {outcome.error}" if outcome.error else ""), file=sys.stderr)
                 _merge(done, folder)
 
-    waves = [[[job] for job in jobs]] if parallel > 1 else list(_side_by_side(jobs))
+    waves = [[[job] for job in reversed(jobs)]] if parallel > 1 else list(_side_by_side(jobs))  # the last replays take longest
     most = parallel if parallel > 1 else max(map(len, waves), default=1)
     with ThreadPoolExecutor(most) as pool, tqdm(total=len(jobs), unit="notebook", disable=None) as bar:
         try:

@@ -20,6 +20,7 @@ from lib.predict.operators.features_gpu import Chip
 from lib.predict.operators.parts import Part, names_of
 
 ANY_GPU = "any-gpu"  # the device of a model of several GPUs, which holds relative to a chip
+_GEMMS = ("gemm ", "attention ")  # the parts that run as fast as GEMMs
 _ANY_CHIP = Chip(1.0, 1.0, 1.0, 1, 1.0, 4)
 
 
@@ -107,16 +108,23 @@ class CostModel:
         parts = {name: replace(part, origin=part.origin or self.device) for name, part in self.parts.items()}
         return replace(self, facts={**self.facts, "sweeps": [], **facts}, parts=parts)
 
-    def scaled(self, scaling: Scaling, first_touch_ms_per_mb: float | None = None, **facts) -> "CostModel":
-        """Return this model of a CPU for another one, see ``borrowed``.
+    def scaled(self, scaling: Scaling, of_gemms: Scaling, first_touch_ms_per_mb: float | None = None, **facts) -> "CostModel":
+        """Return this model of a CPU for another one, see ``borrowed``; GEMMs and attention have a scaling of their own.
 
-        What fresh memory costs a network changes as its first touch does where that is known of both, else as the bandwidth.
+        What fresh memory costs a network changes as its first touch does where that is known of both; it is that first touch
+        where it is known of the other alone; and changes as the bandwidth where neither is.
         """
         before = self.facts.get("first_touch_ms_per_mb")
-        longer = first_touch_ms_per_mb / before if first_touch_ms_per_mb and before else 1 / scaling.memory
+
+        def fresh(rate: float) -> float:
+            if not (rate and first_touch_ms_per_mb):
+                return rate / scaling.memory
+            return rate * first_touch_ms_per_mb / before if before else first_touch_ms_per_mb
+
         other = self.borrowed(**facts, first_touch_ms_per_mb=first_touch_ms_per_mb)
-        parts = {name: replace(part, scaling=scaling.after(part.scaling)) for name, part in other.parts.items()}
-        compositions = {case: {**fitted, "rates": {**fitted["rates"], "fresh_mb": fitted["rates"]["fresh_mb"] * longer}}
+        parts = {name: replace(part, scaling=(of_gemms if name.startswith(_GEMMS) else scaling).after(part.scaling))
+                 for name, part in other.parts.items()}
+        compositions = {case: {**fitted, "rates": {**fitted["rates"], "fresh_mb": fresh(fitted["rates"]["fresh_mb"])}}
                         for case, fitted in self.compositions.items()}
         return replace(other, parts=parts, compositions=compositions, scaling=scaling)
 
