@@ -147,9 +147,9 @@ class _Together:
         for kind in dict.fromkeys(kinds.values()):
             alike = [device for device in devices if kinds[device] == kind]
             card = machine.own_hardware(alike[0])
-            gone = [name for name in removed if card.items() <= measured_on(self._folder, name).items()]
+            alike_removed = [name for name in removed if card.items() <= measured_on(self._folder, name).items()]
             keys = set().union(*(entered_configs(self._folder, device) for device in alike),
-                               *(entered_configs(self._folder, name, visited=True) for name in gone))
+                               *(entered_configs(self._folder, name, visited=True) for name in alike_removed))
             shared[kind] = Points(self._p, self._chosen, keys, alike[0])
         return {device: shared[kind] for device, kind in kinds.items()}
 

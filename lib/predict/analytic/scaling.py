@@ -17,11 +17,6 @@ class Scaling:
     memory: float
     ridge: float
 
-    @classmethod
-    def between(cls, first: tuple[float, float], other: tuple[float, float]) -> "Scaling":
-        """Return the scaling from one CPU's peak GFLOP/s and GB/s to another's."""
-        return cls(other[0] / first[0], other[1] / first[1], first[0] / first[1])
-
     def after(self, first: "Scaling | None") -> "Scaling":
         """Return what leads as far as ``first`` and then this one (None: this one alone)."""
         return self if first is None else Scaling(first.compute * self.compute, first.memory * self.memory, first.ridge)

@@ -74,7 +74,6 @@ class Part:
         """Return by what operators of so many FLOPs and bytes take longer than ``predict`` says."""
         return self.scaling.factor(flops, moved) if self.scaling else 1.0
 
-
     def plain(self) -> dict[str, Any]:
         """Return everything as what JSON can hold."""
         return {**{name: getattr(self, name) for name in _SAVED}, "regressor": self.regressor.plain(),
