@@ -59,7 +59,7 @@ def cpu_here() -> str:
     return f"{_CPU}{machine.name()}"
 
 
-def home_of(folder: Path, device: str) -> Path:
+def trained_folder(folder: Path, device: str) -> Path:
     """Return where the model that is trained of a device of a reference machine lies: a committed CPU's ships.
 
     All others stay with their machine, beside those that were calibrated there and came with its bundle.

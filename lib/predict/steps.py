@@ -104,7 +104,7 @@ def _own_cpu(predictor: Predictor, shipped: bool) -> list[Path]:
     """Return where the file of the CPU of a device's machine may lie: a reference machine's beside its models."""
     if predictor.machine:
         name = registry.cpu_name(predictor.machine, predictor.model.facts["hardware_id"])
-        return [path_of(name, registry.home_of(archive.machine_folder(predictor.machine), name))]
+        return [path_of(name, registry.trained_folder(archive.machine_folder(predictor.machine), name))]
     return [] if shipped else [path_of(registry.cpu_here(), folder) for folder in _folders(shipped)]
 
 

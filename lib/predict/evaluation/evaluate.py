@@ -61,7 +61,7 @@ def evaluate(quick: bool = False, folder: Path | None = None, target: Target = C
     table, _ = training.reference_sweeps(folder, target)
     scores, predictions = baselines.compare(table, training.roof_of(folder, target), model)
     networks = network_training.fit_networks(model, folder, target)
-    path = model.save(registry.path_of(model.device, target.dtype, registry.home_of(folder, model.device)))
+    path = model.save(registry.path_of(model.device, target.dtype, registry.trained_folder(folder, model.device)))
     if not publish:
         return {"scores": scores, "networks": networks, "model": path, "predictions": predictions}
     works = network_training.works(networks[networks["network"].str.fullmatch(WORKLOADS)], target)

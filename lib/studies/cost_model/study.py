@@ -48,7 +48,7 @@ class Evaluation:
     def model(self) -> Path:
         """Return the file of the evaluated model."""
         name = store.read_json(self.folder / "scores.meta.json")["model"]
-        return registry.home_of(self.folder.parent, name) / name
+        return registry.trained_folder(self.folder.parent, name) / name
 
     @property
     def learners(self) -> pd.DataFrame:
