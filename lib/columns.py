@@ -117,3 +117,25 @@ def _of_another_type(values, kind: str):
     if kind in ("int", "count") and stored == "f":
         return values.notna() & (values % 1 != 0)
     return values.isna() & False
+
+
+# What others published as it is: throughputs of job types, and of whole networks.
+THROUGHPUTS = (
+    Column("job_type", "text", "model and batch size, as published"),
+    Column("devices", "int", "devices that the job uses at once", 1), Column("device", "text", "device type"),
+    Column("steps_per_s", "float", "measured training steps a second, without others; 0: does not fit", 0))
+
+WHOLE_NETWORKS = (
+    Column("device", "text", "the card, as in params/devices.yaml, or the CPU"),
+    Column("network", "text", "its name in timm"), Column("module", "text", "the file of timm that defines it: its family"),
+    Column("image_size", "int", "height and width of an image", 1), Column("batch_size", "int", "images a step", 1),
+    Column("mode", "text", "a forward pass, or a step of training", of=("infer", "train")),
+    Column("precision", "text", "element type, or that of automatic mixed precision (amp)",
+           of=("fp32", "bf16", "amp_fp16", "amp_bf16")),
+    Column("layout", "text", "order of an image's axes in memory", of=("nchw", "nhwc")),
+    Column("compiled", "bool", "whether torch.compile compiled it"), Column("torch", "text", "version of torch, such as 2.4.0"),
+    Column("images_per_sec", "float", "measured", 0),
+    Column("latency_ms", "float", "a step's time: batch size over images/s", 0),
+    Column("parameters_m", "float", "millions of parameters; empty: not stated", 0, empty=True),
+    Column("gmacs", "float", "10^9 multiply-adds an image; empty: not stated", 0, empty=True),
+    Column("mactivations", "float", "millions of activations an image; empty: not stated", 0, empty=True))

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from lib.columns import Column, Columns, validated
+from lib.columns import THROUGHPUTS, WHOLE_NETWORKS, Column, Columns, validated
 from lib.errors import InputError, choices
 
 SCHEMA_VERSION = "3"
@@ -323,10 +323,6 @@ SCHEDULE = (
     _text("status", "how the attempt ended; moved: stopped and restarted elsewhere; lost: does not count, for the run was "
           "killed or the disk full", "done", "failed", "retried", "moved", "lost"))
 
-THROUGHPUTS = (
-    _text("job_type", "model and batch size, as published"), _int("devices", "devices that the job uses at once", 1),
-    _text("device", "device type"), _float("steps_per_s", "measured training steps a second, without others; 0: does not fit"))
-
 CONTENTION = (
     _text("workload_id", "what is trained"), _text("device_type", "on which type of slot"),
     _text("beside", "what ran beside it, or nothing"), _text("beside_type", "on which type of slot, or none"),
@@ -370,7 +366,8 @@ TABLES: dict[str, Columns] = {"profile": PROFILE, "runs": RUNS, "ceilings": CEIL
                               "attention_power": ATTENTION_POWER,
                               "points": POINTS, "cells": CELLS, "matrix": MATRIX, "complexity": COMPLEXITY,
                               "networks": NETWORKS, "predictions": PREDICTIONS, "scores": SCORES, "steps": STEPS,
-                              "schedule": SCHEDULE, "throughputs": THROUGHPUTS, "contention": CONTENTION,
+                              "schedule": SCHEDULE, "throughputs": THROUGHPUTS, "whole_networks": WHOLE_NETWORKS,
+                              "contention": CONTENTION,
                               "jobs": JOBS, "devices": DEVICES, "durations": DURATIONS, "history": HISTORY}
 
 

@@ -65,6 +65,11 @@ def _import(options: argparse.Namespace) -> int:
 
         print("{}: {} rows".format(*gavel.bring_in(options.path)))
         return 0
+    if options.kind == "timm":
+        from lib.measure.published import whole_networks
+
+        _print_rows(whole_networks.bring_in(options.path))
+        return 0
     if options.kind != "bundle":
         return _published(options.kind, options.path)
     if options.path is None:
@@ -85,7 +90,7 @@ def add(verbs) -> None:
     verb.set_defaults(call=_bundle)
 
     verb = verbs.add_parser("import", help="bring in another machine's bundle, or published measurements")
-    verb.add_argument("kind", choices=("bundle", "neusight", "pytorch-scheduler", "aiconfigurator", "gavel"))
+    verb.add_argument("kind", choices=("bundle", "neusight", "pytorch-scheduler", "aiconfigurator", "gavel", "timm"))
     verb.add_argument("path", type=a_path, nargs="?", help="file or folder (aiconfigurator: or a wheel; default: as installed)")
     verb.add_argument("--reference", action="store_true", help="into data/reference, to be committed, instead of data/imported")
     verb.set_defaults(call=_import)

@@ -38,7 +38,8 @@ def _advise(options: argparse.Namespace) -> int:
 
     from lib.predict import advise, advise_text, suggestions
 
-    query = advise.Query(options.model, options.batch_size, options.input, options.mode, options.dtype)
+    query = advise.Query(options.model, options.batch_size, options.input, options.mode, options.dtype, options.layout,
+                         options.compile)
     advice = _after_a_look(options, lambda: advise.advise(query, options.device, crossovers=not options.json))
     note = advise_text.neighbours(advice)
     if options.json:
@@ -96,6 +97,12 @@ def _models(options: argparse.Namespace) -> int:
 
         device, kind = training.SHIPS[options.train]
         print(training.ship(device, options.quick, kind).to_string(index=False, float_format=lambda value: f"{value:.2f}"))
+    elif options.train == "timm":
+        from lib.predict.composed import evaluation
+
+        scores, reasons = evaluation.ship()
+        print(scores.to_string(index=False, float_format=lambda value: f"{value:.1f}"))
+        print("".join(f"left out: {name}: {reason}\n" for name, reason in reasons.items()), end="")
     elif options.train in ("neusight", "aiconfigurator"):
         evaluate.published(options.train, "bf16" if options.train == "aiconfigurator" else "fp32", options.quick)
     elif options.train:
@@ -120,6 +127,9 @@ def _add_advise(verbs) -> None:
     verb.add_argument("--batch-size", type=whole(1), default=0, help="default: the workload's own, or 1")
     verb.add_argument("--mode", default="infer", choices=("infer", "train"))
     verb.add_argument("--dtype", default="fp32", choices=("fp32", "bf16", "fp16"))
+    verb.add_argument("--layout", default="contiguous", choices=("contiguous", "channels_last"),
+                      help="how images lie in memory (channels_last: on cards whose networks were measured so)")
+    verb.add_argument("--compile", action="store_true", help="compiled by torch.compile (likewise)")
     verb.add_argument("--device", action="append", default=[],
                       help="a device, or a reference machine whose models were trained (NAME, or cpu@NAME); may be given again "
                            "(default: all with a model)")
@@ -150,7 +160,8 @@ def _add_models(verbs) -> None:
     verb.add_argument("--train", metavar="WHAT",
                       help="cpu: from the first reference machine's data; a reference machine's name, committed or imported "
                            "from a bundle: each device that it swept; profiles: whole steps, and what loader, copy and "
-                           "optimizer cost; neusight, aiconfigurator: from published data; "
+                           "optimizer cost; neusight, aiconfigurator: from published data; timm: of whole networks on "
+                           "GPUs, from published throughputs; "
                            "power: of GEMMs on an H200; attention-power: of attention on a B200")
     verb.add_argument("--source", choices=("measure", "replay"), default="measure",
                       help="of --train profiles: those of this machine and imported ones (default), or the reference's, which "

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import pandas as pd
@@ -10,6 +11,9 @@ import pandas as pd
 from lib.errors import InputError, choices
 from lib.measure.networks import allocator
 from lib.predict import registry, steps, transfer_cpu
+from lib.predict.composed import answers
+from lib.predict.composed import rows as composed_rows
+from lib.predict.composed.features import Condition
 from lib.predict.networks import step, work
 from lib.predict.networks.composition import Estimate
 from lib.predict.networks.step import Step
@@ -32,13 +36,15 @@ _SHARE = 0.05  # of the time out of the training range, and the network counts a
 
 @dataclass(frozen=True)
 class Query:
-    """A network, its batch and mode, and the element type."""
+    """A network, its batch and mode, the element type, the layout of images, and whether torch.compile compiles it."""
 
     model: str
     batch_size: int = 0
     input_shape: str = ""
     mode: str = "infer"
     dtype: str = "fp32"
+    layout: str = "contiguous"
+    compiled: bool = False
 
     def network(self, batch_size: int = 0) -> networks.Network:
         """Return the network with its batch; InputError for what cannot be built."""
@@ -88,8 +94,34 @@ class CapturedQuery:
         """
         network = network or self.work(device_type=predictor.device_type)
         if self.query.mode == "infer":
-            return predictor.estimate(network, memory)
+            return self._of_whole_networks(predictor, network) or predictor.estimate(network, memory)
         return steps.predict(predictor, network, steps.loading(self.query.model, network), shipped=self.shipped)
+
+    @cached_property
+    def rows(self) -> pd.DataFrame:
+        """Give the rows of work that composed models of cards take, see ``composed.rows``."""
+        return composed_rows.of_network(self.query.network())
+
+    def condition(self, predictor: Predictor, **changes) -> Condition | None:
+        """Return what was learned from whole networks that is like the query, with ``changes``; None where nothing was."""
+        query = replace(self.query, **changes)
+        if predictor.composed is None or len(query.network().shape) != 4:  # noqa: PLR2004 - images: batch, channels, height, width
+            return None
+        return answers.condition_of(predictor.composed, query.dtype, query.mode, query.layout, query.compiled)
+
+    def evidence(self, predictor: Predictor) -> str:
+        """Say on which whole networks the answer for a device rests; empty where it is of kernels."""
+        condition = self.condition(predictor) if self.query.mode == "infer" else None
+        return answers.evidence(predictor.composed, condition) if condition else ""
+
+    def _of_whole_networks(self, predictor: Predictor, network: Work) -> Estimate | None:
+        """Predict by the composed model of a card, where one was learned of whole networks run as the query says."""
+        condition = self.condition(predictor)
+        if condition is None:
+            return None
+        answer = answers.answer(predictor.composed, self.rows, network.batch_size, condition)
+        return replace(predictor.estimate(network), predicted_ms=answer.predicted_ms, low_ms=answer.low_ms,
+                       high_ms=answer.high_ms, outside=float(answer.outside), origins={}, evidence=answer.evidence)
 
     def scaled(self, batch_size: int, device_type: str = "cpu") -> Work:
         """Return the work at another batch size, on the line through two that were captured: every size is linear in it.
@@ -123,13 +155,31 @@ def advise(query: Query, devices: Sequence[str] = (), crossovers: bool = True) -
     Raises InputError for a network that cannot be built or captured, and for a device without a model (they are listed).
     """
     captured = CapturedQuery(query)
-    predictors = registry.for_devices(devices, query.dtype)
+    predictors = _able(captured, registry.for_devices(devices, query.dtype), bool(devices))
     table = predictions(captured, predictors)
     best = _best(table)
     rivals = ["cpu", *[name for name in table["device"] if name != "cpu"]][:_RIVALS]
     compared = [predictor for predictor in predictors if predictor.device in rivals]
     changes = _crossovers(captured, compared) if crossovers and len(compared) > 1 else ()
     return Advice(captured, table, best, _reason(table, best), changes, tuple(predictors))
+
+
+def _able(captured: CapturedQuery, predictors: Sequence[Predictor], named: bool) -> list[Predictor]:
+    """Return the devices that can be predicted in the layout and compiled as the query says; all of them where it says neither.
+
+    Raises InputError where none can, or one that was ``named`` cannot.
+    """
+    query = captured.query
+    if query.layout not in answers.LAYOUTS:
+        raise InputError(f"no layout {query.layout!r}; there are: {choices(answers.LAYOUTS)}")
+    if (query.layout, query.compiled) == ("contiguous", False):
+        return list(predictors)
+    able = [one for one in predictors if captured.condition(one)]
+    if not able or (named and len(able) < len(predictors)):
+        unable = choices(one.device for one in predictors if one not in able)
+        how = " ".join([query.layout, *["compiled"] * query.compiled, query.dtype, query.mode])
+        raise InputError(f"no networks that ran so ({how}) were learned from on: {unable}")
+    return able
 
 
 def without_ceilings(cpu: Predictor | None) -> bool:
@@ -157,7 +207,8 @@ def _row(predictor: Predictor, captured: CapturedQuery) -> dict[str, Any]:
             "out_of_range": bool(estimate.outside > _SHARE or predictor.origin),
             "fits": bool(memory_mb < predictor.memory_mb),
             "measured_ms": _measured(predictor, captured, network.batch_size), "dtype": captured.query.dtype,
-            "latency_type": "end_to_end" if predictor.device_type == "cpu" else predictor.model.facts["latency_type"],
+            "latency_type": "end_to_end" if predictor.device_type == "cpu" or estimate.evidence else
+            predictor.model.facts["latency_type"],
             "price_per_million": price, **energy.per_image(predictor.power, estimate, network.batch_size),
             **(answer.columns if isinstance(answer, Step) else {})}
 
@@ -186,6 +237,8 @@ def source_of(predictor: Predictor, estimate: Estimate) -> str:
         scaling, doubtful = predictor.model.scaling, predictor.model.facts.get(transfer_cpu.DOUBTFUL)
         where = f"here{', on a busy machine,' if doubtful else ''}"
         return f"zero-shot from {predictor.origin}" + (f", scaled by ceilings measured {where} ({scaling})" if scaling else "")
+    if estimate.evidence:
+        return "learned from whole networks"
     borrowed = sum(estimate.origins.values())
     if borrowed <= _SHARE:
         return "predicted"

@@ -19,6 +19,8 @@ from lib.measure import archive, machine
 from lib.predict import model_file, transfer, transfer_cpu
 from lib.predict.analytic import roofline
 from lib.predict.analytic.roofline import Roof
+from lib.predict.composed import model_file as model_file_of_networks
+from lib.predict.composed.model_file import Composed
 from lib.predict.networks import composition
 from lib.predict.networks.composition import Composition, Estimate
 from lib.predict.networks.work import Work
@@ -187,6 +189,11 @@ class Predictor:
         if work is not None:
             table = table[table["flops"].isin(work.table["flops"]) & table["bytes"].isin(work.table["bytes"])]
         return composition.lookup(table)
+
+    @cached_property
+    def composed(self) -> Composed | None:
+        """Give the model of whole networks of this card, or None."""
+        return model_file_of_networks.of_device(self.kind) if self.model.chip and not self.machine else None
 
     @cached_property
     def power(self) -> PowerModel | None:

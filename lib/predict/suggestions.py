@@ -12,6 +12,7 @@ from lib.errors import InputError, choices
 from lib.measure import archive, machine
 from lib.predict import registry
 from lib.predict.advise import Advice, CapturedQuery, memory_of, passes_of, source_of
+from lib.predict.composed import answers
 from lib.predict.networks.composition import Estimate
 from lib.predict.networks.step import Step
 from lib.predict.registry import Predictor
@@ -52,11 +53,24 @@ def changes(captured: CapturedQuery, predictor: Predictor) -> list[Change]:
     cost = operators["predicted_ms"] * operators["calls"]
     fused = cost[operators["op"].isin(_FUSED)].sum() / cost.sum()
     text = f"not predicted; operators that it could fuse take {fused:.0%} of the predicted time of all operators"
-    several.append(Change("torch.compile", math.nan, text, {"compiled": True}))
-    if len(captured.query.network().shape) == 4:  # noqa: PLR2004 - samples, channels, height, width
-        several.append(Change("channels_last", math.nan, "not predicted: its operators were not swept in this layout",
-                              {"channels_last": True}))
+    if not captured.query.compiled:
+        usual = Change("torch.compile", math.nan, text, {"compiled": True})
+        several.append(_learned(captured, predictor, usual, compiled=True))
+    images = len(captured.query.network().shape) == 4  # noqa: PLR2004 - samples, channels, height, width
+    if images and captured.query.layout == "contiguous":
+        usual = Change("channels_last", math.nan, "not predicted: its operators were not swept in this layout",
+                       {"channels_last": True})
+        several.append(_learned(captured, predictor, usual, layout="channels_last"))
     return several + ([_half_precision(captured, predictor, base)] if captured.query.dtype == "fp32" else [])
+
+
+def _learned(captured: CapturedQuery, predictor: Predictor, change: Change, **how: Any) -> Change:
+    """Return a change with the gain that whole networks tell, which ran both ways on the device; else as it is."""
+    if captured.condition(predictor) is None or captured.query.mode != "infer":
+        return change
+    before = {name: getattr(captured.query, name) for name in ("dtype", "mode", "layout", "compiled")}
+    gain = answers.gain(predictor.composed, captured.rows, captured.batch_size, before, {**before, **how})
+    return replace(change, predicted_gain=gain[0], why=gain[1]) if gain else change
 
 
 def _retained_memory(captured: CapturedQuery, predictor: Predictor, base: Estimate | Step) -> Iterable[Change]:

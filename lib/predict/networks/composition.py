@@ -50,7 +50,7 @@ class Estimate:
     """The predicted time of a pass or step, in ms, and the operators that it is the sum of (with ``predicted_ms``).
 
     Shares of the time: ``outside`` of the training range, ``looked_up`` from measurements, and by ``origins``, of each other
-    device whose kernels answered.
+    device whose kernels answered. ``evidence`` says on which whole networks the time rests, where it is not such a sum.
     """
 
     predicted_ms: float
@@ -60,6 +60,7 @@ class Estimate:
     looked_up: float
     origins: Mapping[str, float]
     operators: pd.DataFrame
+    evidence: str = ""
 
 
 def predicted_operators(work: Work, model: CostModel, measured: Mapping[tuple, float] | None = None) -> pd.DataFrame:

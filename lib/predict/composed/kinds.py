@@ -1,0 +1,78 @@
+"""What kind of work an operator is to a GPU, and the GEMM that it amounts to."""
+
+from math import prod
+
+from lib.work.graph import counts
+from lib.work.graph.ops import Op, TensorSpec
+
+COMPUTING = ("conv_1x1", "conv", "conv_grouped", "conv_depthwise", "stem", "linear", "bmm", "attention")
+MOVING = ("batch_norm", "layer_norm", "group_norm", "softmax", "relu", "activation", "elementwise", "copy", "index", "cat",
+          "pool", "resample", "reduction", "cast", "other")
+FUSED = ("fused_norm", "fused_reduction", "fused_index", "fused")
+KINDS = (*COMPUTING, *MOVING, *FUSED, "update")
+ALWAYS = (*COMPUTING, "pool", "resample", "other")  # kernels of their own, compiled or not
+FUSING = frozenset(MOVING) - frozenset(ALWAYS)  # what a compiler makes one kernel of, neighbour by neighbour
+
+_STEM = 4  # input channels at most
+_NARROW = 2  # channels a group at most, and a convolution is depthwise
+_NAMES = {
+    "linear": "mm addmm", "bmm": "bmm baddbmm", "relu": "relu hardtanh clamp clamp_min leaky_relu threshold",
+    "activation": "gelu silu sigmoid hardswish hardsigmoid tanh elu mish softplus exp erf",
+    "copy": "clone copy_ _to_copy contiguous", "cat": "cat stack",
+    "index": "upsample_nearest1d upsample_nearest2d _upsample_nearest_exact2d roll constant_pad_nd index index_select gather "
+             "index_put _index_put_impl flip repeat slice_scatter pixel_shuffle reflection_pad2d embedding "
+             "im2col col2im slice_backward",
+    "reduction": "mean sum amax amin max min var std var_mean linalg_vector_norm topk cumsum argmax sort"}
+_KIND = {name: kind for kind, names in _NAMES.items() for name in names.split()}
+_PARTS = {"attention": "attention", "batch_norm": "batch_norm", "layer_norm": "layer_norm", "rms_norm": "layer_norm",
+          "group_norm": "group_norm", "softmax": "softmax", "pool": "pool", "upsample": "resample", "grid_sampl": "resample"}
+
+
+def kind_of(op: Op) -> str:
+    """Return the kind (of KINDS) of a captured operator that is no view."""
+    name = op.short
+    if name == "convolution":
+        return _convolution(op)
+    bare = name.rstrip("_")
+    known = _KIND.get(name) or _KIND.get(bare) or next((kind for part, kind in _PARTS.items() if part in name), "")
+    return known or ("elementwise" if bare in counts.PER_OUTPUT else "other")
+
+
+def _convolution(op: Op) -> str:
+    data, weight, groups = op.args[0], op.args[1], op.args[8]
+    if groups > 1:
+        return "conv_depthwise" if groups == data.shape[1] and weight.shape[1] <= _NARROW else "conv_grouped"
+    if data.shape[1] <= _STEM:
+        return "stem"
+    return "conv_1x1" if prod(weight.shape[2:]) == 1 else "conv"
+
+
+def gemm(op: Op) -> dict[str, float]:
+    """Return the GEMM that an operator computes, ``gemms`` of (m, k) by (k, n), and what decides on its kernel; or nothing."""
+    name = op.short
+    if name == "convolution":
+        data, weight, out, groups = op.args[0], op.args[1], op.outputs[0], op.args[8]
+        window, pixels = prod(weight.shape[2:]), prod(out.shape[2:])
+        return {"gemms": groups, "m": out.shape[0] * pixels, "n": out.shape[1] / groups, "k": data.shape[1] / groups * window,
+                "width_in": data.shape[1], "width_out": out.shape[1], "groups": groups, "window": window,
+                "stride": max(op.args[3]), "side": pixels ** 0.5}
+    if name in ("mm", "addmm", "bmm", "baddbmm"):
+        left, right = op.args[-2:] if name in ("mm", "bmm") else op.args[1:3]
+        return {"gemms": left.shape[0] if len(left.shape) == 3 else 1, "m": left.shape[-2], "n": right.shape[-1],  # noqa: PLR2004
+                "k": left.shape[-1], "width_in": left.shape[-1], "width_out": right.shape[-1]}
+    if "attention" in name and name != "_native_multi_head_attention":
+        query, key, value, mask = op.args[:4]
+        return {"gemms": query.shape[0] * query.shape[1], "m": query.shape[2], "n": key.shape[2], "k": query.shape[3],
+                "width_in": query.shape[3], "width_out": value.shape[3], "groups": query.shape[1],
+                "stride": 1 + isinstance(mask, TensorSpec)}  # a mask takes another kernel, as a stride does
+    return {}
+
+
+def is_dense(spec: TensorSpec) -> bool:
+    """Return whether a tensor lies in memory as its axes are ordered, without gaps."""
+    step = 1
+    for size, stride in zip(reversed(spec.shape), reversed(spec.stride), strict=True):
+        if size > 1 and stride not in (0, step):
+            return False
+        step *= size
+    return True

@@ -1,0 +1,84 @@
+"""The composed model: a network's time as a sum over its kernels of soft rooflines, beside which the host launches them.
+
+A kernel takes (compute^p + move^p)^(1/p) + floor, where compute and move are its ideal times over efficiencies: logistic
+functions of linear forms of features, by kind of work and condition. A network takes (kernels^q + launches^q)^(1/q), for
+launches overlap.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from lib.predict.composed.features import COMPUTING_FEATURES, MOVING_FEATURES, Terms
+from lib.predict.composed.kinds import COMPUTING, KINDS
+
+SHAPES = {"computing": (len(COMPUTING), len(COMPUTING_FEATURES)), "moving": (len(KINDS), len(MOVING_FEATURES)),
+          "overheads": (2,)}
+SIZE = sum(math.prod(shape) for shape in SHAPES.values())
+BEST = {"computing": 1.25, "moving": 4.0}  # of the vendor's rates: clocks may be higher, and caches faster than memory
+USUAL = {"computing": 0.5, "moving": 0.75}
+USUAL_MS = (0.006, 0.002)  # to launch a kernel, and that each takes at least
+_SOFT, _OVERLAP = 3.0, 4.0  # p and q
+
+
+def split(weights: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return a vector of all weights (SIZE) as SHAPES."""
+    parts = torch.split(weights, [math.prod(shape) for shape in SHAPES.values()])
+    return {name: part.reshape(shape) for (name, shape), part in zip(SHAPES.items(), parts, strict=True)}
+
+
+def usual() -> np.ndarray:
+    """Return the weights at which every efficiency is the usual one."""
+    several = {name: np.zeros(shape) for name, shape in SHAPES.items()}
+    for name, most in BEST.items():
+        several[name][:, 0] = math.log(USUAL[name] / (most - USUAL[name]))
+    several["overheads"][:] = np.log(USUAL_MS)
+    return np.concatenate([part.ravel() for part in several.values()])
+
+
+def _over_efficiency(ideal_ms: torch.Tensor, features: torch.Tensor, weights: torch.Tensor, edges: tuple[int, ...],
+                     most: float) -> torch.Tensor:
+    forms = [features[start:stop] @ weights[kind] for kind, (start, stop) in enumerate(zip(edges, edges[1:], strict=False))]
+    return ideal_ms / most * (1 + torch.exp(-torch.cat(forms)))
+
+
+def kernels_ms(terms: Terms, weights: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """Return how long each row takes, all its calls together."""
+    move = _over_efficiency(terms.move_ms, terms.moving, weights["moving"], terms.edges, BEST["moving"])
+    edges = terms.edges[:len(COMPUTING) + 1]
+    compute = _over_efficiency(terms.compute_ms, terms.computing, weights["computing"], edges, BEST["computing"])
+    roofs = (compute ** _SOFT + move[:edges[-1]] ** _SOFT + 1e-30) ** (1 / _SOFT)
+    return (torch.cat([roofs, move[edges[-1]:]]) + torch.exp(weights["overheads"][1])) * terms.calls
+
+
+def log_ms(terms: Terms, weights: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """Return the log of the ms of each network."""
+    device = torch.zeros(terms.networks, dtype=torch.float64).index_add(0, terms.network, kernels_ms(terms, weights))
+    host = terms.kernels * torch.exp(weights["overheads"][0])
+    return torch.log(device ** _OVERLAP + host ** _OVERLAP) / _OVERLAP
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """The weights of one condition, half its 90 % interval in log time, its scores on families left out, its batch sizes.
+
+    Outside of these the interval is twice as wide.
+    """
+
+    weights: np.ndarray
+    half: float
+    scores: Mapping[str, float]
+    batches: tuple[int, int]
+
+    def predict(self, terms: Terms, batch_size: int) -> tuple[float, float, float]:
+        """Return predicted, low and high ms of the one network of ``terms``, which are of this batch size."""
+        ms = float(torch.exp(log_ms(terms, split(torch.as_tensor(self.weights))))[0])
+        half = self.half * (1 + self.outside(batch_size))
+        return ms, ms * math.exp(-half), ms * math.exp(half)
+
+    def outside(self, batch_size: int) -> bool:
+        """Return whether a batch size is none that was learned from."""
+        return not self.batches[0] <= batch_size <= self.batches[1]
