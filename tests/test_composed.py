@@ -15,6 +15,7 @@ from lib.predict.composed.features import Condition
 from lib.predict.composed.model import Fitted
 from lib.predict.composed.model_file import Composed
 from lib.predict.operators.features_gpu import Chip
+from lib.work import networks
 from lib.work.graph import capture
 from lib.work.networks import Network
 
@@ -215,3 +216,21 @@ def test_advise_answers_from_whole_networks_and_says_on_what_evidence(composed, 
     assert single["out_of_range"], "no network was measured at batch 1"
     with pytest.raises(InputError, match="no networks that ran so .* on: rtx-3090"):
         advise.advise(replace(query, layout="channels_last"), ["rtx-4090", "rtx-3090"])
+
+
+@pytest.mark.parametrize(("device", "images_per_sec"), [("rtx-3090", 3000), ("rtx-4090", 4000), ("rtx-pro-6000-max-q", 5000)])
+def test_models_that_ship_answer_and_say_how_right_they_are(device, images_per_sec):
+    composed = model_file.of_device(device)
+    assert all(fitted.scores["mape"] < 15 and fitted.scores["families"] > 30 for fitted in composed.conditions.values())
+    condition = answers.condition_of(composed, "bf16")
+    captured = rows.of_network(networks.network("resnet50"))
+    answer = answers.answer(composed, captured, 256, condition)
+    assert 0.5 * images_per_sec < 256 / answer.predicted_ms * 1e3 < 2 * images_per_sec, "an order of magnitude, no score"
+    twice = answers.answer(composed, captured, 512, condition)
+    assert 1.9 < twice.predicted_ms / answer.predicted_ms < 2.1
+
+
+def test_the_final_set_was_scored_once_a_condition():
+    table = pd.read_csv(model_file.FOLDER / "final.csv")
+    assert not table.duplicated(["date", "device", "condition"]).any()
+    assert {*table["device"]} == {path.stem for path in model_file.FOLDER.glob("*.json")}

@@ -33,7 +33,8 @@ def heading(advice: Advice) -> str:
     query = advice.captured.query
     what = "a training step (loader, copy, forward, backward, Adam)" if query.mode == "train" else "a forward pass"
     samples = f"{advice.captured.batch_size} sample{'s' * (advice.captured.batch_size > 1)}"
-    return f"{query.model}, {what} of {samples}, {query.dtype}"
+    how = [query.dtype, *[query.layout] * (query.layout != "contiguous"), *["compiled"] * query.compiled]
+    return f"{query.model}, {what} of {samples}, {', '.join(how)}"
 
 
 def text(advice: Advice) -> str:

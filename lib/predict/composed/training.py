@@ -11,7 +11,7 @@ from lib.predict.composed import model
 from lib.predict.composed.features import Terms
 
 SIGMA = 0.08  # of the log time: beyond it an error counts in proportion, not squared
-WIDTHS = {"base": (0.7, 0.25, 1.0), "level": (0.4, 0.12, 0.5)}  # prior widths of intercepts, slopes and overheads
+WIDTHS = {"base": (0.35, 0.12, 1.0), "level": (0.2, 0.06, 0.5)}  # prior widths of intercepts, slopes and overheads
 ITERATIONS = 150
 
 
