@@ -175,7 +175,9 @@ class Scaling(Entry):
 
     compute: Positive
     memory: Positive
-    ridge: Positive
+    rest: Positive
+    gflops: Positive
+    gbps: Positive
 
 
 class Part(Entry):
@@ -250,7 +252,6 @@ class Model(Entry):
     compositions: dict[str, Composition]
     chip: Chip | None
     parts: Annotated[dict[str, Part], Field(min_length=1)]
-    scaling: Scaling | None = None  # of every part, in files written before each had its own
 
 
 def read(path: Path) -> Model:
