@@ -272,7 +272,7 @@ def read(path: Path) -> Model:
     if type(version) is int and version != SCHEMA:
         raise InputError(f"{path} is a cost model of schema {version}, this program reads schema {SCHEMA}: "
                          + (RETRAIN if version < SCHEMA else "update the program"))
-    return parse(Model, text, f"{path} is no cost model, or is damaged")
+    return parse(Model, text, f"{path} is no cost model, or is damaged, or of an earlier release; {RETRAIN}")
 
 
 def write(path: Path, content: Mapping[str, Any]) -> Path:
