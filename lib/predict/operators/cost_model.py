@@ -73,7 +73,7 @@ class CostModel:
         part = self.parts[answering]
         origin = part.origin or ("" if answering == name else f"its {answering}")
         arrays = inputs.arrays(row, answering.partition(" ")[0], self.chip)
-        predicted, half, outside = part.predict(*arrays, row["flops"], row["bytes"])
+        predicted, half, outside = part.predict(*arrays, (row["flops"], row["bytes"]))
         return predicted, half, outside | bool(origin) | ~np.isin(inputs.codes(row), part.codes), origin
 
     def answering(self, name: str) -> str:

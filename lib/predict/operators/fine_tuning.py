@@ -47,7 +47,7 @@ def _ratio(model: CostModel, name: str, rows: pd.DataFrame) -> np.ndarray:
 
 def _predicted_ms(part: Part, chip: Chip | None, rows: pd.DataFrame) -> np.ndarray:
     terms, x = inputs.frames(rows, chip)
-    return part.predict(terms.to_numpy(), x.to_numpy(), rows["flops"].to_numpy(), rows["bytes"].to_numpy())[0]
+    return part.predict(terms.to_numpy(), x.to_numpy(), (rows["flops"].to_numpy(), rows["bytes"].to_numpy()))[0]
 
 
 def _corrected(model: CostModel, name: str, rows: pd.DataFrame, ratio: np.ndarray) -> Part:

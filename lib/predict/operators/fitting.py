@@ -64,7 +64,7 @@ def fit_part(rows: pd.DataFrame, frames: Frames, quick: bool = False, groups: pd
     """
     from sklearn.model_selection import GroupKFold
 
-    (terms, x), work = frames(rows), rows[["flops", "bytes"]].to_numpy(float).T
+    terms, x = frames(rows)
     measured_ms, codes = rows["latency_ms"].to_numpy(), inputs.codes(features.columns(rows))
     groups = shapes_of(rows) if groups is None else groups
     predicted, fold, outside = np.full(len(rows), np.nan), np.zeros(len(rows), int), np.zeros(len(rows), bool)
@@ -72,7 +72,7 @@ def fit_part(rows: pd.DataFrame, frames: Frames, quick: bool = False, groups: pd
     split = GroupKFold(folds, shuffle=True, random_state=0).split(x, measured_ms, groups)
     for number, (train, test) in enumerate(split):
         part = _without_intervals(rows.iloc[train], frames, quick, distilled)
-        predicted[test], _, out = part.predict(terms.iloc[test].to_numpy(), x.iloc[test].to_numpy(), *work[:, test])
+        predicted[test], _, out = part.predict(terms.iloc[test].to_numpy(), x.iloc[test].to_numpy())
         outside[test], fold[test] = out | ~np.isin(codes[test], part.codes), number
     error = np.log(measured_ms / predicted)
     part = _without_intervals(rows, frames, quick, distilled)
