@@ -6,6 +6,7 @@ import time
 from benchmarks import (
     composition,
     doors,
+    fake_devices,
     faults,
     finetune,
     learning,
@@ -23,7 +24,7 @@ from benchmarks import (
 )
 
 BENCHMARKS = {module.__name__.rpartition(".")[2]: module for module in (
-    startup, overhead, power, peers, repeat, sweep, faults, composition, learning, prediction, public, schedule,
+    startup, overhead, power, peers, repeat, sweep, fake_devices, faults, composition, learning, prediction, public, schedule,
     queue_placement, doors, finetune, queue)}
 
 

@@ -80,7 +80,8 @@ def test_the_threads_of_a_gpus_host_do_not_keep_its_rows_apart(tmp_path, rows):
 def _incomplete(shipped):
     """Return the model of a machine of half the speed that swept GEMMs alone."""
     facts = {**shipped.facts, "hardware_id": "feedbeef", "peak_gflops": shipped.facts["peak_gflops"] / 2,
-             "peak_gbps": shipped.facts["peak_gbps"] / 2, "first_touch_ms_per_mb": None, "gbps_by_mb": {}}
+             "peak_gbps": shipped.facts["peak_gbps"] / 2, "core_us": 2 * shipped.facts["core_us"],
+             "first_touch_ms_per_mb": None, "gbps_by_mb": {}}
     return CostModel("cpu-box-feedbeef", facts, {"gemm forward": shipped.parts["gemm forward"]})
 
 

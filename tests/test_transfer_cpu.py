@@ -1,6 +1,5 @@
 """A CPU without a model of its own: the nearest reference model, its scaling by measured ceilings, calibrated compositions."""
 
-import gzip
 import json
 from dataclasses import replace
 
@@ -33,50 +32,57 @@ from lib.studies.scheduler_eval import scenario
 from lib.work import networks
 
 RATES = st.floats(1e-3, 1e3)
+TIMES = st.floats(1e-3, 1e6)  # ms
 WORK = st.integers(0, 10**13).map(float)  # FLOPs, bytes
 
 
-@given(RATES, RATES, RATES, WORK, WORK)
-def test_an_operator_takes_longer_by_no_more_than_the_slower_of_both_ceilings(compute, memory, ridge, flops, moved):
-    factor = float(Scaling(compute, memory, ridge).factor(flops, moved))
-    slow, fast = sorted((1 / compute, 1 / memory))
-    assert min(slow, 1.0) * (1 - 1e-9) <= factor <= max(fast, 1.0) * (1 + 1e-9)
-    assert (slow * (1 - 1e-9) <= factor <= fast * (1 + 1e-9)) or flops == moved == 0
+@given(TIMES, WORK, WORK, st.tuples(RATES, RATES, RATES), RATES, RATES)
+def test_an_operator_takes_longer_by_no_more_than_the_slowest_of_all_ratios(ms, flops, moved, ratios, gflops, gbps):
+    scaled = float(Scaling(*ratios, gflops, gbps).scaled_ms(ms, flops, moved))
+    assert ms / max(ratios) * (1 - 1e-9) <= scaled <= ms / min(ratios) * (1 + 1e-9)
 
 
 def _between(first, other):
-    """Return the scaling from one CPU's peak GFLOP/s and GB/s to another's."""
-    return Scaling(other[0] / first[0], other[1] / first[1], first[0] / first[1])
+    """Return the scaling from one CPU's peak GFLOP/s, GB/s and speed of the rest to another's."""
+    return Scaling(*np.divide(other, first), *first[:2])
 
 
-@given(st.tuples(RATES, RATES), st.tuples(RATES, RATES), st.tuples(RATES, RATES), WORK, st.floats(1, 1e13))
-def test_scaling_by_way_of_a_third_machine_is_the_same(one, two, three, flops, moved):
-    direct = _between(one, three).factor(flops, moved)
-    by_way = _between(one, two).factor(flops, moved) * _between(two, three).factor(flops, moved)
+MACHINES = st.tuples(RATES, RATES, RATES)
+
+
+@given(MACHINES, MACHINES, MACHINES, TIMES, WORK, WORK)
+def test_scaling_by_way_of_a_third_machine_is_the_same(one, two, three, ms, flops, moved):
+    direct = _between(one, three).scaled_ms(ms, flops, moved)
+    by_way = _between(two, three).scaled_ms(_between(one, two).scaled_ms(ms, flops, moved), flops, moved)
     assert direct == pytest.approx(by_way)
-    assert _between(two, three).after(_between(one, two)).factor(flops, moved) == pytest.approx(direct)
-    assert _between(one, one).factor(flops, moved) == pytest.approx(1)
+    assert _between(two, three).after(_between(one, two)).scaled_ms(ms, flops, moved) == pytest.approx(direct)
+    assert _between(one, one).scaled_ms(ms, flops, moved) == pytest.approx(ms)
 
 
 def test_known_answers_of_a_scaling():
-    half_the_flops = _between((100.0, 10.0), (50.0, 10.0))
-    flops, moved = np.array([1e9, 0.0, 1e9, 0.0]), np.array([0.0, 1e8, 1e8, 0.0])
-    assert half_the_flops.factor(flops, moved) == pytest.approx([2, 1, 1.5, 1])
-    assert str(half_the_flops) == "compute x0.50, memory x1.00"
+    half_the_flops = _between((100.0, 10.0, 1.0), (50.0, 10.0, 0.25))
+    flops, moved = np.array([1e9, 0.0, 1e9, 0.0, 1e9]), np.array([0.0, 1e8, 1e8, 0.0, 1e8])
+    ms = np.array([10.0, 10.0, 20.0, 1.0, 16.0])  # the roofs are 10, 10, 20, 0 and 20
+    assert half_the_flops.scaled_ms(ms, flops, moved) == pytest.approx([20, 10, 30, 4, 24])
+    assert half_the_flops.scaled_ms(ms + 1, flops, moved)[:4] == pytest.approx([24, 14, 34, 8])
+    assert str(half_the_flops) == "compute x0.50, memory x1.00, rest x0.25"
 
 
-def _save_ceilings(peak_gflops=100.0, peak_gbps=10.0, touch_us=2.0, threads=0, hardware_id="", number=1, verdict="stable"):
+def _save_ceilings(peak_gflops=100.0, peak_gbps=10.0, touch_us=2.0, threads=0, hardware_id="", number=1, verdict="stable",
+                   core_us=0.0):
     """Write ceilings as 01_machine would."""
     ids = {**machine.ids(), **({"hardware_id": hardware_id} if hardware_id else {})}
     shared = {"device": "cpu", "threads": threads or torch.get_num_threads(), "source": "measured", "method": "test",
               "working_set_mb": 1.0, "median_ms": 1.0, "iqr_ms": 0.0, "n": 9, "verdict": verdict, **ids}
     rows = [{**shared, "dtype": "fp32", "level": "compute", "peak_gflops": peak_gflops, "peak_gbps": np.nan},
             {**shared, "dtype": "fp64", "level": "RAM", "peak_gflops": np.nan, "peak_gbps": peak_gbps}]
-    touch = {"device": "cpu", "what": "first_touch", "median_us": touch_us, "p99_us": touch_us, "n": 4, "method": "test", **ids}
+    known = {"first_touch": touch_us, "launch": core_us, "timer_call": core_us}
+    overheads = [{"device": "cpu", "what": what, "median_us": us, "p99_us": us, "n": 4, "method": "test", **ids}
+                 for what, us in known.items() if us]
     path = paths.CEILINGS / f"ceilings_cpu-v{number}.csv"
     store.write(pd.DataFrame(rows, columns=ceilings.columns("ceilings")), path, "ceilings")
     store.write_meta(path, "ceilings", **{**machine.identity(), "started_utc": f"2026-01-0{number}"})
-    store.write(pd.DataFrame([touch] if touch_us else [], columns=ceilings.columns("overheads")),
+    store.write(pd.DataFrame(overheads, columns=ceilings.columns("overheads")),
                 path.with_name(f"overheads_cpu-v{number}.csv"), "overheads")
 
 
@@ -85,11 +91,12 @@ def test_a_cpu_without_a_model_is_scaled_by_its_ceilings_and_says_so(home):
     before = advise.advise(query, ["cpu"]).table.iloc[0]
     assert advise.without_ceilings(registry.predictor("cpu", "fp32")) and "scaled" not in before["source"]
     reference = registry.shipped_cpu("fp32")
-    _save_ceilings(reference.facts["peak_gflops"] / 3, reference.facts["peak_gbps"] / 3)
+    rest = torch.get_num_threads() / reference.facts["threads"] / 3
+    _save_ceilings(reference.facts["peak_gflops"] / 3, reference.facts["peak_gbps"] / 3, core_us=3 * reference.facts["core_us"])
     after = advise.advise(query, ["cpu"]).table.iloc[0]
     assert not advise.without_ceilings(registry.predictor("cpu", "fp32"))
     assert after["source"] == (f"zero-shot from {reference.device}, scaled by ceilings measured here (compute x0.33, "
-                               "memory x0.33)")
+                               f"memory x0.33, rest x{rest:.2f})")
     assert after["out_of_range"] and after["predicted_ms"] > 2.5 * before["predicted_ms"]
     assert after["high_ms"] / after["low_ms"] >= before["high_ms"] / before["low_ms"]
 
@@ -120,10 +127,12 @@ def test_the_best_ceilings_of_this_machine_and_as_many_threads_count(home):
     assert transfer_cpu.host() is None
     own = machine.ids()["hardware_id"]
     _save_ceilings(200.0, 20.0, 8.192, number=3, verdict="unusable")
-    assert transfer_cpu.host() == Host(own, torch.get_num_threads(), 200.0, 20.0, pytest.approx(2.0), True, None, {"1": 20.0})
+    assert transfer_cpu.host() == Host(own, torch.get_num_threads(), 200.0, 20.0, pytest.approx(2.0), True,
+                                       gbps_by_mb={"1": 20.0})
     _save_ceilings(250.0, 30.0, 4.096, number=4)
-    _save_ceilings(300.0, 25.0, 5.0, number=5)
-    assert transfer_cpu.host() == Host(own, torch.get_num_threads(), 300.0, 30.0, pytest.approx(1.0), gbps_by_mb={"1": 30.0})
+    _save_ceilings(300.0, 25.0, 5.0, number=5, core_us=0.5)
+    assert transfer_cpu.host() == Host(own, torch.get_num_threads(), 300.0, 30.0, pytest.approx(1.0),
+                                       core_us=pytest.approx(0.5), gbps_by_mb={"1": 30.0})
 
 
 def test_a_look_on_a_busy_machine_says_so_and_is_repeated(home, monkeypatch, capsys):
@@ -141,7 +150,7 @@ def test_the_nearest_of_several_reference_machines_by_ceilings(home):
     small = CostModel("cpu-small-1", {**first.facts, "peak_gflops": 20.0, "peak_gbps": 8.0}, first.parts)
     here = Host("1", 2, 30.0, 9.0, None)
     chosen = transfer_cpu.nearest([first, small], here)
-    assert chosen.device == "cpu-small-1" and str(chosen.scaling) == "compute x1.50, memory x1.12"
+    assert chosen.device == "cpu-small-1" and str(chosen.scaling) == "compute x1.50, memory x1.12, rest x1.00"
     assert transfer_cpu.nearest([first, small], Host("1", 2, 480.0, 40.0, None)).device == first.device
     assert transfer_cpu.nearest([small, first], None).device == "cpu-small-1"
 
@@ -150,7 +159,7 @@ def test_gemms_scale_by_gemms_and_memory_by_all_working_sets_of_both():
     model = replace(registry.shipped_cpu("fp32"))
     by_mb = {"1": 100.0, "64": 40.0, "2e+03": 9.0}
     model.facts = {**model.facts, "peak_gflops": 400.0, "gemm_gflops": 200.0, "gbps_by_mb": by_mb}
-    here = Host("1", 2, 100.0, 5.0, None, False, 100.0, {"1": 50.0, "64": 5.0, "0.5": 200.0})
+    here = Host("1", 2, 100.0, 5.0, None, gemm_gflops=100.0, gbps_by_mb={"1": 50.0, "64": 5.0, "0.5": 200.0})
     parts = transfer_cpu.scaled(model, here).parts
     assert {name: part.scaling.compute for name, part in parts.items()} == {
         name: 0.5 if name.startswith(("gemm", "attention")) else 0.25 for name in parts}
@@ -207,18 +216,21 @@ def test_scaling_twice_is_scaling_once_and_every_part_keeps_its_own(measured, tm
     assert {"gemm forward", "memory forward"} <= set(several)
 
 
-def test_a_file_with_one_scaling_for_all_parts_is_read(measured, tmp_path):
-    model = transfer_cpu.scaled(registry.shipped_cpu("fp32"), Host("1", 2, 50.0, 5.0, None))
-    content = json.loads(gzip.decompress(model.save(tmp_path / "m.json.gz").read_bytes()))
-    several = [content["parts"][name].pop("scaling") for name in content["parts"]]
-    (tmp_path / "m.json.gz").write_bytes(gzip.compress(json.dumps(content | {"scaling": several[0]}).encode()))
-    assert _answers(CostModel.load(tmp_path / "m.json.gz"), measured) == pytest.approx(_answers(model, measured))
+def test_the_rest_scales_with_the_threads_and_with_the_speed_of_a_core():
+    model = replace(registry.shipped_cpu("fp32"))
+    model.facts = {**model.facts, "threads": 4, "core_us": 0.3}
+    for threads, core_us, expected in ((4, 0.3, 1.0), (2, 0.3, 0.5), (8, 0.6, 1.0), (1, None, 0.25)):
+        here = Host("1", threads, 100.0, 5.0, None, core_us=core_us)
+        assert transfer_cpu.scaling(model, here).rest == pytest.approx(expected)
+    model.facts = {**model.facts, "threads": None, "core_us": None}
+    assert transfer_cpu.scaling(model, Host("1", 3, 100.0, 5.0, None, core_us=0.3)).rest == 1.0
 
 
 def test_an_interval_is_that_of_the_time_on_the_machine_that_was_trained_on(measured):
     """A kernel of a machine of half the speed has the interval of the same kernel, not of one that takes twice as long."""
     model = registry.shipped_cpu("fp32")
-    slower = transfer_cpu.scaled(model, Host("1", 2, model.facts["peak_gflops"] / 9, model.facts["peak_gbps"] / 9, None))
+    slower = transfer_cpu.scaled(model, Host("1", 2, model.facts["peak_gflops"] / 9, model.facts["peak_gbps"] / 9, None,
+                                             core_us=9 * model.facts["core_us"]))
     assert _answers(slower, measured) == pytest.approx(9 * _answers(model, measured))
 
 
@@ -235,7 +247,8 @@ def test_without_ceilings_the_answers_are_another_machines_and_its_measurements_
 
 def _save_own(threads, gflops=100.0, device=""):
     """Save a model of this machine's CPU with so many threads, as a calibration does."""
-    model = transfer_cpu.scaled(registry.shipped_cpu("fp32"), Host(machine.ids()["hardware_id"], threads, gflops, 10.0, None))
+    model = transfer_cpu.scaled(registry.shipped_cpu("fp32"), Host(machine.ids()["hardware_id"], threads, gflops, 10.0, None,
+                                                                         core_us=1.0))
     model.device = device or f"cpu-{machine.name()}"
     model.parts = {name: replace(part, origin="") for name, part in model.parts.items()}
     model.save(registry.path_of(model.device, "fp32"))
@@ -256,9 +269,9 @@ def test_with_another_number_of_threads_it_is_another_machine(home, monkeypatch)
     assert second.table["source"][0] == f"zero-shot from {own.device}" and _without_ceilings()
     spread = [advice.table["high_ms"][0] / advice.table["low_ms"][0] for advice in (first, second)]
     assert spread[1] > 1.5 * spread[0]
-    _save_ceilings(50.0, 5.0)
+    _save_ceilings(50.0, 5.0, core_us=2 * (threads + 1) / threads)
     third = advise.advise(query, ["cpu"])
-    assert third.table["source"][0].endswith("scaled by ceilings measured here (compute x0.50, memory x0.50)")
+    assert third.table["source"][0].endswith("scaled by ceilings measured here (compute x0.50, memory x0.50, rest x0.50)")
     assert third.table["predicted_ms"][0] == pytest.approx(2 * first.table["predicted_ms"][0])
 
 
@@ -292,7 +305,7 @@ def test_a_scaled_model_is_saved_and_a_forged_scaling_refused(tmp_path):
     model = transfer_cpu.scaled(registry.shipped_cpu("fp32"), Host("1", 2, 50.0, 5.0, None))
     again = CostModel.load(model.save(tmp_path / "m.json.gz"))
     assert {part.scaling for part in again.parts.values()} == {model.scaling} and again.facts["peak_gflops"] == 50.0
-    model.parts["gemm forward"].scaling = Scaling(-1.0, 1.0, 1.0)
+    model.parts["gemm forward"].scaling = Scaling(-1.0, 1.0, 1.0, 1.0, 1.0)
     with pytest.raises(InputError, match="scaling"):
         model.save(tmp_path / "n.json.gz")
 

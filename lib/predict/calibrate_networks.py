@@ -13,14 +13,14 @@ from lib.measure.statistics import VERDICTS
 from lib.predict import network_training
 from lib.predict.network_training import Works
 from lib.predict.networks import calibration, work
-from lib.predict.networks.calibration import LEAST_NETWORKS
+from lib.predict.networks.calibration import HEAPS, LEAST_NETWORKS
 from lib.predict.networks.composition import Composition
 from lib.predict.operators.cost_model import CostModel
 from lib.predict.registry import Predictor
 from lib.work import networks
 
 # small networks of several families, none of which is held out anywhere: the first fit into the smallest budget
-NETWORKS = ("squeezenet1_1", "mobilenet_v3_small", "resnet18", "swin_t", "shufflenet_v2_x0_5", "densenet121", "mnasnet0_5",
+NETWORKS = ("mobilenet_v3_small", "squeezenet1_1", "swin_t", "resnet18", "shufflenet_v2_x0_5", "mnasnet0_5", "densenet121",
             "convnext_tiny")
 CASES = (("infer", 1), ("infer", 8), ("train", 8))
 _CASE_S, _PROCESS_S, _PASSES = 0.3, 6.0, 9  # seconds a case at least, and a process; passes of a case, warm-up included
@@ -34,16 +34,12 @@ class Networks:
     rows: pd.DataFrame
     before: dict[str, float]
     after: dict[str, float]
+    worse: bool = False  # whether networks err more after than before, by more than they differ in that
 
     @property
     def count(self) -> int:
         """Return how many networks are usable."""
         return int(self.rows["network"].nunique())
-
-    @property
-    def worse(self) -> bool:
-        """Return whether the calibrated model errs more on networks than the one before."""
-        return bool(self.after) and self.after["mape"] > self.before["mape"]
 
 
 def errors(measured_ms: np.ndarray, predicted_ms: np.ndarray) -> dict[str, float]:
@@ -55,21 +51,25 @@ def errors(measured_ms: np.ndarray, predicted_ms: np.ndarray) -> dict[str, float
 def _chosen(model: CostModel, budget_s: float) -> tuple[list[tuple[Case, str]], Works]:
     """Return the cases that fit into ``budget_s``, as the model predicts, with their heaps, and their work.
 
-    Every network with the default heap, every second one also with one that retains what it frees.
+    The first network with both heaps, the others with the default one; the first two in any case.
     """
-    predictor, cases, works, left_s = Predictor(model.device, "fp32", model), [], {}, budget_s
+    predictor, chosen, works, left_s = Predictor(model.device, "fp32", model), [], {}, budget_s
     for number, name in enumerate(NETWORKS):
-        own = {(name, mode, batch): work.captured(networks.network(name, batch), mode) for mode, batch in CASES}
-        heaps = ("default", "kept") if number % 2 == 0 else ("default",)
-        passes_ms = sum(predictor.estimate(item).predicted_ms for item in own.values())
-        cost_s = len(heaps) * (_PROCESS_S + max(len(CASES) * _CASE_S, _PASSES * passes_ms / 1e3))
-        if cost_s <= left_s or number < LEAST_NETWORKS:
-            cases += [(Case(name, mode, batch), heap) for heap in heaps for mode, batch in CASES]
-            works |= own
+        heaps, several = ("default",) if number else HEAPS, []
+        cost_s = _PROCESS_S * len(heaps)
+        for mode, batch in CASES:
+            item = work.captured(networks.network(name, batch), mode)
+            more_s = len(heaps) * max(_CASE_S, _PASSES * predictor.estimate(item).predicted_ms / 1e3)
+            if cost_s + more_s <= left_s or number < LEAST_NETWORKS:
+                several += [(Case(name, mode, batch), heap) for heap in heaps]
+                works[name, mode, batch] = item
+                cost_s += more_s
+        if several:
+            chosen += several
             left_s -= cost_s
         if left_s < _PROCESS_S:
             break
-    return cases, works
+    return chosen, works
 
 
 def measure(model: CostModel, budget_s: float, name: str) -> tuple[pd.DataFrame, Works]:
@@ -92,14 +92,21 @@ def calibrate(model: CostModel, before: CostModel, rows: pd.DataFrame, works: Wo
 
     Fewer than LEAST_NETWORKS usable networks leave them as they are; the errors after are those of the operators' correction.
     """
-    zero_shot = errors(rows["latency_ms"], _predicted(before, rows, works))
+    measured, before_ms = rows["latency_ms"], _predicted(before, rows, works)
     if rows["network"].nunique() < LEAST_NETWORKS:
-        return Networks(rows, zero_shot, errors(rows["latency_ms"], _predicted(model, rows, works)))
+        return Networks(rows, errors(measured, before_ms), errors(measured, _predicted(model, rows, works)))
     base = {case: Composition(**fitted) for case, fitted in model.compositions.items()}
     terms = network_training.terms(model, rows, works)
     model.compositions = {case: asdict(fitted) for case, fitted in calibration.calibrated(base, terms).items()}
-    left_out = calibration.left_one_out(base, terms)
-    return Networks(terms, zero_shot, errors(rows["latency_ms"], left_out["predicted_ms"]))
+    after_ms = calibration.left_one_out(base, terms)["predicted_ms"]
+    return Networks(terms, errors(measured, before_ms), errors(measured, after_ms),
+                    worse=_worse(rows["network"], *(np.log(ms / measured).abs() for ms in (before_ms, after_ms))))
+
+
+def _worse(network: pd.Series, before: pd.Series, after: pd.Series) -> bool:
+    """Return whether the errors of networks have grown by more than twice the standard error of that."""
+    grown = (after - before).groupby(network).mean()
+    return bool(grown.mean() > max(0.0, 2 * grown.sem()))
 
 
 def _predicted(model: CostModel, rows: pd.DataFrame, works: Works) -> list[float]:

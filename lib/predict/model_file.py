@@ -175,7 +175,9 @@ class Scaling(Entry):
 
     compute: Positive
     memory: Positive
-    ridge: Positive
+    rest: Positive
+    gflops: Positive
+    gbps: Positive
 
 
 class Part(Entry):
@@ -250,7 +252,6 @@ class Model(Entry):
     compositions: dict[str, Composition]
     chip: Chip | None
     parts: Annotated[dict[str, Part], Field(min_length=1)]
-    scaling: Scaling | None = None  # of every part, in files written before each had its own
 
 
 def read(path: Path) -> Model:
@@ -271,7 +272,7 @@ def read(path: Path) -> Model:
     if type(version) is int and version != SCHEMA:
         raise InputError(f"{path} is a cost model of schema {version}, this program reads schema {SCHEMA}: "
                          + (RETRAIN if version < SCHEMA else "update the program"))
-    return parse(Model, text, f"{path} is no cost model, or is damaged")
+    return parse(Model, text, f"{path} is no cost model, or is damaged, or of an earlier release; {RETRAIN}")
 
 
 def write(path: Path, content: Mapping[str, Any]) -> Path:

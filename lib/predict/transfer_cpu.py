@@ -17,6 +17,7 @@ from lib.predict.operators.cost_model import CostModel
 
 CPU = "cpu-"  # the device of a CPU's model, before the machine's name
 _LOOK_S = 8.0
+_SCALAR = ("launch", "timer_call")
 _PAGE_MB = 4096 / 1e6
 DOUBTFUL = "doubtful_ceilings"  # the fact of one that was scaled by ceilings of a busy machine
 CALIBRATED = "calibrated_from"  # the fact of a model that is no reference
@@ -27,7 +28,8 @@ class Host:
     """What was measured of a machine's CPU: its ceilings for fp32, and the first touch of fresh memory (None: unknown).
 
     ``peak_gflops`` is that of convolutions where they are faster than GEMMs (``gemm_gflops``). ``gbps_by_mb`` has the bandwidth
-    of each working set in MB. ``doubtful``: on a busy machine alone, so that they are perhaps too low.
+    of each working set in MB. ``core_us`` is a measure of one core's scalar speed, see ``core_us``. ``doubtful``: on a busy
+    machine alone, so that they are perhaps too low.
     """
 
     hardware_id: str
@@ -37,6 +39,7 @@ class Host:
     first_touch_ms_per_mb: float | None
     doubtful: bool = False
     gemm_gflops: float | None = None
+    core_us: float | None = None
     gbps_by_mb: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
@@ -67,13 +70,19 @@ def rates(rows: pd.DataFrame, overheads: pd.DataFrame) -> dict[str, Any]:
     moving = rows[rows["peak_gbps"].notna()]
     by_mb = moving.groupby(moving["working_set_mb"].map("{:.3g}".format))["peak_gbps"].max()
     return {"first_touch_ms_per_mb": first_touch_ms_per_mb(overheads), "gbps_by_mb": by_mb.to_dict(),
-            "gemm_gflops": float(gemms.max()) if len(gemms) else None}
+            "gemm_gflops": float(gemms.max()) if len(gemms) else None, "core_us": core_us(overheads)}
 
 
 def first_touch_ms_per_mb(overheads: pd.DataFrame) -> float | None:
     """Return what the first touch of fresh memory takes, at best; None where it was not measured."""
     touch_us = overheads.loc[(overheads["what"] == "first_touch") & (overheads["median_us"] > 0), "median_us"].min()
     return float(touch_us) / 1e3 / _PAGE_MB if touch_us > 0 else None
+
+
+def core_us(overheads: pd.DataFrame) -> float | None:
+    """Return what a core takes for scalar code: the geometric mean of a launch and of reading the clock; None without both."""
+    best = overheads[overheads["median_us"] > 0].groupby("what")["median_us"].min().reindex(_SCALAR)
+    return float(np.exp(np.log(best).mean())) if best.notna().all() else None
 
 
 def look(wait_s: float = locks.PATIENCE_S) -> Host | None:
@@ -85,24 +94,27 @@ def look(wait_s: float = locks.PATIENCE_S) -> Host | None:
     return host()
 
 
-def scaling(model: CostModel, here: Host) -> Scaling:
-    """Return the scaling from the machine of a CPU's model to this one.
+def scaling(model: CostModel, here: Host, of: str = "peak_gflops") -> Scaling:
+    """Return the scaling from the machine of a CPU's model to this one, with the compute ceiling ``of``.
 
-    Memory scales by the geometric mean over all working sets that were measured on both: tensors lie in caches as in RAM.
+    Memory scales by the geometric mean over all working sets that were measured on both: tensors lie in caches as in RAM. The
+    rest scales with the threads and with the speed of a core, where it is known of both.
     """
     there = model.facts
-    both = set(there.get("gbps_by_mb") or {}) & set(here.gbps_by_mb)
-    memory = np.exp(np.mean([np.log(here.gbps_by_mb[size] / there["gbps_by_mb"][size]) for size in both])) if both else (
-        here.peak_gbps / there["peak_gbps"])
-    return Scaling(here.peak_gflops / there["peak_gflops"], float(memory), there["peak_gflops"] / there["peak_gbps"])
+    by_mb = there.get("gbps_by_mb") or {}
+    both = sorted(set(by_mb) & set(here.gbps_by_mb))
+    gbps, gbps_here = (float(np.exp(np.log([rates[size] for size in both]).mean())) if both else peak
+                       for rates, peak in ((by_mb, there["peak_gbps"]), (here.gbps_by_mb, here.peak_gbps)))
+    core = there["core_us"] / here.core_us if there.get("core_us") and here.core_us else 1.0
+    cores = here.threads / (there.get("threads") or here.threads)
+    return Scaling(getattr(here, of) / there[of], gbps_here / gbps, core * cores, there[of], gbps)
 
 
 def scaled(model: CostModel, here: Host) -> CostModel:
     """Return another CPU's model for this machine: every answer is another device's, scaled by its roof, GEMMs by their own."""
-    facts, whole, there = asdict(here), scaling(model, here), model.facts
-    of_gemms = whole
-    if here.gemm_gflops and there.get("gemm_gflops"):
-        of_gemms = Scaling(here.gemm_gflops / there["gemm_gflops"], whole.memory, there["gemm_gflops"] / there["peak_gbps"])
+    facts, whole = asdict(here), scaling(model, here)
+    both = here.gemm_gflops and model.facts.get("gemm_gflops")
+    of_gemms = scaling(model, here, "gemm_gflops") if both else whole
     return model.scaled(whole, of_gemms, **{DOUBTFUL: facts.pop("doubtful")}, **facts)
 
 

@@ -8,30 +8,38 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Scaling:
-    """How many times as fast the other CPU computes and moves memory, and the first one's ridge point in FLOPs a byte.
+    """How many times as fast the other CPU computes, moves memory, and does the rest; and the first one's ceilings.
 
-    An operator's time changes as its roof does: its FLOPs at the peak plus its bytes at the bandwidth.
+    An operator's roof is its FLOPs at ``gflops`` and its bytes at ``gbps``. What it takes beyond that is dispatch, scalar code
+    and vectors half filled: it changes with the cores, not with the ceilings.
     """
 
     compute: float
     memory: float
-    ridge: float
+    rest: float
+    gflops: float
+    gbps: float
 
     def after(self, first: "Scaling | None") -> "Scaling":
         """Return what leads as far as ``first`` and then this one (None: this one alone)."""
-        return self if first is None else Scaling(first.compute * self.compute, first.memory * self.memory, first.ridge)
+        return self if first is None else Scaling(first.compute * self.compute, first.memory * self.memory,
+                                                  first.rest * self.rest, first.gflops, first.gbps)
 
-    def factor(self, flops: np.ndarray, moved: np.ndarray) -> np.ndarray:
-        """Return by what operators of so many FLOPs and bytes take longer; 1 for those without both."""
-        computing, moving = np.asarray(flops, float), np.asarray(moved, float) * self.ridge
-        before, after = computing + moving, computing / self.compute + moving / self.memory
-        return np.divide(after, before, out=np.ones_like(before), where=before > 0)
+    def scaled_ms(self, ms: np.ndarray, flops: np.ndarray, moved: np.ndarray) -> np.ndarray:
+        """Return what operators of so many FLOPs and bytes take there that take ``ms`` on the first CPU.
+
+        Those that are faster than their roof, from caches, stay so by the same factor.
+        """
+        computing, moving = np.asarray(flops, float) / self.gflops / 1e6, np.asarray(moved, float) / self.gbps / 1e6
+        roof = computing + moving
+        share = np.minimum(1.0, np.divide(ms, roof, out=np.ones_like(roof), where=roof > 0))
+        return share * (computing / self.compute + moving / self.memory) + (ms - share * roof) / self.rest
 
     @property
     def distance(self) -> float:
-        """Return how far apart the two are: the logs of both ratios together."""
-        return abs(math.log(self.compute)) + abs(math.log(self.memory))
+        """Return how far apart the two are: the logs of all three ratios together."""
+        return sum(abs(math.log(ratio)) for ratio in (self.compute, self.memory, self.rest))
 
     def __str__(self) -> str:
-        """Say both ratios."""
-        return f"compute x{self.compute:.2f}, memory x{self.memory:.2f}"
+        """Say the ratios."""
+        return f"compute x{self.compute:.2f}, memory x{self.memory:.2f}, rest x{self.rest:.2f}"

@@ -57,9 +57,10 @@ def effects(model: CostModel, rows: pd.DataFrame) -> pd.DataFrame:
     name, rows = max(parts, key=lambda part: (bool(model.parts[part[0]].regressor.names), len(part[1])))
     part, measured = model.parts[name], rows["latency_ms"].to_numpy()
     terms, x = (frame.to_numpy() for frame in inputs.frames(rows, model.chip))
+    work = rows["flops"].to_numpy(), rows["bytes"].to_numpy()
 
     def error(features: np.ndarray) -> float:
-        return float(np.abs(part.predict(terms, features)[0] / measured - 1).mean())
+        return float(np.abs(part.predict(terms, features, work)[0] / measured - 1).mean())
 
     draw, added, level = np.random.default_rng(_SEED), [], error(x)
     for feature in part.regressor.names:

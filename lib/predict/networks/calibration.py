@@ -9,18 +9,18 @@ from dataclasses import replace
 
 import numpy as np
 import pandas as pd
-from scipy import stats
+from scipy import optimize, stats
 
 from lib.predict.networks.composition import SUM, TERMS, Composition
 from lib.predict.operators.validation import COVER, score
 
 LEAST_NETWORKS = 2
 _BETWEEN = 0.3  # spread, in log time, of the factor between machines: what is expected before anything is measured
-_FRESH_BETWEEN = 0.7  # and, as a share, of the rate of fresh memory
+_MODES = 0.1  # of a mode's factor about that of its machine
+_FRESH = 0.5  # and of what fresh memory costs
 _SPREAD = 0.2  # of networks about their prediction, where the other machine has none measured
 _WEIGHT = 3.0  # of the other machine's spread: as of so many networks
-_TURNS = 5  # factor and rate of fresh memory are found in turns
-HEAPS = ("kept", "default")
+HEAPS, MODES = ("default", "kept"), ("infer", "train")
 Compositions = Mapping[str, Composition]
 
 
@@ -30,68 +30,57 @@ def calibrated(base: Compositions, rows: pd.DataFrame) -> dict[str, Composition]
     ``rows``: ``network, mode, memory, latency_ms, outside`` and TERMS of each. A mode with fewer than LEAST_NETWORKS networks
     keeps its own. Intervals come from networks left out in turn, and from the base's.
     """
+    fitted, left_out = _fit(base, rows), left_one_out(base, rows)
     corrected = dict(base)
     for mode, several in rows.groupby("mode"):
-        own = {heap: base.get(f"{mode} {heap}", SUM) for heap in HEAPS}
-        if several["network"].nunique() >= LEAST_NETWORKS:
-            fitted = _fit(own, several)
-            left_out = left_one_out(base, several)
-            for heap in HEAPS:
-                residuals = left_out[left_out["memory"] == heap]
-                corrected[f"{mode} {heap}"] = replace(
-                    fitted[heap], half=_half(own[heap], residuals), networks=int(several["network"].nunique()),
-                    scores=score(residuals["latency_ms"].to_numpy(), residuals["predicted_ms"].to_numpy())
-                    if len(residuals) else {})
+        for heap in HEAPS if several["network"].nunique() >= LEAST_NETWORKS else ():
+            case = f"{mode} {heap}"
+            own = left_out[(left_out["mode"] == mode) & (left_out["memory"] == heap)]
+            corrected[case] = replace(
+                fitted[case], half=_half(base.get(case, SUM), own), networks=int(several["network"].nunique()),
+                scores=score(own["latency_ms"].to_numpy(), own["predicted_ms"].to_numpy()) if len(own) else {})
     return corrected
 
 
 def left_one_out(base: Compositions, rows: pd.DataFrame) -> pd.DataFrame:
     """Return ``rows`` with ``predicted_ms`` by compositions that were corrected without the row's network."""
     predicted = pd.Series(np.nan, index=rows.index)
-    for mode, several in rows.groupby("mode"):
-        own = {heap: base.get(f"{mode} {heap}", SUM) for heap in HEAPS}
-        for network in several["network"].unique():
-            rest = several[several["network"] != network]
-            fitted = _fit(own, rest) if rest["network"].nunique() else own
-            test = several[several["network"] == network]
-            predicted[test.index] = _predicted(fitted, test)
+    for network in rows["network"].unique():
+        of_it = rows["network"] == network
+        predicted[of_it] = _predicted(_fit(base, rows[~of_it]), rows[of_it])
     return rows.assign(predicted_ms=predicted)
 
 
-def _fit(own: Compositions, rows: pd.DataFrame) -> dict[str, Composition]:
-    """Return the compositions of one mode by heap: one factor of all rates, and the rate of fresh memory, found in turns."""
-    start = own["default"].rates["fresh_mb"]
-    measured, default = rows["latency_ms"].to_numpy(float), (rows["memory"] == "default").to_numpy()
-    fresh = np.where(default, rows["fresh_mb"].to_numpy(float), 0.0)
-    other_ms = _predicted(own, rows) - start * fresh
-    _, network = np.unique(rows["network"].to_numpy(str), return_inverse=True)
-    factor, rate, spread = 1.0, start, min(map(_spread, own.values()))
-    for _ in range(_TURNS):
-        if start and default.any():
-            rate = _fresh_rate(measured, factor * other_ms, fresh, start, spread)
-        factor = _factor(np.log(measured / (other_ms + rate / factor * fresh)), network, spread)
-    return {heap: replace(one, rates={name: rate if name == "fresh_mb" and heap == "default" else factor * value
-                                      for name, value in one.rates.items()}) for heap, one in own.items()}
+def _fit(base: Compositions, rows: pd.DataFrame) -> dict[str, Composition]:
+    """Return compositions with one factor a mode of all rates, and one of what fresh memory costs.
+
+    The most probable ones, where the log of each is expected about 0: of the machine by _BETWEEN, of a mode about the machine's
+    by _MODES, of fresh memory by _FRESH; and cases about their prediction as the base's networks are, a network counting once.
+    """
+    own = {f"{mode} {heap}": base.get(f"{mode} {heap}", SUM) for mode in MODES for heap in HEAPS}
+    if rows.empty:
+        return own
+    cases, mode = rows["mode"] + " " + rows["memory"], pd.Categorical(rows["mode"], MODES).codes
+    fresh_ms = np.array([own[case].rates["fresh_mb"] for case in cases]) * rows["fresh_mb"].to_numpy(float)
+    other_ms, measured = _predicted(own, rows) - fresh_ms, np.log(rows["latency_ms"].to_numpy(float))
+    doubt = min(map(_spread, own.values())) * np.sqrt(rows.groupby("network")["mode"].transform("size").to_numpy())
+    expected = np.array([_BETWEEN, *[_MODES] * len(MODES), *[_FRESH] * len(MODES)])
+
+    def errors(logs: np.ndarray) -> np.ndarray:
+        factors, of_fresh = np.exp(logs[0] + logs[1:3])[mode], np.exp(logs[3:])[mode]
+        return np.append((measured - np.log(factors * other_ms + of_fresh * fresh_ms)) / doubt, logs / expected)
+
+    best = np.exp(optimize.least_squares(errors, np.zeros(len(expected))).x)
+    factors, of_fresh = dict(zip(MODES, best[0] * best[1:3], strict=True)), dict(zip(MODES, best[3:], strict=True))
+    return {case: replace(one, rates={name: float((of_fresh if name == "fresh_mb" else factors)[case.split()[0]] * value)
+                                      for name, value in one.rates.items()}) for case, one in own.items()}
 
 
 def _predicted(several: Compositions, rows: pd.DataFrame) -> np.ndarray:
-    """Return what each row's heap's composition predicts, in ms."""
-    rates = np.array([[several[heap].rates[name] for name in TERMS] for heap in rows["memory"]]).reshape(-1, len(TERMS))
+    """Return what the composition of each row's mode and heap predicts, in ms."""
+    cases = rows["mode"] + " " + rows["memory"]
+    rates = np.array([[several[case].rates[name] for name in TERMS] for case in cases]).reshape(-1, len(TERMS))
     return (rates * rows[list(TERMS)].to_numpy(float)).sum(axis=1)
-
-
-def _factor(ratio: np.ndarray, network: np.ndarray, spread: float) -> float:
-    """Return the factor of all times: the networks' mean in log time, drawn towards 1 as their spread demands."""
-    means = np.bincount(network, ratio) / np.bincount(network)
-    scatter = (_WEIGHT * spread**2 + float(((means - means.mean())**2).sum())) / (_WEIGHT + len(means) - 1)
-    return float(np.exp(means.mean() * len(means) / (len(means) + scatter / _BETWEEN**2)))
-
-
-def _fresh_rate(measured: np.ndarray, other_ms: np.ndarray, fresh: np.ndarray, start: float, spread: float) -> float:
-    """Return the rate of fresh memory by least squares of the relative error, drawn towards ``start``."""
-    share = fresh / measured
-    stiff = (spread / (_FRESH_BETWEEN * start))**2
-    return float(max(0.0, ((1 - other_ms / measured) @ share + stiff * start) / (share @ share + stiff)))
 
 
 def _spread(one: Composition) -> float:

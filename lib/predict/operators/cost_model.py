@@ -72,8 +72,8 @@ class CostModel:
         answering = self.answering(name)
         part = self.parts[answering]
         origin = part.origin or ("" if answering == name else f"its {answering}")
-        predicted, half, outside = part.predict(*inputs.arrays(row, answering.partition(" ")[0], self.chip))
-        predicted = predicted * part.factor(row["flops"], row["bytes"])
+        arrays = inputs.arrays(row, answering.partition(" ")[0], self.chip)
+        predicted, half, outside = part.predict(*arrays, (row["flops"], row["bytes"]))
         return predicted, half, outside | bool(origin) | ~np.isin(inputs.codes(row), part.codes), origin
 
     def answering(self, name: str) -> str:
@@ -139,12 +139,11 @@ class CostModel:
         """Read a model back; InputError says what is wrong with a damaged file or one of another schema. Runs no code."""
         content = model_file.read(path)
         chip = Chip(**content.chip.model_dump()) if content.chip else None
-        scaling, parts = Scaling(**content.scaling.model_dump()) if content.scaling else None, {}
+        parts = {}
         for name, entry in content.parts.items():
             try:
-                part = Part.of_file(entry, names_of(name, _ANY_CHIP if content.device == ANY_GPU else chip))
+                parts[name] = Part.of_file(entry, names_of(name, _ANY_CHIP if content.device == ANY_GPU else chip))
             except ValueError as error:
                 raise InputError(f"{path} is no cost model of this program: {name}: {error}") from None
-            parts[name] = replace(part, scaling=part.scaling or scaling)
         plain = content.model_dump(mode="json", include={"facts", "compositions"}, exclude_unset=True)
         return cls(content.device, plain["facts"], parts, chip, plain["compositions"])

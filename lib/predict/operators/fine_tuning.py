@@ -8,6 +8,7 @@ import pandas as pd
 from lib.predict.operators import inputs
 from lib.predict.operators.correction import Correction
 from lib.predict.operators.cost_model import CostModel
+from lib.predict.operators.features_gpu import Chip
 from lib.predict.operators.fitting import FOLDS, LEAST_ROWS
 from lib.predict.operators.parts import Part
 from lib.predict.operators.validation import conformal, score, shapes_of, usable
@@ -41,10 +42,12 @@ def _drawn(shift: float, ratio: np.ndarray) -> float:
 
 def _ratio(model: CostModel, name: str, rows: pd.DataFrame) -> np.ndarray:
     """Return the log of measured over what the model predicts without a correction."""
-    terms, x = inputs.frames(rows, model.chip)
-    part = replace(model.parts[name], correction=None)
-    base, _, _ = part.predict(terms.to_numpy(), x.to_numpy())
-    return np.log(rows["latency_ms"].to_numpy() / base / part.factor(rows["flops"].to_numpy(), rows["bytes"].to_numpy()))
+    return np.log(rows["latency_ms"].to_numpy() / _predicted_ms(replace(model.parts[name], correction=None), model.chip, rows))
+
+
+def _predicted_ms(part: Part, chip: Chip | None, rows: pd.DataFrame) -> np.ndarray:
+    terms, x = inputs.frames(rows, chip)
+    return part.predict(terms.to_numpy(), x.to_numpy(), (rows["flops"].to_numpy(), rows["bytes"].to_numpy()))[0]
 
 
 def _corrected(model: CostModel, name: str, rows: pd.DataFrame, ratio: np.ndarray) -> Part:
@@ -60,7 +63,7 @@ def _corrected(model: CostModel, name: str, rows: pd.DataFrame, ratio: np.ndarra
     smooth, factor = x[names].to_numpy(), np.full(len(rows), np.nan)
     for train, test in GroupKFold(min(FOLDS, groups.nunique()), shuffle=True, random_state=0).split(smooth, ratio, groups):
         factor[test] = Correction.of(names, smooth[train], ratio[train])(smooth[test])
-    base_ms = measured_ms * np.exp(-ratio) / part.factor(rows["flops"].to_numpy(), rows["bytes"].to_numpy())
+    base_ms = _predicted_ms(replace(part, correction=None, scaling=None), model.chip, rows)
     edges, halves = conformal(ratio - factor, base_ms, bins=2)
     return replace(part, correction=Correction.of(names, smooth, ratio), edges_ms=edges, halves=halves, rows=len(rows),
                    scores=score(measured_ms, measured_ms * np.exp(factor - ratio)), origin="")

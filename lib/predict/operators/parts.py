@@ -1,6 +1,6 @@
 """A part of a cost model: the regressor of one group of families and one pass, where it holds, and how wrong it was."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
@@ -57,22 +57,21 @@ class Part:
     def _columns(self, names: list[str]) -> list[int]:
         return [self.features.index(name) for name in names]
 
-    def predict(self, terms: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def predict(self, terms: np.ndarray, x: np.ndarray,
+                work: Sequence[np.ndarray] = ()) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return predicted ms, half of their nominal 90 % intervals in log time, and whether the features are out of range.
 
-        For terms (n, terms) and features (n, features); of a scaled part in the time of where it was trained, see ``factor``.
+        For terms (n, terms) and features (n, features); a scaled part needs their FLOPs and bytes, too (``work``, n each).
         """
         x = x[:, :len(self.features)]  # a part of rates alone has none
         outside = beyond(self._limits, x)
         predicted = self.regressor.predict(terms, x[:, self._columns(self.regressor.names)], outside)
         half = np.array(self.halves)[np.searchsorted(self.edges_ms, predicted)]
+        if self.scaling:
+            predicted = self.scaling.scaled_ms(predicted, *work)
         if self.correction:
             predicted = predicted * np.exp(self.correction(x[:, self._columns(self.correction.names)]))
         return predicted, half, outside
-
-    def factor(self, flops: np.ndarray, moved: np.ndarray) -> np.ndarray | float:
-        """Return by what operators of so many FLOPs and bytes take longer than ``predict`` says."""
-        return self.scaling.factor(flops, moved) if self.scaling else 1.0
 
     def plain(self) -> dict[str, Any]:
         """Return everything as what JSON can hold."""
