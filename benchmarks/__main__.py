@@ -14,6 +14,7 @@ from benchmarks import (
     power,
     prediction,
     public,
+    questions,
     queue,
     queue_placement,
     repeat,
@@ -23,7 +24,7 @@ from benchmarks import (
 )
 
 BENCHMARKS = {module.__name__.rpartition(".")[2]: module for module in (
-    startup, overhead, power, peers, repeat, sweep, faults, composition, learning, prediction, public, schedule,
+    startup, questions, overhead, power, peers, repeat, sweep, faults, composition, learning, prediction, public, schedule,
     queue_placement, doors, finetune, queue)}
 
 

@@ -113,7 +113,8 @@ class CapturedQuery:
                 table[name] = first.table[name] + share * (other.table[name] - first.table[name])
         line = {name: getattr(first, name) + share * (getattr(other, name) - getattr(first, name))
                 for name in ("weight_bytes", "peak_bytes", "input_values")}
-        return replace(first, table=table, batch_size=batch_size, plan=plan, fresh_bytes=allocator.fresh_bytes(plan),
+        fresh = allocator.fresh_bytes(plan) if device_type == "cpu" else 0.0
+        return replace(first, table=table, batch_size=batch_size, plan=plan, fresh_bytes=fresh,
                        **{name: max(0.0, value) for name, value in line.items()})
 
 
@@ -139,13 +140,13 @@ def without_ceilings(cpu: Predictor | None) -> bool:
 
 def predictions(captured: CapturedQuery, predictors: Sequence[Predictor]) -> pd.DataFrame:
     """Return a row a device (COLUMNS), the fastest first."""
-    rows = [_row(predictor, captured) for predictor in predictors]
+    rows = [row(predictor, captured, captured.work(device_type=predictor.device_type)) for predictor in predictors]
     return pd.DataFrame(rows, columns=COLUMNS).sort_values("predicted_ms", ignore_index=True)
 
 
-def _row(predictor: Predictor, captured: CapturedQuery) -> dict[str, Any]:
-    network = captured.work(device_type=predictor.device_type)
-    answer = captured.predicted(predictor)
+def row(predictor: Predictor, captured: CapturedQuery, network: Work) -> dict[str, Any]:
+    """Return what a device does (COLUMNS) with the work of a query at one of its batch sizes."""
+    answer = captured.predicted(predictor, network)
     estimate = passes_of(answer)
     rate = network.batch_size / answer.predicted_ms * 1e3
     memory_mb = memory_of(answer, network)

@@ -53,7 +53,7 @@ def changes(captured: CapturedQuery, predictor: Predictor) -> list[Change]:
     fused = cost[operators["op"].isin(_FUSED)].sum() / cost.sum()
     text = f"not predicted; operators that it could fuse take {fused:.0%} of the predicted time of all operators"
     several.append(Change("torch.compile", math.nan, text, {"compiled": True}))
-    if len(captured.query.network().shape) == 4:  # noqa: PLR2004 - samples, channels, height, width
+    if any(one.is_picture for one in captured.query.network().batch):
         several.append(Change("channels_last", math.nan, "not predicted: its operators were not swept in this layout",
                               {"channels_last": True}))
     return several + ([_half_precision(captured, predictor, base)] if captured.query.dtype == "fp32" else [])
