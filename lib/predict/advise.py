@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import pandas as pd
@@ -17,7 +18,7 @@ from lib.predict.networks.work import Work
 from lib.predict.power import energy
 from lib.predict.registry import Predictor
 from lib.work import dtypes, networks
-from lib.work.graph import ops
+from lib.work.graph import capture, ops
 
 COLUMNS = ("device", "source", "predicted_ms", "low_ms", "high_ms", "images_per_sec", "memory_mb", "bound", "below_roof",
            "out_of_range", "fits", "measured_ms", "price_per_million", "dtype", "energy_j", "energy_low_j", "energy_high_j",
@@ -69,7 +70,9 @@ class CapturedQuery:
         if query.mode not in ops.MODES:
             raise InputError(f"no mode {query.mode!r}; there are: {choices(ops.MODES)}")
         self.query, self.shipped, self._works = query, shipped, {}
-        self.batch_size = query.network().shape[0]
+        network = query.network()
+        self.batch_size = network.shape[0]
+        self._ready = cache(lambda layout: capture.prepared(network, dtypes.torch_name(query.dtype), layout))
 
     def work(self, batch_size: int = 0, channels_last: bool = False, device_type: str = "cpu") -> Work:
         """Return the work at a batch size (0: the query's own), captured as it runs on a device type: cpu or cuda."""
@@ -77,7 +80,7 @@ class CapturedQuery:
         if key not in self._works:
             network = self.query.network(key[0])
             self._works[key] = work.captured(network, self.query.mode, dtypes.torch_name(self.query.dtype), channels_last,
-                                              device_type)
+                                              device_type, self._ready(channels_last))
         return self._works[key]
 
     def predicted(self, predictor: Predictor, network: Work | None = None, memory: str = "default") -> Estimate | Step:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
+from torch import nn
 
 from lib.measure.networks import allocator
 from lib.predict.networks import stand_ins
@@ -155,7 +156,10 @@ def row_of(op: Op) -> dict[str, Any]:
 
 
 def captured(network: networks.Network, mode: str, dtype: str = "float32", channels_last: bool = False,
-             device: str = "cpu") -> Work:
-    """Return the work of a network on its batch as a device type (cpu, cuda) runs it; InputError says why it has none."""
-    graph = capture.of_network(network, mode, dtype, channels_last, device=device)
+             device: str = "cpu", ready: nn.Module | None = None) -> Work:
+    """Return the work of a network on its batch as a device type (cpu, cuda) runs it; InputError says why it has none.
+
+    ``ready`` is the network where it was prepared for capture before.
+    """
+    graph = capture.of_network(network, mode, dtype, channels_last, device=device, ready=ready)
     return Work.of(graph, mode, network.shape[0], device)

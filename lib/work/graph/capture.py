@@ -85,34 +85,40 @@ def capture(model: nn.Module, shape: Sequence[int], mode: str = "infer", optimiz
     call it ``name``. Raises InputError when the network cannot take the shape, with torch's reason, and for one that computes
     nothing or hides what it computes.
     """
-    return _captured(_copied(model, name), (Input(tuple(shape)),), (mode, optimizer, loss), dtype, channels_last, name, device)
+    fake = _fake(_copied(model, name), dtype, channels_last, name)
+    return _captured(fake, (Input(tuple(shape)),), (mode, optimizer, loss), dtype, channels_last, name, device)
+
+
+def prepared(network: Network, dtype: str = "float32", channels_last: bool = False) -> nn.Module:
+    """Build a network of fake tensors alone, of an element type and a layout: what ``of_network`` may capture several times."""
+    return _fake(fakes.build(network.build), dtype, channels_last, f"model {network.name!r}")
 
 
 def of_network(network: Network, mode: str = "infer", dtype: str = "float32", channels_last: bool = False,
-               root: str = "", device: str = "cpu") -> Graph:
+               root: str = "", device: str = "cpu", ready: nn.Module | None = None) -> Graph:
     """Build a network without its weights and list the operators that it runs on its batch, see ``capture``.
 
-    ``root`` names the network as a layer of its own. Raises InputError for what cannot be built or captured.
+    ``ready`` is the network where it was ``prepared`` before; it stays as it is. ``root`` names the network as a layer of its
+    own. Raises InputError for what cannot be built or captured.
     """
-    return _captured(_built(network, root), network.batch, (mode, "", default_loss), dtype, channels_last,
-                     f"model {network.name!r}", device)
+    name = f"model {network.name!r}"
+    own = prepared(network, dtype, channels_last) if ready is None else _copied(ready, name)
+    return _captured(_Rooted(root, own) if root else own, network.batch, (mode, "", default_loss), dtype, channels_last, name,
+                     device)
 
 
 def _captured(model: nn.Module, batch: Sequence[Input], step: tuple[str, str, Callable], dtype: str, channels_last: bool,
               name: str, device: str) -> Graph:
-    """Capture a network, whose tensors are made fake, on a batch; ``step`` is mode, optimizer and loss."""
+    """Capture a network of fake tensors on a batch; ``step`` is mode, optimizer and loss."""
     mode, optimizer, loss = step
     if mode not in MODES or optimizer not in ("", *OPTIMIZERS):
         raise InputError(f"no mode {mode!r} or optimizer {optimizer!r}; there are: infer, train; {choices(OPTIMIZERS)}")
-    if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
-        raise InputError(f"{name} holds TorchScript, which hides its operators; give the class that was scripted or traced")
     if mode == "train" and not any(parameter.requires_grad for parameter in model.parameters()):
         raise InputError(f"{name} has no parameters to train")
     recorder, given = Recorder({}), None
     try:
         with user_code.running(f"{name} does not run on {inputs.described(batch)}"), fakes.active(), \
                 cuda_kernels.chosen(device):
-            model = _converted(model, getattr(torch, dtype), channels_last)
             given = _made(batch, dtype, channels_last)
             output = _run(model.train(mode == "train"), given, batch, recorder, optimizer, loss)
             recorder.sweep()
@@ -120,6 +126,8 @@ def _captured(model: nn.Module, batch: Sequence[Input], step: tuple[str, str, Ca
             raise InputError(f"{name} computes nothing of {inputs.described(batch)}: there is nothing to count or to time")
         return _graph(model, recorder, output)
     finally:
+        for parameter in model.parameters():
+            parameter.grad = None  # a prepared network shares them with the next capture
         model = given = None
         if recorder.leaves_tensors():
             fakes.forget()
@@ -131,9 +139,12 @@ def _copied(model: nn.Module, name: str) -> nn.Module:
         return copy.deepcopy(model)
 
 
-def _built(network: Network, root: str) -> nn.Module:
-    model = fakes.build(network.build)
-    return _Rooted(root, model) if root else model
+def _fake(model: nn.Module, dtype: str, channels_last: bool, name: str) -> nn.Module:
+    """Return a network with fake tensors alone, see ``_converted``; InputError where it hides what it computes."""
+    if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
+        raise InputError(f"{name} holds TorchScript, which hides its operators; give the class that was scripted or traced")
+    with user_code.running(f"{name} cannot be captured"), fakes.active():
+        return _converted(model, getattr(torch, dtype), channels_last)
 
 
 def _made(batch: Sequence[Input], dtype: str, channels_last: bool) -> list[torch.Tensor]:
