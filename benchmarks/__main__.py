@@ -15,6 +15,7 @@ from benchmarks import (
     power,
     prediction,
     public,
+    questions,
     queue,
     queue_placement,
     repeat,
@@ -24,8 +25,8 @@ from benchmarks import (
 )
 
 BENCHMARKS = {module.__name__.rpartition(".")[2]: module for module in (
-    startup, overhead, power, peers, repeat, sweep, fake_devices, faults, composition, learning, prediction, public, schedule,
-    queue_placement, doors, finetune, queue)}
+    startup, questions, overhead, power, peers, repeat, sweep, fake_devices, faults, composition, learning, prediction, public,
+    schedule, queue_placement, doors, finetune, queue)}
 
 
 def main(names: list[str]) -> int:

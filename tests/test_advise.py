@@ -83,7 +83,7 @@ class Recurrent(nn.Module):
 def test_what_no_model_is_of_and_which_times_are_of_kernels_alone_is_said():
     query = Query("tests.test_advise:Recurrent", input_shape="3x8x8")
     said = advise_text.text(advise.advise(query, ["cpu"], crossovers=False))
-    assert "not modelled: mkldnn_rnn_layer; such operators count as copies" in said
+    assert "not modelled: mkldnn_rnn_layer (as bmm); others answer for them, of like work" in said
     for dtype, words in (("bf16", "kernels alone, as CUDA graphs run them, without launches: h100-sxm"),
                          ("fp32", "launched one by one, end to end: h100-sxm")):
         found = advise.advise(Query("resnet18", dtype=dtype), ["h100-sxm"], crossovers=False)

@@ -10,6 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lib.errors import InputError
 from lib.work import models, networks
+from lib.work.building import fakes
 from lib.work.graph import capture, counts, families, ops, rebuild, shapes
 from lib.work.graph.ops import Op, TensorSpec
 
@@ -20,7 +21,7 @@ CLASSIFIERS = ["resnet18", "mobilenet_v3_small", "shufflenet_v2_x1_0", "densenet
 
 def captured(name, mode="infer", batch=1, **options):
     result = networks.network(name, batch)
-    return capture.capture(capture.build_unfilled(result.build), result.shape, mode, **options)
+    return capture.capture(fakes.build(result.build), result.shape, mode, **options)
 
 
 @pytest.mark.slow
@@ -48,7 +49,7 @@ def test_every_operator_of_a_classifier_is_counted_covered_and_rebuilt(name, mod
 
 @pytest.mark.slow
 def test_capture_neither_runs_nor_allocates_nor_changes_the_network():
-    model = capture.build_unfilled(lambda: models.build("vit_h_14", 3, 1000, 2, 224))  # 2.5 GB of weights, never touched
+    model = fakes.build(lambda: models.build("vit_h_14", 3, 1000, 2, 224))  # 2.5 GB of weights, never touched
     before = {name: id(value) for name, value in model.named_parameters()}
     import psutil
 
@@ -85,7 +86,7 @@ def test_captured_operators_are_the_ones_that_run(name):
 @pytest.mark.parametrize("name", ["W1", "W7", "resnet18", "mobilenet_v2", "densenet121", "convnext_tiny", "vit_b_16"])
 def test_matrix_flops_are_those_of_torchs_counter(name):
     result = networks.network(name, 2)
-    graph = capture.capture(capture.build_unfilled(result.build), result.shape, "train")
+    graph = capture.capture(fakes.build(result.build), result.shape, "train")
     model, inputs = result.build().to("meta"), torch.empty(result.shape, device="meta")
     with FlopCounterMode(display=False) as counter:
         output = capture.first_tensor(model(inputs))

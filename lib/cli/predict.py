@@ -4,7 +4,8 @@ import argparse
 from collections.abc import Callable
 from typing import TypeVar
 
-from lib.cli.options import number, whole
+from lib.cli.options import a_path, new_file, number, whole
+from lib.errors import InputError
 
 Answer = TypeVar("Answer")
 
@@ -36,6 +37,11 @@ def _after_a_look(options: argparse.Namespace, ask: Callable[[], Answer]) -> Ans
 def _advise(options: argparse.Namespace) -> int:
     import json
 
+    if options.questions:
+        return _answer_questions(options)
+    if not options.model or options.out:
+        raise InputError("advise takes a network, or --questions FILE.csv and --out" if not options.model else
+                         "--out is of --questions; an answer about one network is printed")
     from lib.predict import advise, advise_text, suggestions
 
     query = advise.Query(options.model, options.batch_size, options.input, options.mode, options.dtype, options.layout,
@@ -53,6 +59,31 @@ def _advise(options: argparse.Namespace) -> int:
         print(advise_text.verdict(advice, measured_ms))
     print(advise_text.changes(changes))
     return 0
+
+
+def _answer_questions(options: argparse.Namespace) -> int:
+    """Answer a file of questions; return 1 where none of them has an answer."""
+    import json
+    import sys
+
+    from lib import files
+    from lib.predict import advise, advise_text
+    from lib.predict.questions import answers, questions
+
+    if options.model or options.verify:
+        raise InputError("--questions is asked without a network and without --verify: each row names its own")
+    usual = advise.Query("", options.batch_size, options.input, options.mode, options.dtype)
+    several = questions.read(options.questions, usual, options.device)
+    options.device = sorted({question.device for question in several}) if all(question.device for question in several) else []
+    table = _after_a_look(options, lambda: answers.answers(several))
+    print(answers.summary(table), file=sys.stderr)
+    if options.out:
+        print(files.create(options.out, table.to_csv(index=False).encode()))
+    elif options.json:
+        print(json.dumps(advise_text.plain(table.to_dict("records")), indent=1, allow_nan=False))
+    else:
+        print(table.to_csv(index=False), end="")
+    return int((table["error"] != "").all())
 
 
 def _advise_operator(options: argparse.Namespace) -> int:
@@ -122,8 +153,17 @@ def add(verbs) -> None:
 
 def _add_advise(verbs) -> None:
     verb = verbs.add_parser("advise", help="where a network should run, how long it takes there, and what to change")
-    verb.add_argument("model", help="a torchvision name, a workload id (W1), or module:Class")
-    verb.add_argument("--input", default="", metavar="3x224x224", help="one sample's shape (default: the network's usual one)")
+    verb.add_argument("model", nargs="?", default="",
+                      help="a torchvision name, a workload id (W1), timm:NAME, hf:PATH (a folder with a config.json), or "
+                           "module:Class")
+    verb.add_argument("--questions", type=a_path, metavar="FILE.csv",
+                      help="answer a table instead: a column model, and any of batch_size, device, mode, dtype, input; "
+                           "what a row leaves empty is as the options say")
+    verb.add_argument("--out", type=new_file, metavar="FILE.csv",
+                      help="of --questions: the table of answers (default: it is printed)")
+    verb.add_argument("--input", default="", metavar="SHAPE",
+                      help="one sample: 3x224x224, tokens 512:int64, or a YAML file of several by their arguments' names "
+                           "(default: the network's usual one)")
     verb.add_argument("--batch-size", type=whole(1), default=0, help="default: the workload's own, or 1")
     verb.add_argument("--mode", default="infer", choices=("infer", "train"))
     verb.add_argument("--dtype", default="fp32", choices=("fp32", "bf16", "fp16"))

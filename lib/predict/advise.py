@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import pandas as pd
@@ -21,7 +21,7 @@ from lib.predict.networks.work import Work
 from lib.predict.power import energy
 from lib.predict.registry import Predictor
 from lib.work import dtypes, networks
-from lib.work.graph import ops
+from lib.work.graph import capture, ops
 
 COLUMNS = ("device", "source", "predicted_ms", "low_ms", "high_ms", "images_per_sec", "memory_mb", "bound", "below_roof",
            "out_of_range", "fits", "measured_ms", "price_per_million", "dtype", "energy_j", "energy_low_j", "energy_high_j",
@@ -75,7 +75,9 @@ class CapturedQuery:
         if query.mode not in ops.MODES:
             raise InputError(f"no mode {query.mode!r}; there are: {choices(ops.MODES)}")
         self.query, self.shipped, self._works = query, shipped, {}
-        self.batch_size = query.network().shape[0]
+        network = query.network()
+        self.batch_size = network.shape[0]
+        self._ready = cache(lambda layout: capture.prepared(network, dtypes.torch_name(query.dtype), layout))
 
     def work(self, batch_size: int = 0, channels_last: bool = False, device_type: str = "cpu") -> Work:
         """Return the work at a batch size (0: the query's own), captured as it runs on a device type: cpu or cuda."""
@@ -83,7 +85,7 @@ class CapturedQuery:
         if key not in self._works:
             network = self.query.network(key[0])
             self._works[key] = work.captured(network, self.query.mode, dtypes.torch_name(self.query.dtype), channels_last,
-                                              device_type)
+                                              device_type, self._ready(channels_last))
         return self._works[key]
 
     def predicted(self, predictor: Predictor, network: Work | None = None, memory: str = "default") -> Estimate | Step:
@@ -145,7 +147,8 @@ class CapturedQuery:
                 table[name] = first.table[name] + share * (other.table[name] - first.table[name])
         line = {name: getattr(first, name) + share * (getattr(other, name) - getattr(first, name))
                 for name in ("weight_bytes", "peak_bytes", "input_values")}
-        return replace(first, table=table, batch_size=batch_size, plan=plan, fresh_bytes=allocator.fresh_bytes(plan),
+        fresh = allocator.fresh_bytes(plan) if device_type == "cpu" else 0.0
+        return replace(first, table=table, batch_size=batch_size, plan=plan, fresh_bytes=fresh,
                        **{name: max(0.0, value) for name, value in line.items()})
 
 
@@ -189,13 +192,13 @@ def without_ceilings(cpu: Predictor | None) -> bool:
 
 def predictions(captured: CapturedQuery, predictors: Sequence[Predictor]) -> pd.DataFrame:
     """Return a row a device (COLUMNS), the fastest first."""
-    rows = [_row(predictor, captured) for predictor in predictors]
+    rows = [row(predictor, captured, captured.work(device_type=predictor.device_type)) for predictor in predictors]
     return pd.DataFrame(rows, columns=COLUMNS).sort_values("predicted_ms", ignore_index=True)
 
 
-def _row(predictor: Predictor, captured: CapturedQuery) -> dict[str, Any]:
-    network = captured.work(device_type=predictor.device_type)
-    answer = captured.predicted(predictor)
+def row(predictor: Predictor, captured: CapturedQuery, network: Work) -> dict[str, Any]:
+    """Return what a device does (COLUMNS) with the work of a query at one of its batch sizes."""
+    answer = captured.predicted(predictor, network)
     estimate = passes_of(answer)
     rate = network.batch_size / answer.predicted_ms * 1e3
     memory_mb = memory_of(answer, network)

@@ -34,7 +34,9 @@ def heading(advice: Advice) -> str:
     what = "a training step (loader, copy, forward, backward, Adam)" if query.mode == "train" else "a forward pass"
     samples = f"{advice.captured.batch_size} sample{'s' * (advice.captured.batch_size > 1)}"
     how = [query.dtype, *[query.layout] * (query.layout != "contiguous"), *["compiled"] * query.compiled]
-    return f"{query.model}, {what} of {samples}, {', '.join(how)}"
+    given = [one for one in query.network(1).batch if one.name or not one.is_float]
+    inputs = f" of {choices(f'{one.name} {one.sample}'.strip() for one in given)}" if given else ""
+    return f"{query.model}, {what} of {samples}{inputs}, {', '.join(how)}"
 
 
 def text(advice: Advice) -> str:
@@ -59,8 +61,10 @@ def _notes(advice: Advice) -> list[str]:
     unknown = list(dict.fromkeys(name for one in works for name in one.not_modelled))
     gpus = advice.table[~advice.table["device"].str.match("cpu(@|$)")]
     kernels = gpus.loc[gpus["latency_type"] == "kernel", "device"]
-    lines = [f"not modelled: {choices(unknown)}; such operators count as copies, or as those of {advice.captured.query.dtype}"
+    lines = [f"not modelled: {choices(unknown)}; others answer for them, of like work or those of {advice.captured.query.dtype}"
              ] if unknown else []
+    if uncounted := list(dict.fromkeys(name for one in works for name in one.uncounted)):
+        lines.append(f"FLOPs not known: {choices(uncounted)}; one is counted for each element, which is the least")
     if len(gpus) and advice.captured.query.dtype == "fp32":
         lines.append("fp32 on GPUs is computed as fp32, as everything is measured here: with TF32, which torch allows in "
                      "convolutions unless told otherwise, they may be faster")
@@ -124,16 +128,16 @@ def records(advice: Advice, verified: tuple[float, Sequence[Change]] | None = No
         own["verified_ms"], several = verified
         own["changes"] = [{name: getattr(change, name) for name in ("what", "predicted_gain", "measured_gain", "why")}
                           for change in several]
-    return _plain(rows)
+    return plain(rows)
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Return a value with null in place of every number that JSON does not have."""
     if isinstance(value, dict):
-        return {name: _plain(part) for name, part in value.items()}
+        return {name: plain(part) for name, part in value.items()}
     if isinstance(value, list):
-        return [_plain(part) for part in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+        return [plain(part) for part in value]
+    return None if value is pd.NA or (isinstance(value, float) and not math.isfinite(value)) else value
 
 
 def changes(several: Sequence[Change]) -> str:

@@ -351,15 +351,17 @@ def predictor(device: str, dtype: str) -> Predictor | None:
     return _predictor(device, dtype, model_files(), load_devices(), load)
 
 
-def for_devices(devices: Sequence[str], dtype: str, shipped: bool = False) -> list[Predictor]:
+def for_devices(devices: Sequence[str], dtype: str, shipped: bool = False,
+                reader: Callable[[Path], CostModel] | None = None) -> list[Predictor]:
     """Return the devices that can be predicted for an element type: those named, or all that have a model of any type.
 
-    ``shipped``: by the models of the reference, whatever was measured or calibrated on this machine. Raises InputError for a
-    device that has none, listing those that do and how to calibrate, for one named twice, and for a file that holds no model.
+    ``shipped``: by the models of the reference, whatever was measured or calibrated on this machine; ``reader`` reads the file
+    of a model (default: each once). Raises InputError for a device that has none, listing those that do and how to calibrate,
+    for one named twice, and for a file that holds no model.
     """
     if len(set(devices)) < len(devices):
         raise InputError(f"a device is named twice: {choices(devices)}; name each once")
-    files, vendors, reader = model_files(shipped), load_devices(), cache(load)  # a donor serves several
+    files, vendors, reader = model_files(shipped), load_devices(), reader or cache(load)  # a donor serves several
     usual = ["cpu", *sorted({device for device, _ in files if device in vendors})]
     predictors = []
     for device in devices or usual:

@@ -56,8 +56,7 @@ def changes(captured: CapturedQuery, predictor: Predictor) -> list[Change]:
     if not captured.query.compiled:
         usual = Change("torch.compile", math.nan, text, {"compiled": True})
         several.append(_learned(captured, predictor, usual, compiled=True))
-    images = len(captured.query.network().shape) == 4  # noqa: PLR2004 - samples, channels, height, width
-    if images and captured.query.layout == "contiguous":
+    if any(one.is_picture for one in captured.query.network().batch) and captured.query.layout == "contiguous":
         usual = Change("channels_last", math.nan, "not predicted: its operators were not swept in this layout",
                        {"channels_last": True})
         several.append(_learned(captured, predictor, usual, layout="channels_last"))

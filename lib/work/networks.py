@@ -1,68 +1,109 @@
-"""A network by any name that a user may give: a torchvision or own model, a workload id, or a class of the user's."""
+"""A network by any name that a user may give: a workload, torchvision's, timm's or Hugging Face's, or a class of the user's."""
 
-import re
+import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import nn
 
 from lib.config import definitions
 from lib.errors import InputError, choices
 from lib.work import models, user_code, workloads
+from lib.work.building import hugging_face, inputs, timm_models
+from lib.work.building.inputs import Input
 
 _SIZES = {"inception_v3": 299, "vit_h_14": 224}
 _USUAL_SIZE = {2: 224, 3: 28}
-_SHAPE = re.compile(r"[1-9][0-9]{0,8}(x[1-9][0-9]{0,8}){2,3}")
+_LIBRARIES = {timm_models.PREFIX: timm_models, hugging_face.PREFIX: hugging_face}
+_NEAREST = 3  # names in an error
 
 
 @dataclass(frozen=True)
 class Network:
-    """A network that can be built, and the shape of a batch of its inputs, (N, C, H, W) or (N, C, D, H, W)."""
+    """A network that can be built, and the shape of a batch of its inputs, such as (N, C, H, W) or (N, tokens).
+
+    ``inputs`` has one or several with their element types and names; empty it is one of floats of that ``shape``.
+    """
 
     name: str
     build: Callable[[], nn.Module]
     shape: tuple[int, ...]
+    inputs: tuple[Input, ...] = ()
+
+    @property
+    def batch(self) -> tuple[Input, ...]:
+        """Return the inputs of a batch, one at least."""
+        return self.inputs or (Input(self.shape),)
+
+    def made(self, device: torch.device | str) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
+        """Make a batch of random values: what a model is called with, by place and by name."""
+        return inputs.arguments([one.made(torch.device(device)) for one in self.batch], self.batch)
 
 
 def network(name: str, batch_size: int = 0, input_shape: str = "") -> Network:
-    """Resolve ``name``: a workload id (W1), a model name (resnet50, simple_cnn, cnn3d), or ``module:Class``.
+    """Resolve ``name``: a workload id (W1), a model (resnet50, cnn3d), timm:NAME, hf:PATH of a config, or ``module:Class``.
 
-    ``input_shape`` is one sample such as ``3x224x224``; empty takes the workload's own or the model's usual one.
-    ``batch_size`` 0 is the workload's own, or 1. Raises InputError for a name, shape or batch size that is none, and for
-    channels that torchvision's classifiers do not take (a workload's first layer is fitted to its dataset's).
+    ``input_shape`` is one sample such as ``3x224x224`` or ``512:int64``, or a YAML file of several, see ``inputs.parse``; empty
+    takes the workload's own or the model's usual one. ``batch_size`` 0 is the workload's own, or 1. Raises InputError for a
+    name, shape or batch size that is none, and for channels that torchvision's classifiers do not take (a workload's first
+    layer is fitted to its dataset's).
     """
     if batch_size < 0:
         raise InputError(f"batch size {batch_size} is none; give 1 or more, or 0 for the usual one")
-    shape = _shape(input_shape) if input_shape else ()
     if name in definitions.workloads():
-        task = workloads.prepare(definitions.workload(name), batch_size)
-        if shape and shape != task.shape:
-            raise InputError(f"workload {name} has inputs of {'x'.join(map(str, task.shape))}, not {input_shape}")
-        return Network(name, task.model, (task.workload.batch_size, *task.shape))
-    if ":" in name:
-        return Network(name, user_code.builder(name), (batch_size or 1, *(shape or (3, 224, 224))))
+        return _workload(name, batch_size, input_shape)
+    library, at, rest = name.partition(":")
+    if at and library in _LIBRARIES:
+        build, sample = _LIBRARIES[library].network(rest, input_shape)
+    elif at:
+        build, sample = user_code.builder(name), inputs.parse(input_shape) or (Input((3, 224, 224)),)
+    else:
+        build, sample = _listed(name, input_shape)
+    batch = tuple(one.batch(batch_size or 1) for one in sample)
+    return Network(name, build, batch[0].shape, batch)
+
+
+def is_users(name: str) -> bool:
+    """Return whether a name is of a user's own code, which can only be told by importing it."""
+    library, at, _ = name.partition(":")
+    return bool(at) and library not in _LIBRARIES
+
+
+def _workload(name: str, batch_size: int, input_shape: str) -> Network:
+    task, given = workloads.prepare(definitions.workload(name), batch_size), inputs.parse(input_shape)
+    if given and given != (Input(task.shape),):
+        raise InputError(f"workload {name} has inputs of {'x'.join(map(str, task.shape))}, not {input_shape}")
+    return Network(name, task.model, (task.workload.batch_size, *task.shape))
+
+
+def _listed(name: str, input_shape: str) -> tuple[Callable[[], nn.Module], tuple[Input, ...]]:
+    """Return how one of ours or of torchvision's classifiers is built, and its input."""
     spatial = models.OWN.get(name, (2, None))[0]
-    size = _SIZES.get(name, _USUAL_SIZE[spatial])
-    shape = shape or (3 if spatial == 2 else 1, *[size] * spatial)
+    size, given = _SIZES.get(name, _USUAL_SIZE[spatial]), inputs.parse(input_shape)
     if name not in models.names():
+        nearest = difflib.get_close_matches(name, models.names(), _NEAREST)
         raise InputError(f"no model {name!r}; there are: {choices(definitions.workloads())}, {choices(models.OWN)}, "
-                         "torchvision's classifiers (resnet50, vgg16, ...), and your own as module:Class")
-    channels = shape[0] if name in models.OWN else models.CHANNELS
-    if len(shape) != 1 + spatial or shape[0] != channels:
-        right = "x".join(map(str, (channels, *shape[1:1 + spatial], *[size] * (1 + spatial - len(shape)))))
+                         "torchvision's classifiers (resnet50, vgg16, ...), timm:NAME, hf:PATH of a config.json, and your own "
+                         f"as module:Class{'; the nearest: ' if nearest else ''}{choices(nearest)}")
+    shape = given[0].shape if given else (3 if spatial == 2 else 1, *[size] * spatial)
+    channels = shape[0] if name in models.OWN and shape else models.CHANNELS
+    fits = not given or given == (Input(shape),)
+    if not fits or len(shape) != 1 + spatial or shape[0] != channels:
+        right = "x".join(map(str, (channels, *shape[1:1 + spatial], *[size] * (1 + spatial - max(1, len(shape))))))
         raise InputError(f"model {name!r} takes {spatial}D inputs of {channels} channels, not {input_shape}; give {right}")
-    return Network(name, lambda: models.build(name, shape[0], 1000, len(shape) - 1, shape[1]), (batch_size or 1, *shape))
+    return lambda: models.build(name, shape[0], 1000, len(shape) - 1, shape[1]), (Input(shape),)
 
 
 def family(name: str) -> str:
-    """Return the family of a network: the module of torchvision that defines it; of others their own name."""
+    """Return the family of a network: the module of torchvision or timm that defines it, Hugging Face's model type.
+
+    Of others it is their own name.
+    """
     import torchvision
 
+    library, at, rest = name.partition(":")
+    if at and library in _LIBRARIES:
+        return _LIBRARIES[library].family(rest)
     listed = name in torchvision.models.list_models()
     return torchvision.models.get_model_builder(name).__module__.rpartition(".")[2] if listed else name
-
-
-def _shape(text: str) -> tuple[int, ...]:
-    if not _SHAPE.fullmatch(text.lower()):
-        raise InputError(f"input shape {text!r} is none; give channels and sizes such as 3x224x224 or 1x28x28x28")
-    return tuple(map(int, text.lower().split("x")))

@@ -92,14 +92,22 @@ def _reason(error: BaseException) -> str:
     """Return why users' code failed, with the last of its own lines that ran."""
     if isinstance(error, SystemExit):
         return f"it ends the program, by sys.exit({error.code!r}){_place(error)}"
-    if "DataDependent" in type(error).__name__:
-        return f"its control flow depends on values{_place(error) or ' in torch'}, which are not there before it runs"
+    if reason := _of_values(error):
+        return f"{reason}{_place(error) or ' in torch'}, which are not there before it runs"
     hint = ""
     if is_out_of_memory(error):
         hint = "; it takes more memory than this machine has"
     elif isinstance(error, ModuleNotFoundError):
         hint = "; modules are looked for in this folder and among the installed ones"
     return f"{one_line(error).removeprefix('RuntimeError: ')}{_place(error)}{hint}"
+
+
+def _of_values(error: BaseException) -> str:
+    """Say what of a network hangs on values of tensors, where torch's fake tensors, which have none, end it; else nothing."""
+    kind, operator = type(error).__name__, getattr(getattr(error, "func", None), "__name__", "an operator").partition(".")[0]
+    if kind == "DataDependentOutputException":
+        return "its control flow depends on values"
+    return f"the shape of what {operator} gives depends on values" if kind == "DynamicOutputShapeException" else ""
 
 
 def _place(error: BaseException) -> str:

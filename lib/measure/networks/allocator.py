@@ -111,7 +111,8 @@ def fresh_bytes(plan: Plan) -> float:
     """Return how many bytes a pass touches first after the system handed them out: a page fault for each page.
 
     By repeating its allocations in glibc's hands, with its moving thresholds, in a process without torch: the mean over several
-    layouts of the heap, on which it depends. 0 where the allocator is another one.
+    layouts of the heap, on which it depends. 0 where the allocator is another one; all that it makes where that fits into no
+    memory here.
     """
     if not known():
         return 0.0
@@ -119,6 +120,8 @@ def fresh_bytes(plan: Plan) -> float:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
     done = subprocess.run([sys.executable, "-I", "-S", _REPLAY], input=line + "\n", capture_output=True, text=True, check=False,
                           env=environment)
+    if done.returncode and any(words in done.stderr for words in ("MemoryError", "out of memory")):
+        return float(sum(size for made in plan.made for _, size in made))
     if done.returncode:
         raise InputError(f"a pass's allocations cannot be repeated: {(done.stderr.strip().splitlines() or ['no reason'])[-1]}")
     return float(np.mean([float(line) for line in done.stdout.split()]))

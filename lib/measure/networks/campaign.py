@@ -34,7 +34,7 @@ def cases(plan: Campaign, some: Sequence[str] = ()) -> list[tuple[Case, str]]:
     if unknown := set(some) - set(known):
         raise InputError(f"no network {choices(sorted(unknown))} in the plan; there are: {choices(known)}")
     for name in known:
-        if ":" not in name:
+        if not networks.is_users(name):
             networks.network(name)
     several = [(Case(network, mode, batch, dtype=dtype), memory) for part in plan.sets for memory in part.memory
                for network in part.networks for mode in part.modes for batch in part.batch_sizes for dtype in part.dtypes]

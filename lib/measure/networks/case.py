@@ -5,6 +5,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
+from torch.utils._pytree import tree_map
 
 from lib.errors import InputError
 from lib.work import dtypes, networks
@@ -37,10 +38,10 @@ def program(case: Case, device: torch.device) -> Callable[[], object]:
         raise InputError(f"no mode {case.mode!r}; there are: {', '.join(ops.MODES)}")
     net = case.resolved()
     layout = torch.channels_last if case.channels_last else torch.contiguous_format
-    model = net.build().to(device)
-    inputs = torch.randn(net.shape, device=device)
-    if len(net.shape) == 4:
-        model, inputs = model.to(memory_format=layout), inputs.to(memory_format=layout)
+    model, (placed, named) = net.build().to(device), net.made(device)
+    if any(one.is_picture for one in net.batch):
+        model = model.to(memory_format=layout)
+        placed, named = tree_map(lambda one: one.to(memory_format=layout) if one.dim() == 4 else one, (placed, named))
     model = torch.compile(model) if case.compiled else model
     amp = torch.autocast(device.type, dtypes.torch_dtype(case.dtype)) if case.dtype != "fp32" else nullcontext()
     if case.mode == "infer":
@@ -48,13 +49,13 @@ def program(case: Case, device: torch.device) -> Callable[[], object]:
 
         def forward() -> object:
             with torch.no_grad(), amp:
-                return model(inputs)
+                return model(*placed, **named)
         return forward
     model.train()
 
     def step() -> None:
         with amp:
-            loss = capture.default_loss(capture.first_tensor(model(inputs)))
+            loss = capture.default_loss(capture.first_tensor(model(*placed, **named)))
         loss.backward()
         model.zero_grad(set_to_none=True)
     return step

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
+from torch.utils._pytree import tree_map
 
 from lib import locks, paths, store
 from lib.measure import load, machine
@@ -39,11 +40,12 @@ class Item:
 def _forward(net: networks.Network, precision: str, device: torch.device) -> Callable[[], object]:
     dtype = dtypes.torch_dtype(precision)
     model = net.build().eval().to(device, dtype)
-    images = torch.randn(net.shape).to(device, dtype)
+    placed, named = tree_map(lambda tensor: tensor.to(device, dtype if tensor.is_floating_point() else tensor.dtype),
+                             net.made("cpu"))
 
     def call() -> None:
         with torch.inference_mode():
-            model(images)
+            model(*placed, **named)
     return call
 
 

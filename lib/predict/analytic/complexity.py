@@ -19,6 +19,7 @@ from lib.tables import columns
 from lib.work import networks
 from lib.work.graph import capture, counts
 from lib.work.graph.ops import Graph, Op
+from lib.work.networks import Network
 
 LOSS, UNUSED = "loss", "unused"
 _ROOT = "network"
@@ -27,11 +28,20 @@ _SUMS = ["calls", "params", "activation_bytes", "flops_forward", "flops_backward
 
 @dataclass(frozen=True)
 class Analysis:
-    """The captured training step of one network on one input shape (batch first)."""
+    """The captured training step of one network on its batch."""
 
-    name: str
-    shape: tuple[int, ...]
+    network: Network
     graph: Graph
+
+    @property
+    def name(self) -> str:
+        """Return the network's name."""
+        return self.network.name
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Return the shape of its first input, batch first."""
+        return self.network.shape
 
     @property
     def steps(self) -> Iterator[tuple[Op, str, str]]:
@@ -67,7 +77,7 @@ def analyse(name: str, batch_size: int = 0, input_shape: str = "") -> Analysis:
     Raises InputError for an unknown name, a shape that is none, or one that the network cannot take.
     """
     network = networks.network(name, batch_size, input_shape)
-    return Analysis(name, network.shape, capture.of_network(network, "train", root=_ROOT))
+    return Analysis(network, capture.of_network(network, "train", root=_ROOT))
 
 
 def _sizes(analysis: Analysis) -> dict[int, tuple[int, int]]:

@@ -12,7 +12,6 @@ from typing import Any
 import pandas as pd
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from lib.errors import InputError
@@ -20,6 +19,7 @@ from lib.predict.analytic import complexity
 from lib.predict.analytic.complexity import Analysis
 from lib.progress import track
 from lib.work import networks, user_code
+from lib.work.building import fakes
 from lib.work.graph import capture, counts
 
 Parts = dict[str, int]
@@ -65,7 +65,8 @@ def _torchinfo_rule(model: nn.Module, analysis: Analysis) -> Parts:
             parts["scales and shifts of normalisation"] += samples * (weights + biases)
 
     with _leaf_calls(model, note), torch.no_grad():
-        model(torch.empty(analysis.shape, device="meta"))
+        placed, named = analysis.network.made("meta")
+        model(*placed, **named)
     parts["products outside of leaf modules"] = -sum(
         counts.matrix_flops(op) // 2 for op, layer, phase in analysis.steps if phase == "forward" and layer not in leaves)
     return parts
@@ -76,7 +77,8 @@ def _torchinfo(model: nn.Module, analysis: Analysis) -> list[dict[str, Any]]:
     import torchinfo
 
     model = model.to("meta").eval()
-    summary = torchinfo.summary(model, input_size=analysis.shape, device="meta", mode="eval", verbose=0)
+    placed, named = analysis.network.made("meta")
+    summary = torchinfo.summary(model, input_data=named or placed, device="meta", mode="eval", verbose=0)
     return [_row("parameters", analysis.graph.parameters, "torchinfo", summary.total_params, {}),
             _row("multiply-adds, forward", analysis.macs, "torchinfo", summary.total_mult_adds,
                  _torchinfo_rule(model, analysis))]
@@ -93,31 +95,30 @@ def _grouped_rule(analysis: Analysis) -> Parts:
 
 def _flop_counter(model: nn.Module, analysis: Analysis) -> list[dict[str, Any]]:
     """Compare the FLOPs of both passes, and with attention of inference too, with FlopCounterMode over fake CPU tensors."""
-    fake = FakeTensorMode()
-    with FakeCopyMode(fake):
+    with fakes.copying():
         model = copy.deepcopy(model)
-    with fake:
-        images = torch.empty(analysis.shape)
+    with fakes.active():
+        placed, named = analysis.network.made("cpu")
         with FlopCounterMode(display=False) as counter:
-            output = capture.first_tensor(model.train()(images))
+            output = capture.first_tensor(model.train()(*placed, **named))
             forward = counter.get_total_flops()
             capture.default_loss(output).backward()
         backward = counter.get_total_flops() - forward
     rows = [_row("FLOPs of products, forward", analysis.matrix_flops("forward"), _COUNTER, forward, {}),
             _row("FLOPs of products, backward", analysis.matrix_flops("backward"), _COUNTER, backward, _grouped_rule(analysis))]
     if any("attention" in op.short for op in analysis.graph.ops):
-        with fake, FlopCounterMode(display=False) as counter, torch.no_grad():
-            model.eval()(images)
-        inference = capture.capture(model, analysis.shape, "infer").ops
+        with fakes.active(), FlopCounterMode(display=False) as counter, torch.no_grad():
+            model.eval()(*placed, **named)
+        inference = capture.of_network(analysis.network).ops
         fused = sum(counts.matrix_flops(op) for op in inference if op.short == "_native_multi_head_attention")
         rows.append(_row("FLOPs of products, inference", sum(map(counts.matrix_flops, inference)), _COUNTER,
                          counter.get_total_flops(), {"fused attention layers, which it counts as 0": -fused}))
     return rows
 
 
-def _saved_tensors(build: Callable[[], nn.Module], analysis: Analysis) -> list[dict[str, Any]]:
+def _saved_tensors(analysis: Analysis) -> list[dict[str, Any]]:
     """Run one real forward pass on the CPU and compare the saved activations with the storages that autograd saves."""
-    model, images = build().train(), torch.randn(analysis.shape)
+    model, (placed, named) = analysis.network.build().train(), analysis.network.made("cpu")
     own = {tensor.untyped_storage()._cdata for tensor in (*model.parameters(), *model.buffers())}
     saved: dict[int, torch.UntypedStorage] = {}
 
@@ -127,7 +128,7 @@ def _saved_tensors(build: Callable[[], nn.Module], analysis: Analysis) -> list[d
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        loss = capture.default_loss(capture.first_tensor(model(images)))
+        loss = capture.default_loss(capture.first_tensor(model(*placed, **named)))
     measured = sum(storage.nbytes() for key, storage in saved.items() if key not in own)
     del loss
     ours = int(complexity.rows_of(analysis)["activation_bytes"].sum())
@@ -160,10 +161,10 @@ def compare(name: str, batch_size: int = 1, input_shape: str = "", measured: boo
     """
     network = networks.network(name, batch_size, input_shape)
     analysis = complexity.analyse(name, batch_size, input_shape)
-    model = capture.build_unfilled(network.build)
+    model = fakes.unwritten(network.build)
     rows = _or_reason(_COUNTER, lambda: _flop_counter(model, analysis))
     rows += _or_reason("torchinfo", lambda: _torchinfo(model, analysis))
-    rows += _or_reason("autograd", lambda: _saved_tensors(network.build, analysis)) if measured else []
+    rows += _or_reason("autograd", lambda: _saved_tensors(analysis)) if measured else []
     return pd.DataFrame([{"network": name, "batch_size": network.shape[0], **row} for row in rows]).reindex(columns=COLUMNS)
 
 

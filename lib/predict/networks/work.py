@@ -7,8 +7,11 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
+from torch import nn
 
 from lib.measure.networks import allocator
+from lib.predict.networks import stand_ins
 from lib.predict.networks.memory import peak_bytes
 from lib.work import networks
 from lib.work.graph import capture, counts, families
@@ -16,7 +19,6 @@ from lib.work.graph.ops import Graph, Op
 
 _WITH_BACKWARD = ("conv2d", "conv3d", "attention", "pool2d", "pool3d", "batch_norm", "layer_norm", "softmax", "activation")
 _MOVING = ("fill", "random", "loss")  # not swept: taken as copies of as many elements
-_COPIED = 8  # bytes that a copy moves for one element
 _TOGETHER = 48  # parameters that one launch of torch's multi-tensor kernels takes: 36 to 110, by how many tensors each has
 
 
@@ -32,8 +34,9 @@ class Work:
     """What one pass or step of a network runs, memory in bytes.
 
     ``table`` has a row a distinct operator: ``sweep`` columns, ``calls``, of them ``backward_calls``, and ``covered``, whether
-    a family knows it. ``not_modelled`` says what no model is of: operators without a family, and products of other element
-    types than the input's. ``input_values`` are the numbers in a batch, ``trained`` the elements of each trained parameter.
+    a family knows it. ``not_modelled`` says what no model is of: operators without a family, each with what stands in for it,
+    and products of other element types than the input's; ``uncounted`` whose FLOPs are not known.
+    ``input_values`` are the numbers in a batch, ``trained`` the elements of each trained parameter.
     """
 
     table: pd.DataFrame
@@ -45,6 +48,7 @@ class Work:
     peak_bytes: float
     plan: allocator.Plan
     not_modelled: tuple[str, ...] = ()
+    uncounted: tuple[str, ...] = ()
     input_values: float = 0.0
     trained: tuple[int, ...] = ()
 
@@ -94,8 +98,8 @@ class Work:
         return replace(self, table=pd.DataFrame(rows), modules=0, fresh_bytes=0.0, not_modelled=())
 
     @classmethod
-    def of(cls, graph: Graph, mode: str, batch_size: int) -> "Work":
-        """Take the work of a captured graph."""
+    def of(cls, graph: Graph, mode: str, batch_size: int, device_type: str = "cpu") -> "Work":
+        """Take the work of a graph, captured as a device type runs it; on a CPU memory comes fresh from the system."""
         rows, calls, backward = {}, {}, {}
         for op in graph.ops:
             if not counts.is_work(op):
@@ -112,39 +116,50 @@ class Work:
         values, trained = sum(spec.elements for spec in inputs.values()), graph.trained if mode == "train" else ()
         modules = sum(op.phase == "forward" and op.short not in counts.VIEWS for op in graph.ops)
         plan = allocator.Plan.of(graph)
-        return cls(table, mode, batch_size, modules, allocator.fresh_bytes(plan), float(weights), peak_bytes(graph), plan,
-                   _not_modelled(graph), float(values), trained)
+        fresh = allocator.fresh_bytes(plan) if device_type == "cpu" else 0.0
+        return cls(table, mode, batch_size, modules, fresh, float(weights), peak_bytes(graph), plan,
+                   _not_modelled(graph), _uncounted(graph), float(values), trained)
 
 
 def _not_modelled(graph: Graph) -> tuple[str, ...]:
     """Return the operators that no family covers, and those with matrix products in another element type than the input's."""
-    own = next((spec.dtype for op in graph.ops for spec in op.tensors if spec.kind == "input"), "")
+    floats = [spec for op in graph.ops for spec in op.tensors if getattr(torch, spec.dtype).is_floating_point]
+    own = next((spec.dtype for kind in ("input", "parameter") for spec in floats if spec.kind == kind), "")
     work = [op for op in graph.ops if counts.is_work(op)]
-    uncovered = {op.short for op in work if families.describe(op) is None}
-    others = {f"{op.short} in {op.tensors[0].dtype}" for op in work
-              if op.short not in uncovered and counts.matrix_flops(op) and op.tensors[0].dtype != own}
+    described = {op: families.describe(op) is not None for op in dict.fromkeys(work)}
+    uncovered = {stand_ins.words(op) for op, covered in described.items() if not covered}
+    others = {f"{op.short} in {op.tensors[0].dtype}" for op, covered in described.items()
+              if covered and counts.matrix_flops(op) and op.tensors[0].dtype != own}
     return tuple(sorted(uncovered | others))
 
 
+def _uncounted(graph: Graph) -> tuple[str, ...]:
+    """Return the operators whose FLOPs are not known."""
+    return tuple(sorted({op.short for op in graph.ops if counts.is_work(op) and not counts.is_counted(op)}))
+
+
 def row_of(op: Op) -> dict[str, Any]:
-    """Return one operator as a row of a ``sweep`` table; what no family covers counts as a copy of as many bytes, uncovered."""
+    """Return one operator as a row of a ``sweep`` table; what no family covers as what stands in for it, uncovered.
+
+    FLOPs that are not known are at least one for each element.
+    """
     described, moved = families.describe(op), counts.compulsory_bytes(op)
-    if described is None:
-        elements = max(1, moved // _COPIED)
-        return {"op": "copy", "kind": "clone", "outer": 1, "inner": elements, "layout": "contiguous", "pass": "forward",
-                "flops": 0.0, "bytes": moved, "covered": False}
-    family, params = described
+    family, params = described or stand_ins.stand_in(op)
     backward = family in _WITH_BACKWARD and "backward" in op.short
     if family in _MOVING:
         params = {"kind": op.short, "outer": 1, "inner": max(1, params["elements"]), "layout": "contiguous"}
         family = "copy"
     if family == "copy":
         params = {**params, "kind": "clone"}  # the one that is swept; the others copy as it does
-    return {"op": family, **params, "pass": "backward" if backward else "forward", "flops": counts.flops(op), "bytes": moved,
-            "covered": True}
+    return {"op": family, **params, "pass": "backward" if backward else "forward", "flops": stand_ins.least_flops(op),
+            "bytes": moved, "covered": described is not None}
 
 
 def captured(network: networks.Network, mode: str, dtype: str = "float32", channels_last: bool = False,
-             device: str = "cpu") -> Work:
-    """Return the work of a network on its batch as a device type (cpu, cuda) runs it; InputError says why it has none."""
-    return Work.of(capture.of_network(network, mode, dtype, channels_last, device=device), mode, network.shape[0])
+             device: str = "cpu", ready: nn.Module | None = None) -> Work:
+    """Return the work of a network on its batch as a device type (cpu, cuda) runs it; InputError says why it has none.
+
+    ``ready`` is the network where it was prepared for capture before.
+    """
+    graph = capture.of_network(network, mode, dtype, channels_last, device=device, ready=ready)
+    return Work.of(graph, mode, network.shape[0], device)

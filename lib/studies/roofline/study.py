@@ -18,6 +18,7 @@ from lib.measure.training import matrix
 from lib.predict.analytic import nsight, roofline
 from lib.predict.analytic.roofline import Roof
 from lib.work import networks
+from lib.work.building import fakes
 from lib.work.dtypes import torch_name
 from lib.work.graph import capture, counts, ops
 from lib.work.workloads import Task, prepare
@@ -80,7 +81,7 @@ def step_work(task: Task, precision: str, channels_last: bool = False, accumulat
     are not known.
     """
     shape = (task.workload.batch_size, *task.shape)
-    graph = capture.capture(capture.build_unfilled(task.model), shape, "train", optimizer, torch_name(precision), channels_last,
+    graph = capture.capture(fakes.build(task.model), shape, "train", optimizer, torch_name(precision), channels_last,
                             device=device)
     unknown = sorted({op.short for op in graph.ops if not counts.is_counted(op)})
     if unknown:

@@ -108,11 +108,11 @@ def _record(network: Network, folder: Path, runs: int, device: str) -> list[str]
 def _timed(network: Network, device: torch.device, runs: int, names: list[str]) -> list[list[tuple[str, float, float]]]:
     """Return the operators of each run in order; InputError where they are others than ``names``."""
     with user_code.running(f"{network.name} does not run on an input of shape {network.shape}"), torch.no_grad():
-        model, inputs = network.build().eval().to(device), torch.randn(network.shape, device=device)
+        model, (placed, named) = network.build().eval().to(device), network.made(device)
         passes = []
         for _ in track(range(_WARMUP + runs), "runs"):
             with _Stopwatch(device) as stopwatch:
-                model(inputs)
+                model(*placed, **named)
             passes.append(stopwatch.runs)
     if any([name for name, _, _ in one] != names for one in passes):
         raise InputError(f"{network.name} runs other operators on {device} than were captured: no latency could be given to a "

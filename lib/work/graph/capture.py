@@ -1,24 +1,21 @@
-"""Any network and input shape -> the list of ATen operators that a pass or a training step runs, without running it.
+"""Any network and its inputs -> the list of ATen operators that a pass or a training step runs, without running it.
 
-Tensors are fake (shape, strides and dtype without storage: torch's FakeTensor), so nothing is computed or allocated.
+Tensors are fake (shape, strides and dtype without storage), so nothing is computed or allocated.
 """
 
 import copy
-import logging
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 from torch.utils._pytree import tree_flatten
 
 from lib.errors import InputError, choices
 from lib.work import user_code
+from lib.work.building import fakes, inputs
+from lib.work.building.inputs import FLOAT, Input
 from lib.work.graph import counts, cuda_kernels
 from lib.work.graph.ops import MODES, Graph, Op, TensorSpec
 from lib.work.graph.recorder import Recorder, named_modules
@@ -26,26 +23,10 @@ from lib.work.networks import Network
 
 OPTIMIZERS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW,
               "sgd": lambda parameters: torch.optim.SGD(parameters, 0.1, momentum=0.9, weight_decay=1e-4)}
-_SMALL = 4096
-
-
-def build_unfilled(build: Callable[[], nn.Module]) -> nn.Module:
-    """Build a network whose large tensors are left unwritten (address space alone): for capture, never for running.
-
-    Initialisers of ``torch.nn.init`` are skipped on large tensors; others run, and read whatever they read.
-    """
-    def skip(initialiser: Callable) -> Callable:
-        return lambda tensor, *args, **kwargs: tensor if tensor.numel() > _SMALL else initialiser(tensor, *args, **kwargs)
-
-    with ExitStack() as stack:
-        for name, initialiser in vars(nn.init).items():
-            if name.endswith("_") and not name.startswith("_"):
-                stack.enter_context(patch.object(nn.init, name, skip(initialiser)))
-        return build()
 
 
 def _converted(model: nn.Module, dtype: torch.dtype, channels_last: bool) -> nn.Module:
-    """Convert a fake network's floating-point tensors in place; a tensor that is shared stays shared."""
+    """Make a network's tensors fake, those of floats of one element type, in place; a tensor that is shared stays shared."""
     done: dict[int, torch.Tensor] = {}
 
     def convert(tensor: torch.Tensor) -> torch.Tensor:
@@ -61,6 +42,19 @@ def _converted(model: nn.Module, dtype: torch.dtype, channels_last: bool) -> nn.
     return model
 
 
+class _Rooted(nn.Module):
+    """A network as a layer of its own, so that its own operators are told from the loss."""
+
+    def __init__(self, root: str, model: nn.Module):
+        super().__init__()
+        self.root = root
+        self.add_module(root, model)
+
+    def forward(self, *placed: Any, **named: Any) -> Any:
+        """Call the network."""
+        return self.get_submodule(self.root)(*placed, **named)
+
+
 def default_loss(output: torch.Tensor) -> torch.Tensor:
     """Return cross-entropy against class 0 for logits (N, classes), else the mean square."""
     if output.dim() == 2:
@@ -69,16 +63,16 @@ def default_loss(output: torch.Tensor) -> torch.Tensor:
 
 
 def first_tensor(output: Any) -> torch.Tensor:
-    """Return the first tensor of what a network returns (some return tuples, dictionaries or objects of their own).
+    """Return the first tensor of floats, or else of any numbers, of what a network returns: a tensor, or what holds some.
 
-    Raises RuntimeError where there is none.
+    That may be a tuple, a dictionary or an object of its own. Raises RuntimeError where there is none.
     """
     leaves = [leaf for leaf in tree_flatten(output)[0] if isinstance(leaf, torch.Tensor)]
     leaves = leaves or [value for value in getattr(output, "__dict__", {}).values() if isinstance(value, torch.Tensor)]
     if not leaves:
         raise RuntimeError(f"it returns a {type(output).__name__} without a tensor, where a tensor, or a tuple, list or "
                            "dictionary of them is needed")
-    return leaves[0]
+    return next((leaf for leaf in leaves if leaf.is_floating_point()), leaves[0])
 
 
 def capture(model: nn.Module, shape: Sequence[int], mode: str = "infer", optimizer: str = "", dtype: str = "float32",
@@ -91,64 +85,93 @@ def capture(model: nn.Module, shape: Sequence[int], mode: str = "infer", optimiz
     call it ``name``. Raises InputError when the network cannot take the shape, with torch's reason, and for one that computes
     nothing or hides what it computes.
     """
-    if mode not in MODES or optimizer not in ("", *OPTIMIZERS):
-        raise InputError(f"no mode {mode!r} or optimizer {optimizer!r}; there are: infer, train; {choices(OPTIMIZERS)}")
-    if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
-        raise InputError(f"{name} holds TorchScript, which hides its operators; give the class that was scripted or traced")
-    fake, recorder = FakeTensorMode(), Recorder({})
-    with user_code.running(f"{name} does not run on an input of shape {tuple(shape)}"), _silent_torch(), \
-            cuda_kernels.chosen(device):
-        with FakeCopyMode(fake):
-            model = copy.deepcopy(model)
-        with fake:
-            model = _converted(model, getattr(torch, dtype), channels_last)
-            inputs = torch.empty(tuple(shape), dtype=getattr(torch, dtype))
-            inputs = inputs.to(memory_format=torch.channels_last) if channels_last else inputs
-            output = _run(model.train(mode == "train"), inputs, recorder, optimizer, loss)
-            recorder.sweep()
-    if not any(map(counts.is_work, recorder.ops)):
-        raise InputError(f"{name} computes nothing of an input of shape {tuple(shape)}: there is nothing to count or to time")
-    return _graph(model, recorder, output)
+    fake = _fake(_copied(model, name), dtype, channels_last, name)
+    return _captured(fake, (Input(tuple(shape)),), (mode, optimizer, loss), dtype, channels_last, name, device)
+
+
+def prepared(network: Network, dtype: str = "float32", channels_last: bool = False) -> nn.Module:
+    """Build a network of fake tensors alone, of an element type and a layout: what ``of_network`` may capture several times."""
+    return _fake(fakes.build(network.build), dtype, channels_last, f"model {network.name!r}")
 
 
 def of_network(network: Network, mode: str = "infer", dtype: str = "float32", channels_last: bool = False,
-               root: str = "", device: str = "cpu") -> Graph:
-    """Build a network, its weights unwritten, and list the operators that it runs on its batch, see ``capture``.
+               root: str = "", device: str = "cpu", ready: nn.Module | None = None) -> Graph:
+    """Build a network without its weights and list the operators that it runs on its batch, see ``capture``.
 
-    ``root`` names the network as a layer of its own. Raises InputError for what cannot be built or captured.
+    ``ready`` is the network where it was ``prepared`` before; it stays as it is. ``root`` names the network as a layer of its
+    own. Raises InputError for what cannot be built or captured.
     """
-    model = build_unfilled(network.build)
-    model = nn.Sequential(OrderedDict({root: model})) if root else model
-    return capture(model, network.shape, mode, dtype=dtype, channels_last=channels_last, name=f"model {network.name!r}",
-                   device=device)
+    name = f"model {network.name!r}"
+    own = prepared(network, dtype, channels_last) if ready is None else _copied(ready, name)
+    return _captured(_Rooted(root, own) if root else own, network.batch, (mode, "", default_loss), dtype, channels_last, name,
+                     device)
 
 
-@contextmanager
-def _silent_torch() -> Iterator[None]:
-    """Keep torch from logging a traceback of what is raised anyway."""
-    log = logging.getLogger("torch._subclasses.fake_tensor")
-    before, log.disabled = log.disabled, True
+def _captured(model: nn.Module, batch: Sequence[Input], step: tuple[str, str, Callable], dtype: str, channels_last: bool,
+              name: str, device: str) -> Graph:
+    """Capture a network of fake tensors on a batch; ``step`` is mode, optimizer and loss."""
+    mode, optimizer, loss = step
+    if mode not in MODES or optimizer not in ("", *OPTIMIZERS):
+        raise InputError(f"no mode {mode!r} or optimizer {optimizer!r}; there are: infer, train; {choices(OPTIMIZERS)}")
+    if mode == "train" and not any(parameter.requires_grad for parameter in model.parameters()):
+        raise InputError(f"{name} has no parameters to train")
+    recorder, given = Recorder({}), None
     try:
-        yield
+        with user_code.running(f"{name} does not run on {inputs.described(batch)}"), fakes.active(), \
+                cuda_kernels.chosen(device):
+            given = _made(batch, dtype, channels_last)
+            output = _run(model.train(mode == "train"), given, batch, recorder, optimizer, loss)
+            recorder.sweep()
+        if not any(map(counts.is_work, recorder.ops)):
+            raise InputError(f"{name} computes nothing of {inputs.described(batch)}: there is nothing to count or to time")
+        return _graph(model, recorder, output)
     finally:
-        log.disabled = before
+        for parameter in model.parameters():
+            parameter.grad = None  # a prepared network shares them with the next capture
+        model = given = None
+        if recorder.leaves_tensors():
+            fakes.forget()
 
 
-def _run(model: nn.Module, inputs: torch.Tensor, recorder: Recorder, optimizer: str, loss: Callable) -> tuple[int, ...]:
+def _copied(model: nn.Module, name: str) -> nn.Module:
+    """Return a copy of a network with fake tensors."""
+    with user_code.running(f"{name} cannot be copied"), fakes.copying():
+        return copy.deepcopy(model)
+
+
+def _fake(model: nn.Module, dtype: str, channels_last: bool, name: str) -> nn.Module:
+    """Return a network with fake tensors alone, see ``_converted``; InputError where it hides what it computes."""
+    if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
+        raise InputError(f"{name} holds TorchScript, which hides its operators; give the class that was scripted or traced")
+    with user_code.running(f"{name} cannot be captured"), fakes.active():
+        return _converted(model, getattr(torch, dtype), channels_last)
+
+
+def _made(batch: Sequence[Input], dtype: str, channels_last: bool) -> list[torch.Tensor]:
+    """Make the inputs of a batch; floats have the element type and the layout of the network."""
+    def one(wanted: Input) -> torch.Tensor:
+        tensor = torch.empty(wanted.shape, dtype=getattr(torch, dtype if wanted.dtype == FLOAT else wanted.dtype))
+        return tensor.to(memory_format=torch.channels_last) if channels_last and wanted.is_picture else tensor
+    return [one(wanted) for wanted in batch]
+
+
+def _run(model: nn.Module, given: Sequence[torch.Tensor], batch: Sequence[Input], recorder: Recorder, optimizer: str,
+         loss: Callable) -> tuple[int, ...]:
     """Run one step on fake tensors under ``recorder``; an optimizer's first step, which makes its state, is not recorded."""
     for tensor, kind in [*((t, "parameter") for t in model.parameters()), *((t, "buffer") for t in model.buffers()),
-                         (inputs, "input")]:
+                         *((t, "input") for t in given)]:
         recorder.number_of(tensor, kind)
+    placed, named = inputs.arguments(given, batch)
     if not model.training:
         with torch.no_grad(), named_modules(model, recorder), recorder:
-            return tuple(first_tensor(model(inputs)).shape)
+            return tuple(first_tensor(model(*placed, **named)).shape)
     stepper = OPTIMIZERS[optimizer](model.parameters()) if optimizer else None
     if stepper:
-        loss(first_tensor(model(inputs))).backward()
+        loss(first_tensor(model(*placed, **named))).backward()
         stepper.step()
         stepper.zero_grad()
     with named_modules(model, recorder), recorder:
-        output = first_tensor(model(inputs))
+        output = first_tensor(model(*placed, **named))
         loss(output).backward()
         recorder.phase = "optimizer"
         if stepper:
@@ -168,7 +191,7 @@ def _graph(model: nn.Module, recorder: Recorder, output: tuple[int, ...]) -> Gra
 def optimizer_ops(elements: int, optimizer: str) -> tuple[Op, ...]:
     """List the operators that a step of ``optimizer`` (adam, adamw, sgd) runs on one parameter, once it has its state."""
     recorder = Recorder({})
-    with _silent_torch(), FakeTensorMode():
+    with fakes.active():
         parameter = nn.Parameter(torch.empty(elements))
         parameter.grad = torch.empty(elements)
         stepper = OPTIMIZERS[optimizer]([parameter])
@@ -178,16 +201,16 @@ def optimizer_ops(elements: int, optimizer: str) -> tuple[Op, ...]:
     return tuple(recorder.ops)
 
 
-def capture_function(function: Callable[..., torch.Tensor], inputs: Sequence[tuple[TensorSpec, bool]],
+def capture_function(function: Callable[..., torch.Tensor], given: Sequence[tuple[TensorSpec, bool]],
                      passes: str, device: str = "cpu") -> tuple[Op, ...]:
     """List the operators of one pass (forward or backward) of ``function`` on tensors of the given specs, on ``device``.
 
     Each input comes with whether it wants a gradient. Raises InputError with torch's reason when the shapes do not fit.
     """
     try:
-        with _silent_torch(), FakeTensorMode(), cuda_kernels.chosen(device):
+        with fakes.active(), cuda_kernels.chosen(device):
             tensors = [torch.empty_strided(spec.shape, spec.stride, dtype=getattr(torch, spec.dtype),
-                                           requires_grad=wants and passes == "backward") for spec, wants in inputs]
+                                           requires_grad=wants and passes == "backward") for spec, wants in given]
             recorder = Recorder({})
             with recorder:
                 output = first_tensor(function(*tensors))

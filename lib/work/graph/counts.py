@@ -7,18 +7,26 @@ and each that is written.
 """
 
 from collections.abc import Callable
-from math import prod
+from math import log2, prod
 
 from lib.work.graph.ops import Op, TensorSpec
 
 VIEWS = frozenset("""view _unsafe_view t transpose permute expand slice select split split_with_sizes unsqueeze squeeze detach
     alias as_strided as_strided_ unbind unfold narrow diagonal chunk reshape _reshape_alias movedim unsafe_split view_as_real
-    empty new_empty empty_like empty_strided new_empty_strided resize_ lift_fresh set_ swapaxes""".split())
+    empty new_empty empty_like empty_strided new_empty_strided resize_ lift_fresh set_ swapaxes
+    transpose_ t_ squeeze_ unsqueeze_ swapaxes_ detach_ view_as_complex real imag _neg_view _conj""".split())
 FILLS = frozenset("fill_ zero_ zeros ones zeros_like ones_like new_zeros new_ones new_full full full_like scalar_tensor arange"
                   .split())
 COPIES = frozenset("""clone copy_ _to_copy roll constant_pad_nd slice_backward select_backward repeat cat stack flip contiguous
     lift_fresh_copy slice_scatter index index_put index_put_ index_select embedding embedding_dense_backward gather
     _index_put_impl_ unfold_backward pixel_shuffle channel_shuffle""".split())
+# copies beside those of the family: 0 FLOPs, other sizes in than out, or places by value
+MOVES = frozenset("""upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d
+    _upsample_nearest_exact2d _upsample_nearest_exact3d scatter scatter_ index_copy index_copy_ masked_scatter
+    masked_scatter_ take tril tril_ triu triu_ index_fill index_fill_ masked_select diag_embed im2col reflection_pad1d
+    reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d replication_pad3d pixel_unshuffle
+    select_scatter diagonal_scatter as_strided_scatter complex view_as_complex real imag _conj _conj_physical
+    resolve_conj tril_indices triu_indices linspace eye diagonal_backward""".split())
 RANDOM = frozenset("bernoulli_ bernoulli uniform_ normal_ rand randn rand_like native_dropout random_".split())
 _OVERWRITES = FILLS | RANDOM | {"copy_"}
 
@@ -32,14 +40,37 @@ PER_OUTPUT = {
     "threshold_backward": 1, "hardtanh_backward": 2, "sigmoid_backward": 3, "silu_backward": 8, "hardsigmoid_backward": 3,
     "hardswish_backward": 5, "tanh_backward": 3, "gelu_backward": 11, "elu_backward": 3, "leaky_relu_backward": 2,
     "native_dropout_backward": 2, "bernoulli": 1, "native_dropout": 3, "uniform": 1, "normal": 1,
-    "binary_cross_entropy_with_logits": 6, "mse_loss": 3}
+    "binary_cross_entropy_with_logits": 6, "mse_loss": 3,
+    **dict.fromkeys("""sin cos tan asin acos atan atan2 sinh cosh asinh acosh atanh log1p log2 log10 expm1 exp2 erfc
+        erfinv floor ceil round trunc frac fmod remainder floor_divide logical_or logical_xor bitwise_and bitwise_or
+        bitwise_xor bitwise_left_shift bitwise_right_shift isnan isinf isfinite isposinf isneginf hypot sgn copysign
+        heaviside fmax fmin nextafter positive sinc digamma lgamma __and__ __or__ __xor__
+        __lshift__ __rshift__ angle""".split(), 1),
+    "nan_to_num": 3, "mish": 6, "mish_backward": 10, "softplus_backward": 4, "log_sigmoid_forward": 4,
+    "log_sigmoid_backward": 4, "_prelu_kernel": 2, "_prelu_kernel_backward": 3, "celu": 3, "hardshrink": 1,
+    "hardshrink_backward": 1, "softshrink": 2, "softshrink_backward": 1, "glu": 4, "glu_backward": 8, "logit": 4, "xlogy": 2,
+    "smooth_l1_loss": 4, "huber_loss": 4,
+    "upsample_linear1d": 4, "upsample_bilinear2d": 8, "_upsample_bilinear2d_aa": 8, "upsample_trilinear3d": 16,
+    "upsample_bicubic2d": 32, "_upsample_bicubic2d_aa": 32, "grid_sampler_2d": 16, "grid_sampler_3d": 28, "col2im": 1,
+    "_cdist_forward": 3, "polar": 2}
 # operations an element of the first tensor: exp, subtraction of the maximum, sum, division ...
 PER_INPUT = {
     "sum": 1, "mean": 1, "amax": 1, "amin": 1, "max": 1, "argmax": 1, "linalg_vector_norm": 2, "prod": 1, "cumsum": 1,
     "std": 4, "var": 4, "any": 1, "all": 1,
-    "_softmax": 5, "_log_softmax": 5, "_softmax_backward_data": 4, "_log_softmax_backward_data": 4,
+    "_softmax": 5, "_safe_softmax": 5, "_log_softmax": 5, "_softmax_backward_data": 4, "_log_softmax_backward_data": 4,
     "native_layer_norm": 7, "native_layer_norm_backward": 13, "native_group_norm": 7, "native_group_norm_backward": 13,
-    "native_batch_norm_backward": 9, "cudnn_batch_norm_backward": 9, "nll_loss_forward": 0, "nll_loss_backward": 0}
+    "native_batch_norm_backward": 9, "cudnn_batch_norm_backward": 9, "nll_loss_forward": 0, "nll_loss_backward": 0,
+    "argmin": 1, "min": 1, "var_mean": 4, "std_mean": 4, "cumprod": 1, "cummax": 1, "cummin": 1, "logcumsumexp": 3,
+    "logsumexp": 3, "count_nonzero": 1, "scatter_add": 1, "scatter_reduce": 1, "index_add": 1, "index_reduce": 1, "bincount": 1,
+    "norm": 2, "_fused_rms_norm": 4, "_fused_rms_norm_backward": 10, "_weight_norm_interface": 3,
+    "_weight_norm_interface_backward": 6,
+    "upsample_linear1d_backward": 4, "upsample_bilinear2d_backward": 8, "_upsample_bilinear2d_aa_backward": 8,
+    "upsample_trilinear3d_backward": 16, "upsample_bicubic2d_backward": 32, "_upsample_bicubic2d_aa_backward": 32,
+    "grid_sampler_2d_backward": 32,
+    **{f"{name}{dims}d_backward": 1 for dims in (1, 2, 3)
+       for name in ("upsample_nearest", "_upsample_nearest_exact", "reflection_pad", "replication_pad")}}
+RECURRENT, GROUPED = ("mkldnn_rnn_layer", "_cudnn_rnn"), ("_grouped_mm", "_scaled_grouped_mm")
+_CELL = 15  # operations of an LSTM's cell beside its products, an output: three gates, two tanh, a sum of products
 
 
 def _axis_read(size: int, out: int, kernel: int, stride: int, padding: int, dilation: int) -> int:
@@ -93,6 +124,25 @@ def _multi_head_macs(op: Op) -> int:
     return batch * (projections + 2 * length * key.shape[1] * width)
 
 
+def recurrent_weights(op: Op) -> list[TensorSpec]:
+    """Return the matrices of a recurrent layer, those of its inputs and of its state."""
+    given = op.args[1] if isinstance(op.args[1], tuple) else op.args[1:5]
+    return [spec for spec in given if isinstance(spec, TensorSpec) and len(spec.shape) == 2]  # noqa: PLR2004 - a matrix
+
+
+def _recurrent_macs(op: Op) -> int:
+    """Return the multiply-adds of all steps; the backward pass has those of inputs and state, and those of the weights."""
+    passes = 2 if op.short.endswith("backward") else 1
+    return passes * prod(op.args[0].shape[:2]) * sum(spec.elements for spec in recurrent_weights(op))
+
+
+def _fourier(op: Op) -> int:
+    """Return the FLOPs of a fast Fourier transform: 5 n log2 n of complex numbers, half of that of real ones (FFTW's count)."""
+    data = op.args[0] if op.short != "_fft_c2r" else op.outputs[0]
+    length = prod(data.shape[dim] for dim in op.args[1])
+    return round((5 if op.short == "_fft_c2c" else 2.5) * data.elements * log2(max(2, length)))
+
+
 def _product(left: TensorSpec, right: TensorSpec) -> int:
     return left.elements * right.shape[-1]
 
@@ -110,7 +160,10 @@ _MACS: dict[str, Callable[[Op], int]] = {
     "_scaled_dot_product_efficient_attention_backward": _attention_macs,
     "_scaled_dot_product_cudnn_attention": _attention_macs,
     "_scaled_dot_product_cudnn_attention_backward": _attention_macs,
-    "_native_multi_head_attention": _multi_head_macs}
+    "_native_multi_head_attention": _multi_head_macs,
+    **{f"{name}{suffix}": _recurrent_macs for name in RECURRENT for suffix in ("", "_backward")},
+    **dict.fromkeys(GROUPED, lambda op: _product(*op.args[:2])), "addbmm": lambda op: _product(*op.args[1:3]),
+    **dict.fromkeys(("mv", "dot", "vdot"), lambda op: op.args[0].elements), "addmv": lambda op: op.args[1].elements}
 
 
 def _window(op: Op) -> int:
@@ -119,7 +172,7 @@ def _window(op: Op) -> int:
         data, output = (op.args[1], op.args[0]) if op.short.endswith("backward") else (op.args[0], op.outputs[0])
         return max(1, data.elements // max(1, output.elements))
     size = op.args[2 if op.short.endswith("backward") else 1]
-    dims = 3 if "3d" in op.short else 2
+    dims = next((dims for dims in (1, 3) if f"{dims}d" in op.short), 2)
     return prod(size) if len(size) > 1 else size[0] ** dims
 
 
@@ -136,8 +189,12 @@ def _batch_norm(op: Op) -> int:
 
 def _other(op: Op) -> int | None:
     name = op.short
-    if name in VIEWS or name in FILLS or name in COPIES:
+    if name in VIEWS or name in FILLS or name in COPIES or name in MOVES:
         return 0
+    if name.removesuffix("_backward") in RECURRENT:
+        return _CELL * op.outputs[0].elements
+    if name.startswith("_fft_"):
+        return _fourier(op)
     if "pool" in name:
         return _pooling(op)
     if name in ("native_batch_norm", "cudnn_batch_norm"):

@@ -21,7 +21,7 @@ _MOST = {**dict.fromkeys(_LEAST, 10**9), **dict.fromkeys(("depth", "height", "wi
          **{name: 1024 for name in _LEAST if name.startswith(("kernel_", "stride_", "padding_", "dilation_"))}}
 _LOSSES = "nll_loss_forward nll_loss_backward nll_loss2d_forward nll_loss2d_backward mse_loss mse_loss_backward " \
           "binary_cross_entropy_with_logits"
-_SOFTMAX = "_softmax _log_softmax _softmax_backward_data _log_softmax_backward_data"
+_SOFTMAX = "_softmax _safe_softmax _log_softmax _softmax_backward_data _log_softmax_backward_data"
 
 
 @cache

@@ -55,7 +55,9 @@ def by_rows(name: str, covers: str, kinds: dict[str, Callable]) -> Family:
 
 ACTIVATIONS: dict[str, Callable] = {
     "relu": F.relu, "gelu": F.gelu, "silu": F.silu, "hardswish": F.hardswish, "hardsigmoid": F.hardsigmoid,
-    "hardtanh": F.hardtanh, "sigmoid": torch.sigmoid, "tanh": torch.tanh}
+    "hardtanh": F.hardtanh, "sigmoid": torch.sigmoid, "tanh": torch.tanh, "leaky_relu": F.leaky_relu,
+    "elu": F.elu,
+    "mish": F.mish, "softplus": F.softplus}
 
 
 def activation() -> Family:
@@ -69,13 +71,19 @@ def activation() -> Family:
         return {"kind": "relu" if kind == "threshold" else kind, "elements": op.tensors[0].elements,
                 "inplace": int(op.short.endswith("_"))}
 
+    def check(p: Params) -> str:
+        here = not p["inplace"] or hasattr(torch.ops.aten, f"{p['kind']}_")
+        return "" if here else f"kind {p['kind']} has no form that writes over its input"
+
     covers = " ".join(f"{kind} {kind}_ {kind}_backward" for kind in (*ACTIVATIONS, "threshold"))
-    return Family("activation", ("kind", "elements", "inplace"), names_in(covers), read, build, defaults=(("inplace", 0),),
-                  texts=(("kind", tuple(ACTIVATIONS)),))
+    return Family("activation", ("kind", "elements", "inplace"), names_in(covers), read, build, check,
+                  (("inplace", 0),), (("kind", tuple(ACTIVATIONS)),))
 
 
 ELEMENTWISE = """add mul div sub sqrt exp addcmul addcdiv lerp neg abs maximum minimum clamp clamp_min clamp_max eq ne gt lt ge
-    le where masked_fill rsqrt pow log logical_not rsub reciprocal square erf bitwise_not sign""".split()
+    le where masked_fill rsqrt pow log logical_not rsub reciprocal square erf bitwise_not sign sin cos tan log1p log2 log10
+    expm1 exp2 floor ceil round trunc remainder fmod floor_divide logical_or logical_xor bitwise_and bitwise_or isnan isinf
+    nan_to_num atan2 sinh cosh""".split()
 _BINARY = {"add": torch.add, "mul": torch.mul, "sub": torch.sub, "div": torch.div}
 _UNARY = {"sqrt": torch.sqrt, "exp": torch.exp, "neg": torch.neg}
 

@@ -84,6 +84,10 @@ class Recorder(TorchDispatchMode):
                 del self._alive[number]
             self.freed.append(dead)
 
+    def leaves_tensors(self) -> bool:
+        """Return whether tensors that operators made are still there, somewhere: asked when nobody here refers to them."""
+        return any(not reference.expired() for reference in self._alive.values())
+
     def _where(self) -> tuple[str, str]:
         """Return module and phase; a backward operator belongs to the module that made its autograd node."""
         node = torch._C._current_autograd_node()

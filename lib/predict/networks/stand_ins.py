@@ -1,0 +1,111 @@
+"""Operators that no family covers, as ones of a family whose model answers in their place: of like work, out of its range."""
+
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+from lib.work.graph import counts, shapes
+from lib.work.graph.ops import Op
+from lib.work.graph.shapes import AXES
+
+Params = dict[str, Any]
+_COPIED = 8  # bytes that a copy moves for one element
+_DIMS = (1, 2, 3)  # of convolutions
+_MODELLED = 2  # dimensions at least of those that are swept
+
+
+def stand_in(op: Op) -> tuple[str, Params]:
+    """Return the family and the parameters that stand in for an operator without a family.
+
+    Convolutions of one dimension are those of a picture of one row, transposed ones those that they turn round, group norm is
+    a layer norm of each group, recurrent layers are a product each step, grouped products a batch of them. What computes
+    otherwise is as many additions, what moves only a copy of as many bytes.
+    """
+    for name, read in _READERS.items():
+        if op.short.removesuffix("_backward") == name and (described := read(op)):
+            return described
+    if least_flops(op):
+        return "elementwise", {"kind": "add", "outer": 1, "inner": max(1, _elements(op)), "broadcast": "none", "inplace": 0}
+    elements = max(1, counts.compulsory_bytes(op) // _COPIED)
+    return "copy", {"kind": "clone", "outer": 1, "inner": elements, "layout": "contiguous"}
+
+
+def least_flops(op: Op) -> float:
+    """Return the FLOPs of an operator; where they are not known, one for each element of its largest tensor."""
+    return counts.flops(op) if counts.is_counted(op) else float(_elements(op))
+
+
+def _elements(op: Op) -> int:
+    return max((spec.elements for spec in (*op.tensors, *op.outputs)), default=0)
+
+
+def _convolution(op: Op) -> tuple[str, Params] | None:
+    """Return a convolution as one of two or three dimensions; a transposed one is that from its output to its input."""
+    backward = op.short.endswith("backward")
+    data, weight = op.args[1:3] if backward else op.args[:2]
+    output = op.args[0] if backward else op.outputs[0]
+    stride, padding, dilation, transposed, _, groups = op.args[4:10] if backward else op.args[3:9]
+    dims = len(weight.shape) - 2
+    if dims not in _DIMS:
+        return None
+    source, result = (output, data) if transposed else (data, output)
+    added = max(0, _MODELLED - dims)
+    axes = AXES[len(AXES) - dims - added:]
+    window = {"kernel": weight.shape[2:], "stride": stride, "padding": padding, "dilation": dilation}
+    sizes = {f"{name}_{axis[0]}": value for name, values in window.items()
+             for axis, value in zip(axes, (*[int(name != "padding")] * added, *shapes.wide(values, dims)), strict=True)}
+    mask = op.args[10] if backward else (True, True, op.args[2] is not None)
+    return f"conv{dims + added}d", {
+        "batch": source.shape[0], "in_channels": source.shape[1], "out_channels": result.shape[1],
+        **dict(zip(axes, (*[1] * added, *source.shape[2:]), strict=True)), **sizes, "groups": groups,
+        "bias": int(mask[2]), "layout": shapes.layout(data), "input_grad": int(mask[0])}
+
+
+def _group_norm(op: Op) -> tuple[str, Params]:
+    first = 5 if op.short.endswith("backward") else 3  # where samples, channels, elements of a channel and groups begin
+    samples, channels, inner, groups = op.args[first:first + 4]
+    return "layer_norm", {"kind": "layer_norm", "rows": samples * groups, "columns": channels // groups * inner}
+
+
+def _products(count: int, rows: int, columns: int, results: int) -> tuple[str, Params]:
+    return "bmm", {"batch": max(1, count), "gemm_m": max(1, rows), "gemm_k": columns, "gemm_n": results, "layout": "nn"}
+
+
+def _recurrent(op: Op) -> tuple[str, Params] | None:
+    """Return a recurrent layer as a product for each step: of inputs and state with all weights."""
+    steps, samples = op.tensors[0].shape[:2]
+    weights = counts.recurrent_weights(op)
+    hidden = weights[0].shape[0] if weights else 0
+    return _products(steps, samples, sum(spec.elements for spec in weights) // hidden, hidden) if hidden else None
+
+
+def _grouped(op: Op) -> tuple[str, Params]:
+    """Return products of groups that share a tensor as a batch of equal ones."""
+    left, right = op.args[:2]
+    groups = next((spec.shape[0] for spec in (right, left, *op.outputs) if len(spec.shape) > _MODELLED), 1)
+    rows, columns = left.shape[-2], left.shape[-1]
+    shared = len(left.shape) <= _MODELLED < len(right.shape)  # rows are of one group or another
+    return _products(groups, rows // groups if shared else rows, columns, right.shape[-1])
+
+
+def _vector(op: Op) -> tuple[str, Params] | None:
+    matrix = max((spec for spec in op.tensors), key=lambda spec: (len(spec.shape), spec.elements))
+    rows, columns = (1, *matrix.shape)[-2:]
+    return "matmul", {"gemm_m": max(1, rows), "gemm_k": max(1, columns), "gemm_n": 1, "layout": "nn"}
+
+
+def _joined(op: Op) -> tuple[str, Params]:
+    """Return a sum of a batch of products."""
+    left, right = op.args[1:3]
+    return _products(prod(left.shape[:-2]), left.shape[-2], left.shape[-1], right.shape[-1])
+
+
+_READERS: dict[str, Callable[[Op], tuple[str, Params] | None]] = {
+    "convolution": _convolution, "native_group_norm": _group_norm,
+    **dict.fromkeys(counts.RECURRENT, _recurrent), **dict.fromkeys(counts.GROUPED, _grouped),
+    **dict.fromkeys(("mv", "addmv", "dot", "vdot"), _vector), "addbmm": _joined}
+
+
+def words(op: Op) -> str:
+    """Return an operator with what stands in for it."""
+    return f"{op.short} (as {stand_in(op)[0]})"

@@ -1,0 +1,4 @@
+"""How a named network is built: ``inputs``, what libraries have (``timm_models``, ``hugging_face``), and ``fakes``.
+
+``fakes`` are tensors without memory, of which a network is built for capture.
+"""

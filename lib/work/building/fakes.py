@@ -1,0 +1,132 @@
+"""Fake tensors, shape, strides and dtype without storage (torch's FakeTensor), and networks that are built of them.
+
+All are of one mode: a library keeps tensors from one call to the next (a table of positions, say), and those of another mode
+would fail in a second capture. What a library keeps in a cache of functions is dropped, since a real run would find it there.
+"""
+
+import functools
+import gc
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import cache
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+_SMALL = 4096  # elements of a tensor that is real while a network is built, and written: its values may be read
+_FAKES_FAULTS = ("Fake", "DataDependent", "DynamicOutputShape", "tensor type", "data pointer", "numpy", "as a constant")
+_lock = threading.RLock()
+
+
+class _Mode(FakeTensorMode):
+    """The mode of every fake tensor here; a copy of a tensor is of the same mode, not of a copy of it."""
+
+    def __deepcopy__(self, _):
+        return self
+
+
+@cache
+def _mode() -> FakeTensorMode:
+    return _Mode(allow_non_fake_inputs=True)
+
+
+@contextmanager
+def active() -> Iterator[FakeTensorMode]:
+    """Make every new tensor a fake one meanwhile, in one thread at a time; torch logs no traceback of what is raised anyway."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    with _lock, _mode() as mode:
+        before, log.disabled = log.disabled, True
+        try:
+            yield mode
+        finally:
+            log.disabled = before
+
+
+def copying() -> FakeCopyMode:
+    """Return the mode in which a deep copy of a network has fake tensors; real or fake, its own stay as they are."""
+    return _Copying(_mode())
+
+
+class _Copying(FakeCopyMode):
+    """Makes fake copies of real tensors; fake ones are shared, since no value of them can change."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func is torch.Tensor.__deepcopy__ and isinstance(args[0], FakeTensor):
+            return args[1].setdefault(id(args[0]), args[0])
+        return super().__torch_function__(func, types, args, kwargs)
+
+
+class _Large(TorchDispatchMode):
+    """Makes large new tensors fake ones; small ones are real, so that code may read values of them while it builds."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        if any(isinstance(tensor, FakeTensor) for tensor in tensors):
+            with active():
+                return func(*args, **kwargs)
+        if not tensors or func.__name__.startswith("new_"):
+            with active():
+                made = func(*args, **kwargs)
+            if isinstance(made, FakeTensor) and made.numel() > _SMALL:
+                return made
+        return func(*args, **kwargs)
+
+
+def unwritten(builder: Callable[[], nn.Module]) -> nn.Module:
+    """Build a network whose large tensors are left unwritten (address space alone): never for running.
+
+    Initialisers of ``torch.nn.init`` are skipped on large tensors; others run, and read whatever they read.
+    """
+    def skip(initialiser: Callable) -> Callable:
+        return lambda tensor, *args, **kwargs: tensor if tensor.numel() > _SMALL else initialiser(tensor, *args, **kwargs)
+
+    with ExitStack() as stack:
+        for name, initialiser in vars(nn.init).items():
+            if name.endswith("_") and not name.startswith("_"):
+                stack.enter_context(patch.object(nn.init, name, skip(initialiser)))
+        return builder()
+
+
+def build(builder: Callable[[], nn.Module]) -> nn.Module:
+    """Build a network whose large tensors are fake and take no memory, however many: for capture.
+
+    Where a builder reads values of large ones, or does with them what fake ones do not bear, they are real and unwritten.
+    """
+    try:
+        with _lock, _Large():
+            return unwritten(builder)
+    except Exception as error:
+        if not _of_fakes(error):
+            raise
+        return unwritten(builder)
+
+
+def _of_fakes(error: BaseException | None) -> bool:
+    """Return whether an error, or what it came of, is about tensors that have no values."""
+    while error is not None:
+        text = f"{type(error).__name__} {error}"
+        if any(words in text for words in _FAKES_FAULTS):
+            return True
+        error = error.__cause__
+    return False
+
+
+def forget() -> None:
+    """Drop what functions with a cache keep of fake tensors, in whatever library: real runs would be given them."""
+    for function in [one for one in gc.get_objects() if type(one) is functools._lru_cache_wrapper]:
+        if any(isinstance(leaf, FakeTensor) for leaf in _kept(function)):
+            function.cache_clear()
+
+
+def _kept(function: Any) -> Iterator[Any]:
+    """Yield what the cache of a function holds."""
+    for value in gc.get_referents(function):
+        yield from tree_leaves(list(value.values()) if type(value) is dict else value)

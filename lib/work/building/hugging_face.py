@@ -1,0 +1,181 @@
+"""Networks of Hugging Face's transformers, made from a local config alone: no weights, no code of others, no network."""
+
+import copy
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from torch import nn
+
+from lib.errors import InputError, choices
+from lib.work import user_code
+from lib.work.building import inputs
+from lib.work.building.inputs import FLOAT, Input
+
+PREFIX = "hf"
+_CONFIG = "config.json"
+_TOKENS, _SAMPLES, _IMAGE = 128, 16_000, 224  # of a sample where nothing is asked for: tokens, one second of sound, pixels
+_POSITIONS = ("max_position_embeddings", "n_positions")
+_IMAGES_AS_TOKENS = ("image_token_id", "image_token_index", "image_token")  # pictures lie between the words, by value
+_TOKEN_INPUTS = ("input_ids", "decoder_input_ids")
+_UNSTATED = ""  # element type
+
+
+def network(place: str, input_shape: str = "") -> tuple[Callable[[], nn.Module], tuple[Input, ...]]:
+    """Return what builds the network of a folder with a config.json (or of that file), and its inputs.
+
+    The class is the first of the config's ``architectures``, or else what AutoModel takes. ``input_shape`` of one input is
+    that of its main one: for a network of words a sequence length, 512:int64. Raises InputError for a place or a config that
+    is none.
+    """
+    config = _config(place)
+    kind = _class(place, config)
+    usual = {one.name: one for one in _usual(config, kind)}
+    given = inputs.parse(input_shape, _UNSTATED)
+    if not (given or usual):
+        raise InputError(f"model '{PREFIX}:{place}' takes {choices(_takes(kind))}: say which in a YAML file, each with its "
+                         "shape: --input inputs.yaml with lines such as input_ids: 77:int64")
+    sample = _given(given, usual) if given else tuple(usual.values())
+    return _builder(place, config, kind), tuple(_bounded(one, config) for one in sample)
+
+
+def family(place: str) -> str:
+    """Return the model type of a config."""
+    return str(_config(place).model_type)
+
+
+@contextmanager
+def _offline(what: str) -> Iterator[None]:
+    """Run transformers without the network and without its advice; what it raises is one line."""
+    import huggingface_hub.constants
+    from transformers.utils import logging
+
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        with user_code.running(what), mock.patch.object(huggingface_hub.constants, "HF_HUB_OFFLINE", True):
+            yield
+    finally:
+        logging.set_verbosity(before)
+
+
+def _config(place: str) -> Any:
+    path = Path(place).expanduser()
+    path = path / _CONFIG if path.is_dir() else path
+    if not place or not path.is_file():
+        raise InputError(f"model '{PREFIX}:{place}': {path} is missing; name a folder that holds a {_CONFIG}, or that file: "
+                         "nothing is looked up in the network")
+    with _offline(f"model '{PREFIX}:{place}' cannot be read"):
+        from transformers import AutoConfig
+
+        return AutoConfig.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
+
+
+def _class(place: str, config: Any) -> type[nn.Module]:
+    """Return the class that a config is of; InputError where transformers has none."""
+    with _offline(f"model '{PREFIX}:{place}' has no class"):
+        import transformers
+
+        stated = [getattr(transformers, name, None) for name in config.architectures or ()]
+        usual = transformers.MODEL_MAPPING.get(type(config), None)
+        several = [*stated, *(usual if isinstance(usual, list | tuple) else [usual])]
+    kind = next((one for one in several if inspect.isclass(one) and issubclass(one, transformers.PreTrainedModel)), None)
+    if kind is None:
+        raise InputError(f"model '{PREFIX}:{place}': transformers has no network of the type {config.model_type!r}")
+    return kind
+
+
+def _builder(place: str, config: Any, kind: type[nn.Module]) -> Callable[[], nn.Module]:
+    def build() -> nn.Module:
+        with _offline(f"model '{PREFIX}:{place}' cannot be built"):
+            own = copy.deepcopy(config)
+            own.use_cache = own.use_pretrained_backbone = False
+            own.layerdrop, own.apply_spec_augment = 0.0, False  # what they leave out hangs on values; here nothing is left out
+            return kind(own)
+    return build
+
+
+def _takes(kind: type[nn.Module]) -> list[str]:
+    return [name for name in inspect.signature(kind.forward).parameters if name not in ("self", "kwargs")]
+
+
+def _usual(config: Any, kind: type[nn.Module]) -> Iterator[Input]:
+    """Yield what a network is given where nothing is asked for, the main input first."""
+    takes, main = _takes(kind), kind.main_input_name
+    makers = {"input_ids": _tokens, "decoder_input_ids": _answer, "pixel_values": _picture, "input_values": _sound,
+              "input_features": _features}
+    for name in sorted(makers, key=lambda name: name != main):
+        if name in takes and (shape := makers[name](config, name == main)):
+            yield Input(shape, "int64" if name in _TOKEN_INPUTS else FLOAT, name)
+
+
+def _tokens(config: Any, main: bool) -> tuple[int, ...]:
+    text = _text(config)
+    if not getattr(text, "vocab_size", None):
+        return ()
+    return (_bound(text, *_POSITIONS),)
+
+
+def _bound(text: Any, *names: str) -> int:
+    """Return how many tokens there are where nothing is asked for: as many as a config has positions for, at most."""
+    return min([_TOKENS, *(value for name in names if isinstance(value := getattr(text, name, None), int) and value > 0)])
+
+
+def _answer(config: Any, main: bool) -> tuple[int, ...]:
+    words = config.is_encoder_decoder and _tokens(config, main)
+    return (min(words[0], _bound(_text(config), "max_target_positions")),) if words else ()
+
+
+def _picture(config: Any, main: bool) -> tuple[int, ...]:
+    seen = getattr(config, "vision_config", None) or config
+    size = getattr(seen, "image_size", None)
+    if not main and (size is None or any(getattr(config, name, None) is not None for name in _IMAGES_AS_TOKENS)):
+        return ()
+    height, width = size if isinstance(size, list | tuple) else (size or _IMAGE,) * 2
+    return (getattr(seen, "num_channels", None) or 3, height, width)
+
+
+def _sound(config: Any, main: bool) -> tuple[int, ...]:
+    if not main:
+        return ()
+    bins, length = getattr(config, "num_mel_bins", None), getattr(config, "max_length", None)
+    return (length, bins) if bins and length else (_SAMPLES,)
+
+
+def _features(config: Any, main: bool) -> tuple[int, ...]:
+    bins, length = getattr(config, "num_mel_bins", None), getattr(config, "max_source_positions", None)
+    return (bins, 2 * length) if main and bins and length else ()
+
+
+def _text(config: Any) -> Any:
+    try:
+        return config.get_text_config()
+    except ValueError:  # several
+        return config
+
+
+def _given(given: tuple[Input, ...], usual: Mapping[str, Input]) -> tuple[Input, ...]:
+    """Return the inputs that were asked for.
+
+    One without a name is the first of the usual ones with as many dimensions, or else the main one; other words have as many
+    tokens. An element type that is not stated is the usual one.
+    """
+    if given[0].name or not usual:
+        return tuple(_typed(one, usual.get(one.name)) for one in given)
+    own = next((name for name, one in usual.items() if len(one.shape) == len(given[0].shape)), next(iter(usual)))
+    resized = {own, *_TOKEN_INPUTS} if own in _TOKEN_INPUTS else {own}
+    return tuple(_typed(replace(given[0], name=name), one) if name in resized else one for name, one in usual.items())
+
+
+def _typed(one: Input, usual: Input | None) -> Input:
+    return one if one.dtype != _UNSTATED else replace(one, dtype=usual.dtype if usual else FLOAT)
+
+
+def _bounded(one: Input, config: Any) -> Input:
+    """Return an input with whole numbers that the vocabulary has."""
+    size = getattr(_text(config), "vocab_size", None)
+    return replace(one, below=size) if one.name in _TOKEN_INPUTS and isinstance(size, int) and size > 1 else one

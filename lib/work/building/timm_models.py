@@ -1,0 +1,67 @@
+"""Networks of timm by name, without their published weights, for the input that timm states of them."""
+
+import difflib
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from lib.errors import InputError, choices
+from lib.work import user_code
+from lib.work.building import inputs
+from lib.work.building.inputs import Input
+
+PREFIX = "timm"
+_NEAREST, _LEAST_ALIKE = 3, 0.3
+_SAMPLE = 3  # channels, height, width
+
+
+def network(name: str, input_shape: str = "") -> tuple[Callable[[], nn.Module], tuple[Input, ...]]:
+    """Return what builds timm's network ``name`` (with a tag, such as convnext_tiny.fb_in22k, or without), and its input.
+
+    ``input_shape`` empty is the size that timm states. Raises InputError for a name or tag that is none, with the nearest, and
+    for an input that is no picture.
+    """
+    stated, given = _stated(name), inputs.parse(input_shape)
+    if not (given or stated.get("input_size")):
+        raise InputError(f"timm states no input size of {name!r}; give one: --input 3x224x224")
+    sample = given or (Input(tuple(stated["input_size"])),)
+    if len(sample) > 1 or not sample[0].is_float or len(sample[0].shape) != _SAMPLE:
+        raise InputError(f"model '{PREFIX}:{name}' takes pictures, channels x height x width, not {input_shape}; give "
+                         f"{'x'.join(map(str, stated.get('input_size') or (3, 224, 224)))}")
+    channels, *size = sample[0].shape
+    options: dict[str, Any] = {"in_chans": channels}
+    if given and stated.get("fixed_input_size"):
+        options["img_size"] = tuple(size)
+
+    def build() -> nn.Module:
+        import timm
+
+        with user_code.running(f"model '{PREFIX}:{name}' cannot be built for inputs of {'x'.join(map(str, sample[0].shape))}"):
+            return timm.create_model(name, pretrained=False, **options)
+    return build, sample
+
+
+def family(name: str) -> str:
+    """Return the file of timm that defines a network."""
+    import timm
+
+    _stated(name)
+    return timm.model_entrypoint(name).__module__.rpartition(".")[2]
+
+
+def _stated(name: str) -> dict[str, Any]:
+    """Return what timm states of a network; InputError with the nearest names for one that is none."""
+    import timm
+
+    architecture, _, tag = name.partition(".")
+    if not timm.is_model(name):
+        known = timm.list_models()
+        nearest = difflib.get_close_matches(architecture, known, _NEAREST, _LEAST_ALIKE) or known[:_NEAREST]
+        raise InputError(f"timm has no network {name!r}; the nearest: {choices(nearest)}")
+    try:
+        stated = timm.get_pretrained_cfg(name)
+    except RuntimeError:
+        tags = [one.partition(".")[2] for one in timm.list_models(f"{architecture}.*", include_tags=True)]
+        raise InputError(f"timm has no {tag!r} of {architecture!r}; there are: {choices(tags) or 'none'}") from None
+    return stated.to_dict() if stated else {}

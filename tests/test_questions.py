@@ -1,0 +1,134 @@
+"""Many questions in one table: the same answers as one by one, a bad row says why, networks and models are read once."""
+
+import json
+
+import pandas as pd
+import pytest
+
+from lib.cli.main import main
+from lib.errors import InputError
+from lib.predict import advise, registry
+from lib.predict.advise import Query
+from lib.predict.questions import answers, questions
+from lib.work import networks
+from lib.work.graph import capture
+
+DEVICES = ("cpu", "t4", "h100-sxm")
+
+
+def of(**columns):
+    return questions.of_table(pd.DataFrame(columns))
+
+
+def test_answers_are_those_of_one_question_after_another():
+    batches = (1, 2, 4, 8)
+    table = answers.answers(of(model=["resnet18"] * 12, batch_size=sorted(batches * 3), device=list(DEVICES) * 4))
+    assert list(table) == list(answers.COLUMNS)
+    assert (table["error"] == "").all() and table["question"].tolist() == list(range(1, 13))
+    for row in table.itertuples():
+        alone = advise.advise(Query("resnet18", row.batch_size), [row.device], crossovers=False).table.iloc[0]
+        assert row.predicted_ms == pytest.approx(alone["predicted_ms"], rel=0.02)
+        assert row.memory_mb == pytest.approx(alone["memory_mb"], rel=0.02)
+        assert (row.bound, row.source, row.dtype) == (alone["bound"], alone["source"], alone["dtype"])
+
+
+def test_a_bad_row_says_why_and_the_others_are_answered(tmp_path):
+    (tmp_path / "q.csv").write_text("""model,batch_size,device,mode,dtype,input
+resnet18,2,t4,infer,,
+resnet5000,2,t4,,,
+resnet18,two,t4,,,
+resnet18,-1,t4,,,
+resnet18,2,t1000,,,
+resnet18,2,t4,fly,,
+resnet18,2,t4,,fp7,
+resnet18,2,t4,,,3x
+alexnet,2,t4,,,3x8x8
+,2,t4,,,
+resnet18,,cpu,train,,
+""")
+    table = answers.answers(questions.read(tmp_path / "q.csv"))
+    reasons = ["", "no model 'resnet5000'", "batch_size 'two' is no whole number", "batch_size '-1' is no whole number",
+               "no fp32 model of a device 't1000'", "no mode 'fly'", "no element type 'fp7'", "input shape '3x' is none",
+               "does not run on an input of shape", "it names no model", ""]
+    assert [words in error for words, error in zip(reasons, table["error"], strict=True)] == [True] * 11
+    answered = table["error"] == ""
+    assert answered.tolist() == [not words for words in reasons]
+    assert table.loc[answered, "predicted_ms"].gt(0).all() and table.loc[~answered, "predicted_ms"].isna().all()
+    assert table["batch_size"].tolist()[-1] == 1, "the usual batch is said"
+    assert "2 answers to 11 questions; 9 without one (column error), such as question 2: no model" in answers.summary(table)
+
+
+def test_a_question_without_a_device_is_one_of_all():
+    table = answers.answers(of(model=["simple_cnn"]))
+    assert len(table) > 5 and set(table["question"]) == {1} and {"cpu", "t4"} <= set(table["device"])
+
+
+def test_a_batch_that_cannot_be_captured_leaves_the_others_their_answers(tmp_path, monkeypatch):
+    """Of one sample a batch norm over single values cannot be trained; the larger batches can."""
+    (tmp_path / "normed.py").write_text("from torch import nn\ndef Net():\n    return nn.Sequential(nn.Flatten(), "
+                                        "nn.Linear(12, 4), nn.BatchNorm1d(4))\n")
+    monkeypatch.chdir(tmp_path)
+    table = answers.answers(of(model=["normed:Net"] * 4, batch_size=[1, 2, 4, 8], device=["t4"] * 4, mode=["train"] * 4,
+                               input=["3x2x2"] * 4))
+    assert (table["error"] != "").tolist() == [True, False, False, False]
+    assert "Expected more than 1 value per channel" in table["error"][0]
+
+
+def test_networks_are_captured_and_models_read_once(monkeypatch):
+    captures, reads = [], []
+    usual, load = capture.of_network, registry.load
+    monkeypatch.setattr(capture, "of_network", lambda network, *more, **named: captures.append(network.shape) or
+                        usual(network, *more, **named))
+    monkeypatch.setattr(registry, "load", lambda path: reads.append(path) or load(path))
+    gpus = ["t4", "v100-pcie-32gb", "p100-pcie-16gb"]
+    table = answers.answers(of(model=["simple_cnn"] * 30, batch_size=[2**n for n in range(10)] * 3,
+                               device=[gpu for gpu in gpus for _ in range(10)]))
+    assert (table["error"] == "").all()
+    assert [shape[0] for shape in sorted(captures)] == [1, 2, 4]
+    assert len(reads) == len(set(reads))
+
+
+@pytest.mark.parametrize(("content", "words"), [
+    ("", "it has no header"), ("model\n", "has no row"),
+    ("network,device\na,cpu\n", "missing the column model; unknown columns"),
+    ("model,colour\na,red\n", "unknown columns [colour]; it takes: model, batch_size"),
+    ("model,device\na\n", "line 2 has 1 fields"),
+    ("model;device\na;cpu\n", "separated by semicolons")])
+def test_a_file_that_is_no_table_of_questions_is_one_line(content, words, tmp_path, capsys):
+    (tmp_path / "q.csv").write_text(content)
+    assert main(["advise", "--questions", str(tmp_path / "q.csv")]) == 2
+    err = capsys.readouterr().err
+    assert words in err and err.count("\n") == 1
+
+
+def test_the_verb_answers_into_a_new_file_with_options_as_defaults(tmp_path, capsys):
+    (tmp_path / "q.csv").write_text("model,batch_size\nsimple_cnn,2\nno_such,2\nsimple_cnn,\n")
+    command = ["advise", "--questions", str(tmp_path / "q.csv"), "--device", "t4", "--device", "cpu", "--dtype", "fp32",
+               "--batch-size", "8", "--no-look"]
+    assert main([*command, "--out", str(tmp_path / "answers.csv")]) == 0
+    out, err = capsys.readouterr()
+    assert out == f"{tmp_path / 'answers.csv'}\n"
+    assert "4 answers to 3 questions; 2 without one" in err
+    table = pd.read_csv(tmp_path / "answers.csv")
+    assert table["question"].tolist() == [1, 1, 2, 2, 3, 3] and table["batch_size"].tolist() == [2, 2, 2, 2, 8, 8]
+    assert main([*command, "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert rows[2]["predicted_ms"] is None and rows[0]["predicted_ms"] == pytest.approx(table["predicted_ms"][0])
+    (tmp_path / "bad.csv").write_text("model\nno_such\n")
+    assert main(["advise", "--questions", str(tmp_path / "bad.csv"), "--no-look"]) == 1
+
+
+@pytest.mark.parametrize(("arguments", "words"), [
+    (["advise"], "advise takes a network, or --questions"),
+    (["advise", "resnet18", "--out", "new.csv"], "--out is of --questions"),
+    (["advise", "resnet18", "--questions", "q.csv"], "each row names its own"),
+    (["advise", "--questions", "absent.csv"], "absent.csv is missing")])
+def test_wrong_combinations_are_one_line(arguments, words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_usual_names_still_resolve():
+    with pytest.raises(InputError, match="the nearest: resnet"):
+        networks.network("resnet19")
