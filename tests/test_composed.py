@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from lib.config import definitions
 from lib.errors import InputError
 from lib.predict import advise, suggestions
 from lib.predict.composed import answers, evaluation, features, fusion, model, model_file, rows, training
@@ -187,6 +188,25 @@ def test_families_stay_whole_in_folds():
     place = evaluation.folds(table)
     assert place.groupby(table["module"]).nunique().eq(1).all()
     assert place.nunique() == evaluation.FOLDS
+
+
+def test_training_scores_families_left_out_and_leaves_the_final_ones_alone():
+    frames = synthetic(70, 2)
+    table = pd.DataFrame({"device": "rtx-4090", "network": [f"n{n}" for n in range(70)], "image_size": 224, "mode": "infer",
+                          "module": [f"m{n % 7}" for n in range(70)], "batch_size": 64, "precision": "amp_fp16",
+                          "layout": "nchw", "compiled": False, "torch": "2.9.1"})
+    chip = Chip.of(definitions.load_devices()["rtx-4090"], "fp16")
+    parts = model.split(torch.as_tensor(model.usual()))
+    parts["moving"][features.KINDS.index("elementwise"), 0] -= 0.5
+    logs = [float(model.log_ms(features.terms(frame, 64.0, chip, EAGER), parts)) for frame in frames]
+    captures = {(f"n{number}", 224): frame for number, frame in enumerate(frames)}
+    composed = evaluation.train(table.assign(latency_ms=np.exp(logs)), captures, "rtx-4090", "timm", "Apache-2.0")
+    (fitted,) = composed.conditions.values()
+    assert fitted.scores["mape"] < 3
+    assert fitted.scores["families"] == 7
+    assert fitted.half < 0.1
+    assert fitted.batches == (64, 64)
+    assert evaluation.is_final(pd.Series(["convnext", "resnet"])).tolist() == [True, False]
 
 
 def test_training_needs_enough_networks():
