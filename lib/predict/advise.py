@@ -74,7 +74,7 @@ class CapturedQuery:
             raise InputError(f"no element type {query.dtype!r}; there are: {choices(_DTYPES)}")
         if query.mode not in ops.MODES:
             raise InputError(f"no mode {query.mode!r}; there are: {choices(ops.MODES)}")
-        self.query, self.shipped, self._works = query, shipped, {}
+        self.query, self.shipped, self._works, self._scaled = query, shipped, {}, {}
         network = query.network()
         self.batch_size = network.shape[0]
         self._ready = cache(lambda layout: capture.prepared(network, dtypes.torch_name(query.dtype), layout))
@@ -130,6 +130,11 @@ class CapturedQuery:
 
         Where these are not the same operators (its control flow differs), it is captured itself.
         """
+        if (batch_size, device_type) not in self._scaled:
+            self._scaled[batch_size, device_type] = self._on_the_line(batch_size, device_type)
+        return self._scaled[batch_size, device_type]
+
+    def _on_the_line(self, batch_size: int, device_type: str) -> Work:
         first = self.work(device_type=device_type)
         if batch_size == self.batch_size:
             return first

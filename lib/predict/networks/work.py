@@ -72,7 +72,7 @@ class Work:
         """Return its compulsory bytes, operator by operator."""
         return float((self.table["bytes"] * self.table["calls"]).sum())
 
-    @property
+    @cached_property
     def flops_and_bytes(self) -> np.ndarray:
         """Return FLOPs and bytes of each distinct operator, all its calls together (n, 2)."""
         return self.table[["flops", "bytes"]].to_numpy(float) * self.table[["calls"]].to_numpy(float)

@@ -1,6 +1,8 @@
 """Many questions answered: a network is captured once for several devices, two batches of it for all, models are read once."""
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -28,6 +30,7 @@ def answers(questions: Sequence[Question]) -> pd.DataFrame:
     models, rows = _Models(), {}
     for query, same in track(list(_groups(questions)), "networks"):
         network = _Captured(query, {question.query.batch_size for question in same})
+        network.look_ahead({question.query.batch_size for question in same if question.device.partition("@")[0] in ("", "cpu")})
         for question in same:
             rows[id(question)] = list(_answered(question, network, models))
     table = pd.DataFrame([row for question in questions for row in rows[id(question)]], columns=COLUMNS)
@@ -90,6 +93,14 @@ class _Captured:
 
     def _capture(self, batch_size: int) -> CapturedQuery:
         return CapturedQuery(replace(self._query, batch_size=batch_size))
+
+    def look_ahead(self, batches: set[int]) -> None:
+        """Get the work of a CPU at several batches side by side: each waits for a process that repeats its allocations."""
+        first, *others = sorted(batches) or [0]
+        if others and len(self._several) > _FEW:
+            self.work(others[-1], "cpu")  # captures what the others are scaled from
+            with ThreadPoolExecutor(os.cpu_count()) as pool:
+                list(pool.map(lambda batch: self.work(batch, "cpu"), others[:-1]))
 
     def work(self, batch_size: int, device_type: str) -> Work | Exception:
         """Return the work at a batch on a device type, or why there is none."""

@@ -36,7 +36,7 @@ def network(place: str, input_shape: str = "") -> tuple[Callable[[], nn.Module],
     kind = _class(place, config)
     usual = {one.name: one for one in _usual(config, kind)}
     given = inputs.parse(input_shape, _UNSTATED)
-    if not (given or usual):
+    if not given and kind.main_input_name not in usual:
         raise InputError(f"model '{PREFIX}:{place}' takes {choices(_takes(kind))}: say which in a YAML file, each with its "
                          "shape: --input inputs.yaml with lines such as input_ids: 77:int64")
     sample = _given(given, usual) if given else tuple(usual.values())
@@ -115,7 +115,7 @@ def _usual(config: Any, kind: type[nn.Module]) -> Iterator[Input]:
 
 def _tokens(config: Any, main: bool) -> tuple[int, ...]:
     text = _text(config)
-    if not getattr(text, "vocab_size", None):
+    if not main and not getattr(text, "vocab_size", None):
         return ()
     return (_bound(text, *_POSITIONS),)
 

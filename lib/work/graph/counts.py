@@ -40,7 +40,7 @@ PER_OUTPUT = {
     "threshold_backward": 1, "hardtanh_backward": 2, "sigmoid_backward": 3, "silu_backward": 8, "hardsigmoid_backward": 3,
     "hardswish_backward": 5, "tanh_backward": 3, "gelu_backward": 11, "elu_backward": 3, "leaky_relu_backward": 2,
     "native_dropout_backward": 2, "bernoulli": 1, "native_dropout": 3, "uniform": 1, "normal": 1,
-    "binary_cross_entropy_with_logits": 6, "mse_loss": 3,
+    "rand": 1, "randn": 1, "rand_like": 1, "random": 1, "binary_cross_entropy_with_logits": 6, "mse_loss": 3,
     **dict.fromkeys("""sin cos tan asin acos atan atan2 sinh cosh asinh acosh atanh log1p log2 log10 expm1 exp2 erfc
         erfinv floor ceil round trunc frac fmod remainder floor_divide logical_or logical_xor bitwise_and bitwise_or
         bitwise_xor bitwise_left_shift bitwise_right_shift isnan isinf isfinite isposinf isneginf hypot sgn copysign

@@ -82,8 +82,8 @@ def activation() -> Family:
 
 ELEMENTWISE = """add mul div sub sqrt exp addcmul addcdiv lerp neg abs maximum minimum clamp clamp_min clamp_max eq ne gt lt ge
     le where masked_fill rsqrt pow log logical_not rsub reciprocal square erf bitwise_not sign sin cos tan log1p log2 log10
-    expm1 exp2 floor ceil round trunc remainder fmod floor_divide logical_or logical_xor bitwise_and bitwise_or isnan isinf
-    nan_to_num atan2 sinh cosh""".split()
+    expm1 exp2 floor ceil round trunc remainder fmod floor_divide logical_and logical_or logical_xor bitwise_and
+    bitwise_or isnan isinf nan_to_num atan2 sinh cosh""".split()
 _BINARY = {"add": torch.add, "mul": torch.mul, "sub": torch.sub, "div": torch.div}
 _UNARY = {"sqrt": torch.sqrt, "exp": torch.exp, "neg": torch.neg}
 
