@@ -238,6 +238,15 @@ def test_advise_answers_from_whole_networks_and_says_on_what_evidence(composed, 
         advise.advise(replace(query, layout="channels_last"), ["rtx-4090", "rtx-3090"])
 
 
+def test_a_training_step_is_refused_in_a_layout_that_its_kernels_say_nothing_of():
+    query = advise.Query("resnet18", 64, mode="train", dtype="fp16")
+    assert answers.condition_of(model_file.of_device("rtx-3090"), "fp16", "train", "channels_last"), "it was learned"
+    assert advise.advise(query, ["rtx-3090"], crossovers=False).table["source"][0] != "learned from whole networks"
+    for how in ({"layout": "channels_last"}, {"compiled": True}):
+        with pytest.raises(InputError, match="no networks that ran so .* train.* on: rtx-3090"):
+            advise.advise(replace(query, **how), ["rtx-3090"])
+
+
 @pytest.mark.parametrize(("device", "images_per_sec"), [("rtx-3090", 3000), ("rtx-4090", 4000), ("rtx-pro-6000-max-q", 5000)])
 def test_models_that_ship_answer_and_say_how_right_they_are(device, images_per_sec):
     composed = model_file.of_device(device)

@@ -76,9 +76,9 @@ def _save_ceilings(peak_gflops=100.0, peak_gbps=10.0, touch_us=2.0, threads=0, h
               "working_set_mb": 1.0, "median_ms": 1.0, "iqr_ms": 0.0, "n": 9, "verdict": verdict, **ids}
     rows = [{**shared, "dtype": "fp32", "level": "compute", "peak_gflops": peak_gflops, "peak_gbps": np.nan},
             {**shared, "dtype": "fp64", "level": "RAM", "peak_gflops": np.nan, "peak_gbps": peak_gbps}]
-    known = {"first_touch": touch_us, "launch": core_us, "timer_call": core_us}
+    us_by_what = {"first_touch": touch_us, "launch": core_us, "timer_call": core_us}
     overheads = [{"device": "cpu", "what": what, "median_us": us, "p99_us": us, "n": 4, "method": "test", **ids}
-                 for what, us in known.items() if us]
+                 for what, us in us_by_what.items() if us]
     path = paths.CEILINGS / f"ceilings_cpu-v{number}.csv"
     store.write(pd.DataFrame(rows, columns=ceilings.columns("ceilings")), path, "ceilings")
     store.write_meta(path, "ceilings", **{**machine.identity(), "started_utc": f"2026-01-0{number}"})

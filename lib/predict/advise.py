@@ -105,15 +105,18 @@ class CapturedQuery:
         return composed_rows.of_network(self.query.network())
 
     def condition(self, predictor: Predictor, **changes) -> Condition | None:
-        """Return what was learned from whole networks that is like the query, with ``changes``; None where nothing was."""
+        """Return what was learned from whole networks that is like the query, with ``changes``; None where nothing was.
+
+        A training step is predicted from its kernels alone.
+        """
         query = replace(self.query, **changes)
-        if predictor.composed is None or len(query.network().shape) != 4:  # noqa: PLR2004 - images: batch, channels, height, width
+        if query.mode != "infer" or predictor.composed is None or len(query.network().shape) != 4:  # noqa: PLR2004 - images: batch, channels, height, width
             return None
         return answers.condition_of(predictor.composed, query.dtype, query.mode, query.layout, query.compiled)
 
     def evidence(self, predictor: Predictor) -> str:
         """Say on which whole networks the answer for a device rests; empty where it is of kernels."""
-        condition = self.condition(predictor) if self.query.mode == "infer" else None
+        condition = self.condition(predictor)
         return answers.evidence(predictor.composed, condition) if condition else ""
 
     def _of_whole_networks(self, predictor: Predictor, network: Work) -> Estimate | None:

@@ -65,7 +65,7 @@ def changes(captured: CapturedQuery, predictor: Predictor) -> list[Change]:
 
 def _learned(captured: CapturedQuery, predictor: Predictor, change: Change, **how: Any) -> Change:
     """Return a change with the gain that whole networks tell, which ran both ways on the device; else as it is."""
-    if captured.condition(predictor) is None or captured.query.mode != "infer":
+    if captured.condition(predictor) is None:
         return change
     before = {name: getattr(captured.query, name) for name in ("dtype", "mode", "layout", "compiled")}
     gain = answers.gain(predictor.composed, captured.rows, captured.batch_size, before, {**before, **how})

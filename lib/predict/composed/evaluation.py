@@ -56,8 +56,8 @@ def folds(table: pd.DataFrame, several: int = FOLDS) -> pd.Series:
 def cases(table: pd.DataFrame, captures: Rows, device: str) -> dict[Condition, tuple[pd.DataFrame, Cases]]:
     """Return the networks of a card under each condition with at least LEAST of them, and what is fitted to them."""
     chip, several = Chip.of(load_devices()[device], "fp16"), {}
-    known = np.array([key in captures for key in zip(table["network"], table["image_size"], strict=True)])
-    own = table[(table["device"] == device) & known]
+    has_rows = np.array([key in captures for key in zip(table["network"], table["image_size"], strict=True)])
+    own = table[(table["device"] == device) & has_rows]
     for condition, rows_of in own.groupby(condition_columns(own)):
         part = rows_of.drop_duplicates(["network", "image_size"]).reset_index(drop=True)
         recent = condition.mode == "train" or tuple(map(int, condition.torch.split("."))) >= OLDEST

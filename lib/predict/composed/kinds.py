@@ -34,8 +34,8 @@ def kind_of(op: Op) -> str:
     if name == "convolution":
         return _convolution(op)
     bare = name.rstrip("_")
-    known = _KIND.get(name) or _KIND.get(bare) or next((kind for part, kind in _PARTS.items() if part in name), "")
-    return known or ("elementwise" if bare in counts.PER_OUTPUT else "other")
+    kind = _KIND.get(name) or _KIND.get(bare) or next((of_part for part, of_part in _PARTS.items() if part in name), "")
+    return kind or ("elementwise" if bare in counts.PER_OUTPUT else "other")
 
 
 def _convolution(op: Op) -> str:

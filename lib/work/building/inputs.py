@@ -85,12 +85,12 @@ def _one(text: Any, what: str, name: str, usual: str) -> Input:
 
 def _dtype(name: str | None, usual: str) -> str:
     """Return torch's name of an element type by that or by the short one; InputError lists them."""
-    known = {**{own: own for own in (*_WHOLE, *dtypes.NAMES.values())}, **dtypes.NAMES}
+    torch_names = {**{own: own for own in (*_WHOLE, *dtypes.NAMES.values())}, **dtypes.NAMES}
     if name is None:
         return usual
-    if name not in known:
-        raise InputError(f"no element type {name!r} of an input; there are: {choices(known)}")
-    return known[name]
+    if name not in torch_names:
+        raise InputError(f"no element type {name!r} of an input; there are: {choices(torch_names)}")
+    return torch_names[name]
 
 
 def arguments(several: Sequence[Any], inputs: Sequence[Input]) -> tuple[list[Any], dict[str, Any]]:

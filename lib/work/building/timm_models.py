@@ -56,8 +56,8 @@ def _stated(name: str) -> dict[str, Any]:
 
     architecture, _, tag = name.partition(".")
     if not timm.is_model(name):
-        known = timm.list_models()
-        nearest = difflib.get_close_matches(architecture, known, _NEAREST, _LEAST_ALIKE) or known[:_NEAREST]
+        names = timm.list_models()
+        nearest = difflib.get_close_matches(architecture, names, _NEAREST, _LEAST_ALIKE) or names[:_NEAREST]
         raise InputError(f"timm has no network {name!r}; the nearest: {choices(nearest)}")
     try:
         stated = timm.get_pretrained_cfg(name)
