@@ -17,6 +17,7 @@ from lib.predict.composed.model import Fitted
 from lib.predict.composed.model_file import Composed
 from lib.predict.operators.features_gpu import Chip
 from lib.work import networks
+from lib.work.building.inputs import Input
 from lib.work.graph import capture
 from lib.work.networks import Network
 
@@ -207,6 +208,18 @@ def test_training_scores_families_left_out_and_leaves_the_final_ones_alone():
     assert fitted.half < 0.1
     assert fitted.batches == (64, 64)
     assert evaluation.is_final(pd.Series(["convnext", "resnet"])).tolist() == [True, False]
+
+
+def test_a_network_is_given_its_inputs_by_their_names():
+    class Named(torch.nn.Conv2d):
+        def forward(self, *, pixel_values):
+            return super().forward(pixel_values)
+
+    def build():
+        return Named(3, 8, 1)
+    named = networks.Network("named", build, (5, 3, 8, 8), (Input((5, 3, 8, 8), name="pixel_values"),))
+    plain = networks.Network("plain", lambda: torch.nn.Conv2d(3, 8, 1), (7, 3, 8, 8))
+    pd.testing.assert_frame_equal(rows.of_network(named), rows.of_network(plain))
 
 
 def test_training_needs_enough_networks():

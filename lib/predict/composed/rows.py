@@ -6,6 +6,7 @@ what autocast computes in which (torch/csrc/autocast_mode: ``AT_FORALL_LOWER_PRE
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
@@ -183,5 +184,5 @@ def _table(rows: Iterable[tuple[Mapping[str, Any], str]]) -> pd.DataFrame:
 
 def of_network(network: Network) -> pd.DataFrame:
     """Capture a forward pass of a network at BATCH as CUDA runs it, and return its rows, see ``of_graph``."""
-    shape = (BATCH, *network.shape[1:])
-    return of_graph(capture.of_network(Network(network.name, network.build, shape), "infer", device="cuda:0"))
+    batch = tuple(replace(one, shape=(BATCH, *one.shape[1:])) for one in network.batch)
+    return of_graph(capture.of_network(replace(network, shape=batch[0].shape, inputs=batch), "infer", device="cuda:0"))
