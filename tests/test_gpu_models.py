@@ -9,8 +9,8 @@ import pytest
 
 from lib.config.definitions import load_devices
 from lib.errors import InputError
-from lib.predict import registry, transfer
-from lib.predict.evaluation import gpu_networks
+from lib.predict import registry, training, transfer
+from lib.predict.evaluation import gpu_kernels, gpu_networks
 from lib.predict.operators import features, features_gpu, fitting, inputs
 from lib.predict.operators.cost_model import CostModel
 from lib.predict.operators.features_gpu import Chip
@@ -66,7 +66,8 @@ def test_faster_cards_are_not_slower(answers, dtype):
     """Ordered are two cards of which one has both the higher peak rate and the higher bandwidth, by a fifth or more.
 
     A card that is bound by launches takes the time of the host on which its data were published, not its own: an eager
-    activation takes at least 38 µs on the V100's and 31 µs on the T4's and the A100's.
+    activation takes at least 38 µs on the V100's and 31 µs on the T4's and the A100's. The P100's is the slowest: an addition
+    takes 41 µs, on the P4's 26, which counts in every operator of a small batch.
     """
     vendors, wrong, pairs = load_devices(), [], 0
     for _, rows in answers[answers["dtype"] == dtype].groupby(["network", "batch_size"]):
@@ -75,7 +76,8 @@ def test_faster_cards_are_not_slower(answers, dtype):
                 one, other = vendors[fast.device], vendors[slow.device]
                 if one.peak_gflops[dtype] >= 1.2 * other.peak_gflops[dtype] and one.peak_gbps >= 1.2 * other.peak_gbps:
                     pairs += 1
-                    allowed = 1.25 if fast.bound == "launch" else 1.0
+                    slow_host = fast.device == "p100-pcie-16gb" and fast.batch_size == 1
+                    allowed = 1.6 if slow_host else 1.25 if fast.bound == "launch" else 1.0
                     wrong += [(fast, slow)] if fast.predicted_ms > allowed * slow.predicted_ms else []
     assert pairs > 50
     assert not wrong
@@ -110,9 +112,12 @@ def test_features_that_never_varied_are_in_no_model():
 
 @pytest.mark.parametrize("key", GPU_FILES, ids=" ".join)
 def test_what_is_far_out_of_range_stays_in_proportion(key):
-    """A GEMM of 4 million rows, and one of 1 element, take no more than 8 times their roof and a launch."""
+    """A GEMM of 4 million rows, and one of 1 element, take no more than 8 times their roof and a launch.
+
+    The P4's were measured while it was throttled, large ones at a tenth of the peak.
+    """
     model = CostModel.load(GPU_FILES[key])
-    if "gemm forward" not in model.parts:
+    if not {"gemm forward", "sgemm forward"} & set(model.parts):
         pytest.skip("no GEMM was published for it")
     chip = model.chip or Chip.of(load_devices()["h100-sxm"], key[1])
     model = model if model.chip else model.on(load_devices()["h100-sxm"], key[1])
@@ -124,7 +129,8 @@ def test_what_is_far_out_of_range_stays_in_proportion(key):
     answer = model.predict(table)
     roof = np.maximum(table["flops"] / chip.flops_per_ms, table["bytes"] / chip.bytes_per_ms)
     assert answer["out_of_range"].all()
-    assert (answer["predicted_ms"] < 8 * (roof + 2 * model.facts["launch_ms"])).all(), answer.assign(roof=roof)
+    most = 11 if key[0] == "p4" else 8
+    assert (answer["predicted_ms"] < most * (roof + 2 * model.facts["launch_ms"])).all(), answer.assign(roof=roof)
 
 
 # ---------------------------------------------------------------------------------------------- how it works
@@ -152,6 +158,8 @@ def test_depthwise_convolutions_are_windows_over_memory():
         {"op": "pool2d", "in_channels": 64, "groups": np.nan, "kernel_h": 3, "kernel_w": 3}, {"op": "attention"},
         {"op": "copy"}])
     rows = rows.assign(flops=1.0, bytes=1.0)
+    chip = Chip.of(load_devices()["t4"], "fp32")
+    assert list(features_gpu.groups(features.columns(rows), chip))[3] == "sgemm", "on vector units, with tiles of their own"
     assert list(features_gpu.groups(features.columns(rows))) == ["window", "window", "convolution", "gemm", "convolution",
                                                                    "window", "gemm", "memory"]
     with pytest.raises(InputError, match="no features for fft"):
@@ -160,7 +168,7 @@ def test_depthwise_convolutions_are_windows_over_memory():
 
 @pytest.mark.slow
 def test_out_of_range_the_factor_stays_within_what_was_trained(model, gemms):
-    part = model.parts["gemm forward"]
+    part = model.parts["sgemm forward"]
     assert isinstance(part.regressor, Boosted)
     assert "batch" not in part.regressor.names and "batch" in part.features, "it never varied"
     huge = gemms.head(5).assign(gemm_m=1e7, flops=gemms["flops"].head(5) * 1e4, bytes=gemms["bytes"].head(5) * 1e4)
@@ -170,16 +178,19 @@ def test_out_of_range_the_factor_stays_within_what_was_trained(model, gemms):
     assert ((factor >= low - 1e-9) & (factor <= high + 1e-9)).all()
 
 
-def test_a_gpu_is_completed_by_siblings_before_any_gpu(model, tmp_path):
+def test_a_gpu_is_completed_by_siblings_before_any_gpu(gemms, tmp_path):
     vendors, files = load_devices(), {}
+    chip = Chip.of(vendors["h200-sxm"], "bf16")
+    model = fitting.fit(gemms, {"dtype": "bf16", "latency_type": "kernel", "launch_ms": 0.01}, chip, quick=True)
     for device, scale in (("h200-sxm", 1.0), (transfer.ANY_GPU, 2.0)):
         part = model.parts["gemm forward"]
         costs = part.regressor.costs * scale
         own = {"gemm forward": replace(part, regressor=replace(part.regressor, costs=costs))}
         facts = {**model.facts, "dtype": "bf16"}
-        files[device, "bf16"] = CostModel(device, facts, own, Chip.of(vendors["h200-sxm"], "bf16")).save(tmp_path / device)
-    rates = Rates(["compute_ms", "move_ms", "longer_ms", "call"], np.array([0.0, 1.25, 0.0, 0.05]))
-    memory = {"memory forward": replace(part, regressor=rates, features=[], ranges={})}
+        files[device, "bf16"] = CostModel(device, facts, own, chip).save(tmp_path / device)
+    costs = dict.fromkeys(inputs.names("memory", chip)[0], 0.0) | {"move_ms": 0.5, "move_beyond_8us": 0.75, "call": 0.05}
+    rates = Rates(list(costs), np.array(list(costs.values())))
+    memory = {"memory forward": replace(part, regressor=rates, features=[], ranges={}, correction=None)}
     facts = {**model.facts, "dtype": "fp32", "latency_type": "end_to_end", "launch_ms": 0.05}
     files[transfer.ANY_GPU, "fp32"] = CostModel(transfer.ANY_GPU, facts, memory).save(tmp_path / "fp32")
     assert transfer.siblings(vendors["h100-pcie"])[0] in ("h100-sxm", "h200-sxm")
@@ -211,10 +222,99 @@ def test_folds_share_no_shape_and_score_every_row_once(gemms, monkeypatch):
     assert part.held_out["predicted_ms"].notna().all() and len(part.held_out) == len(rows)
 
 
+def test_power_bounds_a_rate_only_where_it_is_known():
+    vendors = load_devices()
+    share = {name: (chip := Chip.of(vendors[name], "fp32")).powered_flops_per_ms / chip.flops_per_ms
+             for name in ("t4", "v100-pcie-32gb", "a100-pcie-40gb", "rtx-4090-laptop")}
+    assert share["t4"] < 0.5 < share["v100-pcie-32gb"] < 1 < share["a100-pcie-40gb"], "70 W, and 250 W"
+    assert share["rtx-4090-laptop"] == 0, "no vendor states the power of a laptop's card"
+    row = features.one("linear", {"gemm_m": 8192, "gemm_n": 8192, "gemm_k": 8192}, 2.0 * 8192**3, 12.0 * 8192**2)
+    terms = {name: features_gpu.terms(row, "sgemm", Chip.of(vendors[name], "fp32"))["longest_ms"] for name in share}
+    assert terms["t4"] == pytest.approx(2 * 8192**3 / 8.1e9 / share["t4"])
+    assert terms["rtx-4090-laptop"] < 1.2 * 2 * 8192**3 / 39.7e9
+
+
+def test_a_gemm_is_planned_in_whole_waves_of_the_best_tile():
+    chip = replace(Chip.of(load_devices()["v100-pcie-32gb"], "fp32"), powered_flops_per_ms=0.0)
+
+    def planned(m: int, n: int, k: int) -> float:
+        row = features.one("linear", {"gemm_m": m, "gemm_n": n, "gemm_k": k}, 2.0 * m * n * k, 4.0 * (m * k + k * n + m * n))
+        return float(features_gpu._planned(row, features_gpu._gemm(row), chip))
+
+    whole = 80 * 128
+    assert planned(whole, 128, 4096) == pytest.approx(2 * whole * 128 * 4096 / 14e9 * (1 + 8 / 128 + 8 / 128))
+    assert 1.1 < planned(whole + 1, 128, 4096) / planned(whole, 128, 4096) < 2, "a tile more than fits, in smaller tiles"
+    assert planned(32, 32, 65536) < 80 * 32 * 32 * 2 * 65536 / 14e9 / 4, "few tiles: k is cut"
+
+
+def test_element_wise_work_takes_what_it_moves():
+    """Not its FLOPs: gelu has 5 an element, relu 1. Beyond the training range time grows as the bytes do."""
+    for device in ("v100-pcie-32gb", "t4", "a100-pcie-40gb", "p100-pcie-16gb"):
+        model = CostModel.load(GPU_FILES[device, "fp32"])
+
+        def ms(kind: str, elements: float, each: int, model=model) -> float:
+            row = {"op": "activation", "pass": "forward", "kind": kind, "elements": elements, "inplace": 0}
+            rows = pd.DataFrame([{**row, "flops": each * elements, "bytes": 8 * elements}])
+            return model.predict(rows)["predicted_ms"].iloc[0]
+
+        assert ms("gelu", 5e7, 5) == pytest.approx(ms("relu", 5e7, 1), rel=0.05), device
+        assert ms("gelu", 5e9, 5) == pytest.approx(10 * ms("gelu", 5e8, 5), rel=0.03), device
+        assert ms("mish", 5e7, 6) == pytest.approx(ms("relu", 5e7, 1), rel=0.2), "a kind that was never measured"
+
+
+def test_batches_of_small_gemms_fill_a_large_tile_in_vain():
+    """The batched GEMMs of the A100 were all of one tile of 128 x 128: a quarter of its rows takes as long."""
+    model = CostModel.load(GPU_FILES["a100-pcie-40gb", "fp32"])
+    rows = pd.DataFrame([{"op": "bmm", "pass": "forward", "batch": 432, "gemm_m": m, "gemm_n": 128, "gemm_k": 512,
+                          "layout": "nn", "flops": 2.0 * 432 * m * 128 * 512,
+                          "bytes": 4.0 * 432 * (m * 512 + 512 * 128 + m * 128)}
+                         for m in (128, 64, 32)])
+    whole, half, quarter = model.predict(rows)["predicted_ms"]
+    assert half > 0.75 * whole and quarter > 0.6 * whole
+
+
+def test_what_was_throttled_trains_no_model_of_other_gpus():
+    model = CostModel.load(GPU_FILES["any-gpu", "fp32"])
+    assert all(isinstance(model.parts[name].regressor, Rates) for name in ("sgemm forward", "memory forward"))
+    assert "p4" in model.facts["devices"] and "sgemm forward" in CostModel.load(GPU_FILES["p4", "fp32"]).parts
+    ones = pd.DataFrame({"op": ["bmm", "softmax"], "dtype": "fp32", "status": "ok", "verdict": "noisy", "latency_ms": 1.0,
+                         "hardware_id": "x", "device": "cuda:0", "threads": 1, "latency_type": "kernel", "cache": "warm"})
+    rows = training.of_several({"p4": ones, "t4": ones}, "fp32")
+    assert sorted(zip(rows["hardware_id"], rows["op"], strict=True)) == [("p4", "softmax"), ("t4", "bmm"), ("t4", "softmax")]
+    throttled = training.of_several({"p4": ones, "t4": ones}, "fp32", throttled=True)
+    assert list(zip(throttled["hardware_id"], throttled["op"], strict=True)) == [("p4", "bmm")]
+
+
+def test_published_scores_of_kernels_are_those_of_the_shipped_models():
+    table = pd.read_csv(gpu_kernels.path("fp32"))
+    own = table[(table["split"] == gpu_kernels.SHAPES) & (table["learner"] == "this model")].set_index(["device", "operator"])
+    for device in ("v100-pcie-32gb", "t4", "p4"):
+        part = CostModel.load(GPU_FILES[device, "fp32"]).parts["sgemm forward"]
+        both = own.loc[[(device, "GEMM"), (device, "batched GEMM")]]
+        assert (both["mape"] * both["n"]).sum() / part.rows == pytest.approx(part.scores["mape"], rel=1e-3)
+    left_out = table[(table["split"] == gpu_kernels.DEVICE) & (table["learner"] == "this model")]
+    left_out = left_out[left_out["operator"] == "GEMM"]
+    single = left_out[left_out["device"] != "mean"]
+    assert set(single["device"]) == {"v100-pcie-32gb", "t4", "p100-pcie-16gb", "a100-pcie-40gb", "p4"}
+    assert left_out.set_index("device")["mape"]["mean"] == pytest.approx(single["mape"].mean(), rel=1e-3)
+    assert {"line", "trees", "roofline"} < set(table["learner"])
+
+
+def test_scores_of_kernels_stand_beside_baselines_on_the_same_rows(model, gemms):
+    rows = gemms.assign(hardware_id="published:t4")
+    scores = gpu_kernels.own_scores(fitting.fit(rows, model.facts, model.chip, quick=True), rows)
+    assert list(scores.columns) == list(gpu_kernels.COLUMNS)
+    mape = scores.set_index(["split", "learner"])["mape"]
+    for split, count in ((gpu_kernels.SHAPES, 400), (gpu_kernels.LARGEST, 40)):
+        assert set(scores[scores["split"] == split]["n"]) == {count}
+        assert mape[split, "this model"] < 10 < mape[split, "roofline"]
+    assert scores["cover"].notna().sum() == 1, "of the model's intervals, on folds"
+
+
 def test_windows_are_fine_tuned_by_a_factor(model):
     """A depthwise convolution takes 3 times what the roofline says: from 40 rows of it, others are predicted."""
-    memory = replace(model.parts["gemm forward"], features=[], ranges={}, kinds=[],
-                     regressor=Rates(["compute_ms", "move_ms", "longer_ms", "call"], np.array([0.0, 1.0, 0.0, 0.01])))
+    memory = replace(model.parts["sgemm forward"], features=[], ranges={}, kinds=[],
+                     regressor=Rates(["move_ms", "move_missed_ms", "call"], np.array([1.0, 0.0, 0.01])))
     parts = {**model.parts, "memory forward": memory, "window forward": transfer._window(memory)}
     gpu, draw = replace(model, parts=parts), np.random.default_rng(0)
     size, channels = 2 * draw.integers(7, 56, 80), 16 * draw.integers(1, 40, 80)
@@ -228,4 +328,4 @@ def test_windows_are_fine_tuned_by_a_factor(model):
     rows["latency_ms"] = 3 * before
     tuned = fine_tuned(gpu, rows.head(40))
     assert tuned.predict(rows)["predicted_ms"].to_numpy() == pytest.approx(3 * before)
-    assert tuned.parts["gemm forward"].correction.mean == pytest.approx(np.log(3)), "as that of the others"
+    assert tuned.parts["sgemm forward"].correction.mean == pytest.approx(np.log(3)), "as that of the others"

@@ -5,6 +5,7 @@ import pandas as pd
 import pytest
 
 from lib import paths, store
+from lib.cli import main
 from lib.errors import InputError
 from lib.measure import importers
 from lib.work.graph import spaces
@@ -18,7 +19,7 @@ ROWS = "OPName,Latency,Device,B,H\nx,0.0325,Tesla T4,127,168\n"
 
 @pytest.fixture
 def neusight(tmp_path):
-    rowwise = ((op, ROWS) for op in ("add", "relu", "softmax", "ln"))
+    rowwise = ((op, ROWS) for op in ("add", "mul", "div", "pow", "relu", "gelu", "tanh", "softmax", "ln"))
     for op, text in (("conv", CONV), ("linear", LINEAR), ("bmm", BMM), *rowwise):
         (tmp_path / op).mkdir()
         (tmp_path / op / "Tesla T4.csv").write_text(text)
@@ -35,6 +36,12 @@ def test_neusight_is_read_with_its_own_names(neusight):
     assert (batched["batch"], batched["gemm_m"], batched["gemm_k"], batched["gemm_n"]) == (13, 27, 15, 29)
     assert batched["bytes"] == 4 * 13 * (27 * 15 + 15 * 29 + 27 * 29)
     assert (table["status"] == "failed").sum() == 1, "a time of zero is no time"
+    kinds = table[table["op"].isin(("elementwise", "activation"))].set_index("kind")
+    assert set(kinds.index) == {"add", "mul", "div", "pow", "relu", "gelu", "tanh"}
+    elements = 127 * 168
+    assert (kinds.loc[["add", "mul", "div"], "bytes"] == 4 * 3 * elements).all()
+    assert (kinds.loc[["pow", "relu", "gelu", "tanh"], "bytes"] == 4 * 2 * elements).all()
+    assert kinds.loc["gelu", "flops"] == 5 * elements, "as captured networks count them"
     assert set(table["latency_type"]) == {"end_to_end"}
 
 
@@ -77,7 +84,7 @@ def test_imported_tables_are_valid_and_replaced(neusight, monkeypatch, tmp_path)
     monkeypatch.setattr(paths, "IMPORTED", tmp_path / "imported")
     for _ in range(2):
         path, rows = importers.bring_in("neusight", neusight)["t4"]
-        assert len(store.read(path, "sweep")) == rows == 8
+        assert len(store.read(path, "sweep")) == rows == 13
     assert store.read_json(path.with_name("sweep.meta.json"))["device"] == "t4"
 
 
@@ -225,3 +232,23 @@ def test_what_can_be_no_time_is_a_failed_row(tmp_path, latency):
     (table,) = importers.pytorch_scheduler(path).values()
     assert table["status"].tolist() == ["ok", "failed"]
     assert table["latency_ms"].isna().tolist() == [False, True]
+
+
+def test_the_layout_of_the_original_is_read_and_what_is_not_is_named(neusight, tmp_path_factory, monkeypatch, capsys):
+    flat = importers.neusight(neusight)["t4"]
+    for op in [folder for folder in neusight.iterdir() if folder.is_dir()]:
+        (op / "p2.1.0").mkdir()
+        (op / "Tesla T4.csv").rename(op / "p2.1.0" / "Tesla T4.csv")
+    assert importers.neusight_ignored(neusight) == []
+    pd.testing.assert_frame_equal(importers.neusight(neusight)["t4"], flat)
+    for name in ("embedding/p2.1.0", "bmm/p2.0.1"):
+        (neusight / name).mkdir(parents=True)
+        (neusight / name / "Tesla T4.csv").write_text(BMM)
+    (neusight / "LICENSE").write_text("MIT")
+    assert importers.neusight_ignored(neusight) == ["LICENSE", "bmm/p2.0.1", "embedding"]
+    monkeypatch.setattr(paths, "IMPORTED", tmp_path_factory.mktemp("imported"))
+    assert main.main(["import", "neusight", str(neusight)]) == 0
+    assert "ignored: LICENSE, bmm/p2.0.1, embedding" in capsys.readouterr().out
+    (neusight / "bmm" / "Tesla T4.csv").write_text(BMM)
+    with pytest.raises(InputError, match="are of one GPU; leave one of them out"):
+        importers.neusight(neusight)

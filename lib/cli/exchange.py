@@ -5,7 +5,7 @@ from pathlib import Path
 
 from lib import paths
 from lib.cli.options import a_path, new_file
-from lib.errors import InputError
+from lib.errors import InputError, choices
 
 
 def _readers() -> dict:
@@ -34,6 +34,8 @@ def _published(kind: str, path: Path | None) -> int:
 
     if kind != "aiconfigurator":
         _print_rows(importers.bring_in(kind, path))
+        if kind == "neusight" and (ignored := importers.neusight_ignored(path)):
+            print(f"ignored: {choices(ignored)}")
         return 0
     with wheel.data_folder(path) as folder:
         _print_rows(importers.bring_in(kind, folder))

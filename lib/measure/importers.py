@@ -7,6 +7,7 @@ from the shapes. Where an original says neither spread nor repeats, the verdict 
 import importlib.util
 import re
 from collections.abc import Callable, Iterable, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from lib.config.base import mapping
 from lib.errors import InputError, choices
 from lib.measure.energy.trace import Energy
 from lib.tables import PARAMETERS, columns
+from lib.work.graph import counts
 
 _BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 AICONFIGURATOR = {"h200_sxm": "h200-sxm", "h100_sxm": "h100-sxm", "b200_sxm": "b200", "l40s": "l40s",
@@ -113,18 +115,23 @@ def _batched(batch: np.ndarray, m: np.ndarray, k: np.ndarray, n: np.ndarray, lat
                   "bmm")
 
 
+_ROWWISE: dict[str, tuple[str, str, int]] = {  # NeuSight's name: our family and kind, how many matrices are read and written
+    **{op: ("elementwise", op, 3) for op in ("add", "mul", "div")}, "pow": ("elementwise", "pow", 2),
+    **{op: ("activation", op, 2) for op in ("relu", "gelu", "tanh")},
+    "softmax": ("softmax", "softmax", 2), "ln": ("layer_norm", "layer_norm", 2)}
+_EACH = {"softmax": counts.PER_INPUT["_softmax"], "ln": counts.PER_INPUT["native_layer_norm"]}  # FLOPs an element
+
+
 def _rowwise(op: str, frame: pd.DataFrame, device: str, software: str, how: Mapping[str, str]) -> pd.DataFrame:
     """Turn NeuSight's operators on a matrix of B rows and H columns into our families."""
     rows, width = frame["B"].to_numpy(np.int64), frame["H"].to_numpy(np.int64)
-    size = rows * width
-    values, each, moved = {
-        "add": ({"kind": "add", "outer": rows, "inner": width, "broadcast": "none", "inplace": 0 * rows}, 1, 3 * size),
-        "relu": ({"kind": "relu", "elements": size, "inplace": 0 * rows}, 1, 2 * size),
-        "softmax": ({"kind": "softmax", "rows": rows, "columns": width}, 5, 2 * size),
-        "ln": ({"kind": "layer_norm", "rows": rows, "columns": width}, 7, 2 * size + 2 * width + 2 * rows)}[op]
-    family = {"add": "elementwise", "relu": "activation", "softmax": "softmax", "ln": "layer_norm"}[op]
-    return _table(values, len(frame), device, software, how, float(each) * size, 4.0 * moved, frame["Latency"].to_numpy(float),
-                  "fp32", family)
+    size, (family, kind, matrices) = rows * width, _ROWWISE[op]
+    values = {"elementwise": {"outer": rows, "inner": width, "broadcast": "none", "inplace": 0 * rows},
+              "activation": {"elements": size, "inplace": 0 * rows}}.get(family, {"rows": rows, "columns": width})
+    moved = matrices * size + (2 * width + 2 * rows if op == "ln" else 0)
+    each = _EACH.get(op) or counts.PER_OUTPUT[op]
+    return _table({"kind": kind, **values}, len(frame), device, software, how, float(each) * size, 4.0 * moved,
+                  frame["Latency"].to_numpy(float), "fp32", family)
 
 
 def _device_id(name: str) -> str:
@@ -166,13 +173,34 @@ def row_name(index: int) -> str:
 
 _NEUSIGHT_CONV = {"batch": "B", "in_channels": "Input_Channel", "out_channels": "Output_Channel", "kernel_h": "Kernel_Szie",
                   "height": "Input_Size", "stride_h": "Stride", "padding_h": "Padding"}
+_NEUSIGHT = ("conv", "linear", "bmm", *_ROWWISE)
+_NEUSIGHT_TORCH = "p2.1.0"  # the folder of torch's release in the original
+
+
+def neusight_files(folder: Path, op: str) -> list[Path]:
+    """Return the tables of an operator, a GPU each; InputError names a GPU that is there twice."""
+    several = sorted([*folder.glob(f"{op}/*.csv"), *folder.glob(f"{op}/{_NEUSIGHT_TORCH}/*.csv")], key=lambda path: path.stem)
+    for one, other in pairwise(several):
+        if one.stem == other.stem:
+            raise InputError(f"{one} and {other} are of one GPU; leave one of them out")
+    return several
+
+
+def neusight_ignored(folder: Path) -> list[str]:
+    """Return what lies in a folder of NeuSight's data and is not read: other operators, releases of torch and files."""
+    read = {path for op in _NEUSIGHT for path in neusight_files(folder, op)}
+    with_some = {parent for path in read for parent in path.parents}
+    there = [path for level in ("*", "*/*", "*/*/*") for path in folder.glob(level)]
+    return sorted(path.relative_to(folder).as_posix() for path in there
+                  if path not in read | with_some and (path.parent in with_some or path.parent == folder))
 
 
 def neusight(folder: Path) -> dict[str, pd.DataFrame]:
     """Read ``<folder>/<op>/<GPU>.csv`` of NeuSight (Lee et al., ASPLOS 2025; MIT): fp32, eager launches, ms.
 
-    Operators: conv, linear, bmm, softmax, ln, add, relu. In its products N is the contraction. Returns a ``sweep`` table a
-    device. Raises InputError naming what is not there.
+    Operators: conv, linear, bmm, softmax, ln, add, mul, div, pow, relu, gelu, tanh, also as in the original, below a folder of
+    torch's release. In its products N is the contraction. Returns a ``sweep`` table a device. Raises InputError naming what is
+    not there, and a GPU that is there twice.
     """
     readers: dict[str, tuple[set[str], Callable]] = {
         "conv": ({*_NEUSIGHT_CONV.values()},
@@ -183,16 +211,16 @@ def neusight(folder: Path) -> dict[str, pd.DataFrame]:
         "bmm": ({"B", "M", "N", "K"},
                 lambda frame, *rest: _batched(frame["B"], frame["M"], frame["N"], frame["K"], frame["Latency"], *rest)),
         **{op: ({"B", "H"}, lambda frame, *rest, op=op: _rowwise(op, frame, *rest))
-           for op in ("softmax", "ln", "add", "relu")}}
+           for op in _ROWWISE}}
     how = {"latency_type": "end_to_end", "cache": "warm"}
     tables: dict[str, list[pd.DataFrame]] = {}
-    for op, (counts, reader) in readers.items():
-        for path in sorted(folder.glob(f"{op}/*.csv")):
+    for op, (counted, reader) in readers.items():
+        for path in neusight_files(folder, op):
             device = _device_id(path.stem)
-            table = reader(_read_csv(path, counts), device, "neusight torch-2.1 fp32 tf32-off", how)
+            table = reader(_read_csv(path, counted), device, "neusight torch-2.1 fp32 tf32-off", how)
             tables.setdefault(device, []).append(table)
     if not tables:
-        raise InputError(f"{folder} has no <operator>/<GPU>.csv of {choices(readers)}; it is the folder of NeuSight's data "
+        raise InputError(f"{folder} has no <operator>/<GPU>.csv of {choices(_NEUSIGHT)}; it is the folder of NeuSight's data "
                          "scripts/asplos/data/dataset/train/collect with one folder an operator")
     return {device: pd.concat(parts, ignore_index=True) for device, parts in tables.items()}
 

@@ -223,6 +223,7 @@ class Chip(Entry):
     multiprocessors: Annotated[int, Field(ge=1)]
     cache_bytes: NotNegative
     item: Annotated[int, Field(ge=1, le=16)]
+    powered_flops_per_ms: NotNegative = 0.0
 
 
 class Facts(Entry):

@@ -1,6 +1,6 @@
 """Training of the shipped operator models: a CPU's on this project's own sweeps, GPUs' on what others published."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,12 +24,13 @@ from lib.predict.transfer_cpu import Host
 
 _LICENCES = {"neusight": "MIT, sitar-lab/NeuSight", "aiconfigurator": "Apache-2.0, ai-dynamo/aiconfigurator"}
 _MOST_BATCHED = 6_000  # rows of batched GEMMs of one device: as many as of GEMMs, so that neither counts for more
-_LEFT_OUT = {"p4": "throttled while its GEMMs were measured: a median of 20 % of the peak, 74 % in the authors' second run"}
+_THROTTLED = {"p4": ("linear", "bmm", "conv2d")}  # while they were measured: a median of 20 % of the peak, 74 % in a second run
 _LAUNCH_MS = {"neusight": 0.03, "aiconfigurator": 0.003}  # eager launches; CUDA graphs
 _LEAST_GPUS = 3
 _STATES = {False: (("cold", "kernel"), ("warm", "kernel"), ("warm", "end_to_end"), ("cold", "end_to_end")),  # a CPU's
            True: (("warm", "kernel"), ("cold", "kernel"), ("warm", "end_to_end"), ("cold", "end_to_end"))}
 _LABELS = ["hardware_id", "device", "dtype", "cache", "latency_type", "threads", "status", "verdict", "gpu"]
+_CARRIED = ("sgemm", "memory")  # groups of which rates alone carry over to other devices: trees learn what is each one's own
 _SAMPLE = 12_000  # rows of one device that the model of any GPU is trained on
 
 
@@ -222,13 +223,13 @@ def _own_gpu(folder: Path, target: Target, table: pd.DataFrame, facts: dict[str,
 def published_tables(kind: str) -> dict[str, pd.DataFrame]:
     """Return the imported tables of one kind by device; InputError says how to import them."""
     files = {path.parents[2].name: path for path in sorted(paths.IMPORTED.glob(f"*/sweeps/{kind}/sweep.parquet"))}
-    tables = {device: store.read(path, "sweep") for device, path in files.items() if device not in _LEFT_OUT}
+    tables = {device: store.read(path, "sweep") for device, path in files.items()}
     if not tables:
         raise InputError(f"nothing imported of {kind}; run: python -m lib import {kind}")
     return tables
 
 
-def _balanced(table: pd.DataFrame, dtype: str) -> pd.DataFrame:
+def balanced(table: pd.DataFrame, dtype: str) -> pd.DataFrame:
     """Return the usable rows of an element type with no more than _MOST_BATCHED batched GEMMs, drawn at random."""
     rows = usable(table[table["dtype"] == dtype])
     batched = rows[rows["op"] == "bmm"]
@@ -243,12 +244,32 @@ def _facts(kind: str, rows: pd.DataFrame, dtype: str) -> dict[str, Any]:
 
 def gpu_model(device: str, table: pd.DataFrame, kind: str, dtype: str, quick: bool = False) -> CostModel:
     """Train the model of one GPU on a published table, for one element type."""
-    vendor, rows = load_devices()[device], _balanced(table, dtype)
+    vendor, rows = load_devices()[device], balanced(table, dtype)
     facts = {**_facts(kind, rows, dtype), "hardware_id": f"published:{device}", "software_id": str(rows["software_id"].iloc[0]),
              "rows": len(rows), "peak_gflops": vendor.peak_gflops[dtype], "peak_gbps": vendor.peak_gbps}
     model = fitting.fit(rows, facts, Chip.of(vendor, dtype), quick)
     model.device = device
     return model
+
+
+def of_several(tables: Mapping[str, pd.DataFrame], dtype: str, throttled: bool = False) -> pd.DataFrame:
+    """Return the rows that the model of any GPU is trained on, ``hardware_id`` the device; or those that were ``throttled``."""
+    parts = []
+    for device, table in tables.items():
+        own = balanced(table[table["op"].isin(_THROTTLED.get(device, ())) == throttled], dtype)
+        parts.append(own.sample(min(len(own), _SAMPLE), random_state=0).assign(hardware_id=device))
+    return pd.concat(parts, ignore_index=True)
+
+
+def frames_of(devices: Iterable[str], dtype: str) -> fitting.Frames:
+    """Return what gives terms and features of rows of several GPUs, ``hardware_id`` the device, each by its own chip."""
+    chips = {device: Chip.of(load_devices()[device], dtype) for device in devices}
+
+    def frames(part: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+        own = [inputs.frames(part[part["hardware_id"] == device], chips[device]) for device in part["hardware_id"].unique()]
+        return tuple(pd.concat(tables).reindex(part.index) for tables in zip(*own, strict=True))
+
+    return frames
 
 
 def any_gpu(tables: Mapping[str, pd.DataFrame], kind: str, dtype: str, quick: bool = False) -> CostModel:
@@ -258,17 +279,10 @@ def any_gpu(tables: Mapping[str, pd.DataFrame], kind: str, dtype: str, quick: bo
     """
     if len(tables) < _LEAST_GPUS:
         raise InputError(f"a model of any GPU is trained on three or more, not on {choices(tables)}")
-    chips = {device: Chip.of(load_devices()[device], dtype) for device in tables}
-    several = {device: _balanced(table, dtype) for device, table in tables.items()}
-    rows = pd.concat([own.sample(min(len(own), _SAMPLE), random_state=0).assign(hardware_id=device)
-                      for device, own in several.items()], ignore_index=True)
-
-    def frames(part: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-        own = [inputs.frames(part[part["hardware_id"] == device], chips[device]) for device in part["hardware_id"].unique()]
-        return tuple(pd.concat(tables).reindex(part.index) for tables in zip(*own, strict=True))
-
+    rows, frames = of_several(tables, dtype), frames_of(tables, dtype)
     model = CostModel(ANY_GPU, {**_facts(kind, rows, dtype), "devices": list(tables)})
-    for name, part in inputs.by_part(rows, next(iter(chips.values()))):
+    for name, part in inputs.by_part(rows, Chip.of(load_devices()[next(iter(tables))], dtype)):
         if len(part) >= fitting.LEAST_ROWS:
-            model.parts[name] = fitting.fit_part(part, frames, quick, part["hardware_id"], distilled=False)
+            model.parts[name] = fitting.fit_part(part, frames, quick, part["hardware_id"], distilled=False,
+                                                  rates=name.partition(" ")[0] in _CARRIED)
     return model

@@ -16,6 +16,7 @@ import numpy as np
 from lib import paths
 from lib.config.definitions import VendorDevice, load_devices
 from lib.predict.operators.cost_model import ANY_GPU, CostModel
+from lib.predict.operators.features_gpu import MOVING
 from lib.predict.operators.parts import Part
 from lib.predict.operators.regressors import Rates
 
@@ -81,7 +82,8 @@ def _rates(donor: CostModel, vendor: VendorDevice, dtype: str, launch_ms: float)
     """
     part = donor.on(vendor, dtype).parts[_MEMORY]
     cost = _cost(part)
-    costs = cost | {"call": launch_ms, "move_ms": max(cost["move_ms"], 1.0 - cost["longer_ms"])}
+    costs = {name: cost[name] if name.endswith(("_rows", "_blocks")) else 0.0 for name in cost} | {"call": launch_ms}
+    costs |= {f"{name}_ms": max(_rate(cost, name), 1.0) for name in MOVING}
     return replace(part, regressor=Rates(list(costs), np.array(list(costs.values()))), features=[], ranges={}, edges_ms=[],
                    halves=[max(part.halves)])
 
@@ -92,9 +94,15 @@ def _window(memory: Part) -> Part:
     They reach of the bandwidth what other memory-bound kernels do, and read what a window covers from the first cache.
     """
     cost = _cost(memory)
-    moving = max(1.0, cost["move_ms"] + cost["longer_ms"])
+    moving = max(1.0, _rate(cost, "move"))
     rates = Rates(["move_ms", "read_ms", "call"], np.array([moving, 1.0, cost["call"]]))
     return Part(rates, [], {}, [], [], [max(_UNMEASURED, *memory.halves)], 0, origin=ANALYTIC)
+
+
+def _rate(cost: Mapping[str, float], name: str) -> float:
+    """Return what moving takes a large kernel that moves as ``name`` says, over what it takes at the full bandwidth."""
+    own = (f"{name}_ms", f"{name}_missed_ms")
+    return sum(value for term, value in cost.items() if term in own or term.startswith(f"{name}_beyond_"))
 
 
 def _cost(part: Part) -> dict[str, float]:

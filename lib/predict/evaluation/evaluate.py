@@ -12,7 +12,7 @@ from lib import files, store
 from lib.errors import InputError
 from lib.measure import archive
 from lib.predict import network_training, registry, training
-from lib.predict.evaluation import baselines, gpu_networks, training_steps
+from lib.predict.evaluation import baselines, gpu_kernels, gpu_networks, training_steps
 from lib.predict.network_training import TUNING, WORKLOADS
 from lib.predict.networks.composition import TERMS
 from lib.predict.operators.cost_model import CostModel
@@ -134,11 +134,18 @@ def _predictions(operator_rows: pd.DataFrame, networks: pd.DataFrame, steps: pd.
 
 
 def published(kind: str, dtype: str, quick: bool = False) -> None:
-    """Train and ship the models of every device of an imported kind, and that of any GPU, with what all GPUs then predict."""
+    """Train and ship the models of every device of an imported kind, and that of any GPU, with their scores by operator.
+
+    Also what all GPUs then predict of some networks.
+    """
     tables = {device: table for device, table in training.published_tables(kind).items()
               if ((table["dtype"] == dtype) & (table["status"] == "ok")).any()}
     models = [training.any_gpu(tables, kind, dtype, quick)]  # refuses too few GPUs; nothing is replaced before all are trained
     models += [training.gpu_model(device, table, kind, dtype, quick) for device, table in track(list(tables.items()), kind)]
+    scores = [gpu_kernels.left_out_scores(models[0], tables)]
+    scores += [gpu_kernels.own_scores(model, training.balanced(tables[model.device], dtype)) for model in models[1:]]
     for model in models:
         model.save(registry.path_of(model.device, dtype, registry.SHIPPED))
+    table = pd.concat(scores, ignore_index=True).to_csv(index=False, float_format="%.5g")
+    files.replace(gpu_kernels.path(dtype), table.encode())
     files.replace(gpu_networks.path(), gpu_networks.table().to_csv(index=False).encode())

@@ -16,7 +16,7 @@ from lib.predict import model_file
 from lib.predict.analytic.scaling import Scaling
 from lib.predict.operators import features, inputs
 from lib.predict.operators.features import Row
-from lib.predict.operators.features_gpu import Chip
+from lib.predict.operators.features_gpu import Chip, gemm_group
 from lib.predict.operators.parts import Part, names_of
 
 ANY_GPU = "any-gpu"  # the device of a model of several GPUs, which holds relative to a chip
@@ -85,7 +85,7 @@ class CostModel:
         others = [name]
         if self.chip is not None:
             group = name.partition(" ")[0]
-            others += [f"{group} forward", *(["gemm forward"] if group == "convolution" else [])]
+            others += [f"{group} forward", *([f"{gemm_group(self.chip)} forward"] if group == "convolution" else [])]
         for other in others:
             if other in self.parts:
                 return other

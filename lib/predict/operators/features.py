@@ -27,7 +27,7 @@ TEXTS: dict[str, tuple[str, ...]] = {
     "broadcast": ("none", "scalar", "channel", "row", "mixed"),
     "kind": ("max", "avg", "adaptive_avg", "sdpa", "mha", "softmax", "log_softmax", "layer_norm", "relu", "gelu", "silu",
              "hardswish", "hardsigmoid", "hardtanh", "sigmoid", "tanh", "add", "mul", "sub", "div", "sqrt", "sum", "mean",
-             "clone", "copy_")}
+             "clone", "copy_", "pow")}
 Row = Mapping[str, Any]  # numbers of one operator, or columns of many
 
 

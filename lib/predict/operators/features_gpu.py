@@ -1,8 +1,8 @@
 """Features of an operator on a GPU: how it falls on tiles, and tiles on multiprocessors, in waves.
 
-Everything is relative to what the vendor states of the device (peak rates, multiprocessors, last cache), so that what was
-trained on one device holds for another. Ideal times are in ms. Tile and wave quantisation: Li et al., MICRO 2023; Lee et al.
-(NeuSight), ASPLOS 2025.
+Everything is relative to what the vendor states of the device (peak rates, power, multiprocessors, last cache), so that what
+was trained on one device holds for another. Ideal times are in ms. Tile and wave quantisation: Li et al., MICRO 2023; Lee et
+al. (NeuSight), ASPLOS 2025.
 """
 
 from dataclasses import dataclass
@@ -16,31 +16,52 @@ from lib.predict.operators.features import Row, code
 from lib.work import dtypes
 
 TILES = ((32, 32), (64, 64), (64, 128), (128, 64), (128, 128), (64, 256), (256, 64), (128, 256), (256, 128), (192, 128))
-GROUPS = ("window", "gemm", "convolution", "memory")
+VECTOR_TILES = ((32, 32), (32, 64), (64, 32), (32, 128), (128, 32), (64, 64), (64, 128), (128, 64), (128, 128))
+MOVING = ("move", "softmax", "norm")  # what memory-bound work moves as: terms of time begin so
+GROUPS = ("window", "gemm", "convolution", "memory", "sgemm")
 _CONVOLUTIONS, _POOLS = ("conv2d", "conv3d"), ("pool2d", "pool3d")
 _GEMMS = ("linear", "matmul", "bmm", "attention")
 _NARROW = 16  # channels a group below which a grouped convolution fills no tile: no library computes it as a GEMM
 _LOADS = 4  # multiply-adds (128 a clock) a multiprocessor does while it reads one value (32 a clock) from its first cache
+_FP32 = 4  # bytes of the element type whose GEMMs run on vector units
+_SPLITS = (1, 4, 16)  # into how many parts a library cuts k where m and n make too few tiles
+_EDGE = 8  # a tile of m x n takes 1 + 8/m + 8/n times its multiply-adds: it reads m + n values for each m n of them
+_HIDDEN_US = (4, 8, 12, 16, 24)  # of a kernel's time while the host still launches the next: steps of a soft maximum
+_BATCHED, _BATCHED_TILES, _BATCHED_HIDDEN_US = ("bmm", "attention"), ((64, 64), (64, 128), (128, 128)), (8, 16)
+_BLOCK = 1024  # columns that one block takes at once
+_ROWS = 1e4  # the unit of rows a multiprocessor
+_SM_BYTES_PER_MS = 1e7  # the unit of what one multiprocessor moves, as many do
+_PJ_2016, _YEARLY = 24.5, 0.8  # energy of a FLOP in fp32; it halves in some three years (Sun et al., arXiv:1911.11313)
+_STATIC_W = 20.0  # of a board, whatever it computes
+_YEARS = {"pascal": 2016, "volta": 2017, "turing": 2018, "ampere": 2020, "cdna2": 2021, "ada": 2022, "hopper": 2022,
+          "cdna3": 2023, "blackwell": 2024}
 
 
-def groups(row: Row) -> np.ndarray:
+def groups(row: Row, chip: "Chip | None" = None) -> np.ndarray:
     """Return the group of one operator, or of each row.
 
     A convolution of 1x1 is a GEMM. A depthwise convolution, or one of narrow groups, and pooling slide a window over memory.
+    GEMMs in fp32 (sgemm) run on vector units, with tiles of their own.
     """
     size = row["kernel_d"] * row["kernel_h"] * row["kernel_w"]
     channels = np.minimum(row["in_channels"], row["out_channels"]) / row["groups"]
     convolves = np.isin(row["op"], _CONVOLUTIONS)
     cases = [np.isin(row["op"], _POOLS) | (convolves & (row["groups"] > 1) & (channels < _NARROW)),
              np.isin(row["op"], _GEMMS) | (convolves & (size == 1)), convolves]
-    return np.select(cases, GROUPS[:-1], GROUPS[-1])
+    return np.select(cases, ["window", gemm_group(chip), "convolution"], "memory")
+
+
+def gemm_group(chip: "Chip | None") -> str:
+    """Return the group that GEMMs of a chip's element type belong to."""
+    return "sgemm" if chip is not None and chip.item == _FP32 else "gemm"
 
 
 @dataclass(frozen=True)
 class Chip:
     """What the model needs to know of a device: rates in FLOP/ms and bytes/ms, multiprocessors, bytes of the last cache.
 
-    ``vector_flops_per_ms`` is the rate of fp32 outside of tensor cores; ``item`` the bytes of an element.
+    ``vector_flops_per_ms`` is the rate of fp32 outside of tensor cores; ``item`` the bytes of an element;
+    ``powered_flops_per_ms`` the rate of fp32 that the board's power feeds (0: not known).
     """
 
     flops_per_ms: float
@@ -49,6 +70,7 @@ class Chip:
     multiprocessors: int
     cache_bytes: float
     item: int
+    powered_flops_per_ms: float = 0.0
 
     @classmethod
     def of(cls, device: VendorDevice, dtype: str) -> "Chip":
@@ -58,7 +80,14 @@ class Chip:
                              f"{choices(device.peak_gflops)}")
         peak = device.peak_gflops[dtype]
         return cls(peak * 1e6, device.peak_gflops.get("fp32", peak) * 1e6, device.peak_gbps * 1e6, device.multiprocessors,
-                   device.cache_mb * 1e6, dtypes.torch_dtype(dtype).itemsize)
+                   device.cache_mb * 1e6, dtypes.torch_dtype(dtype).itemsize, _powered(device))
+
+
+def _powered(device: VendorDevice) -> float:
+    """Return the FLOP/ms of fp32 that a board's power feeds; 0 where its power or the year of its architecture is not known."""
+    if not device.board_w or device.architecture not in _YEARS:
+        return 0.0
+    return (device.board_w - _STATIC_W) / (_PJ_2016 * 1e-12 * _YEARLY ** (_YEARS[device.architecture] - 2016)) / 1e3
 
 
 def _gemm(row: Row) -> tuple[Any, ...]:
@@ -93,21 +122,84 @@ def _tiled(row: Row, gemm: tuple[Any, ...], tile: tuple[int, int], chip: Chip) -
     return whole / (batch * m * n) * row["flops"] / chip.flops_per_ms
 
 
+def _planned(row: Row, gemm: tuple[Any, ...], chip: Chip) -> Any:
+    """Return the ms of computing with the best of a library's tiles and ways to cut k, in whole waves."""
+    batch, m, n, k = gemm
+    best, again = np.inf, row["flops"] / (2.0 * batch * m * n * k)
+    for tile in VECTOR_TILES:
+        edges = 1 + _EDGE / tile[0] + _EDGE / tile[1]
+        for parts in _SPLITS:
+            waves = np.ceil(_waves(batch * parts, m, n, tile, chip))
+            compute = waves * chip.multiprocessors * tile[0] * tile[1] * 2 * np.ceil(k / parts) / chip.flops_per_ms * edges
+            joined = (parts > 1) * 2 * parts * batch * m * n * chip.item / chip.bytes_per_ms
+            best = np.minimum(best, (compute + joined) * again)
+    return best
+
+
+def _after(name: str, time_ms: Any, steps_us: tuple[int, ...] = _HIDDEN_US) -> dict[str, Any]:
+    """Return by how much a time lies beyond each of what a launch hides, in ms: sums of them bend as a soft maximum does."""
+    return {f"{name}_beyond_{us}us": np.maximum(0.0, time_ms - us / 1e3) for us in steps_us}
+
+
 def terms(row: Row, group: str, chip: Chip) -> Row:
     """Return ideal times in ms of operators that ``group`` answers for, and the call itself.
 
-    Memory: computing, moving, and the longer of both. GEMMs and convolutions: also computing in whole tiles and waves.
-    Windows: moving, and reading the values that a window covers again and again from the first cache.
+    GEMMs and convolutions: computing, moving, the longer of both, and computing in whole tiles and waves. Windows: moving, and
+    reading the values that a window covers again and again from the first cache. Memory: see ``_memory_terms``.
     """
     compute, move = _ideal(row, chip)
     if group == "window":
         return {"move_ms": move, "read_ms": _LOADS * row["flops"] / chip.vector_flops_per_ms, "call": 1.0}
+    if group == "memory":
+        return {**_memory_terms(row, move, chip), "call": 1.0}
+    gemm = _gemm(row)
+    if group == "sgemm":
+        return {**_sgemm_terms(row, gemm, move, chip), "call": 1.0}
     times = {"compute_ms": compute, "move_ms": move, "longer_ms": np.maximum(compute, move)}
-    if group != "memory":
-        gemm = _gemm(row)
-        times |= {f"waves_{tile[0]}_ms": _tiled(row, gemm, tile, chip) for tile in ((64, 64), (128, 128))}
-        times["steps"] = gemm[3] / 1e4
-    return {**times, "call": 1.0}
+    times |= {f"waves_{tile[0]}_ms": _tiled(row, gemm, tile, chip) for tile in ((64, 64), (128, 128))}
+    return {**times, "steps": gemm[3] / 1e4, "call": 1.0}
+
+
+def _memory_terms(row: Row, move: Any, chip: Chip) -> dict[str, Any]:
+    """Return the ideal times of moving, of element-wise work (whose FLOPs cost nothing beside), of softmax and of layer norm.
+
+    Each alone: they reach other shares of the bandwidth. Beside them what misses the last cache, and for softmax and layer norm
+    what a multiprocessor moves, and its rows and blocks of columns: it waits between its passes over a row.
+    """
+    missed = np.maximum(0.0, move - chip.cache_bytes / chip.bytes_per_ms)
+    each, rows = row["bytes"] / chip.multiprocessors / _SM_BYTES_PER_MS, row["rows"] / chip.multiprocessors / _ROWS
+    blocks = rows * np.ceil(row["columns"] / _BLOCK)
+    softmax, norm = ((np.asarray(row["op"]) == op) * 1.0 for op in ("softmax", "layer_norm"))
+    blocked = {"softmax": softmax * (row["columns"] > _BLOCK), "norm": norm}  # a warp takes a shorter row of softmax
+    values = {}
+    for name, own in zip(MOVING, (1.0 - softmax - norm, softmax, norm), strict=True):
+        values |= {f"{name}_ms": own * move, **_after(name, own * move), f"{name}_missed_ms": own * missed}
+        if name != "move":
+            values |= {f"{name}_each": own * each, f"{name}_rows": blocked[name] * rows,
+                       f"{name}_blocks": blocked[name] * blocks, f"{name}_call": own}
+    return values
+
+
+def _sgemm_terms(row: Row, gemm: tuple[Any, ...], move: Any, chip: Chip) -> dict[str, Any]:
+    """Return the ideal times of GEMMs on vector units: the longest of computing in tiles, of what power feeds, and of moving.
+
+    For one GEMM a library picks a tile and cuts k by the shape; for a batch of them it keeps to one tile, each card its own.
+    """
+    least, operator = np.maximum(_powered_ms(row, chip), move), np.asarray(row["op"])
+    batched = np.isin(operator, _BATCHED) * 1.0
+    longest = (1.0 - batched) * np.maximum(_planned(row, gemm, chip), least)
+    values = {"move_ms": move, "longest_ms": longest, **_after("longest", longest)}
+    for tile in _BATCHED_TILES:
+        name = f"batched_{tile[0]}x{tile[1]}"
+        time = batched * np.maximum(_tiled(row, gemm, tile, chip) * (1 + _EDGE / tile[0] + _EDGE / tile[1]), least)
+        values |= {f"{name}_ms": time, **_after(name, time, _BATCHED_HIDDEN_US)}
+    return {**values, "steps": gemm[3] / 1e4, "biased": (operator == "linear") * 1.0}
+
+
+def _powered_ms(row: Row, chip: Chip) -> Any:
+    """Return the ms of computing at the rate that the board's power feeds, or at the peak where that is less."""
+    rate = min(chip.flops_per_ms, chip.powered_flops_per_ms or chip.flops_per_ms)
+    return row["flops"] / rate
 
 
 def features(row: Row, group: str, chip: Chip) -> Row:
@@ -118,18 +210,47 @@ def features(row: Row, group: str, chip: Chip) -> Row:
     values = {"log_compute": np.log2(compute * 1e3 + 1e-6), "log_move": np.log2(move * 1e3 + 1e-6),
               "over_ridge": np.log2((compute + 1e-9) / move), "cached": np.log2(row["bytes"] / chip.cache_bytes)}
     if group == "memory":
-        return {**values, "op": code("op", row["op"]), "rows": np.log2(row["rows"]), "columns": np.log2(row["columns"]),
-                "columns_rest": row["columns"] % 32, "row_waves": np.log2(row["rows"] / chip.multiprocessors)}
+        return {**{name: values[name] for name in ("log_move", "cached")}, **_memory_features(row, chip)}
+    if group == "sgemm":
+        return {**values, **_sgemm_features(row, chip, np.maximum(compute, move))}
     return {**values, **_gemm_features(row, group, chip, np.maximum(compute, move))}
 
 
-def _gemm_features(row: Row, group: str, chip: Chip, roof: Any) -> Row:
+def _memory_features(row: Row, chip: Chip) -> dict[str, Any]:
+    """Return family and kind; and of what works along rows how they fall on blocks, which element-wise work has none of."""
+    by_rows = np.isin(row["op"], ("softmax", "layer_norm"))
+    rows, columns = np.where(by_rows, row["rows"], 1), np.where(by_rows, row["columns"], 1)
+    return {"op": code("op", row["op"]), "kind": code("kind", row["kind"]), "rows": np.log2(rows), "columns": np.log2(columns),
+            "columns_rest": columns % 32, "columns_waste": np.ceil(columns / _BLOCK) * _BLOCK / columns,
+            "row_waves": np.log2(rows / chip.multiprocessors)}
+
+
+def _sizes(gemm: tuple[Any, ...], chip: Chip) -> dict[str, Any]:
+    """Return the sizes of a GEMM, and its matrices relative to the last cache."""
+    batch, m, n, k = gemm
+    return {"m": np.log2(m), "n": np.log2(n), "k": np.log2(k), "mn": np.log2(m * n), "batch": np.log2(batch),
+            "left": np.log2(batch * m * k * chip.item / chip.cache_bytes),
+            "right": np.log2(batch * k * n * chip.item / chip.cache_bytes),
+            "made": np.log2(batch * m * n * chip.item / chip.cache_bytes)}
+
+
+def _sgemm_features(row: Row, chip: Chip, roof: Any) -> dict[str, Any]:
     gemm = batch, m, n, k = _gemm(row)
-    values = {"m": np.log2(m), "n": np.log2(n), "k": np.log2(k), "mn": np.log2(m * n), "batch": np.log2(batch),
-              "left": np.log2(batch * m * k * chip.item / chip.cache_bytes),
-              "right": np.log2(batch * k * n * chip.item / chip.cache_bytes),
-              "made": np.log2(batch * m * n * chip.item / chip.cache_bytes), "m_rest": m % 64, "n_rest": n % 256,
-              "n_half": n % 128, "n_lane": n % 8, "k_rest": k % 128, "k_lane": k % 8}
+    values = {**_sizes(gemm, chip), "biased": (np.asarray(row["op"]) == "linear") * 1.0,
+              "planned": np.log2(_planned(row, gemm, chip) / roof), "powered": np.log2(_powered_ms(row, chip) / roof),
+              "m_rest": m % 128, "n_rest": n % 128, "k_rest": k % 32, "k_lane": k % 4, "n_lane": n % 4}
+    for tile in VECTOR_TILES:
+        name, waves = f"{tile[0]}x{tile[1]}", _waves(batch, m, n, tile, chip)
+        values[f"waves_{name}"] = np.log2(waves)
+        values[f"unfilled_{name}"] = np.ceil(waves) / waves
+        values[f"tail_{name}"] = np.log2(_tiled(row, gemm, tile, chip) / roof)
+    return values
+
+
+def _gemm_features(row: Row, group: str, chip: Chip, roof: Any) -> dict[str, Any]:
+    gemm = batch, m, n, k = _gemm(row)
+    values = {**_sizes(gemm, chip), "m_rest": m % 64, "n_rest": n % 256, "n_half": n % 128, "n_lane": n % 8, "k_rest": k % 128,
+              "k_lane": k % 8}
     if group == "convolution":
         values |= {name: row[name] for name in ("kernel_h", "stride_h", "height", "in_channels", "out_channels")}
         inputs = row["batch"] * row["in_channels"] * row["height"] ** 2

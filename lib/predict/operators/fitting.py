@@ -17,7 +17,7 @@ from lib.predict.operators.augmentation import crossed
 from lib.predict.operators.cost_model import CostModel
 from lib.predict.operators.features_gpu import Chip
 from lib.predict.operators.parts import Part
-from lib.predict.operators.regressors import Boosted, Ensemble, Student, weights
+from lib.predict.operators.regressors import Boosted, Ensemble, Rates, Regressor, Student, nonnegative_rates, weights
 from lib.predict.operators.validation import conformal, score, shapes_of, usable
 from lib.progress import track
 
@@ -46,10 +46,16 @@ def fit(table: pd.DataFrame, facts: Mapping[str, Any] | None = None, chip: Chip 
     return model
 
 
-def fit_regressor(rows: pd.DataFrame, frames: Frames, quick: bool = False, distilled: bool = True) -> Boosted | Student:
-    """Train the regressor of one part on its rows; ``distilled``: as one small network, else as trees."""
+def fit_regressor(rows: pd.DataFrame, frames: Frames, quick: bool = False, distilled: bool = True,
+                  rates: bool = False) -> Regressor:
+    """Train the regressor of one part on its rows, ``distilled``: as one small network, else as trees.
+
+    ``rates``: as rates alone, which carry over to other devices.
+    """
     terms, x = frames(rows)
     measured = rows["latency_ms"].to_numpy(), weights(rows)
+    if rates:
+        return Rates(list(terms), nonnegative_rates(terms, measured[0]))
     if not distilled:
         return Boosted.of(terms, x, *measured)
     teacher = Ensemble.of(terms, x, *measured, quick)
@@ -57,8 +63,8 @@ def fit_regressor(rows: pd.DataFrame, frames: Frames, quick: bool = False, disti
 
 
 def fit_part(rows: pd.DataFrame, frames: Frames, quick: bool = False, groups: pd.Series | None = None,
-             distilled: bool = True) -> Part:
-    """Train one part on its rows and validate it on groups of them that a fold left out.
+             distilled: bool = True, rates: bool = False) -> Part:
+    """Train one part on its rows and validate it on groups of them that a fold left out, see ``fit_regressor``.
 
     ``groups``, aligned with the rows, says which rows no fold may split (default: equal shapes).
     """
@@ -71,20 +77,22 @@ def fit_part(rows: pd.DataFrame, frames: Frames, quick: bool = False, groups: pd
     folds = min(_QUICK_FOLDS if quick else FOLDS, groups.nunique())
     split = GroupKFold(folds, shuffle=True, random_state=0).split(x, measured_ms, groups)
     for number, (train, test) in enumerate(split):
-        part = _without_intervals(rows.iloc[train], frames, quick, distilled)
+        part = without_intervals(rows.iloc[train], frames, quick, distilled, rates)
         predicted[test], _, out = part.predict(terms.iloc[test].to_numpy(), x.iloc[test].to_numpy())
         outside[test], fold[test] = out | ~np.isin(codes[test], part.codes), number
     error = np.log(measured_ms / predicted)
-    part = _without_intervals(rows, frames, quick, distilled)
+    part = without_intervals(rows, frames, quick, distilled, rates)
     part.edges_ms, part.halves = conformal(error, predicted)
     part.scores = score(measured_ms, predicted)
     part.held_out = held_out(rows, predicted, error, fold).assign(out_of_range=outside)
     return part
 
 
-def _without_intervals(rows: pd.DataFrame, frames: Frames, quick: bool, distilled: bool) -> Part:
+def without_intervals(rows: pd.DataFrame, frames: Frames, quick: bool = False, distilled: bool = False,
+                      rates: bool = False) -> Part:
+    """Train one part on its rows without intervals or scores."""
     _, x = frames(rows)
-    regressor = fit_regressor(rows, frames, quick, distilled)
+    regressor = fit_regressor(rows, frames, quick, distilled, rates)
     return Part(regressor, list(x), parts.ranges(x), inputs.kinds(rows), [], [np.nan], len(rows))
 
 

@@ -19,7 +19,7 @@ _KIND = ("op", "kind", "layout")  # texts that a model must have been trained on
 
 def groups(row: Row, chip: Chip | None) -> Any:
     """Return the group of families of one operator, or of each row."""
-    return features.groups(row) if chip is None else features_gpu.groups(row)
+    return features.groups(row) if chip is None else features_gpu.groups(row, chip)
 
 
 def by_part(table: pd.DataFrame, chip: Chip | None) -> Iterator[tuple[str, pd.DataFrame]]:
@@ -45,7 +45,7 @@ def names(group: str, chip: Chip | None) -> tuple[list[str], list[str]]:
     several = features.GROUPS if chip is None else features_gpu.GROUPS
     if group not in several:
         raise ValueError(f"there is no group {group!r}; there are: {choices(several)}")
-    row = features.one(features.GROUPS[group][0], {}, 1.0, 1.0)
+    row = features.one(features.GROUPS.get(group, features.GROUPS["gemm"])[0], {}, 1.0, 1.0)
     return tuple(list(values) for values in _values(row, group, chip))
 
 
