@@ -9,9 +9,11 @@ import pytest
 from torch import nn
 
 from lib.cli.main import main
+from lib.errors import InputError
 from lib.measure import archive
 from lib.predict import advise, registry
 from lib.predict.advise import CapturedQuery, Query
+from lib.predict.composed import answers as composed_answers
 from lib.predict.composed import held_out as families
 from lib.predict.composed import model_file, rows
 from lib.predict.composed.features import Condition
@@ -24,6 +26,7 @@ from lib.work.networks import Network
 
 CPU = "amd-epyc-2c-ea2da3d4"
 EAGER = "eager-amp_fp16-nchw-2.9.1"
+SHIPPED = model_file.FOLDER
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +137,9 @@ def test_errors_by_kind_and_family_are_of_the_models_that_ship(device):
             assert part["n"].sum() == fitted.scores["n"]
             assert (part["mape"] * part["n"]).sum() / part["n"].sum() == pytest.approx(fitted.scores["mape"], abs=0.02)
         assert (own["group"] == "family").sum() == fitted.scores["families"]
-        assert 85 < own.loc[own["group"] == "all", "coverage"].item() < 94
+        with_interval = own[own["half"].notna()]
+        assert set(with_interval["name"]) >= {"all", "CNN"}
+        assert with_interval["coverage"].between(86, 93).all()
 
 
 def test_an_interval_comes_from_the_other_folds():
@@ -143,6 +148,40 @@ def test_an_interval_comes_from_the_other_folds():
     assert 87 < families.inside(error, fold).mean() * 100 < 93
     error[fold == 0] *= 10
     assert families.inside(error, fold)[fold == 0].mean() < 0.5, "its own errors would have made its interval wide"
+
+
+def test_a_kind_of_many_has_an_interval_of_its_own_and_one_of_few_that_of_all():
+    draw = np.random.default_rng(1)
+    fold, kind = np.arange(2000) % 5, np.array(["CNN", "hybrid"] * 999 + ["other"] * 2)
+    error = draw.normal(0, np.where(kind == "CNN", 0.05, 0.2))
+    covered, halves = families.intervals(error, fold, kind)
+    assert halves["CNN"] == pytest.approx(1.645 * 0.05, rel=0.1)
+    assert halves["hybrid"] == pytest.approx(1.645 * 0.2, rel=0.1)
+    assert "other" not in halves
+    assert all(87 < covered[kind == name].mean() * 100 < 93 for name in ("CNN", "hybrid"))
+    together = families.inside(error, fold)
+    assert together[kind == "CNN"].mean() > 0.98 and together[kind == "hybrid"].mean() < 0.85
+
+
+def test_the_interval_of_an_answer_is_that_of_its_kind(tmp_path):
+    composed, condition = model_file.of_device("rtx-4090"), Condition("infer", "amp_fp16", "nchw", False, "2.9.1")
+    for build, kind in ((Mixer, "other"), (lambda: Attention(8), "hybrid")):
+        captured = rows.of_network(Network("own", build, (2, 3, 32, 32)))
+        answer = composed_answers.answer(composed, captured, 256, condition)
+        own = families.half_of("rtx-4090", condition, kind)
+        half = composed.conditions[condition].half if kind == "other" else own
+        assert answer.high_ms / answer.predicted_ms == pytest.approx(math.exp(half))
+    assert own != composed.conditions[condition].half
+    assert families.half_of("rtx-4090", condition, "other") is None
+    assert families.half_of("rtx-4090", condition, "CNN", tmp_path) is None
+
+
+@pytest.mark.parametrize("path", ["composed/families.csv", "composed/final.csv"])
+def test_a_damaged_table_is_one_line(path, tmp_path, monkeypatch):
+    (tmp_path / path.partition("/")[2]).write_text("device,mape\nrtx-4090,3\n")
+    monkeypatch.setattr(model_file, "FOLDER", tmp_path)
+    with pytest.raises(InputError, match="lacks the columns"):
+        list(held_out.of_final_set() if "final" in path else held_out.of_card(model_file.of_device("rtx-4090", SHIPPED)))
 
 
 def test_the_final_set_is_in_the_table_as_it_fell(table):

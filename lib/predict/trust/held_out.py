@@ -13,10 +13,12 @@ import pandas as pd
 
 from lib import csv_files, store
 from lib.config import definitions
+from lib.errors import InputError, choices
 from lib.measure import archive
 from lib.predict import registry, steps, transfer_cpu
 from lib.predict.composed import held_out as families
 from lib.predict.composed import model_file as composed_file
+from lib.predict.composed.features import Condition
 from lib.predict.composed.model_file import Composed
 from lib.predict.networks import step
 from lib.predict.operators.cost_model import ANY_GPU, CostModel
@@ -31,6 +33,9 @@ FLAGGED = ", out of range"  # after networks or operators: those whose answer wa
 ALL, EVERY_ROW = families.ALL, "unusable rows too"
 _MEAN_ERROR = 0.8 * 1.25 / 1.35  # of a median, over IQR / sqrt(n)
 _SHARE = 0.05  # of the time out of the training range, and a network is flagged
+_NETWORKS = ("network", "mode", "batch_size", "memory", "tuning", "latency_ms", "verdict", "status", "predicted_ms", "low_ms",
+             "high_ms", "outside", "rss_mb", "tensors_mb", "peak_mb", "memory_mb")
+_PREDICTED = {"rss_predicted_mb": "predicted_ms", "rss_low_mb": "low_ms", "rss_high_mb": "high_ms"}  # where it was learned
 _STEP_SPLITS = {"workload": "workloads", "arch": "architectures"}
 Row = dict[str, Any]
 
@@ -51,14 +56,16 @@ def table(reference: str = "") -> pd.DataFrame:
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
-def of_card(card: Composed, folder: Path | None = None) -> Iterator[Row]:
-    """Yield the rows of a card's composed model: families left out, all of them and by kind of network.
+def of_card(card: Composed, only: Condition | None = None) -> Iterator[Row]:
+    """Yield the rows of a card's composed model: families left out, all of them and by kind; ``only`` under one condition.
 
-    ``folder`` holds what ``composed.held_out`` wrote; without rows of the card there the scores of its file stand alone.
+    Where ``composed.held_out`` wrote no rows of the card, the scores of its file stand alone.
     """
-    of_kinds = families.read(folder)
+    of_kinds = families.read()
     of_kinds = of_kinds[(of_kinds["device"] == card.device) & of_kinds["group"].isin((families.ALL, families.KIND))]
     for condition, fitted in card.conditions.items():
+        if only not in (None, condition):
+            continue
         own = of_kinds[of_kinds["condition"] == condition.name].to_dict("records")
         for scores in own or [{"name": ALL, "coverage": np.nan, **fitted.scores}]:
             yield row(card.device, NETWORKS, scores["name"], condition.mode, condition_of_card(condition.name), scores,
@@ -90,10 +97,9 @@ def _of_families() -> Iterator[Row]:
             yield row(scores["device"], NOISE, ALL, mode, condition, scores, f"none: {scores['name']} against it", "timm")
 
 
-def of_final_set(folder: Path | None = None) -> Iterator[Row]:
+def of_final_set() -> Iterator[Row]:
     """Yield the scores of the final set of families, as they fell when it was opened."""
-    path = (folder or composed_file.FOLDER) / "final.csv"
-    for scores in csv_files.frame(path).to_dict("records") if path.is_file() else ():
+    for scores in _records(composed_file.FOLDER / "final.csv", "date", "device", "condition", "n").to_dict("records"):
         yield row(scores["device"], FINAL, ALL, _mode_of(scores["condition"]), condition_of_card(scores["condition"]), scores,
                   f"final families, opened {scores['date']}", "timm")
 
@@ -108,16 +114,23 @@ def _mode_of(name: str) -> str:
     return "train" if name.startswith("train") else "infer"
 
 
+def _records(path: Path, *names: str) -> pd.DataFrame:
+    """Return a CSV that has these columns, without rows where it is not there; InputError where it lacks some."""
+    table = csv_files.frame(path) if path.is_file() else pd.DataFrame(columns=list(names))
+    if missing := sorted({*names} - {*table}):
+        raise InputError(f"{path} lacks the columns {choices(missing)}; train the model again that it is of")
+    return table
+
+
 def machine_networks(folder: Path) -> pd.DataFrame:
     """Return the predicted networks of a reference machine that no composition was tuned on, with ``kind``.
 
     Rows that ran, whatever their spread; without rows where the machine has none.
     """
-    path = folder / "predictions" / "networks.csv"
-    if not path.is_file():
-        return pd.DataFrame(columns=["network", "kind"])
-    networks, of_kinds = csv_files.frame(path), path.with_name("kinds.csv")
-    kinds = csv_files.frame(of_kinds).set_index("network")["kind"] if of_kinds.is_file() else {}
+    networks = _records(folder / "predictions" / "networks.csv", *_NETWORKS)
+    kinds = dict(_records(folder / "predictions" / "kinds.csv", "network", "kind").to_numpy())
+    if networks.empty:
+        return networks.assign(kind="")
     ran = (networks["status"] == "ok") & ~networks["tuning"].astype(bool) & ~networks["network"].isin(definitions.workloads())
     return networks[ran].assign(kind=networks["network"].map(kinds).fillna(""))
 
@@ -155,10 +168,13 @@ def _of_memory(name: str, networks: pd.DataFrame, source: str) -> Iterator[Row]:
     rows = networks[networks["memory"] == "default"] if len(networks) else networks
     for mode, part in rows.groupby("mode") if len(rows) else ():
         weights_mb = part["memory_mb"] - part["peak_mb"]
-        for what, measured in ((TENSORS, weights_mb + part["tensors_mb"]), (RESIDENT, part["rss_mb"])):
-            if (measured.notna() & (measured > 0)).any():
-                yield row(name, what, ALL, mode, "default allocator", errors(part["memory_mb"], measured),
-                           "none: nothing of it is fitted", source)
+        yield row(name, TENSORS, ALL, mode, "default allocator", errors(part["memory_mb"], weights_mb + part["tensors_mb"]),
+                  "none: nothing of it is fitted", source)
+        yield row(name, RESIDENT, ALL, mode, "weights and tensors alone", errors(part["memory_mb"], part["rss_mb"]),
+                  "none: nothing of it is fitted", source)
+        if {*_PREDICTED} <= {*part}:
+            learned = _with_coverage(part.drop(columns=list(_PREDICTED.values())).rename(columns=_PREDICTED), "rss_mb")
+            yield row(name, RESIDENT, ALL, mode, "learned", learned, "families of torchvision", source)
 
 
 def of_operators(model: CostModel) -> Iterator[Row]:
@@ -188,7 +204,7 @@ def _of_power() -> Iterator[Row]:
 def _of_steps() -> Iterator[Row]:
     """Yield the rows of profiled training steps by the sum of their parts, each group left out."""
     for path in sorted((registry.SHIPPED / steps.FOLDER).glob("*.csv")):
-        rows = csv_files.frame(path)
+        rows = _records(path, "learner", "split", "measured_ms", "predicted_ms", "low_ms", "high_ms")
         for split, part in rows[rows["learner"] == step.SUM_OF_PARTS].groupby("split"):
             yield row(path.stem.removeprefix(transfer_cpu.CPU), STEPS, ALL, "train", "whole steps, fp32",
                       _with_coverage(part, "measured_ms"), _STEP_SPLITS[split], "profiles of W1 to W7")
@@ -212,7 +228,7 @@ def _with_coverage(rows: pd.DataFrame, measured: str = "latency_ms") -> Row:
 
 def errors(predicted: pd.Series, measured: pd.Series) -> Row:
     """Return MAPE, median and bias in %, and n."""
-    error = (predicted / measured - 1).dropna() * 100
+    error = (predicted / measured.where(measured > 0) - 1).dropna() * 100
     return {"mape": error.abs().mean(), "median": error.abs().median(), "bias": error.mean(), "n": len(error)}
 
 

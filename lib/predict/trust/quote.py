@@ -45,8 +45,7 @@ def quote(predictor: Predictor, work: Work, passes: Estimate, condition: Conditi
     ``condition``: that of the card's composed model, where it answered; ``memory``: the allocator's of a CPU's passes.
     """
     if condition:
-        name = held_out.condition_of_card(condition.name)
-        rows = [row for row in held_out.of_card(predictor.composed) if row["condition"] == name]
+        rows = list(held_out.of_card(predictor.composed, condition))
         return _of_kind(rows, kinds.of_work(work.table)) if rows else Quote({}, passes.evidence)
     if predictor.device_type == "cpu":
         return _of_calibration(predictor, work.mode, memory) if CALIBRATED in predictor.model.facts else \

@@ -30,12 +30,12 @@ def trust_words(rows: pd.DataFrame) -> str:
     text = (f"To be trusted least, of the kinds with {_MANY} networks or more: "
             + "; ".join(f"{_named(row)}, mean error {row['mape_pct']:.0f} %, bias {row['bias_pct']:+.0f} %" for row in least)
             + f". Most: {_named(most)}, {most['mape_pct']:.0f} %.")
-    cases = rows[(rows["what"] == held_out.NETWORKS) & (rows["n"] >= _MANY)]
+    cases = rows[(rows["what"] == held_out.NETWORKS) & (rows["kind"] != held_out.ALL) & (rows["n"] >= _MANY)]
     short = cases[cases["coverage_pct"] < _COVERAGE[0]].sort_values("coverage_pct")
     if len(short):
         first = short.iloc[0]
         text += (f" Nominal 90 % intervals hold less than {_COVERAGE[0]} % in {len(short)} of {len(cases)} cases, least for "
-                 f"{_named(first)} ({first['condition']}): {first['coverage_pct']:.0f} %.")
+                 f"{first['kind']} networks on {first['device']}, {first['condition']}: {first['coverage_pct']:.0f} %.")
     return text
 
 

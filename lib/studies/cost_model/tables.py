@@ -31,6 +31,13 @@ def final_set(rows: pd.DataFrame) -> pd.DataFrame:
     return table.assign(**{"families left out, MAPE %": left_out.reindex(pd.MultiIndex.from_frame(final[same])).to_numpy()})
 
 
+def every_row(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the scores of networks on CPUs with the rows whose repeats were too far apart to be usable."""
+    networks = rows[(rows["what"] == held_out.NETWORKS) & rows["condition"].str.endswith(held_out.EVERY_ROW)]
+    names = {name: shown for name, shown in _TRUST.items() if name not in ("kind", "left_out", "source")}
+    return networks[list(names)].rename(columns=names)
+
+
 def memory(rows: pd.DataFrame) -> pd.DataFrame:
     """Return how right the peak of memory is, as what tensors take and as what the process comes to occupy."""
     names = {"device": "device", "what": "judged on", "mode": "mode", "mape_pct": "MAPE %", "median_pct": "median %",
