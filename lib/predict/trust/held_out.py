@@ -168,9 +168,9 @@ def _of_memory(name: str, networks: pd.DataFrame, source: str) -> Iterator[Row]:
     rows = networks[networks["memory"] == "default"] if len(networks) else networks
     for mode, part in rows.groupby("mode") if len(rows) else ():
         weights_mb = part["memory_mb"] - part["peak_mb"]
-        yield row(name, TENSORS, ALL, mode, "default allocator", errors(part["memory_mb"], weights_mb + part["tensors_mb"]),
+        yield row(name, TENSORS, ALL, mode, "weights and tensors", errors(part["memory_mb"], weights_mb + part["tensors_mb"]),
                   "none: nothing of it is fitted", source)
-        yield row(name, RESIDENT, ALL, mode, "weights and tensors alone", errors(part["memory_mb"], part["rss_mb"]),
+        yield row(name, RESIDENT, ALL, mode, "weights and tensors", errors(part["memory_mb"], part["rss_mb"]),
                   "none: nothing of it is fitted", source)
         if {*_PREDICTED} <= {*part}:
             learned = _with_coverage(part.drop(columns=list(_PREDICTED.values())).rename(columns=_PREDICTED), "rss_mb")

@@ -86,7 +86,7 @@ def _of_cpu(predictor: Predictor, work: Work, memory: str) -> Quote:
         return Quote({}, "no network was held out on the machine of this model")
     nearest = min(sizes, key=lambda size: abs(math.log(size / work.batch_size)))
     condition = held_out.condition_of_cpu(memory, nearest)
-    about = (f"not of this machine, of {name}: " if predictor.origin else "") + \
+    about = ("not of this machine: " if predictor.origin else "") + \
         ("forward and backward of " if work.mode == "train" else "")
     return _of_kind([row for row in rows if row["condition"] == condition], kinds.of_work(work.table), about)
 

@@ -1,7 +1,6 @@
 """What the evaluation of the cost model says, in words whose numbers are put in, and its key numbers."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -26,10 +25,11 @@ def trust_words(rows: pd.DataFrame) -> str:
     networks = networks[networks["n"] >= _MANY]
     if networks.empty:
         raise MissingError(f"kinds of {_MANY} networks or more")
+    networks = networks.assign(case=networks["kind"] + " networks on " + held_out.cases(networks))
     *least, most = [*networks.head(_NAMED).to_dict("records"), networks.iloc[-1].to_dict()]
     text = (f"To be trusted least, of the kinds with {_MANY} networks or more: "
-            + "; ".join(f"{_named(row)}, mean error {row['mape_pct']:.0f} %, bias {row['bias_pct']:+.0f} %" for row in least)
-            + f". Most: {_named(most)}, {most['mape_pct']:.0f} %.")
+            + "; ".join(f"{row['case']}: mean error {row['mape_pct']:.0f} %, bias {row['bias_pct']:+.0f} %" for row in least)
+            + f". Most: {most['case']}: {most['mape_pct']:.0f} %.")
     cases = rows[(rows["what"] == held_out.NETWORKS) & (rows["kind"] != held_out.ALL) & (rows["n"] >= _MANY)]
     short = cases[cases["coverage_pct"] < _COVERAGE[0]].sort_values("coverage_pct")
     if len(short):
@@ -37,10 +37,6 @@ def trust_words(rows: pd.DataFrame) -> str:
         text += (f" Nominal 90 % intervals hold less than {_COVERAGE[0]} % in {len(short)} of {len(cases)} cases, least for "
                  f"{first['kind']} networks on {first['device']}, {first['condition']}: {first['coverage_pct']:.0f} %.")
     return text
-
-
-def _named(row: Mapping[str, Any]) -> str:
-    return f"{row['kind']} networks on {row['device']} ({row['mode']})"
 
 
 @needs("errors of families")

@@ -40,8 +40,8 @@ def every_row(rows: pd.DataFrame) -> pd.DataFrame:
 
 def memory(rows: pd.DataFrame) -> pd.DataFrame:
     """Return how right the peak of memory is, as what tensors take and as what the process comes to occupy."""
-    names = {"device": "device", "what": "judged on", "mode": "mode", "mape_pct": "MAPE %", "median_pct": "median %",
-             "bias_pct": "bias %", "n": "n"}
+    names = {"device": "device", "condition": "predicted", "what": "judged on", "mode": "mode", "mape_pct": "MAPE %",
+             "median_pct": "median %", "bias_pct": "bias %", "n": "n"}
     return rows[rows["what"].isin((held_out.TENSORS, held_out.RESIDENT))][list(names)].rename(columns=names)
 
 
