@@ -15,7 +15,8 @@ from lib.predict.advise import Advice, Query, advise
 from lib.predict.suggestions import Change
 
 _SHOWN = {"device": "device", "source": "source", "predicted_ms": "ms", "low_ms": "low", "high_ms": "high",
-          "images_per_sec": "images/s", "memory_mb": "MB", "bound": "bound", "below_roof": "x below roof", "fits": "fits",
+          "images_per_sec": "images/s", "memory_mb": "MB", "rss_mb": "resident MB", "bound": "bound",
+          "below_roof": "x below roof", "fits": "fits",
           "out_of_range": "outside", "measured_ms": "measured ms", "price_per_million": "price / 10^6 images",
           "energy_j": "GEMMs' J/image", "energy_low_j": "J low", "energy_high_j": "J high",
           "energy_share": "their share of time", "energy_source": "joules are", "loader_wait_ms": "loader ms",
@@ -73,7 +74,7 @@ def _notes(advice: Advice) -> list[str]:
     if len(kernels) < len(gpus):
         launched = choices(gpus.loc[gpus["latency_type"] != "kernel", "device"])
         lines.append(f"launched one by one, end to end: {launched}; not to be compared with times of kernels alone")
-    lines += [f"{one.device}: {evidence}" for one in advice.predictors if (evidence := advice.captured.evidence(one))]
+    lines += [f"{row.device}, errors on what was held out: {row.held_out}" for row in advice.table.itertuples()]
     return lines + _step_notes(advice)
 
 
