@@ -36,6 +36,7 @@ _SHARE = 0.05  # of the time out of the training range, and a network is flagged
 _NETWORKS = ("network", "mode", "batch_size", "memory", "tuning", "latency_ms", "verdict", "status", "predicted_ms", "low_ms",
              "high_ms", "outside", "rss_mb", "tensors_mb", "peak_mb", "memory_mb")
 _PREDICTED = {"rss_predicted_mb": "predicted_ms", "rss_low_mb": "low_ms", "rss_high_mb": "high_ms"}  # where it was learned
+_WAYS = ("eager", "compiled", "train")  # of a card's condition
 _STEP_SPLITS = {"workload": "workloads", "arch": "architectures"}
 Row = dict[str, Any]
 
@@ -61,13 +62,11 @@ def of_card(card: Composed, only: Condition | None = None) -> Iterator[Row]:
 
     Where ``composed.held_out`` wrote no rows of the card, the scores of its file stand alone.
     """
-    of_kinds = families.read()
-    of_kinds = of_kinds[(of_kinds["device"] == card.device) & of_kinds["group"].isin((families.ALL, families.KIND))]
     for condition, fitted in card.conditions.items():
         if only not in (None, condition):
             continue
-        own = of_kinds[of_kinds["condition"] == condition.name].to_dict("records")
-        for scores in own or [{"name": ALL, "coverage": np.nan, **fitted.scores}]:
+        of_kinds = families.of_kinds(card.device, condition)
+        for scores in of_kinds.values() or [{"name": ALL, "coverage": np.nan, **fitted.scores}]:
             yield row(card.device, NETWORKS, scores["name"], condition.mode, condition_of_card(condition.name), scores,
                       "families of timm", card.source)
 
@@ -240,10 +239,16 @@ def row(device: str, what: str, kind: str, mode: str, condition: str, scores: Ma
             "n": int(scores["n"]), "left_out": left_out, "source": source}
 
 
+def case_of(device: str, mode: str, condition: str) -> str:
+    """Return device, mode and condition as one text; a card's condition says the mode."""
+    of_card = condition.partition(",")[0] in _WAYS
+    return ", ".join((device, *[mode] * (not of_card), condition))
+
+
 def cases(rows: pd.DataFrame) -> pd.Series:
-    """Return device, mode and condition of each row as one text; a card's condition says the mode."""
-    of_cards = rows["condition"].str.match("(eager|compiled|train),")
-    return rows["device"] + ", " + rows["condition"].where(of_cards, rows["mode"] + ", " + rows["condition"])
+    """Return the case of each row, see ``case_of``."""
+    several = rows[["device", "mode", "condition"]].itertuples(index=False, name=None)
+    return pd.Series([case_of(*values) for values in several], rows.index, dtype=object)
 
 
 def weakest_first(rows: pd.DataFrame) -> pd.DataFrame:
