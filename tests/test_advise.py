@@ -281,6 +281,7 @@ def _end_to_end(monkeypatch, verdicts, factor=1.5):
     monkeypatch.setattr(calibrate.calibrate_networks, "NETWORKS", tuple(verdicts))
     monkeypatch.setattr(calibrate.calibrate_networks, "_PROCESS_S", 0.1)
     monkeypatch.setattr(calibrate.calibrate_networks, "_PASSES", 0)
+    monkeypatch.setattr(calibrate.calibrate_networks, "Budget", lambda seconds: SimpleNamespace(left_s=seconds))  # no clock
     monkeypatch.setattr(calibrate.calibrate_networks.campaign, "measure", measure)
     monkeypatch.setattr(calibrate.calibrate_networks.campaign, "write", lambda *_, **__: None)
     return calls
