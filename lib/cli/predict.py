@@ -72,7 +72,7 @@ def _answer_questions(options: argparse.Namespace) -> int:
 
     if options.model or options.verify:
         raise InputError("--questions is asked without a network and without --verify: each row names its own")
-    usual = advise.Query("", options.batch_size, options.input, options.mode, options.dtype)
+    usual = advise.Query("", options.batch_size, options.input, options.mode, options.dtype, options.layout, options.compile)
     several = questions.read(options.questions, usual, options.device)
     options.device = sorted({question.device for question in several}) if all(question.device for question in several) else []
     table = _after_a_look(options, lambda: answers.answers(several))
@@ -157,7 +157,8 @@ def _add_advise(verbs) -> None:
                       help="a torchvision name, a workload id (W1), timm:NAME, hf:PATH (a folder with a config.json), or "
                            "module:Class")
     verb.add_argument("--questions", type=a_path, metavar="FILE.csv",
-                      help="answer a table instead: a column model, and any of batch_size, device, mode, dtype, input; "
+                      help="answer a table instead: a column model, and any of batch_size, device, mode, dtype, input, "
+                           "layout, compile; "
                            "what a row leaves empty is as the options say")
     verb.add_argument("--out", type=new_file, metavar="FILE.csv",
                       help="of --questions: the table of answers (default: it is printed)")

@@ -1,6 +1,6 @@
 """Definitions that people edit beside the workloads: vendors' devices, the run matrix, counters, scheduling scenarios."""
 
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -118,7 +118,13 @@ def table(path: Path, key: str, model: type[Strict], named: str = "id", beside: 
 
 
 def load_devices(path: Path = paths.PARAMS / "devices.yaml") -> dict[str, VendorDevice]:
-    """Read the vendors' devices, id to definition; InputError names the file and the wrong entry."""
+    """Read the vendors' devices, id to definition, once as their file stands; InputError names it and the wrong entry."""
+    state = path.stat() if path.is_file() else None  # reading it says what is wrong
+    return dict(_devices(path, *((state.st_mtime_ns, state.st_size) if state else ())))
+
+
+@lru_cache(maxsize=4)
+def _devices(path: Path, *_: int) -> dict[str, VendorDevice]:
     return table(path, "devices", VendorDevice)
 
 

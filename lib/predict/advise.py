@@ -2,8 +2,9 @@
 
 import math
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache
 from typing import Any
 
 import pandas as pd
@@ -77,7 +78,9 @@ class CapturedQuery:
         self.query, self.shipped, self._works, self._scaled = query, shipped, {}, {}
         network = query.network()
         self.batch_size = network.shape[0]
-        self._ready = cache(lambda layout: capture.prepared(network, dtypes.torch_name(query.dtype), layout))
+        self._built = cache(lambda: capture.prepared(network))
+        self._ready = cache(lambda layout: capture.prepared(network, dtypes.torch_name(query.dtype), layout, self._built()))
+        self._rows = cache(lambda: composed_rows.of_network(network, self._built()))
 
     def work(self, batch_size: int = 0, channels_last: bool = False, device_type: str = "cpu") -> Work:
         """Return the work at a batch size (0: the query's own), captured as it runs on a device type: cpu or cuda."""
@@ -95,22 +98,28 @@ class CapturedQuery:
         freed memory, see ``Predictor.estimate``.
         """
         network = network or self.work(device_type=predictor.device_type)
+        learned = self._of_whole_networks(predictor, network)
         if self.query.mode == "infer":
-            return self._of_whole_networks(predictor, network) or predictor.estimate(network, memory)
-        return steps.predict(predictor, network, steps.loading(self.query.model, network), shipped=self.shipped)
+            return learned or predictor.estimate(network, memory)
+        return steps.assembled(predictor, network, steps.loading(self.query.model, network),
+                               learned or steps.passes_in_a_loop(predictor, network), steps.costs_of(predictor, self.shipped))
 
-    @cached_property
+    @property
     def rows(self) -> pd.DataFrame:
         """Give the rows of work that composed models of cards take, see ``composed.rows``."""
-        return composed_rows.of_network(self.query.network())
+        return self._rows()
+
+    def under(self, **changes) -> "CapturedQuery":
+        """Return the query with another batch size, layout or compiled; both share what is captured."""
+        other = copy(self)
+        other.query, other._scaled = replace(self.query, **changes), {}
+        other.batch_size = other.query.network().shape[0]
+        return other
 
     def condition(self, predictor: Predictor, **changes) -> Condition | None:
-        """Return what was learned from whole networks that is like the query, with ``changes``; None where nothing was.
-
-        A training step is predicted from its kernels alone.
-        """
+        """Return what was learned from whole networks that is like the query, with ``changes``; None where nothing was."""
         query = replace(self.query, **changes)
-        if query.mode != "infer" or predictor.composed is None or len(query.network().shape) != 4:  # noqa: PLR2004 - images: batch, channels, height, width
+        if predictor.composed is None or len(query.network().shape) != 4:  # noqa: PLR2004 - images: batch, channels, height, width
             return None
         return answers.condition_of(predictor.composed, query.dtype, query.mode, query.layout, query.compiled)
 
@@ -120,11 +129,11 @@ class CapturedQuery:
         return answers.evidence(predictor.composed, condition) if condition else ""
 
     def _of_whole_networks(self, predictor: Predictor, network: Work) -> Estimate | None:
-        """Predict by the composed model of a card, where one was learned of whole networks run as the query says."""
+        """Predict passes by the composed model of a card, where one was learned of whole networks run as the query says."""
         condition = self.condition(predictor)
         if condition is None:
             return None
-        answer = answers.answer(predictor.composed, self.rows, network.batch_size, condition)
+        answer = answers.answer(predictor.composed, composed_rows.of_passes(self.rows), network.batch_size, condition)
         return replace(predictor.estimate(network), predicted_ms=answer.predicted_ms, low_ms=answer.low_ms,
                        high_ms=answer.high_ms, outside=float(answer.outside), origins={}, evidence=answer.evidence)
 
@@ -166,7 +175,7 @@ def advise(query: Query, devices: Sequence[str] = (), crossovers: bool = True) -
     Raises InputError for a network that cannot be built or captured, and for a device without a model (they are listed).
     """
     captured = CapturedQuery(query)
-    predictors = _able(captured, registry.for_devices(devices, query.dtype), bool(devices))
+    predictors = able(captured, registry.for_devices(devices, query.dtype), bool(devices))
     table = predictions(captured, predictors)
     best = _best(table)
     rivals = ["cpu", *[name for name in table["device"] if name != "cpu"]][:_RIVALS]
@@ -175,7 +184,7 @@ def advise(query: Query, devices: Sequence[str] = (), crossovers: bool = True) -
     return Advice(captured, table, best, _reason(table, best), changes, tuple(predictors))
 
 
-def _able(captured: CapturedQuery, predictors: Sequence[Predictor], named: bool) -> list[Predictor]:
+def able(captured: CapturedQuery, predictors: Sequence[Predictor], named: bool) -> list[Predictor]:
     """Return the devices that can be predicted in the layout and compiled as the query says; all of them where it says neither.
 
     Raises InputError where none can, or one that was ``named`` cannot.

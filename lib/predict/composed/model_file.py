@@ -91,6 +91,11 @@ class Composed:
         return cls(entry.device, several, entry.source, entry.licence)
 
 
+def files_of_cards(folder: Path | None = None) -> dict[str, Path]:
+    """Return the files of composed models by card."""
+    return {path.stem: path for path in sorted((folder or FOLDER).glob("*.json"))}
+
+
 def of_device(device: str, folder: Path | None = None) -> Composed | None:
     """Return the composed model that ships of a card, or None; InputError for a damaged file."""
     path = (folder or FOLDER) / f"{device}.json"
