@@ -135,11 +135,11 @@ def test_usual_names_still_resolve():
 
 
 def test_layout_and_compile_are_columns_and_a_network_is_captured_for_all_of_them(monkeypatch):
-    captured, built = [], []
-    real, build = capture.of_network, capture.prepared
+    captured = []
+    real = capture.of_network
     monkeypatch.setattr(capture, "of_network", lambda *given, **named: captured.append(given) or real(*given, **named))
-    monkeypatch.setattr(capture, "prepared", lambda *given, **named: built.append(given[3:]) or build(*given, **named))
-    table = answers.answers(of(model=["resnet18"] * 6, batch_size=64, dtype="fp16", device=["rtx-4090"] * 5 + ["t4"],
+    cards = [*["rtx-4090"] * 5, "p100-pcie-16gb"]
+    table = answers.answers(of(model=["resnet18"] * 6, batch_size=64, dtype="fp16", device=cards,
                                layout=["", "channels_last", "", "nhwc", "", "channels_last"],
                                compile=["", "", "yes", "", "perhaps", ""]))
     plain, last, compiled, *refused = table.itertuples()
@@ -147,6 +147,6 @@ def test_layout_and_compile_are_columns_and_a_network_is_captured_for_all_of_the
     assert (last.layout, compiled.compile, plain.compile) == ("channels_last", True, False)
     alone = advise.advise(Query("resnet18", 64, dtype="fp16", layout="channels_last"), ["rtx-4090"], crossovers=False)
     assert last.predicted_ms == pytest.approx(alone.table["predicted_ms"][0])
-    assert [words in row.error for words, row in zip(("no layout 'nhwc'", "compile 'perhaps'", "on: t4"), refused, strict=True)
-            ] == [True] * 3
+    reasons = ("no layout 'nhwc'", "compile 'perhaps'", "on: p100")
+    assert [words in row.error for words, row in zip(reasons, refused, strict=True)] == [True] * 3
     assert len(captured) == 2 + 2, "once as the table asks and once as rows of work; and again for the question alone"

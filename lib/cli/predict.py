@@ -104,6 +104,16 @@ def _advise_operator(options: argparse.Namespace) -> int:
 
 
 def _calibrate(options: argparse.Namespace) -> int:
+    if options.networks:
+        from lib.config.definitions import load_devices
+        from lib.measure import machine
+        from lib.predict import registry
+        from lib.predict.composed import few_networks
+
+        name = options.device
+        device = name if name in load_devices() else registry.vendor_of(machine.device_name(machine.device(name)))
+        print(few_networks.summary(few_networks.calibrate(device, options.networks)))
+        return 0
     from lib.predict import calibrate
 
     print(calibrate.summary(calibrate.calibrate(options.device, options.dtype, options.budget_s)))
@@ -129,10 +139,11 @@ def _models(options: argparse.Namespace) -> int:
         device, kind = training.SHIPS[options.train]
         print(training.ship(device, options.quick, kind).to_string(index=False, float_format=lambda value: f"{value:.2f}"))
     elif options.train == "timm":
-        from lib.predict.composed import evaluation
+        from lib.predict.composed import evaluation, new_cards
 
-        scores, reasons = evaluation.ship()
-        print(scores.to_string(index=False, float_format=lambda value: f"{value:.1f}"))
+        table, captures, reasons = evaluation.material()
+        for scores in (evaluation.ship(table, captures), new_cards.ship(table, captures, *evaluation.SOURCE)):
+            print(scores.to_string(index=False, float_format=lambda value: f"{value:.1f}"))
         print("".join(f"left out: {name}: {reason}\n" for name, reason in reasons.items()), end="")
     elif options.train in ("neusight", "aiconfigurator"):
         evaluate.published(options.train, "bf16" if options.train == "aiconfigurator" else "fp32", options.quick)
@@ -213,7 +224,10 @@ def _add_models(verbs) -> None:
 
 def _add_calibrate(verbs) -> None:
     verb = verbs.add_parser("calibrate", help="fine-tune the nearest model to this machine's device by a few measured points")
-    verb.add_argument("--device", default="cpu", help="cpu (default) or cuda:0")
+    verb.add_argument("--device", default="cpu", help="cpu (default), cuda:0, or of --networks one of params/devices.yaml")
+    verb.add_argument("--networks", action="append", type=a_path, metavar="FILE",
+                      help="measure nothing: correct a card's model of whole networks by ten or more that were measured on it, "
+                           "benchmark-*.csv as timm writes it or a table networks.parquet; may be given again")
     verb.add_argument("--budget-s", type=number(10, 1e6), default=120.0, help="time for measuring (default 120)")
     verb.add_argument("--dtype", default="fp32", choices=("fp32", "bf16", "fp16"))
     verb.set_defaults(call=_calibrate)

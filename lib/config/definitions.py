@@ -18,7 +18,8 @@ Rate = Annotated[float, NUMBER, Field(gt=0, lt=1e8)]
 class VendorDevice(Strict):
     """One entry of ``params/devices.yaml``: what the vendor states of a device, in GFLOP/s (dense), GB/s and 10^6 bytes.
 
-    ``multiprocessors`` and ``cache_mb`` (the last cache) are 0 where they are not stated; the price is what its user pays.
+    ``multiprocessors``, ``cache_mb`` (the last cache) and ``power_w`` (the most that the board may draw) are 0 where they
+    are not stated; the price is what its user pays.
     ``architecture`` is the vendor's generation: chips of one are siblings, whose models stand in for one another.
     """
 
@@ -30,6 +31,7 @@ class VendorDevice(Strict):
     multiprocessors: Count = 0
     cache_mb: Annotated[float, Field(ge=0)] = 0.0
     architecture: Annotated[str, Field(pattern=r"^[a-z0-9-]*$")] = ""
+    power_w: Annotated[float, Field(ge=0)] = 0.0
     price_per_hour: Annotated[float, Field(gt=0)] | None = None
     source: Annotated[str, Field(min_length=5)]
 

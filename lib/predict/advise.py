@@ -125,17 +125,23 @@ class CapturedQuery:
 
     def evidence(self, predictor: Predictor) -> str:
         """Say on which whole networks the answer for a device rests; empty where it is of kernels."""
-        condition = self.condition(predictor)
-        return answers.evidence(predictor.composed, condition) if condition else ""
+        return passes_of(self.predicted(predictor)).evidence
 
     def _of_whole_networks(self, predictor: Predictor, network: Work) -> Estimate | None:
-        """Predict passes by the composed model of a card, where one was learned of whole networks run as the query says."""
+        """Predict passes by the composed model of a card, where one was learned of whole networks run as the query says.
+
+        What other cards say stands behind kernels of the card's own, where most of the time is theirs.
+        """
         condition = self.condition(predictor)
         if condition is None:
             return None
+        kernels = predictor.estimate(network)
+        plain = (self.query.layout, self.query.compiled) == ("contiguous", False)
+        if plain and predictor.composed.conditions[condition].basis == "others" and sum(kernels.origins.values()) <= _MOST:
+            return None
         answer = answers.answer(predictor.composed, composed_rows.of_passes(self.rows), network.batch_size, condition)
-        return replace(predictor.estimate(network), predicted_ms=answer.predicted_ms, low_ms=answer.low_ms,
-                       high_ms=answer.high_ms, outside=float(answer.outside), origins={}, evidence=answer.evidence)
+        return replace(kernels, predicted_ms=answer.predicted_ms, low_ms=answer.low_ms,
+                       high_ms=answer.high_ms, outside=float(answer.outside), origins=answer.origins, evidence=answer.evidence)
 
     def scaled(self, batch_size: int, device_type: str = "cpu") -> Work:
         """Return the work at another batch size, on the line through two that were captured: every size is linear in it.
@@ -257,11 +263,9 @@ def source_of(predictor: Predictor, estimate: Estimate) -> str:
         scaling, doubtful = predictor.model.scaling, predictor.model.facts.get(transfer_cpu.DOUBTFUL)
         where = f"here{', on a busy machine,' if doubtful else ''}"
         return f"zero-shot from {predictor.origin}" + (f", scaled by ceilings measured {where} ({scaling})" if scaling else "")
-    if estimate.evidence:
-        return "learned from whole networks"
     borrowed = sum(estimate.origins.values())
     if borrowed <= _SHARE:
-        return "predicted"
+        return "learned from whole networks" if estimate.evidence else "predicted"
     most = max(estimate.origins, key=estimate.origins.get)
     return f"zero-shot from {most}" if borrowed > _MOST else f"predicted, {borrowed:.0%} from {most}"
 

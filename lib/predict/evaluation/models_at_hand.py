@@ -10,7 +10,7 @@ import pandas as pd
 from lib.errors import InputError
 from lib.measure import archive
 from lib.predict import registry
-from lib.predict.composed import model_file
+from lib.predict.composed import model_file, siblings
 from lib.predict.composed.model_file import Composed
 from lib.predict.operators.parts import Part
 from lib.predict.power import model as power_model
@@ -39,7 +39,7 @@ def summary() -> pd.DataFrame:
 def _composed_rows() -> list[dict[str, Any]]:
     """Return a row a condition of every composed model of a card, as ``summary`` has them; rows are networks."""
     rows = []
-    for device, path in model_file.files_of_cards().items():
+    for device, path in {**model_file.files_of_cards(), **model_file.files_of_cards(siblings.folder())}.items():
         try:
             model = Composed.load(path)
         except InputError as error:
