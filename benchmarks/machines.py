@@ -89,18 +89,12 @@ def _predicted(predictor: Predictor, rows: pd.DataFrame, name: str) -> pd.DataFr
 
 
 def one_machine(budget_s: float, names: list[str], path: Path) -> None:
-    """Look, measure the held-out networks, predict them zero-shot, calibrate, predict again; write a row a case to ``path``.
+    """Look, calibrate, measure the held-out networks at once after it; predict them by both; write a row a case to ``path``.
 
     Where the calibration is refused, as the column ``refused`` says, both answers are zero-shot: a user goes on with these.
     """
     here = transfer_cpu.host() or transfer_cpu.look()
     nearest = transfer_cpu.nearest(registry.reference_cpus("fp32"), here)
-    folder = paths.NETWORKS / "held_out"
-    cases = [(Case(name, mode, batch), "default") for name in names for mode, batch in CASES]
-    table, facts = campaign.measure(cases, "cpu", 1, 0.5, raw=folder / "visits.jsonl")
-    campaign.write(table, folder / "networks.parquet", **facts)
-    rows = table[table["status"] == "ok"].reset_index(drop=True)
-    zero_shot = _predicted(Predictor("cpu", "fp32", nearest, nearest.device), rows, "zero_shot")
     refused = False
     if not registry.path_of(registry.cpu_here(), "fp32").exists():
         try:
@@ -108,6 +102,12 @@ def one_machine(budget_s: float, names: list[str], path: Path) -> None:
         except InputError as error:
             refused = True
             print(f"   not calibrated: {error}", flush=True)
+    folder = paths.NETWORKS / "held_out"
+    cases = [(Case(name, mode, batch), "default") for name in names for mode, batch in CASES]
+    table, facts = campaign.measure(cases, "cpu", 1, 0.5, raw=folder / "visits.jsonl")
+    campaign.write(table, folder / "networks.parquet", **facts)
+    rows = table[table["status"] == "ok"].reset_index(drop=True)
+    zero_shot = _predicted(Predictor("cpu", "fp32", nearest, nearest.device), rows, "zero_shot")
     after = _predicted(registry.predictor("cpu", "fp32"), rows, "calibrated")
     measured = rows[[*KEYS, "memory", "threads", "hardware_id", "latency_ms", "verdict"]]
     measured = measured.assign(machine=machine.name(), unseen_family=rows["network"].isin(UNSEEN), refused=refused)

@@ -16,6 +16,7 @@ from torch import nn
 from lib import __main__, paths
 from lib.config.definitions import load_devices
 from lib.errors import InputError
+from lib.measure.budget import Budget
 from lib.predict import advise, advise_operator, advise_text, calibrate, registry, suggestions
 from lib.predict.advise import Query
 from lib.predict.networks import work
@@ -280,6 +281,7 @@ def _end_to_end(monkeypatch, verdicts, factor=1.5):
     monkeypatch.setattr(calibrate.calibrate_networks, "NETWORKS", tuple(verdicts))
     monkeypatch.setattr(calibrate.calibrate_networks, "_PROCESS_S", 0.1)
     monkeypatch.setattr(calibrate.calibrate_networks, "_PASSES", 0)
+    monkeypatch.setattr(calibrate.calibrate_networks, "Budget", lambda seconds: SimpleNamespace(left_s=seconds))  # no clock
     monkeypatch.setattr(calibrate.calibrate_networks.campaign, "measure", measure)
     monkeypatch.setattr(calibrate.calibrate_networks.campaign, "write", lambda *_, **__: None)
     return calls
@@ -296,12 +298,28 @@ def test_a_calibration_by_whole_networks_too_predicts_others_with_honest_interva
     result = calibrate.calibrate("cpu", budget_s=30)
     composition = registry.predictor("cpu", "fp32").composition("infer", "default")
     assert calls == [{"default"}, {"default", "kept"}]  # all networks first, the retained heap if time is left
-    assert result.networks.count == composition.networks == 3 and result.networks.after["n"] == 12
+    assert result.networks.count == composition.networks == 3 and result.networks.after["n"] == 8
     assert result.networks.after["mape"] < result.networks.before["mape"] == pytest.approx(100 / 3, rel=0.01)
-    assert "3 networks end to end (12 cases), each left out: MAPE 33.3 % before (bias -33.3 %)" in calibrate.summary(result)
+    assert "3 networks end to end (8 cases), each left out: MAPE 33.3 % before (bias -33.3 %)" in calibrate.summary(result)
     answer = advise.advise(query, ["cpu"]).table.iloc[0]
     assert answer["low_ms"] < 1.5 * zero_shot["predicted_ms"] < answer["high_ms"]
     assert answer["predicted_ms"] == pytest.approx(1.5 * zero_shot["predicted_ms"], rel=0.15)
+
+
+@pytest.mark.parametrize(("longest_ms", "batches"), [(1e6, (8, 8)), (0.0, (1, 1))])
+def test_networks_of_a_calibration_infer_one_sample_or_several_in_turn_and_batches_that_take_long_are_halved(
+        monkeypatch, longest_ms, batches):
+    networks_, model = calibrate.calibrate_networks, registry.shipped_cpu("fp32")
+    monkeypatch.setattr(networks_, "NETWORKS", ("simple_cnn", "resnet18_2d", "cnn3d"))
+    monkeypatch.setattr(networks_, "_LONGEST_MS", longest_ms)
+    chosen, works = networks_._chosen(model, Budget(60))
+    assert [(case.network, case.mode, case.batch_size) for case, heap in chosen if heap == "default"] == [
+        ("simple_cnn", "infer", 1), ("simple_cnn", "train", batches[1]), ("resnet18_2d", "infer", batches[0]),
+        ("resnet18_2d", "train", batches[1]), ("cnn3d", "infer", 1), ("cnn3d", "train", batches[1])]
+    assert {case.network for case, heap in chosen if heap == "kept"} == {"simple_cnn"}
+    assert works.keys() == {(case.network, case.mode, case.batch_size) for case, _ in chosen}
+    few, _ = networks_._chosen(model, Budget(1e-9))
+    assert {case.network for case, _ in few} == {"simple_cnn", "resnet18_2d"}, "two at least, whatever the budget"
 
 
 def test_a_calibration_that_makes_networks_worse_is_refused_and_not_saved(home, monkeypatch):

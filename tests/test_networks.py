@@ -45,6 +45,32 @@ def test_networks_are_measured_in_a_process_of_their_own_and_resumed(tmp_path):
     assert store.read_json(tmp_path / "networks.meta.json")["hardware_id"] == table["hardware_id"][0]
 
 
+def test_a_case_goes_on_until_five_passes_found_the_processor_as_fast_as_usual(monkeypatch):
+    class Disturbed(end_to_end.ReferenceKernel):
+        """Slow for the first twelve passes."""
+
+        passes = 0
+
+        def settle(self):
+            """Know already what is usual."""
+
+        def wait(self):
+            return 1.0
+
+        def after(self):
+            self.passes += 1
+            return 2.0 if self.passes <= 12 else 1.0
+
+        def is_slow(self, taken_ms):
+            return taken_ms > 1
+
+    monkeypatch.setattr(end_to_end, "ReferenceKernel", Disturbed)
+    for patience, passes in ((1e9, 17), (1, end_to_end.LEAST)):
+        monkeypatch.setattr(end_to_end, "_PATIENCE", patience)
+        (result,), _ = end_to_end._measure([PAIR[0][0]], "cpu", 1e-6)
+        assert len(result["samples_ms"]) == passes
+
+
 def test_networks_have_the_energy_of_a_known_power(tmp_path, home, metered, monkeypatch):
     monkeypatch.setattr(end_to_end, "LEAST_S", 0.7)
     monkeypatch.setattr(campaign, "in_a_process", lambda cases, device, case_s, _: end_to_end._measure(cases, device, case_s))

@@ -12,7 +12,8 @@ from lib.cli.main import main
 from lib.config import definitions
 from lib.errors import InputError
 from lib.predict import advise, registry
-from lib.predict.composed import adaptation, answers, evaluation, features, few_networks, model, model_file, new_cards, siblings
+from lib.predict.composed import answers, evaluation, features, model, model_file
+from lib.predict.composed.cards import adaptation, few_networks, new_cards, siblings
 from lib.predict.composed.features import Condition
 from lib.predict.composed.training import Cases
 from lib.predict.operators.features_gpu import Chip
@@ -116,12 +117,12 @@ def test_advise_answers_for_a_card_that_no_network_was_measured_on():
     rows = advice.table.set_index("device")
     assert rows.loc["rtx-5090", "source"] == "zero-shot from networks on 3 cards"
     assert rows.loc["rtx-5090", "predicted_ms"] < rows.loc["rtx-4090", "predicted_ms"], "more of everything"
-    evidence = advice.captured.evidence(next(one for one in advice.predictors if one.device == "rtx-5090"))
-    assert "no network was measured on it" in evidence
-    assert "rtx-3090, rtx-4090, rtx-pro-6000-max-q" in evidence
+    quoted = rows.loc["rtx-5090", "held_out"]
+    assert quoted.startswith("no network was measured on it so; all networks on any-card")
+    assert "left out: each of rtx-3090, rtx-4090, rtx-pro-6000-max-q, and families of timm" in quoted
     shared = model_file.of_device(model_file.ANY)
     mape = shared.conditions[answers.condition_of(shared, "fp16")].scores["mape"]
-    assert f"MAPE {mape:.1f} %" in evidence
+    assert f"MAPE {mape:.1f} %" in quoted
     faster = advise.advise(replace(query, compiled=True), ["rtx-5090"], crossovers=False).table["predicted_ms"][0]
     assert faster < rows.loc["rtx-5090", "predicted_ms"]
 
@@ -172,9 +173,9 @@ def test_networks_of_its_user_calibrate_a_card(home, measured, capsys):
     assert row["source"] == "learned from whole networks"
     assert row["predicted_ms"] / before["predicted_ms"] == pytest.approx(1.6, rel=0.1)
     assert row["high_ms"] / row["predicted_ms"] < before["high_ms"] / before["predicted_ms"]
-    assert "11 of its own networks" in advice.captured.evidence(advice.predictors[0])
+    assert "n 11; left out: families of the networks that calibrated it" in row["held_out"]
     compiled = advise.advise(advise.Query("resnet50", 256, dtype="fp16", compiled=True), ["a10"], crossovers=False)
-    assert "no network was measured on it so" in compiled.captured.evidence(compiled.predictors[0])
+    assert "no network was measured on it so" in compiled.table["held_out"][0]
     shipped = registry.for_devices(["a10"], "fp16", shipped=True)[0]
     assert {one.basis for one in shipped.composed.conditions.values()} == {"others"}
 

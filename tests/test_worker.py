@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import signal
+import sys
 import time
 from contextlib import contextmanager
 
@@ -94,8 +95,8 @@ def end():
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _leading(path):
-    Worker(_busy_as_a_network, str(path))
+def _leading(path, imported):
+    Worker(_busy_as_a_network, str(path), imported=imported)
     time.sleep(60)
 
 
@@ -113,9 +114,9 @@ def _busy(_pipe, path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
-def test_a_worker_at_work_ends_with_whoever_leads_it(tmp_path, how):
-    leader = multiprocessing.get_context("spawn").Process(target=_leading, args=(tmp_path / "pid",))
+@pytest.mark.parametrize(("how", "imported"), [(signal.SIGKILL, ()), (signal.SIGTERM, ()), (signal.SIGKILL, ("numpy",))])
+def test_a_worker_at_work_ends_with_whoever_leads_it(tmp_path, how, imported):
+    leader = multiprocessing.get_context("spawn").Process(target=_leading, args=(tmp_path / "pid", imported))
     leader.start()
     end = time.monotonic() + 60
     while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
@@ -128,3 +129,18 @@ def test_a_worker_at_work_ends_with_whoever_leads_it(tmp_path, how):
     while psutil.pid_exists(worker) and psutil.Process(worker).status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < end, "it works on for nobody"
         time.sleep(0.05)
+
+
+def _seen(*names):
+    return {"timm": "timm" in sys.modules, "parent": os.getppid(), **{name: os.environ.get(name) for name in names}}
+
+
+def test_workers_that_find_modules_imported_have_this_environment_and_are_of_one_server(monkeypatch):
+    monkeypatch.setenv("WORKER_SETTING", "first")
+    first = call(_seen, "WORKER_SETTING", imported=("timm",))
+    monkeypatch.setenv("WORKER_SETTING", "second")
+    second = call(_seen, "WORKER_SETTING", imported=("timm",))
+    assert (first["WORKER_SETTING"], second["WORKER_SETTING"]) == ("first", "second")
+    assert first["timm"] and second["timm"] and first["parent"] == second["parent"] != os.getpid()
+    with pytest.raises(WorkerLostError, match="signal 9"):
+        call(end, imported=("timm",))

@@ -108,7 +108,7 @@ def _calibrate(options: argparse.Namespace) -> int:
         from lib.config.definitions import load_devices
         from lib.measure import machine
         from lib.predict import registry
-        from lib.predict.composed import few_networks
+        from lib.predict.composed.cards import few_networks
 
         name = options.device
         device = name if name in load_devices() else registry.vendor_of(machine.device_name(machine.device(name)))
@@ -121,8 +121,18 @@ def _calibrate(options: argparse.Namespace) -> int:
 
 
 def _models(options: argparse.Namespace) -> int:
-    """List the models at hand, or train those that ship from the reference and the imported data."""
+    """List the models at hand or their errors, or train those that ship from the reference and the imported data."""
     from lib.predict.evaluation import evaluate, models_at_hand
+
+    if options.errors:
+        from lib.predict.trust import held_out
+
+        if options.train:
+            raise InputError("--errors shows what is known of the models that ship; --train trains them: give one")
+        rows = held_out.table()
+        rows = held_out.weakest_first(rows[rows["what"] != held_out.FAMILIES])
+        print(rows.to_string(index=False, float_format=lambda value: f"{value:.1f}"))
+        return 0
 
     if options.train == "profiles":
         from lib.predict.evaluation import profiled_steps
@@ -139,7 +149,8 @@ def _models(options: argparse.Namespace) -> int:
         device, kind = training.SHIPS[options.train]
         print(training.ship(device, options.quick, kind).to_string(index=False, float_format=lambda value: f"{value:.2f}"))
     elif options.train == "timm":
-        from lib.predict.composed import evaluation, new_cards
+        from lib.predict.composed import evaluation
+        from lib.predict.composed.cards import new_cards
 
         table, captures, reasons = evaluation.material()
         for scores in (evaluation.ship(table, captures), new_cards.ship(table, captures, *evaluation.SOURCE)):
@@ -219,6 +230,9 @@ def _add_models(verbs) -> None:
                       help="of --train profiles: those of this machine and imported ones (default), or the reference's, which "
                            "ship")
     verb.add_argument("--quick", action="store_true", help="train less, in a fraction of the time")
+    verb.add_argument("--errors", action="store_true",
+                      help="show instead how wrong they were on what was held out, by device, kind of network or operator, "
+                           "mode and condition, the weakest first")
     verb.set_defaults(call=_models)
 
 

@@ -8,7 +8,7 @@ and the matrix. Imports nothing heavy, so that a worker is there soon.
 import multiprocessing
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -62,8 +62,14 @@ def environment() -> dict[str, str]:
         return dict(os.environ)
 
 
-def _led(target: Callable[..., None], pipe: Connection, *arguments: Any) -> None:
-    """Run ``target`` in a worker, which ends at once when the process that started it is gone, whatever it is doing."""
+def _led(target: Callable[..., None], pipe: Connection, variables: Mapping[str, str] | None, *arguments: Any) -> None:
+    """Run ``target`` in a worker, which ends at once when the process that started it is gone, whatever it is doing.
+
+    ``variables`` are the environment of one that was forked from a server, which has that of its own start.
+    """
+    if variables is not None:
+        os.environ.clear()
+        os.environ.update(variables)
     end = os._exit  # as it is now: while a network of a user runs, it is another one
 
     def end_with_leader() -> None:
@@ -78,15 +84,20 @@ def _led(target: Callable[..., None], pipe: Connection, *arguments: Any) -> None
 class Worker:
     """A spawned process that runs ``target(pipe, *arguments)``, its end of ``pipe``, and the reason of its death.
 
-    ``environment`` are variables that it is started with. The process ends with this one, however this one ends.
+    ``environment`` are variables that it is started with. With ``imported`` modules it is forked from a server that imported
+    these once and did nothing else, so that the second such process is there at once; libraries that read a variable when they
+    are loaded have read the server's. The process ends with this one, however this one ends.
     """
 
     def __init__(self, target: Callable[..., None], *arguments: Any, environment: Mapping[str, str] | None = None,
-                 name: str | None = None):
-        context = multiprocessing.get_context("spawn")
+                 name: str | None = None, imported: Sequence[str] = ()):
+        context = multiprocessing.get_context("forkserver" if imported else "spawn")
+        if imported:
+            context.set_forkserver_preload(list(imported))
         self.pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_led, args=(target, theirs, *arguments), name=name, daemon=True)
         with environ(environment or {}):
+            variables = dict(os.environ) if imported else None
+            self._process = context.Process(target=_led, args=(target, theirs, variables, *arguments), name=name, daemon=True)
             self._process.start()
         theirs.close()
 
@@ -151,11 +162,11 @@ class Service(Worker):
     """A worker that answers requests one at a time.
 
     ``service(*arguments)``, called in the process, is a context manager; it gives what it is ``ready`` with, and the function
-    that responds to a request. An error that it raises ends it, and is raised here.
+    that responds to a request. An error that it raises ends it, and is raised here. ``start``: how a ``Worker`` starts.
     """
 
-    def __init__(self, service: ServiceFactory, *arguments: Any, environment: Mapping[str, str] | None = None):
-        super().__init__(_serve, service, arguments, environment=environment)
+    def __init__(self, service: ServiceFactory, *arguments: Any, **start: Any):
+        super().__init__(_serve, service, arguments, **start)
 
     def ready(self, timeout_s: float | None = None) -> Any:
         """Wait until it is set up; return what it is ready with. Raises what stopped it, or WorkerLostError."""
@@ -176,13 +187,12 @@ def _one_call(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Itera
     yield function(*arguments), lambda request: None
 
 
-def call(function: Callable[..., Any], *arguments: Any, environment: Mapping[str, str] | None = None,
-         timeout_s: float | None = None) -> Any:
+def call(function: Callable[..., Any], *arguments: Any, timeout_s: float | None = None, **start: Any) -> Any:
     """Return ``function(*arguments)``, run in a process of its own, within ``timeout_s`` (None: no limit).
 
-    Raises what it raised, or WorkerLostError.
+    ``start``: how a ``Worker`` starts. Raises what the function raised, or WorkerLostError.
     """
-    service = Service(_one_call, function, arguments, environment=environment)
+    service = Service(_one_call, function, arguments, **start)
     try:
         return service.ready(timeout_s)
     finally:

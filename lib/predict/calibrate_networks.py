@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 import pandas as pd
+from torch import nn
 
 from lib import paths
 from lib.measure.budget import Budget
@@ -15,15 +16,19 @@ from lib.predict.network_training import Works
 from lib.predict.networks import calibration, work
 from lib.predict.networks.calibration import HEAPS, LEAST_NETWORKS
 from lib.predict.networks.composition import Composition
+from lib.predict.networks.work import Work
 from lib.predict.operators.cost_model import CostModel
 from lib.predict.registry import Predictor
 from lib.work import networks
+from lib.work.graph import capture
 
-# small networks of several families, none of which is held out anywhere: the first fit into the smallest budget
-NETWORKS = ("mobilenet_v3_small", "squeezenet1_1", "swin_t", "resnet18", "shufflenet_v2_x0_5", "mnasnet0_5", "densenet121",
-            "convnext_tiny")
+# small networks of many families, none of which is held out anywhere, kinds of work in turn: the first fit into any budget
+NETWORKS = ("mobilenet_v3_small", "timm:pit_ti_224", "squeezenet1_1", "timm:convnext_atto", "resnet18", "timm:levit_128s",
+            "mnasnet0_5", "timm:edgenext_xx_small", "timm:repvgg_a0", "shufflenet_v2_x0_5", "timm:poolformerv2_s12",
+            "timm:ghostnet_050", "timm:resnext26ts", "densenet121", "swin_t")
 CASES = (("infer", 1), ("infer", 8), ("train", 8))
-_CASE_S, _PROCESS_S, _PASSES = 0.3, 6.0, 9  # seconds a case at least, and a process; passes of a case, warm-up included
+_LONGEST_MS = 400.0  # of a pass: a batch that takes longer, as the model predicts, is halved
+_CASE_S, _PROCESS_S, _PASSES = 0.3, 3.0, 9  # seconds a case at least, and a process; passes of a case, warm-up included
 _NO_TIME_S = 1e-3  # 0 would be no limit
 
 
@@ -48,27 +53,35 @@ def errors(measured_ms: np.ndarray, predicted_ms: np.ndarray) -> dict[str, float
     return {"mape": float(np.abs(relative).mean()), "bias": float(relative.mean()), "n": len(relative)} if len(relative) else {}
 
 
-def _chosen(model: CostModel, budget_s: float) -> tuple[list[tuple[Case, str]], Works]:
-    """Return the cases that fit into ``budget_s``, as the model predicts, with their heaps, and their work.
+def _fitting(predictor: Predictor, name: str, mode: str, batch_size: int, ready: nn.Module) -> tuple[Case, Work, float]:
+    """Return a case of so many samples, or of half as many until a pass is predicted to be short; its work; ms of a pass."""
+    item = work.captured(networks.network(name, batch_size), mode, ready=ready)
+    pass_ms = predictor.estimate(item).predicted_ms
+    if batch_size == 1 or pass_ms <= _LONGEST_MS:
+        return Case(name, mode, batch_size), item, pass_ms
+    return _fitting(predictor, name, mode, batch_size // 2, ready)
 
-    The first network with both heaps, the others with the default one; the first two in any case.
+
+def _chosen(model: CostModel, budget: Budget) -> tuple[list[tuple[Case, str]], Works]:
+    """Return the cases that fit into what is left of ``budget``, as the model predicts, with their heaps, and their work.
+
+    A network infers one sample or several, in turn, and trains; the first with both heaps, the others with the default one;
+    the first two in any case.
     """
-    predictor, chosen, works, left_s = Predictor(model.device, "fp32", model), [], {}, budget_s
+    predictor, chosen, works, needed_s = Predictor(model.device, "fp32", model), [], {}, 0.0
     for number, name in enumerate(NETWORKS):
-        heaps, several = ("default",) if number else HEAPS, []
-        cost_s = _PROCESS_S * len(heaps)
-        for mode, batch in CASES:
-            item = work.captured(networks.network(name, batch), mode)
-            more_s = len(heaps) * max(_CASE_S, _PASSES * predictor.estimate(item).predicted_ms / 1e3)
-            if cost_s + more_s <= left_s or number < LEAST_NETWORKS:
-                several += [(Case(name, mode, batch), heap) for heap in heaps]
-                works[name, mode, batch] = item
-                cost_s += more_s
-        if several:
-            chosen += several
-            left_s -= cost_s
-        if left_s < _PROCESS_S:
+        heaps, ready = ("default",) if number else HEAPS, capture.prepared(networks.network(name))
+        cost_s, several = _PROCESS_S * len(heaps), {}
+        for mode, batch in (CASES[number % 2], CASES[-1]):
+            case, item, pass_ms = _fitting(predictor, name, mode, batch, ready)
+            more_s = len(heaps) * max(_CASE_S, _PASSES * pass_ms / 1e3)
+            if needed_s + cost_s + more_s <= budget.left_s or number < LEAST_NETWORKS:
+                several[case], cost_s = item, cost_s + more_s
+        if not several:
             break
+        chosen += [(case, heap) for case in several for heap in heaps]
+        works |= {(case.network, case.mode, case.batch_size): item for case, item in several.items()}
+        needed_s += cost_s
     return chosen, works
 
 
@@ -78,7 +91,7 @@ def measure(model: CostModel, budget_s: float, name: str) -> tuple[pd.DataFrame,
     Every visit is kept in ``data/networks/NAME``.
     """
     budget = Budget(budget_s)
-    cases, works = _chosen(model, budget_s)
+    cases, works = _chosen(model, budget)
     folder = paths.NETWORKS / name
     by_default = [(case, heap) for case, heap in cases if heap == "default"]
     for wanted in (by_default, cases):  # different networks first; the second call goes on after the first

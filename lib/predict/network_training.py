@@ -11,7 +11,7 @@ import pandas as pd
 
 from lib import store
 from lib.measure import archive
-from lib.predict.networks import composition, work
+from lib.predict.networks import composition, kinds, work
 from lib.predict.networks.composition import LEAST_NETWORKS, TERMS, Composition
 from lib.predict.networks.work import Work
 from lib.predict.operators.cost_model import CostModel
@@ -61,6 +61,13 @@ def terms(model: CostModel, table: pd.DataFrame, items: Works) -> pd.DataFrame:
     keys = zip(table["network"], table["mode"], table["batch_size"].astype(int), strict=True)
     columns = pd.DataFrame([rows[key] for key in keys], index=table.index, columns=_TERMS)
     return table.assign(family=table["network"].map(networks.family), tuning=table["network"].isin(TUNING), **columns)
+
+
+def kinds_of(table: pd.DataFrame) -> pd.DataFrame:
+    """Return ``network, kind`` of each network of a table ``networks``, see ``kinds.of_work``."""
+    distinct = table.drop_duplicates("network").sort_values("network")
+    several = works(distinct.assign(mode="infer"))
+    return pd.DataFrame([{"network": name, "kind": kinds.of_work(item.table)} for (name, _, _), item in several.items()])
 
 
 def compositions(table: pd.DataFrame, without: str = "") -> dict[str, Composition]:

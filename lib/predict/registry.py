@@ -20,7 +20,7 @@ from lib.predict import model_file, transfer, transfer_cpu
 from lib.predict.analytic import roofline
 from lib.predict.analytic.roofline import Roof
 from lib.predict.composed import model_file as model_file_of_networks
-from lib.predict.composed import siblings
+from lib.predict.composed.cards import siblings
 from lib.predict.composed.model_file import Composed
 from lib.predict.networks import composition
 from lib.predict.networks.composition import Composition, Estimate

@@ -10,7 +10,8 @@ import pandas as pd
 from lib.errors import InputError
 from lib.measure import archive
 from lib.predict import registry
-from lib.predict.composed import model_file, siblings
+from lib.predict.composed import model_file
+from lib.predict.composed.cards import siblings
 from lib.predict.composed.model_file import Composed
 from lib.predict.operators.parts import Part
 from lib.predict.power import model as power_model

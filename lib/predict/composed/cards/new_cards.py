@@ -11,7 +11,8 @@ import pandas as pd
 from lib import files
 from lib.config.definitions import load_devices
 from lib.errors import InputError, choices
-from lib.predict.composed import adaptation, evaluation, model_file, training
+from lib.predict.composed import evaluation, held_out, model_file, training
+from lib.predict.composed.cards import adaptation
 from lib.predict.composed.evaluation import Rows
 from lib.predict.composed.features import Condition, sustained
 from lib.predict.composed.model import Fitted
@@ -94,7 +95,7 @@ def curve(predicted: pd.DataFrame) -> pd.DataFrame:
     """
     lines = []
     for (device, condition, count), rows in predicted.groupby(["device", "condition", "networks"]):
-        scores = pd.DataFrame([evaluation.scores(one["log_predicted"].to_numpy(), one["log_ms"].to_numpy())
+        scores = pd.DataFrame([held_out.scores(one["log_predicted"].to_numpy(), one["log_ms"].to_numpy())
                                for _, one in rows.groupby("draw")]).mean()
         others = predicted[(predicted["device"] != device) & (predicted["networks"] == count)
                            & (predicted["way"] == rows["way"].iloc[0])]
@@ -128,7 +129,7 @@ def train(cards: OfCards, predicted: pd.DataFrame, source: str, licence: str,
             continue
         parts = [several[condition][0] for several in cards.values() if condition in several]
         batches = pd.concat(parts)["batch_size"]
-        scores = evaluation.scores(own["log_predicted"].to_numpy(), own["log_ms"].to_numpy())
+        scores = held_out.scores(own["log_predicted"].to_numpy(), own["log_ms"].to_numpy())
         fitted[condition] = Fitted(weights.of(_shared(condition)), interval(alike), {
             **scores, "families": float(own["module"].nunique())}, (int(batches.min()), int(batches.max())), "others")
     return Composed(model_file.ANY, fitted, source, licence, tuple(cards))

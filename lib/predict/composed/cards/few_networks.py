@@ -11,7 +11,8 @@ from lib import store
 from lib.errors import InputError, choices
 from lib.measure.published import whole_networks
 from lib.measure.statistics import VERDICTS
-from lib.predict.composed import adaptation, answers, evaluation, rows, siblings
+from lib.predict.composed import answers, evaluation, held_out, rows
+from lib.predict.composed.cards import adaptation, siblings
 from lib.predict.composed.features import Condition
 from lib.predict.composed.model_file import Composed
 from lib.predict.composed.training import Cases
@@ -140,7 +141,7 @@ def calibrate(device: str, files_of_networks: Sequence[Path], folder: Path | Non
     before = np.concatenate([adaptation.predict(one, weights) for _, one, weights in several.values()])
     predicted = _left_out(several)
     after = np.concatenate(list(predicted.values()))
-    scores = [evaluation.scores(one, measured) for one in (before, after)]
+    scores = [held_out.scores(one, measured) for one in (before, after)]
     if all(scores[1][name] > scores[0][name] for name in ("mape", "median")):
         raise InputError(f"the calibration did not help: families left out err by {scores[1]['mape']:.0f} % after it, by "
                          f"{scores[0]['mape']:.0f} % before; nothing is saved")
@@ -162,7 +163,7 @@ def _corrected(start: Composed, several: Measured,
               for one, own in start.conditions.items()}
     for condition, (part, cases, weights) in several.items():
         like = _like(start, condition)
-        scores = {**evaluation.scores(predicted[condition], cases.log_ms), "families": float(part["module"].nunique())}
+        scores = {**held_out.scores(predicted[condition], cases.log_ms), "families": float(part["module"].nunique())}
         batches = int(part["batch_size"].min()), int(part["batch_size"].max())
         fitted[condition] = replace(start.conditions[like], weights=weights + shift, half=half, scores=scores, batches=batches,
                                     basis="few")
