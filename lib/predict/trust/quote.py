@@ -46,7 +46,9 @@ def quote(predictor: Predictor, work: Work, passes: Estimate, condition: Conditi
     """
     if condition:
         rows = list(held_out.of_card(predictor.composed, condition))
-        return _of_kind(rows, kinds.of_work(work.table)) if rows else Quote({}, passes.evidence)
+        elsewhere = predictor.composed.conditions[condition].basis == "others"
+        about = "no network was measured on it so; " if elsewhere else ""
+        return _of_kind(rows, kinds.of_work(work.table), about) if rows else Quote({}, passes.evidence)
     if predictor.device_type == "cpu":
         return _of_calibration(predictor, work.mode, memory) if CALIBRATED in predictor.model.facts else \
             _of_cpu(predictor, work, memory)
