@@ -156,6 +156,12 @@ def prediction_rows():
                          "from_ms": 0.5, "to_ms": 2.0, "median": 3.0})
 
 
+def error_rows():
+    return pd.DataFrame({"device": "gpu", "what": "networks", "kind": ["CNN", "hybrid"], "mode": "infer", "condition": "c",
+                         "mape_pct": [9.0, 12.0], "median_pct": 5.0, "bias_pct": 1.0, "coverage_pct": [80.0, 90.0], "n": 20,
+                         "left_out": "families", "source": "timm"})
+
+
 def result_rows():
     return pd.DataFrame({"mix": "m", "policy": ["hybrid", "first-come", "hybrid, blind"], "ratio": [1.0, 1.2, 1.1],
                          "room": 0.3, "headroom": 0.9, "load": [0.5, 0.9, 0.9], "mean_jct_s": 2.0, "p99_jct_s": 3.0,
@@ -301,6 +307,7 @@ CALLS = {
     "complexity.memory": (lambda rows: (rows,), total_rows),
     **{f"cost_model.{name}": (lambda rows: (rows,), prediction_rows)
        for name in ("parity", "by_size", "networks", "memory", "devices")},
+    "cost_model.trust": (lambda rows: (rows,), error_rows),
     "cost_model.learners": (lambda rows: (rows,), score_rows),
     "cost_model.learning_curve": (lambda rows: (rows,), lambda: pd.DataFrame({
         "points": [10, 100], "mape": [9.0, 5.0], "mape_low": 4.0, "mape_high": 10.0, "median": 3.0})),
@@ -338,6 +345,10 @@ CALLS = {
     "complexity.trust_words": (lambda rows: (rows,), check_rows),
     "complexity.explained_words": (lambda rows: (rows,), check_rows),
     "cost_model.family_words": (lambda rows: (rows,), score_rows),
+    "cost_model.trust_words": (lambda rows: (rows,), error_rows),
+    "cost_model.final_words": (lambda rows: (rows,), lambda: error_rows().assign(what="networks, final set")),
+    "cost_model.far_families_words": (lambda rows: (rows,), lambda: error_rows().assign(what="networks of one family")),
+    "cost_model.flagged_words": (lambda rows: (rows,), lambda: error_rows().assign(what="networks, out of range")),
     "cost_model.step_words": (lambda rows: (rows,), lambda: score_rows().assign(kind="step")),
     "cost_model.whole_step_words": (lambda rows: (rows,), lambda: store.read(next(paths.REFERENCE.glob("models/steps/*.csv")),
                                                                              "steps")),

@@ -111,8 +111,18 @@ def _calibrate(options: argparse.Namespace) -> int:
 
 
 def _models(options: argparse.Namespace) -> int:
-    """List the models at hand, or train those that ship from the reference and the imported data."""
+    """List the models at hand or their errors, or train those that ship from the reference and the imported data."""
     from lib.predict.evaluation import evaluate, models_at_hand
+
+    if options.errors:
+        from lib.predict.trust import held_out
+
+        if options.train:
+            raise InputError("--errors shows what is known of the models that ship; --train trains them: give one")
+        rows = held_out.table()
+        rows = held_out.weakest_first(rows[rows["what"] != held_out.FAMILIES])
+        print(rows.to_string(index=False, float_format=lambda value: f"{value:.1f}"))
+        return 0
 
     if options.train == "profiles":
         from lib.predict.evaluation import profiled_steps
@@ -207,6 +217,9 @@ def _add_models(verbs) -> None:
                       help="of --train profiles: those of this machine and imported ones (default), or the reference's, which "
                            "ship")
     verb.add_argument("--quick", action="store_true", help="train less, in a fraction of the time")
+    verb.add_argument("--errors", action="store_true",
+                      help="show instead how wrong they were on what was held out, by device, kind of network or operator, "
+                           "mode and condition, the weakest first")
     verb.set_defaults(call=_models)
 
 

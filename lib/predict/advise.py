@@ -20,12 +20,13 @@ from lib.predict.networks.step import Step
 from lib.predict.networks.work import Work
 from lib.predict.power import energy
 from lib.predict.registry import Predictor
+from lib.predict.trust import quote
 from lib.work import dtypes, networks
 from lib.work.graph import capture, ops
 
 COLUMNS = ("device", "source", "predicted_ms", "low_ms", "high_ms", "images_per_sec", "memory_mb", "bound", "below_roof",
            "out_of_range", "fits", "measured_ms", "price_per_million", "dtype", "energy_j", "energy_low_j", "energy_high_j",
-           "energy_share", "energy_source", "latency_type", "rss_mb", "rss_low_mb", "rss_high_mb",
+           "energy_share", "energy_source", "latency_type", "rss_mb", "rss_low_mb", "rss_high_mb", *quote.COLUMNS,
            *(f"{name}_ms" for name in step.PARTS))
 BATCHES = (1, 4, 16, 64, 256)
 _RIVALS = 3  # devices that are compared over batch sizes: this machine's CPU and the fastest
@@ -116,10 +117,10 @@ class CapturedQuery:
             return None
         return answers.condition_of(predictor.composed, query.dtype, query.mode, query.layout, query.compiled)
 
-    def evidence(self, predictor: Predictor) -> str:
-        """Say on which whole networks the answer for a device rests; empty where it is of kernels."""
-        condition = self.condition(predictor)
-        return answers.evidence(predictor.composed, condition) if condition else ""
+    def quote(self, predictor: Predictor, network: Work, passes: Estimate) -> quote.Quote:
+        """Return the errors on held-out networks or operators that are quoted beside the answer for a device."""
+        memory = "default" if self.query.mode == "infer" else "kept"
+        return quote.quote(predictor, network, passes, self.condition(predictor) if passes.evidence else None, memory)
 
     def _of_whole_networks(self, predictor: Predictor, network: Work) -> Estimate | None:
         """Predict by the composed model of a card, where one was learned of whole networks run as the query says."""
@@ -225,6 +226,7 @@ def row(predictor: Predictor, captured: CapturedQuery, network: Work) -> dict[st
             "measured_ms": _measured(predictor, captured, network.batch_size), "dtype": captured.query.dtype,
             "latency_type": "end_to_end" if predictor.device_type == "cpu" or estimate.evidence else
             predictor.model.facts["latency_type"],
+            **captured.quote(predictor, network, estimate).columns,
             "price_per_million": price, **resident_mb, **energy.per_image(predictor.power, estimate, network.batch_size),
             **(answer.columns if isinstance(answer, Step) else {})}
 

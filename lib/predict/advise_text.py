@@ -74,7 +74,7 @@ def _notes(advice: Advice) -> list[str]:
     if len(kernels) < len(gpus):
         launched = choices(gpus.loc[gpus["latency_type"] != "kernel", "device"])
         lines.append(f"launched one by one, end to end: {launched}; not to be compared with times of kernels alone")
-    lines += [f"{one.device}: {evidence}" for one in advice.predictors if (evidence := advice.captured.evidence(one))]
+    lines += [f"{row.device}, errors on what was held out: {row.held_out}" for row in advice.table.itertuples()]
     return lines + _step_notes(advice)
 
 

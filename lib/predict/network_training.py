@@ -11,7 +11,7 @@ import pandas as pd
 
 from lib import store
 from lib.measure import archive
-from lib.predict.networks import composition, fitting, resident, work
+from lib.predict.networks import composition, fitting, kinds, resident, work
 from lib.predict.networks.composition import PARTS, TERMS, Composition
 from lib.predict.networks.fitting import LEAST_NETWORKS, Learned
 from lib.predict.networks.work import Work
@@ -63,6 +63,13 @@ def terms(model: CostModel, table: pd.DataFrame, items: Works) -> pd.DataFrame:
     columns = pd.DataFrame([rows[key] for key in keys], index=table.index, columns=_PARTS)
     named = table.assign(family=table["network"].map(networks.family), tuning=table["network"].isin(TUNING), **columns)
     return with_terms(named, model.efficiencies)
+
+
+def kinds_of(table: pd.DataFrame) -> pd.DataFrame:
+    """Return ``network, kind`` of each network of a table ``networks``, see ``kinds.of_work``."""
+    distinct = table.drop_duplicates("network").sort_values("network")
+    several = works(distinct.assign(mode="infer"))
+    return pd.DataFrame([{"network": name, "kind": kinds.of_work(item.table)} for (name, _, _), item in several.items()])
 
 
 def with_terms(table: pd.DataFrame, efficiencies: Mapping[str, Mapping[str, float]]) -> pd.DataFrame:

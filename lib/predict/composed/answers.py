@@ -7,9 +7,10 @@ from typing import Any
 import pandas as pd
 
 from lib.errors import InputError, choices
-from lib.predict.composed import features
+from lib.predict.composed import features, held_out
 from lib.predict.composed.features import Condition
 from lib.predict.composed.model_file import Composed
+from lib.predict.networks import kinds
 
 _PRECISIONS = {"fp16": ("amp_fp16", "amp_bf16"), "bf16": ("amp_bf16", "amp_fp16")}  # cards compute both at one rate
 LAYOUTS = {"contiguous": "nchw", "channels_last": "nhwc"}
@@ -49,7 +50,8 @@ def answer(composed: Composed, rows: pd.DataFrame, batch_size: int, condition: C
                          f"{choices(one.name for one in composed.conditions)}")
     fitted = composed.conditions[condition]
     terms = features.terms(rows, float(batch_size), composed.chip, condition)
-    return Answer(*fitted.predict(terms, batch_size), fitted.outside(batch_size), condition, evidence(composed, condition))
+    times = fitted.predict(terms, batch_size, held_out.half_of(composed.device, condition, kinds.of_rows(rows)))
+    return Answer(*times, fitted.outside(batch_size), condition, evidence(composed, condition))
 
 
 def evidence(composed: Composed, condition: Condition) -> str:

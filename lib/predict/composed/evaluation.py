@@ -9,7 +9,7 @@ import pandas as pd
 from lib import paths, store
 from lib.config.definitions import load_devices
 from lib.errors import InputError
-from lib.predict.composed import features, model_file, rows, training
+from lib.predict.composed import features, held_out, model_file, rows, training
 from lib.predict.composed.features import Condition
 from lib.predict.composed.model import Fitted
 from lib.predict.composed.model_file import Composed
@@ -75,19 +75,17 @@ def _cases(part: pd.DataFrame, captures: Rows, chip: Chip, condition: Condition)
     return Cases(terms, np.log(part["latency_ms"].to_numpy()), levels)
 
 
-def scores(log_predicted: np.ndarray, log_measured: np.ndarray) -> dict[str, float]:
-    """Return MAPE, median, p90 and bias in %, the share within 10 % in %, and n."""
-    error = np.expm1(log_predicted - log_measured) * 100
-    size = np.abs(error)
-    return {"mape": size.mean(), "median": np.median(size), "p90": np.quantile(size, 0.9), "bias": error.mean(),
-            "within_10": (size < 10).mean() * 100, "n": float(len(size))}  # noqa: PLR2004 - percent
+def fold_of(several: Mapping[Condition, tuple[pd.DataFrame, Cases]], fold: Callable[[pd.DataFrame], pd.Series] = folds) -> \
+        dict[str, int]:
+    """Return in which fold each family lies, one fold under all conditions."""
+    joined = pd.concat([part for part, _ in several.values()], ignore_index=True)
+    return dict(zip(joined["module"], fold(joined), strict=True))
 
 
 def left_out(several: Mapping[Condition, tuple[pd.DataFrame, Cases]], fold: Callable[[pd.DataFrame], pd.Series],
              iterations: int = training.ITERATIONS) -> dict[Condition, np.ndarray]:
     """Return the log ms that is predicted of each network without its family, by condition."""
-    joined = pd.concat([part for part, _ in several.values()], ignore_index=True)
-    place = dict(zip(joined["module"], fold(joined), strict=True))
+    place = fold_of(several, fold)
     numbers = {condition: part["module"].map(place).to_numpy() for condition, (part, _) in several.items()}
     fitted = {condition.name: one for condition, (_, one) in several.items()}
     predicted = {condition: np.full(len(part), np.nan) for condition, (part, _) in several.items()}
@@ -108,16 +106,21 @@ def train(table: pd.DataFrame, captures: Rows, device: str, source: str, licence
     several = cases(table, captures, device)
     if not several:
         raise InputError(f"{device} has no condition with {LEAST} networks or more that were captured")
-    predicted = left_out(several, folds, iterations)
+    return of_left_out(device, several, left_out(several, folds, iterations), source, licence, iterations)
+
+
+def of_left_out(device: str, several: Mapping[Condition, tuple[pd.DataFrame, Cases]], predicted: Mapping[Condition, np.ndarray],
+                source: str, licence: str, iterations: int = training.ITERATIONS) -> Composed:
+    """Fit the composed model of a card to all of its networks (``cases``), ``predicted`` as ``left_out`` predicts them."""
     weights = training.fit({condition.name: one for condition, (_, one) in several.items()},
                            {condition.name: np.full(len(part), True) for condition, (part, _) in several.items()}, iterations)
-    fitted = {}
+    conditions = {}
     for condition, (part, one) in several.items():
         _, (half,) = conformal(one.log_ms - predicted[condition], np.zeros(len(part)), bins=1)
-        several_scores = {**scores(predicted[condition], one.log_ms), "families": float(part["module"].nunique())}
+        several_scores = {**held_out.scores(predicted[condition], one.log_ms), "families": float(part["module"].nunique())}
         batches = int(part["batch_size"].min()), int(part["batch_size"].max())
-        fitted[condition] = Fitted(weights.of(one.levels), half, several_scores, batches)
-    return Composed(device, fitted, source, licence)
+        conditions[condition] = Fitted(weights.of(one.levels), half, several_scores, batches)
+    return Composed(device, conditions, source, licence)
 
 
 def is_final(modules: pd.Series) -> pd.Series:
@@ -138,14 +141,19 @@ def captured(table: pd.DataFrame) -> tuple[dict[tuple[str, int], pd.DataFrame], 
 
 
 def ship() -> tuple[pd.DataFrame, dict[str, str]]:
-    """Train and save the composed model of every card with imported tables; return their scores, and what was not captured."""
+    """Train and save the composed model of every card with imported tables, and how wrong they are on families left out.
+
+    Returns the scores of each condition (``held_out.COLUMNS``), and what was not captured.
+    """
     table = tables()
     table = table[table["device"].isin(load_devices()) & ~is_final(table["module"])]
-    several, reasons = captured(table)
+    captures, reasons = captured(table)
     lines = []
     for device in sorted(table["device"].unique()):
-        composed = train(table, several, device, *SOURCE)
-        composed.save(model_file.FOLDER / f"{device}.json")
-        lines += [{"device": device, "condition": condition.name, **fitted.scores}
-                  for condition, fitted in composed.conditions.items()]
-    return pd.DataFrame(lines), reasons
+        several = cases(table, captures, device)
+        predicted = left_out(several, folds)
+        of_left_out(device, several, predicted, *SOURCE).save(model_file.FOLDER / f"{device}.json")
+        lines.append(held_out.table(device, several, predicted, fold_of(several), captures))
+    scores = pd.concat(lines, ignore_index=True)
+    held_out.save(scores)
+    return scores[scores["group"] == held_out.ALL].drop(columns=["group", "name"]), reasons

@@ -73,10 +73,13 @@ class Fitted:
     scores: Mapping[str, float]
     batches: tuple[int, int]
 
-    def predict(self, terms: Terms, batch_size: int) -> tuple[float, float, float]:
-        """Return predicted, low and high ms of the one network of ``terms``, which are of this batch size."""
+    def predict(self, terms: Terms, batch_size: int, half: float | None = None) -> tuple[float, float, float]:
+        """Return predicted, low and high ms of the one network of ``terms``, which are of this batch size.
+
+        ``half`` is half the interval of networks of its kind (default: of all).
+        """
         ms = float(torch.exp(log_ms(terms, split(torch.as_tensor(self.weights))))[0])
-        half = self.half * (1 + self.outside(batch_size))
+        half = (self.half if half is None else half) * (1 + self.outside(batch_size))
         return ms, ms * math.exp(-half), ms * math.exp(half)
 
     def outside(self, batch_size: int) -> bool:

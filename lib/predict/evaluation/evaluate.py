@@ -116,7 +116,8 @@ def write(folder: Path, model: CostModel, path: Path, scores: pd.DataFrame, pred
     target = folder / "predictions"
     for schema, table in (("scores", joined), ("predictions", _predictions(predictions, networks, steps))):
         store.write_meta(store.write(table, target / f"{schema}.parquet", schema, derived=True), schema, **facts)
-    files.replace(target / "networks.csv", _networks(networks).to_csv(index=False).encode())
+    for name, table in (("networks", _networks(networks)), ("kinds", network_training.kinds_of(networks))):
+        files.replace(target / f"{name}.csv", table.to_csv(index=False).encode())
     return steps, joined
 
 

@@ -28,7 +28,7 @@ from lib.work import networks
 MEDIANS = {"loader_wait": "loader_wait_ms", "h2d": "h2d_ms", "forward": "forward_time_ms", "backward": "backward_time_ms",
            "optimizer": "optimizer_ms", "step": "step_time_ms"}
 SPLITS = {"workload": "a workload left out", "arch": "an architecture left out"}
-OURS, LEARNERS = "sum of its parts", ("mean", "linear in FLOPs and bytes", *step_learners.NAMES)
+OURS, LEARNERS = step.SUM_OF_PARTS, ("mean", "linear in FLOPs and bytes", *step_learners.NAMES)
 _RUN = ["hardware_id", "run_id"]
 _LEAST = 3  # architectures: where one is left out, an interval takes two
 

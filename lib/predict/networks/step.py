@@ -18,6 +18,7 @@ from lib.predict.operators.validation import conformal, score
 from lib.work.training import PHASES
 
 PARTS = PHASES
+SUM_OF_PARTS = "sum of its parts"  # the prediction, among learners of whole steps
 TERMS = {"loader_wait": ("batches", "samples", "mb", "resized_mb"), "h2d": ("batches", "mb"),
          "optimizer": ("operators_ms", "calls")}
 _FIXED = {"operators_ms": 1.0}  # rates that no profile changes: few runs do not tell what one operator of ours costs

@@ -1,12 +1,15 @@
-"""The figures of the cost model: parity, error by size, learning curve, what matters, networks, memory, devices."""
+"""The figures of the cost model: what to trust, parity, errors by size, learning curve, effects, networks, memory, devices."""
 
 import numpy as np
 import pandas as pd
 
-from lib.missing import needs
+from lib.missing import MissingError, needs
+from lib.predict.networks import kinds
+from lib.predict.trust import held_out
 from lib.report.style import SERIES
 
 _WITHIN = 0.10
+_MANY = 10  # networks of a kind, below which its error says little
 _MEMORY = (("tensors_mb", "peak_mb", "peak of tensors"), ("rss_mb", "rss_predicted_mb", "resident, beyond Python and torch"))
 
 
@@ -16,6 +19,37 @@ def _band(axis, low: float, high: float) -> None:
     axis.plot(line, line, color="#555555", linewidth=1)
     axis.fill_between(line, line * (1 - _WITHIN), line * (1 + _WITHIN), color="#dddddd", alpha=0.6, linewidth=0)
     axis.set(xscale="log", yscale="log")
+
+
+@needs("errors of held-out networks")
+def trust(rows: pd.DataFrame):
+    """Return the errors of held-out networks, a line a device and condition, the worst on top, a mark a kind; hollow: few."""
+    import matplotlib.pyplot as plt
+
+    networks = rows[(rows["what"] == held_out.NETWORKS) & ~rows["condition"].str.endswith(held_out.EVERY_ROW)]
+    networks, final, labels = (part.assign(case=held_out.cases(part)) for part in (
+        networks, rows[rows["what"] == held_out.FINAL], rows[rows["what"] == held_out.NOISE]))
+    of_kinds = networks[(networks["kind"] != held_out.ALL) & (networks["n"] >= _MANY)]
+    if of_kinds.empty:
+        raise MissingError(f"kinds of {_MANY} networks or more")
+    several = pd.concat([of_kinds, final[final["case"].isin(of_kinds["case"])]])
+    order = several.groupby("case")["mape_pct"].max().sort_values().index
+    places = dict(zip(order, range(len(order)), strict=True))
+    figure, axis = plt.subplots(figsize=(9, 1.2 + 0.3 * len(order)))
+    for kind, mark, colour in zip(kinds.KINDS, "os^D", SERIES, strict=False):
+        part = networks[(networks["kind"] == kind) & networks["case"].isin(order)]
+        for many, face in ((True, colour), (False, "white")):
+            own = part[(part["n"] >= _MANY) == many]
+            axis.scatter(own["mape_pct"], own["case"].map(places), marker=mark, s=34, facecolors=face, edgecolors=colour,
+                         label=kind if many == bool((part["n"] >= _MANY).any()) else None, zorder=3)
+    for name, part, mark, colour in (("final set", final, "x", "#111111"), ("labels", labels, "|", "#7a7a7a")):
+        own = part[part["case"].isin(order)]
+        axis.scatter(own["mape_pct"], own["case"].map(places), marker=mark, s=40, color=colour, zorder=4,
+                     label=name if len(own) else None)
+    axis.set(yticks=range(len(order)), yticklabels=order, xlabel="mean absolute error of held-out networks, %", xlim=(0, None))
+    axis.tick_params(axis="y", labelsize=9)
+    figure.legend(loc="outside upper center", ncols=6, fontsize=9)
+    return figure
 
 
 @needs("predictions")

@@ -7,13 +7,77 @@ import pandas as pd
 
 from lib.missing import MissingError, needs
 from lib.predict.evaluation import evaluate, profiled_steps
+from lib.predict.trust import held_out
 from lib.studies.cost_model.study import ALLOCATORS, OURS, Evaluation
 from lib.studies.cost_model.tables import case_name
 
 _COVERAGE = (88, 92)  # %, of intervals that are nominally 90 %
 _RECOMPUTED = 1e-4  # relative: the published tables hold single precision
 _RELEARNED = 0.15  # relative: trees and networks learned on another processor end elsewhere
+_MANY, _FEW, _NAMED = 10, 5, 3  # networks of a kind; of a family; how many are named
 _SEVERAL = 1.5  # times the mean error of one case: another matter
+
+
+@needs("errors of held-out networks")
+def trust_words(rows: pd.DataFrame) -> str:
+    """Say which answers are to be trusted least and most, and whose intervals hold too little; ``rows``: ``held_out.table``."""
+    networks = held_out.weakest_first(rows[rows["what"] == held_out.NETWORKS])
+    networks = networks[networks["n"] >= _MANY]
+    if networks.empty:
+        raise MissingError(f"kinds of {_MANY} networks or more")
+    networks = networks.assign(case=networks["kind"] + " networks on " + held_out.cases(networks))
+    *least, most = [*networks.head(_NAMED).to_dict("records"), networks.iloc[-1].to_dict()]
+    text = (f"To be trusted least, of the kinds with {_MANY} networks or more: "
+            + "; ".join(f"{row['case']}: mean error {row['mape_pct']:.0f} %, bias {row['bias_pct']:+.0f} %" for row in least)
+            + f". Most: {most['case']}: {most['mape_pct']:.0f} %.")
+    cases = rows[(rows["what"] == held_out.NETWORKS) & (rows["kind"] != held_out.ALL) & (rows["n"] >= _MANY)]
+    short = cases[cases["coverage_pct"] < _COVERAGE[0]].sort_values("coverage_pct")
+    if len(short):
+        first = short.iloc[0]
+        text += (f" Nominal 90 % intervals hold less than {_COVERAGE[0]} % in {len(short)} of {len(cases)} cases, least for "
+                 f"{first['kind']} networks on {first['device']}, {first['condition']}: {first['coverage_pct']:.0f} %.")
+    return text
+
+
+@needs("errors of families")
+def far_families_words(rows: pd.DataFrame) -> str:
+    """Say which families of networks are farthest off when they are left out; ``rows``: ``held_out.table``."""
+    rows = rows[(rows["what"] == held_out.FAMILIES) & (rows["n"] >= _FEW)]
+    if rows.empty:
+        raise MissingError(f"families of {_FEW} networks or more")
+    means = rows.groupby("kind")[["mape_pct", "bias_pct"]].mean().sort_values("mape_pct", ascending=False).head(_NAMED + 2)
+    listed = ", ".join(f"{row.Index} ({row.mape_pct:.0f} %, bias {row.bias_pct:+.0f} %)" for row in means.itertuples())
+    return f"On cards the families farthest off, means over all cards and conditions: {listed}."
+
+
+@needs("answers that were flagged")
+def flagged_words(rows: pd.DataFrame) -> str:
+    """Say whether the intervals of answers that were flagged as out of range hold; ``rows``: ``held_out.table``."""
+    parts = []
+    for what in (held_out.OPERATORS, held_out.NETWORKS):
+        part = rows[rows["what"] == what + held_out.FLAGGED]
+        if part["n"].sum():
+            held = (part["coverage_pct"] * part["n"]).sum() / part["n"].sum()
+            parts.append(f"{held:.0f} % of {int(part['n'].sum()):,} {what} (mean error {part['mape_pct'].mean():.0f} %)")
+    if not parts:
+        raise MissingError("answers that were flagged")
+    return f"Of answers flagged as out of range nominal 90 % intervals hold {' and '.join(parts)}."
+
+
+@needs("scores of the final set")
+def final_words(rows: pd.DataFrame) -> str:
+    """Say how often the final set was opened, and what it gave; ``rows``: ``held_out.table``."""
+    final = rows[rows["what"] == held_out.FINAL]
+    if final.empty:
+        raise MissingError("scores of the final set")
+    times = int(final.groupby(["device", "condition"]).size().max())
+    several = "; ".join(f"{mode} {part['mape_pct'].min():.0f} to {part['mape_pct'].max():.0f} %, intervals hold "
+                        f"{part['coverage_pct'].min():.0f} to {part['coverage_pct'].max():.0f} %"
+                        for mode, part in final.groupby("mode"))
+    worst = final.loc[final["mape_pct"].idxmax()]
+    return (f"The final set of families, which no fit and no choice saw, was opened "
+            f"{'once' if times == 1 else f'{times} times'}: mean errors by condition: {several}; worst of all "
+            f"{worst['device']}, {worst['condition']}, bias {worst['bias_pct']:+.0f} %.")
 
 
 @needs("scores")

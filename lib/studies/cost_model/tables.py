@@ -3,11 +3,46 @@
 import pandas as pd
 
 from lib.predict.evaluation import evaluate, models_at_hand, profiled_steps
+from lib.predict.trust import held_out
 from lib.studies.cost_model.study import ALLOCATORS, OURS
 
 _SHOWN = {"mape": "MAPE %", "mape_low": "from", "mape_high": "to", "median": "median %", "p90": "p90 %",
           "within_10": "within 10 %", "cover": "coverage %", "n": "n"}
+_TRUST = {"device": "device", "kind": "kind", "mode": "mode", "condition": "condition", "mape_pct": "MAPE %",
+          "median_pct": "median %", "bias_pct": "bias %", "coverage_pct": "coverage %", "n": "n", "left_out": "left out",
+          "source": "source"}
 _CASE = ["network", "mode", "batch_size", "memory"]
+
+
+def trust(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return how wrong whole networks and steps are, the weakest first: of each device, kind and mode the worst condition."""
+    networks = rows[rows["what"].isin((held_out.NETWORKS, held_out.STEPS))]
+    table = held_out.weakest_first(networks)
+    table["kind"] = table["kind"].where(table["what"] == held_out.NETWORKS, table["what"])
+    return table[[*_TRUST, "conditions"]].rename(columns={**_TRUST, "conditions": "of conditions"})
+
+
+def final_set(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the scores of the final set as they fell, beside those of the families left out under the same condition."""
+    final, same = rows[rows["what"] == held_out.FINAL], ["device", "mode", "condition"]
+    left_out = rows[(rows["what"] == held_out.NETWORKS) & (rows["kind"] == held_out.ALL)].set_index(same)["mape_pct"]
+    names = {name: shown for name, shown in _TRUST.items() if name not in ("kind", "source")}
+    table = final[list(names)].rename(columns=names)
+    return table.assign(**{"families left out, MAPE %": left_out.reindex(pd.MultiIndex.from_frame(final[same])).to_numpy()})
+
+
+def every_row(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the scores of networks on CPUs with the rows whose repeats were too far apart to be usable."""
+    networks = rows[(rows["what"] == held_out.NETWORKS) & rows["condition"].str.endswith(held_out.EVERY_ROW)]
+    names = {name: shown for name, shown in _TRUST.items() if name not in ("kind", "left_out", "source")}
+    return networks[list(names)].rename(columns=names)
+
+
+def memory(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return how right the peak of memory is, as what tensors take and as what the process comes to occupy."""
+    names = {"device": "device", "condition": "predicted", "what": "judged on", "mode": "mode", "mape_pct": "MAPE %",
+             "median_pct": "median %", "bias_pct": "bias %", "n": "n"}
+    return rows[rows["what"].isin((held_out.TENSORS, held_out.RESIDENT))][list(names)].rename(columns=names)
 
 
 def ours(scores: pd.DataFrame) -> pd.DataFrame:

@@ -1,0 +1,121 @@
+"""How wrong a composed model was on networks whose family it never saw: by kind of network and by family (file of timm)."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import cache
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from lib import csv_files, files
+from lib.errors import InputError, choices
+from lib.predict.composed import model_file
+from lib.predict.composed.features import Condition
+from lib.predict.composed.training import Cases
+from lib.predict.networks import kinds
+from lib.predict.operators.validation import conformal
+
+FILE = "families.csv"
+ALL, KIND, FAMILY, AGAIN = "all", "kind", "family", "measured again"  # what a group of networks is of
+SCORES = ("mape", "median", "p90", "bias", "within_10", "n")
+COLUMNS = ("device", "condition", "group", "name", *SCORES, "coverage", "half")
+_LEAST = 50  # networks of a kind outside of any fold, and it has an interval of its own
+
+
+def scores(log_predicted: np.ndarray, log_measured: np.ndarray) -> dict[str, float]:
+    """Return MAPE, median, p90 and bias in %, the share within 10 % in %, and n."""
+    error = np.expm1(log_predicted - log_measured) * 100
+    size = np.abs(error)
+    return {"mape": size.mean(), "median": np.median(size), "p90": np.quantile(size, 0.9), "bias": error.mean(),
+            "within_10": (size < 10).mean() * 100, "n": float(len(size))}  # noqa: PLR2004 - percent
+
+
+def inside(error: np.ndarray, fold: np.ndarray) -> np.ndarray:
+    """Return whether each log error lies in the interval that the errors of the other folds give."""
+    covered = np.zeros(len(error), bool)
+    for number in np.unique(fold):
+        covered[fold == number] = np.abs(error[fold == number]) <= _half(error[fold != number])
+    return covered
+
+
+def _half(error: np.ndarray) -> float:
+    _, (half,) = conformal(error, np.zeros(len(error)), bins=1)
+    return half
+
+
+def intervals(error: np.ndarray, fold: np.ndarray, kind: np.ndarray) -> tuple[np.ndarray, dict[str, float]]:
+    """Return whether each log error lies in its interval, see ``inside``, and half the interval of all and of each kind.
+
+    A kind of fewer than _LEAST networks outside of any one fold has that of all.
+    """
+    covered, halves = inside(error, fold), {ALL: _half(error)}
+    for name in np.unique(kind):
+        own = kind == name
+        if all((own & (fold != number)).sum() >= _LEAST for number in np.unique(fold[own])):
+            covered[own], halves[str(name)] = inside(error[own], fold[own]), _half(error[own])
+    return covered, halves
+
+
+def table(device: str, several: Mapping[Condition, tuple[pd.DataFrame, Cases]], predicted: Mapping[Condition, np.ndarray],
+          fold: Mapping[str, int], captures: Mapping[tuple[str, int], pd.DataFrame]) -> pd.DataFrame:
+    """Return COLUMNS: scores of networks without their family, all of them, by kind and by family, under each condition.
+
+    And of labels against those of the same networks measured again, see AGAIN.
+    ``predicted`` are log ms as ``evaluation.left_out`` gives them, ``fold`` the number of each family, ``captures`` their work.
+    """
+    lines = []
+    for condition, (part, one) in several.items():
+        of_kind = np.array([kinds.of_rows(captures[key]) for key in zip(part["network"], part["image_size"], strict=True)])
+        error = predicted[condition] - one.log_ms
+        covered, halves = intervals(error, part["module"].map(fold).to_numpy(), of_kind)
+        for group, names in ((ALL, np.full(len(part), ALL)), (KIND, of_kind), (FAMILY, part["module"].to_numpy(str))):
+            for name in np.unique(names):
+                own = names == name
+                lines.append({"device": device, "condition": condition.name, "group": group, "name": name,
+                              **scores(predicted[condition][own], one.log_ms[own]), "coverage": covered[own].mean() * 100,
+                              "half": halves.get(name, np.nan) if group != FAMILY else np.nan})
+    return pd.DataFrame([*lines, *_again(device, several)], columns=COLUMNS)
+
+
+def _again(device: str, several: Mapping[Condition, tuple[pd.DataFrame, Cases]]) -> Iterator[dict[str, Any]]:
+    """Yield how far labels differ where networks were measured again with another torch, alike in all else: the noise floor."""
+    case = ["network", "image_size", "batch_size"]
+    for first, second in combinations(sorted(several, key=lambda one: one.name), 2):
+        if replace(first, torch=second.torch) != second:
+            continue
+        before, after = (part[case].assign(log_ms=one.log_ms) for part, one in (several[first], several[second]))
+        both = before.merge(after, on=case)
+        if len(both):
+            yield {"device": device, "condition": second.name, "group": AGAIN, "name": f"torch {first.torch}",
+                   **scores(both["log_ms_x"].to_numpy(), both["log_ms_y"].to_numpy()), "coverage": np.nan, "half": np.nan}
+
+
+def save(several: pd.DataFrame, folder: Path | None = None) -> Path:
+    """Write the table of all cards beside their models, rounded."""
+    digits = dict.fromkeys(("mape", "median", "p90", "bias", "within_10", "coverage"), 2) | {"half": 4}
+    return files.replace((folder or model_file.FOLDER) / FILE, several.round(digits).to_csv(index=False).encode())
+
+
+def read(folder: Path | None = None) -> pd.DataFrame:
+    """Return the table (COLUMNS) that ships with the composed models, without rows where there is none."""
+    path = (folder or model_file.FOLDER) / FILE
+    return _read(path, path.stat().st_mtime_ns) if path.is_file() else pd.DataFrame(columns=COLUMNS)
+
+
+@cache
+def _read(path: Path, _: int) -> pd.DataFrame:
+    table = csv_files.frame(path)
+    if missing := sorted({*COLUMNS} - {*table}):
+        raise InputError(f"{path} lacks the columns {choices(missing)}; {model_file.RETRAIN}")
+    return table
+
+
+def half_of(device: str, condition: Condition, kind: str, folder: Path | None = None) -> float | None:
+    """Return half the 90 % interval of a kind of network in log time; None where too few of it were left out to have one."""
+    table = read(folder)
+    own = table[(table["device"] == device) & (table["condition"] == condition.name) & (table["group"] == KIND)
+                & (table["name"] == kind) & table["half"].notna()]
+    return float(own["half"].iloc[0]) if len(own) else None

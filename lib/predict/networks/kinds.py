@@ -1,0 +1,29 @@
+"""What kind a network is of, by what it computes, convolutions that overlap, attention, both or neither."""
+
+import pandas as pd
+
+CNN, TRANSFORMER, HYBRID, OTHER = "CNN", "transformer", "hybrid", "other"
+KINDS = (CNN, TRANSFORMER, HYBRID, OTHER)
+_ATTENDS = ("attention", "bmm")  # products of two activations; weights are multiplied by linear and matmul
+
+
+def _kind(convolves: bool, attends: bool) -> str:
+    return {(True, False): CNN, (False, True): TRANSFORMER, (True, True): HYBRID, (False, False): OTHER}[convolves, attends]
+
+
+def of_work(table: pd.DataFrame) -> str:
+    """Return the kind (of KINDS) of a network from its operators (``Work.table``).
+
+    Windows as wide as their stride cut a picture into patches, one pixel mixes channels alone: neither convolves.
+    """
+    axes = [axis for axis in ("d", "h", "w") if f"kernel_{axis}" in table]
+    wider = [table[f"kernel_{axis}"].astype(float) > table[f"stride_{axis}"].astype(float) for axis in axes]
+    overlaps = pd.concat(wider, axis=1).any(axis=1) & table["op"].str.startswith("conv") if wider else pd.Series([False])
+    attends = table["op"].isin(_ATTENDS) & table["covered"].astype(bool)  # products stand in for what no family covers
+    return _kind(bool(overlaps.any()), bool(attends.any()))
+
+
+def of_rows(rows: pd.DataFrame) -> str:
+    """Return the kind of a network from its rows of work (``composed.rows``), which ``of_work`` would give of the same one."""
+    wider = rows["window"].astype(float) > rows["stride"].astype(float)**2  # of two axes
+    return _kind(bool((wider & rows["kind"].str.contains("conv|stem")).any()), bool(rows["kind"].isin(_ATTENDS).any()))

@@ -1,0 +1,259 @@
+"""One table of how wrong predictions were on what no model saw: by device, kind of network or operator, mode and condition.
+
+Nothing is measured or fitted here. Errors are those that lie in model files, and are computed from held-out predictions that
+lie beside them and beside the reference machines.
+"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from lib import csv_files, store
+from lib.config import definitions
+from lib.errors import InputError, choices
+from lib.measure import archive
+from lib.predict import registry, steps, transfer_cpu
+from lib.predict.composed import held_out as families
+from lib.predict.composed import model_file as composed_file
+from lib.predict.composed.features import Condition
+from lib.predict.composed.model_file import Composed
+from lib.predict.networks import step
+from lib.predict.operators.cost_model import ANY_GPU, CostModel
+from lib.predict.power import model as power_model
+
+COLUMNS = ("device", "what", "kind", "mode", "condition", "mape_pct", "median_pct", "bias_pct", "coverage_pct", "n", "left_out",
+           "source")
+NETWORKS, FINAL, OPERATORS, STEPS, POWER, TENSORS, RESIDENT, NOISE = (
+    "networks", "networks, final set", "operators", "training steps", "power", "memory of tensors", "resident memory", "labels")
+FAMILIES = "networks of one family"
+FLAGGED = ", out of range"  # after networks or operators: those whose answer was flagged so
+ALL, EVERY_ROW = families.ALL, "unusable rows too"
+_MEAN_ERROR = 0.8 * 1.25 / 1.35  # of a median, over IQR / sqrt(n)
+_SHARE = 0.05  # of the time out of the training range, and a network is flagged
+_NETWORKS = ("network", "mode", "batch_size", "memory", "tuning", "latency_ms", "verdict", "status", "predicted_ms", "low_ms",
+             "high_ms", "outside", "rss_mb", "tensors_mb", "peak_mb", "memory_mb")
+_PREDICTED = {"rss_predicted_mb": "predicted_ms", "rss_low_mb": "low_ms", "rss_high_mb": "high_ms"}  # where it was learned
+_STEP_SPLITS = {"workload": "workloads", "arch": "architectures"}
+Row = dict[str, Any]
+
+
+def table(reference: str = "") -> pd.DataFrame:
+    """Return COLUMNS of all that ships: cards of whole networks, reference machines, models of operators, power, steps.
+
+    ``reference`` names one more machine, an imported one.
+    """
+    models = [registry.load(path) for (device, _), path in registry.model_files(shipped=True).items()
+              if not device.startswith(transfer_cpu.CPU)]  # a CPU's operators are those of its machine
+    folders = archive.machines() | ({reference: archive.machine_folder(reference)} if reference else {})
+    machines = [one for name, folder in folders.items() for one in of_machine(name, folder)]
+    labels = [one for name, folder in folders.items() for one in _of_labels(name, folder)]
+    cards = [Composed.load(path) for path in sorted(composed_file.FOLDER.glob("*.json"))]
+    rows = [*(one for card in cards for one in of_card(card)), *_of_families(), *of_final_set(), *machines,
+            *(one for model in models for one in of_operators(model)), *_of_power(), *_of_steps(), *labels]
+    return pd.DataFrame(rows, columns=COLUMNS)
+
+
+def of_card(card: Composed, only: Condition | None = None) -> Iterator[Row]:
+    """Yield the rows of a card's composed model: families left out, all of them and by kind; ``only`` under one condition.
+
+    Where ``composed.held_out`` wrote no rows of the card, the scores of its file stand alone.
+    """
+    of_kinds = families.read()
+    of_kinds = of_kinds[(of_kinds["device"] == card.device) & of_kinds["group"].isin((families.ALL, families.KIND))]
+    for condition, fitted in card.conditions.items():
+        if only not in (None, condition):
+            continue
+        own = of_kinds[of_kinds["condition"] == condition.name].to_dict("records")
+        for scores in own or [{"name": ALL, "coverage": np.nan, **fitted.scores}]:
+            yield row(card.device, NETWORKS, scores["name"], condition.mode, condition_of_card(condition.name), scores,
+                      "families of timm", card.source)
+
+
+def _of_labels(name: str, folder: Path) -> Iterator[Row]:
+    """Yield how far medians of a machine's networks lie from the time that they measure, which no model can undercut.
+
+    From the spread of the passes of one campaign, as if it were normal: 0.8 standard errors of a median, 1.25 sigma / sqrt(n).
+    """
+    tables = [store.read(path, "networks") for path in archive.networks_files(folder)]
+    rows = pd.concat(tables, ignore_index=True) if tables else store.read_all([], "networks")
+    usable = rows[(rows["status"] == "ok") & (rows["verdict"] != "unusable") & (rows["device"] == "cpu") & (rows["n"] > 1)]
+    for (memory, mode, batch), part in usable.groupby(["memory", "mode", "batch_size"]):
+        error = pd.Series(_MEAN_ERROR * part["latency_iqr_ms"] / np.sqrt(part["n"]) / part["latency_ms"] * 100)
+        yield row(name, NOISE, ALL, mode, condition_of_cpu(memory, int(batch)),
+                  {"mape": error.mean(), "median": error.median(), "n": len(error)}, "none: nothing is predicted",
+                  "measured by this project")
+
+
+def _of_families() -> Iterator[Row]:
+    """Yield each family's scores on cards, and how far networks differ that were measured there again, with another torch."""
+    for scores in families.read().to_dict("records"):
+        mode, condition = _mode_of(scores["condition"]), condition_of_card(scores["condition"])
+        if scores["group"] == families.FAMILY:
+            yield row(scores["device"], FAMILIES, scores["name"], mode, condition, scores, "families of timm", "timm")
+        elif scores["group"] == families.AGAIN:
+            yield row(scores["device"], NOISE, ALL, mode, condition, scores, f"none: {scores['name']} against it", "timm")
+
+
+def of_final_set() -> Iterator[Row]:
+    """Yield the scores of the final set of families, as they fell when it was opened."""
+    for scores in _records(composed_file.FOLDER / "final.csv", "date", "device", "condition", "n").to_dict("records"):
+        yield row(scores["device"], FINAL, ALL, _mode_of(scores["condition"]), condition_of_card(scores["condition"]), scores,
+                  f"final families, opened {scores['date']}", "timm")
+
+
+def condition_of_card(name: str) -> str:
+    """Return a condition of whole networks on a card (``Condition.name``) as a text to read."""
+    way, precision, layout, version = name.split("-")
+    return f"{way}, {precision}, {layout}, torch {version}"
+
+
+def _mode_of(name: str) -> str:
+    return "train" if name.startswith("train") else "infer"
+
+
+def _records(path: Path, *names: str) -> pd.DataFrame:
+    """Return a CSV that has these columns, without rows where it is not there; InputError where it lacks some."""
+    table = csv_files.frame(path) if path.is_file() else pd.DataFrame(columns=list(names))
+    if missing := sorted({*names} - {*table}):
+        raise InputError(f"{path} lacks the columns {choices(missing)}; train the model again that it is of")
+    return table
+
+
+def machine_networks(folder: Path) -> pd.DataFrame:
+    """Return the predicted networks of a reference machine that no composition was tuned on, with ``kind``.
+
+    Rows that ran, whatever their spread; without rows where the machine has none.
+    """
+    networks = _records(folder / "predictions" / "networks.csv", *_NETWORKS)
+    kinds = dict(_records(folder / "predictions" / "kinds.csv", "network", "kind").to_numpy())
+    if networks.empty:
+        return networks.assign(kind="")
+    ran = (networks["status"] == "ok") & ~networks["tuning"].astype(bool) & ~networks["network"].isin(definitions.workloads())
+    return networks[ran].assign(kind=networks["network"].map(kinds).fillna(""))
+
+
+def of_machine(name: str, folder: Path) -> Iterator[Row]:
+    """Yield the rows of a reference machine's CPU: whole networks by allocator, mode, batch size and kind, and their memory."""
+    networks = machine_networks(folder)
+    usable = networks[networks["verdict"] != "unusable"] if len(networks) else networks
+    source = "measured by this project"
+    for rows, note in ((usable, ""), (networks, f", {EVERY_ROW}")):
+        for (memory, mode, batch), case in rows.groupby(["memory", "mode", "batch_size"]) if len(rows) else ():
+            condition = condition_of_cpu(memory, int(batch)) + note
+            for kind, part in _by_kind(case) if not note else ((ALL, case),):
+                yield row(name, NETWORKS, kind, mode, condition, _with_coverage(part), "families of torchvision", source)
+    flagged = usable[usable["outside"] > _SHARE] if len(usable) else usable
+    for (memory, mode), part in flagged.groupby(["memory", "mode"]) if len(flagged) else ():
+        yield row(name, NETWORKS + FLAGGED, ALL, mode, condition_of_cpu(memory), _with_coverage(part),
+                  "families of torchvision", source)
+    yield from _of_memory(name, usable, source)
+    yield from _of_shapes(name, folder, source)
+
+
+def condition_of_cpu(memory: str, batch: int = 0) -> str:
+    """Return the condition of networks on a CPU; ``memory``: default allocator, or kept, a retained heap; batch 0: several."""
+    return f"batch {batch or 'sizes together'}, {'retained heap' if memory == 'kept' else 'default allocator'}"
+
+
+def _by_kind(rows: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
+    yield ALL, rows
+    yield from rows[rows["kind"] != ""].groupby("kind")
+
+
+def _of_memory(name: str, networks: pd.DataFrame, source: str) -> Iterator[Row]:
+    """Yield how right the peak of tensors is, weights included, and how right it is as what the process comes to occupy."""
+    rows = networks[networks["memory"] == "default"] if len(networks) else networks
+    for mode, part in rows.groupby("mode") if len(rows) else ():
+        weights_mb = part["memory_mb"] - part["peak_mb"]
+        yield row(name, TENSORS, ALL, mode, "weights and tensors", errors(part["memory_mb"], weights_mb + part["tensors_mb"]),
+                  "none: nothing of it is fitted", source)
+        yield row(name, RESIDENT, ALL, mode, "weights and tensors", errors(part["memory_mb"], part["rss_mb"]),
+                  "none: nothing of it is fitted", source)
+        if {*_PREDICTED} <= {*part}:
+            learned = _with_coverage(part.drop(columns=list(_PREDICTED.values())).rename(columns=_PREDICTED), "rss_mb")
+            yield row(name, RESIDENT, ALL, mode, "learned", learned, "families of torchvision", source)
+
+
+def of_operators(model: CostModel) -> Iterator[Row]:
+    """Yield the rows of a model's own parts, those that are not of another device."""
+    for name, part in model.parts.items():
+        if part.scores and not part.origin:
+            yield of_part(model, name)
+
+
+def of_part(model: CostModel, name: str) -> Row:
+    """Return the row of one part of a model; of one that is borrowed, what it was held out from where it was trained."""
+    part, (group, _, passes) = model.parts[name], name.partition(" ")
+    trained_on = part.origin or model.device
+    left_out = "GPUs, one after another" if trained_on.startswith(ANY_GPU) else "shapes, in five folds"
+    condition = f"{model.facts['dtype']}, {model.facts['latency_type'].replace('_', ' ')}, {model.facts.get('cache', 'warm')}"
+    return row(trained_on.removeprefix(transfer_cpu.CPU), OPERATORS, group, passes, condition, part.scores, left_out,
+               model.facts.get("source", ""))
+
+
+def _of_power() -> Iterator[Row]:
+    for kind, path in power_model.model_files():
+        model = power_model.of_device(*registry.key_of(path), kind)
+        yield row(model.device, POWER, kind.part.removesuffix(" power"), "infer", model.facts["dtype"], model.part.scores,
+                   " or ".join(kind.groupings), model.facts.get("source", ""))
+
+
+def _of_steps() -> Iterator[Row]:
+    """Yield the rows of profiled training steps by the sum of their parts, each group left out."""
+    for path in sorted((registry.SHIPPED / steps.FOLDER).glob("*.csv")):
+        rows = _records(path, "learner", "split", "measured_ms", "predicted_ms", "low_ms", "high_ms")
+        for split, part in rows[rows["learner"] == step.SUM_OF_PARTS].groupby("split"):
+            yield row(path.stem.removeprefix(transfer_cpu.CPU), STEPS, ALL, "train", "whole steps, fp32",
+                      _with_coverage(part, "measured_ms"), _STEP_SPLITS[split], "profiles of W1 to W7")
+
+
+def _of_shapes(name: str, folder: Path, source: str) -> Iterator[Row]:
+    """Yield how right a machine's own model is on shapes left out, by family of operators; those flagged as outside apart."""
+    path = folder / "predictions" / "predictions.parquet"
+    rows = store.read(path, "predictions") if path.is_file() else pd.DataFrame()
+    rows = rows[(rows["kind"] == "operator") & rows["low_ms"].notna()] if len(rows) else rows
+    for (flagged, family), part in rows.groupby(["out_of_range", "family"]) if len(rows) else ():
+        passes = "backward" if family.endswith("backward") else "forward"
+        yield row(name, OPERATORS + FLAGGED * bool(flagged), family.removesuffix(f" {passes}"), passes, "fp32",
+                  _with_coverage(part, "measured_ms"), "shapes, in five folds", source)
+
+
+def _with_coverage(rows: pd.DataFrame, measured: str = "latency_ms") -> Row:
+    inside = rows[measured].between(rows["low_ms"], rows["high_ms"])
+    return {**errors(rows["predicted_ms"], rows[measured]), "coverage": inside.mean() * 100}
+
+
+def errors(predicted: pd.Series, measured: pd.Series) -> Row:
+    """Return MAPE, median and bias in %, and n."""
+    error = (predicted / measured.where(measured > 0) - 1).dropna() * 100
+    return {"mape": error.abs().mean(), "median": error.abs().median(), "bias": error.mean(), "n": len(error)}
+
+
+def row(device: str, what: str, kind: str, mode: str, condition: str, scores: Mapping[str, Any], left_out: str,
+        source: str) -> Row:
+    """Return a row (COLUMNS) of ``scores``: mape, n, and median, bias and coverage where they are known, in %."""
+    numbers = {f"{name}_pct": float(scores.get(name, np.nan)) for name in ("mape", "median", "bias", "coverage")}
+    return {"device": device, "what": what, "kind": kind, "mode": mode, "condition": condition, **numbers,
+            "n": int(scores["n"]), "left_out": left_out, "source": source}
+
+
+def cases(rows: pd.DataFrame) -> pd.Series:
+    """Return device, mode and condition of each row as one text; a card's condition says the mode."""
+    of_cards = rows["condition"].str.match("(eager|compiled|train),")
+    return rows["device"] + ", " + rows["condition"].where(of_cards, rows["mode"] + ", " + rows["condition"])
+
+
+def weakest_first(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return of each device, kind and mode the condition with the largest mean error, the largest of all first.
+
+    ``conditions`` says of how many. Networks of all kinds together are left out where each kind has a row.
+    """
+    case = ["device", "what", "kind", "mode"]
+    several = rows[~rows["condition"].str.endswith(EVERY_ROW)].sort_values("mape_pct", ascending=False, kind="stable")
+    apart = several.groupby(["device", "what", "mode"])["kind"].transform("nunique") > 1
+    several = several[~(apart & (several["kind"] == ALL))]
+    number = several.groupby(case)["condition"].transform("size")
+    return several.assign(conditions=number).drop_duplicates(case, ignore_index=True)
