@@ -91,6 +91,8 @@ def test_resident_memory_is_what_a_fresh_process_grows_by():
         assert row["rss_low_mb"] < row["rss_mb"] < row["rss_high_mb"]
         small = advise.row(replace(cpu, memory_mb=row["memory_mb"] + 50), captured, captured.work())
         assert row["fits"] and not small["fits"], "a process that does not fit is no answer, though its tensors would"
+    words = advise_text.text(advise.advise(Query("resnet18", 8), [f"cpu@{cpu.origin.removeprefix('cpu-')}"], crossovers=False))
+    assert re.search(r"resident memory of a fresh process, beyond Python and torch: \d+ MB \(\d+ to \d+\)", words)
 
 
 class Recurrent(nn.Module):
@@ -108,7 +110,7 @@ def test_what_no_model_is_of_and_which_times_are_of_kernels_alone_is_said():
     assert "not modelled: mkldnn_rnn_layer (as bmm); others answer for them, of like work" in said
     for dtype, words in (("bf16", "kernels alone, as CUDA graphs run them, without launches: h100-sxm"),
                          ("fp32", "launched one by one, end to end: h100-sxm")):
-        found = advise.advise(Query("resnet18", dtype=dtype), ["h100-sxm"], crossovers=False)
+        found = advise.advise(Query("vit_b_16", 64, dtype=dtype), ["h100-sxm"], crossovers=False)
         assert words in advise_text.text(found) and "not modelled" not in advise_text.text(found)
         assert advise_text.records(found)[0]["latency_type"] == ("kernel" if dtype == "bf16" else "end_to_end")
 

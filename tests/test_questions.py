@@ -132,3 +132,21 @@ def test_wrong_combinations_are_one_line(arguments, words, tmp_path, monkeypatch
 def test_usual_names_still_resolve():
     with pytest.raises(InputError, match="the nearest: resnet"):
         networks.network("resnet19")
+
+
+def test_layout_and_compile_are_columns_and_a_network_is_captured_for_all_of_them(monkeypatch):
+    captured = []
+    real = capture.of_network
+    monkeypatch.setattr(capture, "of_network", lambda *given, **named: captured.append(given) or real(*given, **named))
+    cards = [*["rtx-4090"] * 5, "p100-pcie-16gb"]
+    table = answers.answers(of(model=["resnet18"] * 6, batch_size=64, dtype="fp16", device=cards,
+                               layout=["", "channels_last", "", "nhwc", "", "channels_last"],
+                               compile=["", "", "yes", "", "perhaps", ""]))
+    plain, last, compiled, *refused = table.itertuples()
+    assert len({plain.predicted_ms, last.predicted_ms, compiled.predicted_ms}) == 3
+    assert (last.layout, compiled.compile, plain.compile) == ("channels_last", True, False)
+    alone = advise.advise(Query("resnet18", 64, dtype="fp16", layout="channels_last"), ["rtx-4090"], crossovers=False)
+    assert last.predicted_ms == pytest.approx(alone.table["predicted_ms"][0])
+    reasons = ("no layout 'nhwc'", "compile 'perhaps'", "on: p100")
+    assert [words in row.error for words, row in zip(reasons, refused, strict=True)] == [True] * 3
+    assert len(captured) == 2 + 2, "once as the table asks and once as rows of work; and again for the question alone"

@@ -72,7 +72,7 @@ def _answer_questions(options: argparse.Namespace) -> int:
 
     if options.model or options.verify:
         raise InputError("--questions is asked without a network and without --verify: each row names its own")
-    usual = advise.Query("", options.batch_size, options.input, options.mode, options.dtype)
+    usual = advise.Query("", options.batch_size, options.input, options.mode, options.dtype, options.layout, options.compile)
     several = questions.read(options.questions, usual, options.device)
     options.device = sorted({question.device for question in several}) if all(question.device for question in several) else []
     table = _after_a_look(options, lambda: answers.answers(several))
@@ -104,6 +104,16 @@ def _advise_operator(options: argparse.Namespace) -> int:
 
 
 def _calibrate(options: argparse.Namespace) -> int:
+    if options.networks:
+        from lib.config.definitions import load_devices
+        from lib.measure import machine
+        from lib.predict import registry
+        from lib.predict.composed.cards import few_networks
+
+        name = options.device
+        device = name if name in load_devices() else registry.vendor_of(machine.device_name(machine.device(name)))
+        print(few_networks.summary(few_networks.calibrate(device, options.networks)))
+        return 0
     from lib.predict import calibrate
 
     print(calibrate.summary(calibrate.calibrate(options.device, options.dtype, options.budget_s)))
@@ -140,9 +150,11 @@ def _models(options: argparse.Namespace) -> int:
         print(training.ship(device, options.quick, kind).to_string(index=False, float_format=lambda value: f"{value:.2f}"))
     elif options.train == "timm":
         from lib.predict.composed import evaluation
+        from lib.predict.composed.cards import new_cards
 
-        scores, reasons = evaluation.ship()
-        print(scores.to_string(index=False, float_format=lambda value: f"{value:.1f}"))
+        table, captures, reasons = evaluation.material()
+        for scores in (evaluation.ship(table, captures), new_cards.ship(table, captures, *evaluation.SOURCE)):
+            print(scores.to_string(index=False, float_format=lambda value: f"{value:.1f}"))
         print("".join(f"left out: {name}: {reason}\n" for name, reason in reasons.items()), end="")
     elif options.train in ("neusight", "aiconfigurator"):
         evaluate.published(options.train, "bf16" if options.train == "aiconfigurator" else "fp32", options.quick)
@@ -167,7 +179,8 @@ def _add_advise(verbs) -> None:
                       help="a torchvision name, a workload id (W1), timm:NAME, hf:PATH (a folder with a config.json), or "
                            "module:Class")
     verb.add_argument("--questions", type=a_path, metavar="FILE.csv",
-                      help="answer a table instead: a column model, and any of batch_size, device, mode, dtype, input; "
+                      help="answer a table instead: a column model, and any of batch_size, device, mode, dtype, input, "
+                           "layout, compile; "
                            "what a row leaves empty is as the options say")
     verb.add_argument("--out", type=new_file, metavar="FILE.csv",
                       help="of --questions: the table of answers (default: it is printed)")
@@ -225,7 +238,10 @@ def _add_models(verbs) -> None:
 
 def _add_calibrate(verbs) -> None:
     verb = verbs.add_parser("calibrate", help="fine-tune the nearest model to this machine's device by a few measured points")
-    verb.add_argument("--device", default="cpu", help="cpu (default) or cuda:0")
+    verb.add_argument("--device", default="cpu", help="cpu (default), cuda:0, or of --networks one of params/devices.yaml")
+    verb.add_argument("--networks", action="append", type=a_path, metavar="FILE",
+                      help="measure nothing: correct a card's model of whole networks by ten or more that were measured on it, "
+                           "benchmark-*.csv as timm writes it or a table networks.parquet; may be given again")
     verb.add_argument("--budget-s", type=number(10, 1e6), default=120.0, help="time for measuring (default 120)")
     verb.add_argument("--dtype", default="fp32", choices=("fp32", "bf16", "fp16"))
     verb.set_defaults(call=_calibrate)

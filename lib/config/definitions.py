@@ -1,6 +1,6 @@
 """Definitions that people edit beside the workloads: vendors' devices, the run matrix, counters, scheduling scenarios."""
 
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -18,8 +18,8 @@ Rate = Annotated[float, NUMBER, Field(gt=0, lt=1e8)]
 class VendorDevice(Strict):
     """One entry of ``params/devices.yaml``: what the vendor states of a device, in GFLOP/s (dense), GB/s and 10^6 bytes.
 
-    ``multiprocessors``, ``cache_mb`` (the last cache) and ``board_w`` (its power) are 0 where they are not stated; the price is
-    what its user pays.
+    ``multiprocessors``, ``cache_mb`` (the last cache) and ``power_w`` (the most that the board may draw) are 0 where they
+    are not stated; the price is what its user pays.
     ``architecture`` is the vendor's generation: chips of one are siblings, whose models stand in for one another.
     """
 
@@ -30,8 +30,8 @@ class VendorDevice(Strict):
     memory_mb: Rate
     multiprocessors: Count = 0
     cache_mb: Annotated[float, Field(ge=0)] = 0.0
-    board_w: Annotated[float, Field(ge=0)] = 0.0
     architecture: Annotated[str, Field(pattern=r"^[a-z0-9-]*$")] = ""
+    power_w: Annotated[float, Field(ge=0)] = 0.0
     price_per_hour: Annotated[float, Field(gt=0)] | None = None
     source: Annotated[str, Field(min_length=5)]
 
@@ -120,7 +120,13 @@ def table(path: Path, key: str, model: type[Strict], named: str = "id", beside: 
 
 
 def load_devices(path: Path = paths.PARAMS / "devices.yaml") -> dict[str, VendorDevice]:
-    """Read the vendors' devices, id to definition; InputError names the file and the wrong entry."""
+    """Read the vendors' devices, id to definition, once as their file stands; InputError names it and the wrong entry."""
+    state = path.stat() if path.is_file() else None  # reading it says what is wrong
+    return dict(_devices(path, *((state.st_mtime_ns, state.st_size) if state else ())))
+
+
+@lru_cache(maxsize=4)
+def _devices(path: Path, *_: int) -> dict[str, VendorDevice]:
     return table(path, "devices", VendorDevice)
 
 

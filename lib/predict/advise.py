@@ -2,8 +2,9 @@
 
 import math
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache
 from typing import Any
 
 import pandas as pd
@@ -80,7 +81,9 @@ class CapturedQuery:
         self.query, self.shipped, self._works, self._scaled = query, shipped, {}, {}
         network = query.network()
         self.batch_size = network.shape[0]
-        self._ready = cache(lambda layout: capture.prepared(network, dtypes.torch_name(query.dtype), layout))
+        self._built = cache(lambda: capture.prepared(network))
+        self._ready = cache(lambda layout: capture.prepared(network, dtypes.torch_name(query.dtype), layout, self._built()))
+        self._rows = cache(lambda: composed_rows.of_network(network, self._built()))
 
     def work(self, batch_size: int = 0, channels_last: bool = False, device_type: str = "cpu") -> Work:
         """Return the work at a batch size (0: the query's own), captured as it runs on a device type: cpu or cuda."""
@@ -98,22 +101,28 @@ class CapturedQuery:
         freed memory, see ``Predictor.estimate``.
         """
         network = network or self.work(device_type=predictor.device_type)
+        learned = self._of_whole_networks(predictor, network)
         if self.query.mode == "infer":
-            return self._of_whole_networks(predictor, network) or predictor.estimate(network, memory)
-        return steps.predict(predictor, network, steps.loading(self.query.model, network), shipped=self.shipped)
+            return learned or predictor.estimate(network, memory)
+        return steps.assembled(predictor, network, steps.loading(self.query.model, network),
+                               learned or steps.passes_in_a_loop(predictor, network), steps.costs_of(predictor, self.shipped))
 
-    @cached_property
+    @property
     def rows(self) -> pd.DataFrame:
         """Give the rows of work that composed models of cards take, see ``composed.rows``."""
-        return composed_rows.of_network(self.query.network())
+        return self._rows()
+
+    def under(self, **changes) -> "CapturedQuery":
+        """Return the query with another batch size, layout or compiled; both share what is captured."""
+        other = copy(self)
+        other.query, other._scaled = replace(self.query, **changes), {}
+        other.batch_size = other.query.network().shape[0]
+        return other
 
     def condition(self, predictor: Predictor, **changes) -> Condition | None:
-        """Return what was learned from whole networks that is like the query, with ``changes``; None where nothing was.
-
-        A training step is predicted from its kernels alone.
-        """
+        """Return what was learned from whole networks that is like the query, with ``changes``; None where nothing was."""
         query = replace(self.query, **changes)
-        if query.mode != "infer" or predictor.composed is None or len(query.network().shape) != 4:  # noqa: PLR2004 - images: batch, channels, height, width
+        if predictor.composed is None or len(query.network().shape) != 4:  # noqa: PLR2004 - images: batch, channels, height, width
             return None
         return answers.condition_of(predictor.composed, query.dtype, query.mode, query.layout, query.compiled)
 
@@ -123,13 +132,20 @@ class CapturedQuery:
         return quote.quote(predictor, network, passes, self.condition(predictor) if passes.evidence else None, memory)
 
     def _of_whole_networks(self, predictor: Predictor, network: Work) -> Estimate | None:
-        """Predict by the composed model of a card, where one was learned of whole networks run as the query says."""
+        """Predict passes by the composed model of a card, where one was learned of whole networks run as the query says.
+
+        What other cards say stands behind kernels of the card's own, where most of the time is theirs.
+        """
         condition = self.condition(predictor)
         if condition is None:
             return None
-        answer = answers.answer(predictor.composed, self.rows, network.batch_size, condition)
-        return replace(predictor.estimate(network), predicted_ms=answer.predicted_ms, low_ms=answer.low_ms,
-                       high_ms=answer.high_ms, outside=float(answer.outside), origins={}, evidence=answer.evidence)
+        kernels = predictor.estimate(network)
+        plain = (self.query.layout, self.query.compiled) == ("contiguous", False)
+        if plain and predictor.composed.conditions[condition].basis == "others" and sum(kernels.origins.values()) <= _MOST:
+            return None
+        answer = answers.answer(predictor.composed, composed_rows.of_passes(self.rows), network.batch_size, condition)
+        return replace(kernels, predicted_ms=answer.predicted_ms, low_ms=answer.low_ms,
+                       high_ms=answer.high_ms, outside=float(answer.outside), origins=answer.origins, evidence=answer.evidence)
 
     def scaled(self, batch_size: int, device_type: str = "cpu") -> Work:
         """Return the work at another batch size, on the line through two that were captured: every size is linear in it.
@@ -171,7 +187,7 @@ def advise(query: Query, devices: Sequence[str] = (), crossovers: bool = True) -
     Raises InputError for a network that cannot be built or captured, and for a device without a model (they are listed).
     """
     captured = CapturedQuery(query)
-    predictors = _able(captured, registry.for_devices(devices, query.dtype), bool(devices))
+    predictors = able(captured, registry.for_devices(devices, query.dtype), bool(devices))
     table = predictions(captured, predictors)
     best = _best(table)
     rivals = ["cpu", *[name for name in table["device"] if name != "cpu"]][:_RIVALS]
@@ -180,7 +196,7 @@ def advise(query: Query, devices: Sequence[str] = (), crossovers: bool = True) -
     return Advice(captured, table, best, _reason(table, best), changes, tuple(predictors))
 
 
-def _able(captured: CapturedQuery, predictors: Sequence[Predictor], named: bool) -> list[Predictor]:
+def able(captured: CapturedQuery, predictors: Sequence[Predictor], named: bool) -> list[Predictor]:
     """Return the devices that can be predicted in the layout and compiled as the query says; all of them where it says neither.
 
     Raises InputError where none can, or one that was ``named`` cannot.
@@ -264,11 +280,9 @@ def source_of(predictor: Predictor, estimate: Estimate) -> str:
         scaling, doubtful = predictor.model.scaling, predictor.model.facts.get(transfer_cpu.DOUBTFUL)
         where = f"here{', on a busy machine,' if doubtful else ''}"
         return f"zero-shot from {predictor.origin}" + (f", scaled by ceilings measured {where} ({scaling})" if scaling else "")
-    if estimate.evidence:
-        return "learned from whole networks"
     borrowed = sum(estimate.origins.values())
     if borrowed <= _SHARE:
-        return "predicted"
+        return "learned from whole networks" if estimate.evidence else "predicted"
     most = max(estimate.origins, key=estimate.origins.get)
     return f"zero-shot from {most}" if borrowed > _MOST else f"predicted, {borrowed:.0%} from {most}"
 

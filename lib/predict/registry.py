@@ -20,6 +20,7 @@ from lib.predict import model_file, transfer, transfer_cpu
 from lib.predict.analytic import roofline
 from lib.predict.analytic.roofline import Roof
 from lib.predict.composed import model_file as model_file_of_networks
+from lib.predict.composed.cards import siblings
 from lib.predict.composed.model_file import Composed
 from lib.predict.networks import composition, resident
 from lib.predict.networks.composition import Composition, Estimate
@@ -132,6 +133,7 @@ class Predictor:
     """A device that can be predicted: its model, and what is known of it besides.
 
     ``origin`` names the machine that the model was trained on where that is another one: then every answer is zero-shot.
+    ``shipped``: whatever was calibrated here is left aside.
     """
 
     device: str
@@ -140,6 +142,7 @@ class Predictor:
     origin: str = ""
     memory_mb: float = math.inf
     price_per_hour: float | None = None
+    shipped: bool = False
 
     @cached_property
     def measured_networks(self) -> pd.DataFrame | None:
@@ -194,8 +197,8 @@ class Predictor:
 
     @cached_property
     def composed(self) -> Composed | None:
-        """Give the model of whole networks of this card, or None."""
-        return model_file_of_networks.of_device(self.kind) if self.model.chip and not self.machine else None
+        """Give the model of whole networks that answers for this card, or None."""
+        return siblings.of_card(self.kind, self.shipped) if self.model.chip and not self.machine else None
 
     @cached_property
     def power(self) -> PowerModel | None:
@@ -364,7 +367,8 @@ def for_devices(devices: Sequence[str], dtype: str, shipped: bool = False,
     if len(set(devices)) < len(devices):
         raise InputError(f"a device is named twice: {choices(devices)}; name each once")
     files, vendors, reader = model_files(shipped), load_devices(), reader or cache(load)  # a donor serves several
-    usual = ["cpu", *sorted({device for device, _ in files if device in vendors})]
+    measured = set(model_file_of_networks.files_of_cards()) if dtype in dtypes.AUTOCAST else set()
+    usual = ["cpu", *sorted(({device for device, _ in files} | measured) & set(vendors))]
     predictors = []
     for device in devices or usual:
         if device not in usual and device not in vendors and device.rpartition("@")[2] in archive.machines(imported=True):
@@ -372,7 +376,7 @@ def for_devices(devices: Sequence[str], dtype: str, shipped: bool = False,
             continue
         one = _of_the_reference(dtype) if shipped and device == "cpu" else _predictor(device, dtype, files, vendors, reader)
         if one:
-            predictors.append(one)
+            predictors.append(replace(one, shipped=shipped))
         elif devices:
             raise InputError(f"no {dtype} model of a device {device!r}; there are models of: {choices(usual)}, and of the "
                              f"machines: {choices(archive.machines(imported=True))}; any GPU of "

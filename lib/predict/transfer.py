@@ -8,19 +8,16 @@ bandwidth a memory-bound kernel comes, and the launch is the model's own.
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 
-from lib import paths
 from lib.config.definitions import VendorDevice, load_devices
 from lib.predict.operators.cost_model import ANY_GPU, CostModel
 from lib.predict.operators.features_gpu import MOVING
 from lib.predict.operators.parts import Part
 from lib.predict.operators.regressors import Rates
 
-_DEVICES = paths.PARAMS / "devices.yaml"
 ANALYTIC = "the roofline"  # the origin of what no published data hold of any GPU
 _ALIKE = {"bf16": ("bf16", "fp16", "fp32"), "fp16": ("fp16", "bf16", "fp32")}  # element types whose models stand in, in order
 _UNMEASURED = math.log(3)  # half interval of windows: depthwise kernels reach a third to all of what their terms say
@@ -57,20 +54,12 @@ def _donors(vendor: VendorDevice, dtype: str, files: Files) -> Iterator[tuple[st
                 yield device, alike
 
 
-@lru_cache(maxsize=2)
-def _devices(*_: int) -> dict[str, VendorDevice]:
-    """Read the devices once as their file stands."""
-    return load_devices()
-
-
 def siblings(vendor: VendorDevice) -> list[str]:
     """Return the ids of other chips of the same architecture, the nearest in bandwidth and multiprocessors first."""
     def distance(other: VendorDevice) -> float:
         return abs(math.log(other.peak_gbps / vendor.peak_gbps)) + abs(math.log(other.multiprocessors / vendor.multiprocessors))
 
-    state = _DEVICES.stat()
-    several = _devices(state.st_mtime_ns, state.st_size)
-    same = [other for other in several.values() if other.architecture == vendor.architecture != ""
+    same = [other for other in load_devices().values() if other.architecture == vendor.architecture != ""
             and other.id != vendor.id and other.multiprocessors]
     return [other.id for other in sorted(same, key=distance)]
 

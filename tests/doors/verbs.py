@@ -90,7 +90,7 @@ TEXTS = {
         ["pull", "{}", "--local", "there"],
         ["pull", ".@{}", "--local", "there"],
     ],
-    "calibrate": [["--device", "{}"], ["--dtype", "{}"]],
+    "calibrate": [["--device", "{}"], ["--dtype", "{}"], ["--networks", "{}"], ["--device", "t4", "--networks", "{}"]],
     "models": [["--train", "{}"]],
     "{}": [[]],
 }

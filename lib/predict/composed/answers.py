@@ -20,7 +20,7 @@ LAYOUTS = {"contiguous": "nchw", "channels_last": "nhwc"}
 class Answer:
     """The time of a network in ms with its interval, the condition that was learned, and the evidence in words.
 
-    ``outside``: the batch size is none that was learned from.
+    ``outside``: the batch size is none that was learned from; ``origins``: of whom it was, where not of the card (share 1).
     """
 
     predicted_ms: float
@@ -29,6 +29,7 @@ class Answer:
     outside: bool
     condition: Condition
     evidence: str
+    origins: Mapping[str, float]
 
 
 def condition_of(composed: Composed, dtype: str, mode: str = "infer", layout: str = "contiguous", compiled: bool = False,
@@ -38,7 +39,7 @@ def condition_of(composed: Composed, dtype: str, mode: str = "infer", layout: st
                and one.layout == LAYOUTS[layout] and one.precision in _PRECISIONS.get(dtype, ()) and torch in ("", one.torch)]
 
     def order(one: Condition) -> tuple:
-        return -_PRECISIONS[dtype].index(one.precision), _version(one.torch)
+        return -_PRECISIONS[dtype].index(one.precision), version(one.torch)
 
     return max(several, key=order, default=None)
 
@@ -50,16 +51,25 @@ def answer(composed: Composed, rows: pd.DataFrame, batch_size: int, condition: C
                          f"{choices(one.name for one in composed.conditions)}")
     fitted = composed.conditions[condition]
     terms = features.terms(rows, float(batch_size), composed.chip, condition)
-    times = fitted.predict(terms, batch_size, held_out.half_of(composed.device, condition, kinds.of_rows(rows)))
-    return Answer(*times, fitted.outside(batch_size), condition, evidence(composed, condition))
+    half = held_out.half_of(composed.device, condition, kinds.of_rows(rows)) if fitted.basis == "many" else None
+    origins = {f"networks on {len(composed.siblings)} cards": 1.0} if fitted.basis == "others" else {}
+    return Answer(*fitted.predict(terms, batch_size, half), fitted.outside(batch_size), condition,
+                  evidence(composed, condition), origins)
 
 
 def evidence(composed: Composed, condition: Condition) -> str:
     """Say what an answer rests on."""
-    scores = composed.conditions[condition].scores
+    fitted = composed.conditions[condition]
+    scores, source = fitted.scores, composed.source
     how = f"{condition.precision.replace('_', ' ')}, {condition.layout}, {condition.way}, torch {condition.torch}"
-    return (f"learned from {scores['n']:,.0f} networks of {composed.source} ({how}); of families left out MAPE "
-            f"{scores['mape']:.1f} %, median {scores['median']:.1f} %, {scores['within_10']:.0f} % within 10 %")
+    errors = f"MAPE {scores['mape']:.1f} %, median {scores['median']:.1f} %, {scores['within_10']:.0f} % within 10 %"
+    if fitted.basis == "others":
+        return (f"no network was measured on it so; learned from {source} of {choices(composed.siblings)} ({how}), at rates "
+                f"that its vendor states, as its power limit lets it sustain them; of a card and families left out {errors}")
+    if fitted.basis == "few":
+        return (f"{scores['n']:,.0f} of its own networks ({how}) correct what was learned from {source}; of families left out "
+                f"in turn {errors}")
+    return f"learned from {scores['n']:,.0f} networks of {source} ({how}); of families left out {errors}"
 
 
 def gain(composed: Composed, rows: pd.DataFrame, batch_size: int, before: Mapping[str, Any],
@@ -68,14 +78,15 @@ def gain(composed: Composed, rows: pd.DataFrame, batch_size: int, before: Mappin
 
     Both are of one version of torch, the newest that was learned both ways; None where there is none.
     """
-    versions = sorted({one.torch for one in composed.conditions}, key=_version, reverse=True)
-    for version in versions:
-        pair = [condition_of(composed, **how, torch=version) for how in (before, after)]
+    releases = sorted({one.torch for one in composed.conditions}, key=version, reverse=True)
+    for release in releases:
+        pair = [condition_of(composed, **how, torch=release) for how in (before, after)]
         if all(pair):
             first, second = (answer(composed, rows, batch_size, one) for one in pair)
             return first.predicted_ms / second.predicted_ms, second.evidence
     return None
 
 
-def _version(text: str) -> tuple[int, ...]:
+def version(text: str) -> tuple[int, ...]:
+    """Return a version of torch as numbers, by which versions are ordered."""
     return tuple(map(int, text.split(".")))

@@ -1,7 +1,7 @@
 """The composed model of a card from imported tables of whole networks: fitted, and scored on families that were left out."""
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -53,21 +53,26 @@ def folds(table: pd.DataFrame, several: int = FOLDS) -> pd.Series:
     return table["module"].map(place)
 
 
-def cases(table: pd.DataFrame, captures: Rows, device: str) -> dict[Condition, tuple[pd.DataFrame, Cases]]:
-    """Return the networks of a card under each condition with at least LEAST of them, and what is fitted to them."""
-    chip, several = Chip.of(load_devices()[device], "fp16"), {}
+def cases(table: pd.DataFrame, captures: Rows, device: str,
+          chip: Chip | None = None) -> dict[Condition, tuple[pd.DataFrame, Cases]]:
+    """Return the networks of a card under each condition with at least LEAST of them, and what is fitted to them.
+
+    ``chip``: its rates (default: those that its vendor states).
+    """
+    chip, several = chip or Chip.of(load_devices()[device], "fp16"), {}
     has_rows = np.array([key in captures for key in zip(table["network"], table["image_size"], strict=True)])
     own = table[(table["device"] == device) & has_rows]
     for condition, rows_of in own.groupby(condition_columns(own)):
         part = rows_of.drop_duplicates(["network", "image_size"]).reset_index(drop=True)
         recent = condition.mode == "train" or tuple(map(int, condition.torch.split("."))) >= OLDEST
         if len(part) >= LEAST and condition.precision != "fp32" and recent:
-            several[condition] = (part, _cases(part, captures, chip, condition))
+            frames = [captures[key] for key in zip(part["network"], part["image_size"], strict=True)]
+            several[condition] = (part, cases_of(part, frames, chip, condition))
     return several
 
 
-def _cases(part: pd.DataFrame, captures: Rows, chip: Chip, condition: Condition) -> Cases:
-    frames = [captures[key] for key in zip(part["network"], part["image_size"], strict=True)]
+def cases_of(part: pd.DataFrame, frames: Sequence[pd.DataFrame], chip: Chip, condition: Condition) -> Cases:
+    """Return what is fitted to networks (``batch_size, latency_ms``) with these rows of work, a frame each."""
     network = np.repeat(np.arange(len(part)), list(map(len, frames)))
     terms = features.terms(pd.concat(frames, ignore_index=True), part["batch_size"].to_numpy(float)[network], chip, condition,
                            network, len(part))
@@ -140,14 +145,18 @@ def captured(table: pd.DataFrame) -> tuple[dict[tuple[str, int], pd.DataFrame], 
     return several, reasons
 
 
-def ship() -> tuple[pd.DataFrame, dict[str, str]]:
-    """Train and save the composed model of every card with imported tables, and how wrong they are on families left out.
-
-    Returns the scores of each condition (``held_out.COLUMNS``), and what was not captured.
-    """
+def material() -> tuple[pd.DataFrame, dict[tuple[str, int], pd.DataFrame], dict[str, str]]:
+    """Return the imported networks of cards that nothing keeps for a final score, their rows, and why others have none."""
     table = tables()
     table = table[table["device"].isin(load_devices()) & ~is_final(table["module"])]
-    captures, reasons = captured(table)
+    return table, *captured(table)
+
+
+def ship(table: pd.DataFrame, captures: Rows) -> pd.DataFrame:
+    """Train and save the composed model of every card of a table, and how wrong they are on families left out.
+
+    Returns the scores of each condition (``held_out.COLUMNS``).
+    """
     lines = []
     for device in sorted(table["device"].unique()):
         several = cases(table, captures, device)
@@ -156,4 +165,4 @@ def ship() -> tuple[pd.DataFrame, dict[str, str]]:
         lines.append(held_out.table(device, several, predicted, fold_of(several), captures))
     scores = pd.concat(lines, ignore_index=True)
     held_out.save(scores)
-    return scores[scores["group"] == held_out.ALL].drop(columns=["group", "name"]), reasons
+    return scores[scores["group"] == held_out.ALL].drop(columns=["group", "name"])

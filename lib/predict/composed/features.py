@@ -4,13 +4,14 @@ Features are ratios (to tiles, multiprocessors, the last cache, the ridge point)
 card and one size says something of others, and nothing without bounds. Times are in ms.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 import pandas as pd
 import torch
 
+from lib.config.definitions import VendorDevice
 from lib.predict.composed.kinds import COMPUTING, KINDS
 from lib.predict.composed.rows import BATCH
 from lib.predict.operators.features_gpu import Chip
@@ -23,6 +24,21 @@ _PURE = 2  # bytes an element where everything is in 16 bits
 _PASSES = 3  # of training over a forward pass: gradients of inputs and of weights each take what it took
 _CODES = {kind: code for code, kind in enumerate(KINDS)}
 _BATCHED = ("bmm", "attention")  # the batch multiplies GEMMs; of others it lengthens them
+
+
+_FULL_W = 3.5  # a multiprocessor at its highest clock: what the RTX 4090 may draw, which its limit hardly holds back
+
+
+def sustained(vendor: VendorDevice) -> Chip:
+    """Return what a card sustains in 16 bits: its vendor's rates, lower where its power limit lowers the clock.
+
+    Power grows with the clock and the square of the voltage, and this with the clock: P ~ f^3 (Mudge, Computer 34(4), 2001).
+    Work that moves memory slows down as well. InputError where the vendor states no rate in fp16.
+    """
+    chip = Chip.of(vendor, "fp16")
+    share = min(1.0, vendor.power_w / vendor.multiprocessors / _FULL_W) ** (1 / 3) if vendor.power_w else 1.0
+    return replace(chip, flops_per_ms=chip.flops_per_ms * share, vector_flops_per_ms=chip.vector_flops_per_ms * share,
+                   bytes_per_ms=chip.bytes_per_ms * share)
 
 
 def _log2(values: np.ndarray, least: float, most: float) -> np.ndarray:

@@ -65,13 +65,14 @@ def log_ms(terms: Terms, weights: Mapping[str, torch.Tensor]) -> torch.Tensor:
 class Fitted:
     """The weights of one condition, half its 90 % interval in log time, its scores on families left out, its batch sizes.
 
-    Outside of these the interval is twice as wide.
+    Outside of these the interval is twice as wide. ``basis``: many networks of the card, few, or those of others.
     """
 
     weights: np.ndarray
     half: float
     scores: Mapping[str, float]
     batches: tuple[int, int]
+    basis: str = "many"
 
     def predict(self, terms: Terms, batch_size: int, half: float | None = None) -> tuple[float, float, float]:
         """Return predicted, low and high ms of the one network of ``terms``, which are of this batch size.

@@ -12,13 +12,14 @@ from lib.config.base import parse
 from lib.config.definitions import load_devices
 from lib.errors import InputError
 from lib.predict.composed import model
-from lib.predict.composed.features import Condition
+from lib.predict.composed.features import Condition, sustained
 from lib.predict.composed.model import Fitted
 from lib.predict.model_file import Array, Count, Entry, NotNegative, require
 from lib.predict.operators.features_gpu import Chip
 
 SCHEMA = 1
 FOLDER = paths.REFERENCE / "models" / "composed"
+ANY = "any-card"  # what cards share, for those without a model of their own
 RETRAIN = "train it again with: python -m lib models --train timm"
 
 
@@ -38,6 +39,7 @@ class _Condition(Entry):
     weights: Array
     half: NotNegative
     batches: Annotated[tuple[Count, Count], AfterValidator(_ordered)]
+    basis: Literal["many", "few", "others"] = "many"
     scores: dict[Literal["mape", "median", "p90", "bias", "within_10", "n", "families"], float]
 
     @model_validator(mode="after")
@@ -53,29 +55,36 @@ class _File(Entry):
     source: str
     licence: str
     device: Annotated[str, Field(pattern=r"^[a-z0-9-]+$")]
+    siblings: tuple[str, ...] = ()
     conditions: Annotated[tuple[_Condition, ...], Field(min_length=1)]
 
 
 @dataclass(frozen=True)
 class Composed:
-    """The composed model of a card: what was fitted for each condition, and whose measurements these were."""
+    """The composed model of a card: what was fitted for each condition, and whose measurements these were.
+
+    ``siblings``: the other cards that it was learned from, at rates that these and the card sustain.
+    """
 
     device: str
     conditions: Mapping[Condition, Fitted]
     source: str
     licence: str
+    siblings: tuple[str, ...] = ()
 
     @property
     def chip(self) -> Chip:
         """Return what the vendor states of the card, in 16 bits."""
-        return Chip.of(load_devices()[self.device], "fp16")
+        vendor = load_devices()[self.device]
+        return sustained(vendor) if self.siblings else Chip.of(vendor, "fp16")
 
     def save(self, path: Path) -> Path:
         """Write the file, in one step."""
         several = [{**asdict(condition), "weights": Array.plain(fitted.weights.astype("<f4")), "half": fitted.half,
-                    "batches": fitted.batches, "scores": dict(fitted.scores)} for condition, fitted in self.conditions.items()]
+                    "batches": fitted.batches, "basis": fitted.basis, "scores": dict(fitted.scores)}
+                   for condition, fitted in self.conditions.items()]
         text = store.encoded_json({"schema": SCHEMA, "source": self.source, "licence": self.licence, "device": self.device,
-                                   "conditions": several})
+                                   "siblings": self.siblings, "conditions": several})
         parse(_File, text, f"{path} is not written")
         return files.replace(path, text)
 
@@ -83,15 +92,22 @@ class Composed:
     def load(cls, path: Path) -> "Composed":
         """Read a file; InputError names it and what is wrong with it."""
         entry = parse(_File, csv_files.bytes_of(path), f"{path} holds no composed model, or is damaged; {RETRAIN}")
-        if entry.device != path.stem or entry.device not in load_devices():
+        known = entry.device in load_devices() or (entry.device == ANY and entry.siblings)
+        if entry.device != path.stem or not known or not set(entry.siblings) <= set(load_devices()):
             raise InputError(f"{path} holds the model of {entry.device}, which its name or params/devices.yaml does not say; "
                              f"{RETRAIN}")
         several = {Condition(one.mode, one.precision, one.layout, one.compiled, one.torch):
-                   Fitted(one.weights.array().astype(float), one.half, one.scores, one.batches) for one in entry.conditions}
-        return cls(entry.device, several, entry.source, entry.licence)
+                   Fitted(one.weights.array().astype(float), one.half, one.scores, one.batches, one.basis)
+                   for one in entry.conditions}
+        return cls(entry.device, several, entry.source, entry.licence, entry.siblings)
+
+
+def files_of_cards(folder: Path | None = None) -> dict[str, Path]:
+    """Return the files of composed models by card; that of any other card is ANY's."""
+    return {path.stem: path for path in sorted((folder or FOLDER).glob("*.json"))}
 
 
 def of_device(device: str, folder: Path | None = None) -> Composed | None:
-    """Return the composed model that ships of a card, or None; InputError for a damaged file."""
+    """Return the composed model of a card in a folder (default: that ships), or None; InputError for a damaged file."""
     path = (folder or FOLDER) / f"{device}.json"
     return Composed.load(path) if path.is_file() else None

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import pandas as pd
+from torch import nn
 
 from lib.predict.composed import fusion
 from lib.predict.composed.kinds import KINDS, gemm, is_dense, kind_of
@@ -173,6 +174,11 @@ def of_graph(graph: Graph) -> pd.DataFrame:
     return _table(stages)
 
 
+def of_passes(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of the passes of a network alone, without those of an optimizer's step."""
+    return table[table["kind"] != "update"]
+
+
 def _table(rows: Iterable[tuple[Mapping[str, Any], str]]) -> pd.DataFrame:
     """Return distinct rows with how often they are called."""
     several = Counter(tuple(sorted({**row, "stage": stage}.items())) for row, stage in rows)
@@ -182,7 +188,11 @@ def _table(rows: Iterable[tuple[Mapping[str, Any], str]]) -> pd.DataFrame:
     return table.assign(kind=pd.Categorical(table["kind"], KINDS), stage=pd.Categorical(table["stage"], STAGES))
 
 
-def of_network(network: Network) -> pd.DataFrame:
-    """Capture a forward pass of a network at BATCH as CUDA runs it, and return its rows, see ``of_graph``."""
+def of_network(network: Network, ready: nn.Module | None = None) -> pd.DataFrame:
+    """Capture a forward pass of a network at BATCH as CUDA runs it, and return its rows, see ``of_graph``.
+
+    ``ready`` is the network where it was prepared in fp32 before.
+    """
     batch = tuple(replace(one, shape=(BATCH, *one.shape[1:])) for one in network.batch)
-    return of_graph(capture.of_network(replace(network, shape=batch[0].shape, inputs=batch), "infer", device="cuda:0"))
+    own = replace(network, shape=batch[0].shape, inputs=batch)
+    return of_graph(capture.of_network(own, "infer", device="cuda:0", ready=ready))

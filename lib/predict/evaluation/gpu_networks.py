@@ -23,10 +23,10 @@ def path() -> Path:
 
 
 def table() -> pd.DataFrame:
-    """Return a row (COLUMNS) a network, batch size, element type and GPU that has a model of any element type."""
-    rows = []
+    """Return a row (COLUMNS) a network, batch size, element type and GPU with a model of its kernels."""
+    rows, swept = [], {device for device, _ in registry.model_files(shipped=True)}
     for dtype in DTYPES:
-        gpus = [predictor for predictor in registry.for_devices([], dtype) if predictor.device != "cpu"]
+        gpus = [predictor for predictor in registry.for_devices([], dtype) if predictor.device in swept]
         for network in track(NETWORKS, dtype):
             for batch in BATCHES:
                 work = CapturedQuery(Query(network, batch, dtype=dtype)).work(device_type="cuda")

@@ -1,5 +1,6 @@
 """The models at hand as a table: what each part rests on, and how wrong it was on held-out groups."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,6 +10,9 @@ import pandas as pd
 from lib.errors import InputError
 from lib.measure import archive
 from lib.predict import registry
+from lib.predict.composed import model_file
+from lib.predict.composed.cards import siblings
+from lib.predict.composed.model_file import Composed
 from lib.predict.operators.parts import Part
 from lib.predict.power import model as power_model
 
@@ -30,7 +34,24 @@ def summary() -> pd.DataFrame:
             rows.append({"device": device, "dtype": dtype, "part": UNUSABLE, "source": f"unusable: {error}"})
             continue
         rows += [_summary_row(device, dtype, name, part, model.facts) for name, part in model.parts.items()]
-    return pd.DataFrame(rows + _power_rows())
+    return pd.DataFrame(rows + _composed_rows() + _power_rows())
+
+
+def _composed_rows() -> list[dict[str, Any]]:
+    """Return a row a condition of every composed model of a card, as ``summary`` has them; rows are networks."""
+    rows = []
+    for device, path in {**model_file.files_of_cards(), **model_file.files_of_cards(siblings.folder())}.items():
+        try:
+            model = Composed.load(path)
+        except InputError as error:
+            rows.append({"device": device, "dtype": "fp16", "part": UNUSABLE, "source": f"unusable: {error}"})
+            continue
+        rows += [{"device": device, "dtype": "bf16" if "bf16" in condition.precision else "fp16",
+                  "part": f"networks {condition.name}", "rows": int(fitted.scores["n"]), "MAPE %": fitted.scores["mape"],
+                  "median %": fitted.scores["median"], "within 10 %": fitted.scores["within_10"],
+                  "interval ±%": math.expm1(fitted.half) * 100, "source": model.source, "licence": model.licence}
+                 for condition, fitted in model.conditions.items()]
+    return rows
 
 
 def _power_rows() -> list[dict[str, Any]]:

@@ -85,9 +85,9 @@ class Chip:
 
 def _powered(device: VendorDevice) -> float:
     """Return the FLOP/ms of fp32 that a board's power feeds; 0 where its power or the year of its architecture is not known."""
-    if not device.board_w or device.architecture not in _YEARS:
+    if not device.power_w or device.architecture not in _YEARS:
         return 0.0
-    return (device.board_w - _STATIC_W) / (_PJ_2016 * 1e-12 * _YEARLY ** (_YEARS[device.architecture] - 2016)) / 1e3
+    return (device.power_w - _STATIC_W) / (_PJ_2016 * 1e-12 * _YEARLY ** (_YEARS[device.architecture] - 2016)) / 1e3
 
 
 def _gemm(row: Row) -> tuple[Any, ...]:

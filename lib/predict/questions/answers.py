@@ -18,7 +18,7 @@ from lib.predict.registry import Predictor
 from lib.progress import track
 
 _FEW = 2  # batches of a network, beside single samples, that are captured each on its own
-_QUESTION = ("question", "model", "batch_size", "device", "mode", "dtype", "input")
+_QUESTION = ("question", "model", "batch_size", "device", "mode", "dtype", "input", "layout", "compile")
 COLUMNS = (*_QUESTION, *(name for name in advise.COLUMNS if name not in _QUESTION), "not_modelled", "error")
 
 
@@ -51,7 +51,7 @@ def _groups(questions: Iterable[Question]) -> Iterator[tuple[Query, list[Questio
     """Yield the questions about one network in one mode and element type together, with the query that they share."""
     several: dict[Query, list[Question]] = {}
     for question in questions:
-        several.setdefault(replace(question.query, batch_size=0), []).append(question)
+        several.setdefault(replace(question.query, batch_size=0, layout=Query.layout, compiled=False), []).append(question)
     yield from several.items()
 
 
@@ -85,6 +85,7 @@ class _Captured:
     def __init__(self, query: Query, batches: set[int]):
         self._query, self._several = query, sorted(batch for batch in batches if batch > 1)
         self._first, self._works = cache(self._capture), {}
+        self._network = cache(lambda: CapturedQuery(query))
 
     def query(self, batch_size: int) -> CapturedQuery:
         """Return the query at a batch; of many the one that they are scaled from (one sample has kernels of its own)."""
@@ -92,7 +93,7 @@ class _Captured:
         return self._first(self._several[0] if scaled else batch_size)
 
     def _capture(self, batch_size: int) -> CapturedQuery:
-        return CapturedQuery(replace(self._query, batch_size=batch_size))
+        return self._network().under(batch_size=batch_size)
 
     def look_ahead(self, batches: set[int]) -> None:
         """Get the work of a CPU at several batches side by side: each waits for a process that repeats its allocations."""
@@ -128,16 +129,16 @@ def _answered(question: Question, network: _Captured, models: _Models) -> Iterat
     try:
         if question.error:
             raise InputError(question.error)
-        network.query(question.query.batch_size)
-        for predictor in models.of(question.device, question.query.dtype):
-            yield question.columns | _row(question, predictor, network) | {"error": ""}
+        query = question.query
+        captured = network.query(query.batch_size).under(layout=query.layout, compiled=query.compiled)
+        for predictor in advise.able(captured, models.of(question.device, query.dtype), bool(question.device)):
+            yield question.columns | _row(question, captured, predictor, network) | {"error": ""}
     except Exception as error:
         yield question.columns | {"error": _reason(error)}
 
 
-def _row(question: Question, predictor: Predictor, network: _Captured) -> dict[str, Any]:
+def _row(question: Question, captured: CapturedQuery, predictor: Predictor, network: _Captured) -> dict[str, Any]:
     work = network.work(question.query.batch_size, predictor.device_type)
     if isinstance(work, Exception):
         raise work
-    captured = network.query(question.query.batch_size)
     return advise.row(predictor, captured, work) | {"batch_size": work.batch_size, "not_modelled": choices(work.not_modelled)}

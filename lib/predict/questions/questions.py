@@ -11,7 +11,8 @@ from lib import csv_files
 from lib.errors import InputError, choices
 from lib.predict.advise import Query
 
-COLUMNS = ("model", "batch_size", "device", "mode", "dtype", "input")
+COLUMNS = ("model", "batch_size", "device", "mode", "dtype", "input", "layout", "compile")
+_TRUTH = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 _LARGEST_DIGITS = 9
 
 
@@ -29,7 +30,8 @@ class Question:
         """Return what was asked as columns of the answer."""
         query = self.query
         return {"question": self.number, "model": query.model, "batch_size": query.batch_size or None, "device": self.device,
-                "mode": query.mode, "dtype": query.dtype, "input": query.input_shape}
+                "mode": query.mode, "dtype": query.dtype, "input": query.input_shape, "layout": query.layout,
+                "compile": query.compiled}
 
 
 def read(path: Path, usual: Query | None = None, devices: Iterable[str] = ()) -> list[Question]:
@@ -68,6 +70,9 @@ def _one(number: int, row: Mapping[str, Any], usual: Query) -> Question:
         error, batch = f"batch_size {texts['batch_size']!r} is no whole number of 1 or more", ""
     if not texts["model"]:
         error = "it names no model"
+    if texts["compile"] and texts["compile"].lower() not in _TRUTH:
+        error = f"compile {texts['compile']!r} is none of: {choices(_TRUTH)}"
     query = Query(texts["model"], int(batch or usual.batch_size), texts["input"] or usual.input_shape,
-                  texts["mode"] or usual.mode, texts["dtype"] or usual.dtype)
+                  texts["mode"] or usual.mode, texts["dtype"] or usual.dtype, texts["layout"] or usual.layout,
+                  _TRUTH.get(texts["compile"].lower(), usual.compiled))
     return Question(number, query, texts["device"], error)

@@ -46,7 +46,9 @@ def quote(predictor: Predictor, work: Work, passes: Estimate, condition: Conditi
     """
     if condition:
         rows = list(held_out.of_card(predictor.composed, condition))
-        return _of_kind(rows, kinds.of_work(work.table)) if rows else Quote({}, passes.evidence)
+        elsewhere = predictor.composed.conditions[condition].basis == "others"
+        about = "no network was measured on it so; " if elsewhere else ""
+        return _of_kind(rows, kinds.of_work(work.table), about) if rows else Quote({}, passes.evidence)
     if predictor.device_type == "cpu":
         return _of_calibration(predictor, work.mode, memory) if CALIBRATED in predictor.model.facts else \
             _of_cpu(predictor, work, memory)
@@ -64,7 +66,7 @@ def _of_kind(rows: Iterable[Row], kind: str, about: str = "") -> Quote:
 
 
 def _quoted(row: Row, about: str = "", more: str = "") -> Quote:
-    (case,) = held_out.cases(pd.DataFrame([row]))
+    case = held_out.case_of(row["device"], row["mode"], row["condition"])
     return Quote(row, f"{about}{row['kind']} networks on {case}: {_errors(row)}{more}; left out: {row['left_out']} "
                       f"({row['source']})")
 

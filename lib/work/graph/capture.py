@@ -89,9 +89,14 @@ def capture(model: nn.Module, shape: Sequence[int], mode: str = "infer", optimiz
     return _captured(fake, (Input(tuple(shape)),), (mode, optimizer, loss), dtype, channels_last, name, device)
 
 
-def prepared(network: Network, dtype: str = "float32", channels_last: bool = False) -> nn.Module:
-    """Build a network of fake tensors alone, of an element type and a layout: what ``of_network`` may capture several times."""
-    return _fake(fakes.build(network.build), dtype, channels_last, f"model {network.name!r}")
+def prepared(network: Network, dtype: str = "float32", channels_last: bool = False,
+             ready: nn.Module | None = None) -> nn.Module:
+    """Build a network of fake tensors alone, of an element type and a layout: what ``of_network`` captures several times.
+
+    ``ready`` is the network where it was prepared before, in another type or layout; it stays as it is.
+    """
+    name = f"model {network.name!r}"
+    return _fake(fakes.build(network.build) if ready is None else _copied(ready, name), dtype, channels_last, name)
 
 
 def of_network(network: Network, mode: str = "infer", dtype: str = "float32", channels_last: bool = False,

@@ -1,0 +1,185 @@
+"""A card's composed model corrected by a few networks that its user measured there, in timm's layout or in this project's."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from lib import store
+from lib.errors import InputError, choices
+from lib.measure.published import whole_networks
+from lib.measure.statistics import VERDICTS
+from lib.predict.composed import answers, evaluation, held_out, rows
+from lib.predict.composed.cards import adaptation, siblings
+from lib.predict.composed.features import Condition
+from lib.predict.composed.model_file import Composed
+from lib.predict.composed.training import Cases
+from lib.predict.operators.validation import conformal
+from lib.progress import track
+from lib.work import networks
+
+Measured = Mapping[Condition, tuple[pd.DataFrame, Cases, np.ndarray]]  # networks, what is fitted, weights to start from
+LEAST = 10  # fewer have no largest error that holds 90 % of others
+_COLUMNS = ("name", "sample", "module", "batch_size", "latency_ms", "mode", "precision", "layout", "compiled", "torch")
+_SHOWN = 3  # reasons in a summary
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """A calibrated model and where it was saved, errors before and after of families left out, and what was left out why."""
+
+    path: Path
+    composed: Composed
+    networks: int
+    before: Mapping[str, float]
+    after: Mapping[str, float]
+    reasons: Mapping[str, str]
+
+
+def read(path: Path) -> pd.DataFrame:
+    """Return inference in 16 bits of a file: timm's ``benchmark-*.csv``, or a table ``networks`` of this project.
+
+    A row a network (``name`` as ``networks.network`` takes it, ``sample``), its family (``module``), batch size, ms and
+    condition. Raises InputError for a file that is neither, and for one without such rows.
+    """
+    table = _of_timm(path) if path.name.startswith("benchmark-") else _of_project(path)
+    table = table[(table["mode"] == "infer") & (table["precision"] != "fp32")][list(_COLUMNS)]
+    if table.empty:
+        raise InputError(f"{path} has no inference in 16 bits on a GPU, which is what cards are compared by")
+    return table
+
+
+def _of_timm(path: Path) -> pd.DataFrame:
+    table = whole_networks.read(path)
+    size = table["image_size"].astype(str)
+    return table.assign(name="timm:" + table["network"], sample="3x" + size + "x" + size)
+
+
+def _of_project(path: Path) -> pd.DataFrame:
+    table = store.read(path, "networks")
+    table = table[(table["status"] == "ok") & (table["verdict"] != VERDICTS[-1]) & table["device"].str.startswith("cuda")]
+    family = table["network"].str.extract(r"(?:.*:)?([A-Za-z]*)", expand=False)
+    return table.assign(name=table["network"], sample=table["input_shape"].fillna(""), module=family.str.lower(),
+                        precision=np.where(table["dtype"] == "fp32", "fp32", "amp_" + table["dtype"]),
+                        layout=np.where(table["channels_last"], "nhwc", "nchw"), compiled=False, torch="")
+
+
+def _captured(table: pd.DataFrame) -> tuple[dict[tuple[str, str], pd.DataFrame], dict[str, str]]:
+    several, reasons = {}, {}
+    for name, sample in track(list(table[["name", "sample"]].drop_duplicates().itertuples(index=False, name=None)), "capture"):
+        try:
+            network = networks.network(name, rows.BATCH, sample)
+            if len(network.shape) != 4:  # noqa: PLR2004 - batch, channels, height, width
+                raise InputError("it takes no images")
+            several[name, sample] = rows.of_network(network)
+        except InputError as error:
+            reasons[f"{name} {sample}".strip()] = str(error)
+    return several, reasons
+
+
+def _like(composed: Composed, wanted: Condition) -> Condition | None:
+    """Return the condition of a model that is most like another: run so, of the same torch or else the newest."""
+    layout = next(name for name, short in answers.LAYOUTS.items() if short == wanted.layout)
+    dtype = "bf16" if "bf16" in wanted.precision else "fp16"
+    return answers.condition_of(composed, dtype, wanted.mode, layout, wanted.compiled, wanted.torch) or \
+        answers.condition_of(composed, dtype, wanted.mode, layout, wanted.compiled)
+
+
+def _cases(start: Composed, table: pd.DataFrame, captures: Mapping[tuple[str, str], pd.DataFrame]) -> Measured:
+    """Return the networks of each condition, what is fitted to them, and the weights that they start from."""
+    several = {}
+    for values, rows_of in table.groupby(["mode", "precision", "layout", "compiled", "torch"]):
+        wanted = Condition(*values)
+        like = _like(start, wanted)
+        if like is None:
+            raise InputError(f"no card was measured under {wanted.name}, from which {start.device} could start; there are: "
+                             f"{choices(one.name for one in start.conditions)}")
+        condition, part = replace(wanted, torch=wanted.torch or like.torch), rows_of.reset_index(drop=True)
+        frames = [captures[key] for key in zip(part["name"], part["sample"], strict=True)]
+        cases = evaluation.cases_of(part, frames, start.chip, condition)
+        several[condition] = (part, cases, start.conditions[like].weights)
+    return several
+
+
+def _left_out(several: Measured) -> dict[Condition, np.ndarray]:
+    """Return the log ms that is predicted of each network without its family."""
+    joined = pd.concat([part.assign(network=part["name"], image_size=part["sample"]) for part, *_ in several.values()])
+    count = min(evaluation.FOLDS, joined["module"].nunique())
+    place = dict(zip(joined["module"], evaluation.folds(joined, count), strict=True))
+    predicted = {condition: np.full(len(part), np.nan) for condition, (part, *_) in several.items()}
+    for fold in sorted(set(place.values())):
+        test = {condition: (part["module"].map(place) == fold).to_numpy() for condition, (part, *_) in several.items()}
+        kept = {condition: adaptation.part_of(one, np.flatnonzero(~test[condition]))
+                for condition, (_, one, _) in several.items() if not test[condition].all()}
+        shift = adaptation.shift({one: several[one][2] for one in kept}, kept)
+        for condition, (_, one, start) in several.items():
+            predicted[condition][test[condition]] = adaptation.predict(one, start + shift)[test[condition]]
+    return predicted
+
+
+def calibrate(device: str, files_of_networks: Sequence[Path], folder: Path | None = None) -> Calibrated:
+    """Correct what is known of a card by networks that were measured on it, and save it for this machine.
+
+    The interval is that of families left out in turn. Raises InputError for a card of which nothing is known, for fewer than
+    LEAST networks, for networks of one family alone, and where their errors are larger afterwards.
+    """
+    start = siblings.of_card(device, shipped=True)
+    if start is None:
+        raise InputError(f"{device} is no card that starts from others: no entry of params/devices.yaml with matrix units "
+                         "and a rate in fp16")
+    table = pd.concat([read(path) for path in files_of_networks], ignore_index=True)
+    captures, reasons = _captured(table)
+    table = table[[key in captures for key in zip(table["name"], table["sample"], strict=True)]]
+    count = len(table[["name", "sample"]].drop_duplicates())
+    if count < LEAST or table["module"].nunique() < 2:  # noqa: PLR2004 - one is left out
+        raise InputError(f"{count} networks of {table['module'].nunique()} families are usable, {LEAST} or more of two "
+                         f"families are needed{_listed(reasons)}")
+    several = _cases(start, table, captures)
+    measured = np.concatenate([one.log_ms for _, one, _ in several.values()])
+    before = np.concatenate([adaptation.predict(one, weights) for _, one, weights in several.values()])
+    predicted = _left_out(several)
+    after = np.concatenate(list(predicted.values()))
+    scores = [held_out.scores(one, measured) for one in (before, after)]
+    if all(scores[1][name] > scores[0][name] for name in ("mape", "median")):
+        raise InputError(f"the calibration did not help: families left out err by {scores[1]['mape']:.0f} % after it, by "
+                         f"{scores[0]['mape']:.0f} % before; nothing is saved")
+    _, (half,) = conformal(measured - after, np.zeros(len(measured)), bins=1)
+    composed = _corrected(start, several, predicted, half)
+    return Calibrated(composed.save((folder or siblings.folder()) / f"{device}.json"), composed, count, *scores, reasons)
+
+
+def _corrected(start: Composed, several: Measured,
+               predicted: Mapping[Condition, np.ndarray], half: float) -> Composed:
+    """Return the model whose weights are shifted: conditions that were measured have their own errors, others keep theirs.
+
+    What cards share is of no version of torch: it takes that of the networks that were measured.
+    """
+    shift = adaptation.shift({one: weights for one, (_, _, weights) in several.items()},
+                             {one: cases for one, (_, cases, _) in several.items()})
+    newest = max((one.torch for one in several), key=answers.version)
+    fitted = {replace(one, torch=newest) if own.basis == "others" else one: replace(own, weights=own.weights + shift)
+              for one, own in start.conditions.items()}
+    for condition, (part, cases, weights) in several.items():
+        like = _like(start, condition)
+        scores = {**held_out.scores(predicted[condition], cases.log_ms), "families": float(part["module"].nunique())}
+        batches = int(part["batch_size"].min()), int(part["batch_size"].max())
+        fitted[condition] = replace(start.conditions[like], weights=weights + shift, half=half, scores=scores, batches=batches,
+                                    basis="few")
+    return replace(start, conditions=fitted)
+
+
+def summary(result: Calibrated) -> str:
+    """Say what the calibration gave."""
+    before, after = result.before, result.after
+    return (f"{result.path}: {result.composed.device} corrected by {result.networks} networks; of families left out in turn "
+            f"MAPE {before['mape']:.1f} % before (median {before['median']:.1f}, bias {before['bias']:+.1f}), "
+            f"{after['mape']:.1f} % after (median {after['median']:.1f}, bias {after['bias']:+.1f}){_listed(result.reasons)}")
+
+
+def _listed(reasons: Mapping[str, str]) -> str:
+    if not reasons:
+        return ""
+    several = [f"{name} ({reason})" for name, reason in list(reasons.items())[:_SHOWN]]
+    return f"; {len(reasons)} left out, such as {choices(several)}"

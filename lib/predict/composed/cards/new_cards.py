@@ -1,0 +1,145 @@
+"""Cards that no network was measured on: what measured cards share, fitted, and scored on each card left out.
+
+With families left out at once, and with 10, 20 and 50 of the card's own networks: the learning curve of ``calibrate``.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+
+from lib import files
+from lib.config.definitions import load_devices
+from lib.errors import InputError, choices
+from lib.predict.composed import evaluation, held_out, model_file, training
+from lib.predict.composed.cards import adaptation
+from lib.predict.composed.evaluation import Rows
+from lib.predict.composed.features import Condition, sustained
+from lib.predict.composed.model import Fitted
+from lib.predict.composed.model_file import Composed
+from lib.predict.composed.training import Cases, Weights
+from lib.predict.operators.validation import conformal
+
+NETWORKS, DRAWS = (0, 10, 20, 50), 3  # of a card's own, drawn so often at random
+CURVE = "new_cards.csv"
+_LEAST_CARDS = 2
+OfCards = Mapping[str, Mapping[Condition, tuple[pd.DataFrame, Cases]]]
+
+
+def of_cards(table: pd.DataFrame, captures: Rows) -> OfCards:
+    """Return what is fitted to each card at the rates that it sustains; InputError where fewer than two cards have enough."""
+    vendors = load_devices()
+    several = {device: evaluation.cases(table, captures, device, sustained(vendors[device]))
+               for device in sorted(set(table["device"]) & set(vendors))}
+    several = {device: own for device, own in several.items() if own}
+    if len(several) < _LEAST_CARDS:
+        raise InputError(f"{len(several)} cards have {evaluation.LEAST} networks or more, two are needed to leave one out")
+    return several
+
+
+def _shared(condition: Condition) -> tuple[str, ...]:
+    """Return the levels that a card nobody measured shares with others."""
+    return f"layout:{condition.layout}:{condition.way}", f"way:{condition.way}"
+
+
+def _fit(cards: OfCards, keep: Mapping[tuple[str, Condition], np.ndarray], iterations: int) -> Weights:
+    several = {f"{device} {condition.name}": Cases(one.terms, one.log_ms, (
+        *_shared(condition), f"card:{device}", f"exact:{device} {condition.name}"))
+        for device, own in cards.items() for condition, (_, one) in own.items()}
+    return training.fit(several, {f"{device} {condition.name}": mask for (device, condition), mask in keep.items()}, iterations)
+
+
+def left_out(cards: OfCards, networks: Sequence[int] = NETWORKS, iterations: int = training.ITERATIONS) -> pd.DataFrame:
+    """Return a row a network, condition, card and draw: ``networks`` of its own that were used, ``log_predicted, log_ms``.
+
+    Each card is left out in turn, and of the others each fifth of the families: no network, and none of its family, was seen.
+    """
+    parts = [part for own in cards.values() for part, _ in own.values()]
+    joined = pd.concat(parts, ignore_index=True)
+    place = dict(zip(joined["module"], evaluation.folds(joined), strict=True))
+    rows = []
+    for device in cards:
+        others = {other: own for other, own in cards.items() if other != device}
+        for fold in range(evaluation.FOLDS):
+            keep = {(other, condition): (part["module"].map(place) != fold).to_numpy()
+                    for other, own in others.items() for condition, (part, _) in own.items()}
+            weights = _fit(others, keep, iterations)
+            rows += [frame.assign(device=device) for frame in _tested(cards[device], weights, place, fold, networks)]
+    if not rows:
+        raise InputError(f"no two cards ran networks alike: {choices(cards)}")
+    return pd.concat(rows, ignore_index=True)
+
+
+def _tested(own: Mapping[Condition, tuple[pd.DataFrame, Cases]], weights: Weights, place: Mapping[str, int], fold: int,
+            networks: Sequence[int]) -> Iterator[pd.DataFrame]:
+    """Yield the predictions of a card's networks of one fold, from others' weights and from a few of its other networks."""
+    for condition, (part, one) in own.items():
+        if not set(_shared(condition)) <= set(weights.levels):
+            continue  # nobody else ran so
+        start, folds = weights.of(_shared(condition)), part["module"].map(place).to_numpy()
+        test, rest = adaptation.part_of(one, np.flatnonzero(folds == fold)), np.flatnonzero(folds != fold)
+        base = pd.DataFrame({"module": part["module"].to_numpy()[folds == fold], "log_ms": test.log_ms,
+                             "condition": condition.name, "way": condition.way})
+        generator = np.random.default_rng(fold)
+        for count in networks:
+            for draw in range(DRAWS if count else 1):
+                few = adaptation.part_of(one, generator.choice(rest, min(count, len(rest)), replace=False))
+                own_weights = start + (adaptation.shift({"": start}, {"": few}) if count else 0.0)
+                yield base.assign(networks=count, draw=draw, log_predicted=adaptation.predict(test, own_weights))
+
+
+def curve(predicted: pd.DataFrame) -> pd.DataFrame:
+    """Score ``left_out``: a row a card, condition and count of own networks, means over draws.
+
+    ``coverage``: of the 90 % interval that the errors of the other cards give, the widest of them.
+    """
+    lines = []
+    for (device, condition, count), rows in predicted.groupby(["device", "condition", "networks"]):
+        scores = pd.DataFrame([held_out.scores(one["log_predicted"].to_numpy(), one["log_ms"].to_numpy())
+                               for _, one in rows.groupby("draw")]).mean()
+        others = predicted[(predicted["device"] != device) & (predicted["networks"] == count)
+                           & (predicted["way"] == rows["way"].iloc[0])]
+        half = interval(others)
+        inside = ((rows["log_predicted"] - rows["log_ms"]).abs() <= half).mean() * 100
+        lines.append({"device": device, "condition": condition, "networks": count, "families": rows["module"].nunique(),
+                      **scores, "interval": np.expm1(half) * 100, "coverage": inside})
+    return pd.DataFrame(lines)
+
+
+def interval(predicted: pd.DataFrame) -> float:
+    """Return half the interval in log time that holds 90 % of the networks of each card, the widest of them; NaN of none."""
+    errors = [(own["log_ms"] - own["log_predicted"]).to_numpy() for _, own in predicted.groupby("device")]
+    return max((conformal(error, np.zeros(len(error)), bins=1)[1][0] for error in errors), default=np.nan)
+
+
+def train(cards: OfCards, predicted: pd.DataFrame, source: str, licence: str,
+          iterations: int = training.ITERATIONS) -> Composed:
+    """Fit what all cards share; interval and scores of a condition are those of cards left out (``left_out``).
+
+    A condition that no card could be left out of, such as training on one card, is not in it.
+    """
+    keep = {(device, condition): np.full(len(part), True)
+            for device, own in cards.items() for condition, (part, _) in own.items()}
+    weights, fitted = _fit(cards, keep, iterations), {}
+    zero = predicted[predicted["networks"] == 0]
+    for condition in sorted({condition for own in cards.values() for condition in own}):
+        alike = zero[zero["way"] == condition.way]
+        own = zero[zero["condition"] == condition.name]
+        if own.empty:
+            continue
+        parts = [several[condition][0] for several in cards.values() if condition in several]
+        batches = pd.concat(parts)["batch_size"]
+        scores = held_out.scores(own["log_predicted"].to_numpy(), own["log_ms"].to_numpy())
+        fitted[condition] = Fitted(weights.of(_shared(condition)), interval(alike), {
+            **scores, "families": float(own["module"].nunique())}, (int(batches.min()), int(batches.max())), "others")
+    return Composed(model_file.ANY, fitted, source, licence, tuple(cards))
+
+
+def ship(table: pd.DataFrame, captures: Rows, source: str, licence: str) -> pd.DataFrame:
+    """Train and save what cards share, and the learning curve of a new one; return the curve."""
+    cards = of_cards(table, captures)
+    predicted = left_out(cards)
+    train(cards, predicted, source, licence).save(model_file.FOLDER / f"{model_file.ANY}.json")
+    scores = curve(predicted)
+    files.replace(model_file.FOLDER / CURVE, scores.round(2).to_csv(index=False).encode())
+    return scores
