@@ -72,6 +72,27 @@ def test_larger_batches_take_longer_and_scale_like_captured_ones(answer):
     assert one.estimate(line).predicted_ms > one.estimate(asked.work()).predicted_ms
 
 
+@pytest.mark.parametrize(("name", "mode"), [("resnet18", "infer"), ("mobilenet_v3_small", "train"), ("squeezenet1_0", "infer")])
+def test_memory_scales_from_a_single_sample_like_that_of_captured_batches(name, mode):
+    """One sample has convolutions of other memory: it is not on the line of the others."""
+    asked = advise.CapturedQuery(Query(name, 1, mode=mode))
+    for batch in (4, 32):
+        assert asked.scaled(batch).memory_mb == pytest.approx(asked.work(batch).memory_mb, rel=0.01)
+    assert asked.scaled(1) is asked.work()
+
+
+def test_resident_memory_is_what_a_fresh_process_grows_by():
+    """Of the libraries, weights and tensors: more than the tensors, with the optimizer's state where a step is asked for."""
+    (cpu,) = registry.for_devices(["cpu"], "fp32", shipped=True)
+    for mode in ("infer", "train"):
+        captured = advise.CapturedQuery(Query("resnet18", 8, mode=mode), shipped=True)
+        row = advise.row(cpu, captured, captured.work())
+        assert row["memory_mb"] + 150 < row["rss_mb"] < 2 * row["memory_mb"] + 250
+        assert row["rss_low_mb"] < row["rss_mb"] < row["rss_high_mb"]
+        small = advise.row(replace(cpu, memory_mb=row["memory_mb"] + 50), captured, captured.work())
+        assert row["fits"] and not small["fits"], "a process that does not fit is no answer, though its tensors would"
+
+
 class Recurrent(nn.Module):
     def __init__(self):
         super().__init__()

@@ -151,7 +151,8 @@ def prediction_rows():
                          "relative_error": [0.1, -0.7], "network": ["a", "b"], "mode": "infer", "batch_size": 1,
                          "tuning": [True, False], "low_ms": 0.9, "high_ms": 2.1, "memory": "default", "status": "ok",
                          "verdict": "stable", "tensors_mb": [1.0, 2.0], "peak_mb": [1.1, 2.0], "memory_mb": [3.0, 4.0],
-                         "rss_mb": 5.0, "device": ["cpu", "gpu"], "out_of_range": False, "measured_ms": [1.0, np.nan],
+                         "rss_mb": 5.0, "rss_predicted_mb": 5.5, "rss_low_mb": 4.0, "rss_high_mb": 7.0, "replayed_mb": 0.0,
+                         "device": ["cpu", "gpu"], "out_of_range": False, "measured_ms": [1.0, np.nan],
                          "from_ms": 0.5, "to_ms": 2.0, "median": 3.0})
 
 

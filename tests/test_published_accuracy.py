@@ -7,7 +7,7 @@ import pytest
 from lib import store
 from lib.predict import network_training, registry, training
 from lib.predict.evaluation import evaluate
-from lib.predict.networks import work
+from lib.predict.networks import resident, work
 from lib.studies.cost_model import findings, study
 from lib.work import networks
 
@@ -23,12 +23,25 @@ def model():
     return registry.shipped_cpu("fp32")
 
 
-def test_shipped_compositions_come_from_the_published_tuning_networks(published, model):
-    again = network_training.compositions(published)
+def test_the_shipped_model_learned_from_the_published_networks(published, model):
+    learned = network_training.learned(published)
+    again = network_training.compositions(learned)
     assert set(again) == set(model.compositions)
     for case, one in again.items():
         assert one.rates == pytest.approx(model.compositions[case]["rates"], rel=1e-6)
         assert one.half == pytest.approx(model.compositions[case]["half"], rel=1e-6)
+    assert {mode: pytest.approx(one.efficiencies, rel=1e-6) for mode, one in learned.items()} == model.efficiencies
+    for memory, one in resident.learned(published).items():
+        assert one.rates == pytest.approx(model.resident[memory]["rates"], rel=1e-6)
+
+
+def test_published_resident_memory_is_predicted_by_other_families(published):
+    again = resident.predicted(published)
+    for column in resident.PREDICTED:
+        assert again[column].to_numpy() == pytest.approx(published[column].to_numpy(), rel=1e-6)
+    rows = published[~published["tuning"] & ~published["network"].str.fullmatch(network_training.WORKLOADS)]
+    error = (rows["rss_predicted_mb"] / rows["rss_mb"] - 1).abs().mean()
+    assert error < (rows["memory_mb"] / rows["rss_mb"] - 1).abs().mean() / 2, "tensors alone are no resident memory"
 
 
 def test_the_sentence_on_allocators_holds_a_number_of_each():

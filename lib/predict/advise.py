@@ -15,8 +15,8 @@ from lib.predict import registry, steps, transfer_cpu
 from lib.predict.composed import answers
 from lib.predict.composed import rows as composed_rows
 from lib.predict.composed.features import Condition
-from lib.predict.networks import step, work
-from lib.predict.networks.composition import Estimate
+from lib.predict.networks import memory, resident, step, work
+from lib.predict.networks.composition import Composition, Estimate
 from lib.predict.networks.step import Step
 from lib.predict.networks.work import Work
 from lib.predict.power import energy
@@ -27,9 +27,11 @@ from lib.work.graph import capture, ops
 
 COLUMNS = ("device", "source", "predicted_ms", "low_ms", "high_ms", "images_per_sec", "memory_mb", "bound", "below_roof",
            "out_of_range", "fits", "measured_ms", "price_per_million", "dtype", "energy_j", "energy_low_j", "energy_high_j",
-           "energy_share", "energy_source", "latency_type", *quote.COLUMNS, *(f"{name}_ms" for name in step.PARTS))
+           "energy_share", "energy_source", "latency_type", "rss_mb", "rss_low_mb", "rss_high_mb", *quote.COLUMNS,
+           *(f"{name}_ms" for name in step.PARTS))
 BATCHES = (1, 4, 16, 64, 256)
 _RIVALS = 3  # devices that are compared over batch sizes: this machine's CPU and the fastest
+_BATCH = 2  # samples at least of a batch by which others are judged
 _DTYPES = ("fp32", *dtypes.AUTOCAST)
 _HOST = {"loader_wait": "loader", "h2d": "copy", "optimizer": "optimizer"}  # what bounds a step beside its passes
 _MOST = 0.5  # of the time borrowed from other devices, and an answer is zero-shot
@@ -148,20 +150,22 @@ class CapturedQuery:
     def scaled(self, batch_size: int, device_type: str = "cpu") -> Work:
         """Return the work at another batch size, on the line through two that were captured: every size is linear in it.
 
-        Where these are not the same operators (its control flow differs), it is captured itself.
+        A single sample is on no line: convolutions take other kernels for it, and other memory beside their outputs.
+
+        Where the two are not the same operators (its control flow differs), it is captured itself.
         """
         if (batch_size, device_type) not in self._scaled:
             self._scaled[batch_size, device_type] = self._on_the_line(batch_size, device_type)
         return self._scaled[batch_size, device_type]
 
     def _on_the_line(self, batch_size: int, device_type: str) -> Work:
-        first = self.work(device_type=device_type)
         if batch_size == self.batch_size:
-            return first
-        other = self.work(2 * self.batch_size, device_type=device_type)
+            return self.work(device_type=device_type)
+        one = max(_BATCH, self.batch_size)
+        first, other = (self.work(size, device_type=device_type) for size in (one, 2 * one))
         if list(first.table["op"]) != list(other.table["op"]):
             return self.work(batch_size, device_type=device_type)
-        share = (batch_size - self.batch_size) / self.batch_size
+        share = (batch_size - one) / one
         try:
             plan = first.plan.towards(other.plan, share)
         except ValueError:
@@ -170,11 +174,11 @@ class CapturedQuery:
         for name in table:
             if name not in ("calls", "backward_calls", "covered") and pd.api.types.is_numeric_dtype(table[name]):
                 table[name] = first.table[name] + share * (other.table[name] - first.table[name])
-        line = {name: getattr(first, name) + share * (getattr(other, name) - getattr(first, name))
-                for name in ("weight_bytes", "peak_bytes", "input_values")}
+        line = {name: max(0.0, getattr(first, name) + share * (getattr(other, name) - getattr(first, name)))
+                for name in ("weight_bytes", "input_values")}
         fresh = allocator.fresh_bytes(plan) if device_type == "cpu" else 0.0
         return replace(first, table=table, batch_size=batch_size, plan=plan, fresh_bytes=fresh,
-                       **{name: max(0.0, value) for name, value in line.items()})
+                       peak_bytes=memory.peak_bytes(plan), **line)
 
 
 def advise(query: Query, devices: Sequence[str] = (), crossovers: bool = True) -> Advice:
@@ -227,18 +231,19 @@ def row(predictor: Predictor, captured: CapturedQuery, network: Work) -> dict[st
     estimate = passes_of(answer)
     rate = network.batch_size / answer.predicted_ms * 1e3
     memory_mb = memory_of(answer, network)
+    resident_mb = resident_of(predictor, answer, network)
     price = predictor.price_per_hour / rate * 1e6 / 3600 if predictor.price_per_hour else math.nan
     return {"device": predictor.device, "source": source_of(predictor, estimate), "predicted_ms": answer.predicted_ms,
             "low_ms": answer.low_ms, "high_ms": answer.high_ms, "images_per_sec": rate, "memory_mb": memory_mb,
             "bound": _bound(predictor, network, answer),
             "below_roof": estimate.predicted_ms / predictor.roof_ms(network),
             "out_of_range": bool(estimate.outside > _SHARE or predictor.origin),
-            "fits": bool(memory_mb < predictor.memory_mb),
+            "fits": bool(max(memory_mb, resident_mb.get("rss_mb", 0.0)) < predictor.memory_mb),
             "measured_ms": _measured(predictor, captured, network.batch_size), "dtype": captured.query.dtype,
             "latency_type": "end_to_end" if predictor.device_type == "cpu" or estimate.evidence else
             predictor.model.facts["latency_type"],
             **captured.quote(predictor, network, estimate).columns,
-            "price_per_million": price, **energy.per_image(predictor.power, estimate, network.batch_size),
+            "price_per_million": price, **resident_mb, **energy.per_image(predictor.power, estimate, network.batch_size),
             **(answer.columns if isinstance(answer, Step) else {})}
 
 
@@ -250,6 +255,15 @@ def passes_of(answer: Estimate | Step) -> Estimate:
 def memory_of(answer: Estimate | Step, network: Work) -> float:
     """Return the MB that an answer needs: of a training step with the optimizer's state."""
     return answer.memory_mb if isinstance(answer, Step) else network.memory_mb
+
+
+def resident_of(predictor: Predictor, answer: Estimate | Step, network: Work) -> dict[str, float]:
+    """Return the resident MB that a fresh process grows by for an answer, with an interval; empty where nothing was learned."""
+    fitted = predictor.model.resident.get("default")
+    if not fitted:
+        return {}
+    mb = resident.answer(Composition(**fitted), network, memory_of(answer, network) - network.memory_mb)
+    return dict(zip(("rss_mb", "rss_low_mb", "rss_high_mb"), mb, strict=True))
 
 
 def _bound(predictor: Predictor, network: Work, answer: Estimate | Step) -> str:

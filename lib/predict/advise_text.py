@@ -15,7 +15,8 @@ from lib.predict.advise import Advice, Query, advise
 from lib.predict.suggestions import Change
 
 _SHOWN = {"device": "device", "source": "source", "predicted_ms": "ms", "low_ms": "low", "high_ms": "high",
-          "images_per_sec": "images/s", "memory_mb": "MB", "bound": "bound", "below_roof": "x below roof", "fits": "fits",
+          "images_per_sec": "images/s", "memory_mb": "MB", "rss_mb": "resident MB", "bound": "bound",
+          "below_roof": "x below roof", "fits": "fits",
           "out_of_range": "outside", "measured_ms": "measured ms", "price_per_million": "price / 10^6 images",
           "energy_j": "GEMMs' J/image", "energy_low_j": "J low", "energy_high_j": "J high",
           "energy_share": "their share of time", "energy_source": "joules are", "loader_wait_ms": "loader ms",

@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 import pandas as pd
+from scipy import stats
 from torch import nn
 
 from lib import paths
@@ -29,6 +30,7 @@ NETWORKS = ("mobilenet_v3_small", "timm:pit_ti_224", "squeezenet1_1", "timm:conv
 CASES = (("infer", 1), ("infer", 8), ("train", 8))
 _LONGEST_MS = 400.0  # of a pass: a batch that takes longer, as the model predicts, is halved
 _CASE_S, _PROCESS_S, _PASSES = 0.3, 3.0, 9  # seconds a case at least, and a process; passes of a case, warm-up included
+_CERTAIN = 0.975
 _NO_TIME_S = 1e-3  # 0 would be no limit
 
 
@@ -39,7 +41,7 @@ class Networks:
     rows: pd.DataFrame
     before: dict[str, float]
     after: dict[str, float]
-    worse: bool = False  # whether networks err more after than before, by more than they differ in that
+    worse: bool = False  # whether networks err more after than before, for certain
 
     @property
     def count(self) -> int:
@@ -117,9 +119,9 @@ def calibrate(model: CostModel, before: CostModel, rows: pd.DataFrame, works: Wo
 
 
 def _worse(network: pd.Series, before: pd.Series, after: pd.Series) -> bool:
-    """Return whether the errors of networks have grown by more than twice the standard error of that."""
+    """Return whether the errors of networks have grown for certain: by a one-sided t-test of their means."""
     grown = (after - before).groupby(network).mean()
-    return bool(grown.mean() > max(0.0, 2 * grown.sem()))
+    return bool(grown.mean() > max(0.0, stats.t.ppf(_CERTAIN, len(grown) - 1) * grown.sem()))
 
 
 def _predicted(model: CostModel, rows: pd.DataFrame, works: Works) -> list[float]:

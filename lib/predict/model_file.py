@@ -206,7 +206,7 @@ class Part(Entry):
 
 
 class Composition(Entry):
-    """What a network adds to its operators."""
+    """What a network adds to its operators, or what it takes of resident memory."""
 
     rates: dict[str, NotNegative]
     half: NotNegative
@@ -250,6 +250,8 @@ class Model(Entry):
     device: Annotated[str, Field(pattern=r"^[a-z0-9:-]+$")]
     facts: Facts
     compositions: dict[str, Composition]
+    efficiencies: dict[str, dict[str, Positive]] = {}
+    resident: dict[str, Composition] = {}
     chip: Chip | None
     parts: Annotated[dict[str, Part], Field(min_length=1)]
 

@@ -1,6 +1,6 @@
-"""Fitting of compositions to networks that were measured end to end, and what they predict of networks held out.
+"""Learning from networks that were measured end to end, and what that predicts of networks whose family is held out.
 
-A network that validates is predicted by compositions fitted without its family (the module of torchvision that defines it).
+A network is predicted by what was learned without its family (the module of torchvision that defines it).
 """
 
 from collections.abc import Mapping
@@ -11,8 +11,9 @@ import pandas as pd
 
 from lib import store
 from lib.measure import archive
-from lib.predict.networks import composition, kinds, work
-from lib.predict.networks.composition import LEAST_NETWORKS, TERMS, Composition
+from lib.predict.networks import composition, fitting, kinds, resident, work
+from lib.predict.networks.composition import PARTS, TERMS, Composition
+from lib.predict.networks.fitting import LEAST_NETWORKS, Learned
 from lib.predict.networks.work import Work
 from lib.predict.operators.cost_model import CostModel
 from lib.predict.registry import Predictor
@@ -20,12 +21,12 @@ from lib.predict.training import CPU, Target
 from lib.progress import track
 from lib.work import dtypes, networks
 
-# Networks to which the compositions are fitted; all others that were measured validate them.
+# Networks whose operators were swept, too; all others that were measured validate.
 TUNING = ("convnext_tiny", "densenet121", "efficientnet_b0", "googlenet", "mnasnet0_5", "mnasnet0_75", "mobilenet_v3_small",
           "regnet_x_3_2gf", "regnet_y_400mf", "resnet18", "shufflenet_v2_x0_5", "squeezenet1_1", "swin_t", "vgg11", "vgg19_bn",
           "vit_b_16")
 WORKLOADS = r"W\d+"  # networks that are workloads of this project, by their ids
-_TERMS = [*TERMS, "outside", "looked_up", "memory_mb", "peak_mb"]
+_PARTS = [*PARTS, "outside", "looked_up", "memory_mb", "peak_mb", "taken_mb"]
 _COMPOSED = ("predicted_ms", "low_ms", "high_ms", "shipped_ms")
 Works = Mapping[tuple[str, str, int], Work]
 
@@ -51,16 +52,17 @@ def works(cases: pd.DataFrame, target: Target = CPU) -> dict[tuple[str, str, int
 def terms(model: CostModel, table: pd.DataFrame, items: Works) -> pd.DataFrame:
     """Return networks that were measured end to end (a table ``networks``) with what the model predicts of their operators.
 
-    Columns beside those of ``networks``: ``family, tuning``, TERMS, ``outside, looked_up, memory_mb, peak_mb``.
+    Columns beside those of ``networks``: ``family, tuning``, PARTS, TERMS by the model's efficiencies, ``outside, looked_up,
+    memory_mb, peak_mb, taken_mb``.
     """
     measured, rows = Predictor(model.device, model.facts["dtype"], model).measured_times(), {}
     for key, item in items.items():
         operators = composition.predicted_operators(item, model, measured)
-        rows[key] = {**composition.terms_of(item, operators), **composition.time_shares(operators),
-                     "memory_mb": item.memory_mb, "peak_mb": item.peak_bytes / 1e6}
+        rows[key] = {**composition.parts_of(item, operators), **composition.time_shares(operators), **resident.parts_of(item)}
     keys = zip(table["network"], table["mode"], table["batch_size"].astype(int), strict=True)
-    columns = pd.DataFrame([rows[key] for key in keys], index=table.index, columns=_TERMS)
-    return table.assign(family=table["network"].map(networks.family), tuning=table["network"].isin(TUNING), **columns)
+    columns = pd.DataFrame([rows[key] for key in keys], index=table.index, columns=_PARTS)
+    named = table.assign(family=table["network"].map(networks.family), tuning=table["network"].isin(TUNING), **columns)
+    return with_terms(named, model.efficiencies)
 
 
 def kinds_of(table: pd.DataFrame) -> pd.DataFrame:
@@ -70,44 +72,59 @@ def kinds_of(table: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame([{"network": name, "kind": kinds.of_work(item.table)} for (name, _, _), item in several.items()])
 
 
-def compositions(table: pd.DataFrame, without: str = "") -> dict[str, Composition]:
-    """Fit a composition for each mode and way with memory to the tuning networks of a table of ``terms``.
+def with_terms(table: pd.DataFrame, efficiencies: Mapping[str, Mapping[str, float]]) -> pd.DataFrame:
+    """Return a table with PARTS, and TERMS by the efficiencies of each row's mode."""
+    rows = [composition.terms(row, efficiencies.get(row["mode"], {})) for row in table.to_dict("records")]
+    return table.assign(**pd.DataFrame(rows, index=table.index, columns=list(TERMS)))
 
-    ``without`` names a family of networks that is left out. Cases of fewer than LEAST_NETWORKS have none.
+
+def learned(table: pd.DataFrame, without: str = "") -> dict[str, Learned]:
+    """Learn what networks add to their operators, by mode, from all networks of a table of ``terms`` but workloads.
+
+    ``without`` names a family of networks that is left out. Modes of fewer than LEAST_NETWORKS networks have none.
     """
-    good = table[table["tuning"] & (table["status"] == "ok") & (table["verdict"] != "unusable") & (table["family"] != without)]
-    fitted: dict[str, Composition] = {}
-    for memory in ("kept", "default"):
-        for mode, rows in good[good["memory"] == memory].groupby("mode"):
-            if rows["network"].nunique() < LEAST_NETWORKS:
-                continue
-            several = zip(rows["network"], rows[list(TERMS)].to_dict("records"), rows["latency_ms"], strict=True)
-            fitted[f"{mode} {memory}"] = composition.fit(several, fitted.get(f"{mode} kept"))
-    return fitted
+    good = table[(table["status"] == "ok") & (table["verdict"] != "unusable") & (table["family"] != without)]
+    good = good[~good["network"].str.fullmatch(WORKLOADS)]
+    return {mode: fitting.fit(rows) for mode, rows in good.groupby("mode") if rows["network"].nunique() >= LEAST_NETWORKS}
+
+
+def compositions(several: Mapping[str, Learned]) -> dict[str, Composition]:
+    """Return the compositions of what was learned, by mode and way with memory."""
+    return {f"{mode} {memory}": fitted for mode, one in several.items() for memory, fitted in one.compositions.items()}
 
 
 def composed(table: pd.DataFrame) -> pd.DataFrame:
     """Return a table of ``terms`` with ``predicted_ms, low_ms, high_ms`` and ``shipped_ms``.
 
-    Networks that validate are predicted by compositions fitted without their family; ``shipped_ms`` is what the shipped ones
-    predict. Cases without a composition are left out.
+    Networks are predicted by what was learned without their family; ``shipped_ms`` is what is learned of all, as are TERMS.
+    Cases without a composition are left out.
     """
-    shipped, rows = compositions(table), []
-    without = {family: compositions(table, family) for family in set(table["family"][table["tuning"]])}
-    for row in table.to_dict("records"):
-        case = f"{row['mode']} {row['memory']}"
-        held_out = shipped if row["tuning"] else without.get(row["family"], shipped)
-        if case not in held_out or case not in shipped:
+    shipped, rows = learned(table), []
+    own = ~table["network"].str.fullmatch(WORKLOADS)
+    without = {family: learned(table, family) for family in sorted(set(table["family"][own]))}
+    for row in with_terms(table, {mode: one.efficiencies for mode, one in shipped.items()}).to_dict("records"):
+        held_out, of_all = without.get(row["family"], shipped).get(row["mode"]), shipped.get(row["mode"])
+        if held_out is None or of_all is None:
             continue
-        predicted_ms, low_ms, high_ms = held_out[case].predict(row, row["outside"])
+        predicted_ms, low_ms, high_ms = held_out.predict(row["memory"], row, row["outside"])
         rows.append({**row, "predicted_ms": predicted_ms, "low_ms": low_ms, "high_ms": high_ms,
-                     "shipped_ms": shipped[case].predict(row)[0]})
-    return pd.DataFrame(rows, columns=list(dict.fromkeys([*table, *_COMPOSED])))
+                     "shipped_ms": of_all.predict(row["memory"], row)[0]})
+    return pd.DataFrame(rows, columns=list(dict.fromkeys([*table, *TERMS, *_COMPOSED])))
 
 
 def fit_networks(model: CostModel, folder: Path, target: Target = CPU) -> pd.DataFrame:
-    """Fit the model's compositions to the tuning networks, where there are enough; return all networks as ``composed`` does."""
+    """Learn what networks add to the model's operators, where there are enough, and what resident memory they take.
+
+    Returns all networks as ``composed`` does.
+    """
     measured = measured_networks(folder, target)
-    table = terms(model, measured, works(measured, target))
-    model.compositions |= {case: asdict(fitted) for case, fitted in compositions(table).items()}
-    return composed(table)
+    return learn(model, terms(model, measured, works(measured, target)))
+
+
+def learn(model: CostModel, table: pd.DataFrame) -> pd.DataFrame:
+    """Give a model what is learned of a table of ``terms``; return the table as ``composed`` does."""
+    several = learned(table)
+    model.compositions |= {case: asdict(fitted) for case, fitted in compositions(several).items()}
+    model.efficiencies |= {mode: dict(one.efficiencies) for mode, one in several.items()}
+    model.resident |= {memory: asdict(fitted) for memory, fitted in resident.learned(table).items()}
+    return resident.predicted(composed(table))

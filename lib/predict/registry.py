@@ -22,7 +22,7 @@ from lib.predict.analytic.roofline import Roof
 from lib.predict.composed import model_file as model_file_of_networks
 from lib.predict.composed.cards import siblings
 from lib.predict.composed.model_file import Composed
-from lib.predict.networks import composition
+from lib.predict.networks import composition, resident
 from lib.predict.networks.composition import Composition, Estimate
 from lib.predict.networks.work import Work
 from lib.predict.operators.cost_model import CostModel
@@ -123,6 +123,8 @@ def load(path: Path) -> CostModel:
         raise InputError(f"{path} is named as that of a {kind}, and holds that of another device type")
     if any(set(fitted["rates"]) != set(composition.TERMS) for fitted in model.compositions.values()):
         raise InputError(f"{path}: a composition has other rates than {choices(composition.TERMS)}; {model_file.RETRAIN}")
+    if any(set(fitted["rates"]) != set(resident.TERMS) for fitted in model.resident.values()):
+        raise InputError(f"{path}: resident memory has other rates than {choices(resident.TERMS)}; {model_file.RETRAIN}")
     return model
 
 

@@ -16,7 +16,7 @@ from lib.measure import archive, ceilings
 from lib.predict import registry, transfer_cpu
 from lib.predict.analytic import roofline
 from lib.predict.operators import fitting, inputs
-from lib.predict.operators.cost_model import CostModel
+from lib.predict.operators.cost_model import LEARNED, CostModel
 from lib.predict.operators.features_gpu import Chip
 from lib.predict.operators.validation import usable
 from lib.predict.transfer import ANY_GPU
@@ -201,7 +201,8 @@ def _completed(model: CostModel, folder: Path, target: Target) -> CostModel:
         base = transfer_cpu.scaled(base, Host.of(model.facts))
     for name, part in base.parts.items():
         model.parts.setdefault(name, part)
-    model.compositions = dict(base.compositions)
+    for name in LEARNED:
+        setattr(model, name, dict(getattr(base, name)))
     return model
 
 

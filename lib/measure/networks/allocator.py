@@ -11,6 +11,7 @@ import platform
 import resource
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -23,6 +24,7 @@ from lib.work.graph.ops import Graph, Op, TensorSpec
 # what a process is started with so that its heap retains what it frees, and by the names of the column ``memory``
 RETAINED = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1)}
 HEAPS = {"default": {}, "kept": RETAINED}
+ALWAYS_MAPPED = 2**25  # bytes from which glibc maps a block on its own, however far its threshold has moved
 
 
 def _libc():
@@ -91,6 +93,12 @@ class Plan:
         beside = tuple((tuple(early), tuple(late)) for early, late in map(temporaries, graph.ops))
         return cls(tuple(spec.elements * spec.itemsize for spec in _weights(graph)), beside,
                    tuple(tuple(new.items()) for new in graph.made), graph.freed)
+
+    @property
+    def blocks(self) -> Iterator[int]:
+        """Give the bytes of every block that a pass takes in turn."""
+        for (early, late), new in zip(self.beside, self.made, strict=True):
+            yield from (*early, *late, *(size for _, size in new))
 
     def towards(self, other: "Plan", share: float) -> "Plan":
         """Return the plan on the line from this one to ``other``, of the same operators at another batch size.

@@ -14,7 +14,8 @@ from lib.measure import archive
 from lib.predict import network_training, registry, training
 from lib.predict.evaluation import baselines, gpu_networks, training_steps
 from lib.predict.network_training import TUNING, WORKLOADS
-from lib.predict.networks.composition import TERMS
+from lib.predict.networks.composition import PARTS, TERMS
+from lib.predict.networks.resident import PREDICTED
 from lib.predict.operators.cost_model import CostModel
 from lib.predict.operators.validation import score
 from lib.predict.training import CPU, Target
@@ -22,7 +23,7 @@ from lib.progress import track
 from lib.tables import columns
 
 _SPLIT_SHAPES = "unseen shapes, 5 folds"
-_SPLIT_NETWORKS = "networks never swept nor tuned on, composition fitted to other families"
+_SPLIT_NETWORKS = "networks never swept, composition learned from other families"
 _SHARE = 0.05  # of the time out of the training range, and the network counts as out of range
 
 
@@ -47,7 +48,16 @@ def network_scores(table: pd.DataFrame) -> pd.DataFrame:
         weights = rows["memory_mb"] - rows["peak_mb"]
         scores.append({"kind": "memory", "family": f"{mode}, weights and tensors", "learner": "this model", "cover": np.nan,
                        **score((weights + rows["tensors_mb"]).to_numpy(), rows["memory_mb"].to_numpy())})
+        scores.append(_resident_scores(mode, rows[rows["rss_mb"] > 0]))
     return pd.DataFrame(scores)
+
+
+def _resident_scores(mode: str, rows: pd.DataFrame) -> dict[str, Any]:
+    """Return the scores of resident memory, which was predicted by other families."""
+    measured_mb = rows["rss_mb"].to_numpy()
+    inside = (rows["rss_low_mb"] <= measured_mb) & (measured_mb <= rows["rss_high_mb"])
+    return {"kind": "memory", "family": f"{mode}, resident", "learner": "this model", "cover": float(inside.mean() * 100),
+            **score(measured_mb, rows["rss_predicted_mb"].to_numpy())}
 
 
 def evaluate(quick: bool = False, folder: Path | None = None, target: Target = CPU, publish: bool = True) -> dict[str, Any]:
@@ -112,9 +122,9 @@ def write(folder: Path, model: CostModel, path: Path, scores: pd.DataFrame, pred
 
 
 def _networks(table: pd.DataFrame) -> pd.DataFrame:
-    return table[["network", "family", "mode", "batch_size", "memory", "tuning", "latency_ms", "latency_iqr_ms",
-                  "verdict", "status", "predicted_ms", "low_ms", "high_ms", "shipped_ms", *TERMS, "outside",
-                  "looked_up", "rss_mb", "tensors_mb", "peak_mb", "memory_mb"]]
+    return table[["network", "family", "mode", "batch_size", "memory", "tuning", "latency_ms", "latency_iqr_ms", "verdict",
+                  "status", "predicted_ms", "low_ms", "high_ms", "shipped_ms", *dict.fromkeys((*TERMS, *PARTS)), "outside",
+                  "looked_up", "rss_mb", "tensors_mb", "peak_mb", "memory_mb", "taken_mb", *PREDICTED]]
 
 
 def _predictions(operator_rows: pd.DataFrame, networks: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:

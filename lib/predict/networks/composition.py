@@ -1,25 +1,27 @@
 """Whole networks: each operator looked up or predicted, summed, with what their composition adds.
 
-The composition is fitted to networks that were measured end to end, at non-negative rates: what the operators' sum stands for,
-what calling a module costs, and what memory costs that the allocator takes anew from the system in each pass.
+The composition is learned from networks that were measured end to end (``fitting``): how fast each kind of operator runs among
+the others, and what memory costs that the allocator takes anew from the system in each pass.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 import pandas as pd
 
-from lib.errors import InputError
 from lib.predict.networks.work import Work, key_of
 from lib.predict.operators.cost_model import CostModel
-from lib.predict.operators.features import GROUP_OF
-from lib.predict.operators.regressors import nonnegative_rates
-from lib.predict.operators.validation import conformal, score
 
 TERMS = ("sum_ms", "moved_ms", "modules", "fresh_mb")
-LEAST_NETWORKS = 4
+COMPUTING = ("conv", "conv_1x1", "conv_grouped", "conv_depthwise", "gemm", "attention")  # kinds of operators
+KINDS = (*COMPUTING, "pool", "batch_norm", "layer_norm", "elements", "copies")
+MAPPED = "mapped"  # an efficiency beside those of KINDS: what a mapped MB costs of a replayed one
+PARTS = (*(f"{kind}_ms" for kind in KINDS), "modules", "replayed_mb", "mapped_mb")
+_KIND = {"linear": "gemm", "matmul": "gemm", "bmm": "attention", "attention": "attention", "pool2d": "pool", "pool3d": "pool",
+         "batch_norm": "batch_norm", "layer_norm": "layer_norm", "softmax": "layer_norm", "activation": "elements",
+         "elementwise": "elements"}  # of families; the others copy, or reduce
 Terms = Mapping[str, float]
 
 
@@ -82,12 +84,35 @@ def lookup(table: pd.DataFrame) -> dict[tuple, float]:
     return dict(zip(map(key_of, table.to_dict("records")), table["latency_ms"], strict=True))
 
 
-def terms_of(work: Work, operators: pd.DataFrame) -> dict[str, float]:
-    """Return TERMS of a network's time; ``sum_ms`` are the operators that compute, ``moved_ms`` the others."""
-    cost = operators["predicted_ms"] * operators["calls"]
-    computing = operators["op"].map(GROUP_OF).isin(("convolution", "gemm", "attention"))
-    return {"sum_ms": float(cost[computing].sum()), "moved_ms": float(cost[~computing].sum()), "modules": float(work.modules),
-            "fresh_mb": work.fresh_bytes / 1e6}
+def kinds_of(operators: pd.DataFrame) -> np.ndarray:
+    """Return the kind (of KINDS) of each operator, rows of a ``sweep`` table."""
+    kinds = operators["op"].map(_KIND).fillna("copies").to_numpy(object)
+    convolves = operators["op"].isin(("conv2d", "conv3d")).to_numpy()
+    if convolves.any():
+        own = operators[convolves]
+        window = own[[name for name in ("kernel_d", "kernel_h", "kernel_w") if name in own]].prod(axis=1)
+        of_channels = own["groups"] == own["in_channels"]
+        kinds[convolves] = np.select([own["groups"] > 1, window == 1], [np.where(of_channels, "conv_depthwise", "conv_grouped"),
+                                                                        "conv_1x1"], "conv")
+    return kinds
+
+
+def parts_of(work: Work, operators: pd.DataFrame) -> dict[str, float]:
+    """Return PARTS of a network's time: the ms of each kind of operator, modules, and fresh memory as replayed and mapped."""
+    cost = (operators["predicted_ms"] * operators["calls"]).groupby(kinds_of(operators)).sum()
+    return {**{f"{kind}_ms": float(cost.get(kind, 0.0)) for kind in KINDS}, "modules": float(work.modules),
+            "replayed_mb": work.fresh_bytes / 1e6, "mapped_mb": work.mapped_bytes / 1e6}
+
+
+def terms(parts: Terms, efficiencies: Terms) -> dict[str, float]:
+    """Return TERMS of PARTS: ``sum_ms`` of operators that compute, ``moved_ms`` of the others, by the efficiency of each kind.
+
+    Kinds without an efficiency count as they are; mapped memory without one is part of what was replayed.
+    """
+    kinds_ms = {kind: efficiencies.get(kind, 1.0) * parts[f"{kind}_ms"] for kind in KINDS}
+    sum_ms = sum(kinds_ms[kind] for kind in COMPUTING)
+    return {"sum_ms": sum_ms, "moved_ms": sum(kinds_ms.values()) - sum_ms, "modules": parts["modules"],
+            "fresh_mb": parts["replayed_mb"] + efficiencies.get(MAPPED, 0.0) * parts["mapped_mb"]}
 
 
 def time_shares(operators: pd.DataFrame) -> dict[str, float]:
@@ -103,35 +128,6 @@ def estimate(work: Work, model: CostModel, composition: Composition, measured: M
     cost, shares = operators["predicted_ms"] * operators["calls"], time_shares(operators)
     origins = (cost / cost.sum()).groupby(operators["origin"]).sum().drop("", errors="ignore").to_dict()
     half = float(cost @ operators["half"] / cost.sum())
-    return Estimate(*composition.predict(terms_of(work, operators), shares["outside"], half), **shares, origins=origins,
-                    operators=operators)
-
-
-def fit(rows: Iterable[tuple[str, Terms, float]], base: Composition | None = None, folds: int = 5) -> Composition:
-    """Fit a composition to (network, terms, measured ms) of several networks; its interval comes from networks left out.
-
-    Without ``base`` of processes that retain freed memory: fresh memory costs nothing. With it, that composition stays and only
-    the cost of fresh memory is fitted. Raises InputError for fewer than four networks.
-    """
-    names, terms, measured = zip(*rows, strict=True)
-    frame, measured = pd.DataFrame(list(terms))[list(TERMS)], np.array(measured, float)
-    several = sorted(set(names))
-    if len(several) < LEAST_NETWORKS:
-        raise InputError(f"a composition is fitted to four networks or more, not to {len(several)}")
-    predicted = np.full(len(frame), np.nan)
-    for fold in range(min(folds, len(several))):
-        test = np.isin(names, several[fold::min(folds, len(several))])
-        predicted[test] = frame[test].to_numpy() @ _rates(frame[~test], measured[~test], base)
-    _, halves = conformal(np.log(measured / predicted), predicted, bins=1)
-    rates = _rates(frame, measured, base)
-    return Composition(dict(zip(TERMS, map(float, rates), strict=True)), halves[0], len(several), score(measured, predicted))
-
-
-def _rates(frame: pd.DataFrame, measured: np.ndarray, base: Composition | None) -> np.ndarray:
-    """Return non-negative rates of TERMS by least squares of the relative error."""
-    if base is None:
-        return np.append(nonnegative_rates(frame[list(TERMS[:-1])], measured), 0.0)
-    rates = np.array([base.rates[name] for name in TERMS[:-1]])
-    rest = (measured - frame[list(TERMS[:-1])].to_numpy() @ rates) / measured
-    fresh = frame[TERMS[-1]].to_numpy() / measured
-    return np.append(rates, max(0.0, float(rest @ fresh / max(fresh @ fresh, 1e-30))))
+    learned = model.efficiencies.get(work.mode, {}) if composition.networks else {}
+    of_network = terms(parts_of(work, operators), learned)
+    return Estimate(*composition.predict(of_network, shares["outside"], half), **shares, origins=origins, operators=operators)

@@ -82,6 +82,16 @@ class Work:
         """Return weights, inputs and the most that tensors occupy at once, in 10^6 bytes."""
         return (self.weight_bytes + self.peak_bytes) / 1e6
 
+    @property
+    def taken_bytes(self) -> float:
+        """Return the bytes of all blocks that a pass takes in turn."""
+        return float(sum(self.plan.blocks))
+
+    @property
+    def mapped_bytes(self) -> float:
+        """Return the bytes of blocks that are mapped on their own where the heap has no room; 0 where nothing comes fresh."""
+        return float(sum(size for size in self.plan.blocks if size >= allocator.ALWAYS_MAPPED)) if self.fresh_bytes else 0.0
+
     def update(self, optimizer: str, together: bool, itemsize: int = 4) -> "Work":
         """Return the work of an optimizer's step on what is trained, which is in 32 bits whatever the passes compute in.
 
@@ -117,7 +127,7 @@ class Work:
         modules = sum(op.phase == "forward" and op.short not in counts.VIEWS for op in graph.ops)
         plan = allocator.Plan.of(graph)
         fresh = allocator.fresh_bytes(plan) if device_type == "cpu" else 0.0
-        return cls(table, mode, batch_size, modules, fresh, float(weights), peak_bytes(graph), plan,
+        return cls(table, mode, batch_size, modules, fresh, float(weights), peak_bytes(plan), plan,
                    _not_modelled(graph), _uncounted(graph), float(values), trained)
 
 

@@ -22,12 +22,14 @@ from lib.predict.operators.parts import Part, names_of
 ANY_GPU = "any-gpu"  # the device of a model of several GPUs, which holds relative to a chip
 _GEMMS = ("gemm ", "attention ")  # the parts that run as fast as GEMMs
 _ANY_CHIP = Chip(1.0, 1.0, 1.0, 1, 1.0, 4)
+LEARNED = ("compositions", "efficiencies", "resident")  # of whole networks
 
 
 @dataclass
 class CostModel:
     """Operator models of one device, one element type and one way of timing; ``chip`` is None for a CPU.
 
+    ``compositions`` (by mode and heap), ``efficiencies`` (by mode) and ``resident`` (by heap) are what was learned of networks.
     ``scaling`` is the last one of the whole, see ``scaled``; it is not saved: each part has its own, from where it was trained.
     """
 
@@ -36,6 +38,8 @@ class CostModel:
     parts: dict[str, Part] = field(default_factory=dict)
     chip: Chip | None = None
     compositions: dict[str, dict[str, Any]] = field(default_factory=dict)
+    efficiencies: dict[str, dict[str, float]] = field(default_factory=dict)
+    resident: dict[str, dict[str, Any]] = field(default_factory=dict)
     scaling: Scaling | None = None
 
     def predict(self, table: pd.DataFrame) -> pd.DataFrame:
@@ -131,7 +135,8 @@ class CostModel:
     def save(self, path: Path) -> Path:
         """Write the model as compressed JSON: numbers, arrays in base64, ranges, intervals, scores, provenance."""
         parts = {name: part.plain() for name, part in self.parts.items()}
-        return model_file.write(path, {"device": self.device, "facts": self.facts, "compositions": self.compositions,
+        networks = {name: getattr(self, name) for name in LEARNED}
+        return model_file.write(path, {"device": self.device, "facts": self.facts, **networks,
                                        "chip": asdict(self.chip) if self.chip else None, "parts": parts})
 
     @classmethod
@@ -145,5 +150,5 @@ class CostModel:
                 parts[name] = Part.of_file(entry, names_of(name, _ANY_CHIP if content.device == ANY_GPU else chip))
             except ValueError as error:
                 raise InputError(f"{path} is no cost model of this program: {name}: {error}") from None
-        plain = content.model_dump(mode="json", include={"facts", "compositions"}, exclude_unset=True)
-        return cls(content.device, plain["facts"], parts, chip, plain["compositions"])
+        plain = content.model_dump(mode="json", include={"facts", *LEARNED}, exclude_unset=True)
+        return cls(content.device, plain.pop("facts"), parts, chip, **plain)

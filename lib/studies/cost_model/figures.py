@@ -10,6 +10,7 @@ from lib.report.style import SERIES
 
 _WITHIN = 0.10
 _MANY = 10  # networks of a kind, below which its error says little
+_MEMORY = (("tensors_mb", "peak_mb", "peak of tensors"), ("rss_mb", "rss_predicted_mb", "resident, beyond Python and torch"))
 
 
 def _band(axis, low: float, high: float) -> None:
@@ -160,16 +161,21 @@ def networks(table: pd.DataFrame):
 
 @needs("predicted networks")
 def memory(table: pd.DataFrame):
-    """Return the predicted peak of memory in tensors over the measured one, by mode."""
+    """Return predicted over measured memory by mode: the peak of tensors, and what a process grows by."""
     import matplotlib.pyplot as plt
 
-    figure, axis = plt.subplots(figsize=(5, 3.4))
-    values = table[["tensors_mb", "peak_mb"]].to_numpy()
-    _band(axis, max(values.min(), 0.1) * 0.8, values.max() * 1.2)
-    for colour, (mode, part) in zip(SERIES, table.groupby("mode"), strict=False):
-        axis.scatter(part["tensors_mb"], part["peak_mb"], s=18, color=colour, label=mode, alpha=0.8)
-    axis.set(xlabel="peak of tensors, measured, MB", ylabel="from the captured graph, MB")
-    axis.legend(fontsize=9)
+    figure, axes = plt.subplots(1, 2, figsize=(8, 3.4))
+    for axis, (measured, predicted, title) in zip(axes, _MEMORY, strict=True):
+        rows = table[table[[measured, predicted]].notna().all(axis=1)]
+        values = rows[[measured, predicted]].to_numpy()
+        if len(rows):
+            _band(axis, max(values.min(), 0.1) * 0.8, values.max() * 1.2)
+        for colour, (mode, part) in zip(SERIES, rows.groupby("mode"), strict=False):
+            axis.scatter(part[measured], part[predicted], s=18, color=colour, label=mode, alpha=0.8)
+        axis.set_title(title, fontsize=10)
+    axes[0].legend(fontsize=9)
+    figure.supxlabel("measured, MB", fontsize=10)
+    figure.supylabel("predicted, MB", fontsize=10)
     return figure
 
 

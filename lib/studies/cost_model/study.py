@@ -11,7 +11,8 @@ from lib.errors import InputError, choices
 from lib.measure import archive
 from lib.predict import network_training, registry, steps, training
 from lib.predict.evaluation import baselines, evaluate, learning, profiled_steps, training_steps
-from lib.predict.networks.composition import Composition
+from lib.predict.networks.composition import PARTS, Composition
+from lib.predict.networks.resident import PREDICTED
 from lib.predict.operators import fitting
 from lib.predict.operators.cost_model import CostModel
 from lib.predict.operators.validation import score
@@ -128,6 +129,9 @@ def _networks(predicted: pd.DataFrame, machine: Path, target: Target) -> pd.Data
     if predicted.empty:
         texts = dict.fromkeys(("network", "family", "mode", "memory", "verdict", "status", "input_shape"), str)
         return predicted.assign(input_shape="").astype({**dict.fromkeys(predicted, float), **texts, "tuning": bool})
+    if absent := sorted({*PARTS, *PREDICTED} - set(predicted)):
+        raise InputError(f"{machine.name}: its predicted networks are of an earlier release, without {choices(absent[:3])}; "
+                         f"run: python -m lib models --train {machine.name}")
     return predicted.drop(columns=labels).merge(measured, on=_CASE, how="left", validate="one_to_one")
 
 
