@@ -70,9 +70,17 @@ def of_card(card: Composed, only: Condition | None = None) -> Iterator[Row]:
         device = composed_file.ANY if fitted.basis == "others" else card.device
         left_out = {"many": "families of timm", "few": "families of the networks that calibrated it",
                     "others": f"each of {choices(card.siblings)}, and families of timm"}[fitted.basis]
-        for scores in own or [{"name": ALL, "coverage": np.nan, **fitted.scores}]:
+        coverage = _coverage_of_cards(condition.name) if fitted.basis == "others" else np.nan
+        for scores in own or [{"name": ALL, "coverage": coverage, **fitted.scores}]:
             yield row(device, NETWORKS, scores["name"], condition.mode, condition_of_card(condition.name), scores, left_out,
                       card.source)
+
+
+def _coverage_of_cards(condition: str) -> float:
+    """Return how much of each card left out lies in the interval of the other cards, in %, mean over networks."""
+    table = _records(composed_file.FOLDER / composed_file.CURVE, "condition", "networks", "n", "coverage")
+    own = table[(table["condition"] == condition) & (table["networks"] == 0)]
+    return float(np.average(own["coverage"], weights=own["n"])) if len(own) else np.nan
 
 
 def _of_labels(name: str, folder: Path) -> Iterator[Row]:
