@@ -91,6 +91,8 @@ def test_resident_memory_is_what_a_fresh_process_grows_by():
         assert row["rss_low_mb"] < row["rss_mb"] < row["rss_high_mb"]
         small = advise.row(replace(cpu, memory_mb=row["memory_mb"] + 50), captured, captured.work())
         assert row["fits"] and not small["fits"], "a process that does not fit is no answer, though its tensors would"
+    words = advise_text.text(advise.advise(Query("resnet18", 8), [f"cpu@{cpu.origin.removeprefix('cpu-')}"], crossovers=False))
+    assert re.search(r"resident memory of a fresh process, beyond Python and torch: \d+ MB \(\d+ to \d+\)", words)
 
 
 class Recurrent(nn.Module):

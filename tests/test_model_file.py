@@ -178,6 +178,27 @@ def test_a_composition_has_the_rates_of_its_terms(contents, tmp_path):
         registry.load(write(content, tmp_path / CPU.name))
 
 
+def test_resident_memory_has_the_rates_of_its_terms(contents, tmp_path):
+    content = changed(contents["cpu"], ("resident", "default", "rates"), {"first_use": 1.0})
+    with pytest.raises(InputError, match="resident memory has other rates than first_use, weights_mb, infer_peak_mb"):
+        registry.load(write(content, tmp_path / CPU.name))
+
+
+@pytest.mark.parametrize("wrong", [0.0, -1.0, "fast"])
+def test_an_efficiency_that_is_none_is_refused(contents, wrong, tmp_path):
+    content = changed(contents["cpu"], ("efficiencies", "infer", "conv"), wrong)
+    with pytest.raises(InputError, match="efficiencies"):
+        registry.load(write(content, tmp_path / CPU.name))
+
+
+def test_what_was_learned_of_networks_is_saved_with_a_model(contents, tmp_path):
+    model = registry.load(write(contents["cpu"], tmp_path / CPU.name))
+    again = CostModel.load(model.save(tmp_path / "again.json.gz"))
+    assert again.efficiencies == model.efficiencies and again.resident == model.resident
+    assert set(model.efficiencies) == {"infer", "train"} and set(model.resident) == {"default", "kept"}
+    assert model.borrowed().efficiencies == model.efficiencies, "another machine's kinds of operators run among others alike"
+
+
 def test_a_broken_file_among_others_does_not_vanish(home, capsys):
     paths.MODELS.mkdir(parents=True)
     broken = paths.MODELS / "cpu-mine-1c-00000000_bf16.json.gz"

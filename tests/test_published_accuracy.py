@@ -5,6 +5,7 @@ import pandas as pd
 import pytest
 
 from lib import store
+from lib.errors import InputError
 from lib.predict import network_training, registry, training
 from lib.predict.evaluation import evaluate
 from lib.predict.networks import resident, work
@@ -33,6 +34,11 @@ def test_the_shipped_model_learned_from_the_published_networks(published, model)
     assert {mode: pytest.approx(one.efficiencies, rel=1e-6) for mode, one in learned.items()} == model.efficiencies
     for memory, one in resident.learned(published).items():
         assert one.rates == pytest.approx(model.resident[memory]["rates"], rel=1e-6)
+
+
+def test_an_evaluation_of_an_earlier_release_is_refused_in_a_line(published):
+    with pytest.raises(InputError, match="networks are of an earlier release, without conv_ms; run: .* models --train"):
+        study._networks(published.drop(columns="conv_ms"), training.reference_machine(), training.CPU)
 
 
 def test_published_resident_memory_is_predicted_by_other_families(published):

@@ -192,6 +192,15 @@ def test_the_final_set_is_in_the_table_as_it_fell(table):
     assert shown["condition"].iloc[0] == held_out.condition_of_card(final["condition"][0])
 
 
+def test_a_card_left_out_is_in_the_table_without_and_with_some_of_its_networks(table):
+    cards, shown = pd.read_csv(model_file.FOLDER / "new_cards.csv"), table[table["what"] == held_out.NEW_CARDS]
+    assert shown["mape_pct"].tolist() == cards["mape"].tolist()
+    assert shown["kind"].tolist() == [f"{several} of its networks" for several in cards["networks"]]
+    shared = table[table["device"] == model_file.ANY]
+    assert set(shared["kind"]) == {"all"}
+    assert set(shared["left_out"]) == {"each of rtx-3090, rtx-4090, rtx-pro-6000-max-q, and families of timm"}
+
+
 def test_parts_of_models_of_operators_have_their_scores(table):
     row, model = one(table, device="t4", kind="convolution"), registry.load(registry.SHIPPED / "t4_fp32.json.gz")
     assert row["mape_pct"] == model.parts["convolution forward"].scores["mape"]

@@ -66,6 +66,8 @@ def _notes(advice: Advice) -> list[str]:
              ] if unknown else []
     if uncounted := list(dict.fromkeys(name for one in works for name in one.uncounted)):
         lines.append(f"FLOPs not known: {choices(uncounted)}; one is counted for each element, which is the least")
+    lines += [f"{row.device}: resident memory of a fresh process, beyond Python and torch: {row.rss_mb:,.0f} MB "
+              f"({row.rss_low_mb:,.0f} to {row.rss_high_mb:,.0f})" for row in advice.table.itertuples() if row.rss_mb > 0]
     if len(gpus) and advice.captured.query.dtype == "fp32":
         lines.append("fp32 on GPUs is computed as fp32, as everything is measured here: with TF32, which torch allows in "
                      "convolutions unless told otherwise, they may be faster")

@@ -113,9 +113,20 @@ def _read(path: Path, _: int) -> pd.DataFrame:
     return table
 
 
+def of_kinds(device: str, condition: Condition, folder: Path | None = None) -> dict[str, dict[str, Any]]:
+    """Return the rows of a card under a condition by kind of network, and that of all (ALL); empty where there are none."""
+    path = (folder or model_file.FOLDER) / FILE
+    return _by_case(path, path.stat().st_mtime_ns).get((device, condition.name), {}) if path.is_file() else {}
+
+
+@cache
+def _by_case(path: Path, written: int) -> dict[tuple[str, str], dict[str, dict[str, Any]]]:
+    table = _read(path, written)
+    return {case: {row["name"]: row for row in rows.to_dict("records")}
+            for case, rows in table[table["group"].isin((ALL, KIND))].groupby(["device", "condition"])}
+
+
 def half_of(device: str, condition: Condition, kind: str, folder: Path | None = None) -> float | None:
     """Return half the 90 % interval of a kind of network in log time; None where too few of it were left out to have one."""
-    table = read(folder)
-    own = table[(table["device"] == device) & (table["condition"] == condition.name) & (table["group"] == KIND)
-                & (table["name"] == kind) & table["half"].notna()]
-    return float(own["half"].iloc[0]) if len(own) else None
+    half = of_kinds(device, condition, folder).get(kind, {}).get("half", np.nan)
+    return None if np.isnan(half) else half

@@ -5,6 +5,7 @@ lie beside them and beside the reference machines.
 """
 
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ COLUMNS = ("device", "what", "kind", "mode", "condition", "mape_pct", "median_pc
            "source")
 NETWORKS, FINAL, OPERATORS, STEPS, POWER, TENSORS, RESIDENT, NOISE = (
     "networks", "networks, final set", "operators", "training steps", "power", "memory of tensors", "resident memory", "labels")
-FAMILIES = "networks of one family"
+FAMILIES, NEW_CARDS = "networks of one family", "networks, card left out"
 FLAGGED = ", out of range"  # after networks or operators: those whose answer was flagged so
 ALL, EVERY_ROW = families.ALL, "unusable rows too"
 _MEAN_ERROR = 0.8 * 1.25 / 1.35  # of a median, over IQR / sqrt(n)
@@ -36,6 +37,8 @@ _SHARE = 0.05  # of the time out of the training range, and a network is flagged
 _NETWORKS = ("network", "mode", "batch_size", "memory", "tuning", "latency_ms", "verdict", "status", "predicted_ms", "low_ms",
              "high_ms", "outside", "rss_mb", "tensors_mb", "peak_mb", "memory_mb")
 _PREDICTED = {"rss_predicted_mb": "predicted_ms", "rss_low_mb": "low_ms", "rss_high_mb": "high_ms"}  # where it was learned
+_SCORES = ("mape", "median", "bias", "n", "coverage")
+_WAYS = ("eager", "compiled", "train")  # of a card's condition
 _STEP_SPLITS = {"workload": "workloads", "arch": "architectures"}
 Row = dict[str, Any]
 
@@ -50,8 +53,8 @@ def table(reference: str = "") -> pd.DataFrame:
     folders = archive.machines() | ({reference: archive.machine_folder(reference)} if reference else {})
     machines = [one for name, folder in folders.items() for one in of_machine(name, folder)]
     labels = [one for name, folder in folders.items() for one in _of_labels(name, folder)]
-    cards = [Composed.load(path) for path in sorted(composed_file.FOLDER.glob("*.json"))]
-    rows = [*(one for card in cards for one in of_card(card)), *_of_families(), *of_final_set(), *machines,
+    cards = [Composed.load(path) for path in composed_file.files_of_cards().values()]
+    rows = [*(one for card in cards for one in of_card(card)), *_of_new_cards(), *_of_families(), *of_final_set(), *machines,
             *(one for model in models for one in of_operators(model)), *_of_power(), *_of_steps(), *labels]
     return pd.DataFrame(rows, columns=COLUMNS)
 
@@ -61,26 +64,30 @@ def of_card(card: Composed, only: Condition | None = None) -> Iterator[Row]:
 
     Where ``composed.held_out`` wrote no rows of the card, the scores of its file stand alone.
     """
-    of_kinds = families.read()
-    of_kinds = of_kinds[(of_kinds["device"] == card.device) & of_kinds["group"].isin((families.ALL, families.KIND))]
     for condition, fitted in card.conditions.items():
         if only not in (None, condition):
             continue
-        own = of_kinds[of_kinds["condition"] == condition.name].to_dict("records") if fitted.basis == "many" else []
+        of_kinds = families.of_kinds(card.device, condition) if fitted.basis == "many" else {}
         device = composed_file.ANY if fitted.basis == "others" else card.device
         left_out = {"many": "families of timm", "few": "families of the networks that calibrated it",
                     "others": f"each of {choices(card.siblings)}, and families of timm"}[fitted.basis]
         coverage = _coverage_of_cards(condition.name) if fitted.basis == "others" else np.nan
-        for scores in own or [{"name": ALL, "coverage": coverage, **fitted.scores}]:
+        for scores in of_kinds.values() or [{"name": ALL, "coverage": coverage, **fitted.scores}]:
             yield row(device, NETWORKS, scores["name"], condition.mode, condition_of_card(condition.name), scores, left_out,
                       card.source)
 
 
 def _coverage_of_cards(condition: str) -> float:
     """Return how much of each card left out lies in the interval of the other cards, in %, mean over networks."""
-    table = _records(composed_file.FOLDER / composed_file.CURVE, "condition", "networks", "n", "coverage")
-    own = table[(table["condition"] == condition) & (table["networks"] == 0)]
-    return float(np.average(own["coverage"], weights=own["n"])) if len(own) else np.nan
+    path = composed_file.FOLDER / composed_file.CURVE
+    return _coverages(path, path.stat().st_mtime_ns).get(condition, np.nan) if path.is_file() else np.nan
+
+
+@cache
+def _coverages(path: Path, _: int) -> dict[str, float]:
+    table = _records(path, "device", "condition", "networks", *_SCORES)
+    return {condition: float(np.average(rows["coverage"], weights=rows["n"]))
+            for condition, rows in table[table["networks"] == 0].groupby("condition")}
 
 
 def _of_labels(name: str, folder: Path) -> Iterator[Row]:
@@ -108,9 +115,17 @@ def _of_families() -> Iterator[Row]:
             yield row(scores["device"], NOISE, ALL, mode, condition, scores, f"none: {scores['name']} against it", "timm")
 
 
+def _of_new_cards() -> Iterator[Row]:
+    """Yield how wrong a card is that was left out, without and with some of its own networks."""
+    path = composed_file.FOLDER / composed_file.CURVE
+    for scores in _records(path, "device", "condition", "networks", *_SCORES).to_dict("records"):
+        yield row(scores["device"], NEW_CARDS, f"{scores['networks']} of its networks", _mode_of(scores["condition"]),
+                  condition_of_card(scores["condition"]), scores, "the card and families of timm", "timm")
+
+
 def of_final_set() -> Iterator[Row]:
     """Yield the scores of the final set of families, as they fell when it was opened."""
-    for scores in _records(composed_file.FOLDER / "final.csv", "date", "device", "condition", "n").to_dict("records"):
+    for scores in _records(composed_file.FOLDER / "final.csv", "date", "device", "condition", *_SCORES).to_dict("records"):
         yield row(scores["device"], FINAL, ALL, _mode_of(scores["condition"]), condition_of_card(scores["condition"]), scores,
                   f"final families, opened {scores['date']}", "timm")
 
@@ -251,10 +266,16 @@ def row(device: str, what: str, kind: str, mode: str, condition: str, scores: Ma
             "n": int(scores["n"]), "left_out": left_out, "source": source}
 
 
+def case_of(device: str, mode: str, condition: str) -> str:
+    """Return device, mode and condition as one text; a card's condition says the mode."""
+    of_card = condition.partition(",")[0] in _WAYS
+    return ", ".join((device, *[mode] * (not of_card), condition))
+
+
 def cases(rows: pd.DataFrame) -> pd.Series:
-    """Return device, mode and condition of each row as one text; a card's condition says the mode."""
-    of_cards = rows["condition"].str.match("(eager|compiled|train),")
-    return rows["device"] + ", " + rows["condition"].where(of_cards, rows["mode"] + ", " + rows["condition"])
+    """Return the case of each row, see ``case_of``."""
+    several = rows[["device", "mode", "condition"]].itertuples(index=False, name=None)
+    return pd.Series([case_of(*values) for values in several], rows.index, dtype=object)
 
 
 def weakest_first(rows: pd.DataFrame) -> pd.DataFrame:

@@ -66,7 +66,7 @@ def _of_kind(rows: Iterable[Row], kind: str, about: str = "") -> Quote:
 
 
 def _quoted(row: Row, about: str = "", more: str = "") -> Quote:
-    (case,) = held_out.cases(pd.DataFrame([row]))
+    case = held_out.case_of(row["device"], row["mode"], row["condition"])
     return Quote(row, f"{about}{row['kind']} networks on {case}: {_errors(row)}{more}; left out: {row['left_out']} "
                       f"({row['source']})")
 
