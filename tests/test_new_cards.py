@@ -1,5 +1,7 @@
 """Cards that no network was measured on: what others share is scored on a card left out, and a few networks correct it."""
 
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -7,7 +9,7 @@ import pandas as pd
 import pytest
 import torch
 
-from lib import store
+from lib import paths, store
 from lib.cli.main import main
 from lib.config import definitions
 from lib.errors import InputError
@@ -123,8 +125,14 @@ def test_advise_answers_for_a_card_that_no_network_was_measured_on():
     shared = model_file.of_device(model_file.ANY)
     mape = shared.conditions[answers.condition_of(shared, "fp16")].scores["mape"]
     assert f"MAPE {mape:.1f} %" in quoted
+    assert 80 < rows.loc["rtx-5090", "held_out_coverage_pct"] < 100
     faster = advise.advise(replace(query, compiled=True), ["rtx-5090"], crossovers=False).table["predicted_ms"][0]
     assert faster < rows.loc["rtx-5090", "predicted_ms"]
+
+
+def test_an_answer_does_not_wait_for_what_only_fitting_uses():
+    code = "import sys; from lib.predict import advise, suggestions; sys.exit('scipy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=paths.ROOT, check=False).returncode == 0
 
 
 def test_kernels_of_a_cards_own_stand_before_networks_of_others():
@@ -206,7 +214,7 @@ def test_networks_measured_with_this_project_are_read_as_conditions(tmp_path):
 
 
 def test_the_learning_curve_that_ships_is_of_cards_left_out():
-    table = pd.read_csv(model_file.FOLDER / new_cards.CURVE)
+    table = pd.read_csv(model_file.FOLDER / model_file.CURVE)
     assert set(table["networks"]) == set(new_cards.NETWORKS)
     assert set(table["device"]) == set(model_file.of_device(model_file.ANY).siblings)
     mean = table[table["condition"].str.startswith("eager")].groupby("networks")["mape"].mean()

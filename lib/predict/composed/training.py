@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from scipy.optimize import minimize
 
 from lib.predict.composed import model
 from lib.predict.composed.features import Terms
@@ -54,6 +53,8 @@ def fit(cases: Mapping[str, Cases], keep: Mapping[str, np.ndarray], iterations: 
     A pseudo-Huber loss of the log time (Charbonnier et al., 1997) and normal priors around the usual efficiencies: the
     weights are their mode. ``scale`` widens the priors.
     """
+    from scipy.optimize import minimize  # fitting alone waits for it to load
+
     levels = tuple(sorted({level for one in cases.values() for level in one.levels}))
     mean = torch.as_tensor(np.stack([model.usual(), *np.zeros((len(levels), model.SIZE))]))
     width = torch.as_tensor(np.stack([_widths("base", scale), *[_widths("level", scale)] * len(levels)]))

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-from scipy import optimize
 
 from lib.errors import InputError
 from lib.predict.networks.composition import KINDS, MAPPED, Composition, Terms, terms
@@ -45,6 +44,8 @@ def most_probable(parts: np.ndarray, factors: np.ndarray, measured: np.ndarray, 
 
     Logs are expected about 0 by ``expected`` (k), measurements about the sum by ``noise`` in log; both have long tails.
     """
+    from scipy import optimize  # fitting alone waits for it to load
+
     log_measured, prior = np.log(measured), np.diag(1 / expected)
 
     def errors(logs: np.ndarray) -> np.ndarray:

@@ -5,6 +5,7 @@ lie beside them and beside the reference machines.
 """
 
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -70,9 +71,23 @@ def of_card(card: Composed, only: Condition | None = None) -> Iterator[Row]:
         device = composed_file.ANY if fitted.basis == "others" else card.device
         left_out = {"many": "families of timm", "few": "families of the networks that calibrated it",
                     "others": f"each of {choices(card.siblings)}, and families of timm"}[fitted.basis]
-        for scores in of_kinds.values() or [{"name": ALL, "coverage": np.nan, **fitted.scores}]:
+        coverage = _coverage_of_cards(condition.name) if fitted.basis == "others" else np.nan
+        for scores in of_kinds.values() or [{"name": ALL, "coverage": coverage, **fitted.scores}]:
             yield row(device, NETWORKS, scores["name"], condition.mode, condition_of_card(condition.name), scores, left_out,
                       card.source)
+
+
+def _coverage_of_cards(condition: str) -> float:
+    """Return how much of each card left out lies in the interval of the other cards, in %, mean over networks."""
+    path = composed_file.FOLDER / composed_file.CURVE
+    return _coverages(path, path.stat().st_mtime_ns).get(condition, np.nan) if path.is_file() else np.nan
+
+
+@cache
+def _coverages(path: Path, _: int) -> dict[str, float]:
+    table = _records(path, "device", "condition", "networks", *_SCORES)
+    return {condition: float(np.average(rows["coverage"], weights=rows["n"]))
+            for condition, rows in table[table["networks"] == 0].groupby("condition")}
 
 
 def _of_labels(name: str, folder: Path) -> Iterator[Row]:
@@ -102,7 +117,7 @@ def _of_families() -> Iterator[Row]:
 
 def _of_new_cards() -> Iterator[Row]:
     """Yield how wrong a card is that was left out, without and with some of its own networks."""
-    path = composed_file.FOLDER / "new_cards.csv"
+    path = composed_file.FOLDER / composed_file.CURVE
     for scores in _records(path, "device", "condition", "networks", *_SCORES).to_dict("records"):
         yield row(scores["device"], NEW_CARDS, f"{scores['networks']} of its networks", _mode_of(scores["condition"]),
                   condition_of_card(scores["condition"]), scores, "the card and families of timm", "timm")

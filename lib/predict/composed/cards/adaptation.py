@@ -4,7 +4,6 @@ from collections.abc import Mapping
 
 import numpy as np
 import torch
-from scipy.optimize import minimize
 
 from lib.predict.composed import model
 from lib.predict.composed.features import Terms
@@ -49,6 +48,8 @@ def shift(start: Mapping[str, np.ndarray], cases: Mapping[str, Cases], iteration
 
     The mode under a pseudo-Huber loss of the log time, as in ``training.fit``.
     """
+    from scipy.optimize import minimize  # fitting alone waits for it to load
+
     width, directions = _priors()
     started = {name: torch.as_tensor(weights) for name, weights in start.items()}
     measured = {name: torch.as_tensor(one.log_ms) for name, one in cases.items()}

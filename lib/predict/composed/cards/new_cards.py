@@ -21,7 +21,6 @@ from lib.predict.composed.training import Cases, Weights
 from lib.predict.operators.validation import conformal
 
 NETWORKS, DRAWS = (0, 10, 20, 50), 3  # of a card's own, drawn so often at random
-CURVE = "new_cards.csv"
 _LEAST_CARDS = 2
 OfCards = Mapping[str, Mapping[Condition, tuple[pd.DataFrame, Cases]]]
 
@@ -141,5 +140,5 @@ def ship(table: pd.DataFrame, captures: Rows, source: str, licence: str) -> pd.D
     predicted = left_out(cards)
     train(cards, predicted, source, licence).save(model_file.FOLDER / f"{model_file.ANY}.json")
     scores = curve(predicted)
-    files.replace(model_file.FOLDER / CURVE, scores.round(2).to_csv(index=False).encode())
+    files.replace(model_file.FOLDER / model_file.CURVE, scores.round(2).to_csv(index=False).encode())
     return scores
