@@ -9,17 +9,19 @@ import argparse
 import os
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 from torch import nn
 
-from lib import paths
+from lib import paths, store
 from lib.errors import InputError
 from lib.measure import machine
 from lib.measure.networks import campaign
 from lib.measure.networks.case import Case
+from lib.measure.reference_kernel import ProcessorSpeed
 from lib.predict import calibrate, registry, transfer_cpu
 from lib.predict.calibrate_networks import CASES, errors
 from lib.predict.networks import work
@@ -110,7 +112,10 @@ def one_machine(budget_s: float, names: list[str], path: Path) -> None:
     zero_shot = _predicted(Predictor("cpu", "fp32", nearest, nearest.device), rows, "zero_shot")
     after = _predicted(registry.predictor("cpu", "fp32"), rows, "calibrated")
     measured = rows[[*KEYS, "memory", "threads", "hardware_id", "latency_ms", "verdict"]]
-    measured = measured.assign(machine=machine.name(), unseen_family=rows["network"].isin(UNSEEN), refused=refused)
+    speed = ProcessorSpeed.of(store.read_all(sorted(paths.SWEEPS.glob("calibration_*/*/repeats.csv")), "repeats"))
+    usual_ms = speed.at_usual_ms(rows["latency_ms"], campaign.kernel_ms(rows, folder / "visits.jsonl"))
+    measured = measured.assign(measured_ms=rows["latency_ms"], latency_ms=usual_ms, **asdict(speed), machine=machine.name(),
+                               unseen_family=rows["network"].isin(UNSEEN), refused=refused)
     pd.concat([measured, zero_shot, after], axis=1).to_csv(path, index=False)
 
 
@@ -118,7 +123,8 @@ def summary(rows: pd.DataFrame) -> pd.DataFrame:
     """Return a row a machine: cases, MAPE, bias, and coverage of the intervals in %, zero-shot and calibrated.
 
     Where the calibration was ``refused``, the calibrated answers are the zero-shot ones. Rows whose measurement is unusable are
-    left out, and counted; ``unseen_`` columns are of the families never tuned on.
+    left out, and counted; ``unseen_`` columns are of the families never tuned on. Measured is what a network takes on the
+    processor as fast as usual while it was calibrated, by the reference kernel beside it; ``as_measured`` is what it took.
     """
     summaries = []
     for name, every in rows.groupby("emulated", sort=False):
@@ -128,8 +134,10 @@ def summary(rows: pd.DataFrame) -> pd.DataFrame:
         for prefix, some in (("", usable), ("unseen_", usable[usable["unseen_family"]])):
             for which in ("zero_shot", "calibrated"):
                 error = errors(some["latency_ms"], some[f"{which}_ms"])
+                as_measured = errors(some["measured_ms"], some[f"{which}_ms"])
                 covered = some["latency_ms"].between(some[f"{which}_low_ms"], some[f"{which}_high_ms"])
                 line |= {f"{prefix}{which}_mape": error.get("mape", np.nan), f"{prefix}{which}_bias": error.get("bias", np.nan),
+                         f"{prefix}{which}_mape_as_measured": as_measured.get("mape", np.nan),
                          f"{prefix}{which}_coverage": covered.mean() * 100}
         summaries.append(line)
     return pd.DataFrame(summaries)

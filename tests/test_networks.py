@@ -7,6 +7,7 @@ import signal
 import time
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -69,6 +70,16 @@ def test_a_case_goes_on_until_five_passes_found_the_processor_as_fast_as_usual(m
         monkeypatch.setattr(end_to_end, "_PATIENCE", patience)
         (result,), _ = end_to_end._measure([PAIR[0][0]], "cpu", 1e-6)
         assert len(result["samples_ms"]) == passes
+
+
+def test_the_kernels_time_beside_each_network_is_that_of_its_visits(tmp_path, monkeypatch):
+    monkeypatch.setattr(campaign, "in_a_process", lambda cases, device, case_s, _: end_to_end._measure(cases, device, case_s))
+    table, _ = campaign.measure(PAIR, rounds=1, case_s=0.05, raw=tmp_path / "visits.jsonl")
+    other = table.tail(1).assign(batch_size=64)
+    taken = campaign.kernel_ms(pd.concat([table, other], ignore_index=True), tmp_path / "visits.jsonl")
+    (visit,) = visits_file.recorded(tmp_path / "visits.jsonl")
+    assert taken[:2].tolist() == [np.median(result.kernel_ms) for result in visit.results]
+    assert np.isnan(taken[2]), "never measured"
 
 
 def test_networks_have_the_energy_of_a_known_power(tmp_path, home, metered, monkeypatch):

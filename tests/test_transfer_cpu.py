@@ -425,7 +425,8 @@ def test_advice_and_slots_have_fewer_threads_beside_a_busy_neighbour(home, monke
 
 def test_the_table_of_emulated_machines_counts_unusable_rows_and_tells_unseen_families_apart():
     shared = {"emulated": "avx2-1", "zero_shot_low_ms": 50.0, "zero_shot_high_ms": 90.0, "calibrated_ms": 100.0,
-              "calibrated_low_ms": 90.0, "calibrated_high_ms": 110.0, "latency_ms": 100.0, "refused": False}
+              "calibrated_low_ms": 90.0, "calibrated_high_ms": 110.0, "latency_ms": 100.0, "measured_ms": 125.0,
+              "refused": False}
     rows = pd.DataFrame([{**shared, "zero_shot_ms": 60.0, "unseen_family": True, "verdict": "stable"},
                          {**shared, "zero_shot_ms": 80.0, "unseen_family": False, "verdict": "noisy"},
                          {**shared, "zero_shot_ms": 1.0, "unseen_family": False, "verdict": "unusable"}])
@@ -433,6 +434,7 @@ def test_the_table_of_emulated_machines_counts_unusable_rows_and_tells_unseen_fa
     assert (line["machine"], line["cases"], line["unusable"], line["refused"]) == ("avx2-1", 2, 1, False)
     assert line["zero_shot_mape"] == pytest.approx(30) and line["zero_shot_bias"] == pytest.approx(-30)
     assert line["unseen_zero_shot_mape"] == pytest.approx(40) and line["zero_shot_coverage"] == 0
+    assert line["calibrated_mape_as_measured"] == pytest.approx(20)
     assert line["calibrated_mape"] == 0 and line["calibrated_coverage"] == line["unseen_calibrated_coverage"] == 100
 
 
@@ -442,6 +444,7 @@ def test_an_emulated_machine_whose_calibration_is_refused_counts_with_its_zero_s
                            "hardware_id": "1", "latency_ms": 100.0, "verdict": "stable", "status": "ok"}])
     monkeypatch.setattr(machines.campaign, "measure", lambda *_, **__: (table, {}))
     monkeypatch.setattr(machines.campaign, "write", lambda *_, **__: None)
+    monkeypatch.setattr(machines.campaign, "kernel_ms", lambda rows, _: pd.Series(np.nan, rows.index))
     monkeypatch.setattr(machines, "_predicted", lambda predictor, rows, name: pd.DataFrame(
         {f"{name}{end}": [60.0 if predictor.origin else 1.0] for end in ("_ms", "_low_ms", "_high_ms")}, index=rows.index))
 

@@ -2,13 +2,16 @@
 
 import time
 from collections import deque
+from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 import torch
 
 SLOW = 1.06  # of the usual, and the processor counts as disturbed
 USUAL = 20  # percentile of its recent times
 _MEMORY, _SETTLE_S, _WAIT_S = 600, 0.5, 0.12
+_ELASTICITY, _WEIGHT = 0.45, 1.0  # expected of a machine of which nothing is known, and what that weighs, in squared logs
 
 
 class ReferenceKernel:
@@ -59,3 +62,30 @@ class ReferenceKernel:
         while self.is_slow(taken) and time.perf_counter() < end:
             taken = self.ms()
         return taken
+
+
+@dataclass(frozen=True)
+class ProcessorSpeed:
+    """How fast a processor usually was, by the reference kernel, and how other work follows: with a power of its time.
+
+    A neighbour that shares a core or its clock slows the kernel, which computes in its caches, more than work that waits for
+    memory. It may stay for many minutes, so that no pass of a measurement found the processor as fast as usual.
+    """
+
+    usual_ms: float
+    elasticity: float
+
+    @classmethod
+    def of(cls, visits: pd.DataFrame) -> "ProcessorSpeed":
+        """Learn from visits that repeat configurations (``config, latency_ms, yardstick_ms``): least squares within each."""
+        known = visits[(visits["yardstick_ms"] > 0) & (visits["latency_ms"] > 0)]
+        if known.empty:
+            return cls(float("nan"), _ELASTICITY)
+        logs = np.log(known[["yardstick_ms", "latency_ms"]])
+        kernel, latency = (logs - logs.groupby(known["config"]).transform("median")).to_numpy().T
+        slope = (kernel @ latency + _WEIGHT * _ELASTICITY) / (kernel @ kernel + _WEIGHT)
+        return cls(float(np.percentile(known["yardstick_ms"], USUAL)), float(np.clip(slope, 0.0, 1.0)))
+
+    def at_usual_ms(self, latency_ms: pd.Series, kernel_ms: pd.Series) -> pd.Series:
+        """Return what latencies are on the processor as fast as usual; as they are where the kernel's time is not known."""
+        return latency_ms * (self.usual_ms / kernel_ms).fillna(1.0) ** self.elasticity

@@ -1,6 +1,6 @@
 """A device without a model of its own: the nearest model is fine-tuned by a few measured points in about two minutes."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +11,7 @@ from lib.config.notebooks import SweepParams
 from lib.errors import InputError
 from lib.measure import machine
 from lib.measure.operators import aggregate, sweep
+from lib.measure.reference_kernel import ProcessorSpeed
 from lib.predict import calibrate_networks, registry, transfer_cpu
 from lib.predict.calibrate_networks import Networks
 from lib.predict.networks.calibration import LEAST_NETWORKS
@@ -77,7 +78,7 @@ def calibrate(device: str = "cpu", dtype: str = "fp32", budget_s: float = 120.0)
     of_cpu = where.type == "cpu"
     bases = _bases(str(where), dtype)
     name = f"calibration_{machine.name()}_{dtype}_{store.utc_now()[:19].replace(':', '')}"
-    training, held_out = _points(str(where), bases[0], dtype, budget_s * (_OPERATORS if of_cpu else 1), name)
+    training, held_out, speed = _points(str(where), bases[0], dtype, budget_s * (_OPERATORS if of_cpu else 1), name)
     base = min(bases, key=lambda one: _distance(one, training))
     model = fine_tuned(base, training)
     measured = held_out["latency_ms"].to_numpy()
@@ -85,8 +86,9 @@ def calibrate(device: str = "cpu", dtype: str = "fp32", budget_s: float = 120.0)
     if all(scores[1][name] > scores[0][name] for name in ("mape", "median")):  # it made answers worse: the base's stay
         model = base.borrowed()
         scores = [scores[0]] * 2
-    networks = calibrate_networks.calibrate(model, base, *calibrate_networks.measure(model, budget_s * (1 - _OPERATORS), name)
-                                            ) if of_cpu and dtype == "fp32" else None
+    networks = calibrate_networks.calibrate(
+        model, base, *calibrate_networks.measure(model, budget_s * (1 - _OPERATORS), name, speed)
+        ) if of_cpu and dtype == "fp32" else None
     if networks and networks.worse:
         raise InputError(f"the calibration did not help: networks measured end to end err by {networks.after['mape']:.0f} % "
                          f"after it, by {networks.before['mape']:.0f} % before; nothing is saved. The machine was busy, or "
@@ -96,20 +98,28 @@ def calibrate(device: str = "cpu", dtype: str = "fp32", budget_s: float = 120.0)
     model.facts = {**base.facts, **machine.ids(), CALIBRATED: base.device, "calibrated_utc": store.utc_now(),
                    "points": len(training), "held_out": scores[1], "sweeps": [], "devices": [str(where)]}
     if of_cpu:
+        model.facts["processor_speed"] = asdict(speed)
         model.facts["networks"] = networks.after if networks else {}
     path = model.save(registry.path_of(model.device, dtype))
     return Calibrated(path, model, len(training), *scores, networks)
 
 
-def _points(device: str, base: CostModel, dtype: str, budget_s: float, name: str) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Measure operators; return the usable rows that fine-tune, and those that validate. InputError for too few."""
+def _points(device: str, base: CostModel, dtype: str, budget_s: float, name: str) -> tuple[pd.DataFrame, pd.DataFrame,
+                                                                                        ProcessorSpeed]:
+    """Measure operators; return the usable rows that fine-tune, those that validate, and how fast the processor was.
+
+    Latencies are those of the processor as fast as usual. InputError for too few.
+    """
     configs, rows = _pool(dtype)
     tuning, validating = choose(base, rows, int(budget_s * _POINTS_A_SECOND))
     order = np.random.default_rng(0).permutation([*tuning, *validating])  # a slow one measures some of each
     chosen = [_as(configs[row], base) for row in order]
     p = SweepParams(op="all", device=device, budget_s=budget_s, rounds=_ROUNDS, visit_ms=16, name=name, dtype=dtype,
                     cache=base.facts.get("cache", "warm"), latency_type=base.facts.get("latency_type", "kernel"))
-    table = aggregate.read(sweep.measure_sweep(p, chosen=chosen)).table
+    found = aggregate.read(sweep.measure_sweep(p, chosen=chosen))
+    table, speed = found.table, ProcessorSpeed.of(found.visits)
+    kernel_ms = table["config"].map(found.visits.groupby("config")["yardstick_ms"].median()).astype(float)
+    table = table.assign(latency_ms=speed.at_usual_ms(table["latency_ms"], kernel_ms))
     usable = table[(table["status"] == "ok") & (table["verdict"] != "unusable")]
     held_out = usable[usable["config"].isin({_as(configs[row], base).key for row in validating})]
     training = usable.drop(index=held_out.index)
@@ -117,7 +127,7 @@ def _points(device: str, base: CostModel, dtype: str, budget_s: float, name: str
         raise InputError(f"only {len(usable)} of {len(table)} measured points are usable, {_LEAST} or more are needed to "
                          "fine-tune, and two more to validate: the machine is busy, or budget_s too short; the points are in "
                          f"{paths.SWEEPS / name}")
-    return training, held_out
+    return training, held_out, speed
 
 
 def _as(config: Config, base: CostModel) -> Config:

@@ -11,6 +11,7 @@ from lib import paths
 from lib.measure.budget import Budget
 from lib.measure.networks import campaign
 from lib.measure.networks.case import Case
+from lib.measure.reference_kernel import ProcessorSpeed
 from lib.measure.statistics import VERDICTS
 from lib.predict import network_training
 from lib.predict.network_training import Works
@@ -87,10 +88,10 @@ def _chosen(model: CostModel, budget: Budget) -> tuple[list[tuple[Case, str]], W
     return chosen, works
 
 
-def measure(model: CostModel, budget_s: float, name: str) -> tuple[pd.DataFrame, Works]:
+def measure(model: CostModel, budget_s: float, name: str, speed: ProcessorSpeed) -> tuple[pd.DataFrame, Works]:
     """Measure as many networks as fit into ``budget_s``; return the usable rows and their work.
 
-    Every visit is kept in ``data/networks/NAME``.
+    Every visit is kept in ``data/networks/NAME``; latencies are those of the processor as fast as usual, by ``speed``.
     """
     budget = Budget(budget_s)
     cases, works = _chosen(model, budget)
@@ -99,7 +100,9 @@ def measure(model: CostModel, budget_s: float, name: str) -> tuple[pd.DataFrame,
     for wanted in (by_default, cases):  # different networks first; the second call goes on after the first
         table, facts = campaign.measure(wanted, "cpu", 1, _CASE_S, max(_NO_TIME_S, budget.left_s), folder / "visits.jsonl")
     campaign.write(table, folder / "networks.parquet", **facts, rounds=1, cases=len(cases))
-    return table[(table["status"] == "ok") & (table["verdict"] != VERDICTS[-1])].reset_index(drop=True), works
+    usable = table[(table["status"] == "ok") & (table["verdict"] != VERDICTS[-1])].reset_index(drop=True)
+    kernel_ms = campaign.kernel_ms(usable, folder / "visits.jsonl")
+    return usable.assign(latency_ms=speed.at_usual_ms(usable["latency_ms"], kernel_ms)), works
 
 
 def calibrate(model: CostModel, before: CostModel, rows: pd.DataFrame, works: Works) -> Networks:

@@ -69,6 +69,17 @@ def measure(wanted: Sequence[tuple[Case, str]], device_id: str = "cpu", rounds: 
     return summarise(visits, identity or {**machine.identity(), "threads": 0}, device_id), identity
 
 
+def kernel_ms(rows: pd.DataFrame, raw: Path) -> pd.Series:
+    """Return the median time of the reference kernel beside each row of a table ``networks``, by its visits in ``raw``."""
+    taken: dict[tuple[str, str, int, str], list[float]] = {}
+    for visit in visits_file.recorded(raw):
+        for result in visit.results:
+            case = (result.case.network, result.case.mode, result.case.batch_size, visit.memory)
+            taken.setdefault(case, []).extend(result.kernel_ms)
+    cases = zip(rows["network"], rows["mode"], rows["batch_size"], rows["memory"], strict=True)
+    return pd.Series([np.median(taken.get(case) or np.nan) for case in cases], index=rows.index, dtype=float)
+
+
 def _usual_ms(visits: Iterable[Results]) -> float:
     """Return what the reference kernel takes at most on a processor as fast as usual, by all visits."""
     taken = [ms for results in visits for row in results for ms in row.get("yardstick_ms", ())]

@@ -67,7 +67,7 @@ def opened(path: Path) -> AbstractContextManager[store.Lines]:
 
     Raises InputError for one that holds something else.
     """
-    return closing(store.Lines(path, resume=True, timeout_s=locks.PATIENCE_S, check=lambda: list(_visits(path))))
+    return closing(store.Lines(path, resume=True, timeout_s=locks.PATIENCE_S, check=lambda: list(recorded(path))))
 
 
 def line(key: Key, device_id: str, results: Results, identity: dict[str, Any]) -> bytes:
@@ -79,7 +79,7 @@ def line(key: Key, device_id: str, results: Results, identity: dict[str, Any]) -
 def read(path: Path, device_id: str, groups: Mapping[tuple[str, str], list[Case]]) -> tuple[Visits, dict[str, Any]]:
     """Return the visits to a device whose cases are still wanted (by network and memory), and the last identity."""
     visits, identity = {}, {}
-    for visit in _visits(path):
+    for visit in recorded(path):
         results = [{**result.model_dump(by_alias=True), "case": result.case} for result in visit.results]
         if visit.device == device_id and groups.get((visit.network, visit.memory)) == [row["case"] for row in results]:
             identity = visit.identity or identity
@@ -87,7 +87,7 @@ def read(path: Path, device_id: str, groups: Mapping[tuple[str, str], list[Case]
     return visits, identity
 
 
-def _visits(path: Path) -> Iterator[_Visit]:
+def recorded(path: Path) -> Iterator[_Visit]:
     """Yield the visits of a file, without a torn last line; InputError names the line that is none."""
     for number, text in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
         where = f"{path}: line {number}"
