@@ -116,9 +116,9 @@ def _points(device: str, base: CostModel, dtype: str, budget_s: float, name: str
     chosen = [_as(configs[row], base) for row in order]
     p = SweepParams(op="all", device=device, budget_s=budget_s, rounds=_ROUNDS, visit_ms=16, name=name, dtype=dtype,
                     cache=base.facts.get("cache", "warm"), latency_type=base.facts.get("latency_type", "kernel"))
-    found = aggregate.read(sweep.measure_sweep(p, chosen=chosen))
-    table, speed = found.table, ProcessorSpeed.of(found.visits)
-    kernel_ms = table["config"].map(found.visits.groupby("config")["yardstick_ms"].median()).astype(float)
+    swept = aggregate.read(sweep.measure_sweep(p, chosen=chosen))
+    table, speed = swept.table, ProcessorSpeed.of(swept.visits)
+    kernel_ms = table["config"].map(swept.visits.groupby("config")["yardstick_ms"].median()).astype(float)
     table = table.assign(latency_ms=speed.at_usual_ms(table["latency_ms"], kernel_ms))
     usable = table[(table["status"] == "ok") & (table["verdict"] != "unusable")]
     held_out = usable[usable["config"].isin({_as(configs[row], base).key for row in validating})]
