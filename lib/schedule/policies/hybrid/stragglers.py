@@ -3,7 +3,7 @@
 from bisect import insort
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush
-from math import inf
+from math import inf, nextafter
 
 from lib.schedule.policies.hybrid.estimator import Estimator
 from lib.schedule.state import Action, Restart, Running, Start, State, Wait, refining
@@ -150,7 +150,7 @@ class Stragglers:
             left_s = (_left_s(state, estimator, ran) for ran in state.running.values())
             self._look_s = state.now_s + min(left_s, default=inf)
         first_s = min(estimator.seconds(job, state.type_of[device]) for job, device in starts)
-        self._look_s = min(self._look_s, state.now_s + first_s)
+        self._look_s = max(min(self._look_s, state.now_s + first_s), nextafter(state.now_s, inf))  # less than a bit is left
         return [Wait("a job that was started may become a straggler", self._look_s)]
 
 
