@@ -160,6 +160,7 @@ def contents():
 def test_whatever_an_entry_of_a_yaml_becomes_it_is_taken_or_one_line(name, contents, monkeypatch):
     """Entries in turn become something odd, or get an odd name; what a sweep then takes can be drawn from."""
     draw, refused = random.Random(0), 0
+    monkeypatch.setattr(definitions, "_devices", definitions._devices.__wrapped__)  # read anew each time
     for place in draw.choices(list(_places(contents[name]))[1:], k=60):
         odd, holder = draw.choice(ODD_LEAVES), copy.deepcopy(contents[name])
         content = holder

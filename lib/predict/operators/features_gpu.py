@@ -94,6 +94,7 @@ def _gemm(row: Row) -> tuple[Any, ...]:
     """Return batch, m, n, k as a matrix product.
 
     A convolution is the product of its filters with every window of its input; attention that of queries, keys and values.
+    A product over no terms (k of 0) is laid out as one over one.
     """
     window, pixels = 1, row["batch"]
     for axis in ("depth", "height", "width"):
@@ -104,7 +105,8 @@ def _gemm(row: Row) -> tuple[Any, ...]:
     heads = (row["batch"] * row["heads"], row["q_len"], row["kv_len"], 2 * row["head_dim"])
     plain = tuple(row[name] for name in ("batch", "gemm_m", "gemm_n", "gemm_k"))
     convolves, attends = np.isin(row["op"], _CONVOLUTIONS), np.asarray(row["op"]) == "attention"
-    return tuple(np.where(convolves, c, np.where(attends, a, p)) for c, a, p in zip(filters, heads, plain, strict=True))
+    batch, m, n, k = (np.where(convolves, c, np.where(attends, a, p)) for c, a, p in zip(filters, heads, plain, strict=True))
+    return batch, m, n, np.maximum(k, 1)
 
 
 def _ideal(row: Row, chip: Chip) -> tuple[Any, Any]:
@@ -119,13 +121,13 @@ def _tiled(row: Row, gemm: tuple[Any, ...], tile: tuple[int, int], chip: Chip) -
     """Return the ms of computing in whole tiles and waves; a backward pass takes more by its FLOPs over those of the GEMM."""
     batch, m, n, _ = gemm
     whole = np.ceil(_waves(batch, m, n, tile, chip)) * chip.multiprocessors * tile[0] * tile[1]
-    return whole / (batch * m * n) * row["flops"] / chip.flops_per_ms
+    return whole / (batch * m * n) * _flops(row) / chip.flops_per_ms
 
 
 def _planned(row: Row, gemm: tuple[Any, ...], chip: Chip) -> Any:
     """Return the ms of computing with the best of a library's tiles and ways to cut k, in whole waves."""
     batch, m, n, k = gemm
-    best, again = np.inf, row["flops"] / (2.0 * batch * m * n * k)
+    best, again = np.inf, _flops(row) / (2.0 * batch * m * n * k)
     for tile in VECTOR_TILES:
         edges = 1 + _EDGE / tile[0] + _EDGE / tile[1]
         for parts in _SPLITS:
@@ -199,7 +201,12 @@ def _sgemm_terms(row: Row, gemm: tuple[Any, ...], move: Any, chip: Chip) -> dict
 def _powered_ms(row: Row, chip: Chip) -> Any:
     """Return the ms of computing at the rate that the board's power feeds, or at the peak where that is less."""
     rate = min(chip.flops_per_ms, chip.powered_flops_per_ms or chip.flops_per_ms)
-    return row["flops"] / rate
+    return _flops(row) / rate
+
+
+def _flops(row: Row) -> Any:
+    """Return the FLOPs of an operator, one at least: a product over no terms has none."""
+    return np.maximum(row["flops"], 1.0)
 
 
 def features(row: Row, group: str, chip: Chip) -> Row:
