@@ -11,7 +11,7 @@ from torch import nn
 from lib.cli.main import main
 from lib.errors import InputError
 from lib.measure import archive
-from lib.predict import advise, registry
+from lib.predict import advise, network_training, registry
 from lib.predict.advise import CapturedQuery, Query
 from lib.predict.composed import answers as composed_answers
 from lib.predict.composed import held_out as families
@@ -324,3 +324,8 @@ def test_a_training_tells_its_errors_by_kind_and_family(tmp_path):
     assert again.loc[("kind", "other"), "mape"] == again.loc[("family", "m"), "mape"] == 0
     assert again.loc[("all", "all"), "mape"] == 25
     assert again.loc[("kind", "CNN"), "coverage"] == 0, "the other fold has no error at all"
+
+
+def test_a_machine_without_networks_has_a_table_of_kinds_all_the_same():
+    none = pd.DataFrame({"network": pd.Series(dtype=str), "mode": pd.Series(dtype=str), "batch_size": pd.Series(dtype=int)})
+    assert network_training.kinds_of(none).to_csv(index=False) == "network,kind\n"

@@ -69,7 +69,8 @@ def kinds_of(table: pd.DataFrame) -> pd.DataFrame:
     """Return ``network, kind`` of each network of a table ``networks``, see ``kinds.of_work``."""
     distinct = table.drop_duplicates("network").sort_values("network")
     several = works(distinct.assign(mode="infer"))
-    return pd.DataFrame([{"network": name, "kind": kinds.of_work(item.table)} for (name, _, _), item in several.items()])
+    rows = [{"network": name, "kind": kinds.of_work(item.table)} for (name, _, _), item in several.items()]
+    return pd.DataFrame(rows, columns=["network", "kind"])
 
 
 def with_terms(table: pd.DataFrame, efficiencies: Mapping[str, Mapping[str, float]]) -> pd.DataFrame:
