@@ -72,14 +72,22 @@ def test_a_case_goes_on_until_five_passes_found_the_processor_as_fast_as_usual(m
         assert len(result["samples_ms"]) == passes
 
 
-def test_the_kernels_time_beside_each_network_is_that_of_its_visits(tmp_path, monkeypatch):
-    monkeypatch.setattr(campaign, "in_a_process", lambda cases, device, case_s, _: end_to_end._measure(cases, device, case_s))
-    table, _ = campaign.measure(PAIR, rounds=1, case_s=0.05, raw=tmp_path / "visits.jsonl")
-    other = table.tail(1).assign(batch_size=64)
-    taken = campaign.kernel_ms(pd.concat([table, other], ignore_index=True), tmp_path / "visits.jsonl")
-    (visit,) = visits_file.recorded(tmp_path / "visits.jsonl")
-    assert taken[:2].tolist() == [np.median(result.kernel_ms) for result in visit.results]
-    assert np.isnan(taken[2]), "never measured"
+def test_the_kernels_time_beside_a_network_is_of_the_passes_that_its_latency_is_of(tmp_path, monkeypatch):
+    disturbed = [(10.0, 1.0)] * 6 + [(20.0, 2.0)] * 8, [(30.0, 1.0)] * 3 + [(50.0, 3.0)] * 4  # too few were not
+
+    def results(cases, *_):
+        visits = []
+        for wanted, passes in zip(cases, disturbed, strict=True):
+            samples, kernel = zip(*passes, strict=True)
+            visits.append({"case": wanted, "reason": "", "samples_ms": list(samples), "yardstick_ms": list(kernel),
+                           "rss_mb": 1.0, "tensors_mb": 1.0, "energy": None, "gpu": None})
+        return visits, {"hardware_id": "1", "software_id": "2", "threads": 1}
+
+    monkeypatch.setattr(campaign, "in_a_process", results)
+    table, _ = campaign.measure(PAIR, rounds=1, raw=tmp_path / "visits.jsonl")
+    assert table["latency_ms"].tolist() == [10.0, 50.0]
+    table = pd.concat([table, table.tail(1).assign(batch_size=64)], ignore_index=True)  # never measured
+    assert campaign.kernel_ms(table, tmp_path / "visits.jsonl").tolist() == pytest.approx([1.0, 3.0, np.nan], nan_ok=True)
 
 
 def test_networks_have_the_energy_of_a_known_power(tmp_path, home, metered, monkeypatch):

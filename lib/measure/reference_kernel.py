@@ -78,13 +78,13 @@ class ProcessorSpeed:
     @classmethod
     def of(cls, visits: pd.DataFrame) -> "ProcessorSpeed":
         """Learn from visits that repeat configurations (``config, latency_ms, yardstick_ms``): least squares within each."""
-        known = visits[(visits["yardstick_ms"] > 0) & (visits["latency_ms"] > 0)]
-        if known.empty:
+        good = visits[(visits["yardstick_ms"] > 0) & (visits["latency_ms"] > 0)]
+        if good.empty:
             return cls(float("nan"), _ELASTICITY)
-        logs = np.log(known[["yardstick_ms", "latency_ms"]])
-        kernel, latency = (logs - logs.groupby(known["config"]).transform("median")).to_numpy().T
+        logs = np.log(good[["yardstick_ms", "latency_ms"]])
+        kernel, latency = (logs - logs.groupby(good["config"]).transform("median")).to_numpy().T
         slope = (kernel @ latency + _WEIGHT * _ELASTICITY) / (kernel @ kernel + _WEIGHT)
-        return cls(float(np.percentile(known["yardstick_ms"], USUAL)), float(np.clip(slope, 0.0, 1.0)))
+        return cls(float(np.percentile(good["yardstick_ms"], USUAL)), float(np.clip(slope, 0.0, 1.0)))
 
     def at_usual_ms(self, latency_ms: pd.Series, kernel_ms: pd.Series) -> pd.Series:
         """Return what latencies are on the processor as fast as usual; as they are where the kernel's time is not known."""

@@ -86,9 +86,10 @@ def calibrate(device: str = "cpu", dtype: str = "fp32", budget_s: float = 120.0)
     if all(scores[1][name] > scores[0][name] for name in ("mape", "median")):  # it made answers worse: the base's stay
         model = base.borrowed()
         scores = [scores[0]] * 2
-    networks = calibrate_networks.calibrate(
-        model, base, *calibrate_networks.measure(model, budget_s * (1 - _OPERATORS), name, speed)
-        ) if of_cpu and dtype == "fp32" else None
+    networks = None
+    if of_cpu and dtype == "fp32":
+        measured_networks = calibrate_networks.measure(model, budget_s * (1 - _OPERATORS), name, speed)
+        networks = calibrate_networks.calibrate(model, base, *measured_networks)
     if networks and networks.worse:
         raise InputError(f"the calibration did not help: networks measured end to end err by {networks.after['mape']:.0f} % "
                          f"after it, by {networks.before['mape']:.0f} % before; nothing is saved. The machine was busy, or "

@@ -31,7 +31,7 @@ NETWORKS = ("mobilenet_v3_small", "timm:pit_ti_224", "squeezenet1_1", "timm:conv
 CASES = (("infer", 1), ("infer", 8), ("train", 8))
 _LONGEST_MS = 400.0  # of a pass: a batch that takes longer, as the model predicts, is halved
 _CASE_S, _PROCESS_S, _PASSES = 0.3, 3.0, 9  # seconds a case at least, and a process; passes of a case, warm-up included
-_CERTAIN = 0.975
+_CERTAIN = 0.975  # that networks err more, before a calibration is refused
 _NO_TIME_S = 1e-3  # 0 would be no limit
 
 
@@ -42,7 +42,7 @@ class Networks:
     rows: pd.DataFrame
     before: dict[str, float]
     after: dict[str, float]
-    worse: bool = False  # whether networks err more after than before, for certain
+    worse: bool = False  # whether networks err more after than before, see ``_worse``
 
     @property
     def count(self) -> int:

@@ -1,6 +1,6 @@
 """Many networks measured in interleaved rounds, resumable, and the table ``networks`` that they give."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -70,25 +70,41 @@ def measure(wanted: Sequence[tuple[Case, str]], device_id: str = "cpu", rounds: 
 
 
 def kernel_ms(rows: pd.DataFrame, raw: Path) -> pd.Series:
-    """Return the median time of the reference kernel beside each row of a table ``networks``, by its visits in ``raw``."""
-    taken: dict[tuple[str, str, int, str], list[float]] = {}
+    """Return the median time of the reference kernel beside each row of a table ``networks``, by its visits in ``raw``.
+
+    Of the passes that the row's latency is the median of.
+    """
+    passes: dict[tuple[str, str, int, str], list[float]] = {}
     for visit in visits_file.recorded(raw):
-        for result in visit.results:
+        for result in (one for one in visit.results if not one.reason):
             case = (result.case.network, result.case.mode, result.case.batch_size, visit.memory)
-            taken.setdefault(case, []).extend(result.kernel_ms)
+            passes.setdefault(case, []).extend(result.kernel_ms)
+    usual_ms = _usual_limit_ms([ms for several in passes.values() for ms in several])
+    medians = {case: np.median(np.array(several)[_counting(np.array(several), usual_ms)]) for case, several in passes.items()}
     cases = zip(rows["network"], rows["mode"], rows["batch_size"], rows["memory"], strict=True)
-    return pd.Series([np.median(taken.get(case) or np.nan) for case in cases], index=rows.index, dtype=float)
+    return pd.Series([medians.get(case, np.nan) for case in cases], index=rows.index, dtype=float)
 
 
-def _usual_ms(visits: Iterable[Results]) -> float:
-    """Return what the reference kernel takes at most on a processor as fast as usual, by all visits."""
-    taken = [ms for results in visits for row in results for ms in row.get("yardstick_ms", ())]
-    return SLOW * float(np.percentile(taken, USUAL)) if taken and np.isfinite(taken).all() else np.inf
+def _usual_limit_ms(kernel_ms: Sequence[float]) -> float:
+    """Return what the reference kernel takes at most on a processor as fast as usual, by its time beside all passes."""
+    return SLOW * float(np.percentile(kernel_ms, USUAL)) if len(kernel_ms) and np.isfinite(kernel_ms).all() else np.inf
+
+
+def _usual(kernel_ms: np.ndarray, usual_ms: float) -> np.ndarray:
+    """Return which passes found the processor as fast as usual; all where that is not known."""
+    return kernel_ms <= usual_ms if np.isfinite(usual_ms) else np.ones(len(kernel_ms), bool)
+
+
+def _counting(kernel_ms: np.ndarray, usual_ms: float) -> np.ndarray:
+    """Return which passes count: those on a processor as fast as usual, where there are enough of them, else all."""
+    usual = _usual(kernel_ms, usual_ms)
+    return usual if usual.sum() >= LEAST else np.ones(len(kernel_ms), bool)
 
 
 def summarise(visits: Visits, identity: dict[str, Any], device_id: str) -> pd.DataFrame:
     """Return the table ``networks`` from the visits of all rounds."""
-    usual_ms, by_case = _usual_ms(visits.values()), {}
+    usual_ms = _usual_limit_ms([ms for results in visits.values() for row in results for ms in row.get("yardstick_ms", ())])
+    by_case: dict[tuple[Case, str], Results] = {}
     for (_, _, memory), results in visits.items():
         for row in results:
             by_case.setdefault((row["case"], memory), []).append(row)
@@ -106,10 +122,10 @@ def _row(results: Results, usual_ms: float) -> dict[str, Any]:
         return {"status": "failed", "reason": results[0]["reason"], "n": 0, "verdict": statistics.VERDICTS[-1],
                 **Energy(0.0, reason=results[0]["reason"]).columns}
     samples_ms, kernel_ms = (np.concatenate([row[name] for row in good]) for name in ("samples_ms", "yardstick_ms"))
-    usual = kernel_ms <= usual_ms if np.isfinite(usual_ms) else np.ones(len(samples_ms), bool)
-    enough = usual.sum() >= LEAST
-    timing = statistics.Timing(samples_ms[usual] if enough else samples_ms)
-    findings = [] if enough else [(statistics.VERDICTS[1], "fewer than five passes on a processor as fast as usual")]
+    usual = _usual(kernel_ms, usual_ms)
+    timing = statistics.Timing(samples_ms[_counting(kernel_ms, usual_ms)])
+    few = (statistics.VERDICTS[1], "fewer than five passes on a processor as fast as usual")
+    findings = [] if usual.sum() >= LEAST else [few]
     findings += [(gpu.verdict(), gpu.words()) for gpu in (GpuUse(**row["gpu"]) for row in good if row.get("gpu"))
                  if gpu.verdict() != statistics.VERDICTS[0]]
     return {"latency_ms": timing.median_ms, "latency_iqr_ms": timing.iqr_ms, "n": timing.n, "usual_share": float(usual.mean()),

@@ -93,8 +93,8 @@ class Composed:
     def load(cls, path: Path) -> "Composed":
         """Read a file; InputError names it and what is wrong with it."""
         entry = parse(_File, csv_files.bytes_of(path), f"{path} holds no composed model, or is damaged; {RETRAIN}")
-        known = entry.device in load_devices() or (entry.device == ANY and entry.siblings)
-        if entry.device != path.stem or not known or not set(entry.siblings) <= set(load_devices()):
+        is_card = entry.device in load_devices() or (entry.device == ANY and entry.siblings)
+        if entry.device != path.stem or not is_card or not set(entry.siblings) <= set(load_devices()):
             raise InputError(f"{path} holds the model of {entry.device}, which its name or params/devices.yaml does not say; "
                              f"{RETRAIN}")
         several = {Condition(one.mode, one.precision, one.layout, one.compiled, one.torch):
