@@ -5,11 +5,15 @@ import os
 import sys
 
 from lib.cli.main import main
+from lib.work.building.deferred import defer_compiler
 
 if __name__ == "__main__":
     gc.set_threshold(1_000_000)  # importing makes many objects and no garbage
+    answers = sys.argv[1:2] in (["advise"], ["advise-op"])
+    if answers:
+        defer_compiler()
     status = main()
-    if sys.argv[1:2] == ["advise"]:  # an answer is all it leaves, and taking torch apart would take as long as importing it
+    if answers:  # an answer is all it leaves, and taking torch apart would take as long as importing it
         for stream in filter(None, (sys.stdout, sys.stderr)):
             stream.flush()
         os._exit(status)

@@ -3,7 +3,7 @@
 import csv
 import io
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from lib.errors import InputError, choices, one_line
@@ -97,3 +97,16 @@ def frame(path: Path, torn: bool = False, **options):
         return pd.read_csv(io.StringIO(read(path, torn)), index_col=False, **options)
     except (pd.errors.ParserError, pd.errors.EmptyDataError, ArithmeticError) as error:
         raise InputError(f"{path} is not a readable CSV: {one_line(error)}") from None
+
+
+def with_columns(path: Path, names: Iterable[str], advice: str, **options):
+    """Return a CSV that has these columns, without rows where there is no file; ``options`` are pandas' own.
+
+    InputError, with ``advice`` at its end, where it lacks some.
+    """
+    import pandas as pd
+
+    table = frame(path, **options) if path.is_file() else pd.DataFrame(columns=list(names))
+    if missing := sorted({*names} - {*table}):
+        raise InputError(f"{path} lacks the columns {choices(missing)}; {advice}")
+    return table

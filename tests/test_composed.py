@@ -168,7 +168,10 @@ def test_a_model_comes_back_from_its_file(composed, tmp_path, table):
     for condition in SEVERAL:
         assert answers.answer(again, table, 256, condition).predicted_ms == pytest.approx(
             answers.answer(composed, table, 256, condition).predicted_ms, rel=1e-4)
-    assert "of families left out MAPE 8.1 %, median 5.2 %" in answers.evidence(again, EAGER)
+    assert answers.answer(again, table, 256, EAGER).source == "timm"
+    corrected = replace(composed.conditions[EAGER], basis="others", scored="eager-amp_fp16-nchw-2.4.0", corrected=11)
+    again = Composed.load(replace(composed, conditions={EAGER: corrected}).save(path)).conditions[EAGER]
+    assert (again.basis, again.scored, again.corrected) == ("others", "eager-amp_fp16-nchw-2.4.0", 11)
     assert model_file.of_device("rtx-3090", tmp_path) is None
 
 
@@ -203,7 +206,9 @@ def test_training_scores_families_left_out_and_leaves_the_final_ones_alone():
     logs = [float(model.log_ms(features.terms(frame, 64.0, chip, EAGER), parts)) for frame in frames]
     captures = {(f"n{number}", 224): frame for number, frame in enumerate(frames)}
     table = table.assign(latency_ms=np.exp(logs))
-    composed = evaluation.train(table, captures, "rtx-4090", "timm", "Apache-2.0")
+    several = evaluation.cases(table, captures, "rtx-4090")
+    predicted = evaluation.left_out(several, evaluation.folds)
+    composed = evaluation.of_left_out("rtx-4090", several, predicted, "timm", "Apache-2.0")
     (fitted,) = composed.conditions.values()
     assert fitted.scores["mape"] < 3
     assert fitted.scores["families"] == 7
@@ -228,8 +233,8 @@ def test_training_needs_enough_networks():
     table = pd.DataFrame({"device": "rtx-4090", "network": ["a"], "image_size": [224], "module": "m", "batch_size": 8,
                           "latency_ms": 1.0, "mode": "infer", "precision": "amp_fp16", "layout": "nchw", "compiled": False,
                           "torch": "2.9.1"})
-    with pytest.raises(InputError, match="no condition with 50 networks"):
-        evaluation.train(table, {}, "rtx-4090", "timm", "Apache-2.0")
+    with pytest.raises(InputError, match="rtx-4090: no condition with 50 networks"):
+        evaluation.ship(table, {})
 
 
 def test_advise_answers_from_whole_networks_and_says_on_what_evidence(composed, tmp_path, monkeypatch):
@@ -242,9 +247,11 @@ def test_advise_answers_from_whole_networks_and_says_on_what_evidence(composed, 
     assert row["high_ms"] / row["predicted_ms"] == pytest.approx(np.exp(0.2))
     assert not row["out_of_range"]
     assert row["held_out_mape_pct"] == SCORES["mape"], "no scores by kind lie beside this file"
-    assert row["held_out"].startswith("all networks on rtx-4090, eager, amp_fp16, nchw, torch 2.9.1: MAPE 8.1 %, median 5.2 %")
-    gains = {change.what: change.predicted_gain for change in suggestions.suggestions(advice)}
+    assert row["held_out"].startswith("all networks on rtx-4090, infer, eager, amp_fp16, nchw, torch 2.9.1: MAPE 8.1 %, ")
+    several = {change.what: change for change in suggestions.suggestions(advice)}
+    gains = {what: change.predicted_gain for what, change in several.items()}
     assert gains["torch.compile"] > 1
+    assert several["torch.compile"].why.endswith("none were held out"), "no gains lie beside this file"
     assert gains["channels_last"] > 1
     last = advise.advise(replace(query, layout="channels_last"), ["rtx-4090"], crossovers=False).table.iloc[0]
     assert row["predicted_ms"] / last["predicted_ms"] == pytest.approx(gains["channels_last"])

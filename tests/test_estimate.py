@@ -124,7 +124,7 @@ def networks_of(count=24, noise=0.01, heaps=("kept", "default")):
     draw, rows = np.random.default_rng(0), []
     for number in range(count):
         parts = {f"{kind}_ms": draw.lognormal(2, 1) for kind in composition.KINDS}
-        parts |= {"modules": 50.0, "replayed_mb": draw.uniform(0, 300), "mapped_mb": draw.uniform(0, 300)}
+        parts |= {"replayed_mb": draw.uniform(0, 300), "mapped_mb": draw.uniform(0, 300)}
         sum_ms = sum(0.9 * FACTORS.get(kind, 1.0) * parts[f"{kind}_ms"] for kind in composition.KINDS)
         for heap in heaps:
             fresh_ms = (0.2 * parts["replayed_mb"] + 0.4 * parts["mapped_mb"]) * (heap == "default")
@@ -156,6 +156,8 @@ def test_what_few_networks_do_not_tell_stays_as_it_is():
     assert learned.efficiencies["attention"] == pytest.approx(1.0)
     assert learned.compositions["default"].rates["fresh_mb"] == pytest.approx(0.3)
     assert learned.compositions["default"].half == learned.compositions["kept"].half
+    assert {heap: one.interval_of for heap, one in learned.compositions.items()} == {"kept": "", "default": "kept"}
+    assert learned.compositions["kept"].scores and not learned.compositions["default"].scores
     with pytest.raises(InputError, match="four networks or more, not to 3"):
         fitting.fit(rows[:3])
 
@@ -188,12 +190,14 @@ def test_resident_memory_is_learned_heap_by_heap_and_scored_on_families_left_out
         for mode, batch, first in (("infer", 1, 180.0), ("infer", 8, 0.0), ("train", 8, 0.0)):
             grown = peak * batch * (1 if mode == "infer" else 4)
             rows.append({"network": f"net{number}", "family": f"family{number % 8}", "memory": "default", "mode": mode,
-                         "peak_mb": grown, "memory_mb": weights + grown, "taken_mb": 5 * grown,
+                         "peak_mb": grown, "memory_mb": weights + grown, "blocks_mb": 5 * grown, "first_use": first > 0,
                          "rss_mb": first + weights + 1.5 * grown})
     table = pd.DataFrame(rows)
     learned = resident.learned(table)
     assert set(learned) == {"default"} and learned["default"].scores["mape"] < 5
     assert learned["default"].rates["first_use"] == pytest.approx(180, rel=0.15)
+    shuffled = resident.learned(table.sample(frac=1, random_state=0))
+    assert shuffled["default"].rates["first_use"] == pytest.approx(180, rel=0.15), "by what a row says, not where it stands"
     predicted = resident.predicted(table)
     assert predicted["rss_predicted_mb"].to_numpy() == pytest.approx(table["rss_mb"].to_numpy(), rel=0.2)
     assert (predicted["rss_low_mb"] < predicted["rss_predicted_mb"]).all()
@@ -207,7 +211,7 @@ def test_resident_memory_is_learned_heap_by_heap_and_scored_on_families_left_out
 class _Flat:
     """A model that predicts 1 ms of everything, of which no networks were measured."""
 
-    efficiencies = {}
+    efficiencies, facts = {}, {"dtype": "fp32"}
 
     def predict(self, table):
         return pd.DataFrame({"predicted_ms": 1.0, "low_ms": 0.9, "high_ms": 1.1, "out_of_range": False, "origin": ""},
@@ -222,7 +226,7 @@ def test_what_was_measured_before_is_looked_up():
     table = composition.predicted_operators(item, _Flat(), known)
     assert list(table["predicted_ms"]) == [7.0, 1.0]
     assert list(table["looked_up"]) == [True, False]
-    fitted = composition.Composition({"sum_ms": 1.0, "moved_ms": 1.0, "modules": 0.0, "fresh_mb": 0.0}, 0.1, 5)
+    fitted = composition.Composition({"sum_ms": 1.0, "moved_ms": 1.0, "fresh_mb": 0.0}, 0.1, 5)
     said = composition.estimate(item, _Flat(), fitted, known)
     assert said.predicted_ms == pytest.approx(8.0)
     assert said.looked_up == pytest.approx(7 / 8)

@@ -10,11 +10,12 @@ import pytest
 from lib.config.definitions import load_devices
 from lib.errors import InputError
 from lib.predict import registry, training, transfer
-from lib.predict.evaluation import gpu_kernels, gpu_networks
+from lib.predict.evaluation import baselines, gpu_kernels, gpu_networks
 from lib.predict.operators import features, features_gpu, fitting, inputs
 from lib.predict.operators.cost_model import CostModel
 from lib.predict.operators.features_gpu import Chip
 from lib.predict.operators.fine_tuning import fine_tuned
+from lib.predict.operators.parts import Interval
 from lib.predict.operators.regressors import Boosted, Rates
 from lib.predict.operators.trees import Trees
 from lib.predict.operators.validation import shapes_of
@@ -76,8 +77,8 @@ def test_faster_cards_are_not_slower(answers, dtype):
                 one, other = vendors[fast.device], vendors[slow.device]
                 if one.peak_gflops[dtype] >= 1.2 * other.peak_gflops[dtype] and one.peak_gbps >= 1.2 * other.peak_gbps:
                     pairs += 1
-                    slow_host = fast.device == "p100-pcie-16gb" and fast.batch_size == 1
-                    allowed = 1.6 if slow_host else 1.25 if fast.bound == "launch" else 1.0
+                    slow_host = (fast.device, slow.device, fast.batch_size) == ("p100-pcie-16gb", "p4", 1)
+                    allowed = 1.45 if slow_host else 1.25 if fast.bound == "launch" else 1.0
                     wrong += [(fast, slow)] if fast.predicted_ms > allowed * slow.predicted_ms else []
     assert pairs > 50
     assert not wrong
@@ -90,7 +91,8 @@ def test_answers_say_of_whom_they_were_learned(answers):
     assert source["fp32", "a100-pcie-80gb", "vit_b_16", 64] == "zero-shot from a100-pcie-40gb", "a sibling before any GPU"
     assert source["fp32", "a100-pcie-40gb", "resnet50", 64].endswith("from a100-pcie-80gb")
     assert source["fp32", "h100-sxm", "vit_b_16", 64] == "zero-shot from any-gpu"
-    assert source["bf16", "a100-pcie-40gb", "vit_b_16", 64].startswith("zero-shot from a100-sxm-80gb")
+    assert source["bf16", "a100-pcie-80gb", "vit_b_16", 64] == "zero-shot from a100-sxm-80gb", "of whom most of the time is"
+    assert source["bf16", "a100-pcie-40gb", "vit_b_16", 64] == "zero-shot from a100-pcie-40gb fp32", "its own kernels' casts"
     assert source["bf16", "h100-sxm", "resnet50", 64].startswith("zero-shot"), "no convolution was published in 16 bits"
 
 
@@ -214,7 +216,7 @@ def test_folds_share_no_shape_and_score_every_row_once(gemms, monkeypatch):
 
     monkeypatch.setattr(fitting, "fit_regressor", noted)
     rows = pd.concat([gemms, gemms.assign(latency_ms=gemms["latency_ms"] * 1.1)], ignore_index=True)  # every shape twice
-    part = fitting.fit_part(rows, partial(inputs.frames, chip=chip), distilled=False)
+    part = fitting.fit_part(rows, partial(inputs.frames, chip=chip), form="boosted")
     *folds, everything = trained
     assert everything == set(shapes_of(rows))
     held_out = [everything - fold for fold in folds]
@@ -288,7 +290,8 @@ def test_what_was_throttled_trains_no_model_of_other_gpus():
 
 def test_published_scores_of_kernels_are_those_of_the_shipped_models():
     table = pd.read_csv(gpu_kernels.path("fp32"))
-    own = table[(table["split"] == gpu_kernels.SHAPES) & (table["learner"] == "this model")].set_index(["device", "operator"])
+    own = table[(table["split"] == gpu_kernels.SHAPES.format(5)) & (table["learner"] == "this model")]
+    own = own.set_index(["device", "operator"])
     for device in ("v100-pcie-32gb", "t4", "p4"):
         part = CostModel.load(GPU_FILES[device, "fp32"]).parts["sgemm forward"]
         both = own.loc[[(device, "GEMM"), (device, "batched GEMM")]]
@@ -299,6 +302,10 @@ def test_published_scores_of_kernels_are_those_of_the_shipped_models():
     assert set(single["device"]) == {"v100-pcie-32gb", "t4", "p100-pcie-16gb", "a100-pcie-40gb", "p4"}
     assert left_out.set_index("device")["mape"]["mean"] == pytest.approx(single["mape"].mean(), rel=1e-3)
     assert {"line", "trees", "roofline"} < set(table["learner"])
+    memory = table[(table["learner"] == "this model") & table["operator"].isin(("element-wise", "softmax", "layer norm"))]
+    memory = memory[memory["split"] == gpu_kernels.SHAPES.format(5)]
+    assert len(memory) == 15 and memory["cover"].between(85, 95).all(), "each family by its own errors"
+    assert memory["cover_one_interval"].min() < 65, "by those of all memory-bound kernels"
 
 
 def test_scores_of_kernels_stand_beside_baselines_on_the_same_rows(model, gemms):
@@ -306,10 +313,70 @@ def test_scores_of_kernels_stand_beside_baselines_on_the_same_rows(model, gemms)
     scores = gpu_kernels.own_scores(fitting.fit(rows, model.facts, model.chip, quick=True), rows)
     assert list(scores.columns) == list(gpu_kernels.COLUMNS)
     mape = scores.set_index(["split", "learner"])["mape"]
-    for split, count in ((gpu_kernels.SHAPES, 400), (gpu_kernels.LARGEST, 40)):
+    for split, count in ((gpu_kernels.SHAPES.format(3), 400), (gpu_kernels.LARGEST, 40)):
         assert set(scores[scores["split"] == split]["n"]) == {count}
         assert mape[split, "this model"] < 10 < mape[split, "roofline"]
     assert scores["cover"].notna().sum() == 1, "of the model's intervals, on folds"
+
+
+def test_baselines_of_kernels_are_those_of_all_models_on_the_folds_of_the_model(model, gemms, monkeypatch):
+    """A quick model has three folds: its baselines were trained without the same rows as it was."""
+    tested, rows = [], gemms.assign(hardware_id="published:t4")
+    monkeypatch.setitem(baselines.BASELINES, "roofline",
+                        lambda data, train, test: tested.append(sorted(test)) or 2 * data.measured[test])
+    quick = fitting.fit(rows, model.facts, model.chip, quick=True)
+    scores = gpu_kernels.own_scores(quick, rows)
+    assert scores[scores["learner"] == "roofline"]["mape"].tolist() == pytest.approx([100.0, 100.0])
+    fold = quick.parts["sgemm forward"].held_out["fold"].to_numpy()
+    assert tested[:3] == [np.flatnonzero(fold == number).tolist() for number in range(3)]
+
+
+def test_rates_are_fitted_to_all_rows_alike(gemms):
+    """How far a row's rounds disagree weighs it for trees alone."""
+    rows = gemms.drop(columns="latency_iqr_ms")
+    frames = partial(inputs.frames, chip=Chip.of(load_devices()["t4"], "fp32"))
+    assert isinstance(fitting.fit_regressor(rows, frames, form="rates"), Rates)
+
+
+@pytest.mark.parametrize("group", features_gpu.GROUPS)
+def test_every_group_of_a_gpu_has_terms_and_features_of_each_of_its_operators(group):
+    chip = Chip.of(load_devices()["t4"], "fp32")
+    for op in features_gpu.GROUPS[group]:
+        row = features.one(op, {}, 1.0, 1.0)
+        assert [len(inputs.names(group, chip)[kind]) for kind in (0, 1)] == [
+            values.shape[1] for values in inputs.arrays(row, group, chip)]
+
+
+def test_families_of_one_part_have_intervals_of_their_own(tmp_path):
+    """Softmax scatters ten times as far as additions do; layer norm has too few rows, and the interval of all."""
+    draw, chip, several = np.random.default_rng(0), Chip.of(load_devices()["t4"], "fp32"), []
+    for op, kind, count, noise in (("elementwise", "add", 400, 0.02), ("softmax", "softmax", 200, 0.2),
+                                   ("layer_norm", "layer_norm", 40, 0.02)):
+        size = pd.DataFrame({"rows": 2.0 ** draw.uniform(6, 13, count) // 1, "columns": 2.0 ** draw.uniform(6, 12, count) // 1})
+        moved = 8 * size.prod(axis=1)
+        several.append(size.assign(op=op, kind=kind, flops=moved / 8, bytes=moved, latency_iqr_ms=np.nan, latency_ms=np.exp(
+            draw.normal(0, noise, count)) * (0.01 + 2 * moved / chip.bytes_per_ms)))
+    rows = pd.concat(several, ignore_index=True)
+    part = fitting.fit_part(rows, partial(inputs.frames, chip=chip), form="boosted")
+    assert set(part.families) == {"elementwise", "softmax"}
+    of_gpus = pd.Series(np.arange(len(rows)) % 5, rows.index)
+    assert not fitting.fit_part(rows, partial(inputs.frames, chip=chip), groups=of_gpus, form="rates").families, "five groups"
+    covered = gpu_kernels._with_one_interval(rows, part.held_out).groupby(rows["op"]).apply(lambda own: pd.Series(
+        {name: rows["latency_ms"][own.index].between(own[low], own[high]).mean()
+         for name, (low, high) in gpu_kernels._INTERVALS.items()}))
+    assert covered.loc[["elementwise", "softmax"], "cover"].between(0.84, 0.96).all(), covered
+    assert covered.loc["softmax", "cover_one_interval"] < 0.8 and covered.loc["elementwise", "cover_one_interval"] > 0.94
+    saved = CostModel("t4", {}, {"memory forward": part}, chip).save(tmp_path / "m.json.gz")
+    answer = CostModel.load(saved).predict(rows.assign(**{"pass": "forward"}))
+    half = np.log(answer["high_ms"] / answer["predicted_ms"])
+    for op, own in rows.groupby("op").groups.items():
+        interval = part.families.get(op, Interval(part.edges_ms, part.halves))
+        assert half[own].to_numpy() == pytest.approx(interval.half(answer["predicted_ms"][own].to_numpy()))
+    assert half[rows["op"] == "softmax"].min() > 3 * half[rows["op"] == "elementwise"].max()
+    tuned = fine_tuned(CostModel.load(saved), rows.assign(latency_ms=2 * rows["latency_ms"], status="ok", verdict="stable", **{
+        "pass": "forward", "hardware_id": "h", "device": "d", "dtype": "fp32", "latency_type": "kernel", "cache": "warm",
+        "threads": 1}))
+    assert not tuned.parts["memory forward"].families, "its intervals are those of the rows that corrected it"
 
 
 def test_windows_are_fine_tuned_by_a_factor(model):
@@ -330,3 +397,65 @@ def test_windows_are_fine_tuned_by_a_factor(model):
     tuned = fine_tuned(gpu, rows.head(40))
     assert tuned.predict(rows)["predicted_ms"].to_numpy() == pytest.approx(3 * before)
     assert tuned.parts["sgemm forward"].correction.mean == pytest.approx(np.log(3)), "as that of the others"
+
+
+# ---------------------------------------------------------------------------------------------- convolutions in fp32
+
+
+def conv_row(batch, ins, outs, size, kernel=3, stride=1, before=0):
+    """Return a square convolution as what features are made of."""
+    out = (size + 2 * (kernel // 2) - kernel) // stride + 1
+    pixels, window = batch * out * out, kernel * kernel * ins
+    axes = {f"{what}_{axis}": value for what, value in
+            (("kernel", kernel), ("stride", stride), ("padding", kernel // 2)) for axis in "hw"}
+    sizes = {"batch": batch, "in_channels": ins, "out_channels": outs, "height": size, "width": size, "before": before, **axes}
+    return features.one("conv2d", sizes, 2.0 * pixels * window * outs,
+                        4.0 * (batch * ins * size * size + window * outs + pixels * outs))
+
+
+@pytest.mark.parametrize("sizes, block, blocks", [((5, 119, 758, 24), (1, 4, 8), 720), ((38, 893, 326, 5), (2, 4, 4), 209)])
+def test_blocks_are_those_of_the_published_grids(sizes, block, blocks):
+    """The grids of cuDNN's kernels tile148t on the V100 (120 x 3 x 2) and tile244n on the P4 (209), as NeuSight published."""
+    chip = Chip.of(load_devices()["v100-pcie-32gb"], "fp32")
+    row = conv_row(*sizes)
+    ways = features_gpu._ways(row, features_gpu._gemm(row), chip)
+    assert float(ways.blocks[block]) * chip.multiprocessors == pytest.approx(blocks)
+    assert float(ways.moved) > 0 and float(ways.best[1]) < float(ways.best[0])
+
+
+@pytest.mark.parametrize("kernel, stride", [(3, 2), (5, 1)])
+def test_winograd_takes_windows_of_3_in_steps_of_one(kernel, stride):
+    chip = Chip.of(load_devices()["v100-pcie-32gb"], "fp32")
+    row = conv_row(8, 64, 64, 56, kernel, stride)
+    ways = features_gpu._ways(row, features_gpu._gemm(row), chip)
+    assert float(ways.moved) == 0 and len({float(time) for time in ways.best}) == 1
+
+
+@pytest.fixture(scope="module")
+def late_calls():
+    """Give convolutions of known times, each call the longer the more were measured before: 0.1 ms a thousand."""
+    draw, chip, rows = np.random.default_rng(0), Chip.of(load_devices()["v100-pcie-32gb"], "fp32"), []
+    for before in range(400):
+        row = conv_row(*(int(2 ** value) for value in draw.uniform([0, 4, 4, 3], [4, 8, 8, 6])), before=before * 10)
+        times = features_gpu.terms(row, "convolution", chip)
+        rows.append({**row, "true_ms": 0.05 + 1.5 * float(times["planned_ms"]) + float(times["move_ms"])})
+    facts = {"status": "ok", "verdict": "noisy", "hardware_id": "v100", "device": "cuda:0", "dtype": "fp32", "cache": "warm",
+             "latency_type": "end_to_end", "threads": 1, "latency_iqr_ms": np.nan, "config": "x", "pass": "forward"}
+    table = pd.DataFrame(rows).assign(**facts)
+    return table.assign(latency_ms=table["true_ms"] + table["before"] / 1e4)
+
+
+def test_what_earlier_calls_cost_is_not_answered(late_calls):
+    """A question is one of a fresh process; the table's own rows are answered with what they were measured after."""
+    chip = Chip.of(load_devices()["v100-pcie-32gb"], "fp32")
+    fitted = fitting.fit(late_calls, {"dtype": "fp32"}, chip)
+    late = late_calls[late_calls["before"] > 2000]
+    fresh = fitted.predict(late.assign(before=0))["predicted_ms"] / late["true_ms"]
+    as_measured = fitted.predict(late)["predicted_ms"] / late["latency_ms"]
+    assert abs(as_measured - 1).mean() < 0.05 and abs(fresh - 1).mean() < 0.1
+    assert (late["latency_ms"] / late["true_ms"]).median() > 1.3  # as much as an answer would be off
+
+
+def test_convolutions_are_counted_in_the_order_of_the_table():
+    table = pd.DataFrame({"op": ["linear", "conv2d", "linear", "conv2d", "conv2d"]})
+    assert list(training._in_order(table)["before"]) == [0, 0, 0, 1, 2]

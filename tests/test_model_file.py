@@ -15,6 +15,7 @@ from lib.cli.main import main
 from lib.errors import InputError
 from lib.predict import model_file, registry
 from lib.predict.advise import Query, advise
+from lib.predict.networks import resident
 from lib.predict.operators.cost_model import CostModel
 from lib.work.graph import spaces
 
@@ -74,6 +75,9 @@ WRONG = [
     ("cpu", ("schema",), "4", "schema = '4'"), ("cpu", ("more",), 1, "unknown name 'more'"),
     ("cpu", (*PART, "halves"), [0.1], "1 intervals do not fit edges"),
     ("cpu", (*PART, "edges_ms"), lambda old: old[::-1], "have to grow"),
+    ("cpu", (*PART, "families"), {"bmm": {"edges_ms": [1.0], "halves": [0.1]}}, "1 intervals do not fit edges (1.0,), which"),
+    ("cpu", ("parts", CONVOLUTION, "families"), {"conv3d": {"edges_ms": [], "halves": [0.1]}},
+     "['op'] are none of its features"),
     ("cpu", (*PART, "halves"), lambda old: [-value for value in old], "greater than or equal to 0"),
     ("cpu", (*PART, "ranges", "m"), [3.0, 1.0], "the lower limit is above the upper one"),
     ("cpu", (*PART, "ranges", "weight"), [1.0, 3.0], "['weight'] are none of its features"),
@@ -174,7 +178,7 @@ def test_a_model_without_the_facts_that_predict_is_refused(contents, fact, tmp_p
 
 def test_a_composition_has_the_rates_of_its_terms(contents, tmp_path):
     content = changed(contents["cpu"], ("compositions", "infer kept", "rates"), {"sum_ms": 1.0})
-    with pytest.raises(InputError, match="a composition has other rates than sum_ms, moved_ms, modules, fresh_mb"):
+    with pytest.raises(InputError, match="a composition has other rates than sum_ms, moved_ms, fresh_mb"):
         registry.load(write(content, tmp_path / CPU.name))
 
 
@@ -182,6 +186,21 @@ def test_resident_memory_has_the_rates_of_its_terms(contents, tmp_path):
     content = changed(contents["cpu"], ("resident", "default", "rates"), {"first_use": 1.0})
     with pytest.raises(InputError, match="resident memory has other rates than first_use, weights_mb, infer_peak_mb"):
         registry.load(write(content, tmp_path / CPU.name))
+
+
+def test_rates_of_an_earlier_release_are_taken_by_todays_names(contents, tmp_path):
+    """What was always 0 is no rate any more; where it was not, the composition is of terms that there are none of."""
+    def earlier(modules):
+        content = changed(contents["cpu"], ("compositions", "infer kept", "rates", "modules"), modules)
+        rates = content["resident"]["default"]["rates"]
+        rates["taken_mb"] = rates.pop("blocks_mb")
+        return write(content, tmp_path / CPU.name)
+
+    model, today = registry.load(earlier(0.0)), registry.load(CPU)
+    assert model.compositions == today.compositions and model.resident == today.resident
+    assert set(model.resident["default"]["rates"]) == set(resident.TERMS)
+    with pytest.raises(InputError, match="other rates than sum_ms, moved_ms, fresh_mb"):
+        registry.load(earlier(0.001))
 
 
 @pytest.mark.parametrize("wrong", [0.0, -1.0, "fast"])

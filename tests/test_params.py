@@ -118,6 +118,7 @@ def test_a_checked_set_checks_again(iters, flag, lr):
 READERS = {"workloads.yaml": definitions.load_workloads, "report.yaml": definitions.load_report_plan,
            "devices.yaml": definitions.load_devices, "matrix.yaml": definitions.load_matrix,
            "networks.yaml": definitions.load_campaign, "scenarios.yaml": definitions.load_scenarios,
+           "networks_conditions.yaml": lambda path=paths.PARAMS / "networks_conditions.yaml": definitions.load_campaign(path),
            "nsight_metrics.yaml": definitions.load_metrics, "sweeps.yaml": spaces.load_sweeps,
            "layer_power.yaml": training.load_settings, "training.yaml": finetune_config.load_configs}
 

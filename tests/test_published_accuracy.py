@@ -8,7 +8,7 @@ from lib import store
 from lib.errors import InputError
 from lib.predict import network_training, registry, training
 from lib.predict.evaluation import evaluate
-from lib.predict.networks import resident, work
+from lib.predict.networks import fitting, resident, work
 from lib.studies.cost_model import findings, study
 from lib.work import networks
 
@@ -32,8 +32,11 @@ def test_the_shipped_model_learned_from_the_published_networks(published, model)
         assert one.rates == pytest.approx(model.compositions[case]["rates"], rel=1e-6)
         assert one.half == pytest.approx(model.compositions[case]["half"], rel=1e-6)
     assert {mode: pytest.approx(one.efficiencies, rel=1e-6) for mode, one in learned.items()} == model.efficiencies
-    for memory, one in resident.learned(published).items():
+    grown = resident.learned(published)
+    assert set(grown) == set(model.resident) == {"default", "kept"}
+    for memory, one in grown.items():
         assert one.rates == pytest.approx(model.resident[memory]["rates"], rel=1e-6)
+        assert one.half == pytest.approx(model.resident[memory]["half"], rel=1e-6)
 
 
 def test_an_evaluation_of_an_earlier_release_is_refused_in_a_line(published):
@@ -45,7 +48,7 @@ def test_published_resident_memory_is_predicted_by_other_families(published):
     again = resident.predicted(published)
     for column in resident.PREDICTED:
         assert again[column].to_numpy() == pytest.approx(published[column].to_numpy(), rel=1e-6)
-    rows = published[~published["tuning"] & ~published["network"].str.fullmatch(network_training.WORKLOADS)]
+    rows = published[~published["tuning"] & ~published["network"].str.fullmatch(fitting.WORKLOADS)]
     error = (rows["rss_predicted_mb"] / rows["rss_mb"] - 1).abs().mean()
     assert error < (rows["memory_mb"] / rows["rss_mb"] - 1).abs().mean() / 2, "tensors alone are no resident memory"
 

@@ -138,6 +138,21 @@ def test_restart_rescues_a_straggler():
     assert metrics.metrics(simulate(problem, a_policy("earliest-finish")))["makespan_s"] == 100  # who never restarts
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_look_at_jobs_shorter_than_a_bit_of_the_clock_is_not_past(count):
+    """At 1e9 s a job of 1 ns ends at the same instant to the last bit: the next look is a bit later."""
+    times = np.full((count, 2), 1e-9)
+    problem = Problem(Jobs.plain(count, np.full(count, 1e9)), Fleet.of({"cpu": 2, "gpu": 2}), times, times, 0.3)
+    assert simulate(problem, a_policy("hybrid")).schedule["status"].tolist() == ["done"] * count
+
+
+def test_a_look_at_what_is_nearly_overdue_is_not_past():
+    """A straggler at 1e9 s will be overdue in a seventh of a bit of the clock: it is looked at, and moved, a bit later."""
+    fleet = Fleet.of({"cpu": 1, "gpu": 1})
+    problem = Problem(Jobs.plain(1, np.array([1e9])), fleet, np.full((1, 2), 9e-8), np.ones((1, 2)), 0.3)
+    assert simulate(problem, a_policy("hybrid")).schedule["status"].tolist() == ["moved", "done"]
+
+
 def test_restarts_at_once_share_the_cores_that_are_free():
     """Two stragglers on slots that bring no cores, and cores for one of the two: no event would tell, but both are moved."""
     fleet = Fleet(**{**Fleet.of({"cpu": 2, "gpu": 2}).__dict__, "host_cores": 3.0})

@@ -310,7 +310,7 @@ def test_a_scaled_model_is_saved_and_a_forged_scaling_refused(tmp_path):
         model.save(tmp_path / "n.json.gz")
 
 
-BASE = {f"{mode} {heap}": Composition({"sum_ms": 0.9, "moved_ms": 0.9, "modules": 0.0, "fresh_mb": 0.25 * (heap == "default")},
+BASE = {f"{mode} {heap}": Composition({"sum_ms": 0.9, "moved_ms": 0.9, "fresh_mb": 0.25 * (heap == "default")},
                                       0.15 if heap == "kept" else 0.4, 16)
         for mode in ("infer", "train") for heap in ("kept", "default")}
 
@@ -321,7 +321,7 @@ def _networks(count, factor, fresh=0.25, noise=0.05, seed=0, modes=("infer", "tr
     for number in range(count):
         own = draw.normal(0, noise)
         for mode in modes:
-            terms = {"sum_ms": draw.uniform(20, 200), "moved_ms": draw.uniform(5, 50), "modules": 50.0,
+            terms = {"sum_ms": draw.uniform(20, 200), "moved_ms": draw.uniform(5, 50),
                      "fresh_mb": draw.uniform(0, 400)}
             for heap in heaps:
                 computing = factor * 0.9 * (terms["sum_ms"] + terms["moved_ms"])

@@ -5,8 +5,9 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from lib.cli.options import a_path, new_file, number, whole
-from lib.errors import InputError
+from lib.errors import InputError, choices
 
+_BUDGET_S = 120.0  # of calibrate
 Answer = TypeVar("Answer")
 
 
@@ -42,12 +43,14 @@ def _advise(options: argparse.Namespace) -> int:
     if not options.model or options.out:
         raise InputError("advise takes a network, or --questions FILE.csv and --out" if not options.model else
                          "--out is of --questions; an answer about one network is printed")
+    from lib.measure import load
     from lib.predict import advise, advise_text, suggestions
 
     query = advise.Query(options.model, options.batch_size, options.input, options.mode, options.dtype, options.layout,
                          options.compile)
-    advice = _after_a_look(options, lambda: advise.advise(query, options.device, crossovers=not options.json))
-    note = advise_text.neighbours(advice)
+    with load.LoadWatch() as watch:
+        advice = _after_a_look(options, lambda: advise.advise(query, options.device, crossovers=not options.json))
+        note = advise_text.neighbours(advice, watch.reading())
     if options.json:
         verified = suggestions.verified(advice, suggestions.suggestions(advice)) if options.verify else None
         print(json.dumps(advise_text.records(advice, verified, note), indent=1, allow_nan=False))
@@ -110,13 +113,22 @@ def _calibrate(options: argparse.Namespace) -> int:
         from lib.predict import registry
         from lib.predict.composed.cards import few_networks
 
-        name = options.device
-        device = name if name in load_devices() else registry.vendor_of(machine.device_name(machine.device(name)))
+        given = {"--dtype": options.dtype, "--budget-s": options.budget_s}
+        unused = [option for option, value in given.items() if value is not None]
+        if unused:
+            raise InputError(f"--networks measures nothing, in no element type of its own: leave out {choices(unused)}")
+        device = options.device
+        if device not in load_devices():
+            where = machine.device(device)
+            if where.type != "cuda":
+                raise InputError(f"--networks corrects the model of a GPU, which {device} is not; name one by --device: cuda:0 "
+                                 "or an id of params/devices.yaml")
+            device = registry.vendor_of(machine.device_name(where))
         print(few_networks.summary(few_networks.calibrate(device, options.networks)))
         return 0
     from lib.predict import calibrate
 
-    print(calibrate.summary(calibrate.calibrate(options.device, options.dtype, options.budget_s)))
+    print(calibrate.summary(calibrate.calibrate(options.device, options.dtype or "fp32", options.budget_s or _BUDGET_S)))
     return 0
 
 
@@ -156,6 +168,10 @@ def _models(options: argparse.Namespace) -> int:
         for scores in (evaluation.ship(table, captures), new_cards.ship(table, captures, *evaluation.SOURCE)):
             print(scores.to_string(index=False, float_format=lambda value: f"{value:.1f}"))
         print("".join(f"left out: {name}: {reason}\n" for name, reason in reasons.items()), end="")
+    elif options.train == "gains":
+        from lib.predict.gains import training as gains
+
+        print(gains.ship().to_string(index=False, float_format=lambda value: f"{value:.1f}"))
     elif options.train in ("neusight", "aiconfigurator"):
         evaluate.published(options.train, "bf16" if options.train == "aiconfigurator" else "fp32", options.quick)
     elif options.train:
@@ -191,7 +207,7 @@ def _add_advise(verbs) -> None:
     verb.add_argument("--mode", default="infer", choices=("infer", "train"))
     verb.add_argument("--dtype", default="fp32", choices=("fp32", "bf16", "fp16"))
     verb.add_argument("--layout", default="contiguous", choices=("contiguous", "channels_last"),
-                      help="how images lie in memory (channels_last: on cards whose networks were measured so)")
+                      help="how images lie in memory (channels_last: of cards and of this CPU, from networks measured so)")
     verb.add_argument("--compile", action="store_true", help="compiled by torch.compile (likewise)")
     verb.add_argument("--device", action="append", default=[],
                       help="a device, or a reference machine whose models were trained (NAME, or cpu@NAME); may be given again "
@@ -224,7 +240,7 @@ def _add_models(verbs) -> None:
                       help="cpu: from the first reference machine's data; a reference machine's name, committed or imported "
                            "from a bundle: each device that it swept; profiles: whole steps, and what loader, copy and "
                            "optimizer cost; neusight, aiconfigurator: from published data; timm: of whole networks on "
-                           "GPUs, from published throughputs; "
+                           "GPUs, from published throughputs; gains: of layouts and bf16 on a CPU, from networks that ran so; "
                            "power: of GEMMs on an H200; attention-power: of attention on a B200")
     verb.add_argument("--source", choices=("measure", "replay"), default="measure",
                       help="of --train profiles: those of this machine and imported ones (default), or the reference's, which "
@@ -242,6 +258,6 @@ def _add_calibrate(verbs) -> None:
     verb.add_argument("--networks", action="append", type=a_path, metavar="FILE",
                       help="measure nothing: correct a card's model of whole networks by ten or more that were measured on it, "
                            "benchmark-*.csv as timm writes it or a table networks.parquet; may be given again")
-    verb.add_argument("--budget-s", type=number(10, 1e6), default=120.0, help="time for measuring (default 120)")
-    verb.add_argument("--dtype", default="fp32", choices=("fp32", "bf16", "fp16"))
+    verb.add_argument("--budget-s", type=number(10, 1e6), help=f"time for measuring (default {_BUDGET_S:g})")
+    verb.add_argument("--dtype", choices=("fp32", "bf16", "fp16"), help="default: fp32")
     verb.set_defaults(call=_calibrate)

@@ -201,6 +201,7 @@ class NetworkSet(Strict):
     modes: Annotated[tuple[Literal["infer", "train"], ...], Field(min_length=1)]
     batch_sizes: Annotated[tuple[Positive, ...], Field(min_length=1)]
     dtypes: tuple[Literal["fp32", "bf16", "fp16"], ...] = ("fp32",)
+    layouts: tuple[Literal["contiguous", "channels_last"], ...] = ("contiguous",)
     memory: tuple[Literal["default", "kept"], ...] = ("default", "kept")
 
 

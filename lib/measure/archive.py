@@ -10,7 +10,7 @@ from lib import paths, store
 from lib.errors import InputError, choices
 
 NO_MACHINES = ("models", "gavel")  # other folders beside those of machines
-TRAININGS = ("cpu", "profiles", "power", "attention-power", "neusight", "aiconfigurator", "timm")  # of `models --train`
+TRAININGS = ("cpu", "gains", "profiles", "power", "attention-power", "neusight", "aiconfigurator", "timm")  # models --train
 
 
 def machines(imported: bool = False) -> dict[str, Path]:
@@ -79,6 +79,13 @@ def hardware(folder: Path) -> dict[str, Any]:
 def networks_files(folder: Path) -> list[Path]:
     """Return the tables ``networks`` of a machine, those of each of its campaigns."""
     return sorted([*folder.glob("networks/*.parquet"), *folder.glob("networks/*/networks.parquet")])
+
+
+def networks(folder: Path) -> pd.DataFrame:
+    """Return the networks of all campaigns of a machine that ran in the layout in which torch runs them by default."""
+    tables = [store.read(path, "networks") for path in networks_files(folder)]
+    rows = pd.concat(tables, ignore_index=True) if tables else store.read_all([], "networks")
+    return rows[~rows["channels_last"].astype(bool)].reset_index(drop=True)
 
 
 def folders(source: str, reference: str = "") -> list[Path]:

@@ -110,6 +110,7 @@ class Provenance(_Typed):
     invalid: dict[str, int] = {}
     rounds: int = 0
     cases: int = 0
+    bf16_instructions: list[str] = []
 
 
 def table_of(name: str) -> str:

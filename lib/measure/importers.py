@@ -173,7 +173,13 @@ def row_name(index: int) -> str:
 
 _NEUSIGHT_CONV = {"batch": "B", "in_channels": "Input_Channel", "out_channels": "Output_Channel", "kernel_h": "Kernel_Szie",
                   "height": "Input_Size", "stride_h": "Stride", "padding_h": "Padding"}
-_NEUSIGHT = ("conv", "linear", "bmm", *_ROWWISE)
+_NEUSIGHT: dict[str, tuple[set[str], Callable]] = {  # operators by NeuSight's names: whole numbers of a table, and who reads it
+    "conv": ({*_NEUSIGHT_CONV.values()}, lambda frame, *rest: _convolutions(frame, _NEUSIGHT_CONV, *rest)),
+    "linear": ({"B", "M", "N", "K"}, lambda frame, *rest: _products(frame["B"] * frame["M"], frame["N"], frame["K"],
+                                                                    frame["Latency"], *rest, "fp32")),
+    "bmm": ({"B", "M", "N", "K"}, lambda frame, *rest: _batched(frame["B"], frame["M"], frame["N"], frame["K"],
+                                                                frame["Latency"], *rest)),
+    **{op: ({"B", "H"}, lambda frame, *rest, op=op: _rowwise(op, frame, *rest)) for op in _ROWWISE}}
 _NEUSIGHT_TORCH = "p2.1.0"  # the folder of torch's release in the original
 
 
@@ -202,19 +208,9 @@ def neusight(folder: Path) -> dict[str, pd.DataFrame]:
     torch's release. In its products N is the contraction. Returns a ``sweep`` table a device. Raises InputError naming what is
     not there, and a GPU that is there twice.
     """
-    readers: dict[str, tuple[set[str], Callable]] = {
-        "conv": ({*_NEUSIGHT_CONV.values()},
-                 lambda frame, *rest: _convolutions(frame, _NEUSIGHT_CONV, *rest)),
-        "linear": ({"B", "M", "N", "K"},
-                   lambda frame, *rest: _products(frame["B"] * frame["M"], frame["N"], frame["K"], frame["Latency"], *rest,
-                                                  "fp32")),
-        "bmm": ({"B", "M", "N", "K"},
-                lambda frame, *rest: _batched(frame["B"], frame["M"], frame["N"], frame["K"], frame["Latency"], *rest)),
-        **{op: ({"B", "H"}, lambda frame, *rest, op=op: _rowwise(op, frame, *rest))
-           for op in _ROWWISE}}
     how = {"latency_type": "end_to_end", "cache": "warm"}
     tables: dict[str, list[pd.DataFrame]] = {}
-    for op, (counted, reader) in readers.items():
+    for op, (counted, reader) in _NEUSIGHT.items():
         for path in neusight_files(folder, op):
             device = _device_id(path.stem)
             table = reader(_read_csv(path, counted), device, "neusight torch-2.1 fp32 tf32-off", how)

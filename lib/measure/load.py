@@ -174,6 +174,10 @@ def free_cores(window_s: float = 0.3) -> int:
     """
     with LoadWatch() as watch:
         time.sleep(window_s)
-        reading = watch.reading()
+        return cores_left(watch.reading())
+
+
+def cores_left(reading: Load) -> int:
+    """Return how many of the cores that this run may use others left free while a CPU was watched, see ``free_cores``."""
     occupied_cores = int(reading.other_cores + reading.stolen_cores + LOUD_CORES)
     return max(1, len(own_cores()) - occupied_cores)

@@ -20,6 +20,7 @@ from lib.measure import worker
 from lib.measure.gpus.card import Card, cuda_uuid, management, number_of
 
 _INSTRUCTION_SETS = {"onednn": "ONEDNN_MAX_CPU_ISA", "aten": "ATEN_CPU_CAPABILITY", "mkl": "MKL_ENABLE_INSTRUCTIONS"}
+_BF16_INSTRUCTIONS = {"amx_bf16", "avx512_bf16"}
 _RSS_UNIT = 1 if platform.system() == "Darwin" else 1024
 
 
@@ -86,6 +87,12 @@ def _limits() -> dict[str, Any]:
             if (value := os.environ.get(name, "").strip().lower()) not in ("", "all")}
     usable, every = worker.usable_cores(), os.cpu_count() or 1
     return ({"instruction_sets": sets} if sets else {}) | ({"usable_cores": usable} if usable < every else {})
+
+
+def bf16_instructions() -> tuple[str, ...]:
+    """Return the instructions of this CPU that compute in bf16; none where libraries are limited to older ones."""
+    flags = set() if "instruction_sets" in _limits() else set(_proc_cpuinfo().get("flags", "").split())
+    return tuple(sorted(flags & _BF16_INSTRUCTIONS))
 
 
 @cache

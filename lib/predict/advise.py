@@ -1,7 +1,9 @@
 """Advice: where a network should run, how long it takes there, and what bounds it."""
 
 import math
+import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cache
@@ -15,6 +17,7 @@ from lib.predict import registry, steps, transfer_cpu
 from lib.predict.composed import answers
 from lib.predict.composed import rows as composed_rows
 from lib.predict.composed.features import Condition
+from lib.predict.gains import answers as gains
 from lib.predict.networks import memory, resident, step, work
 from lib.predict.networks.composition import Composition, Estimate
 from lib.predict.networks.step import Step
@@ -82,8 +85,11 @@ class CapturedQuery:
         network = query.network()
         self.batch_size = network.shape[0]
         self._built = cache(lambda: capture.prepared(network))
-        self._ready = cache(lambda layout: capture.prepared(network, dtypes.torch_name(query.dtype), layout, self._built()))
+        self._ready = cache(lambda channels_last: capture.prepared(network, True, self._built()) if channels_last
+                            else self._built())
         self._rows = cache(lambda: composed_rows.of_network(network, self._built()))
+        self._of_fp32 = cache(lambda: CapturedQuery(replace(query, dtype="fp32", layout="contiguous"), shipped))
+        self._usuals: dict[int, CapturedQuery] = {}
 
     def work(self, batch_size: int = 0, channels_last: bool = False, device_type: str = "cpu") -> Work:
         """Return the work at a batch size (0: the query's own), captured as it runs on a device type: cpu or cuda."""
@@ -101,7 +107,8 @@ class CapturedQuery:
         freed memory, see ``Predictor.estimate``.
         """
         network = network or self.work(device_type=predictor.device_type)
-        learned = self._of_whole_networks(predictor, network)
+        learned = self._by_gain(predictor, network, memory) if self.is_by_gain(predictor) else \
+            self._of_whole_networks(predictor, network)
         if self.query.mode == "infer":
             return learned or predictor.estimate(network, memory)
         return steps.assembled(predictor, network, steps.loading(self.query.model, network),
@@ -129,6 +136,9 @@ class CapturedQuery:
     def quote(self, predictor: Predictor, network: Work, passes: Estimate) -> quote.Quote:
         """Return the errors on held-out networks or operators that are quoted beside the answer for a device."""
         memory = "default" if self.query.mode == "infer" else "kept"
+        if self.is_by_gain(predictor):
+            of_usual = quote.quote(predictor, network, passes, None, memory)
+            return quote.Quote({}, f"in fp32 as laid out by default: {of_usual.words}; {passes.evidence}")
         return quote.quote(predictor, network, passes, self.condition(predictor) if passes.evidence else None, memory)
 
     def _of_whole_networks(self, predictor: Predictor, network: Work) -> Estimate | None:
@@ -141,11 +151,40 @@ class CapturedQuery:
             return None
         kernels = predictor.estimate(network)
         plain = (self.query.layout, self.query.compiled) == ("contiguous", False)
-        if plain and predictor.composed.conditions[condition].basis == "others" and sum(kernels.origins.values()) <= _MOST:
+        shared = predictor.composed.under(condition).conditions[condition].basis == "others"
+        if plain and shared and sum(kernels.origins.values()) <= _MOST:
             return None
         answer = answers.answer(predictor.composed, composed_rows.of_passes(self.rows), network.batch_size, condition)
         return replace(kernels, predicted_ms=answer.predicted_ms, low_ms=answer.low_ms,
-                       high_ms=answer.high_ms, outside=float(answer.outside), origins=answer.origins, evidence=answer.evidence)
+                       high_ms=answer.high_ms, outside=float(answer.outside), origins=answer.origins, evidence=answer.source)
+
+    def is_by_gain(self, predictor: Predictor) -> bool:
+        """Return whether this machine's CPU answers by what the query's element type or layout gains over the usual ones."""
+        usual = (self.query.dtype, self.query.layout) == ("fp32", "contiguous")
+        of_fp32 = predictor.device == "cpu" and predictor.model.facts["dtype"] == "fp32"
+        return of_fp32 and not usual and not self.query.compiled
+
+    def usual(self) -> "CapturedQuery":
+        """Return the query in fp32, of the same batch; its work is laid out by default."""
+        if self.query.dtype == "fp32":
+            return self
+        if self.batch_size not in self._usuals:
+            self._usuals[self.batch_size] = self._of_fp32().under(batch_size=self.batch_size)
+        return self._usuals[self.batch_size]
+
+    def gain(self, predictor: Predictor, dtype: str, layout: str) -> gains.Answer:
+        """Return what an element type and layout gain over the usual ones on this machine's CPU, see ``gains.answer``."""
+        return gains.answer(self.usual().work(), predictor.model, dtype, layout)
+
+    def _by_gain(self, predictor: Predictor, network: Work, memory: str) -> Estimate:
+        """Predict passes of a CPU from those in fp32 as they are laid out by default, and what the query's way gains."""
+        usual = self.usual().scaled(network.batch_size)
+        base = predictor.estimate(usual, memory) if self.query.mode == "infer" else steps.passes_in_a_loop(predictor, usual)
+        answer = gains.answer(usual, predictor.model, self.query.dtype, self.query.layout)
+        predicted_ms, of_gain = base.predicted_ms / answer.gain, math.log(answer.high / answer.gain)
+        below, above = (math.exp(math.hypot(math.log(end / base.predicted_ms), of_gain)) for end in (base.low_ms, base.high_ms))
+        return replace(base, predicted_ms=predicted_ms, low_ms=predicted_ms / below, high_ms=predicted_ms * above,
+                       evidence=answer.evidence)
 
     def scaled(self, batch_size: int, device_type: str = "cpu") -> Work:
         """Return the work at another batch size, on the line through two that were captured: every size is linear in it.
@@ -158,10 +197,17 @@ class CapturedQuery:
             self._scaled[batch_size, device_type] = self._on_the_line(batch_size, device_type)
         return self._scaled[batch_size, device_type]
 
+    def look_ahead(self, batch_sizes: Sequence[int]) -> None:
+        """Get the work of a CPU at several batch sizes side by side: each waits for a process that repeats its allocations."""
+        *others, last = batch_sizes
+        self.scaled(last, "cpu")  # captures what the others are scaled from
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            list(pool.map(lambda batch_size: self.scaled(batch_size, "cpu"), others))
+
     def _on_the_line(self, batch_size: int, device_type: str) -> Work:
-        if batch_size == self.batch_size:
-            return self.work(device_type=device_type)
         one = max(_BATCH, self.batch_size)
+        if batch_size in (self.batch_size, one, 2 * one):
+            return self.work(batch_size, device_type=device_type)
         first, other = (self.work(size, device_type=device_type) for size in (one, 2 * one))
         if list(first.table["op"]) != list(other.table["op"]):
             return self.work(batch_size, device_type=device_type)
@@ -187,13 +233,26 @@ def advise(query: Query, devices: Sequence[str] = (), crossovers: bool = True) -
     Raises InputError for a network that cannot be built or captured, and for a device without a model (they are listed).
     """
     captured = CapturedQuery(query)
-    predictors = able(captured, registry.for_devices(devices, query.dtype), bool(devices))
+    predictors = able(captured, for_networks(devices, query.dtype), bool(devices))
     table = predictions(captured, predictors)
     best = _best(table)
     rivals = ["cpu", *[name for name in table["device"] if name != "cpu"]][:_RIVALS]
     compared = [predictor for predictor in predictors if predictor.device in rivals]
     changes = _crossovers(captured, compared) if crossovers and len(compared) > 1 else ()
     return Advice(captured, table, best, _reason(table, best), changes, tuple(predictors))
+
+
+def for_networks(devices: Sequence[str], dtype: str, **how: Any) -> list[Predictor]:
+    """Return the devices that networks can be predicted on in an element type, see ``registry.for_devices``.
+
+    This machine's CPU without a model of it answers by its fp32 model, where networks tell what the element type gains.
+    """
+    repeated = len(set(devices)) < len(devices)
+    if repeated or (devices and "cpu" not in devices) or registry.has_cpu(dtype) or not gains.serves(dtype):
+        return registry.for_devices(devices, dtype, **how)
+    (cpu,) = registry.for_devices(["cpu"], "fp32", **how)
+    others = [device for device in devices if device != "cpu"]
+    return [replace(cpu, dtype=dtype), *(registry.for_devices(others, dtype, **how) if others or not devices else ())]
 
 
 def able(captured: CapturedQuery, predictors: Sequence[Predictor], named: bool) -> list[Predictor]:
@@ -206,7 +265,7 @@ def able(captured: CapturedQuery, predictors: Sequence[Predictor], named: bool) 
         raise InputError(f"no layout {query.layout!r}; there are: {choices(answers.LAYOUTS)}")
     if (query.layout, query.compiled) == ("contiguous", False):
         return list(predictors)
-    able = [one for one in predictors if captured.condition(one)]
+    able = [one for one in predictors if captured.condition(one) or captured.is_by_gain(one)]
     if not able or (named and len(able) < len(predictors)):
         unable = choices(one.device for one in predictors if one not in able)
         how = " ".join([query.layout, *["compiled"] * query.compiled, query.dtype, query.mode])
@@ -231,12 +290,12 @@ def row(predictor: Predictor, captured: CapturedQuery, network: Work) -> dict[st
     estimate = passes_of(answer)
     rate = network.batch_size / answer.predicted_ms * 1e3
     memory_mb = memory_of(answer, network)
-    resident_mb = resident_of(predictor, answer, network)
+    resident_mb, by_gain = resident_of(predictor, answer, network), captured.is_by_gain(predictor)
     price = predictor.price_per_hour / rate * 1e6 / 3600 if predictor.price_per_hour else math.nan
     return {"device": predictor.device, "source": source_of(predictor, estimate), "predicted_ms": answer.predicted_ms,
             "low_ms": answer.low_ms, "high_ms": answer.high_ms, "images_per_sec": rate, "memory_mb": memory_mb,
-            "bound": _bound(predictor, network, answer),
-            "below_roof": estimate.predicted_ms / predictor.roof_ms(network),
+            "bound": _bound(predictor, captured.usual().scaled(network.batch_size) if by_gain else network, answer),
+            "below_roof": math.nan if by_gain else estimate.predicted_ms / predictor.roof_ms(network),
             "out_of_range": bool(estimate.outside > _SHARE or predictor.origin),
             "fits": bool(max(memory_mb, resident_mb.get("rss_mb", 0.0)) < predictor.memory_mb),
             "measured_ms": _measured(predictor, captured, network.batch_size), "dtype": captured.query.dtype,
@@ -295,10 +354,11 @@ def _measured(predictor: Predictor, captured: CapturedQuery, batch_size: int) ->
     if query.mode == "train":
         return steps.measured_step_ms(predictor, query.model, batch_size, captured.shipped)
     table = predictor.measured_networks
-    if table is None:
+    if table is None or query.compiled:
         return math.nan
     same = table[(table["network"] == query.model) & (table["mode"] == query.mode) & (table["batch_size"] == batch_size)
                  & (table["dtype"] == query.dtype) & (table["input_shape"].fillna("") == query.input_shape)
+                 & (table["channels_last"] == (query.layout == "channels_last"))
                  & (table["status"] == "ok") & (table["memory"] == "default")]
     return float(same["latency_ms"].iloc[-1]) if len(same) else math.nan
 
@@ -327,6 +387,8 @@ def _reason(table: pd.DataFrame, best: str) -> str:
 def _crossovers(captured: CapturedQuery, predictors: Sequence[Predictor]) -> tuple[str, ...]:
     """Say at which batch sizes another device becomes the fastest."""
     changes, last = [], ""
+    if any(predictor.device_type == "cpu" for predictor in predictors):
+        captured.look_ahead(BATCHES)
     for batch in BATCHES:
         works = [(predictor, captured.scaled(batch, predictor.device_type)) for predictor in predictors]
         answers = [(captured.predicted(predictor, network), network, predictor) for predictor, network in works]

@@ -66,6 +66,8 @@ def _notes(advice: Advice) -> list[str]:
              ] if unknown else []
     if uncounted := list(dict.fromkeys(name for one in works for name in one.uncounted)):
         lines.append(f"FLOPs not known: {choices(uncounted)}; one is counted for each element, which is the least")
+    if branches := list(dict.fromkeys(place for one in works for place in one.branches)):
+        lines.append(f"its control flow depends on values ({choices(branches)}): the branch of random inputs was taken")
     lines += [f"{row.device}: resident memory of a fresh process, beyond Python and torch: {row.rss_mb:,.0f} MB "
               f"({row.rss_low_mb:,.0f} to {row.rss_high_mb:,.0f})" for row in advice.table.itertuples() if row.rss_mb > 0]
     if len(gpus) and advice.captured.query.dtype == "fp32":
@@ -104,11 +106,14 @@ def answer(**query) -> tuple[pd.DataFrame, str]:
     return table(advice), f"{heading(advice)}. {advice.reason}."
 
 
-def neighbours(advice: Advice) -> str:
-    """Say what the CPU's times assume, and what to expect of them while others hold cores now; empty without a CPU."""
+def neighbours(advice: Advice, reading: load.Load | None = None) -> str:
+    """Say what the CPU's times assume, and what to expect of them while others hold cores now; empty without a CPU.
+
+    ``reading`` tells what others did lately; without one they are watched for a moment.
+    """
     if "cpu" not in set(advice.table["device"]):
         return ""
-    threads, free = torch.get_num_threads(), load.free_cores()
+    threads, free = torch.get_num_threads(), load.cores_left(reading) if reading else load.free_cores()
     text = f"cpu: the time is that of an idle machine with {threads} thread{'s' * (threads > 1)}"
     if free >= threads:
         return text

@@ -12,13 +12,14 @@ from lib.errors import InputError
 from lib.measure import machine
 from lib.measure.operators import aggregate, sweep
 from lib.measure.reference_kernel import ProcessorSpeed
+from lib.measure.statistics import VERDICTS
 from lib.predict import calibrate_networks, registry, transfer_cpu
 from lib.predict.calibrate_networks import Networks
 from lib.predict.networks.calibration import LEAST_NETWORKS
 from lib.predict.operators import inputs
 from lib.predict.operators.cost_model import CostModel
 from lib.predict.operators.fine_tuning import farthest_first, fine_tuned
-from lib.predict.operators.validation import score
+from lib.predict.operators.validation import score, worse
 from lib.predict.transfer_cpu import CALIBRATED, CPU
 from lib.work.graph import spaces
 from lib.work.graph.spaces import Config
@@ -83,7 +84,7 @@ def calibrate(device: str = "cpu", dtype: str = "fp32", budget_s: float = 120.0)
     model = fine_tuned(base, training)
     measured = held_out["latency_ms"].to_numpy()
     scores = [score(measured, one.predict(held_out)["predicted_ms"].to_numpy()) for one in (base, model)]
-    if all(scores[1][name] > scores[0][name] for name in ("mape", "median")):  # it made answers worse: the base's stay
+    if worse(*scores):  # it made answers worse: the base's stay
         model = base.borrowed()
         scores = [scores[0]] * 2
     networks = None
@@ -121,7 +122,7 @@ def _points(device: str, base: CostModel, dtype: str, budget_s: float, name: str
     table, speed = swept.table, ProcessorSpeed.of(swept.visits)
     kernel_ms = table["config"].map(swept.visits.groupby("config")["yardstick_ms"].median()).astype(float)
     table = table.assign(latency_ms=speed.at_usual_ms(table["latency_ms"], kernel_ms))
-    usable = table[(table["status"] == "ok") & (table["verdict"] != "unusable")]
+    usable = table[(table["status"] == "ok") & (table["verdict"] != VERDICTS[-1])]
     held_out = usable[usable["config"].isin({_as(configs[row], base).key for row in validating})]
     training = usable.drop(index=held_out.index)
     if len(training) < _LEAST or len(held_out) < 2:

@@ -10,13 +10,14 @@ from torch import nn
 from lib import paths
 from lib.measure.budget import Budget
 from lib.measure.networks import campaign
+from lib.measure.networks.allocator import HEAPS
 from lib.measure.networks.case import Case
 from lib.measure.reference_kernel import ProcessorSpeed
 from lib.measure.statistics import VERDICTS
 from lib.predict import network_training
 from lib.predict.network_training import Works
 from lib.predict.networks import calibration, work
-from lib.predict.networks.calibration import HEAPS, LEAST_NETWORKS
+from lib.predict.networks.calibration import LEAST_NETWORKS
 from lib.predict.networks.composition import Composition
 from lib.predict.networks.work import Work
 from lib.predict.operators.cost_model import CostModel

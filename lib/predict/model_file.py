@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import AfterValidator, Base64Bytes, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, Base64Bytes, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from lib import files
 from lib.config.base import parse
@@ -22,6 +22,8 @@ from lib.errors import InputError, one_line
 SCHEMA = 4
 RETRAIN = ("train it again with: python -m lib models --train cpu, neusight, aiconfigurator or power; a calibrated one with: "
             "python -m lib calibrate")
+_RENAMED = {"taken_mb": "blocks_mb"}  # rates of earlier releases, by other names
+_DELETED = ("modules",)  # and those that were always 0
 _MOST_BYTES = 64_000_000  # uncompressed; the largest that ships holds 2 million
 
 
@@ -180,26 +182,37 @@ class Scaling(Entry):
     gbps: Positive
 
 
-class Part(Entry):
+class Interval(Entry):
+    """Half intervals in log time, by bin of the predicted time."""
+
+    edges_ms: tuple[float, ...]
+    halves: tuple[NotNegative, ...]
+
+    @model_validator(mode="after")
+    def _binned(self) -> "Interval":
+        require(len(self.halves) == len(self.edges_ms) + 1 and list(self.edges_ms) == sorted(self.edges_ms),
+                 f"{len(self.halves)} intervals do not fit edges {self.edges_ms}, which have to grow")
+        return self
+
+
+class Part(Interval):
     """The regressor of one group and pass, where it holds, and how wrong it was."""
 
     regressor: Annotated[Rates | Boosted | Student, Field(discriminator="form")]
     features: Names
     ranges: dict[str, Limits]
     kinds: tuple[tuple[str, str, str], ...]
-    edges_ms: tuple[float, ...]
-    halves: tuple[NotNegative, ...]
     rows: Count
     scores: dict[str, float]
     origin: str
     correction: Correction | None
     scaling: Scaling | None = None  # only of parts that were trained on another CPU
+    families: dict[str, Interval] = {}  # only where there are several of many rows each
 
     @model_validator(mode="after")
     def _coherent(self) -> "Part":
-        require(len(self.halves) == len(self.edges_ms) + 1 and list(self.edges_ms) == sorted(self.edges_ms),
-                 f"{len(self.halves)} intervals do not fit edges {self.edges_ms}, which have to grow")
-        used = {*self.regressor.names, *self.ranges, *(self.correction.names if self.correction else ())}
+        used = {*self.regressor.names, *self.ranges, *(self.correction.names if self.correction else ()),
+                *(["op"] if self.families else [])}
         require(used <= set(self.features), f"{sorted(used - set(self.features))[:3]} are none of its features")
         require(set(getattr(self.regressor, "known", ())) <= set(self.regressor.names), "known values of no feature")
         return self
@@ -212,6 +225,13 @@ class Composition(Entry):
     half: NotNegative
     networks: Annotated[int, Field(ge=1)]
     scores: dict[str, float]
+    interval_of: Literal["", "default", "kept"] = ""
+
+    @field_validator("rates")
+    @classmethod
+    def _of_today(cls, rates: dict[str, float]) -> dict[str, float]:
+        """Take the rates of an earlier release for those of today."""
+        return {_RENAMED.get(name, name): rate for name, rate in rates.items() if rate or name not in _DELETED}
 
 
 class Chip(Entry):

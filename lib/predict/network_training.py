@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pandas as pd
 
-from lib import store
 from lib.measure import archive
+from lib.measure.statistics import VERDICTS
 from lib.predict.networks import composition, fitting, kinds, resident, work
 from lib.predict.networks.composition import PARTS, TERMS, Composition
-from lib.predict.networks.fitting import LEAST_NETWORKS, Learned
+from lib.predict.networks.fitting import LEAST_NETWORKS, WORKLOADS, Learned
 from lib.predict.networks.work import Work
 from lib.predict.operators.cost_model import CostModel
 from lib.predict.registry import Predictor
@@ -25,17 +25,14 @@ from lib.work import dtypes, networks
 TUNING = ("convnext_tiny", "densenet121", "efficientnet_b0", "googlenet", "mnasnet0_5", "mnasnet0_75", "mobilenet_v3_small",
           "regnet_x_3_2gf", "regnet_y_400mf", "resnet18", "shufflenet_v2_x0_5", "squeezenet1_1", "swin_t", "vgg11", "vgg19_bn",
           "vit_b_16")
-WORKLOADS = r"W\d+"  # networks that are workloads of this project, by their ids
-_PARTS = [*PARTS, "outside", "looked_up", "memory_mb", "peak_mb", "taken_mb"]
+_PARTS = [*PARTS, "outside", "looked_up", "memory_mb", "peak_mb", "blocks_mb"]
 _COMPOSED = ("predicted_ms", "low_ms", "high_ms", "shipped_ms")
 Works = Mapping[tuple[str, str, int], Work]
 
 
 def measured_networks(folder: Path, target: Target = CPU) -> pd.DataFrame:
     """Return the networks that were measured end to end on a device of a reference machine; the last of each case counts."""
-    tables = [store.read(path, "networks") for path in archive.networks_files(folder)]
-    joined = pd.concat(tables, ignore_index=True) if tables else store.read_all([], "networks")
-    own = target.of_device(joined)
+    own = target.of_device(archive.networks(folder))
     own = own[~own["network"].astype(str).str.contains(":", regex=False)]  # a user's own class is not here, or is another one
     return own.drop_duplicates(["network", "mode", "batch_size", "memory", "input_shape"], keep="last", ignore_index=True)
 
@@ -52,8 +49,9 @@ def works(cases: pd.DataFrame, target: Target = CPU) -> dict[tuple[str, str, int
 def terms(model: CostModel, table: pd.DataFrame, items: Works) -> pd.DataFrame:
     """Return networks that were measured end to end (a table ``networks``) with what the model predicts of their operators.
 
-    Columns beside those of ``networks``: ``family, tuning``, PARTS, TERMS by the model's efficiencies, ``outside, looked_up,
-    memory_mb, peak_mb, taken_mb``.
+    Columns beside those of ``networks``: ``family, tuning``, ``kind`` (``kinds.of_work``), ``first_use``, whether it is what
+    its process measured first, in the order of the table, PARTS, TERMS by the model's efficiencies, ``outside, looked_up,
+    memory_mb, peak_mb, blocks_mb``.
     """
     measured, rows = Predictor(model.device, model.facts["dtype"], model).measured_times(), {}
     for key, item in items.items():
@@ -61,16 +59,21 @@ def terms(model: CostModel, table: pd.DataFrame, items: Works) -> pd.DataFrame:
         rows[key] = {**composition.parts_of(item, operators), **composition.time_shares(operators), **resident.parts_of(item)}
     keys = zip(table["network"], table["mode"], table["batch_size"].astype(int), strict=True)
     columns = pd.DataFrame([rows[key] for key in keys], index=table.index, columns=_PARTS)
-    named = table.assign(family=table["network"].map(networks.family), tuning=table["network"].isin(TUNING), **columns)
+    named = table.assign(family=table["network"].map(networks.family), tuning=table["network"].isin(TUNING),
+                         kind=table["network"].map(_kinds(items)),
+                         first_use=~table.duplicated(["network", "memory"]), **columns)
     return with_terms(named, model.efficiencies)
 
 
+def _kinds(items: Works) -> dict[str, str]:
+    """Return the kind of each network: of its inference, where that was captured."""
+    inference_last = sorted(items.items(), key=lambda item: item[0][1] == "infer")
+    return {name: kinds.of_work(item.table) for (name, _, _), item in inference_last}
+
+
 def kinds_of(table: pd.DataFrame) -> pd.DataFrame:
-    """Return ``network, kind`` of each network of a table ``networks``, see ``kinds.of_work``."""
-    distinct = table.drop_duplicates("network").sort_values("network")
-    several = works(distinct.assign(mode="infer"))
-    rows = [{"network": name, "kind": kinds.of_work(item.table)} for (name, _, _), item in several.items()]
-    return pd.DataFrame(rows, columns=["network", "kind"])
+    """Return ``network, kind`` of each network of a table of ``terms``."""
+    return table[["network", "kind"]].drop_duplicates("network").sort_values("network", ignore_index=True)
 
 
 def with_terms(table: pd.DataFrame, efficiencies: Mapping[str, Mapping[str, float]]) -> pd.DataFrame:
@@ -84,7 +87,7 @@ def learned(table: pd.DataFrame, without: str = "") -> dict[str, Learned]:
 
     ``without`` names a family of networks that is left out. Modes of fewer than LEAST_NETWORKS networks have none.
     """
-    good = table[(table["status"] == "ok") & (table["verdict"] != "unusable") & (table["family"] != without)]
+    good = table[(table["status"] == "ok") & (table["verdict"] != VERDICTS[-1]) & (table["family"] != without)]
     good = good[~good["network"].str.fullmatch(WORKLOADS)]
     return {mode: fitting.fit(rows) for mode, rows in good.groupby("mode") if rows["network"].nunique() >= LEAST_NETWORKS}
 

@@ -322,6 +322,11 @@ def _gpu(vendor: VendorDevice, dtype: str, files: transfer.Files, reader: Callab
     return Predictor(vendor.id, dtype, model, "", vendor.memory_mb, vendor.price_per_hour) if model else None
 
 
+def has_cpu(dtype: str) -> bool:
+    """Return whether a model of an element type answers for this machine's CPU."""
+    return bool(_own_cpus(dtype, model_files()) or reference_cpus(dtype))
+
+
 def _predictor(device: str, dtype: str, files: transfer.Files, vendors: Mapping[str, VendorDevice],
                reader: Callable[[Path], CostModel]) -> Predictor | None:
     gpu = vendors.get(device)

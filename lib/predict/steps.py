@@ -17,6 +17,7 @@ from lib import paths
 from lib.config import definitions
 from lib.errors import InputError
 from lib.measure import archive
+from lib.measure.statistics import VERDICTS
 from lib.predict import registry
 from lib.predict.networks import composition, step
 from lib.predict.networks.composition import SUM, Estimate
@@ -220,7 +221,7 @@ def plain(runs: pd.DataFrame) -> pd.DataFrame:
     """
     models = {name: workload.model for name, workload in definitions.workloads().items()}
     same = np.logical_and.reduce([runs[name] == value for name, value in _PLAIN.items()])
-    return runs[same & (runs["workload_id"].map(models) == runs["arch"]) & (runs["verdict"] != "unusable")]
+    return runs[same & (runs["workload_id"].map(models) == runs["arch"]) & (runs["verdict"] != VERDICTS[-1])]
 
 
 def measured_ms(runs: pd.DataFrame) -> dict[tuple[str, int], float]:

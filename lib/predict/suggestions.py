@@ -59,7 +59,9 @@ def changes(captured: CapturedQuery, predictor: Predictor) -> list[Change]:
     if any(one.is_picture for one in captured.query.network().batch) and captured.query.layout == "contiguous":
         usual = Change("channels_last", math.nan, "not predicted: its operators were not swept in this layout",
                        {"channels_last": True})
-        several.append(_learned(captured, predictor, usual, layout="channels_last"))
+        of_cpu = predictor.device == "cpu"
+        several.append(_on_cpu(captured, predictor, usual, captured.query.dtype, "channels_last") if of_cpu else
+                       _learned(captured, predictor, usual, layout="channels_last"))
     return several + ([_half_precision(captured, predictor, base)] if captured.query.dtype == "fp32" else [])
 
 
@@ -70,6 +72,19 @@ def _learned(captured: CapturedQuery, predictor: Predictor, change: Change, **ho
     before = {name: getattr(captured.query, name) for name in ("dtype", "mode", "layout", "compiled")}
     gain = answers.gain(predictor.composed, captured.rows, captured.batch_size, before, {**before, **how})
     return replace(change, predicted_gain=gain[0], why=gain[1]) if gain else change
+
+
+def _on_cpu(captured: CapturedQuery, predictor: Predictor, change: Change, dtype: str, layout: str) -> Change:
+    """Return a change of this machine's CPU with the gain that networks tell which ran both ways, or why there is none."""
+    if predictor.model.facts["dtype"] != "fp32":
+        return change  # gains are over fp32
+    try:
+        answer = captured.gain(predictor, dtype, layout)
+        query, changed = captured.query, captured.is_by_gain(predictor)
+        before = captured.gain(predictor, query.dtype, query.layout).gain if changed else 1.0
+    except InputError as error:
+        return replace(change, why=f"not predicted: {error}")
+    return replace(change, predicted_gain=answer.gain / before, why=answer.evidence)
 
 
 def _retained_memory(captured: CapturedQuery, predictor: Predictor, base: Estimate | Step) -> Iterable[Change]:
@@ -95,6 +110,9 @@ def _larger_batches(captured: CapturedQuery, predictor: Predictor, base: Estimat
 
 
 def _half_precision(captured: CapturedQuery, predictor: Predictor, base: Estimate | Step) -> Change:
+    if predictor.device == "cpu" and not registry.has_cpu("bf16"):
+        change = Change("bf16 (autocast)", math.nan, "", {"dtype": "bf16"})
+        return _on_cpu(captured, predictor, change, "bf16", captured.query.layout)
     try:
         (other,) = registry.for_devices([predictor.device], "bf16", captured.shipped)
     except InputError as error:
@@ -118,7 +136,8 @@ def verified(advice: Advice, several: Iterable[Change], device: str = "cpu",
     if device not in devices:
         raise InputError(f"what is measured here is {device}, and the query was about {choices(devices)}: add {device}")
     query = advice.captured.query
-    base = Case(query.model, query.mode, advice.captured.batch_size, query.input_shape, query.dtype)
+    base = Case(query.model, query.mode, advice.captured.batch_size, query.input_shape, query.dtype,
+                query.layout == "channels_last", query.compiled)
     base_ms = _median_ms(base, device, budget_s)
     if isinstance(base_ms, str):
         raise InputError(f"{query.model} cannot be measured on {device}: {base_ms}")

@@ -74,7 +74,7 @@ def _rates(donor: CostModel, vendor: VendorDevice, dtype: str, launch_ms: float)
     costs = {name: cost[name] if name.endswith(("_rows", "_blocks")) else 0.0 for name in cost} | {"call": launch_ms}
     costs |= {f"{name}_ms": max(_rate(cost, name), 1.0) for name in MOVING}
     return replace(part, regressor=Rates(list(costs), np.array(list(costs.values()))), features=[], ranges={}, edges_ms=[],
-                   halves=[max(part.halves)])
+                   halves=[max(part.halves)], families={})
 
 
 def _window(memory: Part) -> Part:

@@ -36,8 +36,9 @@ def cases(plan: Campaign, some: Sequence[str] = ()) -> list[tuple[Case, str]]:
     for name in known:
         if not networks.is_users(name):
             networks.network(name)
-    several = [(Case(network, mode, batch, dtype=dtype), memory) for part in plan.sets for memory in part.memory
-               for network in part.networks for mode in part.modes for batch in part.batch_sizes for dtype in part.dtypes]
+    several = [(Case(network, mode, batch, dtype=dtype, channels_last=layout == "channels_last"), memory) for part in plan.sets
+               for memory in part.memory for network in part.networks for mode in part.modes for batch in part.batch_sizes
+               for dtype in part.dtypes for layout in part.layouts]
     return [pair for pair in dict.fromkeys(several) if not some or pair[0].network in some]
 
 
@@ -74,14 +75,15 @@ def kernel_ms(rows: pd.DataFrame, raw: Path) -> pd.Series:
 
     Of the passes that the row's latency is the median of.
     """
-    passes: dict[tuple[str, str, int, str], list[float]] = {}
+    passes: dict[tuple, list[float]] = {}
     for visit in visits_file.recorded(raw):
         for result in (one for one in visit.results if not one.reason):
-            case = (result.case.network, result.case.mode, result.case.batch_size, visit.memory)
+            one = result.case
+            case = (one.network, one.mode, one.batch_size, one.dtype, one.channels_last, visit.memory)
             passes.setdefault(case, []).extend(result.kernel_ms)
     usual_ms = _usual_limit_ms([ms for several in passes.values() for ms in several])
     medians = {case: np.median(np.array(several)[_counting(np.array(several), usual_ms)]) for case, several in passes.items()}
-    cases = zip(rows["network"], rows["mode"], rows["batch_size"], rows["memory"], strict=True)
+    cases = rows[["network", "mode", "batch_size", "dtype", "channels_last", "memory"]].itertuples(index=False, name=None)
     return pd.Series([medians.get(case, np.nan) for case in cases], index=rows.index, dtype=float)
 
 

@@ -129,7 +129,8 @@ def _measure(cases: Sequence[Case], device_id: str, budget_s: float) -> tuple[li
                 results.append({"case": case, "reason": str(error)})
             gc.collect()
             allocator.trim()
-    return results, {**machine.identity(), "threads": torch.get_num_threads(), "tf32": machine.tf32(device)}
+    return results, {**machine.identity(), "threads": torch.get_num_threads(), "tf32": machine.tf32(device),
+                     "bf16_instructions": machine.bf16_instructions()}
 
 
 def in_a_process(cases: Sequence[Case], device_id: str = "cpu", budget_s: float = 1.0,

@@ -5,6 +5,7 @@ from pathlib import Path
 import pandas as pd
 
 from lib import files
+from lib.measure.statistics import VERDICTS
 from lib.work import dtypes
 
 ORIGINAL = ("Batch size", "In Channels", "Out Channels", "Kernel Size", "Stride", "Width", "Height", "Flops", "Latency",
@@ -30,7 +31,7 @@ def representable(rows: pd.DataFrame) -> pd.Series:
     half = rows["kernel_h"] // 2
     same = {"pass": "forward", "cache": "warm", "kernel_w": rows["kernel_h"], "stride_w": rows["stride_h"], "padding_h": half,
             "padding_w": half, "dilation_h": 1, "dilation_w": 1, "groups": 1, "bias": 0, "layout": "contiguous"}
-    fits = rows["verdict"] != "unusable"
+    fits = rows["verdict"] != VERDICTS[-1]
     for name, value in same.items():
         fits &= rows[name] == value
     return fits

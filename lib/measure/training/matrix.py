@@ -19,6 +19,7 @@ from lib.errors import InputError, choices, one_line
 from lib.measure import machine
 from lib.measure.archive import runs
 from lib.measure.budget import Budget
+from lib.measure.statistics import VERDICTS
 from lib.measure.training.summary import CONFIGURATION
 from lib.measure.worker import WorkerLostError, call
 
@@ -89,7 +90,7 @@ def cells(matrix: Matrix, device: str = "auto", wanted: Sequence[str] = (),
 def repeats_done(chosen: list[Cell]) -> dict[str, int]:
     """Return how many usable runs each cell has on this machine under its label."""
     table, here = runs("measure"), machine.ids()["hardware_id"]
-    usable = table[(table["hardware_id"] == here) & (table["verdict"] != "unusable")]
+    usable = table[(table["hardware_id"] == here) & (table["verdict"] != VERDICTS[-1])]
     counts = usable["label"].value_counts()
     return {cell.label: int(counts.get(cell.label, 0)) for cell in chosen}
 
@@ -112,7 +113,7 @@ def _outcome(cell: Cell, repeat: int, measure: Measure) -> dict[str, Any]:
            "reason": "", "run_id": "", "images_per_sec": np.nan, "hardware_id": machine.ids()["hardware_id"]}
     try:
         run = measure(cell.params, cell.workload)
-        why = f"unusable, so it does not count: {run['reason']}" if run["verdict"] == "unusable" else ""
+        why = f"unusable, so it does not count: {run['reason']}" if run["verdict"] == VERDICTS[-1] else ""
         row |= {"run_id": run["run_id"], "images_per_sec": run["images_per_sec"], "reason": why}
     except locks.HeldError:
         raise
@@ -182,7 +183,7 @@ def configurations(table: pd.DataFrame) -> pd.DataFrame:
     Columns: workload_id, KEYS, SETTINGS, n, mean, std (NaN for one run), median, low, high, cpu_percent (median), and both ids.
     Unusable runs are left out and counted in ``attrs["unusable"]``. Nothing is averaged over different settings or machines.
     """
-    usable = table[table["verdict"] != "unusable"].copy()
+    usable = table[table["verdict"] != VERDICTS[-1]].copy()
     usable.insert(0, "env", environment(usable) if len(usable) else "")
     groups = usable.groupby(["workload_id", *KEYS, *SETTINGS, "hardware_id", "software_id"], sort=True, dropna=False)
     rates, result = groups["images_per_sec"], groups.agg(cpu_percent=("cpu_percent", "median"))

@@ -14,6 +14,7 @@ import pandas as pd
 from lib.config.definitions import VendorDevice
 from lib.errors import InputError, choices
 from lib.measure.ceilings import counted
+from lib.measure.statistics import VERDICTS
 from lib.tables import columns
 
 LAUNCHES = 10  # work of fewer launch overheads than this an operator is bound by launching it
@@ -107,7 +108,7 @@ def roofs(ceilings: pd.DataFrame, overheads: pd.DataFrame | None = None) -> list
 def _best(rows: pd.DataFrame, key: str, column: str) -> tuple[dict[str, float], list[str]]:
     """Return the largest ``column`` of each ``key``, of its usable rows if it has any, and the keys that have none."""
     used = counted(rows)
-    doubted = sorted(set(used.loc[used["verdict"] == "unusable", key]), key=list(rows[key]).index)
+    doubted = sorted(set(used.loc[used["verdict"] == VERDICTS[-1], key]), key=list(rows[key]).index)
     best = used.groupby(key)[column].max()
     return {name: float(best[name]) for name in dict.fromkeys(rows[key])}, doubted
 
@@ -157,7 +158,7 @@ def points(work: pd.DataFrame, several: Sequence[Roof], axis: str = "") -> pd.Da
     left, rows = dict.fromkeys(LEFT_OUT, 0), []
     for row in work[WORK].itertuples(index=False):
         roof = roof_of(several, row)
-        reasons = (row.verdict == "unusable", not row.bytes > 0, not row.flops > 0, not row.elapsed_sec > 0, roof is None)
+        reasons = (row.verdict == VERDICTS[-1], not row.bytes > 0, not row.flops > 0, not row.elapsed_sec > 0, roof is None)
         if any(reasons):
             left[LEFT_OUT[reasons.index(True)]] += 1
             continue

@@ -1,14 +1,13 @@
-"""What the composed model of a card answers for a network, and on what evidence."""
+"""What the composed model of a card answers for a network."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
 
-from lib.errors import InputError, choices
-from lib.predict.composed import features, held_out
-from lib.predict.composed.features import Condition
+from lib.predict.composed import features, gains, held_out, model_file
+from lib.predict.composed.features import Condition, version
 from lib.predict.composed.model_file import Composed
 from lib.predict.networks import kinds
 
@@ -18,7 +17,7 @@ LAYOUTS = {"contiguous": "nchw", "channels_last": "nhwc"}
 
 @dataclass(frozen=True)
 class Answer:
-    """The time of a network in ms with its interval, the condition that was learned, and the evidence in words.
+    """The time of a network in ms with its interval, the condition that was learned, and whose measurements these were.
 
     ``outside``: the batch size is none that was learned from; ``origins``: of whom it was, where not of the card (share 1).
     """
@@ -28,65 +27,64 @@ class Answer:
     high_ms: float
     outside: bool
     condition: Condition
-    evidence: str
+    source: str
     origins: Mapping[str, float]
 
 
 def condition_of(composed: Composed, dtype: str, mode: str = "infer", layout: str = "contiguous", compiled: bool = False,
                  torch: str = "") -> Condition | None:
-    """Return the learned condition that a question is about, of the newest torch or the one given; None: none was learned."""
+    """Return the learned condition that a question is about, of the newest torch or the one given; None: none was learned.
+
+    What other cards say counts where the card's own networks say nothing.
+    """
     several = [one for one in composed.conditions if one.mode == mode and one.compiled == compiled
                and one.layout == LAYOUTS[layout] and one.precision in _PRECISIONS.get(dtype, ()) and torch in ("", one.torch)]
 
     def order(one: Condition) -> tuple:
         return -_PRECISIONS[dtype].index(one.precision), version(one.torch)
 
+    if not several and composed.others:
+        return condition_of(composed.others, dtype, mode, layout, compiled, torch)
     return max(several, key=order, default=None)
 
 
 def answer(composed: Composed, rows: pd.DataFrame, batch_size: int, condition: Condition) -> Answer:
     """Predict a network (``rows.of_network``) at a batch size under a learned condition; InputError for another."""
-    if condition not in composed.conditions:
-        raise InputError(f"{composed.device} was not learned under {condition.name}; there are: "
-                         f"{choices(one.name for one in composed.conditions)}")
+    composed = composed.under(condition)
     fitted = composed.conditions[condition]
     terms = features.terms(rows, float(batch_size), composed.chip, condition)
     half = held_out.half_of(composed.device, condition, kinds.of_rows(rows)) if fitted.basis == "many" else None
     origins = {f"networks on {len(composed.siblings)} cards": 1.0} if fitted.basis == "others" else {}
-    return Answer(*fitted.predict(terms, batch_size, half), fitted.outside(batch_size), condition,
-                  evidence(composed, condition), origins)
-
-
-def evidence(composed: Composed, condition: Condition) -> str:
-    """Say what an answer rests on."""
-    fitted = composed.conditions[condition]
-    scores, source = fitted.scores, composed.source
-    how = f"{condition.precision.replace('_', ' ')}, {condition.layout}, {condition.way}, torch {condition.torch}"
-    errors = f"MAPE {scores['mape']:.1f} %, median {scores['median']:.1f} %, {scores['within_10']:.0f} % within 10 %"
-    if fitted.basis == "others":
-        return (f"no network was measured on it so; learned from {source} of {choices(composed.siblings)} ({how}), at rates "
-                f"that its vendor states, as its power limit lets it sustain them; of a card and families left out {errors}")
-    if fitted.basis == "few":
-        return (f"{scores['n']:,.0f} of its own networks ({how}) correct what was learned from {source}; of families left out "
-                f"in turn {errors}")
-    return f"learned from {scores['n']:,.0f} networks of {source} ({how}); of families left out {errors}"
+    return Answer(*fitted.predict(terms, batch_size, half), fitted.outside(batch_size), condition, composed.source, origins)
 
 
 def gain(composed: Composed, rows: pd.DataFrame, batch_size: int, before: Mapping[str, Any],
          after: Mapping[str, Any]) -> tuple[float, str] | None:
-    """Return how many times as fast a network is ``after`` as ``before`` (arguments of ``condition_of``), and the evidence.
+    """Return how many times as fast a network is ``after`` as ``before`` (arguments of ``condition_of``), and how right it is.
 
-    Both are of one version of torch, the newest that was learned both ways; None where there is none.
+    Both are of one version of torch, the newest that was learned both ways, and both of the card or both of others; None where
+    there is none.
     """
-    releases = sorted({one.torch for one in composed.conditions}, key=version, reverse=True)
-    for release in releases:
-        pair = [condition_of(composed, **how, torch=release) for how in (before, after)]
-        if all(pair):
-            first, second = (answer(composed, rows, batch_size, one) for one in pair)
-            return first.predicted_ms / second.predicted_ms, second.evidence
+    for source in filter(None, (replace(composed, others=None), composed.others)):
+        releases = sorted({one.torch for one in source.conditions}, key=version, reverse=True)
+        for release in releases:
+            pair = [condition_of(source, **how, torch=release) for how in (before, after)]
+            if all(pair):
+                first, second = (answer(source, rows, batch_size, one) for one in pair)
+                return first.predicted_ms / second.predicted_ms, _how_right(source, *pair)
     return None
 
 
-def version(text: str) -> tuple[int, ...]:
-    """Return a version of torch as numbers, by which versions are ordered."""
-    return tuple(map(int, text.split(".")))
+def _how_right(composed: Composed, before: Condition, after: Condition) -> str:
+    """Say how right such gains were on what was left out: families, or the card as well where its own networks do not tell."""
+    fitted = [composed.conditions[one] for one in (before, after)]
+    own = None if any(one.basis == "others" for one in fitted) else gains.of_change(composed.device, before, after)
+    scored = own or gains.of_change(model_file.ANY, before, after)
+    ways = " and ".join(one.scored or condition.name for one, condition in zip(fitted, (before, after), strict=True))
+    text = f"learned from networks that ran as {ways}"
+    if scored is None:
+        return f"{text}; none were held out"
+    left_out = "families" if own else "families and the card"
+    corrected = max(int(one.scores["n"]) if one.basis == "few" else one.corrected for one in fitted)
+    since = f" (corrected since by {corrected} of its networks)" if corrected else ""
+    return f"{text}; with {left_out} left out {gains.words(scored)}{since}"

@@ -1,28 +1,30 @@
 """The composed model of a card from imported tables of whole networks: fitted, and scored on families that were left out."""
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
 
 from lib import paths, store
 from lib.config.definitions import load_devices
-from lib.errors import InputError
-from lib.predict.composed import features, held_out, model_file, rows, training
+from lib.errors import InputError, choices
+from lib.predict.composed import features, gains, held_out, model_file, rows, training
 from lib.predict.composed.features import Condition
 from lib.predict.composed.model import Fitted
 from lib.predict.composed.model_file import Composed
 from lib.predict.composed.training import Cases
 from lib.predict.operators.features_gpu import Chip
-from lib.predict.operators.validation import conformal
+from lib.predict.operators.validation import half_interval
 from lib.progress import track
 from lib.work import networks
+from lib.work.building.timm_models import MERGED
 
 FOLDS = 5
 LEAST = 50  # networks under a condition, and it is learned
 OLDEST = (2, 4)  # torch, of inference: older tables hold fewer networks
 FINAL = 10  # one family of so many is kept for a final score
+ROUNDED = 0.0051  # million parameters: tables state two digits
 SOURCE = ("timm", "Apache-2.0, huggingface/pytorch-image-models results")
 Rows = Mapping[tuple[str, int], pd.DataFrame]
 
@@ -64,7 +66,7 @@ def cases(table: pd.DataFrame, captures: Rows, device: str,
     own = table[(table["device"] == device) & has_rows]
     for condition, rows_of in own.groupby(condition_columns(own)):
         part = rows_of.drop_duplicates(["network", "image_size"]).reset_index(drop=True)
-        recent = condition.mode == "train" or tuple(map(int, condition.torch.split("."))) >= OLDEST
+        recent = condition.mode == "train" or features.version(condition.torch) >= OLDEST
         if len(part) >= LEAST and condition.precision != "fp32" and recent:
             frames = [captures[key] for key in zip(part["network"], part["image_size"], strict=True)]
             several[condition] = (part, cases_of(part, frames, chip, condition))
@@ -77,20 +79,19 @@ def cases_of(part: pd.DataFrame, frames: Sequence[pd.DataFrame], chip: Chip, con
     terms = features.terms(pd.concat(frames, ignore_index=True), part["batch_size"].to_numpy(float)[network], chip, condition,
                            network, len(part))
     levels = (f"layout:{condition.layout}:{condition.way}", f"way:{condition.way}", f"exact:{condition.name}")
-    return Cases(terms, np.log(part["latency_ms"].to_numpy()), levels)
+    return Cases(terms, np.log(part["latency_ms"].to_numpy()), levels, part["module"].to_numpy(str))
 
 
-def fold_of(several: Mapping[Condition, tuple[pd.DataFrame, Cases]], fold: Callable[[pd.DataFrame], pd.Series] = folds) -> \
-        dict[str, int]:
-    """Return in which fold each family lies, one fold under all conditions."""
-    joined = pd.concat([part for part, _ in several.values()], ignore_index=True)
+def fold_of(parts: Iterable[pd.DataFrame], fold: Callable[[pd.DataFrame], pd.Series] = folds) -> dict[str, int]:
+    """Return in which fold each family of several tables lies, one fold in all of them."""
+    joined = pd.concat(parts, ignore_index=True)
     return dict(zip(joined["module"], fold(joined), strict=True))
 
 
 def left_out(several: Mapping[Condition, tuple[pd.DataFrame, Cases]], fold: Callable[[pd.DataFrame], pd.Series],
              iterations: int = training.ITERATIONS) -> dict[Condition, np.ndarray]:
     """Return the log ms that is predicted of each network without its family, by condition."""
-    place = fold_of(several, fold)
+    place = fold_of([part for part, _ in several.values()], fold)
     numbers = {condition: part["module"].map(place).to_numpy() for condition, (part, _) in several.items()}
     fitted = {condition.name: one for condition, (_, one) in several.items()}
     predicted = {condition: np.full(len(part), np.nan) for condition, (part, _) in several.items()}
@@ -102,18 +103,6 @@ def left_out(several: Mapping[Condition, tuple[pd.DataFrame, Cases]], fold: Call
     return predicted
 
 
-def train(table: pd.DataFrame, captures: Rows, device: str, source: str, licence: str,
-          iterations: int = training.ITERATIONS) -> Composed:
-    """Fit the composed model of a card to all of its networks; interval and scores are those of families left out.
-
-    Raises InputError where no condition has LEAST networks.
-    """
-    several = cases(table, captures, device)
-    if not several:
-        raise InputError(f"{device} has no condition with {LEAST} networks or more that were captured")
-    return of_left_out(device, several, left_out(several, folds, iterations), source, licence, iterations)
-
-
 def of_left_out(device: str, several: Mapping[Condition, tuple[pd.DataFrame, Cases]], predicted: Mapping[Condition, np.ndarray],
                 source: str, licence: str, iterations: int = training.ITERATIONS) -> Composed:
     """Fit the composed model of a card to all of its networks (``cases``), ``predicted`` as ``left_out`` predicts them."""
@@ -121,11 +110,16 @@ def of_left_out(device: str, several: Mapping[Condition, tuple[pd.DataFrame, Cas
                            {condition.name: np.full(len(part), True) for condition, (part, _) in several.items()}, iterations)
     conditions = {}
     for condition, (part, one) in several.items():
-        _, (half,) = conformal(one.log_ms - predicted[condition], np.zeros(len(part)), bins=1)
-        several_scores = {**held_out.scores(predicted[condition], one.log_ms), "families": float(part["module"].nunique())}
-        batches = int(part["batch_size"].min()), int(part["batch_size"].max())
-        conditions[condition] = Fitted(weights.of(one.levels), half, several_scores, batches)
+        half = half_interval(one.log_ms - predicted[condition])
+        conditions[condition] = scored(weights.of(one.levels), half, part, predicted[condition], one.log_ms)
     return Composed(device, conditions, source, licence)
+
+
+def scored(weights: np.ndarray, half: float, part: pd.DataFrame, log_predicted: np.ndarray, log_ms: np.ndarray,
+           basis: str = "many") -> Fitted:
+    """Return weights with their interval, and what ``part`` (networks whose families were left out) says of them."""
+    scores = {**held_out.scores(log_predicted, log_ms), "families": float(part["module"].nunique())}
+    return Fitted(weights, half, scores, (int(part["batch_size"].min()), int(part["batch_size"].max())), basis)
 
 
 def is_final(modules: pd.Series) -> pd.Series:
@@ -133,36 +127,54 @@ def is_final(modules: pd.Series) -> pd.Series:
     return modules.map(lambda name: int(hashlib.sha256(name.encode()).hexdigest(), 16) % FINAL == 0)
 
 
-def captured(table: pd.DataFrame) -> tuple[dict[tuple[str, int], pd.DataFrame], dict[str, str]]:
-    """Capture the networks of ``whole_networks`` as timm builds them; return their rows, and why others have none."""
-    several, reasons = {}, {}
-    distinct = table[["network", "image_size"]].drop_duplicates()
-    for name, size in track(list(distinct.itertuples(index=False, name=None)), "capture"):
+def captured(table: pd.DataFrame) -> tuple[pd.DataFrame, dict[tuple[str, int], pd.DataFrame], dict[str, str]]:
+    """Capture the networks of ``whole_networks`` as timm builds them; return the table, their rows, and why others have none.
+
+    Tables of which timm merged parallel branches before (``--reparam``) do not say so, but their numbers of parameters do:
+    their networks are named so in the table that is returned.
+    """
+    several, reasons, merged = {}, {}, np.full(len(table), False)
+    for (name, size), stated in track(list(table.groupby(["network", "image_size"], sort=False)["parameters_m"]), "capture"):
         try:
-            several[name, size] = rows.of_network(networks.network(f"timm:{name}", rows.BATCH, f"3x{size}x{size}"))
+            own = several[name, size] = _captured(name, size)
+            other = stated.index[(stated - rows.parameters(own) / 1e6).abs() > ROUNDED]
+            if len(other):
+                several[name + MERGED, size] = again = _captured(name + MERGED, size)
+                nearer = (table.loc[other, "parameters_m"] * 1e6 - rows.parameters(again)).abs() < \
+                    (table.loc[other, "parameters_m"] * 1e6 - rows.parameters(own)).abs()
+                merged[table.index.get_indexer(other[nearer])] = True
         except InputError as error:
             reasons[f"{name} at {size}"] = str(error)
-    return several, reasons
+    return table.assign(network=table["network"].where(~merged, table["network"] + MERGED)), several, reasons
+
+
+def _captured(name: str, size: int) -> pd.DataFrame:
+    return rows.of_network(networks.network(f"timm:{name}", rows.BATCH, f"3x{size}x{size}"))
 
 
 def material() -> tuple[pd.DataFrame, dict[tuple[str, int], pd.DataFrame], dict[str, str]]:
     """Return the imported networks of cards that nothing keeps for a final score, their rows, and why others have none."""
     table = tables()
-    table = table[table["device"].isin(load_devices()) & ~is_final(table["module"])]
-    return table, *captured(table)
+    return captured(table[table["device"].isin(load_devices()) & ~is_final(table["module"])].reset_index(drop=True))
 
 
 def ship(table: pd.DataFrame, captures: Rows) -> pd.DataFrame:
-    """Train and save the composed model of every card of a table, and how wrong they are on families left out.
+    """Train and save the composed model of every card of a table, and how wrong they and their gains are on families left out.
 
-    Returns the scores of each condition (``held_out.COLUMNS``).
+    Returns the scores of each condition (``held_out.COLUMNS``). Raises InputError for a card with fewer than LEAST networks.
     """
-    lines = []
-    for device in sorted(table["device"].unique()):
-        several = cases(table, captures, device)
+    cards = {device: cases(table, captures, device) for device in sorted(table["device"].unique())}
+    if few := [device for device, several in cards.items() if not several]:
+        raise InputError(f"{choices(few)}: no condition with {LEAST} networks or more that were captured")
+    lines, of_gains = [], []
+    for device, several in cards.items():
         predicted = left_out(several, folds)
         of_left_out(device, several, predicted, *SOURCE).save(model_file.FOLDER / f"{device}.json")
-        lines.append(held_out.table(device, several, predicted, fold_of(several), captures))
+        place = fold_of([part for part, _ in several.values()])
+        lines.append(held_out.table(device, several, predicted, place, captures))
+        of_gains.append(gains.table(device, {condition: part.assign(log_ms=one.log_ms, log_predicted=predicted[condition])
+                                             for condition, (part, one) in several.items()}))
     scores = pd.concat(lines, ignore_index=True)
     held_out.save(scores)
+    gains.save(pd.concat(of_gains, ignore_index=True))
     return scores[scores["group"] == held_out.ALL].drop(columns=["group", "name"])

@@ -17,13 +17,16 @@ from lib.predict.composed.rows import BATCH
 from lib.predict.operators.features_gpu import Chip
 
 MOVING_FEATURES = ("one", "over_cache", "in_cache", "strided", "broadcast", "wide", "read_over_written", "odd_side", "side")
-COMPUTING_FEATURES = ("one", "n", "n2", "k", "k2", "nk", "m", "waves", "n_padding", "m_padding", "odd_in", "odd_out", "rest_in",
-                      "rest_out", "strides", "window_3", "window_5", "groups", "side", "over_ridge")
-_LANE, _TILE, _LARGE = 8, 64, 128
+COMPUTING_FEATURES = ("one", "n", "n2", "k", "k2", "nk", "m", "waves", "n_padding", "k_padding", "m_padding", "odd_in",
+                      "odd_out", "rest_in", "rest_out", "strides", "window_3", "window_5", "window_7", "groups", "group_wide",
+                      "group_odd", "side", "over_ridge")
+_LANE, _HALF, _TILE, _LARGE = 8, 32, 64, 128
 _PURE = 2  # bytes an element where everything is in 16 bits
 _PASSES = 3  # of training over a forward pass: gradients of inputs and of weights each take what it took
 _CODES = {kind: code for code, kind in enumerate(KINDS)}
 _BATCHED = ("bmm", "attention")  # the batch multiplies GEMMs; of others it lengthens them
+_GROUP = 32  # channels of a group at most, a power of two, and cuDNN has kernels of its own for channels_last
+_SERIAL_MS = 2.5e-4  # a read that the next one waits for: some 550 cycles to memory and back
 
 
 _FULL_W = 3.5  # a multiprocessor at its highest clock: what the RTX 4090 may draw, which its limit hardly holds back
@@ -45,6 +48,11 @@ def _log2(values: np.ndarray, least: float, most: float) -> np.ndarray:
     return np.clip(np.log2(np.maximum(values, 1e-30)), least, most)
 
 
+def version(text: str) -> tuple[int, ...]:
+    """Return a version of torch as numbers, by which versions are ordered."""
+    return tuple(map(int, text.split(".")))
+
+
 @dataclass(frozen=True, order=True)
 class Condition:
     """How a network runs: mode (infer, train), precision (amp_fp16, amp_bf16, bf16), layout (nchw, nhwc), compiled, torch."""
@@ -61,9 +69,14 @@ class Condition:
         return "train" if self.mode == "train" else "compiled" if self.compiled else "eager"
 
     @property
+    def how(self) -> str:
+        """Return the condition in one word, whatever the torch."""
+        return "-".join((self.way, self.precision, self.layout))
+
+    @property
     def name(self) -> str:
         """Return the condition in one word."""
-        return "-".join((self.way, self.precision, self.layout, self.torch))
+        return f"{self.how}-{self.torch}"
 
     @property
     def stages(self) -> tuple[str, ...]:
@@ -113,6 +126,8 @@ def terms(table: pd.DataFrame, batch: np.ndarray | float, chip: Chip, condition:
     depthwise = codes == _CODES["conv_depthwise"]
     compute = v["flops"] * grown / np.where(depthwise, chip.vector_flops_per_ms, chip.flops_per_ms)
     move = (read + written) / chip.bytes_per_ms
+    if not condition.compiled:
+        move = np.maximum(move, _serial(v, codes, times))
     order = np.argsort(codes, kind="stable")
     edges = tuple(int(edge) for edge in np.searchsorted(codes[order], np.arange(len(KINDS) + 1)))
     first = order[:edges[len(COMPUTING)]]
@@ -123,6 +138,15 @@ def terms(table: pd.DataFrame, batch: np.ndarray | float, chip: Chip, condition:
 
     return Terms(networks, torch.as_tensor(network[order]), tensor(v["calls"][order]), tensor(compute[first]),
                  tensor(move[order]), tensor(computing[first]), tensor(moving[order]), edges)
+
+
+def _serial(v: dict[str, np.ndarray], codes: np.ndarray, times: np.ndarray) -> np.ndarray:
+    """Return the ms that resampling takes at least: a thread a pixel goes through all images and channels, one by one.
+
+    torch's ``upsample_bilinear2d_out_frame`` and the bicubic one (aten/src/ATen/native/cuda) run so in NCHW.
+    """
+    planes = v["written_elements"] * times / np.maximum(v["side"], 1) ** 2
+    return np.where(codes == _CODES["resample"], planes * _SERIAL_MS, 0.0)
 
 
 def _moved(v: dict[str, np.ndarray], times: np.ndarray, condition: Condition) -> tuple[np.ndarray, np.ndarray]:
@@ -150,11 +174,24 @@ def _computing(v: dict[str, np.ndarray], codes: np.ndarray, grown: np.ndarray, c
     gemms = np.maximum(v["gemms"], 1) * np.where(batched, grown, 1.0)
     m, n, k = np.maximum(v["m"], 1) * np.where(batched, 1.0, grown), np.maximum(v["n"], 1), np.maximum(v["k"], 1)
     waves = gemms * np.ceil(m / _LARGE) * np.ceil(n / _LARGE) / chip.multiprocessors
-    log_n, log_k, rows = _log2(n / 64, -4, 5) / 2, _log2(k / 64, -4, 6) / 2, np.where(batched, m, _TILE)
+    log_n, log_k = _log2(n / 64, -4, 5) / 2, _log2(k / 64, -4, 6) / 2
+    rows, inputs, window = np.where(batched, m, _TILE), np.maximum(k / np.maximum(v["window"], 1), 1), v["window"]
     columns = [np.ones_like(m), log_n, log_n ** 2, log_k, log_k ** 2, log_n * log_k, _log2(m / 4096, -6, 8) / 4,
-               _log2(np.ceil(waves) / np.maximum(waves, 1e-9), 0, 4), np.log2(np.ceil(n / _TILE) * _TILE / n),
-               np.log2(np.ceil(rows / _TILE) * _TILE / rows), v["width_in"] % _LANE > 0, v["width_out"] % _LANE > 0,
-               v["width_in"] % _TILE > 0, v["width_out"] % _TILE > 0, v["stride"] > 1, v["window"] == 9,  # noqa: PLR2004 - 3 x 3
-               v["window"] >= 25, _log2(v["groups"], 0, 6) / 3, _log2(v["side"] / 16, -4, 5) / 3,  # noqa: PLR2004 - 5 x 5
+               _log2(np.ceil(waves) / np.maximum(waves, 1e-9), 0, 4), _padding(n, _TILE), _padding(inputs, _HALF),
+               _padding(rows, _TILE), v["width_in"] % _LANE > 0, v["width_out"] % _LANE > 0, v["width_in"] % _TILE > 0,
+               v["width_out"] % _TILE > 0, v["stride"] > 1, window == 3 * 3, window >= 5 * 5, window >= 7 * 7,
+               _log2(v["groups"], 0, 6) / 3, *_groups(v, codes), _log2(v["side"] / 16, -4, 5) / 3,
                _log2(compute / np.maximum(move, 1e-12), -5, 5) / 4]
     return np.stack([np.asarray(column, float) for column in columns], 1)
+
+
+def _padding(size: np.ndarray, tile: int) -> np.ndarray:
+    """Return the binary log of how many times as long a size is in whole tiles."""
+    return np.log2(np.ceil(size / tile) * tile / size)
+
+
+def _groups(v: dict[str, np.ndarray], codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return whether the groups of a convolution are wide, and whether their channels are no power of two."""
+    grouped = codes == _CODES["conv_grouped"]
+    channels = np.maximum(v["width_out"] / np.maximum(v["groups"], 1), 1)
+    return grouped & (channels > _GROUP), grouped & (np.log2(channels) % 1 > 0)

@@ -3,6 +3,7 @@
 from math import prod
 
 from lib.work.graph import counts
+from lib.work.graph.gemm import matrices
 from lib.work.graph.ops import Op, TensorSpec
 
 COMPUTING = ("conv_1x1", "conv", "conv_grouped", "conv_depthwise", "stem", "linear", "bmm", "attention")
@@ -57,7 +58,7 @@ def gemm(op: Op) -> dict[str, float]:
                 "width_in": data.shape[1], "width_out": out.shape[1], "groups": groups, "window": window,
                 "stride": max(op.args[3]), "side": pixels ** 0.5}
     if name in ("mm", "addmm", "bmm", "baddbmm"):
-        left, right = op.args[-2:] if name in ("mm", "bmm") else op.args[1:3]
+        left, right = matrices(op)
         return {"gemms": left.shape[0] if len(left.shape) == 3 else 1, "m": left.shape[-2], "n": right.shape[-1],  # noqa: PLR2004
                 "k": left.shape[-1], "width_in": left.shape[-1], "width_out": right.shape[-1]}
     if "attention" in name and name != "_native_multi_head_attention":

@@ -65,7 +65,9 @@ def log_ms(terms: Terms, weights: Mapping[str, torch.Tensor]) -> torch.Tensor:
 class Fitted:
     """The weights of one condition, half its 90 % interval in log time, its scores on families left out, its batch sizes.
 
-    Outside of these the interval is twice as wide. ``basis``: many networks of the card, few, or those of others.
+    Outside of these the interval is twice as wide. ``basis``: many networks of the card, few, or those of others. ``scored``:
+    the name of the condition that interval and scores are of, where it is another one (empty: this one); ``corrected``: by how
+    many networks the weights were corrected after these scores were made.
     """
 
     weights: np.ndarray
@@ -73,6 +75,8 @@ class Fitted:
     scores: Mapping[str, float]
     batches: tuple[int, int]
     basis: str = "many"
+    scored: str = ""
+    corrected: int = 0
 
     def predict(self, terms: Terms, batch_size: int, half: float | None = None) -> tuple[float, float, float]:
         """Return predicted, low and high ms of the one network of ``terms``, which are of this batch size.

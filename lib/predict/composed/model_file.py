@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field, model_validator
 from lib import csv_files, files, paths, store
 from lib.config.base import parse
 from lib.config.definitions import load_devices
-from lib.errors import InputError
+from lib.errors import InputError, choices
 from lib.predict.composed import model
 from lib.predict.composed.features import Condition, sustained
 from lib.predict.composed.model import Fitted
@@ -41,6 +41,8 @@ class _Condition(Entry):
     half: NotNegative
     batches: Annotated[tuple[Count, Count], AfterValidator(_ordered)]
     basis: Literal["many", "few", "others"] = "many"
+    scored: Annotated[str, Field(pattern=r"^(\w+-\w+-\w+-[0-9.]+)?$")] = ""
+    corrected: Count = 0
     scores: dict[Literal["mape", "median", "p90", "bias", "within_10", "n", "families"], float]
 
     @model_validator(mode="after")
@@ -64,7 +66,8 @@ class _File(Entry):
 class Composed:
     """The composed model of a card: what was fitted for each condition, and whose measurements these were.
 
-    ``siblings``: the other cards that it was learned from, at rates that these and the card sustain.
+    ``siblings``: the other cards that it was learned from, at rates that these and the card sustain. ``others``: what measured
+    cards say of this one, for conditions that it was not measured under; it is in no file.
     """
 
     device: str
@@ -72,6 +75,15 @@ class Composed:
     source: str
     licence: str
     siblings: tuple[str, ...] = ()
+    others: "Composed | None" = None
+
+    def under(self, condition: Condition) -> "Composed":
+        """Return the model that knows a condition: this one, or what others say; InputError where neither does."""
+        several = [one for one in (self, self.others) if one and condition in one.conditions]
+        if not several:
+            raise InputError(f"{self.device} was not learned under {condition.name}; there are: "
+                             f"{choices(one.name for one in self.conditions)}")
+        return several[0]
 
     @property
     def chip(self) -> Chip:
@@ -82,7 +94,8 @@ class Composed:
     def save(self, path: Path) -> Path:
         """Write the file, in one step."""
         several = [{**asdict(condition), "weights": Array.plain(fitted.weights.astype("<f4")), "half": fitted.half,
-                    "batches": fitted.batches, "basis": fitted.basis, "scores": dict(fitted.scores)}
+                    "batches": fitted.batches, "basis": fitted.basis, "scored": fitted.scored, "corrected": fitted.corrected,
+                    "scores": dict(fitted.scores)}
                    for condition, fitted in self.conditions.items()]
         text = store.encoded_json({"schema": SCHEMA, "source": self.source, "licence": self.licence, "device": self.device,
                                    "siblings": self.siblings, "conditions": several})
@@ -98,7 +111,8 @@ class Composed:
             raise InputError(f"{path} holds the model of {entry.device}, which its name or params/devices.yaml does not say; "
                              f"{RETRAIN}")
         several = {Condition(one.mode, one.precision, one.layout, one.compiled, one.torch):
-                   Fitted(one.weights.array().astype(float), one.half, one.scores, one.batches, one.basis)
+                   Fitted(one.weights.array().astype(float), one.half, one.scores, one.batches, one.basis,
+                          one.scored, one.corrected)
                    for one in entry.conditions}
         return cls(entry.device, several, entry.source, entry.licence, entry.siblings)
 

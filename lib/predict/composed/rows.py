@@ -5,15 +5,17 @@ what autocast computes in which (torch/csrc/autocast_mode: ``AT_FORALL_LOWER_PRE
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import pandas as pd
 from torch import nn
 
+from lib.errors import InputError
 from lib.predict.composed import fusion
 from lib.predict.composed.kinds import KINDS, gemm, is_dense, kind_of
+from lib.progress import track
 from lib.work.graph import capture, counts
 from lib.work.graph.ops import Graph, Op, TensorSpec
 from lib.work.networks import Network
@@ -31,7 +33,9 @@ _FP32 = frozenset("native_layer_norm native_group_norm _softmax _log_softmax exp
                   "upsample_nearest2d _upsample_bicubic2d_aa _upsample_bilinear2d_aa".split())
 _ONE_OUTPUT = ("layer_norm", "group_norm", "batch_norm", "attention")  # the others are statistics
 _TAKES = ("index", "index_select", "gather", "embedding")  # of the first tensor only what they take
+_UPDATED = 16  # bytes that a step of the optimizer reads of a parameter
 Row = dict[str, Any]
+Key = TypeVar("Key", bound=tuple)
 
 
 def elements_of(spec: TensorSpec) -> int:
@@ -167,11 +171,16 @@ def of_graph(graph: Graph) -> pd.DataFrame:
         nodes.append(fusion.Node(row["kind"], read, written))
         precision.enter(op, wide, scales)
     parameters = graph.parameters
-    update = {"kind": "update", "scales": False, "read_once": 16 * parameters, "written_once": 8 * parameters,
+    update = {"kind": "update", "scales": False, "read_once": _UPDATED * parameters, "written_once": 8 * parameters,
               "read_elements_once": 4 * parameters, "written_elements_once": 2 * parameters}
     stages = (*((row, "always" if row["kind"] in fusion.ALWAYS else "eager") for row in rows),
               *((row, "compiled") for row in fusion.rows(nodes)), (update, "train"))
     return _table(stages)
+
+
+def parameters(table: pd.DataFrame) -> float:
+    """Return how many parameters the network of these rows has."""
+    return float(table.loc[table["kind"] == "update", "read_once"].sum()) / _UPDATED
 
 
 def of_passes(table: pd.DataFrame) -> pd.DataFrame:
@@ -196,3 +205,14 @@ def of_network(network: Network, ready: nn.Module | None = None) -> pd.DataFrame
     batch = tuple(replace(one, shape=(BATCH, *one.shape[1:])) for one in network.batch)
     own = replace(network, shape=batch[0].shape, inputs=batch)
     return of_graph(capture.of_network(own, "infer", device="cuda:0", ready=ready))
+
+
+def of_several(keys: Iterable[Key], build: Callable[..., Network]) -> tuple[dict[Key, pd.DataFrame], dict[str, str]]:
+    """Return the rows of networks, each once, as ``build`` gives them of their keys (tuples), and why others have none."""
+    several, reasons = {}, {}
+    for key in track(list(dict.fromkeys(keys)), "capture"):
+        try:
+            several[key] = of_network(build(*key))
+        except InputError as error:
+            reasons[" ".join(map(str, key)).strip()] = str(error)
+    return several, reasons

@@ -7,10 +7,13 @@ import numpy as np
 import torch
 
 from lib.predict.composed import model
-from lib.predict.composed.features import Terms
+from lib.predict.composed.features import COMPUTING_FEATURES, Terms
 
 SIGMA = 0.08  # of the log time: beyond it an error counts in proportion, not squared
-WIDTHS = {"base": (0.35, 0.12, 1.0), "level": (0.2, 0.06, 0.5)}  # prior widths of intercepts, slopes and overheads
+# Prior widths of intercepts, slopes and overheads; other kernels run backward, and convolutions of a kind differ more in them.
+WIDTHS = {"base": (0.25, 0.085, 1.0), "level": (0.14, 0.042, 0.5), "train": (0.28, 0.085, 0.5)}
+ALIKE = {"way:compiled": 0.2}  # correlation of the errors of one family, by level: how much less each of many networks says
+FLAGS = tuple(map(COMPUTING_FEATURES.index, ("one", "window_7", "group_wide", "group_odd")))  # as wide as intercepts
 ITERATIONS = 150
 
 
@@ -21,6 +24,7 @@ class Cases:
     terms: Terms
     log_ms: np.ndarray
     levels: tuple[str, ...]
+    families: np.ndarray | None = None
 
 
 def _widths(which: str, scale: float = 1.0) -> np.ndarray:
@@ -29,7 +33,7 @@ def _widths(which: str, scale: float = 1.0) -> np.ndarray:
     for name, shape in model.SHAPES.items():
         part = np.full(shape, overhead if name == "overheads" else slope * scale)
         if name != "overheads":
-            part[:, 0] = intercept * scale
+            part[:, list(FLAGS) if name == "computing" else 0] = intercept * scale
         parts.append(part.ravel())
     return np.concatenate(parts)
 
@@ -46,6 +50,18 @@ class Weights:
         return self.values[[0, *(1 + self.levels.index(level) for level in levels if level in self.levels)]].sum(0)
 
 
+def _weights(cases: Cases, keep: np.ndarray) -> np.ndarray:
+    """Return what each network that is kept says: n of a family as n / (1 + (n - 1) ALIKE), as their errors go together.
+
+    The effective number of observations in a cluster (Kish, Survey Sampling, 1965).
+    """
+    alike = max((ALIKE.get(level, 0.0) for level in cases.levels), default=0.0)
+    if cases.families is None or not alike:
+        return np.ones(int(keep.sum()))
+    _, place, several = np.unique(cases.families[keep], return_inverse=True, return_counts=True)
+    return 1 / (1 + (several[place] - 1) * alike)
+
+
 def fit(cases: Mapping[str, Cases], keep: Mapping[str, np.ndarray], iterations: int = ITERATIONS, scale: float = 1.0,
         sigma: float = SIGMA) -> Weights:
     """Fit to the networks that ``keep`` (a mask a condition) leaves in.
@@ -57,9 +73,11 @@ def fit(cases: Mapping[str, Cases], keep: Mapping[str, np.ndarray], iterations: 
 
     levels = tuple(sorted({level for one in cases.values() for level in one.levels}))
     mean = torch.as_tensor(np.stack([model.usual(), *np.zeros((len(levels), model.SIZE))]))
-    width = torch.as_tensor(np.stack([_widths("base", scale), *[_widths("level", scale)] * len(levels)]))
+    own = [_widths("train" if "train" in level else "level", scale) for level in levels]
+    width = torch.as_tensor(np.stack([_widths("base", scale), *own]))
     chosen = {name: torch.as_tensor(np.flatnonzero(keep[name])) for name in cases}
     measured = {name: torch.as_tensor(one.log_ms) for name, one in cases.items()}
+    weight = {name: torch.as_tensor(_weights(one, keep[name])) for name, one in cases.items()}
     rows = {name: [0, *(1 + levels.index(level) for level in one.levels)] for name, one in cases.items()}
 
     def loss(flat: np.ndarray) -> tuple[float, np.ndarray]:
@@ -68,7 +86,7 @@ def fit(cases: Mapping[str, Cases], keep: Mapping[str, np.ndarray], iterations: 
         total = 0.5 * (apart ** 2).sum()
         for name, one in cases.items():
             error = (model.log_ms(one.terms, model.split(weights[rows[name]].sum(0))) - measured[name])[chosen[name]] / sigma
-            total = total + (torch.sqrt(1 + error ** 2) - 1).sum()
+            total = total + ((torch.sqrt(1 + error ** 2) - 1) * weight[name]).sum()
         total.backward()
         return float(total.detach()), apart.grad.numpy().ravel()
 

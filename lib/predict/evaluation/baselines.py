@@ -29,27 +29,24 @@ _SEED = 0
 
 @dataclass(frozen=True)
 class Baselines:
-    """What every learner is given: the rows, their features, and the ideal time in ms under the device's measured roof."""
+    """What learners are given: rows, their features, the ideal time in ms under a roof, and what a line is of (n, terms)."""
 
     rows: pd.DataFrame
     x: pd.DataFrame
     ideal_ms: np.ndarray
+    work: np.ndarray
 
     @classmethod
     def of(cls, rows: pd.DataFrame, roof: Roof) -> "Baselines":
-        """Prepare rows of one group."""
+        """Prepare rows of one group of a device: a line is of FLOPs, bytes and one."""
         _, x = inputs.frames(rows, None)
-        return cls(rows, x, roofline.seconds(rows[["flops", "bytes"]].to_numpy(float), roof) * 1e3)
+        work = rows[["flops", "bytes"]].to_numpy(float)
+        return cls(rows, x, roofline.seconds(work, roof) * 1e3, np.column_stack([work, np.ones(len(rows))]))
 
     @property
     def measured(self) -> np.ndarray:
         """Return the measured times in ms."""
         return self.rows["latency_ms"].to_numpy()
-
-    @property
-    def work(self) -> np.ndarray:
-        """Return FLOPs, bytes and one, (n, 3)."""
-        return np.column_stack([self.rows["flops"], self.rows["bytes"], np.ones(len(self.rows))]).astype(float)
 
 
 Learner = Callable[[Baselines, np.ndarray, np.ndarray], np.ndarray]  # (data, train, test) -> predicted ms of test

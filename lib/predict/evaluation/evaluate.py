@@ -11,10 +11,12 @@ import pandas as pd
 from lib import files, store
 from lib.errors import InputError
 from lib.measure import archive
+from lib.measure.statistics import VERDICTS
 from lib.predict import network_training, registry, training
 from lib.predict.evaluation import baselines, gpu_kernels, gpu_networks, training_steps
-from lib.predict.network_training import TUNING, WORKLOADS
+from lib.predict.network_training import TUNING
 from lib.predict.networks.composition import PARTS, TERMS
+from lib.predict.networks.fitting import WORKLOADS
 from lib.predict.networks.resident import PREDICTED
 from lib.predict.operators.cost_model import CostModel
 from lib.predict.operators.validation import score
@@ -38,7 +40,7 @@ def with_memory(memory: str) -> str:
 
 def network_scores(table: pd.DataFrame) -> pd.DataFrame:
     """Return scores of networks by mode, batch size and way with memory, those that validate alone; and of tensors' peaks."""
-    good = table[~table["tuning"] & (table["status"] == "ok") & (table["verdict"] != "unusable")]
+    good = table[~table["tuning"] & (table["status"] == "ok") & (table["verdict"] != VERDICTS[-1])]
     good, scores = good[~good["network"].str.fullmatch(WORKLOADS)], []
     for (memory, mode, batch), rows in good.sort_values("memory", ascending=False).groupby(
             ["memory", "mode", "batch_size"], sort=False):
@@ -124,7 +126,7 @@ def write(folder: Path, model: CostModel, path: Path, scores: pd.DataFrame, pred
 def _networks(table: pd.DataFrame) -> pd.DataFrame:
     return table[["network", "family", "mode", "batch_size", "memory", "tuning", "latency_ms", "latency_iqr_ms", "verdict",
                   "status", "predicted_ms", "low_ms", "high_ms", "shipped_ms", *dict.fromkeys((*TERMS, *PARTS)), "outside",
-                  "looked_up", "rss_mb", "tensors_mb", "peak_mb", "memory_mb", "taken_mb", *PREDICTED]]
+                  "looked_up", "first_use", "rss_mb", "tensors_mb", "peak_mb", "memory_mb", "blocks_mb", *PREDICTED]]
 
 
 def _predictions(operator_rows: pd.DataFrame, networks: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:

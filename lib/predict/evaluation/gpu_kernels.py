@@ -14,21 +14,22 @@ import pandas as pd
 
 from lib.config.definitions import load_devices
 from lib.predict import registry, training
+from lib.predict.evaluation.baselines import BASELINES, Baselines
 from lib.predict.operators import fitting, inputs
 from lib.predict.operators.cost_model import CostModel
 from lib.predict.operators.features_gpu import Chip
 from lib.predict.operators.fitting import Frames
-from lib.predict.operators.regressors import LEAST_MS, nonnegative_rates
-from lib.predict.operators.validation import score, shapes_of, usable
+from lib.predict.operators.validation import score, usable
 
 OPERATORS: Mapping[str, tuple[str, ...]] = {
     "GEMM": ("linear", "matmul"), "batched GEMM": ("bmm",), "element-wise": ("elementwise", "activation"),
     "softmax": ("softmax",), "layer norm": ("layer_norm",), "convolution": ("conv2d",)}
-SHAPES, LARGEST, DEVICE = "unseen shapes, 5 folds", "the largest tenth", "a GPU left out"
+SHAPES, LARGEST, DEVICE = "unseen shapes, {} folds", "the largest tenth", "a GPU left out"
+_INTERVALS = {"cover": ("low_ms", "high_ms"), "cover_one_interval": ("one_low_ms", "one_high_ms")}  # of families, and of all
 COLUMNS = ("device", "split", "operator", "learner", "mape", "mape_low", "mape_high", "median", "p90", "bias",
-           "within_10", "cover", "n")
+           "within_10", *_INTERVALS, "n")
 _LARGEST = 0.9
-_SEED = 0
+_BASELINES = {"line": "linear per operator", "trees": "boosted trees", "roofline": "roofline"}  # of BASELINES
 
 
 def path(dtype: str) -> Path:
@@ -42,9 +43,12 @@ def own_scores(model: CostModel, table: pd.DataFrame) -> pd.DataFrame:
     for name, part in inputs.by_part(rows, model.chip):
         if name not in model.parts:
             continue
-        scores += _scores(part, model.parts[name].held_out, frames, list(_folds(part)), (model.device, SHAPES))
+        held_out = _with_one_interval(part, model.parts[name].held_out)
+        folds = held_out["fold"].to_numpy()
+        split = [(np.flatnonzero(folds != fold), np.flatnonzero(folds == fold)) for fold in np.unique(folds)]
+        scores += _scores(part, held_out, frames, split, (model.device, SHAPES.format(len(split))))
         large = part["flops"].to_numpy() > part.groupby("op")["flops"].transform("quantile", _LARGEST).to_numpy()
-        trained = fitting.without_intervals(part[~large], frames)
+        trained = fitting.without_intervals(part[~large], frames, form="boosted")
         terms, x = frames(part[large])
         answer = pd.DataFrame({"predicted_ms": trained.predict(terms.to_numpy(), x.to_numpy())[0]}, index=part.index[large])
         split = [(np.flatnonzero(~large), np.flatnonzero(large))]
@@ -65,7 +69,7 @@ def left_out_scores(model: CostModel, tables: Mapping[str, pd.DataFrame]) -> pd.
             continue
         terms, x = frames(part)
         answer = pd.DataFrame({"predicted_ms": model.parts[name].predict(terms.to_numpy(), x.to_numpy())[0]}, index=part.index)
-        answer = model.parts[name].held_out.combine_first(answer).loc[part.index]
+        answer = _with_one_interval(part, model.parts[name].held_out).combine_first(answer).loc[part.index]
         for device in part["hardware_id"].unique():
             own = (part["hardware_id"] == device).to_numpy()
             others = np.flatnonzero(~own & (part.index < len(trained)))
@@ -76,10 +80,11 @@ def left_out_scores(model: CostModel, tables: Mapping[str, pd.DataFrame]) -> pd.
     return pd.concat([table, mean.assign(device="mean")[list(COLUMNS)]], ignore_index=True)
 
 
-def _folds(rows: pd.DataFrame) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    from sklearn.model_selection import GroupKFold
-
-    yield from GroupKFold(fitting.FOLDS, shuffle=True, random_state=_SEED).split(rows, groups=shapes_of(rows))
+def _with_one_interval(rows: pd.DataFrame, held_out: pd.DataFrame) -> pd.DataFrame:
+    """Return held-out predictions with ``one_low_ms, one_high_ms`` beside the families' intervals: of all of them together."""
+    predicted, fold = (held_out[name].to_numpy() for name in ("predicted_ms", "fold"))
+    one = fitting.held_out(held_out, predicted, np.log(rows["latency_ms"].loc[held_out.index].to_numpy() / predicted), fold)
+    return held_out.assign(one_low_ms=one["low_ms"], one_high_ms=one["high_ms"])
 
 
 def _scores(rows: pd.DataFrame, held_out: pd.DataFrame, frames: Frames, split: list[tuple[np.ndarray, np.ndarray]],
@@ -90,47 +95,36 @@ def _scores(rows: pd.DataFrame, held_out: pd.DataFrame, frames: Frames, split: l
     """
     several = {"this model": held_out["predicted_ms"].to_numpy(), **_baselines(rows, frames, split)}
     measured, tested = rows["latency_ms"].to_numpy(), held_out["predicted_ms"].notna().to_numpy()
-    covered = np.full(len(rows), np.nan)
+    covered = {name: np.full(len(rows), np.nan) for name in _INTERVALS}
     if "low_ms" in held_out and held_out["low_ms"][tested].notna().all():
-        covered = rows["latency_ms"].between(held_out["low_ms"], held_out["high_ms"]).to_numpy() * 100.0
+        covered = {name: rows["latency_ms"].between(held_out[low], held_out[high]).to_numpy() * 100.0
+                   for name, (low, high) in _INTERVALS.items()}
     for operator, ops in OPERATORS.items():
         own = rows["op"].isin(ops).to_numpy() & tested
         if not own.any():
             continue
         for learner, predicted in several.items():
             bias = float((predicted[own] / measured[own] - 1).mean() * 100)
-            cover = float(covered[own].mean()) if learner == "this model" else np.nan
+            cover = {name: float(inside[own].mean()) if learner == "this model" else np.nan for name, inside in covered.items()}
             yield {"device": named[0], "split": named[1], "operator": operator, "learner": learner, "bias": bias,
-                   "cover": cover, **score(measured[own], predicted[own])}
+                   **cover, **score(measured[own], predicted[own])}
 
 
 def _baselines(rows: pd.DataFrame, frames: Frames, split: list[tuple[np.ndarray, np.ndarray]]) -> dict[str, np.ndarray]:
     """Return predicted ms of held-out rows by each baseline."""
-    (_, x), line = frames(rows), _line(rows)
-    measured, ops = rows["latency_ms"].to_numpy(), rows["op"].to_numpy()
-    roof = np.maximum(line.to_numpy()[:, :2].max(axis=1), LEAST_MS)
-    predicted = {name: np.full(len(rows), np.nan) for name in ("line", "trees")} | {"roofline": roof}
+    (_, x), work = frames(rows), _work(rows)
+    data = Baselines(rows, x, work[:, :2].max(axis=1), work)
+    predicted = {name: np.full(len(rows), np.nan) for name in _BASELINES}
     for train, test in split:
-        for op in np.unique(ops[test]):
-            own, same = train[ops[train] == op], test[ops[test] == op]
-            costs = nonnegative_rates(line.iloc[own], measured[own])
-            predicted["line"][same] = np.maximum(line.iloc[same].to_numpy() @ costs, LEAST_MS)
-        answer = _trees(x.iloc[train], np.log(measured[train] / roof[train]), x.iloc[test])
-        predicted["trees"][test] = roof[test] * np.exp(answer)
+        for name, learner in _BASELINES.items():
+            predicted[name][test] = BASELINES[learner](data, train, test)
     return predicted
 
 
-def _line(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return what the line is of: computing and moving at a chip's ceilings, in ms, and a call."""
+def _work(rows: pd.DataFrame) -> np.ndarray:
+    """Return what the line is of (n, 3): computing and moving at a chip's ceilings, in ms, and a call."""
     dtype, vendors = str(rows["dtype"].iloc[0]), load_devices()
     own = [vendors[one.removeprefix("published:")] for one in rows["hardware_id"]]
-    compute = rows["flops"] / np.array([vendor.peak_gflops[dtype] * 1e6 for vendor in own])
-    return pd.DataFrame({"compute_ms": compute, "move_ms": rows["bytes"] / np.array([vendor.peak_gbps * 1e6 for vendor in own]),
-                         "call": 1.0})
-
-
-def _trees(x: pd.DataFrame, answer: np.ndarray, other: pd.DataFrame) -> np.ndarray:
-    import lightgbm
-
-    fitted = lightgbm.train({"verbosity": -1, "seed": _SEED, "num_threads": 1}, lightgbm.Dataset(x, answer), 100)
-    return fitted.predict(other)
+    compute_ms = rows["flops"] / np.array([vendor.peak_gflops[dtype] * 1e6 for vendor in own])
+    move_ms = rows["bytes"] / np.array([vendor.peak_gbps * 1e6 for vendor in own])
+    return np.column_stack([compute_ms, move_ms, np.ones(len(rows))])

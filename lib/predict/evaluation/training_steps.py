@@ -10,6 +10,7 @@ from collections.abc import Mapping
 import numpy as np
 import pandas as pd
 
+from lib.measure.statistics import VERDICTS
 from lib.predict.networks import composition
 from lib.predict.networks.composition import Composition
 from lib.predict.networks.step_learners import description
@@ -29,7 +30,7 @@ def leave_one_out(table: pd.DataFrame, items: Mapping[tuple[str, str, int], Work
     is trained on the other workloads. Trained on are logarithms of time over FLOPs. There are none where the model has no
     composition of steps, or fewer than three workloads were measured.
     """
-    good = (table["status"] == "ok") & (table["verdict"] != "unusable")
+    good = (table["status"] == "ok") & (table["verdict"] != VERDICTS[-1])
     rows = table[good & (table["mode"] == "train") & (table["memory"] == "kept")].reset_index(drop=True)
     if "train kept" not in model.compositions or rows["network"].nunique() < _LEAST_WORKLOADS:
         return pd.DataFrame(columns=["workload", "batch_size", "learner", "measured_ms", "predicted_ms", "relative_error"])

@@ -11,8 +11,10 @@ import numpy as np
 import pandas as pd
 from scipy import optimize, stats
 
+from lib.measure.networks.allocator import HEAPS
 from lib.predict.networks.composition import SUM, TERMS, Composition
 from lib.predict.operators.validation import COVER, score
+from lib.work.graph.ops import MODES
 
 LEAST_NETWORKS = 2
 _BETWEEN = 0.3  # spread, in log time, of the factor between machines: what is expected before anything is measured
@@ -20,7 +22,6 @@ _MODES = 0.1  # of a mode's factor about that of its machine
 _FRESH = 0.5  # and of what fresh memory costs
 _SPREAD = 0.2  # of networks about their prediction, where the other machine has none measured
 _WEIGHT = 3.0  # of the other machine's spread: as of so many networks
-HEAPS, MODES = ("default", "kept"), ("infer", "train")
 Compositions = Mapping[str, Composition]
 
 
@@ -38,7 +39,8 @@ def calibrated(base: Compositions, rows: pd.DataFrame) -> dict[str, Composition]
             own = left_out[(left_out["mode"] == mode) & (left_out["memory"] == heap)]
             corrected[case] = replace(
                 fitted[case], half=_half(base.get(case, SUM), own), networks=int(several["network"].nunique()),
-                scores=score(own["latency_ms"].to_numpy(), own["predicted_ms"].to_numpy()) if len(own) else {})
+                scores=score(own["latency_ms"].to_numpy(), own["predicted_ms"].to_numpy()) if len(own) else {},
+                interval_of="" if len(own) else fitted[case].interval_of)
     return corrected
 
 

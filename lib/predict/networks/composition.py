@@ -14,14 +14,15 @@ import pandas as pd
 from lib.predict.networks.work import Work, key_of
 from lib.predict.operators.cost_model import CostModel
 
-TERMS = ("sum_ms", "moved_ms", "modules", "fresh_mb")
+TERMS = ("sum_ms", "moved_ms", "fresh_mb")
 COMPUTING = ("conv", "conv_1x1", "conv_grouped", "conv_depthwise", "gemm", "attention")  # kinds of operators
 KINDS = (*COMPUTING, "pool", "batch_norm", "layer_norm", "elements", "copies")
 MAPPED = "mapped"  # an efficiency beside those of KINDS: what a mapped MB costs of a replayed one
-PARTS = (*(f"{kind}_ms" for kind in KINDS), "modules", "replayed_mb", "mapped_mb")
+PARTS = (*(f"{kind}_ms" for kind in KINDS), "replayed_mb", "mapped_mb")
 _KIND = {"linear": "gemm", "matmul": "gemm", "bmm": "attention", "attention": "attention", "pool2d": "pool", "pool3d": "pool",
          "batch_norm": "batch_norm", "layer_norm": "layer_norm", "softmax": "layer_norm", "activation": "elements",
          "elementwise": "elements"}  # of families; the others copy, or reduce
+_BY_BYTES = "its kernels of another element type, by bytes"
 Terms = Mapping[str, float]
 
 
@@ -29,13 +30,15 @@ Terms = Mapping[str, float]
 class Composition:
     """What a network costs beyond its operators, for one mode: non-negative rates of TERMS, and half its interval in log time.
 
-    ``networks`` is how many it was fitted to; with 0 the operators' own intervals stand in for its own.
+    ``networks`` is how many it was fitted to; with 0 the operators' own intervals stand in for its own. ``interval_of`` names
+    the heap whose networks the interval is of where its own was not measured: then it has no scores.
     """
 
     rates: Terms
     half: float
     networks: int
     scores: Mapping[str, float] = field(default_factory=dict)
+    interval_of: str = ""
 
     def predict(self, terms: Terms, outside: float = 0.0, operators_half: float = 0.0) -> tuple[float, float, float]:
         """Return predicted, low and high ms; the interval widens by the share of the time out of range, ``outside``."""
@@ -44,7 +47,7 @@ class Composition:
         return total, total * math.exp(-half), total * math.exp(half)
 
 
-SUM = Composition({"sum_ms": 1.0, "moved_ms": 1.0, "modules": 0.0, "fresh_mb": 0.0}, math.nan, 0)
+SUM = Composition({"sum_ms": 1.0, "moved_ms": 1.0, "fresh_mb": 0.0}, math.nan, 0)
 
 
 @dataclass(frozen=True)
@@ -68,15 +71,17 @@ class Estimate:
 def predicted_operators(work: Work, model: CostModel, measured: Mapping[tuple, float] | None = None) -> pd.DataFrame:
     """Return the operators of ``work`` with ``predicted_ms``, ``out_of_range``, ``looked_up``, ``half``, ``origin``.
 
-    ``half`` is half an interval in log time. ``measured`` maps ``key_of`` an operator to a measured time in ms.
+    ``half`` is half an interval in log time. ``measured`` maps ``key_of`` an operator to a measured time in ms. What autocast
+    runs in fp32 is answered by its bytes (and FLOPs) where the model is of 16 bits, and says so in ``origin``.
     """
     answer = model.predict(work.table)
+    own = work.table["dtype"].isin(("", model.facts.get("dtype", "fp32"))).to_numpy()
     times = np.array([measured.get(key, np.nan) for key in work.keys]) if measured else np.full(len(answer), np.nan)
-    looked_up = np.isfinite(times)
+    looked_up = np.isfinite(times) & own
     outside = answer["out_of_range"].to_numpy(bool) | ~work.table["covered"].to_numpy(bool)
     return work.table.assign(predicted_ms=np.where(looked_up, times, answer["predicted_ms"]), looked_up=looked_up,
                              out_of_range=outside & ~looked_up, half=np.log(answer["high_ms"] / answer["predicted_ms"]),
-                             origin=answer["origin"])
+                             origin=np.where(own | (answer["origin"] != ""), answer["origin"], _BY_BYTES))
 
 
 def lookup(table: pd.DataFrame) -> dict[tuple, float]:
@@ -98,9 +103,9 @@ def kinds_of(operators: pd.DataFrame) -> np.ndarray:
 
 
 def parts_of(work: Work, operators: pd.DataFrame) -> dict[str, float]:
-    """Return PARTS of a network's time: the ms of each kind of operator, modules, and fresh memory as replayed and mapped."""
+    """Return PARTS of a network's time: the ms of each kind of operator, and fresh memory as replayed and mapped."""
     cost = (operators["predicted_ms"] * operators["calls"]).groupby(kinds_of(operators)).sum()
-    return {**{f"{kind}_ms": float(cost.get(kind, 0.0)) for kind in KINDS}, "modules": float(work.modules),
+    return {**{f"{kind}_ms": float(cost.get(kind, 0.0)) for kind in KINDS},
             "replayed_mb": work.fresh_bytes / 1e6, "mapped_mb": work.mapped_bytes / 1e6}
 
 
@@ -111,7 +116,7 @@ def terms(parts: Terms, efficiencies: Terms) -> dict[str, float]:
     """
     kinds_ms = {kind: efficiencies.get(kind, 1.0) * parts[f"{kind}_ms"] for kind in KINDS}
     sum_ms = sum(kinds_ms[kind] for kind in COMPUTING)
-    return {"sum_ms": sum_ms, "moved_ms": sum(kinds_ms.values()) - sum_ms, "modules": parts["modules"],
+    return {"sum_ms": sum_ms, "moved_ms": sum(kinds_ms.values()) - sum_ms,
             "fresh_mb": parts["replayed_mb"] + efficiencies.get(MAPPED, 0.0) * parts["mapped_mb"]}
 
 

@@ -12,11 +12,12 @@ import numpy as np
 import pandas as pd
 
 from lib.errors import InputError
+from lib.measure.networks.allocator import HEAPS
 from lib.predict.networks.composition import KINDS, MAPPED, Composition, Terms, terms
 from lib.predict.operators.validation import conformal, score
 
 LEAST_NETWORKS = 4
-HEAPS = ("kept", "default")
+WORKLOADS = r"W\d+"  # networks that are workloads of this project, by their ids: nothing is learned of them
 SPREADS = (0.05, 0.1, 0.2)  # of the log of a kind's factor about that of all; one is chosen by families left out
 _COMMON, _FRESH = 0.3, 1.0  # spread of the log of the factor of all kinds, and of what fresh memory costs
 _USUAL_MS = 0.3  # what a fresh MB costs, before anything is measured
@@ -89,7 +90,8 @@ def fit(rows: pd.DataFrame) -> Learned:
     """Learn of the networks of one mode, both heaps together: ``network, family, memory, latency_ms`` and PARTS of each.
 
     Intervals come from families left out, by which the spread of the factors is chosen, too: to score it, call it within folds.
-    A heap that was not measured has the interval of the other. Raises InputError for fewer than four networks.
+    A heap that was not measured has the interval of the other (``Composition.interval_of``), and no scores. Raises InputError
+    for fewer than four networks.
     """
     if rows["network"].nunique() < LEAST_NETWORKS:
         raise InputError(f"a composition is fitted to four networks or more, not to {rows['network'].nunique()}")
@@ -99,10 +101,12 @@ def fit(rows: pd.DataFrame) -> Learned:
     logs = _logs(_parts(rows), measured_ms, spread)
     fresh_ms, heaps = _USUAL_MS * float(np.exp(logs[-2])), {}
     for heap in HEAPS:
-        own = (rows["memory"] == heap).to_numpy() | (heap not in set(rows["memory"]))
+        interval_of = heap if heap in set(rows["memory"]) else rows["memory"].iloc[0]
+        own = (rows["memory"] == interval_of).to_numpy()
         predicted, common = left_out[spread][own], float(np.exp(logs[0]))
         _, halves = conformal(np.log(measured_ms[own] / predicted), predicted, bins=1)
-        rates = {"sum_ms": common, "moved_ms": common, "modules": 0.0, "fresh_mb": fresh_ms * (heap == "default")}
-        heaps[heap] = Composition(rates, halves[0], int(rows["network"][own].nunique()), score(measured_ms[own], predicted))
+        rates = {"sum_ms": common, "moved_ms": common, "fresh_mb": fresh_ms * (heap == "default")}
+        of_it = {"scores": score(measured_ms[own], predicted)} if interval_of == heap else {"interval_of": interval_of}
+        heaps[heap] = Composition(rates, halves[0], int(rows["network"][own].nunique()), **of_it)
     kinds = dict(zip(KINDS, map(float, np.exp(logs[1:1 + len(KINDS)])), strict=True))
     return Learned({**kinds, MAPPED: float(np.exp(logs[-1] - logs[-2]))}, heaps)

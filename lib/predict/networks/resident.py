@@ -8,34 +8,29 @@ import numpy as np
 import pandas as pd
 
 from lib.predict.networks.composition import Composition
-from lib.predict.networks.fitting import LEAST_NETWORKS, folds, most_probable
+from lib.predict.networks.fitting import LEAST_NETWORKS, WORKLOADS, folds, most_probable
 from lib.predict.networks.work import Work
 from lib.predict.operators.validation import conformal, score
 
 # first use of libraries by a process (1 or 0), weights and inputs, the peak of tensors by mode, all that a pass takes in turn
-TERMS = ("first_use", "weights_mb", "infer_peak_mb", "train_peak_mb", "taken_mb")
+TERMS = ("first_use", "weights_mb", "infer_peak_mb", "train_peak_mb", "blocks_mb")
 PREDICTED = ("rss_predicted_mb", "rss_low_mb", "rss_high_mb")
 _USUAL = np.array([150.0, 1.0, 1.0, 1.0, 0.05])  # what one of each is expected to cost, in MB
 _EXPECTED = np.array([0.5, 0.05, 0.5, 0.5, 1.0])  # spread of the log of that
 _NOISE = 0.1
-_WORKLOADS = r"W\d+"
 
 
 def parts_of(work: Work) -> dict[str, float]:
-    """Return ``memory_mb, peak_mb`` of a network, and ``taken_mb``: all that a pass takes in turn."""
-    return {"memory_mb": work.memory_mb, "peak_mb": work.peak_bytes / 1e6, "taken_mb": work.taken_bytes / 1e6}
+    """Return ``memory_mb, peak_mb`` of a network, and ``blocks_mb``: all that a pass takes in turn."""
+    return {"memory_mb": work.memory_mb, "peak_mb": work.peak_bytes / 1e6, "blocks_mb": work.blocks_bytes / 1e6}
 
 
-def _terms(table: pd.DataFrame, first_use: np.ndarray) -> np.ndarray:
-    """Return TERMS of rows with ``mode, memory_mb, peak_mb, taken_mb`` (n, 5)."""
+def _terms(table: pd.DataFrame) -> np.ndarray:
+    """Return TERMS of rows with ``mode, first_use, memory_mb, peak_mb, blocks_mb`` (n, 5)."""
     trains = (table["mode"] == "train").to_numpy()
     peak = table["peak_mb"].to_numpy(float)
-    return np.stack([first_use, table["memory_mb"] - peak, peak * ~trains, peak * trains, table["taken_mb"]], 1).astype(float)
-
-
-def _first(table: pd.DataFrame) -> np.ndarray:
-    """Return which rows are the first that a process measured: it measured a network's cases in the order of the table."""
-    return ~table.duplicated(["network", "memory"]).to_numpy()
+    return np.stack([table["first_use"], table["memory_mb"] - peak, peak * ~trains, peak * trains, table["blocks_mb"]],
+                    1).astype(float)
 
 
 def _fit(terms: np.ndarray, measured_mb: np.ndarray) -> np.ndarray:
@@ -48,8 +43,8 @@ def learned(table: pd.DataFrame, without: str = "") -> dict[str, Composition]:
     Intervals come from families left out. Heaps of fewer than LEAST_NETWORKS networks have none.
     """
     several = {}
-    usable = (table["rss_mb"] > 0).to_numpy() & ~table["network"].str.fullmatch(_WORKLOADS).to_numpy()
-    terms, used = _terms(table, _first(table)), usable & (table["family"] != without).to_numpy()
+    usable = (table["rss_mb"] > 0).to_numpy() & ~table["network"].str.fullmatch(WORKLOADS).to_numpy()
+    terms, used = _terms(table), usable & (table["family"] != without).to_numpy()
     for heap in sorted(set(table["memory"][used])):
         own = used & (table["memory"] == heap).to_numpy()
         rows, own_terms, measured_mb = table[own], terms[own], table["rss_mb"].to_numpy(float)[own]
@@ -66,7 +61,7 @@ def learned(table: pd.DataFrame, without: str = "") -> dict[str, Composition]:
 
 def predicted(table: pd.DataFrame) -> pd.DataFrame:
     """Return a table of networks with PREDICTED: resident memory by what was learned without each network's family."""
-    terms, answers = _terms(table, _first(table)), np.full((len(table), len(PREDICTED)), np.nan)
+    terms, answers = _terms(table), np.full((len(table), len(PREDICTED)), np.nan)
     for family in sorted(set(table["family"])):
         several = learned(table, family)
         for row in np.flatnonzero(table["family"] == family):
@@ -78,6 +73,6 @@ def predicted(table: pd.DataFrame) -> pd.DataFrame:
 
 def answer(fitted: Composition, work: Work, beside_mb: float = 0.0) -> tuple[float, float, float]:
     """Return predicted, low and high MB that a fresh process grows by; ``beside_mb`` are tensors beside those of the passes."""
-    row = pd.DataFrame([{"mode": work.mode, **parts_of(work)}])
-    mb = float(_terms(row, np.ones(1))[0] @ [fitted.rates[name] for name in TERMS]) + beside_mb
+    row = pd.DataFrame([{"mode": work.mode, "first_use": True, **parts_of(work)}])
+    mb = float(_terms(row)[0] @ [fitted.rates[name] for name in TERMS]) + beside_mb
     return mb, mb * np.exp(-fitted.half), mb * np.exp(fitted.half)

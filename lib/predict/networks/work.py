@@ -13,12 +13,14 @@ from torch import nn
 from lib.measure.networks import allocator
 from lib.predict.networks import stand_ins
 from lib.predict.networks.memory import peak_bytes
-from lib.work import networks
+from lib.work import dtypes, networks
 from lib.work.graph import capture, counts, families
 from lib.work.graph.ops import Graph, Op
 
 _WITH_BACKWARD = ("conv2d", "conv3d", "attention", "pool2d", "pool3d", "batch_norm", "layer_norm", "softmax", "activation")
 _MOVING = ("fill", "random", "loss")  # not swept: taken as copies of as many elements
+_SHORT = {name: short for short, name in dtypes.NAMES.items()}
+_LOW = tuple(map(dtypes.torch_name, dtypes.AUTOCAST))
 _TOGETHER = 48  # parameters that one launch of torch's multi-tensor kernels takes: 36 to 110, by how many tensors each has
 
 
@@ -33,10 +35,11 @@ def key_of(row: Mapping[str, Any]) -> tuple:
 class Work:
     """What one pass or step of a network runs, memory in bytes.
 
-    ``table`` has a row a distinct operator: ``sweep`` columns, ``calls``, of them ``backward_calls``, and ``covered``, whether
-    a family knows it. ``not_modelled`` says what no model is of: operators without a family, each with what stands in for it,
-    and products of other element types than the input's; ``uncounted`` whose FLOPs are not known.
-    ``input_values`` are the numbers in a batch, ``trained`` the elements of each trained parameter.
+    ``table`` has a row a distinct operator: ``sweep`` columns (``dtype``: of its first floats), ``calls``, of them
+    ``backward_calls``, and ``covered``, whether a family knows it. ``not_modelled`` says what no model is of: operators without
+    a family, each with what stands in for it, and products of other element types than the network's; ``uncounted`` whose FLOPs
+    are not known. ``input_values`` are the numbers in a batch, ``trained`` the elements of each trained parameter, ``branches``
+    the lines of code that went the way of random inputs.
     """
 
     table: pd.DataFrame
@@ -51,6 +54,7 @@ class Work:
     uncounted: tuple[str, ...] = ()
     input_values: float = 0.0
     trained: tuple[int, ...] = ()
+    branches: tuple[str, ...] = ()
 
     @cached_property
     def keys(self) -> list[tuple]:
@@ -83,7 +87,7 @@ class Work:
         return (self.weight_bytes + self.peak_bytes) / 1e6
 
     @property
-    def taken_bytes(self) -> float:
+    def blocks_bytes(self) -> float:
         """Return the bytes of all blocks that a pass takes in turn."""
         return float(sum(self.plan.blocks))
 
@@ -128,13 +132,17 @@ class Work:
         plan = allocator.Plan.of(graph)
         fresh = allocator.fresh_bytes(plan) if device_type == "cpu" else 0.0
         return cls(table, mode, batch_size, modules, fresh, float(weights), peak_bytes(plan), plan,
-                   _not_modelled(graph), _uncounted(graph), float(values), trained)
+                   _not_modelled(graph), _uncounted(graph), float(values), trained, graph.branches)
 
 
 def _not_modelled(graph: Graph) -> tuple[str, ...]:
-    """Return the operators that no family covers, and those with matrix products in another element type than the input's."""
+    """Return the operators that no family covers, and those with matrix products in another element type than the network's.
+
+    That is what autocast computes in, or the type of the input.
+    """
     floats = [spec for op in graph.ops for spec in op.tensors if getattr(torch, spec.dtype).is_floating_point]
-    own = next((spec.dtype for kind in ("input", "parameter") for spec in floats if spec.kind == kind), "")
+    of_input = next((spec.dtype for kind in ("input", "parameter") for spec in floats if spec.kind == kind), "")
+    own = graph.computes_in if graph.computes_in in _LOW else of_input
     work = [op for op in graph.ops if counts.is_work(op)]
     described = {op: families.describe(op) is not None for op in dict.fromkeys(work)}
     uncovered = {stand_ins.words(op) for op, covered in described.items() if not covered}
@@ -161,15 +169,17 @@ def row_of(op: Op) -> dict[str, Any]:
         family = "copy"
     if family == "copy":
         params = {**params, "kind": "clone"}  # the one that is swept; the others copy as it does
-    return {"op": family, **params, "pass": "backward" if backward else "forward", "flops": stand_ins.least_flops(op),
-            "bytes": moved, "covered": described is not None}
+    return {"op": family, **params, "dtype": _SHORT.get(op.dtype, op.dtype), "pass": "backward" if backward else "forward",
+            "flops": stand_ins.least_flops(op), "bytes": moved, "covered": described is not None}
 
 
 def captured(network: networks.Network, mode: str, dtype: str = "float32", channels_last: bool = False,
              device: str = "cpu", ready: nn.Module | None = None) -> Work:
     """Return the work of a network on its batch as a device type (cpu, cuda) runs it; InputError says why it has none.
 
-    ``ready`` is the network where it was prepared for capture before.
+    Of a ``dtype`` of 16 bits as torch.autocast runs it. ``ready`` is the network where it was prepared for capture before.
     """
-    graph = capture.of_network(network, mode, dtype, channels_last, device=device, ready=ready)
+    autocast = dtype if dtype in _LOW else ""
+    graph = capture.of_network(network, mode, "float32" if autocast else dtype, channels_last, device=device, ready=ready,
+                               autocast=autocast)
     return Work.of(graph, mode, network.shape[0], device)

@@ -206,7 +206,7 @@ NUMBERS = ("batch", "in_channels", "out_channels", "depth", "height", "width",
            *(f"{what}_{axis}" for what in ("kernel", "stride", "dilation") for axis in "dhw"), "groups", "gemm_m", "gemm_k",
            "gemm_n", "heads", "q_len", "kv_len", "head_dim", "rows", "columns", "elements", "pieces", "outer", "inner")
 ZEROS = (*(f"padding_{axis}" for axis in "dhw"), *(f"out_{axis}" for axis in ("depth", "height", "width")), "bias", "inplace",
-         "training", "input_grad")
+         "training", "input_grad", "before")  # before: calls measured earlier in the same process, where these cost time
 _ABSENT: dict[str, Any] = {**dict.fromkeys(NUMBERS, 1), **dict.fromkeys(ZEROS, 0)}
 
 

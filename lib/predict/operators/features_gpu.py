@@ -12,15 +12,18 @@ import numpy as np
 
 from lib.config.definitions import VendorDevice
 from lib.errors import InputError, choices
+from lib.predict.analytic import cudnn
+from lib.predict.operators.features import GROUPS as CPU_GROUPS
 from lib.predict.operators.features import Row, code
 from lib.work import dtypes
 
 TILES = ((32, 32), (64, 64), (64, 128), (128, 64), (128, 128), (64, 256), (256, 64), (128, 256), (256, 128), (192, 128))
 VECTOR_TILES = ((32, 32), (32, 64), (64, 32), (32, 128), (128, 32), (64, 64), (64, 128), (128, 64), (128, 128))
 MOVING = ("move", "softmax", "norm")  # what memory-bound work moves as: terms of time begin so
-GROUPS = ("window", "gemm", "convolution", "memory", "sgemm")
 _CONVOLUTIONS, _POOLS = ("conv2d", "conv3d"), ("pool2d", "pool3d")
 _GEMMS = ("linear", "matmul", "bmm", "attention")
+GROUPS: dict[str, tuple[str, ...]] = {"window": _POOLS, "gemm": _GEMMS, "convolution": _CONVOLUTIONS,
+                                     "memory": CPU_GROUPS["memory"], "sgemm": _GEMMS}  # a 1x1 convolution is a GEMM, see groups
 _NARROW = 16  # channels a group below which a grouped convolution fills no tile: no library computes it as a GEMM
 _LOADS = 4  # multiply-adds (128 a clock) a multiprocessor does while it reads one value (32 a clock) from its first cache
 _FP32 = 4  # bytes of the element type whose GEMMs run on vector units
@@ -28,6 +31,7 @@ _SPLITS = (1, 4, 16)  # into how many parts a library cuts k where m and n make 
 _EDGE = 8  # a tile of m x n takes 1 + 8/m + 8/n times its multiply-adds: it reads m + n values for each m n of them
 _HIDDEN_US = (4, 8, 12, 16, 24)  # of a kernel's time while the host still launches the next: steps of a soft maximum
 _BATCHED, _BATCHED_TILES, _BATCHED_HIDDEN_US = ("bmm", "attention"), ((64, 64), (64, 128), (128, 128)), (8, 16)
+_CALLS = 1e3  # the unit of calls that were measured before
 _BLOCK = 1024  # columns that one block takes at once
 _ROWS = 1e4  # the unit of rows a multiprocessor
 _SM_BYTES_PER_MS = 1e7  # the unit of what one multiprocessor moves, as many do
@@ -157,9 +161,34 @@ def terms(row: Row, group: str, chip: Chip) -> Row:
     gemm = _gemm(row)
     if group == "sgemm":
         return {**_sgemm_terms(row, gemm, move, chip), "call": 1.0}
+    if group == "convolution" and chip.item == _FP32:
+        return {"move_ms": move, **_convolution_terms(_ways(row, gemm, chip)), "call": 1.0, "before": row["before"] / _CALLS}
     times = {"compute_ms": compute, "move_ms": move, "longer_ms": np.maximum(compute, move)}
     times |= {f"waves_{tile[0]}_ms": _tiled(row, gemm, tile, chip) for tile in ((64, 64), (128, 128))}
     return {**times, "steps": gemm[3] / 1e4, "call": 1.0}
+
+
+def _ways(row: Row, gemm: tuple[Any, ...], chip: Chip) -> cudnn.Ways:
+    """Return the ways of a library to convolve in fp32, with their times."""
+    rows, columns = (row[axis] + 2 * row[f"padding_{axis[0]}"] - row[f"dilation_{axis[0]}"] * (row[f"kernel_{axis[0]}"] - 1)
+                     for axis in ("height", "width"))
+    rows, columns = ((size - 1) // row[f"stride_{axis}"] + 1 for size, axis in zip((rows, columns), "hw", strict=True))
+    groups, m, n, k = gemm
+    winograd = (row["groups"] == 1) & (row["kernel_d"] == 1) & (row["depth"] == 1)
+    for axis in "hw":
+        winograd = winograd & (row[f"kernel_{axis}"] == 3) & (row[f"stride_{axis}"] == 1) & (row[f"dilation_{axis}"] == 1)
+    inputs = row["batch"] * row["in_channels"] * row["depth"] * row["height"] * row["width"]
+    again = _flops(row) / (2.0 * groups * m * n * k)
+    return cudnn.ways(cudnn.Layer(row["batch"], row["in_channels"], row["out_channels"], rows, columns, m / row["batch"],
+                                  groups, k, inputs, winograd, again), chip)
+
+
+def _convolution_terms(ways: cudnn.Ways) -> dict[str, Any]:
+    """Return the times of a library's ways to convolve in fp32, the shortest of all, and what Winograd's moves beside."""
+    implicit, fused, gemms = ways.best
+    planned = np.minimum(np.minimum(implicit, fused), gemms + ways.moved)
+    return {"planned_ms": planned, "winograd_gemms_ms": gemms, "winograd_moved_ms": ways.moved, "winograd_fused_ms": fused,
+            "implicit_ms": implicit}
 
 
 def _memory_terms(row: Row, move: Any, chip: Chip) -> dict[str, Any]:
@@ -220,7 +249,34 @@ def features(row: Row, group: str, chip: Chip) -> Row:
         return {**{name: values[name] for name in ("log_move", "cached")}, **_memory_features(row, chip)}
     if group == "sgemm":
         return {**values, **_sgemm_features(row, chip, np.maximum(compute, move))}
+    if group == "convolution" and chip.item == _FP32:
+        return {**values, **_convolution_features(row, chip)}
     return {**values, **_gemm_features(row, group, chip, np.maximum(compute, move))}
+
+
+def _convolution_features(row: Row, chip: Chip) -> dict[str, Any]:
+    """Return the sizes of a convolution in fp32, and each way to compute it beside the shortest."""
+    gemm = _, m, _, _ = _gemm(row)
+    ways = _ways(row, gemm, chip)
+    times = _convolution_terms(ways)
+    planned = np.maximum(times.pop("planned_ms"), 1e-9)
+    pixels, ins, outs, height = m / row["batch"], row["in_channels"], row["out_channels"], row["height"]
+    values = {**_sizes(gemm, chip), **{name: row[name] for name in ("kernel_h", "stride_h", "height")},
+              "positions": np.log2(pixels), "ins": np.log2(ins), "outs": np.log2(outs), "outs_over_ins": np.log2(outs / ins),
+              "inputs": np.log2(ins * pixels), "outputs": np.log2(outs * pixels), "ins_rest": ins % 8, "ins_rest_32": ins % 32,
+              "outs_rest": outs % 32, "outs_rest_64": outs % 64, "outs_rest_128": outs % 128, "m_rest": m % 128,
+              "height_waste_4": np.ceil(height / 4) * 4 / height, "height_odd": height % 2,
+              "height_waste_8": np.ceil(height / 8) * 8 / height, "height_waste_16": np.ceil(height / 16) * 16 / height,
+              "tiles": np.log2(ways.tiles), "tiles_rest": ways.tiles % 128, "planned": np.log2(planned),
+              "kept_tiles": np.log2(144 * ins * ways.tiles / chip.cache_bytes),
+              "kept_filters": np.log2(144 * ins * outs / chip.cache_bytes)}
+    values |= {f"{name.removesuffix('_ms')}_over": np.log2(np.maximum(time, 1e-9) / planned) for name, time in times.items()}
+    for block, count in ways.blocks.items():
+        name = "x".join(map(str, block))
+        values |= {f"blocks_{name}": np.log2(count), f"unfilled_{name}": np.ceil(count) / count,
+                   f"fused_{name}": np.log2(ways.fused[block] / planned)}
+    values |= {f"gemms_{tile[0]}x{tile[1]}": np.log2(ways.gemms[tile] / planned) for tile in cudnn.GEMM_TILES[3:]}
+    return values | {f"implicit_{filters}": np.log2(time / planned) for filters, time in ways.implicit.items()}
 
 
 def _memory_features(row: Row, chip: Chip) -> dict[str, Any]:

@@ -65,8 +65,8 @@ def _corrected(model: CostModel, name: str, rows: pd.DataFrame, ratio: np.ndarra
         factor[test] = Correction.of(names, smooth[train], ratio[train])(smooth[test])
     base_ms = _predicted_ms(replace(part, correction=None, scaling=None), model.chip, rows)
     edges, halves = conformal(ratio - factor, base_ms, bins=2)
-    return replace(part, correction=Correction.of(names, smooth, ratio), edges_ms=edges, halves=halves, rows=len(rows),
-                   scores=score(measured_ms, measured_ms * np.exp(factor - ratio)), origin="")
+    return replace(part, correction=Correction.of(names, smooth, ratio), edges_ms=edges, halves=halves, families={},
+                   rows=len(rows), scores=score(measured_ms, measured_ms * np.exp(factor - ratio)), origin="")
 
 
 def farthest_first(x: np.ndarray, count: int) -> np.ndarray:

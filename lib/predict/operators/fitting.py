@@ -6,7 +6,7 @@ predictors: Vovk, 2015).
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -16,7 +16,7 @@ from lib.predict.operators import features, inputs, parts
 from lib.predict.operators.augmentation import crossed
 from lib.predict.operators.cost_model import CostModel
 from lib.predict.operators.features_gpu import Chip
-from lib.predict.operators.parts import Part
+from lib.predict.operators.parts import FAMILY, Interval, Part
 from lib.predict.operators.regressors import Boosted, Ensemble, Rates, Regressor, Student, nonnegative_rates, weights
 from lib.predict.operators.validation import conformal, score, shapes_of, usable
 from lib.progress import track
@@ -24,7 +24,9 @@ from lib.progress import track
 LEAST_ROWS = 40
 FOLDS = 5
 _QUICK_FOLDS = 3
+_LEAST_OF_FAMILY = 60  # groups from which on a family has intervals of its own: five GPUs say little of a sixth
 
+Form = Literal["student", "boosted", "rates"]  # of a regressor
 Frames = Callable[[pd.DataFrame], tuple[pd.DataFrame, pd.DataFrame]]  # rows of one part -> their terms and features
 
 
@@ -39,31 +41,31 @@ def fit(table: pd.DataFrame, facts: Mapping[str, Any] | None = None, chip: Chip 
     several = dict(inputs.by_part(good, chip))
     few = {name: len(rows) for name, rows in several.items() if len(rows) < LEAST_ROWS}
     for name in track([name for name in several if name not in few], "train"):
-        model.parts[name] = fit_part(several[name], partial(inputs.frames, chip=chip), quick, distilled=chip is None)
+        model.parts[name] = fit_part(several[name], partial(inputs.frames, chip=chip), quick,
+                                     form="student" if chip is None else "boosted")
     if not model.parts:
         raise InputError(f"too few rows: a part needs {LEAST_ROWS}, there are {few or 'none'}")
     model.facts["left_out"] = few
     return model
 
 
-def fit_regressor(rows: pd.DataFrame, frames: Frames, quick: bool = False, distilled: bool = True,
-                  rates: bool = False) -> Regressor:
-    """Train the regressor of one part on its rows, ``distilled``: as one small network, else as trees.
+def fit_regressor(rows: pd.DataFrame, frames: Frames, quick: bool = False, form: Form = "student") -> Regressor:
+    """Train the regressor of one part on its rows.
 
-    ``rates``: as rates alone, which carry over to other devices.
+    ``form``: one small network (student), trees (boosted), or rates alone, which carry over to other devices.
     """
     terms, x = frames(rows)
-    measured = rows["latency_ms"].to_numpy(), weights(rows)
-    if rates:
-        return Rates(list(terms), nonnegative_rates(terms, measured[0]))
-    if not distilled:
-        return Boosted.of(terms, x, *measured)
-    teacher = Ensemble.of(terms, x, *measured, quick)
+    measured_ms = rows["latency_ms"].to_numpy()
+    if form == "rates":
+        return Rates(list(terms), nonnegative_rates(terms, measured_ms))
+    if form == "boosted":
+        return Boosted.of(terms, x, measured_ms, weights(rows))
+    teacher = Ensemble.of(terms, x, measured_ms, weights(rows), quick)
     return Student.of(teacher, terms, x, quick, None if quick else lambda count: frames(crossed(rows, count)))
 
 
 def fit_part(rows: pd.DataFrame, frames: Frames, quick: bool = False, groups: pd.Series | None = None,
-             distilled: bool = True, rates: bool = False) -> Part:
+             form: Form = "student") -> Part:
     """Train one part on its rows and validate it on groups of them that a fold left out, see ``fit_regressor``.
 
     ``groups``, aligned with the rows, says which rows no fold may split (default: equal shapes).
@@ -77,31 +79,53 @@ def fit_part(rows: pd.DataFrame, frames: Frames, quick: bool = False, groups: pd
     folds = min(_QUICK_FOLDS if quick else FOLDS, groups.nunique())
     split = GroupKFold(folds, shuffle=True, random_state=0).split(x, measured_ms, groups)
     for number, (train, test) in enumerate(split):
-        part = without_intervals(rows.iloc[train], frames, quick, distilled, rates)
+        part = without_intervals(rows.iloc[train], frames, quick, form)
         predicted[test], _, out = part.predict(terms.iloc[test].to_numpy(), x.iloc[test].to_numpy())
         outside[test], fold[test] = out | ~np.isin(codes[test], part.codes), number
     error = np.log(measured_ms / predicted)
-    part = without_intervals(rows, frames, quick, distilled, rates)
-    part.edges_ms, part.halves = conformal(error, predicted)
+    part = without_intervals(rows, frames, quick, form)
+    ops = _families(rows, x, groups)
+    of_all, part.families = _intervals(error, predicted, ops)
+    part.edges_ms, part.halves = of_all.edges_ms, of_all.halves
     part.scores = score(measured_ms, predicted)
-    part.held_out = held_out(rows, predicted, error, fold).assign(out_of_range=outside)
+    part.held_out = held_out(rows, predicted, error, fold, ops).assign(out_of_range=outside)
     return part
 
 
-def without_intervals(rows: pd.DataFrame, frames: Frames, quick: bool = False, distilled: bool = False,
-                      rates: bool = False) -> Part:
+def without_intervals(rows: pd.DataFrame, frames: Frames, quick: bool = False, form: Form = "student") -> Part:
     """Train one part on its rows without intervals or scores."""
     _, x = frames(rows)
-    regressor = fit_regressor(rows, frames, quick, distilled, rates)
+    regressor = fit_regressor(rows, frames, quick, form)
     return Part(regressor, list(x), parts.ranges(x), inputs.kinds(rows), [], [np.nan], len(rows))
 
 
-def held_out(rows: pd.DataFrame, predicted: np.ndarray, error: np.ndarray, fold: np.ndarray) -> pd.DataFrame:
-    """Return each row's prediction by the fold that left it out, its interval from the errors of the other folds."""
-    half = np.zeros(len(rows))
+def _families(rows: pd.DataFrame, x: pd.DataFrame, groups: pd.Series) -> np.ndarray:
+    """Return the family of each row where it has intervals of its own: of enough groups, and told apart by the features."""
+    counts = groups.groupby(rows["op"]).nunique()
+    own = counts.index[counts >= _LEAST_OF_FAMILY] if FAMILY in x and len(counts) > 1 else []
+    return np.where(rows["op"].isin(own), rows["op"], "").astype(str)
+
+
+def _intervals(error: np.ndarray, predicted: np.ndarray, ops: np.ndarray) -> tuple[Interval, dict[str, Interval]]:
+    """Return the intervals of all rows, and those of each family that has its own."""
+    own = {str(op): ops == op for op in np.unique(ops) if op}
+    return Interval(*conformal(error, predicted)), {op: Interval(*conformal(error[rows], predicted[rows]))
+                                                    for op, rows in own.items()}
+
+
+def held_out(rows: pd.DataFrame, predicted: np.ndarray, error: np.ndarray, fold: np.ndarray,
+             ops: np.ndarray | None = None) -> pd.DataFrame:
+    """Return each row's prediction by the fold that left it out, its interval by the errors of the others, and the fold.
+
+    ``ops`` are the families of rows that have intervals of their own, empty where that is of all rows; None: of all everywhere.
+    """
+    ops, half = np.full(len(rows), "") if ops is None else ops, np.zeros(len(rows))
     for number in np.unique(fold):
         test = fold == number
-        edges, halves = conformal(error[~test], predicted[~test])
-        half[test] = np.array(halves)[np.searchsorted(edges, predicted[test])]
-    return pd.DataFrame({"predicted_ms": predicted, "low_ms": predicted * np.exp(-half), "high_ms": predicted * np.exp(half)},
-                        index=rows.index)
+        of_all, families = _intervals(error[~test], predicted[~test], ops[~test])
+        half[test] = of_all.half(predicted[test])
+        for op, interval in families.items():
+            own = test & (ops == op)
+            half[own] = interval.half(predicted[own])
+    return pd.DataFrame({"predicted_ms": predicted, "low_ms": predicted * np.exp(-half), "high_ms": predicted * np.exp(half),
+                         "fold": fold}, index=rows.index)

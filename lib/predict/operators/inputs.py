@@ -45,7 +45,7 @@ def names(group: str, chip: Chip | None) -> tuple[list[str], list[str]]:
     several = features.GROUPS if chip is None else features_gpu.GROUPS
     if group not in several:
         raise ValueError(f"there is no group {group!r}; there are: {choices(several)}")
-    row = features.one(features.GROUPS.get(group, features.GROUPS["gemm"])[0], {}, 1.0, 1.0)
+    row = features.one(several[group][0], {}, 1.0, 1.0)
     return tuple(list(values) for values in _values(row, group, chip))
 
 

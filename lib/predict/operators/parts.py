@@ -13,12 +13,25 @@ from lib.predict import model_file
 from lib.predict.analytic.scaling import Scaling
 from lib.predict.operators import inputs, regressors
 from lib.predict.operators.correction import Correction
-from lib.predict.operators.features import TEXTS
+from lib.predict.operators.features import TEXTS, code
 from lib.predict.operators.features_gpu import Chip
 from lib.predict.operators.regressors import Regressor
 
+FAMILY = "op"  # the feature that tells families apart
 _PASSES = ("forward", "backward")
 _SAVED = ("features", "ranges", "kinds", "edges_ms", "halves", "rows", "scores", "origin")
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Half intervals in log time by bin of the predicted time: ``halves`` are one more than the bins' edges."""
+
+    edges_ms: list[float]
+    halves: list[float]
+
+    def half(self, predicted_ms: np.ndarray) -> np.ndarray:
+        """Return half of the nominal 90 % interval of each prediction."""
+        return np.array(self.halves)[np.searchsorted(self.edges_ms, predicted_ms)]
 
 
 @dataclass
@@ -26,10 +39,10 @@ class Part:
     """The regressor of one group of families and one pass, its training ranges, intervals and scores on held-out shapes.
 
     ``features`` are all that an operator has; the regressor uses those that varied in training. ``halves`` are half intervals
-    in log time by bin of the time that the regressor alone predicts (``edges_ms``). ``origin`` names the device whose kernels
-    it was trained on where that is another one: then every answer is out of range; ``scaling`` leads from a CPU to the one that
-    is predicted (None: the same). ``held_out`` are the predictions of training rows by the fold that left them out, with their
-    intervals; they are not saved.
+    in log time by bin of the time that the regressor alone predicts (``edges_ms``), ``families`` those of families that have
+    some of their own, by the feature FAMILY. ``origin`` names the device whose kernels it was trained on where that is another
+    one: then every answer is out of range; ``scaling`` leads from a CPU to the one that is predicted (None: the same).
+    ``held_out`` are the predictions of training rows by the fold that left them out, with their intervals; they are not saved.
     """
 
     regressor: Regressor
@@ -42,6 +55,7 @@ class Part:
     scores: dict[str, float] = field(default_factory=dict)
     correction: Correction | None = None
     origin: str = ""
+    families: dict[str, Interval] = field(default_factory=dict)
     scaling: Scaling | None = None
     held_out: pd.DataFrame | None = None
 
@@ -57,6 +71,14 @@ class Part:
     def _columns(self, names: list[str]) -> list[int]:
         return [self.features.index(name) for name in names]
 
+    def _halves(self, predicted: np.ndarray, x: np.ndarray) -> np.ndarray:
+        """Return half intervals in log time, of a family's own where it has one."""
+        half = Interval(self.edges_ms, self.halves).half(predicted)
+        for op, interval in self.families.items():
+            own = x[:, self.features.index(FAMILY)] == code(FAMILY, op)
+            half[own] = interval.half(predicted[own])
+        return half
+
     def predict(self, terms: np.ndarray, x: np.ndarray,
                 work: Sequence[np.ndarray] = ()) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return predicted ms, half of their nominal 90 % intervals in log time, and whether the features are out of range.
@@ -66,7 +88,7 @@ class Part:
         x = x[:, :len(self.features)]  # a part of rates alone has none
         outside = beyond(self._limits, x)
         predicted = self.regressor.predict(terms, x[:, self._columns(self.regressor.names)], outside)
-        half = np.array(self.halves)[np.searchsorted(self.edges_ms, predicted)]
+        half = self._halves(predicted, x)
         if self.scaling:
             predicted = self.scaling.scaled_ms(predicted, *work)
         if self.correction:
@@ -77,7 +99,8 @@ class Part:
         """Return everything as what JSON can hold."""
         return {**{name: getattr(self, name) for name in _SAVED}, "regressor": self.regressor.plain(),
                 "correction": asdict(self.correction) if self.correction else None,
-                **({"scaling": asdict(self.scaling)} if self.scaling else {})}
+                **({"scaling": asdict(self.scaling)} if self.scaling else {}),
+                **({"families": {op: asdict(own) for op, own in self.families.items()}} if self.families else {})}
 
     @classmethod
     def of_file(cls, entry: model_file.Part, names: tuple[list[str], list[str]]) -> "Part":
@@ -88,7 +111,8 @@ class Part:
         saved = entry.model_dump(mode="json", include=set(_SAVED))
         correction = Correction(**entry.correction.model_dump()) if entry.correction else None
         scaling = Scaling(**entry.scaling.model_dump()) if entry.scaling else None
-        return cls(regressors.of_file(entry.regressor), **saved, correction=correction, scaling=scaling)
+        own = {op: Interval(list(one.edges_ms), list(one.halves)) for op, one in entry.families.items()}
+        return cls(regressors.of_file(entry.regressor), **saved, correction=correction, scaling=scaling, families=own)
 
 
 def names_of(name: str, chip: Chip | None) -> tuple[list[str], list[str]]:

@@ -1,10 +1,12 @@
 """Which rows train a model, which no fold may split, and how errors on held-out groups become scores and intervals."""
 
+from collections.abc import Mapping
+
 import numpy as np
 import pandas as pd
 
 from lib.errors import InputError, choices
-from lib.measure.statistics import bootstrap
+from lib.measure.statistics import VERDICTS, bootstrap
 from lib.predict.operators import features
 
 COVER = 0.9
@@ -17,7 +19,7 @@ def usable(table: pd.DataFrame) -> pd.DataFrame:
     Raises InputError for times that are not positive numbers, and for a mixture of machines, devices, threads, element types or
     ways of timing, which one model cannot answer for.
     """
-    good = table[(table["status"] == "ok") & (table["verdict"] != "unusable")].copy()
+    good = table[(table["status"] == "ok") & (table["verdict"] != VERDICTS[-1])].copy()
     bad = good[~(good["latency_ms"] > 0) | ~np.isfinite(good["latency_ms"])]
     if len(bad):
         raise InputError(f"{len(bad)} rows have no positive time, the first is {bad['op'].iloc[0]} {bad['config'].iloc[0]}: "
@@ -50,9 +52,19 @@ def conformal(error: np.ndarray, size: np.ndarray, bins: int = _BINS) -> tuple[l
     return edges, halves
 
 
+def half_interval(error: np.ndarray) -> float:
+    """Return half the width of one COVER interval for all, from errors on unseen groups, see ``conformal``."""
+    return conformal(error, np.zeros(len(error)), bins=1)[1][0]
+
+
 def score(measured: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
     """Return MAPE with a bootstrap interval, median and p90 of the absolute error in %, the share within 10 %, and n."""
     error = np.abs(predicted / measured - 1) * 100
     low, high = bootstrap(error, np.mean)
     return {"mape": float(error.mean()), "mape_low": float(low), "mape_high": float(high), "median": float(np.median(error)),
             "p90": float(np.percentile(error, 90)), "within_10": float((error <= 10).mean() * 100), "n": len(error)}
+
+
+def worse(before: Mapping[str, float], after: Mapping[str, float]) -> bool:
+    """Return whether answers have become worse: their mean error and their median error are both larger."""
+    return all(after[name] > before[name] for name in ("mape", "median"))

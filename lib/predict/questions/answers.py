@@ -74,7 +74,7 @@ class _Models:
 
     def _look_up(self, device: str, dtype: str) -> list[Predictor] | Exception:
         try:
-            return registry.for_devices([device] if device else [], dtype, reader=self._reader)
+            return advise.for_networks([device] if device else [], dtype, reader=self._reader)
         except InputError as error:
             return error
 
@@ -141,4 +141,6 @@ def _row(question: Question, captured: CapturedQuery, predictor: Predictor, netw
     work = network.work(question.query.batch_size, predictor.device_type)
     if isinstance(work, Exception):
         raise work
-    return advise.row(predictor, captured, work) | {"batch_size": work.batch_size, "not_modelled": choices(work.not_modelled)}
+    branches = [f"values at {place} (those of random inputs)" for place in work.branches]
+    return advise.row(predictor, captured, work) | {"batch_size": work.batch_size,
+                                                    "not_modelled": choices([*work.not_modelled, *branches])}

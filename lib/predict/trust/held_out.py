@@ -14,13 +14,16 @@ import pandas as pd
 
 from lib import csv_files, store
 from lib.config import definitions
-from lib.errors import InputError, choices
+from lib.errors import choices
 from lib.measure import archive
+from lib.measure.statistics import VERDICTS
 from lib.predict import registry, steps, transfer_cpu
+from lib.predict.composed import gains as card_gains
 from lib.predict.composed import held_out as families
 from lib.predict.composed import model_file as composed_file
 from lib.predict.composed.features import Condition
 from lib.predict.composed.model_file import Composed
+from lib.predict.gains import model_file as cpu_gains
 from lib.predict.networks import step
 from lib.predict.operators.cost_model import ANY_GPU, CostModel
 from lib.predict.power import model as power_model
@@ -29,16 +32,18 @@ COLUMNS = ("device", "what", "kind", "mode", "condition", "mape_pct", "median_pc
            "source")
 NETWORKS, FINAL, OPERATORS, STEPS, POWER, TENSORS, RESIDENT, NOISE = (
     "networks", "networks, final set", "operators", "training steps", "power", "memory of tensors", "resident memory", "labels")
-FAMILIES, NEW_CARDS = "networks of one family", "networks, card left out"
-FLAGGED = ", out of range"  # after networks or operators: those whose answer was flagged so
-ALL, EVERY_ROW = families.ALL, "unusable rows too"
+GAINS = "gains of a change"
+FAMILIES, EVERY_NETWORK = "networks of one family", "networks, unusable rows too"
+NEW_CARDS, CORRECTED_CARDS = "networks, card left out", "networks, card left out but for some"
+FLAGGED = {NETWORKS: "networks, out of range", OPERATORS: "operators, out of range"}  # those whose answer was flagged so
+ALL, OWN = families.ALL, "measured by this project"
+ALLOCATORS = {"kept": "retained heap", "default": "default allocator"}  # column ``memory`` of networks, and what it is called
 _MEAN_ERROR = 0.8 * 1.25 / 1.35  # of a median, over IQR / sqrt(n)
 _SHARE = 0.05  # of the time out of the training range, and a network is flagged
 _NETWORKS = ("network", "mode", "batch_size", "memory", "tuning", "latency_ms", "verdict", "status", "predicted_ms", "low_ms",
              "high_ms", "outside", "rss_mb", "tensors_mb", "peak_mb", "memory_mb")
 _PREDICTED = {"rss_predicted_mb": "predicted_ms", "rss_low_mb": "low_ms", "rss_high_mb": "high_ms"}  # where it was learned
 _SCORES = ("mape", "median", "bias", "n", "coverage")
-_WAYS = ("eager", "compiled", "train")  # of a card's condition
 _STEP_SPLITS = {"workload": "workloads", "arch": "architectures"}
 Row = dict[str, Any]
 
@@ -55,7 +60,7 @@ def table(reference: str = "") -> pd.DataFrame:
     labels = [one for name, folder in folders.items() for one in _of_labels(name, folder)]
     cards = [Composed.load(path) for path in composed_file.files_of_cards().values()]
     rows = [*(one for card in cards for one in of_card(card)), *_of_new_cards(), *_of_families(), *of_final_set(), *machines,
-            *(one for model in models for one in of_operators(model)), *_of_power(), *_of_steps(), *labels]
+            *(one for model in models for one in of_operators(model)), *_of_power(), *_of_steps(), *_of_gains(), *labels]
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
@@ -68,12 +73,12 @@ def of_card(card: Composed, only: Condition | None = None) -> Iterator[Row]:
         if only not in (None, condition):
             continue
         of_kinds = families.of_kinds(card.device, condition) if fitted.basis == "many" else {}
-        device = composed_file.ANY if fitted.basis == "others" else card.device
+        device, scored = composed_file.ANY if fitted.basis == "others" else card.device, fitted.scored or condition.name
         left_out = {"many": "families of timm", "few": "families of the networks that calibrated it",
                     "others": f"each of {choices(card.siblings)}, and families of timm"}[fitted.basis]
-        coverage = _coverage_of_cards(condition.name) if fitted.basis == "others" else np.nan
+        coverage = _coverage_of_cards(scored) if fitted.basis == "others" else np.nan
         for scores in of_kinds.values() or [{"name": ALL, "coverage": coverage, **fitted.scores}]:
-            yield row(device, NETWORKS, scores["name"], condition.mode, condition_of_card(condition.name), scores, left_out,
+            yield row(device, NETWORKS, scores["name"], condition.mode, condition_of_card(scored), scores, left_out,
                       card.source)
 
 
@@ -95,14 +100,13 @@ def _of_labels(name: str, folder: Path) -> Iterator[Row]:
 
     From the spread of the passes of one campaign, as if it were normal: 0.8 standard errors of a median, 1.25 sigma / sqrt(n).
     """
-    tables = [store.read(path, "networks") for path in archive.networks_files(folder)]
-    rows = pd.concat(tables, ignore_index=True) if tables else store.read_all([], "networks")
-    usable = rows[(rows["status"] == "ok") & (rows["verdict"] != "unusable") & (rows["device"] == "cpu") & (rows["n"] > 1)]
+    rows = archive.networks(folder)
+    usable = rows[(rows["dtype"] == "fp32") & (rows["device"] == "cpu") & (rows["n"] > 1)
+                  & (rows["status"] == "ok") & (rows["verdict"] != VERDICTS[-1])]
     for (memory, mode, batch), part in usable.groupby(["memory", "mode", "batch_size"]):
         error = pd.Series(_MEAN_ERROR * part["latency_iqr_ms"] / np.sqrt(part["n"]) / part["latency_ms"] * 100)
         yield row(name, NOISE, ALL, mode, condition_of_cpu(memory, int(batch)),
-                  {"mape": error.mean(), "median": error.median(), "n": len(error)}, "none: nothing is predicted",
-                  "measured by this project")
+                  {"mape": error.mean(), "median": error.median(), "n": len(error)}, "none: nothing is predicted", OWN)
 
 
 def _of_families() -> Iterator[Row]:
@@ -119,8 +123,9 @@ def _of_new_cards() -> Iterator[Row]:
     """Yield how wrong a card is that was left out, without and with some of its own networks."""
     path = composed_file.FOLDER / composed_file.CURVE
     for scores in _records(path, "device", "condition", "networks", *_SCORES).to_dict("records"):
-        yield row(scores["device"], NEW_CARDS, f"{scores['networks']} of its networks", _mode_of(scores["condition"]),
-                  condition_of_card(scores["condition"]), scores, "the card and families of timm", "timm")
+        what, kind = (CORRECTED_CARDS, f"{scores['networks']} of its networks") if scores["networks"] else (NEW_CARDS, ALL)
+        yield row(scores["device"], what, kind, _mode_of(scores["condition"]), condition_of_card(scores["condition"]), scores,
+                  "the card and families of timm", "timm")
 
 
 def of_final_set() -> Iterator[Row]:
@@ -131,9 +136,9 @@ def of_final_set() -> Iterator[Row]:
 
 
 def condition_of_card(name: str) -> str:
-    """Return a condition of whole networks on a card (``Condition.name``) as a text to read."""
+    """Return a condition of whole networks on a card (``Condition.name``) as a text to read, beside which the mode stands."""
     way, precision, layout, version = name.split("-")
-    return f"{way}, {precision}, {layout}, torch {version}"
+    return ", ".join([way] * (way != "train") + [precision, layout, f"torch {version}"])
 
 
 def _mode_of(name: str) -> str:
@@ -142,10 +147,7 @@ def _mode_of(name: str) -> str:
 
 def _records(path: Path, *names: str) -> pd.DataFrame:
     """Return a CSV that has these columns, without rows where it is not there; InputError where it lacks some."""
-    table = csv_files.frame(path) if path.is_file() else pd.DataFrame(columns=list(names))
-    if missing := sorted({*names} - {*table}):
-        raise InputError(f"{path} lacks the columns {choices(missing)}; train the model again that it is of")
-    return table
+    return csv_files.with_columns(path, names, "train the model again that it is of")
 
 
 def machine_networks(folder: Path) -> pd.DataFrame:
@@ -162,26 +164,31 @@ def machine_networks(folder: Path) -> pd.DataFrame:
 
 
 def of_machine(name: str, folder: Path) -> Iterator[Row]:
-    """Yield the rows of a reference machine's CPU: whole networks by allocator, mode, batch size and kind, and their memory."""
+    """Yield the rows of a reference machine's CPU: whole networks, their memory, and operators."""
+    yield from of_its_networks(name, folder)
+    yield from _of_shapes(name, folder, OWN)
+
+
+def of_its_networks(name: str, folder: Path) -> Iterator[Row]:
+    """Yield the rows of networks on a machine's CPU by allocator, mode, batch size and kind, and of their memory."""
     networks = machine_networks(folder)
-    usable = networks[networks["verdict"] != "unusable"] if len(networks) else networks
-    source = "measured by this project"
-    for rows, note in ((usable, ""), (networks, f", {EVERY_ROW}")):
+    usable = networks[networks["verdict"] != VERDICTS[-1]] if len(networks) else networks
+    source = OWN
+    for rows, what in ((usable, NETWORKS), (networks, EVERY_NETWORK)):
         for (memory, mode, batch), case in rows.groupby(["memory", "mode", "batch_size"]) if len(rows) else ():
-            condition = condition_of_cpu(memory, int(batch)) + note
-            for kind, part in _by_kind(case) if not note else ((ALL, case),):
-                yield row(name, NETWORKS, kind, mode, condition, _with_coverage(part), "families of torchvision", source)
+            condition = condition_of_cpu(memory, int(batch))
+            for kind, part in _by_kind(case) if what == NETWORKS else ((ALL, case),):
+                yield row(name, what, kind, mode, condition, _with_coverage(part), "families of torchvision", source)
     flagged = usable[usable["outside"] > _SHARE] if len(usable) else usable
     for (memory, mode), part in flagged.groupby(["memory", "mode"]) if len(flagged) else ():
-        yield row(name, NETWORKS + FLAGGED, ALL, mode, condition_of_cpu(memory), _with_coverage(part),
+        yield row(name, FLAGGED[NETWORKS], ALL, mode, condition_of_cpu(memory), _with_coverage(part),
                   "families of torchvision", source)
     yield from _of_memory(name, usable, source)
-    yield from _of_shapes(name, folder, source)
 
 
 def condition_of_cpu(memory: str, batch: int = 0) -> str:
-    """Return the condition of networks on a CPU; ``memory``: default allocator, or kept, a retained heap; batch 0: several."""
-    return f"batch {batch or 'sizes together'}, {'retained heap' if memory == 'kept' else 'default allocator'}"
+    """Return the condition of networks on a CPU; ``memory`` is of ALLOCATORS, batch 0: several."""
+    return f"batch {batch or 'sizes together'}, {ALLOCATORS[memory]}"
 
 
 def _by_kind(rows: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
@@ -215,6 +222,9 @@ def of_part(model: CostModel, name: str) -> Row:
     part, (group, _, passes) = model.parts[name], name.partition(" ")
     trained_on = part.origin or model.device
     left_out = "GPUs, one after another" if trained_on.startswith(ANY_GPU) else "shapes, in five folds"
+    costs = dict(zip(getattr(part.regressor, "terms", ()), getattr(part.regressor, "costs", ()), strict=True))
+    if costs.get("before", 0.0) > 0:  # calls that were measured earlier, which no user's call has
+        left_out += ", their place in the published table known"
     condition = f"{model.facts['dtype']}, {model.facts['latency_type'].replace('_', ' ')}, {model.facts.get('cache', 'warm')}"
     return row(trained_on.removeprefix(transfer_cpu.CPU), OPERATORS, group, passes, condition, part.scores, left_out,
                model.facts.get("source", ""))
@@ -225,6 +235,19 @@ def _of_power() -> Iterator[Row]:
         model = power_model.of_device(*registry.key_of(path), kind)
         yield row(model.device, POWER, kind.part.removesuffix(" power"), "infer", model.facts["dtype"], model.part.scores,
                    " or ".join(kind.groupings), model.facts.get("source", ""))
+
+
+def _of_gains() -> Iterator[Row]:
+    """Yield how wrong the factor is by which a change makes networks faster, of families left out, on cards and on a CPU."""
+    for scores in card_gains.read().to_dict("records"):
+        ends = [scores[when].replace("-", ", ") for when in ("before", "after")]
+        left_out = "families of timm" if scores["device"] != composed_file.ANY else "the card and families of timm"
+        yield row(scores["device"], GAINS, ALL, _mode_of(scores["before"]), f"{' to '.join(ends)}; torch {scores['torch']}",
+                  scores, left_out, "timm")
+    shipped = cpu_gains.shipped()
+    for way, gain in shipped.ways.items():
+        yield row(shipped.machine, GAINS, ALL, way.mode, f"fp32 contiguous to {way.dtype} {way.layout}", gain.scores,
+                  "families of networks", OWN)
 
 
 def _of_steps() -> Iterator[Row]:
@@ -243,7 +266,7 @@ def _of_shapes(name: str, folder: Path, source: str) -> Iterator[Row]:
     rows = rows[(rows["kind"] == "operator") & rows["low_ms"].notna()] if len(rows) else rows
     for (flagged, family), part in rows.groupby(["out_of_range", "family"]) if len(rows) else ():
         passes = "backward" if family.endswith("backward") else "forward"
-        yield row(name, OPERATORS + FLAGGED * bool(flagged), family.removesuffix(f" {passes}"), passes, "fp32",
+        yield row(name, FLAGGED[OPERATORS] if flagged else OPERATORS, family.removesuffix(f" {passes}"), passes, "fp32",
                   _with_coverage(part, "measured_ms"), "shapes, in five folds", source)
 
 
@@ -266,16 +289,14 @@ def row(device: str, what: str, kind: str, mode: str, condition: str, scores: Ma
             "n": int(scores["n"]), "left_out": left_out, "source": source}
 
 
-def case_of(device: str, mode: str, condition: str) -> str:
-    """Return device, mode and condition as one text; a card's condition says the mode."""
-    of_card = condition.partition(",")[0] in _WAYS
-    return ", ".join((device, *[mode] * (not of_card), condition))
+def case_of(scored: Mapping[str, Any]) -> str:
+    """Return device, mode and condition of a row as one text."""
+    return f"{scored['device']}, {scored['mode']}, {scored['condition']}"
 
 
 def cases(rows: pd.DataFrame) -> pd.Series:
     """Return the case of each row, see ``case_of``."""
-    several = rows[["device", "mode", "condition"]].itertuples(index=False, name=None)
-    return pd.Series([case_of(*values) for values in several], rows.index, dtype=object)
+    return pd.Series([case_of(one) for one in rows.to_dict("records")], rows.index, dtype=object)
 
 
 def weakest_first(rows: pd.DataFrame) -> pd.DataFrame:
@@ -284,7 +305,7 @@ def weakest_first(rows: pd.DataFrame) -> pd.DataFrame:
     ``conditions`` says of how many. Networks of all kinds together are left out where each kind has a row.
     """
     case = ["device", "what", "kind", "mode"]
-    several = rows[~rows["condition"].str.endswith(EVERY_ROW)].sort_values("mape_pct", ascending=False, kind="stable")
+    several = rows[rows["what"] != EVERY_NETWORK].sort_values("mape_pct", ascending=False, kind="stable")
     apart = several.groupby(["device", "what", "mode"])["kind"].transform("nunique") > 1
     several = several[~(apart & (several["kind"] == ALL))]
     number = several.groupby(case)["condition"].transform("size")

@@ -9,6 +9,7 @@ from pathlib import Path
 import pandas as pd
 
 from lib.measure import archive
+from lib.measure.statistics import VERDICTS
 from lib.predict.composed.features import Condition
 from lib.predict.networks import kinds
 from lib.predict.networks.composition import Estimate
@@ -45,10 +46,12 @@ def quote(predictor: Predictor, work: Work, passes: Estimate, condition: Conditi
     ``condition``: that of the card's composed model, where it answered; ``memory``: the allocator's of a CPU's passes.
     """
     if condition:
-        rows = list(held_out.of_card(predictor.composed, condition))
-        elsewhere = predictor.composed.conditions[condition].basis == "others"
-        about = "no network was measured on it so; " if elsewhere else ""
-        return _of_kind(rows, kinds.of_work(work.table), about) if rows else Quote({}, passes.evidence)
+        composed = predictor.composed.under(condition)
+        fitted = composed.conditions[condition]
+        about = "no network was measured on it so; " if fitted.basis == "others" else ""
+        if fitted.corrected:
+            about += f"corrected since by {fitted.corrected} of its networks; "
+        return _of_kind(held_out.of_card(composed, condition), kinds.of_work(work.table), about)
     if predictor.device_type == "cpu":
         return _of_calibration(predictor, work.mode, memory) if CALIBRATED in predictor.model.facts else \
             _of_cpu(predictor, work, memory)
@@ -66,9 +69,8 @@ def _of_kind(rows: Iterable[Row], kind: str, about: str = "") -> Quote:
 
 
 def _quoted(row: Row, about: str = "", more: str = "") -> Quote:
-    case = held_out.case_of(row["device"], row["mode"], row["condition"])
-    return Quote(row, f"{about}{row['kind']} networks on {case}: {_errors(row)}{more}; left out: {row['left_out']} "
-                      f"({row['source']})")
+    return Quote(row, f"{about}{row['kind']} networks on {held_out.case_of(row)}: {_errors(row)}{more}; left out: "
+                      f"{row['left_out']} ({row['source']})")
 
 
 def _errors(row: Row) -> str:
@@ -81,25 +83,35 @@ def _errors(row: Row) -> str:
 
 
 def _of_cpu(predictor: Predictor, work: Work, memory: str) -> Quote:
-    """Return the errors of networks on the machine of a CPU's model: of the batch size that is nearest."""
+    """Return the errors of networks on the machine of a CPU's model: of the batch size that is nearest.
+
+    Where the heap was not measured they are those of the other one, whose interval the answer has.
+    """
     machines, name = archive.machines(imported=True), predictor.machine or predictor.model.facts.get("machine", "")
-    sizes, rows = _of_machine(name, machines[name], _written(machines[name]), work.mode) if name in machines else ([], [])
+    heap = predictor.composition(work.mode, memory).interval_of or memory
+    sizes, rows = _of_machine(name, machines[name], _written(machines[name]), work.mode, heap) if name in machines else ([], [])
     if not sizes:
-        return Quote({}, "no network was held out on the machine of this model")
+        return Quote({}, f"no network with the {held_out.ALLOCATORS[memory]} was held out on the machine of this model")
     nearest = min(sizes, key=lambda size: abs(math.log(size / work.batch_size)))
-    condition = held_out.condition_of_cpu(memory, nearest)
-    about = ("not of this machine: " if predictor.origin else "") + \
+    condition = held_out.condition_of_cpu(heap, nearest)
+    about = ("not of this machine: " if predictor.origin else "") + _other_heap(memory, heap) + \
         ("forward and backward of " if work.mode == "train" else "")
     return _of_kind([row for row in rows if row["condition"] == condition], kinds.of_work(work.table), about)
 
 
+def _other_heap(memory: str, heap: str) -> str:
+    """Return what is said of a heap that was not measured, in whose place another one stands."""
+    return "" if heap == memory else (f"no network was measured with the {held_out.ALLOCATORS[memory]}, its interval is that "
+                                      f"with the {held_out.ALLOCATORS[heap]}; ")
+
+
 @cache
-def _of_machine(name: str, folder: Path, _: float, mode: str) -> tuple[list[int], list[Row]]:
-    """Return the batch sizes that networks were held out at on a machine in a mode, and the rows of all networks."""
+def _of_machine(name: str, folder: Path, _: float, mode: str, heap: str) -> tuple[list[int], list[Row]]:
+    """Return the batch sizes that usable networks were held out at on a machine, by mode and heap, and the rows of its mode."""
     networks = held_out.machine_networks(folder)
-    sizes = networks.loc[networks["mode"] == mode, "batch_size"] if len(networks) else []
-    return [int(size) for size in sorted(set(sizes))], [
-        row for row in held_out.of_machine(name, folder) if row["what"] == held_out.NETWORKS and row["mode"] == mode]
+    usable = networks[(networks["mode"] == mode) & (networks["memory"] == heap) & (networks["verdict"] != VERDICTS[-1])]
+    return [int(size) for size in sorted(set(usable["batch_size"]))], [
+        row for row in held_out.of_its_networks(name, folder) if row["what"] == held_out.NETWORKS and row["mode"] == mode]
 
 
 def _written(folder: Path) -> float:
@@ -111,7 +123,8 @@ def _of_calibration(predictor: Predictor, mode: str, memory: str) -> Quote:
     """Return the errors of the networks that a calibration measured, each left out."""
     fitted = predictor.composition(mode, memory)
     if not fitted.networks or not fitted.scores:
-        return Quote({}, "no network was measured when this machine was calibrated")
+        with_heap = f" with the {held_out.ALLOCATORS[memory]}" if fitted.networks else ""
+        return Quote({}, f"no network was measured{with_heap} when this machine was calibrated")
     return _quoted(held_out.row(predictor.device, held_out.NETWORKS, held_out.ALL, mode, held_out.condition_of_cpu(memory),
                                 fitted.scores, "each network of the calibration", "measured here"))
 
@@ -123,14 +136,14 @@ def _of_operators(predictor: Predictor, passes: Estimate) -> Quote:
     times = (table["predicted_ms"] * table["calls"]).groupby(names.map(model.answering)).sum().sort_values(ascending=False)
     shares = times / times.sum()
     rows = {name: held_out.of_part(model, name) for name in shares.index if model.parts[name].scores}
-    known = shares[list(rows)]
+    scored = shares[list(rows)]
     text = [f"{name} {share:.0%}{_whose(model.parts[name].origin)}: "
             + (f"MAPE {rows[name]['mape_pct']:.1f} %, n {rows[name]['n']:,}" if name in rows else "nothing measured")
             for name, share in shares.head(_PARTS).items() if share > _LITTLE]
     words = f"no network was measured there; of its operators, by share of the time: {'; '.join(text)}"
-    if not len(known):
+    if not len(scored):
         return Quote({}, words)
-    means = {name: float(sum(share * rows[part][name] for part, share in known.items()) / known.sum())
+    means = {name: float(sum(share * rows[part][name] for part, share in scored.items()) / scored.sum())
              for name in NUMBERS if name != "n"}
     left_out = "; ".join(dict.fromkeys(f"{row['left_out']} ({row['source']})" for row in rows.values()))
     return Quote({**means, "n": sum(row["n"] for row in rows.values())}, f"{words}; left out: {left_out}")

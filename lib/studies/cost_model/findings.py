@@ -35,7 +35,7 @@ def trust_words(rows: pd.DataFrame) -> str:
     if len(short):
         first = short.iloc[0]
         text += (f" Nominal 90 % intervals hold less than {_COVERAGE[0]} % in {len(short)} of {len(cases)} cases, least for "
-                 f"{first['kind']} networks on {first['device']}, {first['condition']}: {first['coverage_pct']:.0f} %.")
+                 f"{first['kind']} networks on {held_out.case_of(first)}: {first['coverage_pct']:.0f} %.")
     return text
 
 
@@ -55,10 +55,10 @@ def flagged_words(rows: pd.DataFrame) -> str:
     """Say whether the intervals of answers that were flagged as out of range hold; ``rows``: ``held_out.table``."""
     parts = []
     for what in (held_out.OPERATORS, held_out.NETWORKS):
-        part = rows[rows["what"] == what + held_out.FLAGGED]
+        part = rows[rows["what"] == held_out.FLAGGED[what]]
         if part["n"].sum():
-            held = (part["coverage_pct"] * part["n"]).sum() / part["n"].sum()
-            parts.append(f"{held:.0f} % of {int(part['n'].sum()):,} {what} (mean error {part['mape_pct'].mean():.0f} %)")
+            coverage, error = (np.average(part[name], weights=part["n"]) for name in ("coverage_pct", "mape_pct"))
+            parts.append(f"{coverage:.0f} % of {int(part['n'].sum()):,} {what} (mean error {error:.0f} %)")
     if not parts:
         raise MissingError("answers that were flagged")
     return f"Of answers flagged as out of range nominal 90 % intervals hold {' and '.join(parts)}."
@@ -77,7 +77,7 @@ def final_words(rows: pd.DataFrame) -> str:
     worst = final.loc[final["mape_pct"].idxmax()]
     return (f"The final set of families, which no fit and no choice saw, was opened "
             f"{'once' if times == 1 else f'{times} times'}: mean errors by condition: {several}; worst of all "
-            f"{worst['device']}, {worst['condition']}, bias {worst['bias_pct']:+.0f} %.")
+            f"{held_out.case_of(worst)}, bias {worst['bias_pct']:+.0f} %.")
 
 
 @needs("scores")

@@ -9,17 +9,19 @@ import pandas as pd
 from lib import csv_files, store
 from lib.errors import InputError, choices
 from lib.measure import archive
+from lib.measure.statistics import VERDICTS
 from lib.predict import network_training, registry, steps, training
 from lib.predict.evaluation import baselines, evaluate, learning, profiled_steps, training_steps
 from lib.predict.networks.composition import PARTS, Composition
+from lib.predict.networks.fitting import WORKLOADS
 from lib.predict.networks.resident import PREDICTED
 from lib.predict.operators import fitting
 from lib.predict.operators.cost_model import CostModel
 from lib.predict.operators.validation import score
 from lib.predict.training import CPU, Target
+from lib.predict.trust.held_out import ALLOCATORS
 
 OURS = "this model"
-ALLOCATORS = {"kept": "retained heap", "default": "default allocator"}  # column ``memory``, and what it is called
 _FAMILIES = {"batched products": "batched GEMM"}  # as older tables have it
 _CURVE = (60, 120, 250, 500, 1000, 2000, 4000)
 _QUICK_ROWS = 1500
@@ -64,8 +66,8 @@ class Evaluation:
 
     def with_allocator(self, memory: str) -> pd.DataFrame:
         """Return the usable networks of torchvision, tuning ones too, with one allocator (``kept``, ``default``)."""
-        usable = (self.networks["status"] == "ok") & (self.networks["verdict"] != "unusable")
-        own = self.networks["network"].str.fullmatch(r"W\d+")
+        usable = (self.networks["status"] == "ok") & (self.networks["verdict"] != VERDICTS[-1])
+        own = self.networks["network"].str.fullmatch(WORKLOADS)
         return self.networks[usable & ~own & (self.networks["memory"] == memory)]
 
 

@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 
 from lib.measure.ceilings import Ceilings
+from lib.measure.statistics import VERDICTS
 from lib.missing import needs
 from lib.studies.machine import unlisted
 
@@ -57,7 +58,7 @@ def key_numbers(results: Ceilings, exact: bool) -> dict[str, tuple[float, str, f
     (compute, memory), device = _peaks(results), results.table["device"][0]
     launch = results.overheads.set_index("what")["median_us"].get("launch", np.nan)
     return {"ceiling rows": (len(results.table), "rows", 0.0),
-            "unusable rows": (int((results.table["verdict"] == "unusable").sum()), "rows", 0.0),
+            "unusable rows": (int((results.table["verdict"] == VERDICTS[-1]).sum()), "rows", 0.0),
             f"{device} fp32 ceiling": (compute["peak_gflops"].get("fp32", np.nan), "GFLOP/s", None),
             f"{device} memory ceiling": (memory["peak_gbps"].get(results.last_level, np.nan), "GB/s", None),
             f"{device} launch overhead": (launch, "µs", None),

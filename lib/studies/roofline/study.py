@@ -14,6 +14,7 @@ from lib.config.notebooks import MachineParams, RooflineParams
 from lib.errors import InputError, choices
 from lib.measure import archive, ceilings, machine
 from lib.measure.operators import isolated
+from lib.measure.statistics import VERDICTS
 from lib.measure.training import matrix
 from lib.predict.analytic import nsight, roofline
 from lib.predict.analytic.roofline import Roof
@@ -67,7 +68,7 @@ def newest(runs: pd.DataFrame, roof: Roof, software_id: str) -> tuple[pd.DataFra
     """Return the newest usable run of each configuration on the roof's device and software, and counts of what was left out."""
     here = runs[(runs["hardware_id"] == roof.hardware_id) & (runs["backend"] == roof.backend)]
     same = here[here["software_id"] == software_id]
-    usable = same[same["verdict"] != "unusable"].sort_values("timestamp", kind="stable")
+    usable = same[same["verdict"] != VERDICTS[-1]].sort_values("timestamp", kind="stable")
     newest = usable.groupby(["workload_id", "arch", "batch_size", "precision", "channels_last"]).tail(1)
     left = {"runs of other software": len(here) - len(same), "unusable runs": len(same) - len(usable)}
     return newest.sort_values(["workload_id", "arch", "batch_size", "precision"]), left

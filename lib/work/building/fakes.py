@@ -9,7 +9,7 @@ import gc
 import logging
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cache
 from typing import Any
 from unittest.mock import patch
@@ -21,6 +21,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 _SMALL = 4096  # elements of a tensor that is real while a network is built, and written: its values may be read
+_OVERWRITE = frozenset("""uniform_ normal_ random_ bernoulli_ exponential_ log_normal_ cauchy_ geometric_ fill_ zero_ copy_
+    erfinv_ mul_ div_ add_ sub_ clamp_ clamp_min_ clamp_max_ exp_ log_ neg_ pow_ sqrt_ abs_""".split())  # change values alone
 _FAKES_FAULTS = ("Fake", "DataDependent", "DynamicOutputShape", "tensor type", "data pointer", "numpy", "as a constant")
 _lock = threading.RLock()
 
@@ -68,6 +70,8 @@ class _Large(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
+        if args and isinstance(args[0], FakeTensor) and func._schema.name.removeprefix("aten::") in _OVERWRITE:
+            return args[0]  # it has no values
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         if any(isinstance(tensor, FakeTensor) for tensor in tensors):
             with active():
@@ -117,6 +121,18 @@ def _of_fakes(error: BaseException | None) -> bool:
             return True
         error = error.__cause__
     return False
+
+
+def running() -> AbstractContextManager:
+    """Return what lets a network of fake tensors convert its modules while it runs, where it changes no element type."""
+    return patch.object(torch.utils, "swap_tensors", _swapped)
+
+
+def _swapped(one: torch.Tensor, other: torch.Tensor, swap: Callable = torch.utils.swap_tensors) -> None:
+    """Swap two tensors; fake ones alike have nothing to swap, and are not swapped while anything refers to them."""
+    alike = isinstance(one, FakeTensor) and (one.dtype, one.shape) == (other.dtype, other.shape)
+    if not alike:
+        swap(one, other)
 
 
 def forget() -> None:

@@ -12,6 +12,7 @@ from lib.work.building import inputs
 from lib.work.building.inputs import Input
 
 PREFIX = "timm"
+MERGED = "+merged"  # behind a name: parallel branches are one convolution each, as timm's benchmark.py --reparam runs it
 _NEAREST, _LEAST_ALIKE = 3, 0.3
 _SAMPLE = 3  # channels, height, width
 
@@ -19,10 +20,11 @@ _SAMPLE = 3  # channels, height, width
 def network(name: str, input_shape: str = "") -> tuple[Callable[[], nn.Module], tuple[Input, ...]]:
     """Return what builds timm's network ``name`` (with a tag, such as convnext_tiny.fb_in22k, or without), and its input.
 
-    ``input_shape`` empty is the size that timm states. Raises InputError for a name or tag that is none, with the nearest, and
-    for an input that is no picture.
+    Behind the name may stand MERGED. ``input_shape`` empty is the size that timm states. Raises InputError for a name or tag
+    that is none, with the nearest, and for an input that is no picture.
     """
-    stated, given = _stated(name), inputs.parse(input_shape)
+    bare = name.removesuffix(MERGED)
+    stated, given = _stated(bare), inputs.parse(input_shape)
     if not (given or stated.get("input_size")):
         raise InputError(f"timm states no input size of {name!r}; give one: --input 3x224x224")
     sample = given or (Input(tuple(stated["input_size"])),)
@@ -36,9 +38,11 @@ def network(name: str, input_shape: str = "") -> tuple[Callable[[], nn.Module], 
 
     def build() -> nn.Module:
         import timm
+        from timm.utils import reparameterize_model
 
         with user_code.running(f"model '{PREFIX}:{name}' cannot be built for inputs of {'x'.join(map(str, sample[0].shape))}"):
-            return timm.create_model(name, pretrained=False, **options)
+            made = timm.create_model(bare, pretrained=False, **options)
+            return made if bare == name else reparameterize_model(made, inplace=True)
     return build, sample
 
 
@@ -46,6 +50,7 @@ def family(name: str) -> str:
     """Return the file of timm that defines a network."""
     import timm
 
+    name = name.removesuffix(MERGED)
     _stated(name)
     return timm.model_entrypoint(name).__module__.rpartition(".")[2]
 

@@ -5,17 +5,20 @@ Tensors are fake (shape, strides and dtype without storage), so nothing is compu
 
 import copy
 from collections.abc import Callable, Sequence
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from typing import Any
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_flatten
 
 from lib.errors import InputError, choices
 from lib.work import user_code
-from lib.work.building import fakes, inputs
+from lib.work.building import autocasts, fakes, inputs, values
 from lib.work.building.inputs import FLOAT, Input
+from lib.work.building.values import Values
 from lib.work.graph import counts, cuda_kernels
 from lib.work.graph.ops import MODES, Graph, Op, TensorSpec
 from lib.work.graph.recorder import Recorder, named_modules
@@ -30,9 +33,13 @@ def _converted(model: nn.Module, dtype: torch.dtype, channels_last: bool) -> nn.
     done: dict[int, torch.Tensor] = {}
 
     def convert(tensor: torch.Tensor) -> torch.Tensor:
+        as_it_is = tensor.dtype == dtype or not tensor.is_floating_point()
+        if as_it_is and isinstance(tensor, FakeTensor) and not channels_last:
+            return tensor
         if id(tensor) not in done:
             layout = torch.channels_last if channels_last and tensor.dim() == 4 else torch.preserve_format
-            new = tensor.detach().to(dtype if tensor.is_floating_point() else tensor.dtype, memory_format=layout)
+            new = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype) if as_it_is else tensor.detach()
+            new = new.to(dtype if tensor.is_floating_point() else tensor.dtype, memory_format=layout)
             done[id(tensor)] = nn.Parameter(new, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else new
         return done[id(tensor)]
 
@@ -75,61 +82,88 @@ def first_tensor(output: Any) -> torch.Tensor:
     return next((leaf for leaf in leaves if leaf.is_floating_point()), leaves[0])
 
 
+@dataclass(frozen=True)
+class _Way:
+    """How a network is run: the step, the element type and layout of its tensors, what autocast computes in, and the device."""
+
+    mode: str
+    optimizer: str = ""
+    loss: Callable[[torch.Tensor], torch.Tensor] = default_loss
+    dtype: str = "float32"
+    channels_last: bool = False
+    autocast: str = ""
+    device: str = "cpu"
+
+
 def capture(model: nn.Module, shape: Sequence[int], mode: str = "infer", optimizer: str = "", dtype: str = "float32",
             channels_last: bool = False, loss: Callable[[torch.Tensor], torch.Tensor] = default_loss,
-            name: str = "the network", device: str = "cpu") -> Graph:
+            name: str = "the network", device: str = "cpu", autocast: str = "") -> Graph:
     """List the operators that ``model`` runs on an input of ``shape`` (batch first) on ``device``, which need not be here.
 
     ``mode`` infer is a forward pass in evaluation mode without autograd; train is forward, ``loss`` and backward in
-    training mode, and a step of ``optimizer`` (of OPTIMIZERS) unless that is empty. The model itself is not changed; errors
-    call it ``name``. Raises InputError when the network cannot take the shape, with torch's reason, and for one that computes
-    nothing or hides what it computes.
+    training mode, and a step of ``optimizer`` (of OPTIMIZERS) unless that is empty. The whole network is of ``dtype``; with
+    ``autocast``, an element type of 16 bits, forward and loss run as torch.autocast runs them. The model itself is not changed;
+    errors call it ``name``. Raises InputError when the network cannot take the shape, with torch's reason, and for one that
+    computes nothing or hides what it computes.
     """
     fake = _fake(_copied(model, name), dtype, channels_last, name)
-    return _captured(fake, (Input(tuple(shape)),), (mode, optimizer, loss), dtype, channels_last, name, device)
+    real = None if any(isinstance(one, FakeTensor) for one in model.parameters()) else partial(copy.deepcopy, model)
+    way = _Way(mode, optimizer, loss, dtype, channels_last, autocast, device)
+    return _captured(fake, (Input(tuple(shape)),), way, name, real)
 
 
-def prepared(network: Network, dtype: str = "float32", channels_last: bool = False,
-             ready: nn.Module | None = None) -> nn.Module:
-    """Build a network of fake tensors alone, of an element type and a layout: what ``of_network`` captures several times.
+def prepared(network: Network, channels_last: bool = False, ready: nn.Module | None = None) -> nn.Module:
+    """Build a network of fake tensors alone, in a layout: what ``of_network`` captures several times.
 
-    ``ready`` is the network where it was prepared before, in another type or layout; it stays as it is.
+    ``ready`` is the network where it was prepared before, in another layout; it stays as it is.
     """
     name = f"model {network.name!r}"
-    return _fake(fakes.build(network.build) if ready is None else _copied(ready, name), dtype, channels_last, name)
+    return _fake(fakes.build(network.build) if ready is None else _copied(ready, name), "float32", channels_last, name)
 
 
 def of_network(network: Network, mode: str = "infer", dtype: str = "float32", channels_last: bool = False,
-               root: str = "", device: str = "cpu", ready: nn.Module | None = None) -> Graph:
+               root: str = "", device: str = "cpu", ready: nn.Module | None = None, autocast: str = "") -> Graph:
     """Build a network without its weights and list the operators that it runs on its batch, see ``capture``.
 
     ``ready`` is the network where it was ``prepared`` before; it stays as it is. ``root`` names the network as a layer of its
-    own. Raises InputError for what cannot be built or captured.
+    own. A network whose control flow reads values is run once with random inputs, where it is small enough, and goes the way
+    that they take (``Graph.branches``). Raises InputError for what cannot be built or captured.
     """
     name = f"model {network.name!r}"
-    own = prepared(network, dtype, channels_last) if ready is None else _copied(ready, name)
-    return _captured(_Rooted(root, own) if root else own, network.batch, (mode, "", default_loss), dtype, channels_last, name,
-                     device)
+    own = _copied(ready, name) if ready is not None else _fake(fakes.build(network.build), dtype, channels_last, name)
+    way = _Way(mode, dtype=dtype, channels_last=channels_last, autocast=autocast, device=device)
+    return _captured(_Rooted(root, own) if root else own, network.batch, way, name, network.build)
 
 
-def _captured(model: nn.Module, batch: Sequence[Input], step: tuple[str, str, Callable], dtype: str, channels_last: bool,
-              name: str, device: str) -> Graph:
-    """Capture a network of fake tensors on a batch; ``step`` is mode, optimizer and loss."""
-    mode, optimizer, loss = step
-    if mode not in MODES or optimizer not in ("", *OPTIMIZERS):
-        raise InputError(f"no mode {mode!r} or optimizer {optimizer!r}; there are: infer, train; {choices(OPTIMIZERS)}")
-    if mode == "train" and not any(parameter.requires_grad for parameter in model.parameters()):
+def _captured(model: nn.Module, batch: Sequence[Input], way: _Way, name: str,
+              real: Callable[[], nn.Module] | None) -> Graph:
+    """Capture a network of fake tensors on a batch; where it reads values, by those of a run of what ``real`` builds."""
+    if way.mode not in MODES or way.optimizer not in ("", *OPTIMIZERS):
+        raise InputError(f"no mode {way.mode!r} or optimizer {way.optimizer!r}; there are: infer, train; {choices(OPTIMIZERS)}")
+    if way.mode == "train" and not any(parameter.requires_grad for parameter in model.parameters()):
         raise InputError(f"{name} has no parameters to train")
+    try:
+        return _recorded(model, batch, way, name, Values())
+    except InputError as error:
+        if real is None or not values.missing(error):
+            raise
+        weights = sum(one.numel() * one.itemsize for one in model.parameters())
+        if weights > values.MOST_BYTES:
+            raise values.refused(error, weights) from error
+    return _recorded(model, batch, way, name, values.of_a_run(real, batch, way.mode == "train", name))
+
+
+def _recorded(model: nn.Module, batch: Sequence[Input], way: _Way, name: str, known: Values) -> Graph:
     recorder, given = Recorder({}), None
     try:
-        with user_code.running(f"{name} does not run on {inputs.described(batch)}"), fakes.active(), \
-                cuda_kernels.chosen(device):
-            given = _made(batch, dtype, channels_last)
-            output = _run(model.train(mode == "train"), given, batch, recorder, optimizer, loss)
+        with user_code.running(f"{name} does not run on {inputs.described(batch)}"), fakes.active(), fakes.running(), \
+                cuda_kernels.chosen(way.device), values.answering(known):
+            given = _made(batch, way.dtype, way.channels_last)
+            output = _run(model.train(way.mode == "train"), given, batch, recorder, way)
             recorder.sweep()
         if not any(map(counts.is_work, recorder.ops)):
             raise InputError(f"{name} computes nothing of {inputs.described(batch)}: there is nothing to count or to time")
-        return _graph(model, recorder, output)
+        return replace(_graph(model, recorder, output), branches=known.places, computes_in=way.autocast or way.dtype)
     finally:
         for parameter in model.parameters():
             parameter.grad = None  # a prepared network shares them with the next capture
@@ -160,28 +194,34 @@ def _made(batch: Sequence[Input], dtype: str, channels_last: bool) -> list[torch
     return [one(wanted) for wanted in batch]
 
 
-def _run(model: nn.Module, given: Sequence[torch.Tensor], batch: Sequence[Input], recorder: Recorder, optimizer: str,
-         loss: Callable) -> tuple[int, ...]:
+def _run(model: nn.Module, given: Sequence[torch.Tensor], batch: Sequence[Input], recorder: Recorder, way: _Way
+         ) -> tuple[int, ...]:
     """Run one step on fake tensors under ``recorder``; an optimizer's first step, which makes its state, is not recorded."""
     for tensor, kind in [*((t, "parameter") for t in model.parameters()), *((t, "buffer") for t in model.buffers()),
                          *((t, "input") for t in given)]:
         recorder.number_of(tensor, kind)
     placed, named = inputs.arguments(given, batch)
     if not model.training:
-        with torch.no_grad(), named_modules(model, recorder), recorder:
+        with torch.no_grad(), named_modules(model, recorder), recorder, autocasts.region(way.autocast, way.device):
             return tuple(first_tensor(model(*placed, **named)).shape)
-    stepper = OPTIMIZERS[optimizer](model.parameters()) if optimizer else None
+
+    def lost() -> tuple[torch.Tensor, tuple[int, ...]]:
+        with autocasts.region(way.autocast, way.device):
+            output = first_tensor(model(*placed, **named))
+            return way.loss(output), tuple(output.shape)
+
+    stepper = OPTIMIZERS[way.optimizer](model.parameters()) if way.optimizer else None
     if stepper:
-        loss(first_tensor(model(*placed, **named))).backward()
+        lost()[0].backward()
         stepper.step()
         stepper.zero_grad()
     with named_modules(model, recorder), recorder:
-        output = first_tensor(model(*placed, **named))
-        loss(output).backward()
+        loss, shape = lost()
+        loss.backward()
         recorder.phase = "optimizer"
         if stepper:
             stepper.step()
-    return tuple(output.shape)
+    return shape
 
 
 def _graph(model: nn.Module, recorder: Recorder, output: tuple[int, ...]) -> Graph:

@@ -50,6 +50,12 @@ def _attention(chip: tuple[int, int]) -> Callable[..., torch.Tensor]:
     aten = torch.ops.aten
 
     def attend(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
+        if torch.is_autocast_enabled("cpu"):
+            low = torch.get_autocast_dtype("cpu")
+            query, key, value, attn_mask = (tensor.to(low) if tensor is not None and tensor.is_floating_point() else tensor
+                                            for tensor in (query, key, value, attn_mask))
+            with torch.autocast("cpu", enabled=False):
+                return attend(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
         kernel = attention_kernel(query, key, value, masked=attn_mask is not None, causal=is_causal, chip=chip)
         if kernel == "math":
             return aten._scaled_dot_product_attention_math(query, key, value, attn_mask, dropout_p, is_causal, None,

@@ -7,8 +7,14 @@ from torch.nn import functional as F
 
 from lib.work.graph import shapes
 from lib.work.graph.family import Family, Params, names_in
-from lib.work.graph.ops import Op
+from lib.work.graph.ops import Op, TensorSpec
 from lib.work.graph.shapes import dense, matrix
+
+
+def matrices(op: Op) -> tuple[TensorSpec, TensorSpec]:
+    """Return the left and the right matrix, or batch of them, of a captured GEMM, which may have a bias before."""
+    first = 1 if op.short in ("addmm", "baddbmm") else 0
+    return op.args[first:first + 2]
 
 
 def matmul(name: str, covers: str, names: Sequence[str], first: int) -> Family:
@@ -24,8 +30,7 @@ def matmul(name: str, covers: str, names: Sequence[str], first: int) -> Family:
         return (torch.bmm if batched else torch.mm), [(left, True), (right, True)]
 
     def read(op: Op) -> Params | None:
-        skip = 1 if op.short in ("addmm", "baddbmm") else 0
-        left, right = op.args[skip:skip + 2]
+        left, right = matrices(op)
         lead = {"batch": left.shape[0]} if batched else {}
         return {**lead, "gemm_m": left.shape[-2], "gemm_k": left.shape[-1], "gemm_n": right.shape[-1],
                 "layout": shapes.order(left) + shapes.order(right)}

@@ -1,6 +1,7 @@
 """What a captured graph is made of: tensors as shape and strides, operators as one call each, and the graph."""
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import prod
 from typing import Any
 
@@ -52,16 +53,22 @@ class Op:
     module: str = field(default="", compare=False)
     phase: str = field(default="forward", compare=False)
 
-    @property
+    @cached_property
     def short(self) -> str:
         """Return the operator's name without namespace and overload: ``convolution``."""
         return self.name.split(".")[1]
 
-    @property
+    @cached_property
     def tensors(self) -> tuple[TensorSpec, ...]:
         """Return every tensor argument, also those inside of lists."""
         leaves = tree_flatten([_unfrozen(self.args), [value for _, value in self.kwargs]])[0]
         return tuple(leaf for leaf in leaves if isinstance(leaf, TensorSpec))
+
+    @property
+    def dtype(self) -> str:
+        """Return torch's name of the element type that it runs in: of the first floats that it is given, or gives."""
+        specs = (*self.tensors, *self.outputs)
+        return next((spec.dtype for spec in specs if getattr(torch, spec.dtype).is_floating_point), "")
 
     @property
     def overload(self):
@@ -72,7 +79,11 @@ class Op:
 
 @dataclass(frozen=True)
 class Graph:
-    """The operators of one pass or step in order, and what the network holds; ``trained`` are its parameters' elements."""
+    """The operators of one pass or step in order, and what the network holds; ``trained`` are its parameters' elements.
+
+    ``branches`` are the lines of code that read values, where it went the way of random inputs; ``computes_in`` is the element
+    type of its products, its own or that of autocast.
+    """
 
     ops: tuple[Op, ...]
     parameters: int
@@ -83,6 +94,8 @@ class Graph:
     made: tuple[dict[int, int], ...] = ()  # by each operator: storages that are new, with their bytes
     freed: tuple[tuple[int, ...], ...] = ()  # after each operator: storages that nothing refers to any more
     trained: tuple[int, ...] = ()  # elements of each parameter that wants a gradient
+    branches: tuple[str, ...] = ()
+    computes_in: str = "float32"
 
 
 def _unfrozen(value: Any) -> Any:

@@ -13,12 +13,12 @@ from lib.measure.published import whole_networks
 from lib.measure.statistics import VERDICTS
 from lib.predict.composed import answers, evaluation, held_out, rows
 from lib.predict.composed.cards import adaptation, siblings
-from lib.predict.composed.features import Condition
+from lib.predict.composed.features import Condition, version
 from lib.predict.composed.model_file import Composed
 from lib.predict.composed.training import Cases
-from lib.predict.operators.validation import conformal
-from lib.progress import track
+from lib.predict.operators.validation import half_interval, worse
 from lib.work import networks
+from lib.work.networks import Network
 
 Measured = Mapping[Condition, tuple[pd.DataFrame, Cases, np.ndarray]]  # networks, what is fitted, weights to start from
 LEAST = 10  # fewer have no largest error that holds 90 % of others
@@ -66,17 +66,12 @@ def _of_project(path: Path) -> pd.DataFrame:
                         layout=np.where(table["channels_last"], "nhwc", "nchw"), compiled=False, torch="")
 
 
-def _captured(table: pd.DataFrame) -> tuple[dict[tuple[str, str], pd.DataFrame], dict[str, str]]:
-    several, reasons = {}, {}
-    for name, sample in track(list(table[["name", "sample"]].drop_duplicates().itertuples(index=False, name=None)), "capture"):
-        try:
-            network = networks.network(name, rows.BATCH, sample)
-            if len(network.shape) != 4:  # noqa: PLR2004 - batch, channels, height, width
-                raise InputError("it takes no images")
-            several[name, sample] = rows.of_network(network)
-        except InputError as error:
-            reasons[f"{name} {sample}".strip()] = str(error)
-    return several, reasons
+def _images(name: str, sample: str) -> Network:
+    """Return a network that takes images; InputError for another."""
+    network = networks.network(name, rows.BATCH, sample)
+    if len(network.shape) != 4:  # noqa: PLR2004 - batch, channels, height, width
+        raise InputError("it takes no images")
+    return network
 
 
 def _like(composed: Composed, wanted: Condition) -> Condition | None:
@@ -105,15 +100,14 @@ def _cases(start: Composed, table: pd.DataFrame, captures: Mapping[tuple[str, st
 
 def _left_out(several: Measured) -> dict[Condition, np.ndarray]:
     """Return the log ms that is predicted of each network without its family."""
-    joined = pd.concat([part.assign(network=part["name"], image_size=part["sample"]) for part, *_ in several.values()])
-    count = min(evaluation.FOLDS, joined["module"].nunique())
-    place = dict(zip(joined["module"], evaluation.folds(joined, count), strict=True))
+    parts = [part.assign(network=part["name"], image_size=part["sample"]) for part, *_ in several.values()]
+    place = evaluation.fold_of(parts)
     predicted = {condition: np.full(len(part), np.nan) for condition, (part, *_) in several.items()}
     for fold in sorted(set(place.values())):
         test = {condition: (part["module"].map(place) == fold).to_numpy() for condition, (part, *_) in several.items()}
-        kept = {condition: adaptation.part_of(one, np.flatnonzero(~test[condition]))
-                for condition, (_, one, _) in several.items() if not test[condition].all()}
-        shift = adaptation.shift({one: several[one][2] for one in kept}, kept)
+        training = {condition: adaptation.part_of(one, np.flatnonzero(~test[condition]))
+                    for condition, (_, one, _) in several.items() if not test[condition].all()}
+        shift = adaptation.shift({one: several[one][2] for one in training}, training)
         for condition, (_, one, start) in several.items():
             predicted[condition][test[condition]] = adaptation.predict(one, start + shift)[test[condition]]
     return predicted
@@ -129,8 +123,9 @@ def calibrate(device: str, files_of_networks: Sequence[Path], folder: Path | Non
     if start is None:
         raise InputError(f"{device} is no card that starts from others: no entry of params/devices.yaml with matrix units "
                          "and a rate in fp16")
+    start = replace(start, others=None)  # what other cards say is at other rates than what this one's own networks do
     table = pd.concat([read(path) for path in files_of_networks], ignore_index=True)
-    captures, reasons = _captured(table)
+    captures, reasons = rows.of_several(table[["name", "sample"]].itertuples(index=False, name=None), _images)
     table = table[[key in captures for key in zip(table["name"], table["sample"], strict=True)]]
     count = len(table[["name", "sample"]].drop_duplicates())
     if count < LEAST or table["module"].nunique() < 2:  # noqa: PLR2004 - one is left out
@@ -142,31 +137,31 @@ def calibrate(device: str, files_of_networks: Sequence[Path], folder: Path | Non
     predicted = _left_out(several)
     after = np.concatenate(list(predicted.values()))
     scores = [held_out.scores(one, measured) for one in (before, after)]
-    if all(scores[1][name] > scores[0][name] for name in ("mape", "median")):
+    if worse(*scores):
         raise InputError(f"the calibration did not help: families left out err by {scores[1]['mape']:.0f} % after it, by "
                          f"{scores[0]['mape']:.0f} % before; nothing is saved")
-    _, (half,) = conformal(measured - after, np.zeros(len(measured)), bins=1)
-    composed = _corrected(start, several, predicted, half)
+    composed = _corrected(start, several, predicted, half_interval(measured - after), count)
     return Calibrated(composed.save((folder or siblings.folder()) / f"{device}.json"), composed, count, *scores, reasons)
 
 
-def _corrected(start: Composed, several: Measured,
-               predicted: Mapping[Condition, np.ndarray], half: float) -> Composed:
+def _corrected(start: Composed, several: Measured, predicted: Mapping[Condition, np.ndarray], half: float,
+               networks_used: int) -> Composed:
     """Return the model whose weights are shifted: conditions that were measured have their own errors, others keep theirs.
 
-    What cards share is of no version of torch: it takes that of the networks that were measured.
+    What cards share is of no version of torch: it takes that of the networks that were measured, where these ran otherwise.
     """
     shift = adaptation.shift({one: weights for one, (_, _, weights) in several.items()},
                              {one: cases for one, (_, cases, _) in several.items()})
-    newest = max((one.torch for one in several), key=answers.version)
-    fitted = {replace(one, torch=newest) if own.basis == "others" else one: replace(own, weights=own.weights + shift)
-              for one, own in start.conditions.items()}
+    newest, measured = max((one.torch for one in several), key=version), {one.how for one in several}
+    fitted = {}
+    for condition in sorted(start.conditions, key=lambda one: version(one.torch)):  # of those alike the newest stands
+        own = replace(start.conditions[condition], weights=start.conditions[condition].weights + shift, corrected=networks_used)
+        if own.basis != "others":
+            fitted[condition] = own
+        elif condition.how not in measured:
+            fitted[replace(condition, torch=newest)] = replace(own, scored=condition.name)
     for condition, (part, cases, weights) in several.items():
-        like = _like(start, condition)
-        scores = {**held_out.scores(predicted[condition], cases.log_ms), "families": float(part["module"].nunique())}
-        batches = int(part["batch_size"].min()), int(part["batch_size"].max())
-        fitted[condition] = replace(start.conditions[like], weights=weights + shift, half=half, scores=scores, batches=batches,
-                                    basis="few")
+        fitted[condition] = evaluation.scored(weights + shift, half, part, predicted[condition], cases.log_ms, "few")
     return replace(start, conditions=fitted)
 
 

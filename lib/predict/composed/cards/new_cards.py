@@ -4,6 +4,7 @@ With families left out at once, and with 10, 20 and 50 of the card's own network
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -11,16 +12,16 @@ import pandas as pd
 from lib import files
 from lib.config.definitions import load_devices
 from lib.errors import InputError, choices
-from lib.predict.composed import evaluation, held_out, model_file, training
+from lib.predict.composed import evaluation, gains, held_out, model_file, training
 from lib.predict.composed.cards import adaptation
 from lib.predict.composed.evaluation import Rows
 from lib.predict.composed.features import Condition, sustained
-from lib.predict.composed.model import Fitted
 from lib.predict.composed.model_file import Composed
 from lib.predict.composed.training import Cases, Weights
-from lib.predict.operators.validation import conformal
+from lib.predict.operators.validation import half_interval
 
 NETWORKS, DRAWS = (0, 10, 20, 50), 3  # of a card's own, drawn so often at random
+_OF_NETWORKS = ("network", "image_size", "module", "batch_size")
 _LEAST_CARDS = 2
 OfCards = Mapping[str, Mapping[Condition, tuple[pd.DataFrame, Cases]]]
 
@@ -42,7 +43,7 @@ def _shared(condition: Condition) -> tuple[str, ...]:
 
 
 def _fit(cards: OfCards, keep: Mapping[tuple[str, Condition], np.ndarray], iterations: int) -> Weights:
-    several = {f"{device} {condition.name}": Cases(one.terms, one.log_ms, (
+    several = {f"{device} {condition.name}": replace(one, levels=(
         *_shared(condition), f"card:{device}", f"exact:{device} {condition.name}"))
         for device, own in cards.items() for condition, (_, one) in own.items()}
     return training.fit(several, {f"{device} {condition.name}": mask for (device, condition), mask in keep.items()}, iterations)
@@ -53,9 +54,7 @@ def left_out(cards: OfCards, networks: Sequence[int] = NETWORKS, iterations: int
 
     Each card is left out in turn, and of the others each fifth of the families: no network, and none of its family, was seen.
     """
-    parts = [part for own in cards.values() for part, _ in own.values()]
-    joined = pd.concat(parts, ignore_index=True)
-    place = dict(zip(joined["module"], evaluation.folds(joined), strict=True))
+    place = evaluation.fold_of([part for own in cards.values() for part, _ in own.values()])
     rows = []
     for device in cards:
         others = {other: own for other, own in cards.items() if other != device}
@@ -77,8 +76,8 @@ def _tested(own: Mapping[Condition, tuple[pd.DataFrame, Cases]], weights: Weight
             continue  # nobody else ran so
         start, folds = weights.of(_shared(condition)), part["module"].map(place).to_numpy()
         test, rest = adaptation.part_of(one, np.flatnonzero(folds == fold)), np.flatnonzero(folds != fold)
-        base = pd.DataFrame({"module": part["module"].to_numpy()[folds == fold], "log_ms": test.log_ms,
-                             "condition": condition.name, "way": condition.way})
+        base = part.loc[folds == fold, list(_OF_NETWORKS)].assign(
+            log_ms=test.log_ms, condition=condition.name, way=condition.way)
         generator = np.random.default_rng(fold)
         for count in networks:
             for draw in range(DRAWS if count else 1):
@@ -106,9 +105,8 @@ def curve(predicted: pd.DataFrame) -> pd.DataFrame:
 
 
 def interval(predicted: pd.DataFrame) -> float:
-    """Return half the interval in log time that holds 90 % of the networks of each card, the widest of them; NaN of none."""
-    errors = [(own["log_ms"] - own["log_predicted"]).to_numpy() for _, own in predicted.groupby("device")]
-    return max((conformal(error, np.zeros(len(error)), bins=1)[1][0] for error in errors), default=np.nan)
+    """Return half the interval in log time that holds 90 % of the networks of each card, the widest of them."""
+    return max(half_interval((own["log_ms"] - own["log_predicted"]).to_numpy()) for _, own in predicted.groupby("device"))
 
 
 def train(cards: OfCards, predicted: pd.DataFrame, source: str, licence: str,
@@ -126,19 +124,25 @@ def train(cards: OfCards, predicted: pd.DataFrame, source: str, licence: str,
         own = zero[zero["condition"] == condition.name]
         if own.empty:
             continue
-        parts = [several[condition][0] for several in cards.values() if condition in several]
-        batches = pd.concat(parts)["batch_size"]
-        scores = held_out.scores(own["log_predicted"].to_numpy(), own["log_ms"].to_numpy())
-        fitted[condition] = Fitted(weights.of(_shared(condition)), interval(alike), {
-            **scores, "families": float(own["module"].nunique())}, (int(batches.min()), int(batches.max())), "others")
+        log_predicted, log_ms = own["log_predicted"].to_numpy(), own["log_ms"].to_numpy()
+        fitted[condition] = evaluation.scored(weights.of(_shared(condition)), interval(alike), own, log_predicted, log_ms,
+                                              "others")
     return Composed(model_file.ANY, fitted, source, licence, tuple(cards))
 
 
+def gains_of(cards: OfCards, predicted: pd.DataFrame) -> pd.DataFrame:
+    """Return how right gains are on a card that was left out with the families (``gains.COLUMNS``), all cards together."""
+    conditions = {condition.name: condition for own in cards.values() for condition in own}
+    zero = predicted[predicted["networks"] == 0]
+    return gains.table(model_file.ANY, {conditions[name]: rows for name, rows in zero.groupby("condition")})
+
+
 def ship(table: pd.DataFrame, captures: Rows, source: str, licence: str) -> pd.DataFrame:
-    """Train and save what cards share, and the learning curve of a new one; return the curve."""
+    """Train and save what cards share, the learning curve of a new one, and how right its gains are; return the curve."""
     cards = of_cards(table, captures)
     predicted = left_out(cards)
     train(cards, predicted, source, licence).save(model_file.FOLDER / f"{model_file.ANY}.json")
+    gains.save(gains_of(cards, predicted))
     scores = curve(predicted)
     files.replace(model_file.FOLDER / model_file.CURVE, scores.round(2).to_csv(index=False).encode())
     return scores

@@ -19,10 +19,12 @@ def folder():
 def of_card(device: str, shipped: bool = False) -> Composed | None:
     """Return the composed model of a card, see above; None where nothing is known of its like.
 
-    ``shipped``: none that was calibrated here. Raises InputError for a damaged file.
+    Under conditions that it was not measured under others answer for it, too. ``shipped``: none that was calibrated here.
+    Raises InputError for a damaged file.
     """
-    own = None if shipped else model_file.of_device(device, folder())
-    return own or model_file.of_device(device) or of_others(device)
+    own = (None if shipped else model_file.of_device(device, folder())) or model_file.of_device(device)
+    others = of_others(device)
+    return replace(own, others=others) if own else others
 
 
 def of_others(device: str) -> Composed | None:

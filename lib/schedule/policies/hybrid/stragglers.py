@@ -139,7 +139,8 @@ class Stragglers:
                     again_s = max(there_s / (_PAYS * max(estimator.sigma, 1e-9)) - passed_s, 0.01 * there_s)
                 look_s = min(look_s, again_s)
                 break
-        return actions, state.now_s + look_s if estimator.sigma > 0 else inf
+        until_s = max(state.now_s + look_s, nextafter(state.now_s, inf))  # what is left may be less than a bit of the clock
+        return actions, until_s if estimator.sigma > 0 else inf
 
     def look_again(self, state: State, estimator: Estimator, actions: list[Action]) -> list[Action]:
         """Wait until the first job should have ended, if all jobs run and devices are left to move one to."""

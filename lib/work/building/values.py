@@ -1,0 +1,181 @@
+"""What a network's control flow reads of values, noted in one real run of random inputs on the CPU.
+
+Captured tensors are fake and have no values. What operators gave in the real run whose result hangs on values (a number that is
+read, how many elements a mask selects) answers for them in the capture, which then goes the way of those inputs.
+"""
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import psutil
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from lib import paths
+from lib.errors import InputError
+from lib.work import user_code
+from lib.work.building import inputs
+from lib.work.building.inputs import Input
+
+MOST_BYTES = 1e9  # of the weights of a network that is run for its values
+LONGEST_S = 20.0  # of such a run
+_TAGS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+_MISSING = (DataDependentOutputException, DynamicOutputShapeException)
+_LIBRARY, _TORCH = (f"{folder}/" for folder in (paths.ROOT / "lib", Path(torch.__file__).parent))
+_TRACED = tuple(f"{_LIBRARY}work/{name}.py" for name in ("building/values", "graph/recorder"))
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """A tensor that a real operator gave."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+    def like(self, arguments: Any) -> torch.Tensor:
+        """Make such a tensor; floats are of the element type that the operator is given."""
+        floats = [leaf.dtype for leaf in tree_leaves(arguments) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
+        dtype = floats[0] if floats and self.dtype.is_floating_point else self.dtype
+        return torch.empty_strided(self.shape, self.stride, dtype=dtype)
+
+
+@dataclass(frozen=True)
+class Values:
+    """What operators gave in turn, by operator and by the line of code that called it."""
+
+    given: dict[tuple[str, str], list[Any]] = field(default_factory=dict)
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """Return the lines of code that read values."""
+        return tuple(dict.fromkeys(place for _, place in self.given))
+
+
+def missing(error: BaseException | None) -> bool:
+    """Return whether an error, or what it came of, is that fake tensors have no values."""
+    while error is not None and not isinstance(error, _MISSING):
+        error = error.__cause__
+    return error is not None
+
+
+@cache
+def _hangs_on_values(func: Any) -> bool:
+    return not _TAGS.isdisjoint(getattr(func, "tags", ()))
+
+
+def _place() -> str:
+    """Return the line of code, beyond torch, that calls the operator which is dispatched now."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if name.startswith(_LIBRARY) and not name.startswith(_TRACED):
+            break
+        if not name.startswith(("<", _TORCH, _LIBRARY)):
+            return f"{Path(name).name}, line {frame.f_lineno}"
+        frame = frame.f_back
+    return "torch"
+
+
+class _Noting(TorchDispatchMode):
+    """Notes what operators give that hangs on values, until time is up."""
+
+    def __init__(self):
+        super().__init__()
+        self.values, self._end = Values(), time.monotonic() + LONGEST_S
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if time.monotonic() > self._end:
+            raise TimeoutError(f"its control flow depends on values, and a run for them takes more than {LONGEST_S:.0f} s")
+        out = func(*args, **(kwargs or {}))
+        if _hangs_on_values(func):
+            self.values.given.setdefault((str(func), _place()), []).append(tree_map(_noted, out))
+        return out
+
+
+def _noted(value: Any) -> Any:
+    return _Shape(tuple(value.shape), value.stride(), value.dtype) if isinstance(value, torch.Tensor) else value
+
+
+class _Answering(TorchDispatchMode):
+    """Gives what a real run gave where fake tensors have no answer; a run of the network that is repeated begins again."""
+
+    def __init__(self, values: Values):
+        super().__init__()
+        self._values, self._turns = values, dict.fromkeys(values.given, 0)
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        several: Sequence[Any] = ()
+        if _hangs_on_values(func) and (key := (str(func), _place())) in self._turns:
+            several, turn = self._values.given[key], self._turns[key]
+            self._turns[key] = (turn + 1) % len(several)
+        try:
+            return func(*args, **(kwargs or {}))
+        except _MISSING:
+            if not several:
+                raise
+            return tree_map(lambda one: one.like(args) if isinstance(one, _Shape) else one, several[turn])
+
+
+@contextmanager
+def answering(values: Values) -> Iterator[None]:
+    """Let fake tensors have these values meanwhile, also where they are part of a text."""
+    if not values.given:
+        yield
+        return
+    with patch.object(FakeTensor, "__format__", _formatted), _Answering(values):
+        yield
+
+
+def _formatted(tensor: torch.Tensor, form: str) -> str:
+    return format(tensor.item(), form) if tensor.dim() == 0 else format(repr(tensor), form)
+
+
+def of_a_run(build: Callable[[], nn.Module], batch: Sequence[Input], training: bool, name: str) -> Values:
+    """Build a network, run a forward pass of random inputs, the same each time, and return what it read of values.
+
+    Raises InputError where it does not run within LONGEST_S and half of the memory that is free.
+    """
+    noting = _Noting()
+    with user_code.running(f"{name} does not run on {inputs.described(batch)}"), torch.random.fork_rng(devices=[]), _bounded():
+        torch.manual_seed(0)
+        model = build().train(training)
+        placed, named = inputs.arguments([one.made(torch.device("cpu")) for one in batch], batch)
+        with torch.set_grad_enabled(training), patch.object(torch.Tensor, "tolist", _one_by_one), noting:
+            model(*placed, **named)
+    return noting.values
+
+
+def refused(error: InputError, weights: float) -> InputError:
+    """Return why a network is not run for its values: an error of its capture, and how large it is."""
+    return InputError(f"{error}; its {weights / 1e6:,.0f} MB of weights are too many to run it for them")
+
+
+def _one_by_one(tensor: torch.Tensor) -> Any:
+    """Read a tensor as fake ones are read, an element after the other."""
+    return tensor.item() if tensor.dim() == 0 else [_one_by_one(one) for one in tensor]
+
+
+@contextmanager
+def _bounded() -> Iterator[None]:
+    """Let this process take half of the memory that is free, and no more: what it asks for beyond that fails in a line."""
+    import resource
+
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    most = psutil.Process().memory_info().vms + psutil.virtual_memory().available // 2
+    limits = [one for one in (most, *before) if one != resource.RLIM_INFINITY]
+    resource.setrlimit(resource.RLIMIT_AS, (min(limits), before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)

@@ -1,0 +1,76 @@
+"""What decides how long kernels of whole networks take; networks as they were measured: groups, merged branches."""
+
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+
+from lib.predict.composed import evaluation, features, kinds, model, rows, training
+from lib.predict.composed.training import Cases
+from lib.work import networks
+from lib.work.building.timm_models import MERGED
+from lib.work.graph import capture
+from lib.work.networks import Network
+from tests.test_composed import CHIP, EAGER, synthetic
+
+COMPILED = replace(EAGER, compiled=True)
+
+
+def rows_of(*layers):
+    return rows.of_graph(capture.of_network(Network("few", lambda: nn.Sequential(*layers), (2, 128, 8, 8)), "infer",
+                                            device="cuda:0"))
+
+
+def computing(table, condition, kind, name):
+    terms = features.terms(table, 64.0, CHIP, condition)
+    code = kinds.KINDS.index(kind)
+    return terms.computing[terms.edges[code]:terms.edges[code + 1], features.COMPUTING_FEATURES.index(name)].unique().tolist()
+
+
+@pytest.mark.parametrize(("groups", "wide", "odd"), [(32, 0, 0), (4, 0, 0), (2, 1, 0)])
+def test_groups_are_wide_beyond_32_channels(groups, wide, odd):
+    table = rows_of(nn.Conv2d(128, 128, 3, groups=groups))
+    assert computing(table, EAGER, "conv_grouped", "group_wide") == [wide]
+    assert computing(table, EAGER, "conv_grouped", "group_odd") == [odd]
+
+
+def test_groups_of_other_than_powers_of_two_are_odd():
+    table = rows_of(nn.Conv2d(128, 120, 1), nn.Conv2d(120, 120, 3, groups=5))
+    assert computing(table, EAGER, "conv_grouped", "group_odd") == [1]
+
+
+def test_resampling_in_eager_mode_goes_through_images_and_channels_one_by_one():
+    table, parts = rows_of(nn.Upsample(scale_factor=2, mode="bilinear")), model.split(torch.as_tensor(model.usual()))
+    slow, fast = (float(model.log_ms(features.terms(table, 1024.0, CHIP, one), parts).exp()) for one in (EAGER, COMPILED))
+    assert slow > 1024 * 128 * 2e-4
+    assert fast < slow / 10
+
+
+def test_many_networks_of_a_family_outweigh_few_of_others_less_where_errors_go_together(monkeypatch):
+    frames = synthetic(60, 1)
+    joined, network = pd.concat(frames, ignore_index=True), np.repeat(np.arange(60), 3)
+    terms = features.terms(joined, 64.0, CHIP, EAGER, network, 60)
+    many = np.arange(60) < 50
+    logs = model.log_ms(terms, model.split(torch.as_tensor(model.usual()))).numpy() + np.where(many, 0.3, 0.0)
+    cases = Cases(terms, logs, ("way:compiled",), np.where(many, "many", [f"m{number}" for number in range(60)]))
+
+    def error_of_few(alike):
+        monkeypatch.setattr(training, "ALIKE", {"way:compiled": alike})
+        weights = training.fit({"a": cases}, {"a": np.full(60, True)}, 60)
+        return np.abs(training.predict(cases, weights) - logs)[~many].mean()
+    assert error_of_few(0.5) < 0.5 * error_of_few(0.0)
+
+
+def test_networks_whose_branches_were_merged_are_told_by_their_parameters():
+    table = pd.DataFrame({"network": ["repghostnet_100", "repghostnet_100", "resnet18"], "image_size": 64,
+                          "parameters_m": [4.07, 4.06, 11.69], "module": ["repghost", "repghost", "resnet"]})
+    named, captures, reasons = evaluation.captured(table)
+    assert named["network"].tolist() == ["repghostnet_100", "repghostnet_100" + MERGED, "resnet18"]
+    assert not reasons
+    plain, merged = (captures[name, 64] for name in named["network"][:2])
+    assert rows.parameters(plain) == pytest.approx(4.07e6, rel=2e-3)
+    assert merged.loc[merged["stage"] == "eager", "calls"].sum() < 0.9 * plain.loc[plain["stage"] == "eager", "calls"].sum()
+    assert networks.family(f"timm:repghostnet_100{MERGED}") == "repghost"
