@@ -41,7 +41,8 @@ class Box:
         self.path = Path(folder) / "gpus.json"
         self.write({"nvml": "as it is", "cards": [
             {"uuid": f"GPU-{number:04d}", "name": "Fake A", "free": 8e9, "mode": 0, "stranger": None, "share": 0.0,
-             "reasons": 0, "clock": 1410, "breaks_after": 0, "gone": False, **everywhere} for number in range(count)]})
+             "reasons": 0, "clock": 1410, "breaks_after": 0, "gone": False, "waits_for": None, **everywhere}
+            for number in range(count)]})
 
     def write(self, content):
         _write(self.path, content)
@@ -127,17 +128,30 @@ def _properties(device):
                            uuid=card["uuid"], L2_cache_size=2**22)
 
 
+def _wait_for_its_end(number):
+    end = time.monotonic() + 60
+    while number is not None and not read()["cards"][number]["gone"]:
+        assert time.monotonic() < end, f"card {number} did not end within a minute"
+        time.sleep(0.005)
+
+
 def _runnable(ops, device):
-    """Return a call that takes as long as its bytes; after so many calls the card breaks, and is gone for good."""
+    """Return a call that takes as long as its bytes; after so many calls the card breaks, and is gone for good.
+
+    A card that waits for another calls nothing before that one is gone, so that a busy host cannot leave one without work.
+    """
     import torch
 
     uuid, calls = here()[_number(device)]["uuid"], Path(os.environ[FILE]).with_suffix(f".{_number(device)}.calls")
 
+    def own(content):
+        return next(card for card in content["cards"] if card["uuid"] == uuid)
+
     def call():
         with open(calls, "a") as file:
             file.write(".")
-        content = read()
-        card = next(card for card in content["cards"] if card["uuid"] == uuid)
+        _wait_for_its_end(own(content := read())["waits_for"])
+        card = own(content)
         if card["breaks_after"] and calls.stat().st_size > card["breaks_after"]:
             card["gone"] = True
             _write(Path(os.environ[FILE]), content)

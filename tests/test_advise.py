@@ -17,8 +17,9 @@ from lib import __main__, paths
 from lib.config.definitions import load_devices
 from lib.errors import InputError
 from lib.measure.budget import Budget
-from lib.predict import advise, advise_operator, advise_text, calibrate, registry, suggestions
-from lib.predict.advise import Query
+from lib.predict import calibrate, registry
+from lib.predict.advice import advise, advise_operator, advise_text, suggestions
+from lib.predict.advice.query import Query
 from lib.predict.networks import work
 from lib.predict.operators.cost_model import CostModel
 from lib.predict.operators.features_gpu import Chip

@@ -11,7 +11,8 @@ from lib.errors import InputError
 from lib.measure import archive, bundle, ceilings
 from lib.measure.operators import isolated, sweep
 from lib.measure.training import profiled
-from lib.predict import advise_operator, registry, training
+from lib.predict import registry, training
+from lib.predict.advice import advise_operator
 from lib.predict.evaluation import evaluate, models_at_hand
 from lib.schedule.runtime import run_record
 from lib.studies.cost_model import study

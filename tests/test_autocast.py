@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from lib.predict import advise
-from lib.predict.advise import Query
+from lib.predict.advice import advise
+from lib.predict.advice.query import Query
 from lib.predict.networks import composition, work
 from lib.work import networks
 from lib.work.building import autocasts

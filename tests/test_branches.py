@@ -8,8 +8,8 @@ from torch import nn
 
 from lib.cli.main import main
 from lib.errors import InputError
-from lib.predict import advise
-from lib.predict.advise import Query
+from lib.predict.advice import advise
+from lib.predict.advice.query import Query
 from lib.predict.networks import work
 from lib.predict.questions import answers, questions
 from lib.work import networks

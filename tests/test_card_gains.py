@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from lib.errors import InputError
-from lib.predict import advise, suggestions
+from lib.predict.advice import advise, suggestions
 from lib.predict.composed import gains, model_file
 from lib.predict.composed.features import Condition
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from lib.config import definitions
 from lib.errors import InputError
-from lib.predict import advise, suggestions
+from lib.predict.advice import advise, suggestions
 from lib.predict.composed import answers, evaluation, features, fusion, model, model_file, rows, training
 from lib.predict.composed.features import Condition
 from lib.predict.composed.model import Fitted

@@ -15,7 +15,8 @@ from lib.config import definitions
 from lib.config.notebooks import MachineParams
 from lib.measure import ceilings, machine, timing
 from lib.measure.budget import Budget
-from lib.predict import advise, advise_text, registry, transfer
+from lib.predict import registry, transfer
+from lib.predict.advice import advise, advise_text
 from lib.studies.machine import findings
 from lib.work.graph import capture, counts, cuda_kernels, families, ops, rebuild, spaces
 

@@ -26,6 +26,24 @@ assert type(torch._dynamo) is type(sys) and torch._dynamo.disable.__module__ == 
 """
 
 
+DECORATED = """
+from lib.work.building import deferred
+deferred.defer_compiler()
+import torch
+
+@{decorator}
+def left_alone(x):
+    return x + torch.compiler.is_compiling()
+
+seen = []
+def backend(graph, inputs):
+    seen.append([node.name for node in graph.graph.nodes if node.op.startswith("call")])
+    return graph.forward
+out = torch.compile(lambda x: left_alone(x.sin()).cos(), backend=backend)(torch.zeros(2))
+assert out.tolist() == [1.0, 1.0] and seen == [["sin"], ["cos"]], seen
+"""
+
+
 def run(*words):
     return subprocess.run([sys.executable, *words], cwd=paths.ROOT, capture_output=True, text=True, check=False)
 
@@ -33,6 +51,14 @@ def run(*words):
 @pytest.mark.slow
 def test_the_compiler_waits_until_something_compiles():
     done = run("-c", PROGRAM)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("decorator", ["torch.compiler.disable", "torch.compiler.disable()",
+                                       "torch.compiler.disable(recursive=False)", "torch._dynamo.disable"])
+def test_a_function_that_is_kept_from_the_compiler_stays_so(decorator):
+    done = run("-c", DECORATED.format(decorator=decorator))
     assert done.returncode == 0, done.stderr
 
 

@@ -10,11 +10,12 @@ import pytest
 from lib import store
 from lib.errors import InputError
 from lib.measure import archive, machine
-from lib.predict import advise, registry
-from lib.predict.advise import CapturedQuery, Query
+from lib.predict import registry
+from lib.predict.advice import advise
+from lib.predict.advice.query import CapturedQuery, Query
+from lib.predict.advice.suggestions import changes
 from lib.predict.gains import answers, model, model_file, training
 from lib.predict.gains.model import TERMS
-from lib.predict.suggestions import changes
 
 
 def _rows(count: int = 40, noise: float = 0.0) -> tuple[pd.DataFrame, np.ndarray]:

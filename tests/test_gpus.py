@@ -63,6 +63,7 @@ def swept(**more):
 @pytest.mark.slow
 def test_cards_alike_share_the_points_and_one_that_breaks_leaves_its_rest_to_the_other(box):
     cards_here = box(2)
+    cards_here.change(0, waits_for=1)
     cards_here.change(1, breaks_after=12)
     folder, table = swept(device="cuda:0,cuda:1", count=10)
     (failure,) = store.read_json(folder / "sweep.meta.json")["failures"].values()

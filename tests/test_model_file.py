@@ -14,7 +14,8 @@ from lib import paths
 from lib.cli.main import main
 from lib.errors import InputError
 from lib.predict import model_file, registry
-from lib.predict.advise import Query, advise
+from lib.predict.advice.advise import advise
+from lib.predict.advice.query import Query
 from lib.predict.networks import resident
 from lib.predict.operators.cost_model import CostModel
 from lib.work.graph import spaces

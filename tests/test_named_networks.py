@@ -11,8 +11,8 @@ from torch import nn
 from lib.cli.main import main
 from lib.errors import InputError
 from lib.measure.networks.case import Case, program
-from lib.predict import advise
-from lib.predict.advise import Query
+from lib.predict.advice import advise
+from lib.predict.advice.query import Query
 from lib.predict.analytic import complexity, cross_check
 from lib.predict.networks import work
 from lib.work import networks

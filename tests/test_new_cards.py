@@ -13,7 +13,8 @@ from lib import paths, store
 from lib.cli.main import main
 from lib.config import definitions
 from lib.errors import InputError
-from lib.predict import advise, registry, suggestions
+from lib.predict import registry
+from lib.predict.advice import advise, suggestions
 from lib.predict.composed import answers, evaluation, features, model, model_file
 from lib.predict.composed.cards import adaptation, few_networks, new_cards, siblings
 from lib.predict.composed.features import Condition
@@ -131,7 +132,7 @@ def test_advise_answers_for_a_card_that_no_network_was_measured_on():
 
 
 def test_an_answer_does_not_wait_for_what_only_fitting_uses():
-    code = "import sys; from lib.predict import advise, suggestions; sys.exit('scipy' in sys.modules)"
+    code = "import sys; from lib.predict.advice import advise, suggestions; sys.exit('scipy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=paths.ROOT, check=False).returncode == 0
 
 

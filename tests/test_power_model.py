@@ -14,7 +14,8 @@ from lib.cli.main import main
 from lib.config.definitions import load_devices
 from lib.errors import InputError
 from lib.measure.published import power
-from lib.predict.advise import Query, advise
+from lib.predict.advice.advise import advise
+from lib.predict.advice.query import Query
 from lib.predict.evaluation import models_at_hand
 from lib.predict.operators.features_gpu import Chip
 from lib.predict.power import model, training

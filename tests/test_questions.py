@@ -7,8 +7,9 @@ import pytest
 
 from lib.cli.main import main
 from lib.errors import InputError
-from lib.predict import advise, registry
-from lib.predict.advise import Query
+from lib.predict import registry
+from lib.predict.advice import advise
+from lib.predict.advice.query import Query
 from lib.predict.questions import answers, questions
 from lib.work import networks
 from lib.work.graph import capture

@@ -18,8 +18,9 @@ from lib.config.notebooks import ProfileParams
 from lib.errors import InputError
 from lib.measure import machine
 from lib.measure.training import profile_run
-from lib.predict import advise, advise_text, registry, steps, suggestions
-from lib.predict.advise import Query
+from lib.predict import registry, steps
+from lib.predict.advice import advise, advise_text, suggestions
+from lib.predict.advice.query import Query
 from lib.predict.evaluation import profiled_steps
 from lib.predict.networks import step, step_learners, work
 from lib.predict.networks.composition import Estimate

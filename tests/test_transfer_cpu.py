@@ -16,8 +16,9 @@ from lib.config.definitions import JobClass
 from lib.config.notebooks import FinetuneParams
 from lib.errors import InputError
 from lib.measure import archive, ceilings, load, machine
-from lib.predict import advise, advise_text, calibrate_networks, network_training, registry, steps, transfer_cpu
-from lib.predict.advise import Query
+from lib.predict import calibrate_networks, network_training, registry, steps, transfer_cpu
+from lib.predict.advice import advise, advise_text
+from lib.predict.advice.query import Query
 from lib.predict.analytic.scaling import Scaling
 from lib.predict.networks import calibration
 from lib.predict.networks.composition import Composition

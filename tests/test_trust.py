@@ -11,8 +11,9 @@ from torch import nn
 from lib.cli.main import main
 from lib.errors import InputError
 from lib.measure import archive
-from lib.predict import advise, network_training, registry
-from lib.predict.advise import CapturedQuery, Query
+from lib.predict import network_training, registry
+from lib.predict.advice import advise
+from lib.predict.advice.query import CapturedQuery, Query
 from lib.predict.composed import answers as composed_answers
 from lib.predict.composed import held_out as families
 from lib.predict.composed import model_file, rows

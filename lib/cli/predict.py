@@ -19,7 +19,8 @@ def _after_a_look(options: argparse.Namespace, ask: Callable[[], Answer]) -> Ans
     import sys
 
     from lib import locks
-    from lib.predict import advise, registry, transfer_cpu
+    from lib.predict import registry, transfer_cpu
+    from lib.predict.advice import advise
 
     answer = ask()
     has_cpu = not options.device or "cpu" in options.device
@@ -44,7 +45,7 @@ def _advise(options: argparse.Namespace) -> int:
         raise InputError("advise takes a network, or --questions FILE.csv and --out" if not options.model else
                          "--out is of --questions; an answer about one network is printed")
     from lib.measure import load
-    from lib.predict import advise, advise_text, suggestions
+    from lib.predict.advice import advise, advise_text, suggestions
 
     query = advise.Query(options.model, options.batch_size, options.input, options.mode, options.dtype, options.layout,
                          options.compile)
@@ -70,7 +71,7 @@ def _answer_questions(options: argparse.Namespace) -> int:
     import sys
 
     from lib import files
-    from lib.predict import advise, advise_text
+    from lib.predict.advice import advise, advise_text
     from lib.predict.questions import answers, questions
 
     if options.model or options.verify:
@@ -93,7 +94,7 @@ def _advise_operator(options: argparse.Namespace) -> int:
     import json
     import sys
 
-    from lib.predict import advise_operator
+    from lib.predict.advice import advise_operator
 
     wanted = advise_operator.config(options.op, options.parameters, options.dtype, options.passes)
     table = _after_a_look(options, lambda: advise_operator.advise(wanted, options.device))

@@ -16,7 +16,7 @@ def advise(config: Mapping[str, Any], processors: Sequence[tuple[str, str]]) -> 
     """
     from lib.finetune import data, networks
     from lib.finetune.config import TrainConfig
-    from lib.predict import advise as advice
+    from lib.predict.advice import advise as advice
 
     checked = build(TrainConfig, {**config, "load_pretrained": False}, "config")
     names, facts = data.names_and_facts(checked)

@@ -6,7 +6,8 @@ from typing import Any
 import pandas as pd
 
 from lib.predict import registry
-from lib.predict.advise import CapturedQuery, Query, source_of
+from lib.predict.advice.advise import source_of
+from lib.predict.advice.query import CapturedQuery, Query
 from lib.predict.networks.work import Work
 from lib.predict.registry import Predictor
 from lib.progress import track

@@ -1,8 +1,6 @@
 """Many questions answered: a network is captured once for several devices, two batches of it for all, models are read once."""
 
-import os
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -10,8 +8,9 @@ from typing import Any
 import pandas as pd
 
 from lib.errors import InputError, choices, one_line
-from lib.predict import advise, registry
-from lib.predict.advise import CapturedQuery, Query
+from lib.predict import registry
+from lib.predict.advice import advise
+from lib.predict.advice.query import CapturedQuery, Query, look_ahead
 from lib.predict.networks.work import Work
 from lib.predict.questions.questions import Question
 from lib.predict.registry import Predictor
@@ -96,12 +95,9 @@ class _Captured:
         return self._network().under(batch_size=batch_size)
 
     def look_ahead(self, batches: set[int]) -> None:
-        """Get the work of a CPU at several batches side by side: each waits for a process that repeats its allocations."""
-        first, *others = sorted(batches) or [0]
-        if others and len(self._several) > _FEW:
-            self.work(others[-1], "cpu")  # captures what the others are scaled from
-            with ThreadPoolExecutor(os.cpu_count()) as pool:
-                list(pool.map(lambda batch: self.work(batch, "cpu"), others[:-1]))
+        """Get the work of a CPU at several batches side by side, see ``query.look_ahead``."""
+        if len(batches) > 1 and len(self._several) > _FEW:
+            look_ahead(lambda batch: self.work(batch, "cpu"), sorted(batches))
 
     def work(self, batch_size: int, device_type: str) -> Work | Exception:
         """Return the work at a batch on a device type, or why there is none."""

@@ -9,7 +9,7 @@ import pandas as pd
 
 from lib import csv_files
 from lib.errors import InputError, choices
-from lib.predict.advise import Query
+from lib.predict.advice.query import Query
 
 COLUMNS = ("model", "batch_size", "device", "mode", "dtype", "input", "layout", "compile")
 _TRUTH = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}

@@ -10,7 +10,8 @@ import pandas as pd
 from lib.config import definitions
 from lib.config.definitions import JobClass, Scenario
 from lib.measure import archive
-from lib.predict import advise, registry, steps
+from lib.predict import registry, steps
+from lib.predict.advice import advise
 from lib.predict.networks import step
 from lib.progress import track
 from lib.schedule import job_mixes, portable, problem_files

@@ -16,9 +16,15 @@ _MARK = "__dynamo_disable"  # what torch caches of ``disable`` beside a function
 _left_alone: list[Callable] = []
 
 
-def _disable(function: Callable, recursive: bool = True, **_: Any) -> Callable:
-    _left_alone.append(function)
-    return function
+def _disable(function: Callable | None = None, recursive: bool = True, **options: Any) -> Callable:
+    """Stand in for torch's own use of it as an operator is first called; a decorator of others needs the compiler itself."""
+    if function is not None and options.get("wrapping") is False:
+        _left_alone.append(function)
+        return function
+    import torch._dynamo
+
+    _load(torch._dynamo)
+    return torch._dynamo.disable(function, recursive, **options)
 
 
 def _is_compile_supported(device_type: str) -> Any:

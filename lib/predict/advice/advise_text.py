@@ -11,8 +11,9 @@ import torch
 from lib.errors import choices
 from lib.measure import load
 from lib.predict import steps
-from lib.predict.advise import Advice, Query, advise
-from lib.predict.suggestions import Change
+from lib.predict.advice.advise import Advice, advise
+from lib.predict.advice.query import Query
+from lib.predict.advice.suggestions import Change
 
 _SHOWN = {"device": "device", "source": "source", "predicted_ms": "ms", "low_ms": "low", "high_ms": "high",
           "images_per_sec": "images/s", "memory_mb": "MB", "rss_mb": "resident MB", "bound": "bound",

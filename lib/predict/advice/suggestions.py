@@ -11,7 +11,8 @@ import numpy as np
 from lib.errors import InputError, choices
 from lib.measure import archive, machine
 from lib.predict import registry
-from lib.predict.advise import Advice, CapturedQuery, memory_of, passes_of, source_of
+from lib.predict.advice.advise import Advice, memory_of, passes_of, source_of
+from lib.predict.advice.query import CapturedQuery
 from lib.predict.composed import answers
 from lib.predict.networks.composition import Estimate
 from lib.predict.networks.step import Step
