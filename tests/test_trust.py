@@ -328,9 +328,9 @@ def test_an_answer_of_kernels_quotes_its_operators_by_their_share_of_the_time():
     assert math.isnan(given.numbers["coverage_pct"])
     assert given.words.startswith("no network was measured there; of its operators, by share of the time: ")
     assert "convolution forward" in given.words
-    assert "shapes, in five folds, their place in the published table known (neusight)" in given.words
+    assert "shapes, in folds, their place in the published table known (neusight)" in given.words
     linear = held_out.of_part(predictor.model, "memory forward")
-    assert linear["left_out"] == "shapes, in five folds"
+    assert linear["left_out"] == "shapes, in folds"
     (unseen,) = registry.for_devices(["h100-sxm"], "fp32", shipped=True)
     assert "(by any-gpu): MAPE" in captured.quote(unseen, item, unseen.estimate(item)).words
 

@@ -221,7 +221,7 @@ def of_part(model: CostModel, name: str) -> Row:
     """Return the row of one part of a model; of one that is borrowed, what it was held out from where it was trained."""
     part, (group, _, passes) = model.parts[name], name.partition(" ")
     trained_on = part.origin or model.device
-    left_out = "GPUs, one after another" if trained_on.startswith(ANY_GPU) else "shapes, in five folds"
+    left_out = "GPUs, one after another" if trained_on.startswith(ANY_GPU) else "shapes, in folds"
     costs = dict(zip(getattr(part.regressor, "terms", ()), getattr(part.regressor, "costs", ()), strict=True))
     if costs.get("before", 0.0) > 0:  # calls that were measured earlier, which no user's call has
         left_out += ", their place in the published table known"
@@ -267,7 +267,7 @@ def _of_shapes(name: str, folder: Path, source: str) -> Iterator[Row]:
     for (flagged, family), part in rows.groupby(["out_of_range", "family"]) if len(rows) else ():
         passes = "backward" if family.endswith("backward") else "forward"
         yield row(name, FLAGGED[OPERATORS] if flagged else OPERATORS, family.removesuffix(f" {passes}"), passes, "fp32",
-                  _with_coverage(part, "measured_ms"), "shapes, in five folds", source)
+                  _with_coverage(part, "measured_ms"), "shapes, in folds", source)
 
 
 def _with_coverage(rows: pd.DataFrame, measured: str = "latency_ms") -> Row:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from threading import Lock
 from typing import Any
 from unittest.mock import patch
 
@@ -28,7 +29,8 @@ from lib.work.building import inputs
 from lib.work.building.inputs import Input
 
 MOST_BYTES = 1e9  # of the weights of a network that is run for its values
-LONGEST_S = 20.0  # of such a run
+LONGEST_S = 20.0  # of such a run, in time of the processor that its operators are called on
+_running = Lock()  # one run at a time: the limit of memory, the seed and ``tolist`` are of the whole process
 _TAGS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 _MISSING = (DataDependentOutputException, DynamicOutputShapeException)
 _LIBRARY, _TORCH = (f"{folder}/" for folder in (paths.ROOT / "lib", Path(torch.__file__).parent))
@@ -92,10 +94,10 @@ class _Noting(TorchDispatchMode):
 
     def __init__(self):
         super().__init__()
-        self.values, self._end = Values(), time.monotonic() + LONGEST_S
+        self.values, self._end = Values(), time.thread_time() + LONGEST_S
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if time.monotonic() > self._end:
+        if time.thread_time() > self._end:
             raise TimeoutError(f"its control flow depends on values, and a run for them takes more than {LONGEST_S:.0f} s")
         out = func(*args, **(kwargs or {}))
         if _hangs_on_values(func):
@@ -147,7 +149,7 @@ def of_a_run(build: Callable[[], nn.Module], batch: Sequence[Input], training: b
     Raises InputError where it does not run within LONGEST_S and half of the memory that is free.
     """
     noting = _Noting()
-    with user_code.running(f"{name} does not run on {inputs.described(batch)}"), torch.random.fork_rng(devices=[]), _bounded():
+    with user_code.running(f"{name} does not run on {inputs.described(batch)}"), _bounded(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = build().train(training)
         placed, named = inputs.arguments([one.made(torch.device("cpu")) for one in batch], batch)
@@ -171,11 +173,12 @@ def _bounded() -> Iterator[None]:
     """Let this process take half of the memory that is free, and no more: what it asks for beyond that fails in a line."""
     import resource
 
-    before = resource.getrlimit(resource.RLIMIT_AS)
-    most = psutil.Process().memory_info().vms + psutil.virtual_memory().available // 2
-    limits = [one for one in (most, *before) if one != resource.RLIM_INFINITY]
-    resource.setrlimit(resource.RLIMIT_AS, (min(limits), before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, before)
+    with _running:
+        before = resource.getrlimit(resource.RLIMIT_AS)
+        most = psutil.Process().memory_info().vms + psutil.virtual_memory().available // 2
+        limits = [one for one in (most, *before) if one != resource.RLIM_INFINITY]
+        resource.setrlimit(resource.RLIMIT_AS, (min(limits), before[1]))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_AS, before)
