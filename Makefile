@@ -10,7 +10,8 @@ READY := $(VENV)/.ready
 $(READY): requirements.txt pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, this is " + sys.version.split()[0])'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -r requirements.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	$(BIN)/python -m compileall -q lib
 	touch $@
 
 # Run the notebooks on this machine and assemble report/index.html (FULL=1: more steps, larger ceilings).

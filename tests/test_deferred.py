@@ -27,6 +27,7 @@ assert type(torch._dynamo) is type(sys) and torch._dynamo.disable.__module__ == 
 
 
 DECORATED = """
+import sys
 from lib.work.building import deferred
 deferred.defer_compiler()
 import torch
@@ -35,12 +36,25 @@ import torch
 def left_alone(x):
     return x + torch.compiler.is_compiling()
 
+assert left_alone(torch.ones(1)).tolist() == [1.0] and "torch._dynamo.eval_frame" not in sys.modules
 seen = []
 def backend(graph, inputs):
     seen.append([node.name for node in graph.graph.nodes if node.op.startswith("call")])
     return graph.forward
 out = torch.compile(lambda x: left_alone(x.sin()).cos(), backend=backend)(torch.zeros(2))
 assert out.tolist() == [1.0, 1.0] and seen == [["sin"], ["cos"]], seen
+"""
+
+
+SUBMODULE = """
+import sys
+from lib.work.building import deferred
+deferred.defer_compiler()
+import torch, torchvision
+from torch._dynamo import {name} as found
+from torch._dynamo.{name} import {thing}
+assert "torch._dynamo.eval_frame" in sys.modules and found is sys.modules["torch._dynamo.{name}"]
+assert found.__spec__.origin.endswith("{name}.py") and torch.compile(torch.sin, backend="eager")(torch.zeros(1)) == 0
 """
 
 
@@ -55,6 +69,14 @@ def test_the_compiler_waits_until_something_compiles():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("name", "thing"), [("device_interface", "CudaInterface"), ("utils", "counters"),
+                                             ("trace_rules", "lookup")])
+def test_a_part_of_the_compiler_brings_the_whole_of_it(name, thing):
+    done = run("-c", SUBMODULE.format(name=name, thing=thing))
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("decorator", ["torch.compiler.disable", "torch.compiler.disable()",
                                        "torch.compiler.disable(recursive=False)", "torch._dynamo.disable"])
 def test_a_function_that_is_kept_from_the_compiler_stays_so(decorator):
@@ -63,8 +85,9 @@ def test_a_function_that_is_kept_from_the_compiler_stays_so(decorator):
 
 
 @pytest.mark.slow
-def test_an_answer_of_the_command_line_does_not_load_it():
-    done = run("-X", "importtime", "-m", "lib", "advise", "resnet18", "--device", "t4")
+@pytest.mark.parametrize("name", ["resnet18", "timm:resnet18"])
+def test_an_answer_of_the_command_line_does_not_load_it(name):
+    done = run("-X", "importtime", "-m", "lib", "advise", name, "--device", "t4")
     assert done.returncode == 0 and "t4" in done.stdout
     assert "torch._dynamo.config" in done.stderr and "torch._dynamo.eval_frame" not in done.stderr
     for heavy in ("hypothesis", "pandera", "sklearn", "scipy.stats"):

@@ -1,30 +1,42 @@
 """Leaves torch's compiler aside until something compiles: loading it takes a third of the time that a question takes.
 
-torchvision takes one function of it as it is imported, and torch's modes of dispatch one as they are first used, so that a
-compiler leaves them alone, which does not run. Both are stood in for; whatever else is asked of the two modules loads them.
+torchvision takes one function of it as it is imported. timm, and torch's modes of dispatch as they are first used, take one so
+that the compiler leaves functions of theirs alone, which does not run. Both are stood in for; whatever else is asked of the
+compiler loads it.
 """
 
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 _PACKAGE, _UTILITIES = "torch._dynamo", "torch._dynamo.utils"
+_SETTINGS = "torch._dynamo.config"  # torch reads it also where nothing compiles, and it imports nothing of the compiler
 _MARK = "__dynamo_disable"  # what torch caches of ``disable`` beside a function
 _left_alone: list[Callable] = []
 
 
-def _disable(function: Callable | None = None, recursive: bool = True, **options: Any) -> Callable:
-    """Stand in for torch's own use of it as an operator is first called; a decorator of others needs the compiler itself."""
-    if function is not None and options.get("wrapping") is False:
+def _disable(function: Any = None, recursive: bool = True, **options: Any) -> Any:
+    """Stand in for what keeps a function from the compiler; a decorated one asks for it whenever it is called."""
+    if function is None:
+        return partial(_disable, recursive=recursive, **options)
+    if not isinstance(function, FunctionType):
+        import torch._dynamo
+
+        _load(torch._dynamo)
+        return torch._dynamo.disable(function, recursive, **options)
+    if options.get("wrapping") is False:  # torch's own use, as such a function is called
         _left_alone.append(function)
         return function
-    import torch._dynamo
+    import torch._compile
 
-    _load(torch._dynamo)
-    return torch._dynamo.disable(function, recursive, **options)
+    decorated = torch._compile._disable_dynamo(function, recursive)
+    decorated._torchdynamo_disable, decorated._torchdynamo_disable_msg = True, options.get("reason")
+    decorated._torchdynamo_orig_callable = function
+    return decorated
 
 
 def _is_compile_supported(device_type: str) -> Any:
@@ -48,7 +60,12 @@ class _Deferred(ModuleType):
 
 
 def _load(module: ModuleType) -> None:
-    """Load a deferred module; what was left alone by a stand-in is told to the compiler when it is called next."""
+    """Load a deferred module; what was left alone by a stand-in is told to the compiler when it is called next.
+
+    The package comes first: its modules import each other in the order that it asks for.
+    """
+    if module.__name__ != _PACKAGE:
+        _load(sys.modules[_PACKAGE])
     if not isinstance(module, _Deferred):
         return
     module.__class__ = ModuleType
@@ -73,13 +90,33 @@ class _Loader(Loader):
         vars(module).update(_STAND_INS[module.__name__])
 
 
+class _Present(Loader):
+    """Gives a module that is there already, as loading the package before it brought it."""
+
+    def __init__(self, spec: ModuleSpec):
+        self._spec = spec
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """Return the module."""
+        return sys.modules[spec.name]
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Leave it as it is."""
+        module.__spec__ = self._spec
+
+
 class _Finder(MetaPathFinder):
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: Any = None) -> ModuleSpec | None:
-        """Say how the deferred modules are loaded; nothing of others."""
-        spec = PathFinder.find_spec(name, path) if name in _STAND_INS else None
-        if spec:
+        """Say how the deferred modules are loaded; nothing of others, before which the package is loaded that they are of."""
+        if name in _STAND_INS:
+            spec = PathFinder.find_spec(name, path)
             spec.loader = _Loader(spec.loader)
-        return spec
+            return spec
+        package = sys.modules.get(_PACKAGE)
+        if not name.startswith(f"{_PACKAGE}.") or name == _SETTINGS or not isinstance(package, _Deferred):
+            return None
+        _load(package)
+        return ModuleSpec(name, _Present(sys.modules[name].__spec__)) if name in sys.modules else None
 
 
 def defer_compiler() -> None:
