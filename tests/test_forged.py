@@ -179,7 +179,7 @@ def test_a_name_in_a_figure_is_what_it_says(name):
 
     style.use_style()
     figure, (left, right) = plt.subplots(1, 2)
-    left.barh([name, "b"], [1, 2], label=name)
+    left.barh([name, "b"], [1, 200], label=name)
     left.set(title=name, xscale="log")
     left.annotate(name, (1, 0))
     right.set_yticks([0, 1], labels=[name, "b"])

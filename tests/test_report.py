@@ -14,7 +14,7 @@ from lib import __main__ as cli
 from lib import paths, store
 from lib.config import definitions, notebooks
 from lib.errors import InputError
-from lib.report import page, runner
+from lib.report import page, runner, style
 
 KERNEL = {"name": "python3", "display_name": "Python 3", "language": "python"}
 
@@ -340,3 +340,25 @@ def test_runs_at_once_lose_no_entry_of_the_manifest(tmp_path):
         patch.setattr(runner, "manifest", slow)
         list(pool.map(lambda outcome: runner._merge([outcome], tmp_path), outcomes))
     assert sorted(entry.stem for entry in read(tmp_path)) == [outcome.stem for outcome in outcomes]
+
+
+@pytest.mark.parametrize(("low", "high", "labels"), [
+    (120, 1200, ["200", "500", "1,000"]), (0.03, 0.4, ["0.05", "0.1", "0.2"]), (1, 900, ["10^{0}", "10^{1}", "10^{2}"])])
+def test_short_logarithmic_axes_have_plain_numbers_that_do_not_overlap(low, high, labels):
+    style.use_style()
+    figure, ((axis,),) = style.axes(1)
+    axis.plot([low, high], [low, high])
+    axis.set(xscale="log", xlim=(low, high))
+    style.png(figure)
+    every = axis.get_xticklabels(which="both")
+    shown = [label for label in every if label.get_text() and low <= label.get_position()[0] <= high]
+    assert [text for label in shown for text in labels if text in label.get_text()] == labels and len(shown) == len(labels)
+
+
+def test_an_axis_with_labels_of_its_own_keeps_them():
+    style.use_style()
+    figure, ((axis,),) = style.axes(1)
+    axis.plot([1, 8], [1, 8])
+    axis.set(xscale="log", xticks=[1, 4, 8], xticklabels=["one", "four", "eight"])
+    style.png(figure)
+    assert [label.get_text() for label in axis.get_xticklabels()] == ["one", "four", "eight"]

@@ -14,6 +14,7 @@ COLOURS = {"loader wait": "#7a7a7a", "copy to device": "#c9a227", "forward": "#2
            "optimizer": "#2f855a"}
 WARM_UP = "#ece7da"
 _LONGEST = 120  # characters of a name
+_FEW_DECADES = 1.5
 _NO_NAME, _DOLLAR = re.compile(r"[^A-Za-z0-9._-]+"), re.compile(r"(?<!\\)\$")
 SERIES = ("#2b6cb0", "#c05621", "#2f855a", "#805ad5", "#b7791f", "#d53f8c")
 
@@ -60,6 +61,7 @@ def _encoded(figure, kind: str, **options) -> bytes:
     from matplotlib.text import Text
     from matplotlib.ticker import LogFormatter, ScalarFormatter
 
+    _label_short_log_axes(figure)
     for text in figure.findobj(Text):
         text.set_text(_shown(text.get_text()))
     for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
@@ -69,6 +71,20 @@ def _encoded(figure, kind: str, **options) -> bytes:
     content = io.BytesIO()
     figure.savefig(content, format=kind, **options)
     return content.getvalue()
+
+
+def _label_short_log_axes(figure) -> None:
+    """Label logarithmic axes of few decades at 1, 2 and 5 with plain numbers: matplotlib's formulas for each step overlap."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
+        if axis.get_scale() != "log" or not isinstance(axis.get_major_locator(), LogLocator):  # a figure's own labels stay
+            continue
+        low, high = sorted(axis.get_view_interval())
+        if 0 < low < high < low * 10 ** _FEW_DECADES:
+            axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+            axis.set_major_formatter(lambda value, _: f"{value:,g}")
+            axis.set_minor_formatter(NullFormatter())
 
 
 def _shown(text: str) -> str:

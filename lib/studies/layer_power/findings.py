@@ -101,7 +101,7 @@ def prediction_words(rows: pd.DataFrame) -> str:
     power = "power is not known, as none was measured there" if np.isnan(total.energy_mj) else \
         f"{total.power_w:.1f} W above idle, {total.energy_mj:.1f} mJ"
     others = ", ".join(f"{count} {name}" for name, count in total.others.items()) or "none"
-    notes = "; ".join(sorted(set(rows["note"]) - {""}))
+    notes = "; ".join(sorted({part for note in rows["note"] for part in note.split("; ")} - {""}))
     device = rows["model_device"].iloc[0]
     return (f"On {device} the {total.covered} layers with a model would take **{total.runtime_ms:.3f} ms** "
             f"({total.low_ms:.3f} to {total.high_ms:.3f}); {power}. Layers without a model: {others}. {notes}.")
