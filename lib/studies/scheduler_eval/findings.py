@@ -201,11 +201,13 @@ def key_numbers(results: pd.DataFrame, completion: pd.DataFrame, loads: pd.DataF
     ours = results[results["policy"] == "hybrid"].groupby("mix", sort=False).mean(numeric_only=True)
     top = loads[loads["load"] == loads["load"].max()].groupby("policy")["mean_jct_s"].mean()
     sigma = noise[(noise["policy"] == "hybrid") & (noise["sigma"] == noise["sigma"].max())]["over_perfect"].mean()
+    swapped, blind = adversarial.groupby("policy")["over_blind"].mean().reindex(["hybrid", "hybrid, blind"])
     numbers = {f"{mix}: hybrid / bound": (row["ratio"], "") for mix, row in ours.iterrows()}
     numbers |= {f"{mix}: could be saved": (100 * row["room"], "%") for mix, row in ours.iterrows()}
     numbers |= {
         "mean completion / least": (completion[completion["policy"] == "hybrid"]["ratio"].mean(), ""),
         "hybrid / first-come at the highest load": (top["hybrid"] / top["first-come"], ""),
         "hybrid / perfect at the largest noise": (sigma, ""),
-        "hybrid, swapped / blind": (adversarial[adversarial["policy"] == "hybrid"]["over_blind"].mean(), "")}
+        "hybrid, swapped / blind": (swapped, ""),
+        "hybrid without predictions / blind": (blind, "")}
     return {name: (*number, _SAME) for name, number in numbers.items()}
