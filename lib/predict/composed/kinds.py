@@ -1,4 +1,4 @@
-"""What kind of work an operator is to a GPU, and the GEMM that it amounts to."""
+"""What kind of work an operator is to a GPU, the GEMM that it amounts to, and what it does one by one."""
 
 from math import prod
 
@@ -27,6 +27,11 @@ _NAMES = {
 _KIND = {name: kind for kind, names in _NAMES.items() for name in names.split()}
 _PARTS = {"attention": "attention", "batch_norm": "batch_norm", "layer_norm": "layer_norm", "rms_norm": "layer_norm",
           "group_norm": "group_norm", "softmax": "softmax", "pool": "pool", "upsample": "resample", "grid_sampl": "resample"}
+# Kernels of resampling in which a thread a pixel goes through all images and channels: torch's ``*_out_frame`` of these
+# (aten/src/ATen/native/cuda/UpSample*.cu). Of them only bilinear2d has another one where channels lie last.
+_SERIAL = frozenset("upsample_linear1d upsample_bilinear2d upsample_trilinear3d upsample_bicubic2d _upsample_bilinear2d_aa "
+                    "_upsample_bicubic2d_aa".split())
+_SERIAL_NHWC = _SERIAL - {"upsample_bilinear2d"}
 
 
 def kind_of(op: Op) -> str:
@@ -67,6 +72,14 @@ def gemm(op: Op) -> dict[str, float]:
                 "width_in": query.shape[3], "width_out": value.shape[3], "groups": query.shape[1],
                 "stride": 1 + isinstance(mask, TensorSpec)}  # a mask takes another kernel, as a stride does
     return {}
+
+
+def serial(op: Op) -> dict[str, float]:
+    """Return how many reads of an operator wait for one another, as torch lays images out and in channels_last; or nothing."""
+    if op.short not in _SERIAL:
+        return {}
+    planes = prod(op.outputs[0].shape[:2])
+    return {"serial": planes, "serial_nhwc": planes if op.short in _SERIAL_NHWC else 0}
 
 
 def is_dense(spec: TensorSpec) -> bool:

@@ -14,7 +14,7 @@ from torch import nn
 
 from lib.errors import InputError
 from lib.predict.composed import fusion
-from lib.predict.composed.kinds import KINDS, gemm, is_dense, kind_of
+from lib.predict.composed.kinds import KINDS, gemm, is_dense, kind_of, serial
 from lib.progress import track
 from lib.work.graph import capture, counts
 from lib.work.graph.ops import Graph, Op, TensorSpec
@@ -23,7 +23,7 @@ from lib.work.networks import Network
 BATCH = 2  # at which networks are captured: no size of the batch is 1
 COLUMNS = ("kind", "stage", "calls", "scales", "flops", "read", "written", "read_once", "written_once", "read_elements",
            "written_elements", "read_elements_once", "written_elements_once", "gemms", "m", "n", "k", "width_in", "width_out",
-           "groups", "window", "stride", "side", "strided", "broadcast", "wide")
+           "groups", "window", "stride", "side", "serial", "serial_nhwc", "strided", "broadcast", "wide")
 STAGES = ("always", "eager", "compiled", "train")
 _FLOATS = ("float32", "float16", "bfloat16")
 _LOWER = frozenset("convolution mm addmm bmm baddbmm _scaled_dot_product_efficient_attention "
@@ -145,7 +145,8 @@ def _row(op: Op, precision: Precision, wanted: bool | None, wide: bool, scales: 
     return {"kind": kind, "scales": scales, "flops": float(counts.matrix_flops(op)), **_traffic(read, "read"),
             **_traffic(written, "written"), "side": image.shape[-1] if image else 0,
             "strided": not all(map(is_dense, sources[:2])), "wide": wide,
-            "broadcast": any(spec.shape and spec.elements < most for spec in sources), **gemm(op)}
+            "broadcast": any(spec.shape and spec.elements < most for spec in sources), **gemm(op),
+            **serial(op)}
 
 
 def of_graph(graph: Graph) -> pd.DataFrame:
