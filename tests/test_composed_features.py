@@ -74,6 +74,29 @@ def test_resampling_waits_for_each_image_and_channel_whatever_the_shape_where_to
         assert move_ms == pytest.approx(max(64 * waits * 2.5e-4, at_rates))
 
 
+class Mixed(nn.Module):
+    """A picture whose pixels are mixed by a product of matrices, so that it lies as that writes it."""
+
+    def __init__(self, tokens: bool):
+        super().__init__()
+        self.tokens, self.convolution = tokens, nn.Conv2d(128, 128, 1)
+
+    def forward(self, x):
+        x = self.convolution(x).flatten(2)
+        mixed = x.transpose(1, 2) @ (x @ x.transpose(1, 2)) if self.tokens else (x @ x.transpose(1, 2)) @ x
+        return functional.interpolate((mixed.transpose(1, 2) if self.tokens else mixed).unflatten(2, (8, 8)), scale_factor=2,
+                                      mode="bilinear")
+
+
+@pytest.mark.parametrize(("layers", "in_nchw", "in_nhwc"), [
+    ((nn.Conv2d(128, 128, 1), nn.BatchNorm2d(128), nn.GELU(), nn.Upsample(scale_factor=2, mode="bilinear")), 256, 0),
+    ((Mixed(tokens=False),), 256, 256), ((Mixed(tokens=True),), 0, 0)])
+def test_the_layout_of_what_is_resampled_is_that_of_what_wrote_it(layers, in_nchw, in_nhwc):
+    """In channels_last what convolutions write; of products of matrices the one that they write in either condition."""
+    table = rows_of(*layers)
+    assert table[table["kind"] == "resample"][["serial", "serial_nhwc"]].to_numpy().tolist() == [[in_nchw, in_nhwc]]
+
+
 def test_what_is_no_interpolation_waits_for_nothing():
     table = rows_of(Sampled())
     assert "resample" in set(table["kind"])
