@@ -137,12 +137,13 @@ def test_efficiencies_are_found_again_through_the_sum():
     true["moving"][features.KINDS.index("elementwise"), 0] -= 0.7
     true["moving"][features.KINDS.index("batch_norm"), 0] += 0.5
     logs = model.log_ms(terms, true).numpy()
-    cases = training.Cases(terms, logs, ("exact",))
+    apart = np.arange(60).astype(str)
+    cases = training.Cases(terms, logs, ("exact",), apart)
     train = np.arange(60) < 40
     weights = training.fit({"a": cases}, {"a": train})
     error = np.abs(np.expm1(training.predict(cases, weights) - logs))
     assert error[~train].max() < 0.03
-    spoiled = training.Cases(terms, logs + np.where(np.arange(60) % 10 == 0, 1.0, 0.0), ("exact",))
+    spoiled = training.Cases(terms, logs + np.where(np.arange(60) % 10 == 0, 1.0, 0.0), ("exact",), apart)
     robust = training.fit({"a": spoiled}, {"a": train})
     assert np.median(np.abs(np.expm1(training.predict(cases, robust) - logs))[~train]) < 0.05, "a tenth of labels is off by e"
 

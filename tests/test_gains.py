@@ -34,7 +34,7 @@ def test_factors_of_kinds_are_found_from_sums_of_networks():
     assert [fitted.ratios[name] for name in TERMS] == pytest.approx(factors, rel=0.1)
     scores = model.scores(model.held_out(rows))
     assert scores["mape"] < 5 < scores["constant_mape"]
-    assert scores["sign_right"] > 95
+    assert scores["sign_large"] > 95
 
 
 def test_a_gain_is_one_by_the_ratio_and_lies_within_its_interval():

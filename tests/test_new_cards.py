@@ -15,7 +15,7 @@ from lib.config import definitions
 from lib.errors import InputError
 from lib.predict import registry
 from lib.predict.advice import advise, suggestions
-from lib.predict.composed import answers, evaluation, features, model, model_file
+from lib.predict.composed import answers, evaluation, features, model, model_file, training
 from lib.predict.composed.cards import adaptation, few_networks, new_cards, siblings
 from lib.predict.composed.features import Condition
 from lib.predict.composed.training import Cases
@@ -97,8 +97,22 @@ def test_a_few_networks_tell_a_shift_and_none_tell_nothing():
     before, after = (np.abs(adaptation.predict(rest, weights) - rest.log_ms).mean()
                      for weights in (model.usual(), model.usual() + shift))
     assert after < 0.2 * before
-    exact = Cases(few.terms, adaptation.predict(few, model.usual()), few.levels)
+    exact = Cases(few.terms, adaptation.predict(few, model.usual()), few.levels, few.families)
     assert np.abs(adaptation.shift({"a": model.usual()}, {"a": exact})).max() < 1e-3
+
+
+def test_many_networks_of_a_family_correct_a_card_less_where_their_errors_go_together(monkeypatch, two_cards):
+    """Eight of ten networks are of one family, which is slower than others by a factor that these do not have."""
+    (_, cases), = two_cards[0]["rtx-3090"].values()
+    few, many = adaptation.part_of(cases, np.arange(10)), np.arange(10) < 8
+    logs = adaptation.predict(few, model.usual()) + np.where(many, 0.3, 0.0)
+    few = Cases(few.terms, logs, ("way:compiled",), np.where(many, "many", np.arange(10).astype(str)))
+
+    def error_of_others(alike):
+        monkeypatch.setattr(training, "ALIKE", {"way:compiled": alike})
+        weights = model.usual() + adaptation.shift({"": model.usual()}, {"": few})
+        return np.abs(adaptation.predict(few, weights) - logs)[~many].mean()
+    assert error_of_others(0.5) < 0.8 * error_of_others(0.0)
 
 
 @pytest.mark.parametrize(("device", "wider"), [("a10", 1), ("l4", 1), ("rtx-5090", 1), ("h100-sxm", 2), ("t4", 2)])
@@ -278,6 +292,24 @@ def test_a_card_that_ships_says_that_its_errors_are_those_before_a_calibration(h
     after = advise.advise(query, ["rtx-4090"], crossovers=False).table.iloc[0]
     assert after["predicted_ms"] > 1.2 * before["predicted_ms"]
     assert after["held_out"] == f"corrected since by 11 of its networks; {before['held_out']}"
+
+
+def test_networks_count_once_that_were_measured_at_several_batch_sizes(home, measured, tmp_path):
+    """Twice the rows of as many networks: what is said of a gain and of a time names the same number of networks."""
+    path, lines = tmp_path / measured.name, measured.read_text().splitlines()
+    halves = [f"{name},{module},{rate},{float(ms) / 2},128,{rest}" for name, module, rate, ms, _, rest in
+              (line.split(",", 5) for line in lines[1:])]
+    path.write_text("\n".join([*lines, *halves]) + "\n")
+    few_networks.calibrate("a10", [path])
+    for condition, fitted in siblings.of_card("a10").conditions.items():
+        assert fitted.corrected == len(NETWORKS)
+        assert (fitted.basis == "few") == (condition.how == "eager-amp_fp16-nchw")
+        assert fitted.corrected_since == (0 if fitted.basis == "few" else len(NETWORKS)), "their own scores were made by them"
+        assert fitted.basis != "few" or fitted.scores["n"] == 2 * len(NETWORKS)
+    advice = advise.advise(advise.Query("resnet50", 256, dtype="fp16"), ["a10"], crossovers=False)
+    (gain,) = [one for one in suggestions.suggestions(advice) if one.what == "torch.compile"]
+    assert gain.why.endswith("(corrected since by 11 of its networks)")
+    assert "corrected since" not in advice.table["held_out"][0]
 
 
 @pytest.mark.parametrize(("options", "words"), [

@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from lib.predict.composed import features, gains, held_out, model_file
+from lib.predict.composed import card_gains, features, held_out, model_file
 from lib.predict.composed.features import Condition, version
 from lib.predict.composed.model_file import Composed
 from lib.predict.networks import kinds
@@ -78,13 +78,13 @@ def gain(composed: Composed, rows: pd.DataFrame, batch_size: int, before: Mappin
 def _how_right(composed: Composed, before: Condition, after: Condition) -> str:
     """Say how right such gains were on what was left out: families, or the card as well where its own networks do not tell."""
     fitted = [composed.conditions[one] for one in (before, after)]
-    own = None if any(one.basis == "others" for one in fitted) else gains.of_change(composed.device, before, after)
-    scored = own or gains.of_change(model_file.ANY, before, after)
+    own = None if any(one.basis == "others" for one in fitted) else card_gains.of_change(composed.device, before, after)
+    scored = own or card_gains.of_change(model_file.ANY, before, after)
     ways = " and ".join(one.scored or condition.name for one, condition in zip(fitted, (before, after), strict=True))
     text = f"learned from networks that ran as {ways}"
     if scored is None:
         return f"{text}; none were held out"
     left_out = "families" if own else "families and the card"
-    corrected = max(int(one.scores["n"]) if one.basis == "few" else one.corrected for one in fitted)
+    corrected = max(one.corrected for one in fitted)  # the gains of a card that its user corrected were not scored again
     since = f" (corrected since by {corrected} of its networks)" if corrected else ""
-    return f"{text}; with {left_out} left out {gains.words(scored)}{since}"
+    return f"{text}; with {left_out} left out {card_gains.words(scored)}{since}"

@@ -9,22 +9,23 @@ import pandas as pd
 from lib import paths, store
 from lib.config.definitions import load_devices
 from lib.errors import InputError, choices
-from lib.predict.composed import features, gains, held_out, model_file, rows, training
+from lib.predict.composed import card_gains, features, held_out, model_file, rows, training
 from lib.predict.composed.features import Condition
 from lib.predict.composed.model import Fitted
 from lib.predict.composed.model_file import Composed
 from lib.predict.composed.training import Cases
 from lib.predict.operators.features_gpu import Chip
 from lib.predict.operators.validation import half_interval
-from lib.progress import track
 from lib.work import networks
 from lib.work.building.timm_models import MERGED
+from lib.work.networks import Network
 
 FOLDS = 5
 LEAST = 50  # networks under a condition, and it is learned
 OLDEST = (2, 4)  # torch, of inference: older tables hold fewer networks
 FINAL = 10  # one family of so many is kept for a final score
 ROUNDED = 0.0051  # million parameters: tables state two digits
+ALIKE = 1e-3  # of its parameters: timm has changed some networks by less since, such as TNT
 SOURCE = ("timm", "Apache-2.0, huggingface/pytorch-image-models results")
 Rows = Mapping[tuple[str, int], pd.DataFrame]
 
@@ -131,25 +132,35 @@ def captured(table: pd.DataFrame) -> tuple[pd.DataFrame, dict[tuple[str, int], p
     """Capture the networks of ``whole_networks`` as timm builds them; return the table, their rows, and why others have none.
 
     Tables of which timm merged parallel branches before (``--reparam``) do not say so, but their numbers of parameters do:
-    their networks are named so in the table that is returned.
+    their networks are named so in the table that is returned. Rows whose number is near that of neither are left out of it.
     """
-    several, reasons, merged = {}, {}, np.full(len(table), False)
-    for (name, size), stated in track(list(table.groupby(["network", "image_size"], sort=False)["parameters_m"]), "capture"):
-        try:
-            own = several[name, size] = _captured(name, size)
-            other = stated.index[(stated - rows.parameters(own) / 1e6).abs() > ROUNDED]
-            if len(other):
-                several[name + MERGED, size] = again = _captured(name + MERGED, size)
-                nearer = (table.loc[other, "parameters_m"] * 1e6 - rows.parameters(again)).abs() < \
-                    (table.loc[other, "parameters_m"] * 1e6 - rows.parameters(own)).abs()
-                merged[table.index.get_indexer(other[nearer])] = True
-        except InputError as error:
-            reasons[f"{name} at {size}"] = str(error)
-    return table.assign(network=table["network"].where(~merged, table["network"] + MERGED)), several, reasons
+    keys = list(zip(table["network"], table["image_size"], strict=True))
+    merged_keys = [(name + MERGED, size) for name, size in keys]
+    several, reasons = rows.of_several(keys, _network)
+    own, stated = _parameters_m(keys, several), table["parameters_m"].to_numpy(float)
+    unlike = np.abs(stated - own) > ROUNDED
+    again, of_merged = rows.of_several([merged_keys[place] for place in np.flatnonzero(unlike)], _network)
+    other = _parameters_m(merged_keys, again)
+    merged = unlike & (np.abs(stated - other) < np.abs(stated - own))
+    nearer = np.where(merged, other, own)
+    neither = np.abs(stated - nearer) > np.maximum(ROUNDED, ALIKE * nearer)
+    merged, reasons = merged & ~neither, reasons | of_merged
+    for place in np.flatnonzero(neither):
+        reasons[f"{' '.join(map(str, keys[place]))} of {stated[place]:.2f} M parameters"] = \
+            f"timm builds it with {own[place]:.2f} M, with merged branches with {other[place]:.2f} M"
+    named = table.assign(network=table["network"].where(~merged, table["network"] + MERGED))[~neither].reset_index(drop=True)
+    used, captures = set(zip(named["network"], named["image_size"], strict=True)), several | again
+    return named, {key: captures[key] for key in captures if key in used}, reasons
 
 
-def _captured(name: str, size: int) -> pd.DataFrame:
-    return rows.of_network(networks.network(f"timm:{name}", rows.BATCH, f"3x{size}x{size}"))
+def _network(name: str, size: int) -> Network:
+    return networks.network(f"timm:{name}", rows.BATCH, f"3x{size}x{size}")
+
+
+def _parameters_m(keys: Sequence[tuple[str, int]], captures: Rows) -> np.ndarray:
+    """Return the million parameters of each network, NaN where it was not captured."""
+    several = {key: rows.parameters(own) / 1e6 for key, own in captures.items()}
+    return np.array([several.get(key, np.nan) for key in keys])
 
 
 def material() -> tuple[pd.DataFrame, dict[tuple[str, int], pd.DataFrame], dict[str, str]]:
@@ -172,9 +183,10 @@ def ship(table: pd.DataFrame, captures: Rows) -> pd.DataFrame:
         of_left_out(device, several, predicted, *SOURCE).save(model_file.FOLDER / f"{device}.json")
         place = fold_of([part for part, _ in several.values()])
         lines.append(held_out.table(device, several, predicted, place, captures))
-        of_gains.append(gains.table(device, {condition: part.assign(log_ms=one.log_ms, log_predicted=predicted[condition])
-                                             for condition, (part, one) in several.items()}))
+        of_gains.append(card_gains.table(device, {
+            condition: part.assign(log_ms=one.log_ms, log_predicted=predicted[condition])
+            for condition, (part, one) in several.items()}, place))
     scores = pd.concat(lines, ignore_index=True)
     held_out.save(scores)
-    gains.save(pd.concat(of_gains, ignore_index=True))
+    card_gains.save(pd.concat(of_gains, ignore_index=True))
     return scores[scores["group"] == held_out.ALL].drop(columns=["group", "name"])

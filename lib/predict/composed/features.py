@@ -127,7 +127,7 @@ def terms(table: pd.DataFrame, batch: np.ndarray | float, chip: Chip, condition:
     compute = v["flops"] * grown / np.where(depthwise, chip.vector_flops_per_ms, chip.flops_per_ms)
     move = (read + written) / chip.bytes_per_ms
     if not condition.compiled:
-        move = np.maximum(move, _serial(v, codes, times))
+        move = np.maximum(move, _serial(v, grown, condition))
     order = np.argsort(codes, kind="stable")
     edges = tuple(int(edge) for edge in np.searchsorted(codes[order], np.arange(len(KINDS) + 1)))
     first = order[:edges[len(COMPUTING)]]
@@ -140,13 +140,9 @@ def terms(table: pd.DataFrame, batch: np.ndarray | float, chip: Chip, condition:
                  tensor(move[order]), tensor(computing[first]), tensor(moving[order]), edges)
 
 
-def _serial(v: dict[str, np.ndarray], codes: np.ndarray, times: np.ndarray) -> np.ndarray:
-    """Return the ms that resampling takes at least: a thread a pixel goes through all images and channels, one by one.
-
-    torch's ``upsample_bilinear2d_out_frame`` and the bicubic one (aten/src/ATen/native/cuda) run so in NCHW.
-    """
-    planes = v["written_elements"] * times / np.maximum(v["side"], 1) ** 2
-    return np.where(codes == _CODES["resample"], planes * _SERIAL_MS, 0.0)
+def _serial(v: dict[str, np.ndarray], grown: np.ndarray, condition: Condition) -> np.ndarray:
+    """Return the ms that rows take at least for reads that wait for one another (``kinds.serial``)."""
+    return v["serial_nhwc" if condition.layout == "nhwc" else "serial"] * grown * _SERIAL_MS
 
 
 def _moved(v: dict[str, np.ndarray], times: np.ndarray, condition: Condition) -> tuple[np.ndarray, np.ndarray]:

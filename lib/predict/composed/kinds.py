@@ -1,5 +1,6 @@
-"""What kind of work an operator is to a GPU, and the GEMM that it amounts to."""
+"""What kind of work an operator is to a GPU, the GEMM that it amounts to, and what it does one by one."""
 
+from collections.abc import Sequence
 from math import prod
 
 from lib.work.graph import counts
@@ -27,6 +28,13 @@ _NAMES = {
 _KIND = {name: kind for kind, names in _NAMES.items() for name in names.split()}
 _PARTS = {"attention": "attention", "batch_norm": "batch_norm", "layer_norm": "layer_norm", "rms_norm": "layer_norm",
           "group_norm": "group_norm", "softmax": "softmax", "pool": "pool", "upsample": "resample", "grid_sampl": "resample"}
+CONVOLVING = COMPUTING[:5]
+LAYOUT_KEPT = frozenset("batch_norm relu activation elementwise cat pool resample cast".split())  # of what they read first
+# Kernels of resampling in which a thread a pixel goes through all images and channels: torch's ``*_out_frame`` of these
+# (aten/src/ATen/native/cuda/UpSample*.cu). Of them only bilinear2d has another one, for what lies in channels_last.
+_SERIAL = frozenset("upsample_linear1d upsample_bilinear2d upsample_trilinear3d upsample_bicubic2d _upsample_bilinear2d_aa "
+                    "_upsample_bicubic2d_aa".split())
+_HAS_NHWC = frozenset({"upsample_bilinear2d"})
 
 
 def kind_of(op: Op) -> str:
@@ -69,10 +77,34 @@ def gemm(op: Op) -> dict[str, float]:
     return {}
 
 
+def serial(op: Op, follows: bool) -> dict[str, float]:
+    """Return how many reads of an operator wait for one another, in NCHW and where the network is in channels_last; or nothing.
+
+    ``follows``: what it reads is in channels_last where the network is.
+    """
+    if op.short not in _SERIAL:
+        return {}
+    planes, has_other = prod(op.outputs[0].shape[:2]), op.short in _HAS_NHWC
+    last = has_other and _is_channels_last(op.tensors[0])
+    return {"serial": 0 if last else planes, "serial_nhwc": 0 if last or (has_other and follows) else planes}
+
+
+def _is_channels_last(spec: TensorSpec) -> bool:
+    """Return whether pictures lie in channels_last whatever the network does, such as tokens that became pictures again."""
+    if len(spec.shape) != 4 or spec.shape[1] == 1:  # noqa: PLR2004 - batch, channels, height, width
+        return False
+    order = (0, 2, 3, 1)
+    return _follow([spec.shape[axis] for axis in order], [spec.stride[axis] for axis in order])
+
+
 def is_dense(spec: TensorSpec) -> bool:
     """Return whether a tensor lies in memory as its axes are ordered, without gaps."""
+    return _follow(spec.shape, spec.stride)
+
+
+def _follow(shape: Sequence[int], strides: Sequence[int]) -> bool:
     step = 1
-    for size, stride in zip(reversed(spec.shape), reversed(spec.stride), strict=True):
+    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
         if size > 1 and stride not in (0, step):
             return False
         step *= size

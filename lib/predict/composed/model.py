@@ -67,7 +67,7 @@ class Fitted:
 
     Outside of these the interval is twice as wide. ``basis``: many networks of the card, few, or those of others. ``scored``:
     the name of the condition that interval and scores are of, where it is another one (empty: this one); ``corrected``: by how
-    many networks the weights were corrected after these scores were made.
+    many networks a user of the card corrected the weights.
     """
 
     weights: np.ndarray
@@ -77,6 +77,11 @@ class Fitted:
     basis: str = "many"
     scored: str = ""
     corrected: int = 0
+
+    @property
+    def corrected_since(self) -> int:
+        """Give by how many networks the weights were corrected after these scores were made."""
+        return 0 if self.basis == "few" else self.corrected
 
     def predict(self, terms: Terms, batch_size: int, half: float | None = None) -> tuple[float, float, float]:
         """Return predicted, low and high ms of the one network of ``terms``, which are of this batch size.

@@ -14,7 +14,7 @@ from torch import nn
 
 from lib.errors import InputError
 from lib.predict.composed import fusion
-from lib.predict.composed.kinds import KINDS, gemm, is_dense, kind_of
+from lib.predict.composed.kinds import CONVOLVING, KINDS, LAYOUT_KEPT, gemm, is_dense, kind_of, serial
 from lib.progress import track
 from lib.work.graph import capture, counts
 from lib.work.graph.ops import Graph, Op, TensorSpec
@@ -23,7 +23,7 @@ from lib.work.networks import Network
 BATCH = 2  # at which networks are captured: no size of the batch is 1
 COLUMNS = ("kind", "stage", "calls", "scales", "flops", "read", "written", "read_once", "written_once", "read_elements",
            "written_elements", "read_elements_once", "written_elements_once", "gemms", "m", "n", "k", "width_in", "width_out",
-           "groups", "window", "stride", "side", "strided", "broadcast", "wide")
+           "groups", "window", "stride", "side", "serial", "serial_nhwc", "strided", "broadcast", "wide")
 STAGES = ("always", "eager", "compiled", "train")
 _FLOATS = ("float32", "float16", "bfloat16")
 _LOWER = frozenset("convolution mm addmm bmm baddbmm _scaled_dot_product_efficient_attention "
@@ -86,6 +86,25 @@ class Precision:
         return several
 
 
+class Layouts:
+    """Which storages hold pictures in channels_last where the network is: what convolutions write, and what keeps their layout.
+
+    Others, such as what products of matrices write, lie as they do in NCHW.
+    """
+
+    def __init__(self):
+        self._follows: dict[int, bool] = {}
+
+    def follows(self, spec: TensorSpec) -> bool:
+        """Return whether a tensor is in channels_last where the network is."""
+        return self._follows.get(spec.storage, spec.kind == "input")
+
+    def enter(self, op: Op, kind: str) -> None:
+        """Take down what an operator of a kind gives."""
+        keeps = kind in LAYOUT_KEPT and op.tensors and self.follows(op.tensors[0])
+        self._follows |= dict.fromkeys((spec.storage for spec in op.outputs), kind in CONVOLVING or bool(keeps))
+
+
 def _wanted(op: Op) -> bool | None:
     """Return whether autocast computes an operator in 32 bits (True), in 16 (False), or as its inputs come (None)."""
     name = op.short
@@ -130,7 +149,7 @@ def _results(op: Op) -> list[TensorSpec]:
     return several[:1] if any(part in op.short for part in _ONE_OUTPUT) else several
 
 
-def _row(op: Op, precision: Precision, wanted: bool | None, wide: bool, scales: bool) -> Row:
+def _row(op: Op, precision: Precision, layouts: Layouts, wanted: bool | None, wide: bool, scales: bool) -> Row:
     """Return an operator as a row; its inputs count in the type that it computes in."""
     def itemsize(spec: TensorSpec) -> int:
         return precision.itemsize(spec) if wanted is None or spec.dtype not in _FLOATS else 4 if wanted else 2
@@ -145,7 +164,8 @@ def _row(op: Op, precision: Precision, wanted: bool | None, wide: bool, scales: 
     return {"kind": kind, "scales": scales, "flops": float(counts.matrix_flops(op)), **_traffic(read, "read"),
             **_traffic(written, "written"), "side": image.shape[-1] if image else 0,
             "strided": not all(map(is_dense, sources[:2])), "wide": wide,
-            "broadcast": any(spec.shape and spec.elements < most for spec in sources), **gemm(op)}
+            "broadcast": any(spec.shape and spec.elements < most for spec in sources), **gemm(op),
+            **serial(op, bool(op.tensors) and layouts.follows(op.tensors[0]))}
 
 
 def of_graph(graph: Graph) -> pd.DataFrame:
@@ -153,7 +173,7 @@ def of_graph(graph: Graph) -> pd.DataFrame:
 
     Sizes are those of BATCH: ``read, written`` grow with the batch, ``_once`` not; ``scales`` says whether FLOPs and GEMMs do.
     """
-    precision, rows, nodes = Precision(), [], []
+    precision, layouts, rows, nodes = Precision(), Layouts(), [], []
     for op in graph.ops:
         if not counts.is_work(op):
             precision.view(op)
@@ -163,13 +183,14 @@ def of_graph(graph: Graph) -> pd.DataFrame:
         scales = any(map(precision.scales, op.tensors)) and op.short not in counts.FILLS | counts.RANDOM
         if wanted is not None:
             rows += [_cast_row(spec, wanted, precision) for spec in precision.casts(floats, wanted)]
-        row = _row(op, precision, wanted, wide, scales)
+        row = _row(op, precision, layouts, wanted, wide, scales)
         rows.append(row)
         read = {spec.storage: (elements_of(spec), precision.scales(spec), 2 if wanted is False else precision.itemsize(spec))
                 for spec in _sources(op)}
         written = {spec.storage: (elements_of(spec), scales, 4 if wide else 2) for spec in _results(op)}
         nodes.append(fusion.Node(row["kind"], read, written))
         precision.enter(op, wide, scales)
+        layouts.enter(op, row["kind"])
     parameters = graph.parameters
     update = {"kind": "update", "scales": False, "read_once": _UPDATED * parameters, "written_once": 8 * parameters,
               "read_elements_once": 4 * parameters, "written_elements_once": 2 * parameters}

@@ -19,12 +19,12 @@ ITERATIONS = 150
 
 @dataclass(frozen=True)
 class Cases:
-    """Networks measured under one condition: their terms, the log of the ms, and the levels that the condition shares."""
+    """Networks measured under one condition: their terms, log of the ms, and families, and the levels that it shares."""
 
     terms: Terms
     log_ms: np.ndarray
     levels: tuple[str, ...]
-    families: np.ndarray | None = None
+    families: np.ndarray
 
 
 def _widths(which: str, scale: float = 1.0) -> np.ndarray:
@@ -50,14 +50,12 @@ class Weights:
         return self.values[[0, *(1 + self.levels.index(level) for level in levels if level in self.levels)]].sum(0)
 
 
-def _weights(cases: Cases, keep: np.ndarray) -> np.ndarray:
-    """Return what each network that is kept says: n of a family as n / (1 + (n - 1) ALIKE), as their errors go together.
+def network_weights(cases: Cases, keep: np.ndarray) -> np.ndarray:
+    """Return how much each network that is kept says: n of a family as n / (1 + (n - 1) ALIKE), as their errors go together.
 
     The effective number of observations in a cluster (Kish, Survey Sampling, 1965).
     """
     alike = max((ALIKE.get(level, 0.0) for level in cases.levels), default=0.0)
-    if cases.families is None or not alike:
-        return np.ones(int(keep.sum()))
     _, place, several = np.unique(cases.families[keep], return_inverse=True, return_counts=True)
     return 1 / (1 + (several[place] - 1) * alike)
 
@@ -77,7 +75,7 @@ def fit(cases: Mapping[str, Cases], keep: Mapping[str, np.ndarray], iterations: 
     width = torch.as_tensor(np.stack([_widths("base", scale), *own]))
     chosen = {name: torch.as_tensor(np.flatnonzero(keep[name])) for name in cases}
     measured = {name: torch.as_tensor(one.log_ms) for name, one in cases.items()}
-    weight = {name: torch.as_tensor(_weights(one, keep[name])) for name, one in cases.items()}
+    weight = {name: torch.as_tensor(network_weights(one, keep[name])) for name, one in cases.items()}
     rows = {name: [0, *(1 + levels.index(level) for level in one.levels)] for name, one in cases.items()}
 
     def loss(flat: np.ndarray) -> tuple[float, np.ndarray]:

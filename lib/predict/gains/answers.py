@@ -47,5 +47,5 @@ def answer(work: Work, cost_model: CostModel, dtype: str, layout: str) -> Answer
     evidence = (f"{dtype} {layout} gains {gain:.2f} ({low:.2f} to {high:.2f}); "
                 f"from {learned.networks} networks that ran both ways on {shipped.machine} with "
                 f"{shipped.threads} threads; of families left out the factor errs by {scores['mape']:.0f} % (a constant by "
-                f"{scores['constant_mape']:.0f} %), and {scores['sign_right']:.0f} % of gains above 5 % have the right sign")
+                f"{scores['constant_mape']:.0f} %), and {scores['sign_large']:.0f} % of gains above 5 % have the right sign")
     return Answer(gain, low, high, evidence)

@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from lib.errors import InputError
+from lib.predict import gain_scores
 from lib.predict.networks.composition import KINDS, kinds_of
 from lib.predict.networks.fitting import LEAST_NETWORKS, folds, most_probable
 from lib.predict.networks.work import Work
@@ -94,24 +95,17 @@ def held_out(rows: pd.DataFrame) -> pd.DataFrame:
 
     Learned of ``usable`` rows alone.
     """
-    several = rows.assign(gain=1 / rows["ratio"])
-    answers = np.full((len(rows), 4), np.nan)
-    for test in folds(rows):
-        others = rows[~test & rows["usable"].to_numpy()]
-        fitted, constant = fit(others), float((1 / others["ratio"]).median())
-        answers[test] = [(*fitted.of(one), constant) for one in rows.loc[test, list(TERMS)].to_numpy(float)]
-    return several.assign(**dict(zip(("predicted", "low", "high", "constant"), answers.T, strict=True)))
+    usable, fold, answers = rows["usable"].to_numpy(bool), np.zeros(len(rows), int), np.full((len(rows), 3), np.nan)
+    for number, test in enumerate(folds(rows)):
+        fitted, fold[test] = fit(rows[~test & usable]), number
+        answers[test] = [fitted.of(one) for one in rows.loc[test, list(TERMS)].to_numpy(float)]
+    constant = np.exp(gain_scores.constants(-np.log(rows["ratio"].to_numpy()), fold, usable))
+    return rows.assign(gain=1 / rows["ratio"], constant=constant,
+                       **dict(zip(("predicted", "low", "high"), answers.T, strict=True)))
 
 
 def scores(predicted: pd.DataFrame) -> dict[str, float]:
-    """Return how right gains are (``held_out``): of the factor the MAPE and median in %, and a constant's; signs, coverage.
-
-    ``sign_right`` counts gains of more than 5 % either way, ``n`` cases.
-    """
-    true, error = predicted["gain"], (predicted["predicted"] / predicted["gain"] - 1).abs() * 100
-    matters = np.abs(np.log(true)) > math.log(1.05)
-    right = (predicted["predicted"] > 1) == (true > 1)
-    inside = (predicted["low"] <= true) & (true <= predicted["high"])
-    return {"mape": float(error.mean()), "median": float(error.median()),
-            "constant_mape": float((predicted["constant"] / true - 1).abs().mean() * 100),
-            "sign_right": float(right[matters].mean() * 100), "coverage": float(inside.mean() * 100), "n": float(len(true))}
+    """Return how right gains are (``held_out``, ``gain_scores.scores``), and how many in % lie inside their intervals."""
+    logs = (np.log(predicted[name].to_numpy()) for name in ("predicted", "gain", "constant"))
+    inside = predicted["gain"].between(predicted["low"], predicted["high"])
+    return {**gain_scores.scores(*logs), "coverage": float(inside.mean() * 100)}

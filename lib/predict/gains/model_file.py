@@ -27,8 +27,8 @@ class _Way(Entry):
     ratios: dict[str, Positive]
     half: NotNegative
     networks: Count
-    scores: dict[Literal["mape", "median", "constant_mape", "sign_right", "coverage", "n", "every_row_mape", "every_row_n",
-                         "noise"], float]
+    scores: dict[Literal["sign", "sign_large", "n_large", "mape", "median", "bias", "constant_mape", "n", "coverage",
+                         "every_row_mape", "every_row_n", "noise"], float]
 
     @model_validator(mode="after")
     def _whole(self) -> "_Way":

@@ -18,7 +18,7 @@ from lib.errors import choices
 from lib.measure import archive
 from lib.measure.statistics import VERDICTS
 from lib.predict import registry, steps, transfer_cpu
-from lib.predict.composed import gains as card_gains
+from lib.predict.composed import card_gains
 from lib.predict.composed import held_out as families
 from lib.predict.composed import model_file as composed_file
 from lib.predict.composed.features import Condition

@@ -49,8 +49,8 @@ def quote(predictor: Predictor, work: Work, passes: Estimate, condition: Conditi
         composed = predictor.composed.under(condition)
         fitted = composed.conditions[condition]
         about = "no network was measured on it so; " if fitted.basis == "others" else ""
-        if fitted.corrected:
-            about += f"corrected since by {fitted.corrected} of its networks; "
+        if fitted.corrected_since:
+            about += f"corrected since by {fitted.corrected_since} of its networks; "
         return _of_kind(held_out.of_card(composed, condition), kinds.of_work(work.table), about)
     if predictor.device_type == "cpu":
         return _of_calibration(predictor, work.mode, memory) if CALIBRATED in predictor.model.facts else \

@@ -7,7 +7,7 @@ import torch
 
 from lib.predict.composed import model
 from lib.predict.composed.features import Terms
-from lib.predict.composed.training import SIGMA, Cases
+from lib.predict.composed.training import SIGMA, Cases, network_weights
 
 ITERATIONS = 60
 TOGETHER = 0.5  # prior width of what all computing, and all moving, is faster by
@@ -25,7 +25,7 @@ def part_of(cases: Cases, networks: np.ndarray) -> Cases:
     edges = tuple(int(keep[:edge].sum()) for edge in terms.edges)
     few = Terms(len(networks), network[keep], terms.calls[keep], terms.compute_ms[first], terms.move_ms[keep],
                 terms.computing[first], terms.moving[keep], edges)
-    return Cases(few, cases.log_ms[networks], cases.levels)
+    return Cases(few, cases.log_ms[networks], cases.levels, cases.families[networks])
 
 
 def _priors() -> tuple[torch.Tensor, torch.Tensor]:
@@ -46,13 +46,14 @@ def _priors() -> tuple[torch.Tensor, torch.Tensor]:
 def shift(start: Mapping[str, np.ndarray], cases: Mapping[str, Cases], iterations: int = ITERATIONS) -> np.ndarray:
     """Return what to add to the weights that each condition starts from, the same for all of them.
 
-    The mode under a pseudo-Huber loss of the log time, as in ``training.fit``.
+    The mode under a pseudo-Huber loss of the log time, families weighed, as in ``training.fit``.
     """
     from scipy.optimize import minimize  # fitting alone waits for it to load
 
     width, directions = _priors()
     started = {name: torch.as_tensor(weights) for name, weights in start.items()}
     measured = {name: torch.as_tensor(one.log_ms) for name, one in cases.items()}
+    weight = {name: torch.as_tensor(network_weights(one, np.full(one.terms.networks, True))) for name, one in cases.items()}
 
     def of(apart: torch.Tensor) -> torch.Tensor:
         return width * apart[2:] + apart[:2] @ directions
@@ -62,7 +63,7 @@ def shift(start: Mapping[str, np.ndarray], cases: Mapping[str, Cases], iteration
         total = 0.5 * (apart ** 2).sum()
         for name, one in cases.items():
             error = (model.log_ms(one.terms, model.split(started[name] + of(apart))) - measured[name]) / SIGMA
-            total = total + (torch.sqrt(1 + error ** 2) - 1).sum()
+            total = total + ((torch.sqrt(1 + error ** 2) - 1) * weight[name]).sum()
         total.backward()
         return float(total.detach()), apart.grad.numpy()
 

@@ -161,7 +161,8 @@ def _corrected(start: Composed, several: Measured, predicted: Mapping[Condition,
         elif condition.how not in measured:
             fitted[replace(condition, torch=newest)] = replace(own, scored=condition.name)
     for condition, (part, cases, weights) in several.items():
-        fitted[condition] = evaluation.scored(weights + shift, half, part, predicted[condition], cases.log_ms, "few")
+        own = evaluation.scored(weights + shift, half, part, predicted[condition], cases.log_ms, "few")
+        fitted[condition] = replace(own, corrected=networks_used)
     return replace(start, conditions=fitted)
 
 

@@ -12,7 +12,7 @@ import pandas as pd
 from lib import files
 from lib.config.definitions import load_devices
 from lib.errors import InputError, choices
-from lib.predict.composed import evaluation, gains, held_out, model_file, training
+from lib.predict.composed import card_gains, evaluation, held_out, model_file, training
 from lib.predict.composed.cards import adaptation
 from lib.predict.composed.evaluation import Rows
 from lib.predict.composed.features import Condition, sustained
@@ -49,13 +49,17 @@ def _fit(cards: OfCards, keep: Mapping[tuple[str, Condition], np.ndarray], itera
     return training.fit(several, {f"{device} {condition.name}": mask for (device, condition), mask in keep.items()}, iterations)
 
 
+def _folds(cards: OfCards) -> dict[str, int]:
+    """Return in which fold each family of all cards lies."""
+    return evaluation.fold_of([part for own in cards.values() for part, _ in own.values()])
+
+
 def left_out(cards: OfCards, networks: Sequence[int] = NETWORKS, iterations: int = training.ITERATIONS) -> pd.DataFrame:
     """Return a row a network, condition, card and draw: ``networks`` of its own that were used, ``log_predicted, log_ms``.
 
     Each card is left out in turn, and of the others each fifth of the families: no network, and none of its family, was seen.
     """
-    place = evaluation.fold_of([part for own in cards.values() for part, _ in own.values()])
-    rows = []
+    place, rows = _folds(cards), []
     for device in cards:
         others = {other: own for other, own in cards.items() if other != device}
         for fold in range(evaluation.FOLDS):
@@ -131,10 +135,11 @@ def train(cards: OfCards, predicted: pd.DataFrame, source: str, licence: str,
 
 
 def gains_of(cards: OfCards, predicted: pd.DataFrame) -> pd.DataFrame:
-    """Return how right gains are on a card that was left out with the families (``gains.COLUMNS``), all cards together."""
+    """Return how right gains are on a card that was left out with the families (``card_gains.COLUMNS``), all cards together."""
     conditions = {condition.name: condition for own in cards.values() for condition in own}
     zero = predicted[predicted["networks"] == 0]
-    return gains.table(model_file.ANY, {conditions[name]: rows for name, rows in zero.groupby("condition")})
+    several = {conditions[name]: rows for name, rows in zero.groupby("condition")}
+    return card_gains.table(model_file.ANY, several, _folds(cards))
 
 
 def ship(table: pd.DataFrame, captures: Rows, source: str, licence: str) -> pd.DataFrame:
@@ -142,7 +147,7 @@ def ship(table: pd.DataFrame, captures: Rows, source: str, licence: str) -> pd.D
     cards = of_cards(table, captures)
     predicted = left_out(cards)
     train(cards, predicted, source, licence).save(model_file.FOLDER / f"{model_file.ANY}.json")
-    gains.save(gains_of(cards, predicted))
+    card_gains.save(gains_of(cards, predicted))
     scores = curve(predicted)
     files.replace(model_file.FOLDER / model_file.CURVE, scores.round(2).to_csv(index=False).encode())
     return scores

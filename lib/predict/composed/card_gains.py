@@ -10,15 +10,14 @@ import numpy as np
 import pandas as pd
 
 from lib import csv_files, files
+from lib.predict import gain_scores
 from lib.predict.composed import model_file
 from lib.predict.composed.features import Condition, version
 
 FILE = "gains.csv"
-COLUMNS = ("device", "before", "after", "torch", "sign", "sign_large", "n_large", "mape", "median", "bias", "constant_mape",
-           "n")
-LARGE = 0.05  # of a log gain, from which on its sign matters
+COLUMNS = ("device", "before", "after", "torch", *gain_scores.SCORES)
 _AUTOCAST = ("amp_fp16", "amp_bf16")
-_NETWORK = ["device", "network", "image_size"]
+_NETWORK = ["device", "network", "image_size", "module"]
 
 
 def changes(conditions: Iterable[Condition]) -> Iterator[tuple[Condition, Condition]]:
@@ -32,23 +31,12 @@ def changes(conditions: Iterable[Condition]) -> Iterator[tuple[Condition, Condit
             yield before, after
 
 
-def scores(log_predicted: np.ndarray, log_measured: np.ndarray) -> dict[str, float]:
-    """Score gains (log factors of images a second): signs that are right, in %, all and where they are LARGE, and n of these.
-
-    And MAPE, median and bias of the factor, in %, beside the MAPE of one factor for all networks, their median.
-    """
-    right, large = np.sign(log_predicted) == np.sign(log_measured), np.abs(log_measured) > LARGE
-    error, constant = (np.expm1(one - log_measured) * 100 for one in (log_predicted, np.median(log_measured)))
-    return {"sign": right.mean() * 100, "sign_large": right[large].mean() * 100 if large.any() else np.nan,
-            "n_large": int(large.sum()), "mape": np.abs(error).mean(), "median": np.median(np.abs(error)), "bias": error.mean(),
-            "constant_mape": np.abs(constant).mean(), "n": len(error)}
-
-
-def table(device: str, several: Mapping[Condition, pd.DataFrame]) -> pd.DataFrame:
+def table(device: str, several: Mapping[Condition, pd.DataFrame], fold: Mapping[str, int]) -> pd.DataFrame:
     """Return COLUMNS: the scores of each change, on the networks that were measured before and after it.
 
-    ``several``: networks (``device, network, image_size, batch_size, log_ms``) under each condition with ``log_predicted``,
-    without their families. A gain is that of an image: the batch shrinks where a network would not fit.
+    ``several``: networks (``device, network, image_size, module, batch_size, log_ms``) under each condition with
+    ``log_predicted``, without their families, ``fold`` the number of each family. A gain is that of an image: the batch shrinks
+    where a network would not fit.
     """
     lines = []
     for before, after in changes(several):
@@ -56,8 +44,9 @@ def table(device: str, several: Mapping[Condition, pd.DataFrame]) -> pd.DataFram
         if both.empty:
             continue
         predicted, measured = (_log_gain(both, name) for name in ("log_predicted", "log_ms"))
+        constant = gain_scores.constants(measured, both["module"].map(fold).to_numpy())
         lines.append({"device": device, "before": before.how, "after": after.how, "torch": before.torch,
-                      **scores(predicted, measured)})
+                      **gain_scores.scores(predicted, measured, constant)})
     return pd.DataFrame(lines, columns=COLUMNS)
 
 
@@ -94,7 +83,8 @@ def _by_change(path: Path, _: int) -> dict[tuple[str, str, str], list[dict[str, 
 
 
 def words(scored: Mapping[str, Any]) -> str:
-    """Say how right gains of a change were."""
+    """Say how right gains of a change were, and under which torch; a case is a network on a card."""
     large = f" ({scored['sign_large']:.0f} % where it is more than 5 %)" if scored["n_large"] else ""
-    return (f"whether it is faster was right for {scored['sign']:.0f} % of {scored['n']:,} networks{large}, its factor off by "
-            f"{scored['mape']:.1f} % (median {scored['median']:.1f} %; {scored['constant_mape']:.1f} % were it one for all)")
+    return (f"whether it is faster was right in {scored['sign']:.0f} % of {scored['n']:,} cases with torch {scored['torch']}"
+            f"{large}, its factor off by {scored['mape']:.1f} % (median {scored['median']:.1f} %; "
+            f"{scored['constant_mape']:.1f} % were it one for all)")
