@@ -102,7 +102,7 @@ def sibling_scores(models: Iterable[CostModel], tables: Mapping[str, pd.DataFram
             own = part["hardware_id"] == device
             answer = several[sibling].on(load_devices()[device], dtype).predict(part[own]).reindex(part.index)
             split = [(np.flatnonzero(~own), np.flatnonzero(own))]
-            scores += _scores(part, answer[["predicted_ms", "low_ms", "high_ms"]], frames, split, (device, SIBLING))
+            scores += _scores(part, answer[["predicted_ms"]], frames, split, (device, SIBLING))
             if points:
                 scores += _corrected(part, answer, frames, points, (device, SIBLING))
     return _with_mean(pd.DataFrame(scores, columns=COLUMNS))

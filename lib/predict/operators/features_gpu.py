@@ -179,7 +179,7 @@ def _after(name: str, time_ms: Any, steps_us: tuple[int, ...] = _HIDDEN_US) -> d
 def terms(row: Row, group: str, chip: Chip) -> Row:
     """Return ideal times in ms of operators that ``group`` answers for, and the call itself.
 
-    GEMMs and convolutions: computing, moving, the longer of both, and computing in whole tiles and waves; GEMMs move from memory
+    GEMMs and convolutions: computing, moving, the longer of both, computing in whole tiles and waves; GEMMs move from memory
     and from the last cache (``_served``), and take steps of k in turn. Windows: moving, and reading the values that a window
     covers again and again from the first cache. Memory: see ``_memory_terms``.
     """
