@@ -18,7 +18,7 @@ from lib.predict.calibrate_networks import Networks
 from lib.predict.networks.calibration import LEAST_NETWORKS
 from lib.predict.operators import inputs
 from lib.predict.operators.cost_model import CostModel
-from lib.predict.operators.fine_tuning import farthest_first, fine_tuned
+from lib.predict.operators.fine_tuning import farthest_first, fine_tuned, smooth_of
 from lib.predict.operators.validation import score, worse
 from lib.predict.transfer_cpu import CALIBRATED, CPU
 from lib.work.graph import spaces
@@ -61,6 +61,7 @@ def choose(model: CostModel, rows: pd.DataFrame, count: int, seed: int = 0) -> t
     rest = rows.drop(index=validating)
     for _, part in inputs.by_part(rest, model.chip):
         _, x = inputs.frames(part, model.chip)
+        x = x[smooth_of(x)] if model.chip else x
         share = max(4, round(count * _SHARE * len(part) / len(rest)))
         tuning += list(part.index[farthest_first(x.to_numpy(), share)])
     return [int(row) for row in tuning], [int(row) for row in validating]

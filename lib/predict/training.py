@@ -19,7 +19,7 @@ from lib.predict.analytic import roofline
 from lib.predict.operators import fitting, inputs
 from lib.predict.operators.cost_model import LEARNED, CostModel
 from lib.predict.operators.features_gpu import Chip
-from lib.predict.operators.validation import usable
+from lib.predict.operators.validation import matrices_of, shapes_of, usable
 from lib.predict.transfer import ANY_GPU
 from lib.predict.transfer_cpu import Host
 
@@ -27,6 +27,7 @@ _LICENCES = {"neusight": "MIT, sitar-lab/NeuSight", "aiconfigurator": "Apache-2.
 _MOST_BATCHED = 6_000  # rows of batched GEMMs of one device: as many as of GEMMs, so that neither counts for more
 _THROTTLED = {"p4": ("linear", "bmm", "conv2d")}  # while they were measured: a median of 20 % of the peak, 74 % in a second run
 _LAUNCH_MS = {"neusight": 0.03, "aiconfigurator": 0.003}  # eager launches; CUDA graphs
+GRIDS = ("aiconfigurator",)  # sources that measured each N and K at each M: no fold splits those
 _LEAST_GPUS = 3
 _STATES = {False: (("cold", "kernel"), ("warm", "kernel"), ("warm", "end_to_end"), ("cold", "end_to_end")),  # a CPU's
            True: (("warm", "kernel"), ("cold", "kernel"), ("warm", "end_to_end"), ("cold", "end_to_end"))}
@@ -259,7 +260,7 @@ def gpu_model(device: str, table: pd.DataFrame, kind: str, dtype: str, quick: bo
     vendor, rows = load_devices()[device], balanced(table, dtype)
     facts = {**_facts(kind, rows, dtype), "hardware_id": f"published:{device}", "software_id": str(rows["software_id"].iloc[0]),
              "rows": len(rows), "peak_gflops": vendor.peak_gflops[dtype], "peak_gbps": vendor.peak_gbps}
-    model = fitting.fit(rows, facts, Chip.of(vendor, dtype), quick)
+    model = fitting.fit(rows, facts, Chip.of(vendor, dtype), quick, matrices_of if kind in GRIDS else shapes_of)
     model.device = device
     return model
 

@@ -4,7 +4,7 @@ Beside the model, on the same held-out rows: a line a family (costs of computing
 trees as they come, and the roofline.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,15 +16,20 @@ from lib.config.definitions import load_devices
 from lib.predict import registry, training
 from lib.predict.evaluation.baselines import BASELINES, Baselines
 from lib.predict.operators import fitting, inputs
+from lib.predict.operators.correction import Correction
 from lib.predict.operators.cost_model import CostModel
 from lib.predict.operators.features_gpu import Chip
+from lib.predict.operators.fine_tuning import farthest_first, smooth_of
 from lib.predict.operators.fitting import Frames
 from lib.predict.operators.validation import score, usable
+from lib.predict.transfer import siblings
 
 OPERATORS: Mapping[str, tuple[str, ...]] = {
     "GEMM": ("linear", "matmul"), "batched GEMM": ("bmm",), "element-wise": ("elementwise", "activation"),
     "softmax": ("softmax",), "layer norm": ("layer_norm",), "convolution": ("conv2d",)}
-SHAPES, LARGEST, DEVICE = "unseen shapes, {} folds", "the largest tenth", "a GPU left out"
+SHAPES, MATRICES, LARGEST = "unseen shapes, {} folds", "unseen N and K, {} folds", "the largest tenth"
+DEVICE, SIBLING = "a GPU left out", "a GPU left out, by its sibling"
+CORRECTED = "{}, {} of its kernels measured"
 _INTERVALS = {"cover": ("low_ms", "high_ms"), "cover_one_interval": ("one_low_ms", "one_high_ms")}  # of families, and of all
 COLUMNS = ("device", "split", "operator", "learner", "mape", "mape_low", "mape_high", "median", "p90", "bias",
            "within_10", *_INTERVALS, "n")
@@ -46,7 +51,8 @@ def own_scores(model: CostModel, table: pd.DataFrame) -> pd.DataFrame:
         held_out = _with_one_interval(part, model.parts[name].held_out)
         folds = held_out["fold"].to_numpy()
         split = [(np.flatnonzero(folds != fold), np.flatnonzero(folds == fold)) for fold in np.unique(folds)]
-        scores += _scores(part, held_out, frames, split, (model.device, SHAPES.format(len(split))))
+        folded = MATRICES if model.facts.get("source") in training.GRIDS else SHAPES
+        scores += _scores(part, held_out, frames, split, (model.device, folded.format(len(split))))
         large = part["flops"].to_numpy() > part.groupby("op")["flops"].transform("quantile", _LARGEST).to_numpy()
         trained = fitting.without_intervals(part[~large], frames, form="boosted")
         terms, x = frames(part[large])
@@ -56,10 +62,11 @@ def own_scores(model: CostModel, table: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(scores, columns=COLUMNS)
 
 
-def left_out_scores(model: CostModel, tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
+def left_out_scores(model: CostModel, tables: Mapping[str, pd.DataFrame], points: int = 0) -> pd.DataFrame:
     """Return the scores (COLUMNS) of a model of any GPU on each that was left out, and the mean of these.
 
-    Kernels that were throttled train none, and are scored as those of a GPU that was left out.
+    Kernels that were throttled train none, and are scored as those of a GPU that was left out. With ``points`` also the scores
+    when so many of its kernels correct the model.
     """
     dtype, scores = model.facts["dtype"], []
     frames, trained = training.frames_of(tables, dtype), training.of_several(tables, dtype)
@@ -74,8 +81,54 @@ def left_out_scores(model: CostModel, tables: Mapping[str, pd.DataFrame]) -> pd.
             own = (part["hardware_id"] == device).to_numpy()
             others = np.flatnonzero(~own & (part.index < len(trained)))
             split = [(others, np.flatnonzero(own))]
-            scores += _scores(part, answer.where(pd.Series(own, part.index), axis=0), frames, split, (device, DEVICE))
-    table = pd.DataFrame(scores, columns=COLUMNS)
+            own_answer = answer.where(pd.Series(own, part.index), axis=0)
+            scores += _scores(part, own_answer, frames, split, (device, DEVICE))
+            if points:
+                scores += _corrected(part, own_answer, frames, points, (device, DEVICE))
+    return _with_mean(pd.DataFrame(scores, columns=COLUMNS))
+
+
+def sibling_scores(models: Iterable[CostModel], tables: Mapping[str, pd.DataFrame], points: int = 0) -> pd.DataFrame:
+    """Return the scores (COLUMNS) of each GPU's model on its nearest sibling, which did not train it, and the mean of these."""
+    several, scores = {model.device: model for model in models}, []
+    for device, model in several.items():
+        sibling = next((other for other in siblings(load_devices()[device]) if other in several), None)
+        if sibling is None:
+            continue
+        dtype = model.facts["dtype"]
+        rows = training.of_several({one: tables[one] for one in (sibling, device)}, dtype)
+        frames = training.frames_of((sibling, device), dtype)
+        for _, part in inputs.by_part(rows, model.chip):
+            own = part["hardware_id"] == device
+            answer = several[sibling].on(load_devices()[device], dtype).predict(part[own]).reindex(part.index)
+            split = [(np.flatnonzero(~own), np.flatnonzero(own))]
+            scores += _scores(part, answer[["predicted_ms"]], frames, split, (device, SIBLING))
+            if points:
+                scores += _corrected(part, answer, frames, points, (device, SIBLING))
+    return _with_mean(pd.DataFrame(scores, columns=COLUMNS))
+
+
+def _corrected(rows: pd.DataFrame, answer: pd.DataFrame, frames: Frames, points: int,
+               named: tuple[str, str]) -> Iterator[dict[str, Any]]:
+    """Yield the scores of predictions (NaN: of other GPUs) that ``points`` measured rows correct, on the rest.
+
+    The points are those farthest from one another; the baselines are trained on them alone.
+    """
+    _, x = frames(rows)
+    own = np.flatnonzero(answer["predicted_ms"].notna())
+    names = smooth_of(x)
+    smooth, predicted = x[names].to_numpy()[own], answer["predicted_ms"].to_numpy()[own]
+    chosen = farthest_first(smooth, points)
+    rest = np.setdiff1d(np.arange(len(own)), chosen)
+    ratio = np.log(rows["latency_ms"].to_numpy()[own[chosen]] / predicted[chosen])
+    factor = Correction.of(names, smooth[chosen], ratio, lengths=True)
+    corrected = pd.DataFrame({"predicted_ms": np.full(len(rows), np.nan)}, index=rows.index)
+    corrected.iloc[own[rest], 0] = predicted[rest] * np.exp(factor(smooth[rest]))
+    yield from _scores(rows, corrected, frames, [(own[chosen], own[rest])], (named[0], CORRECTED.format(named[1], points)))
+
+
+def _with_mean(table: pd.DataFrame) -> pd.DataFrame:
+    """Add the means over GPUs."""
     mean = table.groupby(["split", "operator", "learner"], sort=False).mean(numeric_only=True).reset_index()
     return pd.concat([table, mean.assign(device="mean")[list(COLUMNS)]], ignore_index=True)
 

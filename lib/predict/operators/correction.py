@@ -1,7 +1,8 @@
 """The correction of a model by a few measured points of another device: by what factor it errs, smoothly over the features.
 
-A Gaussian process (scikit-learn's, Matérn 3/2, one length for all standardised features, with noise) on the log ratio of
-measured and predicted time; saved as its points and weights, so that loading one runs no code.
+A Gaussian process (scikit-learn's, Matérn 3/2, with noise) on the log ratio of measured and predicted time; saved as its
+points and weights, so that loading one runs no code. All standardised features share one length, or each has its own, which
+is then part of its scale (automatic relevance determination).
 """
 
 import warnings
@@ -27,8 +28,11 @@ class Correction:
     length: float
 
     @classmethod
-    def of(cls, names: Sequence[str], x: np.ndarray, log_ratio: np.ndarray) -> "Correction":
-        """Fit features (n, len(names)) and the log of measured over predicted; without features one factor fits all."""
+    def of(cls, names: Sequence[str], x: np.ndarray, log_ratio: np.ndarray, lengths: bool = False) -> "Correction":
+        """Fit features (n, len(names)) and the log of measured over predicted; without features one factor fits all.
+
+        ``lengths``: each feature has one of its own.
+        """
         if not len(names):
             return cls.constant(float(np.median(log_ratio)))
         from sklearn.exceptions import ConvergenceWarning
@@ -37,16 +41,17 @@ class Correction:
 
         centre, scale = x.mean(axis=0), x.std(axis=0) + 1e-9
         mean = float(np.median(log_ratio))
-        kernel = ConstantKernel(_SIGNAL ** 2, (1e-4, 10)) * Matern(len(names) ** 0.5, (0.3, 100), nu=1.5) + \
+        length = np.full(len(names) if lengths else 1, len(names) ** 0.5)
+        kernel = ConstantKernel(_SIGNAL ** 2, (1e-4, 10)) * Matern(length, (0.3, 1000 if lengths else 100), nu=1.5) + \
             WhiteKernel(_NOISE ** 2, (1e-4, 0.3))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)  # a bound of the kernel is a good answer, too
-            fitted = GaussianProcessRegressor(kernel, n_restarts_optimizer=1, random_state=0).fit((x - centre) / scale,
-                                                                                                  log_ratio - mean)
-        product = fitted.kernel_.k1
+            fitted = GaussianProcessRegressor(kernel, n_restarts_optimizer=0 if lengths else 1, random_state=0).fit(
+                (x - centre) / scale, log_ratio - mean)
+        product, length = fitted.kernel_.k1, np.atleast_1d(fitted.kernel_.k1.k2.length_scale)
+        scale, length = (scale * length, 1.0) if lengths else (scale, float(length[0]))
         return cls(list(names), list(map(float, centre)), list(map(float, scale)), ((x - centre) / scale).round(6).tolist(),
-                   [float(value) for value in fitted.alpha_], mean, float(product.k1.constant_value),
-                   float(product.k2.length_scale))
+                   [float(value) for value in fitted.alpha_], mean, float(product.k1.constant_value), length)
 
     @classmethod
     def constant(cls, log_factor: float) -> "Correction":

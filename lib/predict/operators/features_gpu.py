@@ -18,7 +18,9 @@ from lib.predict.operators.features import Row, code
 from lib.work import dtypes
 
 TILES = ((32, 32), (64, 64), (64, 128), (128, 64), (128, 128), (64, 256), (256, 64), (128, 256), (256, 128), (192, 128))
+TENSOR_TILES = ((64, 64), (64, 128), (128, 64), (128, 128), (64, 256), (256, 64), (128, 256), (256, 128))
 VECTOR_TILES = ((32, 32), (32, 64), (64, 32), (32, 128), (128, 32), (64, 64), (64, 128), (128, 64), (128, 128))
+SERVED = ("working", "moved", "log_served", "over_served")  # what of a GEMM memory and the last cache serve: features
 MOVING = ("move", "softmax", "norm")  # what memory-bound work moves as: terms of time begin so
 _CONVOLUTIONS, _POOLS = ("conv2d", "conv3d"), ("pool2d", "pool3d")
 _GEMMS = ("linear", "matmul", "bmm", "attention")
@@ -28,6 +30,11 @@ _NARROW = 16  # channels a group below which a grouped convolution fills no tile
 _LOADS = 4  # multiply-adds (128 a clock) a multiprocessor does while it reads one value (32 a clock) from its first cache
 _FP32 = 4  # bytes of the element type whose GEMMs run on vector units
 _SPLITS = (1, 4, 16)  # into how many parts a library cuts k where m and n make too few tiles
+_TENSOR_SPLITS = (1, 2, 4, 8, 16)  # the same on tensor cores
+_COPIES = 5  # of its right matrix, at most, in turn: as a published kernel was measured, see ``_served``
+_THRASHED = 1.15  # of the last cache: a working set from which on nothing of it stays
+_CACHE_BYTES_PER_MS = 2e7  # that one multiprocessor reads from the last cache
+_MIB = 1.048576  # vendors' MB of a cache are 2**20 bytes
 _EDGE = 8  # a tile of m x n takes 1 + 8/m + 8/n times its multiply-adds: it reads m + n values for each m n of them
 _HIDDEN_US = (4, 8, 12, 16, 24)  # of a kernel's time while the host still launches the next: steps of a soft maximum
 _BATCHED, _BATCHED_TILES, _BATCHED_HIDDEN_US = ("bmm", "attention"), ((64, 64), (64, 128), (128, 128)), (8, 16)
@@ -129,17 +136,39 @@ def _tiled(row: Row, gemm: tuple[Any, ...], tile: tuple[int, int], chip: Chip) -
 
 
 def _planned(row: Row, gemm: tuple[Any, ...], chip: Chip) -> Any:
-    """Return the ms of computing with the best of a library's tiles and ways to cut k, in whole waves."""
+    """Return the ms of computing on vector units with the best of a library's tiles and ways to cut k, in whole waves."""
     batch, m, n, k = gemm
-    best, again = np.inf, _flops(row) / (2.0 * batch * m * n * k)
-    for tile in VECTOR_TILES:
+    return _plan(gemm, chip, VECTOR_TILES, _SPLITS)[0] * _flops(row) / (2.0 * batch * m * n * k)
+
+
+def _plan(gemm: tuple[Any, ...], chip: Chip, tiles: tuple[tuple[int, int], ...], splits: tuple[int, ...]) -> tuple[Any, Any]:
+    """Return the ms of the best tile and way to cut k, in whole waves, and how much of k a multiprocessor does in turn."""
+    batch, m, n, k = gemm
+    best, steps = np.inf, 0.0
+    for tile in tiles:
         edges = 1 + _EDGE / tile[0] + _EDGE / tile[1]
-        for parts in _SPLITS:
-            waves = np.ceil(_waves(batch * parts, m, n, tile, chip))
-            compute = waves * chip.multiprocessors * tile[0] * tile[1] * 2 * np.ceil(k / parts) / chip.flops_per_ms * edges
+        for parts in splits:
+            in_turn = np.ceil(_waves(batch * parts, m, n, tile, chip)) * np.ceil(k / parts)
+            compute = in_turn * chip.multiprocessors * tile[0] * tile[1] * 2 / chip.flops_per_ms * edges
             joined = (parts > 1) * 2 * parts * batch * m * n * chip.item / chip.bytes_per_ms
-            best = np.minimum(best, (compute + joined) * again)
-    return best
+            steps = np.where(compute + joined < best, in_turn, steps)
+            best = np.minimum(best, compute + joined)
+    return best, steps
+
+
+def _served(gemm: tuple[Any, ...], move: Any, chip: Chip) -> tuple[Any, Any, Any]:
+    """Return what a GEMM on tensor cores works on, over the last cache; the ms of moving from memory, and from that cache.
+
+    Published kernels (aiconfigurator's collector) read as many copies of their right matrix in turn as fill the last cache,
+    five at most; what all copies leave room for is read from the cache, at a rate of the multiprocessors.
+    """
+    batch, m, n, k = gemm
+    cache, right = chip.cache_bytes * _MIB, batch * k * n * chip.item
+    copies = np.clip(np.ceil(cache / right), 1, _COPIES)
+    working = (copies * right + batch * m * (k + n) * chip.item) / cache
+    resident = np.clip((_THRASHED - working) / (_THRASHED - 1), 0.0, 1.0)
+    rate = max(chip.bytes_per_ms, chip.multiprocessors * _CACHE_BYTES_PER_MS)
+    return working, (1.0 - resident) * move, resident * move * chip.bytes_per_ms / rate
 
 
 def _after(name: str, time_ms: Any, steps_us: tuple[int, ...] = _HIDDEN_US) -> dict[str, Any]:
@@ -150,8 +179,9 @@ def _after(name: str, time_ms: Any, steps_us: tuple[int, ...] = _HIDDEN_US) -> d
 def terms(row: Row, group: str, chip: Chip) -> Row:
     """Return ideal times in ms of operators that ``group`` answers for, and the call itself.
 
-    GEMMs and convolutions: computing, moving, the longer of both, and computing in whole tiles and waves. Windows: moving, and
-    reading the values that a window covers again and again from the first cache. Memory: see ``_memory_terms``.
+    GEMMs and convolutions: computing, moving, the longer of both, computing in whole tiles and waves; GEMMs move from memory
+    and from the last cache (``_served``), and take steps of k in turn. Windows: moving, and reading the values that a window
+    covers again and again from the first cache. Memory: see ``_memory_terms``.
     """
     compute, move = _ideal(row, chip)
     if group == "window":
@@ -163,9 +193,14 @@ def terms(row: Row, group: str, chip: Chip) -> Row:
         return {**_sgemm_terms(row, gemm, move, chip), "call": 1.0}
     if group == "convolution" and chip.item == _FP32:
         return {"move_ms": move, **_convolution_terms(_ways(row, gemm, chip)), "call": 1.0, "before": row["before"] / _CALLS}
-    times = {"compute_ms": compute, "move_ms": move, "longer_ms": np.maximum(compute, move)}
-    times |= {f"waves_{tile[0]}_ms": _tiled(row, gemm, tile, chip) for tile in ((64, 64), (128, 128))}
-    return {**times, "steps": gemm[3] / 1e4, "call": 1.0}
+    times = {f"waves_{tile[0]}_ms": _tiled(row, gemm, tile, chip) for tile in ((64, 64), (128, 128))}
+    if group == "convolution":
+        return {"compute_ms": compute, "move_ms": move, "longer_ms": np.maximum(compute, move), **times,
+                "steps": gemm[3] / 1e4, "call": 1.0}
+    _, moved, cached = _served(gemm, move, chip)
+    steps = _plan(gemm, chip, TENSOR_TILES, _TENSOR_SPLITS)[1]
+    return {"compute_ms": compute, "move_ms": moved, "cached_ms": cached, "longer_ms": np.maximum(compute, moved + cached),
+            **times, "steps": steps / 1e4, "call": 1.0}
 
 
 def _ways(row: Row, gemm: tuple[Any, ...], chip: Chip) -> cudnn.Ways:
@@ -314,6 +349,11 @@ def _gemm_features(row: Row, group: str, chip: Chip, roof: Any) -> dict[str, Any
     gemm = batch, m, n, k = _gemm(row)
     values = {**_sizes(gemm, chip), "m_rest": m % 64, "n_rest": n % 256, "n_half": n % 128, "n_lane": n % 8, "k_rest": k % 128,
               "k_lane": k % 8}
+    if group == "gemm":
+        compute, move = _ideal(row, chip)
+        working, moved, cached = _served(gemm, move, chip)
+        several = (working, moved / move + 1e-3, (moved + cached) * 1e3, (compute + 1e-9) / (moved + cached))
+        values |= dict(zip(SERVED, map(np.log2, several), strict=True))
     if group == "convolution":
         values |= {name: row[name] for name in ("kernel_h", "stride_h", "height", "in_channels", "out_channels")}
         inputs = row["batch"] * row["in_channels"] * row["height"] ** 2

@@ -1,5 +1,6 @@
 """Fine-tuning: a model corrected by a few measured rows of another device, and which rows are worth measuring for it."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -14,7 +15,7 @@ from lib.predict.operators.parts import Part
 from lib.predict.operators.validation import conformal, score, shapes_of, usable
 
 _SMOOTH = ("log_flops", "log_bytes", "log_compute", "log_move", "over_ridge", "m", "n", "k", "window", "ins", "outs",
-           "groups")  # the features over which a correction is smooth
+           "groups", "working", "log_served", "over_served")  # the features over which a correction is smooth
 _FEW = 3.0  # rows of its own as which the other parts' factor counts
 
 
@@ -57,16 +58,21 @@ def _corrected(model: CostModel, name: str, rows: pd.DataFrame, ratio: np.ndarra
     """
     from sklearn.model_selection import GroupKFold
 
-    part, (_, x) = model.parts[name], inputs.frames(rows, model.chip)
+    part, (_, x), lengths = model.parts[name], inputs.frames(rows, model.chip), model.chip is not None
     measured_ms, groups = rows["latency_ms"].to_numpy(), shapes_of(rows)
-    names = [column for column in _SMOOTH if column in part.features]
+    names = smooth_of(part.features)
     smooth, factor = x[names].to_numpy(), np.full(len(rows), np.nan)
     for train, test in GroupKFold(min(FOLDS, groups.nunique()), shuffle=True, random_state=0).split(smooth, ratio, groups):
-        factor[test] = Correction.of(names, smooth[train], ratio[train])(smooth[test])
+        factor[test] = Correction.of(names, smooth[train], ratio[train], lengths)(smooth[test])
     base_ms = _predicted_ms(replace(part, correction=None, scaling=None), model.chip, rows)
     edges, halves = conformal(ratio - factor, base_ms, bins=2)
-    return replace(part, correction=Correction.of(names, smooth, ratio), edges_ms=edges, halves=halves, families={},
+    return replace(part, correction=Correction.of(names, smooth, ratio, lengths), edges_ms=edges, halves=halves, families={},
                    rows=len(rows), scores=score(measured_ms, measured_ms * np.exp(factor - ratio)), origin="")
+
+
+def smooth_of(names: Iterable[str]) -> list[str]:
+    """Return the features over which a correction is smooth, of those that a part has."""
+    return [name for name in _SMOOTH if name in set(names)]
 
 
 def farthest_first(x: np.ndarray, count: int) -> np.ndarray:

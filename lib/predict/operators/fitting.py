@@ -30,18 +30,19 @@ Form = Literal["student", "boosted", "rates"]  # of a regressor
 Frames = Callable[[pd.DataFrame], tuple[pd.DataFrame, pd.DataFrame]]  # rows of one part -> their terms and features
 
 
-def fit(table: pd.DataFrame, facts: Mapping[str, Any] | None = None, chip: Chip | None = None,
-        quick: bool = False) -> CostModel:
+def fit(table: pd.DataFrame, facts: Mapping[str, Any] | None = None, chip: Chip | None = None, quick: bool = False,
+        groups: Callable[[pd.DataFrame], pd.Series] = shapes_of) -> CostModel:
     """Train on a ``sweep`` table, or one like it; parts with fewer than LEAST_ROWS rows are left out and named in ``facts``.
 
-    Raises InputError for what ``usable`` refuses, and when no part has enough rows.
+    ``groups`` says which rows no fold may split. Raises InputError for what ``usable`` refuses, and when no part has enough
+    rows.
     """
     good = usable(table)
     model = CostModel(str(good["device"].iloc[0]) if len(good) else "", dict(facts or {}), chip=chip)
     several = dict(inputs.by_part(good, chip))
     few = {name: len(rows) for name, rows in several.items() if len(rows) < LEAST_ROWS}
     for name in track([name for name in several if name not in few], "train"):
-        model.parts[name] = fit_part(several[name], partial(inputs.frames, chip=chip), quick,
+        model.parts[name] = fit_part(several[name], partial(inputs.frames, chip=chip), quick, groups(several[name]),
                                      form="student" if chip is None else "boosted")
     if not model.parts:
         raise InputError(f"too few rows: a part needs {LEAST_ROWS}, there are {few or 'none'}")

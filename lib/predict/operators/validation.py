@@ -38,6 +38,11 @@ def shapes_of(table: pd.DataFrame) -> pd.Series:
     return pd.Series([f"{op} {size}" for op, size in zip(table["op"], sizes, strict=True)], index=table.index)
 
 
+def matrices_of(table: pd.DataFrame) -> pd.Series:
+    """Return for each row of GEMMs on a grid the group that may not be split: all M of one N and K are near one another."""
+    return table["op"].astype(str) + " " + table["gemm_n"].astype(str) + " " + table["gemm_k"].astype(str)
+
+
 def conformal(error: np.ndarray, size: np.ndarray, bins: int = _BINS) -> tuple[list[float], list[float]]:
     """Return bin edges of ``size`` and the half width of a COVER interval in each, from errors on unseen groups.
 

@@ -38,4 +38,5 @@ def utilisation(row: Mapping[str, Any], chip: Chip) -> tuple[dict[str, Any], dic
 
 def _values(row: Row, chip: Chip) -> tuple[dict[str, Any], dict[str, Any]]:
     terms, used = utilisation(row, chip)
-    return terms, {**features_gpu.features(row, GROUP, chip), "latency": np.log2(row["latency_ms"]), **used}
+    tiles = {name: value for name, value in features_gpu.features(row, GROUP, chip).items() if name not in features_gpu.SERVED}
+    return terms, {**tiles, "latency": np.log2(row["latency_ms"]), **used}
