@@ -153,15 +153,18 @@ def test_what_cannot_be_run_for_its_values_is_one_line(kind, words, monkeypatch)
 
 
 def test_a_run_for_values_leaves_no_trace():
+    import os
     import resource
+    import sys
 
-    before = torch.random.get_rng_state(), resource.getrlimit(resource.RLIMIT_AS), torch.Tensor.tolist
+    before = (torch.random.get_rng_state(), resource.getrlimit(resource.RLIMIT_AS), torch.Tensor.tolist, os.fork, os._exit,
+              sys.stdout)
     with ThreadPoolExecutor(4) as pool:
         several = list(pool.map(lambda _: values.of_a_run(Loops, (Input((4, 8)),), False, "it"), range(8)))
     assert several == [values.of_a_run(Loops, (Input((4, 8)),), False, "it")] * 8
     assert several[0].places == tuple(f"test_branches.py, line {line}" for line in (52, 54, 56, 57))
     assert torch.equal(torch.random.get_rng_state(), before[0])
-    assert (resource.getrlimit(resource.RLIMIT_AS), torch.Tensor.tolist) == before[1:]
+    assert (resource.getrlimit(resource.RLIMIT_AS), torch.Tensor.tolist, os.fork, os._exit, sys.stdout) == before[1:]
 
 
 WIDTH = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64, "vocab_size": 100}

@@ -8,6 +8,7 @@ import os
 import re
 import sys
 import sysconfig
+import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ from lib.errors import InputError, is_out_of_memory, one_line
 _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 _NOT_USERS = tuple(f"{Path(folder)}{os.sep}" for folder in (paths.ROOT / "lib", Path(torch.__file__).parent))
 _STANDARD, _INSTALLED = f"{sysconfig.get_path('stdlib')}{os.sep}", f"{os.sep}site-packages{os.sep}"
+_alone = threading.RLock()  # one thread at a time: stdout, os.fork and _STATE are of the whole process
 _STATE: tuple[tuple[Callable, Callable], ...] = (
     (torch.get_default_dtype, torch.set_default_dtype), (torch.is_grad_enabled, torch.set_grad_enabled),
     (torch.get_num_threads, torch.set_num_threads), (torch.get_default_device, lambda _: torch.set_default_device(None)))
@@ -33,8 +35,13 @@ def running(what: str) -> Iterator[None]:
     """Run users' code meanwhile: what it prints goes to stderr, and what it sets for the whole process is put back.
 
     What it raises, also to end the program, becomes an InputError: ``what`` failed, why, and at which of its lines. Ctrl-C ends
-    it, for it may run for ever.
+    it, for it may run for ever. Other threads wait for their turn.
     """
+    with _alone:
+        yield from _running(what)
+
+
+def _running(what: str) -> Iterator[None]:
     before = [read() for read, _ in _STATE]
     try:
         with warnings.catch_warnings(), _stdout_is_stderr(), _one_process():

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from threading import Lock
 from typing import Any
 from unittest.mock import patch
 
@@ -30,7 +29,6 @@ from lib.work.building.inputs import Input
 
 MOST_BYTES = 1e9  # of the weights of a network that is run for its values
 LONGEST_S = 20.0  # of such a run, in time of the processor that its operators are called on
-_running = Lock()  # one run at a time: the limit of memory, the seed and ``tolist`` are of the whole process
 _TAGS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 _MISSING = (DataDependentOutputException, DynamicOutputShapeException)
 _LIBRARY, _TORCH = (f"{folder}/" for folder in (paths.ROOT / "lib", Path(torch.__file__).parent))
@@ -173,12 +171,11 @@ def _bounded() -> Iterator[None]:
     """Let this process take half of the memory that is free, and no more: what it asks for beyond that fails in a line."""
     import resource
 
-    with _running:
-        before = resource.getrlimit(resource.RLIMIT_AS)
-        most = psutil.Process().memory_info().vms + psutil.virtual_memory().available // 2
-        limits = [one for one in (most, *before) if one != resource.RLIM_INFINITY]
-        resource.setrlimit(resource.RLIMIT_AS, (min(limits), before[1]))
-        try:
-            yield
-        finally:
-            resource.setrlimit(resource.RLIMIT_AS, before)
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    most = psutil.Process().memory_info().vms + psutil.virtual_memory().available // 2
+    limits = [one for one in (most, *before) if one != resource.RLIM_INFINITY]
+    resource.setrlimit(resource.RLIMIT_AS, (min(limits), before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
