@@ -9,6 +9,7 @@ from benchmarks import (
     fake_devices,
     faults,
     finetune,
+    kernel_sums,
     learning,
     overhead,
     peers,
@@ -26,7 +27,7 @@ from benchmarks import (
 
 BENCHMARKS = {module.__name__.rpartition(".")[2]: module for module in (
     startup, questions, overhead, power, peers, repeat, sweep, fake_devices, faults, composition, learning, prediction, public,
-    schedule, queue_placement, doors, finetune, queue)}
+    kernel_sums, schedule, queue_placement, doors, finetune, queue)}
 
 
 def main(names: list[str]) -> int:
