@@ -97,6 +97,12 @@ def one_pass(steps: Iterable[Step], tensors: list[int]) -> int:
     return fresh
 
 
+def wait_for(child: int) -> None:
+    """Wait for a copy of this process; end the program where it failed."""
+    if status := os.waitpid(child, 0)[1]:
+        sys.exit(f"a layout of the heap could not be repeated (status {status}): out of memory?")
+
+
 def main() -> None:
     """Read a plan and print the fresh bytes of its last pass from each layout."""
     weights, *plan = json.loads(sys.stdin.readline())
@@ -104,9 +110,12 @@ def main() -> None:
     addresses = [0] * tensors
     libc.free(libc.malloc(_MAPPED))
     fill_holes()
+    running: list[int] = []
     for n in range(_LAYOUTS):
-        child = os.fork()
-        if not child:
+        if len(running) == (os.cpu_count() or 1):
+            wait_for(running.pop(0))
+        running.append(os.fork())
+        if not running[-1]:
             leave_room(_ROOM)
             for number, size in enumerate(weights):
                 take(size)
@@ -114,8 +123,8 @@ def main() -> None:
             fresh = [one_pass(steps, addresses) for _ in range(_PASSES)][-1]
             os.write(1, f"{fresh}\n".encode())
             os._exit(0)
-        if status := os.waitpid(child, 0)[1]:
-            sys.exit(f"a layout of the heap could not be repeated (status {status}): out of memory?")
+    for child in running:
+        wait_for(child)
 
 
 if __name__ == "__main__":
