@@ -24,7 +24,7 @@ from lib.predict.trust.held_out import ALLOCATORS
 OURS = "this model"
 _FAMILIES = {"batched products": "batched GEMM"}  # as older tables have it
 _CURVE = (60, 120, 250, 500, 1000, 2000, 4000)
-_QUICK_ROWS = 1500
+_QUICK_ROWS = 1000
 _CASE = ["network", "mode", "batch_size", "memory"]
 _EXAMPLES = 4  # quickest networks, of which the shipped model is asked again
 _SAME = 1e-3  # relative; the model file holds single precision
