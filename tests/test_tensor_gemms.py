@@ -84,8 +84,8 @@ def test_a_correction_with_lengths_ignores_what_does_not_matter():
 def _published(device: str, dtype: str, seed: int) -> pd.DataFrame:
     rng = np.random.default_rng(seed)
     table = pd.DataFrame(rng.integers(1, 64, (60, 3)) * 32, columns=["gemm_m", "gemm_n", "gemm_k"]).assign(**{
-        "op": "linear", "pass": "forward", "layout": "nt", "status": "ok", "verdict": "noisy", "hardware_id": f"published:{device}",
-        "device": "cuda:0", "dtype": dtype, "cache": "warm", "latency_type": "kernel", "threads": 0, "latency_iqr_ms": np.nan,
+        "op": "linear", "pass": "forward", "layout": "nt", "status": "ok", "verdict": "noisy",
+        "hardware_id": f"published:{device}", "device": "cuda:0", "dtype": dtype, "cache": "warm", "latency_type": "kernel", "threads": 0, "latency_iqr_ms": np.nan,
         "config": "x", "software_id": "x"})
     table["flops"] = 2.0 * table["gemm_m"] * table["gemm_n"] * table["gemm_k"]
     table["bytes"] = 4.0 * (table["gemm_m"] * table["gemm_k"] + table["gemm_k"] * table["gemm_n"])
@@ -101,7 +101,9 @@ def test_a_sibling_does_not_answer_for_kernels_that_were_throttled_on_either():
     devices = ("h100-sxm", "h200-sxm")
     models = [CostModel.load(registry.path_of(device, "bf16", registry.SHIPPED)) for device in devices]
     tables = {model.device: _published(model.device, "bf16", seed) for seed, model in enumerate(models)}
-    assert set(gpu_kernels.sibling_scores(models, tables)["device"]) == {*devices, "mean"}
+    scores = gpu_kernels.sibling_scores(models, tables, points=60)
+    assert set(scores["device"]) == {*devices, "mean"}
+    assert set(scores["split"]) == {gpu_kernels.SIBLING}, "60 kernels of 60 leave none to score"
 
 
 def test_published_scores_of_gemms_are_those_of_the_shipped_models():

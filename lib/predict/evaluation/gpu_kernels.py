@@ -117,10 +117,12 @@ def _corrected(rows: pd.DataFrame, answer: pd.DataFrame, frames: Frames, points:
                named: tuple[str, str]) -> Iterator[dict[str, Any]]:
     """Yield the scores of predictions (NaN: of other GPUs) that ``points`` measured rows correct, on the rest.
 
-    The points are those farthest from one another; the baselines are trained on them alone.
+    The points are those farthest from one another; the baselines are trained on them alone. Nothing where no more rows are.
     """
     _, x = frames(rows)
     own = np.flatnonzero(answer["predicted_ms"].notna())
+    if len(own) <= points:
+        return
     names = smooth_of(x)
     smooth, predicted = x[names].to_numpy()[own], answer["predicted_ms"].to_numpy()[own]
     chosen = farthest_first(smooth, points)
