@@ -85,9 +85,8 @@ def _published(device: str, dtype: str, seed: int) -> pd.DataFrame:
     rng = np.random.default_rng(seed)
     table = pd.DataFrame(rng.integers(1, 64, (60, 3)) * 32, columns=["gemm_m", "gemm_n", "gemm_k"]).assign(**{
         "op": "linear", "pass": "forward", "layout": "nt", "status": "ok", "verdict": "noisy",
-        "hardware_id": f"published:{device}", "device": "cuda:0", "dtype": dtype, "cache": "warm", "latency_type": "kernel", "threads": 0,
-        "latency_iqr_ms": np.nan,
-        "config": "x", "software_id": "x"})
+        "hardware_id": f"published:{device}", "device": "cuda:0", "dtype": dtype, "cache": "warm", "latency_type": "kernel",
+        "threads": 0, "latency_iqr_ms": np.nan, "config": "x", "software_id": "x"})
     table["flops"] = 2.0 * table["gemm_m"] * table["gemm_n"] * table["gemm_k"]
     table["bytes"] = 4.0 * (table["gemm_m"] * table["gemm_k"] + table["gemm_k"] * table["gemm_n"])
     return table.assign(latency_ms=0.03 + table["flops"] / 4e9)

@@ -160,8 +160,9 @@ def _plan(gemm: tuple[Any, ...], chip: Chip, tiles: tuple[tuple[int, int], ...],
 def _served(gemm: tuple[Any, ...], move: Any, chip: Chip) -> tuple[Any, Any, Any]:
     """Return what a GEMM on tensor cores works on, over the last cache; the ms of moving from memory, and from that cache.
 
-    Published kernels (aiconfigurator's collector) read as many copies of their right matrix in turn as fill the last cache,
-    five at most; what all copies leave room for is read from the cache, at a rate of the multiprocessors.
+    Published kernels (aiconfigurator's collector/trtllm/collect_gemm.py) read as many copies of their right matrix in turn as
+    fill the last cache, five at most; what all copies leave room for is read from the cache, at a rate of the multiprocessors.
+    A layer of a network is answered as such a kernel, too, though its weights are read once a pass.
     """
     batch, m, n, k = gemm
     cache, right = chip.cache_bytes * _MIB, batch * k * n * chip.item
