@@ -33,6 +33,15 @@ def test_a_right_matrix_is_read_from_the_cache_where_all_copies_fit(right_mib, c
     assert terms["move_ms"] + terms["cached_ms"] <= move * (1 + 1e-9), "a cache is never slower than its memory"
 
 
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+def test_a_device_whose_entry_states_no_cache_has_features(dtype):
+    """Such an entry of params/devices.yaml is allowed; it ended in a ZeroDivisionError."""
+    chip = Chip.of(load_devices()["l40s"].model_copy(update={"cache_mb": 0.0}), dtype)
+    row = features.one("linear", {"gemm_m": 8, "gemm_n": 1024, "gemm_k": 1024}, 2.0**24, 2.0**21)
+    for part in (features_gpu.terms, features_gpu.features):
+        assert np.isfinite([float(value) for value in part(row, features_gpu.gemm_group(chip), chip).values()]).all()
+
+
 def test_few_tiles_cut_k_and_many_wait_for_one_another():
     few, more, wave = (float(_terms("h100-sxm", m, m, 8192)["steps"]) * 1e4 for m in (128, 1024, 16384))
     assert few < more < wave
@@ -70,6 +79,31 @@ def test_a_correction_with_lengths_ignores_what_does_not_matter():
         errors[lengths] = np.abs(fitted(x[60:]) - truth[60:]).mean()
         assert np.isfinite([*fitted.scale, fitted.length]).all()
     assert errors[True] < 0.3 * errors[False]
+
+
+def _published(device: str, dtype: str, seed: int) -> pd.DataFrame:
+    rng = np.random.default_rng(seed)
+    table = pd.DataFrame(rng.integers(1, 64, (60, 3)) * 32, columns=["gemm_m", "gemm_n", "gemm_k"]).assign(**{
+        "op": "linear", "pass": "forward", "layout": "nt", "status": "ok", "verdict": "noisy",
+        "hardware_id": f"published:{device}", "device": "cuda:0", "dtype": dtype, "cache": "warm", "latency_type": "kernel",
+        "threads": 0, "latency_iqr_ms": np.nan, "config": "x", "software_id": "x"})
+    table["flops"] = 2.0 * table["gemm_m"] * table["gemm_n"] * table["gemm_k"]
+    table["bytes"] = 4.0 * (table["gemm_m"] * table["gemm_k"] + table["gemm_k"] * table["gemm_n"])
+    return table.assign(latency_ms=0.03 + table["flops"] / 4e9)
+
+
+def test_a_sibling_does_not_answer_for_kernels_that_were_throttled_on_either():
+    """GEMMs of the P4 were: a training of both ended in an error of its scores, after all models were trained."""
+    models = [CostModel.load(registry.path_of(device, "fp32", registry.SHIPPED)) for device in ("p4", "p100-pcie-16gb")]
+    tables = {model.device: _published(model.device, "fp32", seed) for seed, model in enumerate(models)}
+    scores = gpu_kernels.sibling_scores(models, tables)
+    assert scores.empty and list(scores.columns) == list(gpu_kernels.COLUMNS)
+    devices = ("h100-sxm", "h200-sxm")
+    models = [CostModel.load(registry.path_of(device, "bf16", registry.SHIPPED)) for device in devices]
+    tables = {model.device: _published(model.device, "bf16", seed) for seed, model in enumerate(models)}
+    scores = gpu_kernels.sibling_scores(models, tables, points=60)
+    assert set(scores["device"]) == {*devices, "mean"}
+    assert set(scores["split"]) == {gpu_kernels.SIBLING}, "60 kernels of 60 leave none to score"
 
 
 def test_published_scores_of_gemms_are_those_of_the_shipped_models():

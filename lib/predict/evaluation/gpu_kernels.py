@@ -89,7 +89,10 @@ def left_out_scores(model: CostModel, tables: Mapping[str, pd.DataFrame], points
 
 
 def sibling_scores(models: Iterable[CostModel], tables: Mapping[str, pd.DataFrame], points: int = 0) -> pd.DataFrame:
-    """Return the scores (COLUMNS) of each GPU's model on its nearest sibling, which did not train it, and the mean of these."""
+    """Return the scores (COLUMNS) on each GPU of its nearest sibling's model, which it did not train, and the mean of these.
+
+    Kernels that were throttled on one of both are not scored: they answer for no other GPU.
+    """
     several, scores = {model.device: model for model in models}, []
     for device, model in several.items():
         sibling = next((other for other in siblings(load_devices()[device]) if other in several), None)
@@ -100,6 +103,8 @@ def sibling_scores(models: Iterable[CostModel], tables: Mapping[str, pd.DataFram
         frames = training.frames_of((sibling, device), dtype)
         for _, part in inputs.by_part(rows, model.chip):
             own = part["hardware_id"] == device
+            if own.all() or not own.any():  # kernels of one of both were throttled
+                continue
             answer = several[sibling].on(load_devices()[device], dtype).predict(part[own]).reindex(part.index)
             split = [(np.flatnonzero(~own), np.flatnonzero(own))]
             scores += _scores(part, answer[["predicted_ms"]], frames, split, (device, SIBLING))
@@ -112,10 +117,12 @@ def _corrected(rows: pd.DataFrame, answer: pd.DataFrame, frames: Frames, points:
                named: tuple[str, str]) -> Iterator[dict[str, Any]]:
     """Yield the scores of predictions (NaN: of other GPUs) that ``points`` measured rows correct, on the rest.
 
-    The points are those farthest from one another; the baselines are trained on them alone.
+    The points are those farthest from one another; the baselines are trained on them alone. Nothing where no more rows are.
     """
     _, x = frames(rows)
     own = np.flatnonzero(answer["predicted_ms"].notna())
+    if len(own) <= points:
+        return
     names = smooth_of(x)
     smooth, predicted = x[names].to_numpy()[own], answer["predicted_ms"].to_numpy()[own]
     chosen = farthest_first(smooth, points)
@@ -128,7 +135,9 @@ def _corrected(rows: pd.DataFrame, answer: pd.DataFrame, frames: Frames, points:
 
 
 def _with_mean(table: pd.DataFrame) -> pd.DataFrame:
-    """Add the means over GPUs."""
+    """Add the means over GPUs; nothing to a table without scores."""
+    if table.empty:
+        return table
     mean = table.groupby(["split", "operator", "learner"], sort=False).mean(numeric_only=True).reset_index()
     return pd.concat([table, mean.assign(device="mean")[list(COLUMNS)]], ignore_index=True)
 

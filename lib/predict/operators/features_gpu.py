@@ -35,6 +35,7 @@ _COPIES = 5  # of its right matrix, at most, in turn: as a published kernel was 
 _THRASHED = 1.15  # of the last cache: a working set from which on nothing of it stays
 _CACHE_BYTES_PER_MS = 2e7  # that one multiprocessor reads from the last cache
 _MIB = 1.048576  # vendors' MB of a cache are 2**20 bytes
+_UNSTATED_CACHE_MB = 1.0  # of a device whose entry states none: little stays in it
 _EDGE = 8  # a tile of m x n takes 1 + 8/m + 8/n times its multiply-adds: it reads m + n values for each m n of them
 _HIDDEN_US = (4, 8, 12, 16, 24)  # of a kernel's time while the host still launches the next: steps of a soft maximum
 _BATCHED, _BATCHED_TILES, _BATCHED_HIDDEN_US = ("bmm", "attention"), ((64, 64), (64, 128), (128, 128)), (8, 16)
@@ -91,7 +92,7 @@ class Chip:
                              f"{choices(device.peak_gflops)}")
         peak = device.peak_gflops[dtype]
         return cls(peak * 1e6, device.peak_gflops.get("fp32", peak) * 1e6, device.peak_gbps * 1e6, device.multiprocessors,
-                   device.cache_mb * 1e6, dtypes.torch_dtype(dtype).itemsize, _powered(device))
+                   (device.cache_mb or _UNSTATED_CACHE_MB) * 1e6, dtypes.torch_dtype(dtype).itemsize, _powered(device))
 
 
 def _powered(device: VendorDevice) -> float:
@@ -159,8 +160,9 @@ def _plan(gemm: tuple[Any, ...], chip: Chip, tiles: tuple[tuple[int, int], ...],
 def _served(gemm: tuple[Any, ...], move: Any, chip: Chip) -> tuple[Any, Any, Any]:
     """Return what a GEMM on tensor cores works on, over the last cache; the ms of moving from memory, and from that cache.
 
-    Published kernels (aiconfigurator's collector) read as many copies of their right matrix in turn as fill the last cache,
-    five at most; what all copies leave room for is read from the cache, at a rate of the multiprocessors.
+    Published kernels (aiconfigurator's collector/trtllm/collect_gemm.py) read as many copies of their right matrix in turn as
+    fill the last cache, five at most; what all copies leave room for is read from the cache, at a rate of the multiprocessors.
+    A layer of a network is answered as such a kernel, too, though its weights are read once a pass.
     """
     batch, m, n, k = gemm
     cache, right = chip.cache_bytes * _MIB, batch * k * n * chip.item
