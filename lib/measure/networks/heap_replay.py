@@ -112,7 +112,7 @@ def main() -> None:
     fill_holes()
     running: list[int] = []
     for n in range(_LAYOUTS):
-        if len(running) == (os.cpu_count() or 1):
+        if len(running) == len(os.sched_getaffinity(0)):
             wait_for(running.pop(0))
         running.append(os.fork())
         if not running[-1]:

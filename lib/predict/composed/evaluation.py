@@ -146,8 +146,9 @@ def captured(table: pd.DataFrame) -> tuple[pd.DataFrame, dict[tuple[str, int], p
     neither = np.abs(stated - nearer) > np.maximum(ROUNDED, ALIKE * nearer)
     merged, reasons = merged & ~neither, reasons | of_merged
     for place in np.flatnonzero(neither):
+        also = f", with merged branches with {other[place]:.2f} M" if np.isfinite(other[place]) else ""
         reasons[f"{' '.join(map(str, keys[place]))} of {stated[place]:.2f} M parameters"] = \
-            f"timm builds it with {own[place]:.2f} M, with merged branches with {other[place]:.2f} M"
+            f"timm builds it with {own[place]:.2f} M{also}"
     named = table.assign(network=table["network"].where(~merged, table["network"] + MERGED))[~neither].reset_index(drop=True)
     used, captures = set(zip(named["network"], named["image_size"], strict=True)), several | again
     return named, {key: captures[key] for key in captures if key in used}, reasons
