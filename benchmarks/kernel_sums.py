@@ -12,25 +12,26 @@ from lib.predict.networks import kinds
 from lib.predict.operators.validation import score
 from lib.progress import track
 
-_TORCH = {"rtx-3090": "2.4.0", "rtx-4090": "2.4.0", "rtx-pro-6000-max-q": "2.9.1"}  # of the table that is scored of each card
+_TORCH = {"infer rtx-3090": "2.4.0", "infer rtx-4090": "2.4.0", "infer rtx-pro-6000-max-q": "2.9.1",
+          "train rtx-3090": "1.12"}  # of the table that is scored of each card
 _ALIKE = 0.05  # of the stated parameters, beyond which timm built another network (with merged branches)
 
 
 def _medians(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the network of median latency of each family of each card: eager inference in fp16 under autocast."""
-    own = table[(table["mode"] == "infer") & (table["precision"] == "amp_fp16") & (table["layout"] == "nchw")
-                & ~table["compiled"].astype(bool) & (table["torch"] == table["device"].map(_TORCH))
+    """Return the network of median latency of each family of each card: eager, in fp16 under autocast."""
+    own = table[(table["precision"] == "amp_fp16") & (table["layout"] == "nchw") & ~table["compiled"].astype(bool)
+                & (table["torch"] == (table["mode"] + " " + table["device"]).map(_TORCH))
                 & ~evaluation.is_final(table["module"])].sort_values("latency_ms")
-    place = own.groupby(["device", "module"]).cumcount()
-    return own[place == own.groupby(["device", "module"])["network"].transform("size") // 2]
+    families = own.groupby(["device", "mode", "module"])
+    return own[families.cumcount() == families["network"].transform("size") // 2]
 
 
 def sums(table: pd.DataFrame) -> Iterator[dict]:
-    """Yield ``device, network, kind, latency_ms, predicted_ms`` of networks of ``whole_networks``."""
+    """Yield ``device, mode, network, kind, latency_ms, predicted_ms`` of ``whole_networks``; steps without optimizer."""
     predictors = {device: registry.predictor(device, "fp16") for device in table["device"].unique()}
     for row in track(table.to_dict("records"), "networks"):
         sample = f"3x{row['image_size']}x{row['image_size']}"
-        query = Query(f"timm:{row['network']}", int(row["batch_size"]), sample, dtype="fp16")
+        query = Query(f"timm:{row['network']}", int(row["batch_size"]), sample, row["mode"], "fp16")
         try:
             work = CapturedQuery(query).work(device_type="cuda")
         except InputError as error:
@@ -38,21 +39,21 @@ def sums(table: pd.DataFrame) -> Iterator[dict]:
             continue
         if abs((work.weight_bytes / 4 - work.input_values) / 1e6 / row["parameters_m"] - 1) < _ALIKE:
             predicted_ms = predictors[row["device"]].estimate(work).predicted_ms
-            yield {"device": row["device"], "network": row["network"], "kind": kinds.of_work(work.table),
+            yield {"device": row["device"], "mode": row["mode"], "network": row["network"], "kind": kinds.of_work(work.table),
                    "latency_ms": row["latency_ms"], "predicted_ms": predicted_ms}
 
 
 def main() -> None:
-    """Print the errors by card and kind of network."""
+    """Print the errors by card, mode and kind of network."""
     try:
         table = evaluation.tables()
     except InputError as error:
         print(f"   skipped: {error}")
         return
     rows = pd.DataFrame(sums(_medians(table)))
-    for device, own in rows.groupby("device"):
+    for (device, mode), own in rows.groupby(["device", "mode"]):
         for kind, part in [*own.groupby("kind"), ("all", own)]:
             found = score(part["latency_ms"].to_numpy(), part["predicted_ms"].to_numpy())
             bias = (part["predicted_ms"] / part["latency_ms"] - 1).mean() * 100
-            print(f"   {device:20} {kind:12} MAPE {found['mape']:.1f} %, median {found['median']:.1f}, bias {bias:+.1f}, "
-                  f"n {len(part)}", flush=True)
+            print(f"   {device:20} {mode} {kind:12} MAPE {found['mape']:.1f} %, median {found['median']:.1f}, "
+                  f"bias {bias:+.1f}, n {len(part)}", flush=True)

@@ -11,13 +11,13 @@ from lib.config.definitions import load_devices
 from lib.errors import InputError
 from lib.predict import registry, training, transfer
 from lib.predict.evaluation import baselines, gpu_kernels, gpu_networks
+from lib.predict.learners.trees import Trees
 from lib.predict.operators import features, features_gpu, fitting, inputs
 from lib.predict.operators.cost_model import CostModel
 from lib.predict.operators.features_gpu import Chip
 from lib.predict.operators.fine_tuning import fine_tuned
 from lib.predict.operators.parts import Interval
 from lib.predict.operators.regressors import Boosted, Rates
-from lib.predict.operators.trees import Trees
 from lib.predict.operators.validation import shapes_of
 
 GPU_FILES = {key: path for key, path in registry.model_files().items()

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import pandas as pd
 
+from lib.predict.learners import mlp
 from lib.predict.networks.work import Work
-from lib.predict.operators import mlp
 from lib.predict.operators.regressors import LEAST_MS, Boosted, OneHot, Student, nonnegative_rates, shares
 from lib.predict.operators.validation import conformal, score
 

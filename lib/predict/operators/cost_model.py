@@ -14,7 +14,7 @@ from lib.config.definitions import VendorDevice
 from lib.errors import InputError, choices
 from lib.predict import model_file
 from lib.predict.analytic.scaling import Scaling
-from lib.predict.operators import features, inputs
+from lib.predict.operators import features, gradients, inputs
 from lib.predict.operators.features import Row
 from lib.predict.operators.features_gpu import Chip, gemm_group
 from lib.predict.operators.parts import Part, names_of
@@ -22,7 +22,10 @@ from lib.predict.operators.parts import Part, names_of
 ANY_GPU = "any-gpu"  # the device of a model of several GPUs, which holds relative to a chip
 _GEMMS = ("gemm ", "attention ")  # the parts that run as fast as GEMMs
 _ANY_CHIP = Chip(1.0, 1.0, 1.0, 1, 1.0, 4)
+_GRADIENTS = "gradients"  # the backward passes of convolutions, which no part answers for
 LEARNED = ("compositions", "efficiencies", "resident")  # of whole networks
+
+Answer = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # ms, half intervals in log time, out of range, origins
 
 
 @dataclass
@@ -48,14 +51,8 @@ class CostModel:
         ``origin`` names the device whose kernels an answer was trained on where that is another one, else it is empty. Raises
         InputError for a family or pass that the model was not trained on.
         """
-        row, size = features.columns(table), len(table)
-        names = np.char.add(np.char.add(inputs.groups(row, self.chip).astype(str), " "), table["pass"].to_numpy(str))
-        predicted, half, outside = np.empty(size), np.empty(size), np.empty(size, bool)
-        origin = np.empty(size, object)
-        for name in np.unique(names):
-            own = np.flatnonzero(names == name)
-            answer = self._answer(str(name), {column: values[own] for column, values in row.items()})
-            predicted[own], half[own], outside[own], origin[own] = answer
+        row = features.columns(table)
+        predicted, half, outside, origin = self._answers(row, table["pass"].to_numpy(str))
         low_ms, high_ms = predicted * np.exp(-half), predicted * np.exp(half)
         return pd.DataFrame({"predicted_ms": predicted, "low_ms": low_ms, "high_ms": high_ms,
                              "predicted_gbps": row["bytes"] / predicted / 1e6, "out_of_range": outside, "origin": origin},
@@ -68,8 +65,41 @@ class CostModel:
         Raises InputError for a family or pass that the model was not trained on.
         """
         row = features.one(op, parameters, flops, moved)
-        (predicted,), (half,), _, _ = self._answer(f"{inputs.groups(row, self.chip)} {passes}", row)
+        name = f"{inputs.groups(row, self.chip)} {passes}"
+        if self._lacks(name) and gradients.convolves(row):
+            (predicted,), (half,), _, _ = self._of_gradients({column: np.array([value]) for column, value in row.items()})
+        else:
+            (predicted,), (half,), _, _ = self._answer(name, row)
         return float(predicted), float(predicted * np.exp(-half)), float(predicted * np.exp(half))
+
+    def _answers(self, row: Row, passes: np.ndarray) -> Answer:
+        """Return what ``_answer`` does, and an origin each, for columns of any parts."""
+        names = np.char.add(np.char.add(inputs.groups(row, self.chip).astype(str), " "), passes)
+        missing = [name for name in np.unique(names) if self._lacks(name)]
+        names = np.where(np.isin(names, missing) & gradients.convolves(row), _GRADIENTS, names)
+        predicted, half, outside = np.empty(len(names)), np.empty(len(names)), np.empty(len(names), bool)
+        origin = np.empty(len(names), object)
+        for name in np.unique(names):
+            own = np.flatnonzero(names == name)
+            columns = {column: values[own] for column, values in row.items()}
+            answer = self._of_gradients(columns) if name == _GRADIENTS else self._answer(str(name), columns)
+            predicted[own], half[own], outside[own], origin[own] = answer
+        return predicted, half, outside, origin
+
+    def _lacks(self, name: str) -> bool:
+        """Return whether a GPU's model has no part of its own for backward kernels."""
+        return self.chip is not None and name.endswith("backward") and name not in self.parts
+
+    def _of_gradients(self, row: Row) -> Answer:
+        """Return what ``_answers`` does for columns of convolutions' backward passes, from forward kernels."""
+        predicted, weighed = np.zeros(len(row["op"])), np.zeros(len(row["op"]))
+        origin = np.full(len(row["op"]), "", object)
+        for places, kernel in gradients.of(row, self.chip):
+            ms, half, _, device = self._answers(kernel, np.full(len(places), "forward"))
+            predicted[places] += ms
+            weighed[places] += ms * half
+            origin[places] = np.where(device == "", "its forward kernels", device)
+        return predicted, weighed / predicted, np.ones(len(predicted), bool), origin
 
     def _answer(self, name: str, row: Row) -> tuple[np.ndarray, np.ndarray, np.ndarray, str]:
         """Return predicted ms, half intervals in log time and out of range (n each), and the origin, for rows of one part."""
@@ -83,8 +113,8 @@ class CostModel:
     def answering(self, name: str) -> str:
         """Return the part that answers for ``name``; InputError lists the parts where none does.
 
-        On a GPU without backward kernels the forward ones do, by FLOPs and bytes; without convolutions the GEMMs do, as which a
-        library computes them.
+        On a GPU without backward kernels the forward ones do, by FLOPs and bytes (convolutions: see ``gradients``); without
+        convolutions the GEMMs do, as which a library computes them.
         """
         others = [name]
         if self.chip is not None:

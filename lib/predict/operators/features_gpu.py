@@ -22,9 +22,9 @@ TENSOR_TILES = ((64, 64), (64, 128), (128, 64), (128, 128), (64, 256), (256, 64)
 VECTOR_TILES = ((32, 32), (32, 64), (64, 32), (32, 128), (128, 32), (64, 64), (64, 128), (128, 64), (128, 128))
 SERVED = ("working", "moved", "log_served", "over_served")  # what of a GEMM memory and the last cache serve: features
 MOVING = ("move", "softmax", "norm")  # what memory-bound work moves as: terms of time begin so
-_CONVOLUTIONS, _POOLS = ("conv2d", "conv3d"), ("pool2d", "pool3d")
+CONVOLUTIONS, _POOLS = ("conv2d", "conv3d"), ("pool2d", "pool3d")
 _GEMMS = ("linear", "matmul", "bmm", "attention")
-GROUPS: dict[str, tuple[str, ...]] = {"window": _POOLS, "gemm": _GEMMS, "convolution": _CONVOLUTIONS,
+GROUPS: dict[str, tuple[str, ...]] = {"window": _POOLS, "gemm": _GEMMS, "convolution": CONVOLUTIONS,
                                      "memory": CPU_GROUPS["memory"], "sgemm": _GEMMS}  # a 1x1 convolution is a GEMM, see groups
 _NARROW = 16  # channels a group below which a grouped convolution fills no tile: no library computes it as a GEMM
 _LOADS = 4  # multiply-adds (128 a clock) a multiprocessor does while it reads one value (32 a clock) from its first cache
@@ -57,7 +57,7 @@ def groups(row: Row, chip: "Chip | None" = None) -> np.ndarray:
     """
     size = row["kernel_d"] * row["kernel_h"] * row["kernel_w"]
     channels = np.minimum(row["in_channels"], row["out_channels"]) / row["groups"]
-    convolves = np.isin(row["op"], _CONVOLUTIONS)
+    convolves = np.isin(row["op"], CONVOLUTIONS)
     cases = [np.isin(row["op"], _POOLS) | (convolves & (row["groups"] > 1) & (channels < _NARROW)),
              np.isin(row["op"], _GEMMS) | (convolves & (size == 1)), convolves]
     return np.select(cases, ["window", gemm_group(chip), "convolution"], "memory")
@@ -102,21 +102,27 @@ def _powered(device: VendorDevice) -> float:
     return (device.power_w - _STATIC_W) / (_PJ_2016 * 1e-12 * _YEARLY ** (_YEARS[device.architecture] - 2016)) / 1e3
 
 
+def extents(row: Row) -> tuple[Any, Any, Any]:
+    """Return depth, height and width of what a window that moves over an input gives."""
+    def along(size: Any, axis: str) -> Any:
+        reach = size + 2 * row[f"padding_{axis}"] - row[f"dilation_{axis}"] * (row[f"kernel_{axis}"] - 1) - 1
+        return reach // row[f"stride_{axis}"] + 1
+
+    return along(row["depth"], "d"), along(row["height"], "h"), along(row["width"], "w")
+
+
 def _gemm(row: Row) -> tuple[Any, ...]:
     """Return batch, m, n, k as a matrix product.
 
     A convolution is the product of its filters with every window of its input; attention that of queries, keys and values.
     A product over no terms (k of 0) is laid out as one over one.
     """
-    window, pixels = 1, row["batch"]
-    for axis in ("depth", "height", "width"):
-        kernel = row[f"kernel_{axis[0]}"]
-        extent = row[axis] + 2 * row[f"padding_{axis[0]}"] - row[f"dilation_{axis[0]}"] * (kernel - 1) - 1
-        pixels, window = pixels * (extent // row[f"stride_{axis[0]}"] + 1), window * kernel
+    depth, height, width = extents(row)
+    pixels, window = row["batch"] * depth * height * width, row["kernel_d"] * row["kernel_h"] * row["kernel_w"]
     filters = (row["groups"], pixels, row["out_channels"] / row["groups"], row["in_channels"] / row["groups"] * window)
     heads = (row["batch"] * row["heads"], row["q_len"], row["kv_len"], 2 * row["head_dim"])
     plain = tuple(row[name] for name in ("batch", "gemm_m", "gemm_n", "gemm_k"))
-    convolves, attends = np.isin(row["op"], _CONVOLUTIONS), np.asarray(row["op"]) == "attention"
+    convolves, attends = np.isin(row["op"], CONVOLUTIONS), np.asarray(row["op"]) == "attention"
     batch, m, n, k = (np.where(convolves, c, np.where(attends, a, p)) for c, a, p in zip(filters, heads, plain, strict=True))
     return batch, m, n, np.maximum(k, 1)
 

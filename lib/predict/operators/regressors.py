@@ -14,9 +14,9 @@ import numpy as np
 import pandas as pd
 
 from lib.predict import model_file
-from lib.predict.operators import mlp
+from lib.predict.learners import mlp
+from lib.predict.learners.trees import Trees
 from lib.predict.operators.features import TEXTS
-from lib.predict.operators.trees import Trees
 
 LEAST_MS = 1e-4
 TREES: dict[str, Any] = {"objective": "regression_l1", "learning_rate": 0.05, "num_leaves": 31, "min_data_in_leaf": 5,
