@@ -5,10 +5,12 @@ import subprocess
 import sys
 from urllib.parse import unquote
 
+import pandas as pd
 import pytest
 
 from lib import paths, store
 from lib.config import definitions, notebooks
+from lib.predict.evaluation import gpu_kernels
 
 DOCUMENTS = [paths.ROOT / "README.md", paths.ROOT / "data" / "README.md", *sorted((paths.ROOT / "docs").glob("*.md"))]
 LINK = re.compile(r"\]\(([^)#:\s]+)\)")
@@ -64,3 +66,52 @@ def test_the_glossary_is_sorted_and_says_each_term_once():
     assert len(terms) > 40
     assert terms == sorted(terms)
     assert len(set(terms)) == len(terms)
+
+
+ERRORS = (paths.ROOT / "docs" / "errors.md").read_text(encoding="utf-8")
+SPLITS = {"own GPU, unseen shapes": "unseen shapes, 5 folds", "own GPU, N and K unseen": "unseen N and K, 5 folds",
+          "own GPU, the largest tenth": "the largest tenth", "that GPU left out": "a GPU left out",
+          "left out, mean (a line; trees)": "a GPU left out",
+          "with 200 of its kernels": "a GPU left out, 200 of its kernels measured",
+          "by its sibling alone": "a GPU left out, by its sibling",
+          "the same with 200 of its kernels": "a GPU left out, by its sibling, 200 of its kernels measured"}
+
+
+def mape(dtype, split, operator, learner="this model"):
+    """Return the MAPE by the beginning of a GPU's name, as the published scores have it."""
+    table = pd.read_csv(gpu_kernels.path(dtype))
+    rows_of = table[(table["split"] == SPLITS[split]) & (table["operator"] == operator) & (table["learner"] == learner)]
+    return {name.partition("-")[0]: f"{value:.1f}" for name, value in zip(rows_of["device"], rows_of["mape"], strict=True)}
+
+
+def test_errors_of_kernels_in_fp32_are_those_of_their_file():
+    names = ("GEMM", "batched GEMM", "element-wise", "softmax", "layer norm", "convolution")
+    for split, *cells in rows(ERRORS, "Kernels on GPUs in fp32"):
+        for operator, cell in zip(names, cells, strict=True):
+            if "mean" in split:
+                several = [mape("fp32", split, operator, learner)["mean"] for learner in ("this model", "line", "trees")]
+                assert cell == "{} ({}; {})".format(*several)
+            else:
+                own = mape("fp32", split, operator)
+                assert cell == " / ".join(own[name] for name in ("p4", "p100", "v100", "t4", "a100")), (split, operator)
+
+
+def test_errors_of_gemms_in_16_bits_are_those_of_their_file():
+    for split, *cells in rows(ERRORS, "GEMMs in 16 bits"):
+        own = mape("bf16", split, "GEMM")
+        for name, cell in zip(("a100", "h100", "h200", "l40s", "b200"), cells, strict=False):
+            assert cell == own.get(name, ""), (split, name)
+        several = {learner: mape("bf16", split, "GEMM", learner) for learner in ("this model", "line", "trees")}
+        means = [one.get("mean") for one in several.values()]
+        if all(means):
+            assert cells[-1] == "{} ({}; {})".format(*means)
+
+
+def test_errors_of_networks_on_cards_are_those_of_their_file():
+    table = pd.read_csv(paths.REFERENCE / "models" / "composed" / "families.csv")
+    table = table[table["group"] == "all"]
+    for card, *cells in rows(ERRORS, "Whole networks on cards"):
+        own = table[table["device"] == card.lower().replace(" ", "-")]
+        stated = re.findall(r"[\d.]+(?= /)|(?<=/ )[\d.]+", " ".join(re.sub(r"torch [\d.]+", "", cell) for cell in cells))
+        present = {f"{value:.1f}" for column in ("mape", "median") for value in own[column]}
+        assert stated and set(stated) <= present, card
