@@ -83,6 +83,7 @@ def test_a_process_that_keeps_its_memory_has_no_page_faults():
 
 
 OLDEST = """
+from statistics import median
 from torch import nn
 from benchmarks import heap
 from lib.work.graph import capture, counts
@@ -90,7 +91,7 @@ model = nn.Sequential(*[nn.Conv2d(64, 64, 1) for _ in range(6)])
 for mode in ("infer", "train"):
     graph = capture.capture(model, (8, 64, 56, 56), mode)
     found = [distance for op, distance in zip(graph.ops, heap.reuse_distances(graph)) if op.short == "convolution"]
-    print(min(found), max(found), sum(counts.compulsory_bytes(op) for op in graph.ops))
+    print(min(found), median(found), sum(counts.compulsory_bytes(op) for op in graph.ops))
 """
 
 
@@ -99,8 +100,8 @@ for mode in ("infer", "train"):
 def test_what_is_kept_for_the_backward_pass_makes_outputs_find_older_memory():
     (low, infer, _), (least, train, touched) = in_a_fresh_process(OLDEST)
     assert min(low, least) >= 0
-    assert infer < 4.5 * 8 * 64 * 56 * 56 * 4, "two or three blocks take turns"
-    assert infer < train <= 3 * touched, "the same passes were repeated"
+    assert infer < 2.5 * 8 * 64 * 56 * 56 * 4, "two or three blocks take turns"
+    assert infer < train <= touched, "the same passes were repeated"  # most memory; a block may lie where none lay for long
 
 
 @pytest.mark.slow
