@@ -1,6 +1,7 @@
 """The networks that workloads name: SimpleCNN, ResNet-18 2D, a 3D CNN, and every torchvision classifier."""
 
 from collections.abc import Callable
+from functools import cache
 
 import torch
 from torch import nn
@@ -62,11 +63,12 @@ OWN: dict[str, tuple[int, Callable[[int, int], nn.Module]]] = {
     "simple_cnn": (2, SimpleCNN), "resnet18_2d": (2, resnet18_2d), "cnn3d": (3, CNN3D)}
 
 
-def names() -> list[str]:
+@cache
+def names() -> tuple[str, ...]:
     """Return every model name that ``build`` takes."""
     from torchvision import models
 
-    return [*OWN, *models.list_models(module=models)]
+    return (*OWN, *models.list_models(module=models))
 
 
 def _fit_channels(model: nn.Module, channels: int) -> nn.Module:
@@ -87,7 +89,7 @@ def build(name: str, channels: int, classes: int, spatial: int = 2, size: int = 
     """
     from torchvision import models
 
-    if name not in OWN and name not in models.list_models(module=models):
+    if name not in names():
         raise InputError(f"no model {name!r}; there are: {choices(OWN)} and torchvision's classifiers (resnet50, vgg16, ...)")
     takes, make = OWN.get(name, (2, None))
     if takes != spatial:
