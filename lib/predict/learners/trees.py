@@ -8,6 +8,7 @@ import numpy as np
 
 _ROWS = 2048  # rows that are evaluated at once: rows x trees indices have to fit into memory
 _LEAF = -1
+_MOST_WALKING = 0.8  # of rows x trees: with fewer on their way, those that arrived are dropped
 
 
 @dataclass(frozen=True)
@@ -46,14 +47,23 @@ class Trees:
         return np.concatenate(parts) / self.ensembles if parts else np.zeros(0)
 
     def _sums(self, x: np.ndarray) -> np.ndarray:
-        rows, node = np.arange(len(x))[:, None], np.tile(self.roots, (len(x), 1))
+        """Return the sum of the trees' outputs (n): all rows walk down all trees at once, and those at a leaf drop out."""
+        values, places = np.ascontiguousarray(x).ravel(), np.arange(len(x) * len(self.roots))
+        row = np.tile(np.arange(len(x)) * x.shape[1], len(self.roots))
+        node = np.repeat(self.roots.astype(np.intp), len(x))  # tree by tree: near nodes are near in memory
+        leaf = node.copy()
         while True:
-            feature = self.feature[node]
+            feature = self.feature.take(node)
             inner = feature != _LEAF
-            if not inner.any():
-                return self.value[node].sum(axis=1, dtype=float)
-            goes_right = x[rows, feature] > self.value[node]
-            node = np.where(inner, node + np.where(goes_right, self.right[node], 1), node)
+            walking = np.count_nonzero(inner)
+            if walking <= _MOST_WALKING * len(node):
+                leaf[places] = node
+                if not walking:
+                    return self.value.take(leaf).reshape(-1, len(x)).sum(axis=0, dtype=float)
+                kept = np.flatnonzero(inner)
+                places, row, node, feature, inner = (one.take(kept) for one in (places, row, node, feature, inner))
+            goes_right = values.take(row + feature) > self.value.take(node)
+            node += np.where(goes_right, self.right.take(node), inner)  # a leaf, whose ``right`` is 0, stays
 
 
 def _flat(tree: dict[str, Any]) -> Iterator[tuple[int, float, int]]:
