@@ -122,8 +122,8 @@ def test_a_measured_time_is_of_the_type_that_it_was_measured_in():
         facts = {"dtype": "bf16"}
 
         def predict(self, table):
-            return table.assign(predicted_ms=1.0, low_ms=0.9, high_ms=1.1, out_of_range=False, origin="")[
-                ["predicted_ms", "low_ms", "high_ms", "out_of_range", "origin"]]
+            return table.assign(predicted_ms=1.0, low_ms=0.9, high_ms=1.1, out_of_range=False, origin="", part="gemm forward")[
+                ["predicted_ms", "low_ms", "high_ms", "out_of_range", "origin", "part"]]
 
     item = work.captured(Network("mixed", Mixed, (2, 3, 8, 8)), "infer", "bfloat16", device="cuda:0")
     operators = composition.predicted_operators(item, Model(), dict.fromkeys(item.keys, 7.0))

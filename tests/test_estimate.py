@@ -1,5 +1,6 @@
 """Whole networks: what is captured of them, their memory, their composition; and networks measured whole."""
 
+import os
 import shutil
 
 import numpy as np
@@ -81,6 +82,17 @@ def test_fresh_bytes_do_not_depend_on_the_process_that_asks(monkeypatch, tmp_pat
         elsewhere.parent.mkdir()
         monkeypatch.setattr(allocator, "_REPLAY", shutil.copy(allocator._REPLAY, elsewhere))
         assert allocator.fresh_bytes(plan) == before, f"in a folder whose name has {length} letters"
+
+
+@pytest.mark.skipif(not allocator.known(), reason="another allocator than glibc's")
+def test_allocations_are_repeated_beside_other_work_also_of_a_copied_process():
+    plans = [allocator.Plan.of(chain(nn.Conv2d(3, 32, 3), nn.ReLU(), shape=(batch, 3, 64, 64))) for batch in (1, 8, 64)]
+    waiting = [allocator.replayed(plan) for plan in plans]
+    alone = [allocator.fresh_bytes(plan) for plan in plans]
+    assert [replay.result() for replay in waiting] == alone and alone[-1] > 0
+    if not (child := os.fork()):
+        os._exit(allocator.replayed(plans[-1]).result(timeout=60) != alone[-1])
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, "threads of the first process are not waited for"
 
 
 @pytest.mark.skipif(not allocator.known(), reason="another allocator than glibc's")
@@ -214,8 +226,8 @@ class _Flat:
     efficiencies, facts = {}, {"dtype": "fp32"}
 
     def predict(self, table):
-        return pd.DataFrame({"predicted_ms": 1.0, "low_ms": 0.9, "high_ms": 1.1, "out_of_range": False, "origin": ""},
-                            index=table.index)
+        return pd.DataFrame({"predicted_ms": 1.0, "low_ms": 0.9, "high_ms": 1.1, "out_of_range": False, "origin": "",
+                             "part": "memory forward"}, index=table.index)
 
 
 def test_what_was_measured_before_is_looked_up():

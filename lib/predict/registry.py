@@ -191,7 +191,7 @@ class Predictor:
     def measured_times(self, work: Work | None = None) -> Mapping[tuple, float]:
         """Return measured times by operator key; with ``work`` of those alone that may be among its operators."""
         table = self.measured_operators
-        if work is not None:
+        if work is not None and len(table):
             table = table[table["flops"].isin(work.table["flops"]) & table["bytes"].isin(work.table["bytes"])]
         return composition.lookup(table)
 

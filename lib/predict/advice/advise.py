@@ -9,7 +9,7 @@ import pandas as pd
 
 from lib.errors import InputError, choices
 from lib.predict import registry, steps, transfer_cpu
-from lib.predict.advice.query import MOST_BORROWED, CapturedQuery, Query, look_ahead
+from lib.predict.advice.query import MOST_BORROWED, CapturedQuery, Query
 from lib.predict.composed import answers
 from lib.predict.gains import answers as gains
 from lib.predict.networks import resident, step
@@ -95,7 +95,8 @@ def without_ceilings(cpu: Predictor | None) -> bool:
 
 def predictions(captured: CapturedQuery, predictors: Sequence[Predictor]) -> pd.DataFrame:
     """Return a row a device (COLUMNS), the fastest first."""
-    rows = [row(predictor, captured, captured.work(device_type=predictor.device_type)) for predictor in predictors]
+    works = {kind: captured.work(device_type=kind) for kind in {predictor.device_type: None for predictor in predictors}}
+    rows = [row(predictor, captured, works[predictor.device_type]) for predictor in predictors]
     return pd.DataFrame(rows, columns=COLUMNS).sort_values("predicted_ms", ignore_index=True)
 
 
@@ -202,11 +203,10 @@ def _reason(table: pd.DataFrame, best: str) -> str:
 def _crossovers(captured: CapturedQuery, predictors: Sequence[Predictor]) -> tuple[str, ...]:
     """Say at which batch sizes another device becomes the fastest."""
     changes, last = [], ""
-    if any(predictor.device_type == "cpu" for predictor in predictors):
-        look_ahead(captured.scaled, BATCHES)
-    for batch in BATCHES:
-        works = [(predictor, captured.scaled(batch, predictor.device_type)) for predictor in predictors]
-        answers = [(captured.predicted(predictor, network), network, predictor) for predictor, network in works]
+    for batch, works in [(batch, [captured.scaled(batch, predictor.device_type) for predictor in predictors])
+                         for batch in BATCHES]:
+        answers = [(captured.predicted(predictor, network), network, predictor)
+                   for predictor, network in zip(predictors, works, strict=True)]
         times = [(answer.predicted_ms, predictor.device) for answer, network, predictor in answers
                  if memory_of(answer, network) < predictor.memory_mb]
         best = min(times)[1] if times else "none (memory)"

@@ -1,13 +1,9 @@
 """A question about a network, and what is captured of the network to answer it."""
 
 import math
-import os
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
 
 import pandas as pd
 
@@ -194,14 +190,6 @@ class CapturedQuery:
                 table[name] = first.table[name] + share * (other.table[name] - first.table[name])
         line = {name: max(0.0, getattr(first, name) + share * (getattr(other, name) - getattr(first, name)))
                 for name in ("weight_bytes", "input_values")}
-        fresh = allocator.fresh_bytes(plan) if device_type == "cpu" else 0.0
-        return replace(first, table=table, batch_size=batch_size, plan=plan, fresh_bytes=fresh,
+        replay = allocator.replayed(plan) if device_type == "cpu" else None
+        return replace(first, table=table, batch_size=batch_size, plan=plan, replay=replay,
                        peak_bytes=memory.peak_bytes(plan), **line)
-
-
-def look_ahead(work: Callable[[int], Any], batch_sizes: Sequence[int]) -> None:
-    """Get a CPU's work at several batch sizes side by side: each waits for a process that repeats its allocations."""
-    *others, last = batch_sizes
-    work(last)  # captures what the others are scaled from
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(pool.map(work, others))

@@ -69,7 +69,7 @@ class Estimate:
 
 
 def predicted_operators(work: Work, model: CostModel, measured: Mapping[tuple, float] | None = None) -> pd.DataFrame:
-    """Return the operators of ``work`` with ``predicted_ms``, ``out_of_range``, ``looked_up``, ``half``, ``origin``.
+    """Return the operators of ``work`` with ``predicted_ms``, ``out_of_range``, ``looked_up``, ``half``, ``origin``, ``part``.
 
     ``half`` is half an interval in log time. ``measured`` maps ``key_of`` an operator to a measured time in ms. What autocast
     runs in fp32 is answered by its bytes (and FLOPs) where the model is of 16 bits, and says so in ``origin``.
@@ -81,7 +81,7 @@ def predicted_operators(work: Work, model: CostModel, measured: Mapping[tuple, f
     outside = answer["out_of_range"].to_numpy(bool) | ~work.table["covered"].to_numpy(bool)
     return work.table.assign(predicted_ms=np.where(looked_up, times, answer["predicted_ms"]), looked_up=looked_up,
                              out_of_range=outside & ~looked_up, half=np.log(answer["high_ms"] / answer["predicted_ms"]),
-                             origin=np.where(own | (answer["origin"] != ""), answer["origin"], _BY_BYTES))
+                             origin=np.where(own | (answer["origin"] != ""), answer["origin"], _BY_BYTES), part=answer["part"])
 
 
 def lookup(table: pd.DataFrame) -> dict[tuple, float]:
@@ -91,11 +91,13 @@ def lookup(table: pd.DataFrame) -> dict[tuple, float]:
 
 def kinds_of(operators: pd.DataFrame) -> np.ndarray:
     """Return the kind (of KINDS) of each operator, rows of a ``sweep`` table."""
-    kinds = operators["op"].map(_KIND).fillna("copies").to_numpy(object)
-    convolves = operators["op"].isin(("conv2d", "conv3d")).to_numpy()
+    ops = operators["op"].to_numpy(object)
+    kinds = np.array([_KIND.get(op, "copies") for op in ops], object)
+    convolves = np.isin(ops, ("conv2d", "conv3d"))
     if convolves.any():
-        own = operators[convolves]
-        window = own[[name for name in ("kernel_d", "kernel_h", "kernel_w") if name in own]].prod(axis=1)
+        own = {name: operators[name].to_numpy(float)[convolves]
+               for name in ("kernel_d", "kernel_h", "kernel_w", "groups", "in_channels") if name in operators}
+        window = np.prod([np.nan_to_num(own[name], nan=1) for name in own if name.startswith("kernel_")], axis=0)
         of_channels = own["groups"] == own["in_channels"]
         kinds[convolves] = np.select([own["groups"] > 1, window == 1], [np.where(of_channels, "conv_depthwise", "conv_grouped"),
                                                                         "conv_1x1"], "conv")
@@ -104,8 +106,8 @@ def kinds_of(operators: pd.DataFrame) -> np.ndarray:
 
 def parts_of(work: Work, operators: pd.DataFrame) -> dict[str, float]:
     """Return PARTS of a network's time: the ms of each kind of operator, and fresh memory as replayed and mapped."""
-    cost = (operators["predicted_ms"] * operators["calls"]).groupby(kinds_of(operators)).sum()
-    return {**{f"{kind}_ms": float(cost.get(kind, 0.0)) for kind in KINDS},
+    cost, kinds = _cost_ms(operators), kinds_of(operators)
+    return {**{f"{kind}_ms": float(cost[kinds == kind].sum()) for kind in KINDS},
             "replayed_mb": work.fresh_bytes / 1e6, "mapped_mb": work.mapped_bytes / 1e6}
 
 
@@ -122,16 +124,20 @@ def terms(parts: Terms, efficiencies: Terms) -> dict[str, float]:
 
 def time_shares(operators: pd.DataFrame) -> dict[str, float]:
     """Return which shares of the operators' time lie outside of the training range, and were looked up."""
-    cost = (operators["predicted_ms"] * operators["calls"]).to_numpy()
+    cost = _cost_ms(operators)
     return {name: float(cost[operators[column].to_numpy(bool)].sum() / cost.sum())
             for name, column in (("outside", "out_of_range"), ("looked_up", "looked_up"))}
+
+
+def _cost_ms(operators: pd.DataFrame) -> np.ndarray:
+    return operators["predicted_ms"].to_numpy(float) * operators["calls"].to_numpy(float)
 
 
 def estimate(work: Work, model: CostModel, composition: Composition, measured: Mapping[tuple, float] | None = None) -> Estimate:
     """Predict a pass or step from its operators; the interval is that of networks unlike those of the composition."""
     operators = predicted_operators(work, model, measured)
-    cost, shares = operators["predicted_ms"] * operators["calls"], time_shares(operators)
-    origins = (cost / cost.sum()).groupby(operators["origin"]).sum().drop("", errors="ignore").to_dict()
+    cost, shares, origin = _cost_ms(operators), time_shares(operators), operators["origin"].to_numpy(object)
+    origins = {name: float(cost[origin == name].sum() / cost.sum()) for name in sorted(set(origin) - {""})}
     half = float(cost @ operators["half"] / cost.sum())
     learned = model.efficiencies.get(work.mode, {}) if composition.networks else {}
     of_network = terms(parts_of(work, operators), learned)

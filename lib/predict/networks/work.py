@@ -1,6 +1,7 @@
 """What one pass or step of a network runs: its distinct operators as rows of a ``sweep`` table, and the memory it needs."""
 
 from collections.abc import Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -35,6 +36,8 @@ def key_of(row: Mapping[str, Any]) -> tuple:
 class Work:
     """What one pass or step of a network runs, memory in bytes.
 
+    ``replay`` is still at its allocations when the work is used for other things; None where no memory comes fresh.
+
     ``table`` has a row a distinct operator: ``sweep`` columns (``dtype``: of its first floats), ``calls``, of them
     ``backward_calls``, and ``covered``, whether a family knows it. ``not_modelled`` says what no model is of: operators without
     a family, each with what stands in for it, and products of other element types than the network's; ``uncounted`` whose FLOPs
@@ -46,7 +49,7 @@ class Work:
     mode: str
     batch_size: int
     modules: int
-    fresh_bytes: float
+    replay: Future[float] | None
     weight_bytes: float
     peak_bytes: float
     plan: allocator.Plan
@@ -82,6 +85,11 @@ class Work:
         return self.table[["flops", "bytes"]].to_numpy(float) * self.table[["calls"]].to_numpy(float)
 
     @property
+    def fresh_bytes(self) -> float:
+        """Return how many bytes a pass touches first after the system handed them out, see ``allocator.fresh_bytes``."""
+        return self.replay.result() if self.replay else 0.0
+
+    @property
     def memory_mb(self) -> float:
         """Return weights, inputs and the most that tensors occupy at once, in 10^6 bytes."""
         return (self.weight_bytes + self.peak_bytes) / 1e6
@@ -109,7 +117,7 @@ class Work:
         rows = [{**row_of(op), "calls": int(calls), "backward_calls": 0}
                 for size, calls in zip(*np.unique(sizes * 4 // itemsize, return_counts=True), strict=True)
                 for op in capture.optimizer_ops(int(size), optimizer) if counts.is_work(op)]
-        return replace(self, table=pd.DataFrame(rows), modules=0, fresh_bytes=0.0, not_modelled=())
+        return replace(self, table=pd.DataFrame(rows), modules=0, replay=None, not_modelled=())
 
     @classmethod
     def of(cls, graph: Graph, mode: str, batch_size: int, device_type: str = "cpu") -> "Work":
@@ -130,8 +138,8 @@ class Work:
         values, trained = sum(spec.elements for spec in inputs.values()), graph.trained if mode == "train" else ()
         modules = sum(op.phase == "forward" and op.short not in counts.VIEWS for op in graph.ops)
         plan = allocator.Plan.of(graph)
-        fresh = allocator.fresh_bytes(plan) if device_type == "cpu" else 0.0
-        return cls(table, mode, batch_size, modules, fresh, float(weights), peak_bytes(plan), plan,
+        replay = allocator.replayed(plan) if device_type == "cpu" else None
+        return cls(table, mode, batch_size, modules, replay, float(weights), peak_bytes(plan), plan,
                    _not_modelled(graph), _uncounted(graph), float(values), trained, graph.branches)
 
 

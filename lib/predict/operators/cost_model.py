@@ -46,17 +46,20 @@ class CostModel:
     scaling: Scaling | None = None
 
     def predict(self, table: pd.DataFrame) -> pd.DataFrame:
-        """Return ``predicted_ms, low_ms, high_ms, predicted_gbps, out_of_range, origin`` for each row of a ``sweep`` table.
+        """Return ``predicted_ms, low_ms, high_ms, predicted_gbps, out_of_range, origin, part`` for rows of a ``sweep`` table.
 
-        ``origin`` names the device whose kernels an answer was trained on where that is another one, else it is empty. Raises
-        InputError for a family or pass that the model was not trained on.
+        ``part`` is the one that answered (for gradients: that of forward kernels); ``origin`` names the device whose kernels it
+        was trained on where that is another one, else it is empty. Raises InputError for a family or pass that the model was
+        not trained on.
         """
         row = features.columns(table)
-        predicted, half, outside, origin = self._answers(row, table["pass"].to_numpy(str))
+        names = self._names(row, table["pass"].to_numpy(str))
+        predicted, half, outside, origin = self._answers(row, names)
+        parts = {name: self.answering(name) for name in set(names.tolist())}
         low_ms, high_ms = predicted * np.exp(-half), predicted * np.exp(half)
         return pd.DataFrame({"predicted_ms": predicted, "low_ms": low_ms, "high_ms": high_ms,
-                             "predicted_gbps": row["bytes"] / predicted / 1e6, "out_of_range": outside, "origin": origin},
-                            index=table.index)
+                             "predicted_gbps": row["bytes"] / predicted / 1e6, "out_of_range": outside, "origin": origin,
+                             "part": [parts[name] for name in names.tolist()]}, index=table.index)
 
     def predict_one(self, op: str, parameters: Row, flops: float, moved: float,
                     passes: str = "forward") -> tuple[float, float, float]:
@@ -72,9 +75,12 @@ class CostModel:
             (predicted,), (half,), _, _ = self._answer(name, row)
         return float(predicted), float(predicted * np.exp(-half)), float(predicted * np.exp(half))
 
-    def _answers(self, row: Row, passes: np.ndarray) -> Answer:
-        """Return what ``_answer`` does, and an origin each, for columns of any parts."""
-        names = np.char.add(np.char.add(inputs.groups(row, self.chip).astype(str), " "), passes)
+    def _names(self, row: Row, passes: np.ndarray) -> np.ndarray:
+        """Return the name of the part that is of each row's group and pass."""
+        return np.char.add(np.char.add(inputs.groups(row, self.chip).astype(str), " "), passes)
+
+    def _answers(self, row: Row, names: np.ndarray) -> Answer:
+        """Return what ``_answer`` does, and an origin each, for columns of any parts, by their names."""
         missing = [name for name in np.unique(names) if self._lacks(name)]
         names = np.where(np.isin(names, missing) & gradients.convolves(row), _GRADIENTS, names)
         predicted, half, outside = np.empty(len(names)), np.empty(len(names)), np.empty(len(names), bool)
@@ -95,7 +101,7 @@ class CostModel:
         predicted, weighed = np.zeros(len(row["op"])), np.zeros(len(row["op"]))
         origin = np.full(len(row["op"]), "", object)
         for places, kernel in gradients.of(row, self.chip):
-            ms, half, _, device = self._answers(kernel, np.full(len(places), "forward"))
+            ms, half, _, device = self._answers(kernel, self._names(kernel, np.full(len(places), "forward")))
             predicted[places] += ms
             weighed[places] += ms * half
             origin[places] = np.where(device == "", "its forward kernels", device)

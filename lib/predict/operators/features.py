@@ -212,12 +212,12 @@ _ABSENT: dict[str, Any] = {**dict.fromkeys(NUMBERS, 1), **dict.fromkeys(ZEROS, 0
 
 def columns(table: pd.DataFrame) -> Row:
     """Return the columns of a ``sweep`` table as what features are made of; InputError lists the families that have any."""
-    unknown = set(table["op"]) - set(GROUP_OF)
+    texts = {name: table[name].to_numpy(object) if name in table else np.full(len(table), "", object) for name in TEXTS}
+    unknown = set(texts["op"]) - set(GROUP_OF)
     if unknown:
         raise InputError(f"no features for {choices(sorted(unknown))}; there are: {choices(GROUP_OF)}")
     numbers = table.reindex(columns=list(_ABSENT)).to_numpy(float, na_value=np.nan)
     numbers = np.where(np.isnan(numbers), np.array(list(_ABSENT.values()), float), numbers)
-    texts = {name: table[name].to_numpy(object) if name in table else np.full(len(table), "", object) for name in TEXTS}
     return {**dict(zip(_ABSENT, numbers.T, strict=True)), **texts,
             **{name: table[name].to_numpy(float) for name in ("flops", "bytes")}}
 

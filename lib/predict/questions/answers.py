@@ -10,7 +10,7 @@ import pandas as pd
 from lib.errors import InputError, choices, one_line
 from lib.predict import registry
 from lib.predict.advice import advise
-from lib.predict.advice.query import CapturedQuery, Query, look_ahead
+from lib.predict.advice.query import CapturedQuery, Query
 from lib.predict.networks.work import Work
 from lib.predict.questions.questions import Question
 from lib.predict.registry import Predictor
@@ -95,9 +95,9 @@ class _Captured:
         return self._network().under(batch_size=batch_size)
 
     def look_ahead(self, batches: set[int]) -> None:
-        """Get the work of a CPU at several batches side by side, see ``query.look_ahead``."""
-        if len(batches) > 1 and len(self._several) > _FEW:
-            look_ahead(lambda batch: self.work(batch, "cpu"), sorted(batches))
+        """Get the work of a CPU at its batches: their allocations are repeated beside what is done with the first."""
+        for batch in sorted(batches):
+            self.work(batch, "cpu")
 
     def work(self, batch_size: int, device_type: str) -> Work | Exception:
         """Return the work at a batch on a device type, or why there is none."""

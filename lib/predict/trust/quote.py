@@ -6,15 +6,12 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-import pandas as pd
-
 from lib.measure import archive
 from lib.measure.statistics import VERDICTS
 from lib.predict.composed.features import Condition
 from lib.predict.networks import kinds
 from lib.predict.networks.composition import Estimate
 from lib.predict.networks.work import Work
-from lib.predict.operators import features, inputs
 from lib.predict.registry import Predictor
 from lib.predict.transfer_cpu import CALIBRATED
 from lib.predict.trust import held_out
@@ -132,8 +129,7 @@ def _of_calibration(predictor: Predictor, mode: str, memory: str) -> Quote:
 def _of_operators(predictor: Predictor, passes: Estimate) -> Quote:
     """Return the mean errors of the model's parts, by their shares of the time: no network was measured on the device."""
     table, model = passes.operators, predictor.model
-    names = pd.Series(inputs.groups(features.columns(table), model.chip), index=table.index) + " " + table["pass"]
-    times = (table["predicted_ms"] * table["calls"]).groupby(names.map(model.answering)).sum().sort_values(ascending=False)
+    times = (table["predicted_ms"] * table["calls"]).groupby(table["part"]).sum().sort_values(ascending=False)
     shares = times / times.sum()
     rows = {name: held_out.of_part(model, name) for name in shares.index if model.parts[name].scores}
     scored = shares[list(rows)]
