@@ -147,7 +147,8 @@ def _replays() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(1)  # one after another: each takes all processors
 
 
-os.register_at_fork(after_in_child=_replays.cache_clear)  # a copy of this process has none of its threads
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_replays.cache_clear)  # a copy of this process has none of its threads
 
 
 def _weights(graph: Graph) -> list[TensorSpec]:

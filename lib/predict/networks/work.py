@@ -36,7 +36,7 @@ def key_of(row: Mapping[str, Any]) -> tuple:
 class Work:
     """What one pass or step of a network runs, memory in bytes.
 
-    ``replay`` is still at its allocations when the work is used for other things; None where no memory comes fresh.
+    ``replay`` gives ``fresh_bytes``: its allocations are repeated in the background; None where no memory comes fresh, on GPUs.
 
     ``table`` has a row a distinct operator: ``sweep`` columns (``dtype``: of its first floats), ``calls``, of them
     ``backward_calls``, and ``covered``, whether a family knows it. ``not_modelled`` says what no model is of: operators without
