@@ -338,6 +338,20 @@ def test_an_answer_of_kernels_quotes_its_operators_by_their_share_of_the_time():
     assert "(by any-gpu): MAPE" in captured.quote(unseen, item, unseen.estimate(item)).words
 
 
+def test_what_a_sibling_answers_for_has_the_errors_on_gpus_left_out():
+    """The L40S errs little on its own unseen shapes; those are not the RTX 4090's."""
+    any_gpu = registry.load(registry.model_files(shipped=True)["any-gpu", "bf16"])
+    own, other = registry.for_devices(["l40s", "rtx-4090"], "bf16", shipped=True)
+    assert own.model.parts["gemm forward"].scores["mape"] < other.model.parts["gemm forward"].scores["mape"]
+    assert other.model.parts["gemm forward"].scores == any_gpu.parts["gemm forward"].scores
+    row = held_out.of_part(other.model, "gemm forward")
+    assert (row["device"], row["left_out"]) == ("l40s", "GPUs, one after another")
+    assert held_out.of_part(own.model, "gemm forward")["left_out"] == "shapes, in folds"
+    (alike,) = registry.for_devices(["l40s"], "fp16", shipped=True)
+    assert alike.model.parts["gemm forward"].scores == own.model.parts["gemm forward"].scores, "the card itself, in bf16"
+    assert held_out.of_part(alike.model, "gemm forward")["left_out"] == "shapes, in folds"
+
+
 def test_answers_to_many_questions_and_the_command_line_hold_the_line(capsys):
     several = answers.answers(questions.of_table(pd.DataFrame({"model": ["simple_cnn", "no_such"], "device": "t4"})))
     assert set(quote.COLUMNS) <= set(several.columns)

@@ -6,7 +6,7 @@ bandwidth a memory-bound kernel comes, and the launch is the model's own.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,14 +33,15 @@ def gpu_model(vendor: VendorDevice, dtype: str, files: Files, load: Callable[[Pa
     first = donors[0]
     model = replace(first, parts=dict(first.parts))
     if (first.device, first.facts["dtype"]) != (vendor.id, dtype):
-        model = first.on(vendor, dtype)
+        model = replace(first.on(vendor, dtype), parts=_borrowed(first, vendor, dtype, donors))
     for donor in donors:
         if donor.facts["latency_type"] == model.facts["latency_type"]:
-            for name, part in donor.on(vendor, dtype).parts.items():
+            for name, part in _borrowed(donor, vendor, dtype, donors).items():
                 model.parts.setdefault(name, part)
     rated = next((donor for donor in donors if _MEMORY in donor.parts), None)
     if _MEMORY not in model.parts and rated:
-        model.parts[_MEMORY] = _rates(rated, vendor, dtype, model.facts["launch_ms"])
+        memory = _borrowed(rated, vendor, dtype, donors)[_MEMORY]
+        model.parts[_MEMORY] = _rates(memory, model.facts["launch_ms"])
     if _MEMORY in model.parts:
         model.parts[_WINDOW] = _window(model.parts[_MEMORY])
     return model
@@ -64,12 +65,24 @@ def siblings(vendor: VendorDevice) -> list[str]:
     return [other.id for other in sorted(same, key=distance)]
 
 
-def _rates(donor: CostModel, vendor: VendorDevice, dtype: str, launch_ms: float) -> Part:
+def _borrowed(donor: CostModel, vendor: VendorDevice, dtype: str, several: Sequence[CostModel]) -> dict[str, Part]:
+    """Return a donor's parts applied to a GPU, with the scores that stand for GPUs which trained nothing: those of any GPU.
+
+    A sibling's own scores are of its own unseen shapes; a GPU's own, of another element type, stay.
+    """
+    parts = donor.on(vendor, dtype).parts
+    if donor.device == vendor.id:
+        return parts
+    of_any = (ANY_GPU, donor.facts["dtype"])
+    left_out = next((other.parts for other in several if (other.device, other.facts["dtype"]) == of_any), {})
+    return {name: replace(part, scores=left_out[name].scores if name in left_out else {}) for name, part in parts.items()}
+
+
+def _rates(part: Part, launch_ms: float) -> Part:
     """Return the rates of another way of timing, with the launch of this one; nothing else of it carries over.
 
     A byte takes no less than at the full bandwidth: an isolated kernel reads some of its bytes from a cache.
     """
-    part = donor.on(vendor, dtype).parts[_MEMORY]
     cost = _cost(part)
     costs = {name: cost[name] if name.endswith(("_rows", "_blocks")) else 0.0 for name in cost} | {"call": launch_ms}
     costs |= {f"{name}_ms": max(_rate(cost, name), 1.0) for name in MOVING}

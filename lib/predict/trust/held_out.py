@@ -218,10 +218,11 @@ def of_operators(model: CostModel) -> Iterator[Row]:
 
 
 def of_part(model: CostModel, name: str) -> Row:
-    """Return the row of one part of a model; of one that is borrowed, what it was held out from where it was trained."""
+    """Return the row of one part of a model; of one that another GPU's kernels trained, the errors on GPUs left out."""
     part, (group, _, passes) = model.parts[name], name.partition(" ")
     trained_on = part.origin or model.device
-    left_out = "GPUs, one after another" if trained_on.startswith(ANY_GPU) else "shapes, in folds"
+    of_others = model.device == ANY_GPU or (model.chip is not None and trained_on.partition(" ")[0] != model.device)
+    left_out = "GPUs, one after another" if of_others else "shapes, in folds"
     costs = dict(zip(getattr(part.regressor, "terms", ()), getattr(part.regressor, "costs", ()), strict=True))
     if costs.get("before", 0.0) > 0:  # calls that were measured earlier, which no user's call has
         left_out += ", their place in the published table known"
