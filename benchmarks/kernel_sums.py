@@ -27,7 +27,7 @@ def _medians(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def sums(table: pd.DataFrame) -> Iterator[dict]:
-    """Yield ``device, mode, network, kind, latency_ms, predicted_ms`` of ``whole_networks``; steps without optimizer."""
+    """Yield a row a network of ``whole_networks``: measured and predicted ms, and an interval; steps without optimizer."""
     predictors = {device: registry.predictor(device, "fp16") for device in table["device"].unique()}
     for row in track(table.to_dict("records"), "networks"):
         sample = f"3x{row['image_size']}x{row['image_size']}"
@@ -38,9 +38,10 @@ def sums(table: pd.DataFrame) -> Iterator[dict]:
             print(f"   {row['network']}: {error}")
             continue
         if abs((work.weight_bytes / 4 - work.input_values) / 1e6 / row["parameters_m"] - 1) < _ALIKE:
-            predicted_ms = predictors[row["device"]].estimate(work).predicted_ms
+            answer = predictors[row["device"]].estimate(work)
             yield {"device": row["device"], "mode": row["mode"], "network": row["network"], "kind": kinds.of_work(work.table),
-                   "latency_ms": row["latency_ms"], "predicted_ms": predicted_ms}
+                   "latency_ms": row["latency_ms"], "predicted_ms": answer.predicted_ms, "low_ms": answer.low_ms,
+                   "high_ms": answer.high_ms}
 
 
 def main() -> None:
@@ -54,6 +55,7 @@ def main() -> None:
     for (device, mode), own in rows.groupby(["device", "mode"]):
         for kind, part in [*own.groupby("kind"), ("all", own)]:
             found = score(part["latency_ms"].to_numpy(), part["predicted_ms"].to_numpy())
+            inside = part["latency_ms"].between(part["low_ms"], part["high_ms"]).mean() * 100
             bias = (part["predicted_ms"] / part["latency_ms"] - 1).mean() * 100
             print(f"   {device:20} {mode} {kind:12} MAPE {found['mape']:.1f} %, median {found['median']:.1f}, "
-                  f"bias {bias:+.1f}, n {len(part)}", flush=True)
+                  f"bias {bias:+.1f}, {inside:.0f} % inside the interval, n {len(part)}", flush=True)
