@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
 
-.PHONY: report test check elsewhere lab dashboard bench lint clean
+.PHONY: report test check nightly elsewhere lab dashboard bench lint clean
 .DEFAULT_GOAL := report
 
 $(READY): requirements.txt pyproject.toml
@@ -21,11 +22,17 @@ report: $(READY)
 
 # Lint, tests, and every notebook once in quick mode on the reference data, whose key numbers must reproduce.
 test: lint
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(PYTEST)
 
 # Lint and the unit tests: what is worth running after every change.
 check: lint
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not elsewhere"
+	$(PYTEST) -m "not slow and not nightly and not elsewhere"
+
+# All tests: also long fuzz, kills in many rounds, browsers, a cluster of two nodes, every benchmark at its smallest sizes, and
+# the emulated machine.
+nightly: lint
+	HYPOTHESIS_PROFILE=nightly $(PYTEST) -m "not elsewhere"
+	$(MAKE) elsewhere
 
 # The key numbers and the measuring notebooks on another machine, emulated, beside a busy neighbour.
 elsewhere: $(READY)

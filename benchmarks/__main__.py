@@ -1,5 +1,9 @@
-"""The benchmarks of ``make bench``: ``python -m benchmarks [name ...]``. Timings; none of them is a pass or a fail."""
+"""The benchmarks of ``make bench``: ``python -m benchmarks [name ...]``. Timings; none of them is a pass or a fail.
 
+``--toy`` runs each at the sizes of its TOY, to see that it still works; its figures then say nothing.
+"""
+
+import argparse
 import sys
 import time
 
@@ -11,6 +15,7 @@ from benchmarks import (
     finetune,
     kernel_sums,
     learning,
+    machines,
     overhead,
     peers,
     power,
@@ -27,18 +32,25 @@ from benchmarks import (
 
 BENCHMARKS = {module.__name__.rpartition(".")[2]: module for module in (
     startup, questions, overhead, power, peers, repeat, sweep, fake_devices, faults, composition, learning, prediction, public,
-    kernel_sums, schedule, queue_placement, doors, finetune, queue)}
+    kernel_sums, schedule, queue_placement, doors, finetune, queue, machines)}
+BY_NAME_ALONE = {"machines"}  # it takes more than an hour
 
 
-def main(names: list[str]) -> int:
+def main(words: list[str]) -> int:
     """Run the named benchmarks, or all; return 2 for an unknown name."""
-    unknown = set(names) - set(BENCHMARKS)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="name", help=", ".join(BENCHMARKS))
+    parser.add_argument("--toy", action="store_true", help="at the smallest sizes")
+    options = parser.parse_args(words)
+    unknown = set(options.names) - set(BENCHMARKS)
     if unknown:
         print(f"error: no benchmark {', '.join(sorted(unknown))}; there are: {', '.join(BENCHMARKS)}", file=sys.stderr)
         return 2
-    for name in names or BENCHMARKS:
+    for name in options.names or [name for name in BENCHMARKS if name not in BY_NAME_ALONE]:
         begin = time.monotonic()
         print(f"== {name}: {BENCHMARKS[name].__doc__.splitlines()[0]}", flush=True)
+        for size, value in (BENCHMARKS[name].TOY if options.toy else {}).items():
+            setattr(BENCHMARKS[name], size, value)
         BENCHMARKS[name].main()
         print(f"   ({time.monotonic() - begin:.0f} s)\n", flush=True)
     return 0

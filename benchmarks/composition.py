@@ -13,6 +13,9 @@ from lib.measure.networks.case import Case
 NETWORKS = """resnet18 resnet50 mobilenet_v2 mobilenet_v3_small mobilenet_v3_large shufflenet_v2_x1_0 squeezenet1_1 densenet121
     googlenet efficientnet_b0 mnasnet1_0 regnet_y_400mf regnet_x_400mf vgg11 alexnet convnext_tiny swin_t vit_b_32 inception_v3
     resnext50_32x4d""".split()
+CASES = (("infer", 8), ("infer", 1), ("train", 8))  # mode and batch size of what is composed
+ROUNDS = 6
+TOY = {"NETWORKS": ["squeezenet1_1"], "CASES": (("infer", 1),), "ROUNDS": 1}
 CPU = torch.device("cpu")
 
 
@@ -68,10 +71,10 @@ def keep(mode: str, batch_size: int) -> None:
           f"{max(gains):.2f} at most")
 
 
-def compose(names: list[str], mode: str, batch_size: int, rounds: int = 6) -> None:
+def compose(names: list[str], mode: str, batch_size: int) -> None:
     """Print for each network the ratio of its operators' sum to itself, in each state of the caches."""
     begin = time.monotonic()
-    cases, kinds = operator_sum.compose([Case(name, mode, batch_size) for name in names], CPU, rounds)
+    cases, kinds = operator_sum.compose([Case(name, mode, batch_size) for name in names], CPU, ROUNDS)
     print(f"   {mode}, batch {batch_size}: {len(kinds)} distinct operators, {time.monotonic() - begin:.0f} s")
     for row in cases.itertuples():
         print(f"      {row.network:20} {row.network_ms:8.1f} ms (IQR {row.network_iqr_pct:3.0f} %, {row.usual_share:4.0%} "
@@ -86,9 +89,8 @@ def main() -> None:
     """Cover, keep, then compose inference at batch 8 and 1, then training steps at batch 8."""
     cover()
     keep("infer", 8)
-    compose(NETWORKS, "infer", 8)
-    compose(NETWORKS, "infer", 1)
-    compose(NETWORKS, "train", 8)
+    for mode, batch_size in CASES:
+        compose(NETWORKS, mode, batch_size)
 
 
 if __name__ == "__main__":

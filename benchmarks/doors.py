@@ -14,6 +14,7 @@ from tests.doors import Door, LetThroughError
 from tests.test_doors import DOORS
 
 HOURS = float(os.environ.get("LIB_FUZZ_HOURS", "1"))
+TOY = {"HOURS": 0.003}
 _AT_ONCE = 200
 
 

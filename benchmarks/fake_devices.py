@@ -16,6 +16,7 @@ from lib.measure.operators import aggregate, sweep, visitor
 from tests import fake_gpus
 
 COUNT, REPEATS, SEVERAL = 40, 3, (1, 2, 4)
+TOY = {"COUNT": 3, "REPEATS": 1, "SEVERAL": (1, 2)}
 
 
 def _sweep(devices: int, name: str) -> dict[str, float]:

@@ -6,15 +6,18 @@ from pathlib import Path
 from tests import killed, writers
 from tests.interrupted import cut_again_and_again
 
+SWEEP_KILLS, CONFIGURATIONS, ROUNDS, WRITER_KILLS, JOB_KILLS = 20, 120, 300, 334, 1000
+TOY = {"SWEEP_KILLS": 1, "CONFIGURATIONS": 6, "ROUNDS": 2, "WRITER_KILLS": 2, "JOB_KILLS": 4}
+
 
 def main() -> None:
-    """Print what was left after 20 kills of a sweep, rounds of 2, 4 and 8 writers, and 1,000 early kills of each."""
+    """Print what was left after kills of a sweep, rounds of 2, 4 and 8 writers, and early kills of each."""
     with tempfile.TemporaryDirectory() as home:
         print("   " + ", ".join(f"{name} {value}" for name, value in
-                                cut_again_and_again(Path(home), kills=20, count=120, seed=0).items()))
-    for scene, left in writers.run("sweep", "matrix", "networks", "--rounds", 300, "--kills", 334).items():
+                                cut_again_and_again(Path(home), kills=SWEEP_KILLS, count=CONFIGURATIONS, seed=0).items()))
+    for scene, left in writers.run("sweep", "matrix", "networks", "--rounds", ROUNDS, "--kills", WRITER_KILLS).items():
         print(f"   {scene}: " + ", ".join(f"{name} {value}" for name, value in left.items()))
-    summary = killed.in_a_process("tests.killed", 1000)
+    summary = killed.in_a_process("tests.killed", JOB_KILLS)
     print("   runs of jobs: " + ", ".join(f"{name} {value}" for name, value in summary.items()))
 
 

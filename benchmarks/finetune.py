@@ -20,6 +20,7 @@ from lib.finetune.devices import ALONE
 from lib.measure import statistics
 
 ROUNDS, SAMPLES = 60, 100  # rounds of one epoch each, samples a class
+TOY = {"ROUNDS": 1, "SAMPLES": 8}
 CPU = torch.device("cpu")
 
 
@@ -145,22 +146,22 @@ class Peer:
         return self.seconds
 
 
-def main(rounds: int = ROUNDS, samples: int = SAMPLES) -> None:
+def main() -> None:
     """Print the median step of each, and the ratios of epochs of the same round with their intervals."""
     config = TrainConfig(root="synthetic:pathmnist", model_flavour="params/tiny_vit", loss_name="cross_entropy", batch_size=64,
-                         load_pretrained=False, num_workers=0, epochs=rounds + 1, optimizer="adamw", warmup_ratio=0.0,
-                         autocast_dtype="fp32", max_datapoints_per_class=samples)
+                         load_pretrained=False, num_workers=0, epochs=ROUNDS + 1, optimizer="adamw", warmup_ratio=0.0,
+                         autocast_dtype="fp32", max_datapoints_per_class=SAMPLES)
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         home = Path(folder)
         with contextlib.redirect_stdout(io.StringIO()):
             ours = Ours(config, home, stack, profile=False)
             profiled = Ours(config, home, stack, profile=True)
         batches = ours.run.batches.batches
-        contenders = {"bare PyTorch": Bare(config, ours, (rounds + 1) * batches), "fine-tune": ours,
-                      "fine-tune, profiled": profiled, "Hugging Face Trainer": Peer(config, ours, home, rounds + 1)}
+        contenders = {"bare PyTorch": Bare(config, ours, (ROUNDS + 1) * batches), "fine-tune": ours,
+                      "fine-tune, profiled": profiled, "Hugging Face Trainer": Peer(config, ours, home, ROUNDS + 1)}
         seconds = {name: [one.epoch()] for name, one in contenders.items()}  # warm-up, left out
         order = random.Random(0)
-        for _ in range(rounds):
+        for _ in range(ROUNDS):
             for name in order.sample(sorted(contenders), len(contenders)):
                 seconds[name].append(contenders[name].epoch())
         contenders["Hugging Face Trainer"].thread.join()
@@ -168,10 +169,10 @@ def main(rounds: int = ROUNDS, samples: int = SAMPLES) -> None:
         same = all(torch.equal(value, bare[name]) for name, value in ours.run.trainer.model.state_dict().items())
     taken = {name: np.array(values[1:]) for name, values in seconds.items()}
     for name, values in taken.items():
-        print(f"   {name}: {plain.median(values) / batches * 1e3:.2f} ms a step, {rounds} epochs of {batches} steps")
+        print(f"   {name}: {plain.median(values) / batches * 1e3:.2f} ms a step, {ROUNDS} epochs of {batches} steps")
     for name, other in (("fine-tune", "bare PyTorch"), ("fine-tune, profiled", "bare PyTorch"),
                         ("Hugging Face Trainer", "bare PyTorch"), ("fine-tune", "Hugging Face Trainer")):
         ratios = taken[name] / taken[other]
         low, high = statistics.bootstrap(ratios)
-        print(f"   {name} / {other}: {np.median(ratios):.4f} [{low:.4f}, {high:.4f}] at 95 %, {rounds} rounds")
+        print(f"   {name} / {other}: {np.median(ratios):.4f} [{low:.4f}, {high:.4f}] at 95 %, {ROUNDS} rounds")
     print(f"   weights of the fine-tune and of the bare loop after all rounds: {'equal, bit for bit' if same else 'DIFFERENT'}")

@@ -4,7 +4,9 @@ from collections.abc import Iterator
 
 import pandas as pd
 
+from lib import paths
 from lib.errors import InputError
+from lib.measure.published import whole_networks
 from lib.predict import registry
 from lib.predict.advice.query import CapturedQuery, Query
 from lib.predict.composed import evaluation
@@ -14,6 +16,9 @@ from lib.progress import track
 
 _TORCH = {"infer rtx-3090": "2.4.0", "infer rtx-4090": "2.4.0", "infer rtx-pro-6000-max-q": "2.9.1",
           "train rtx-3090": "1.12"}  # of the table that is scored of each card
+TIMM = paths.ROOT.parent / "shared" / "data" / "timm"
+MOST = 1_000  # families of each card
+TOY = {"MOST": 1}
 _ALIKE = 0.05  # of the stated parameters, beyond which timm built another network (with merged branches)
 
 
@@ -23,7 +28,8 @@ def _medians(table: pd.DataFrame) -> pd.DataFrame:
                 & (table["torch"] == (table["mode"] + " " + table["device"]).map(_TORCH))
                 & ~evaluation.is_final(table["module"])].sort_values("latency_ms")
     families = own.groupby(["device", "mode", "module"])
-    return own[families.cumcount() == families["network"].transform("size") // 2]
+    medians = own[families.cumcount() == families["network"].transform("size") // 2]
+    return medians.groupby(["device", "mode"]).head(MOST)
 
 
 def sums(table: pd.DataFrame) -> Iterator[dict]:
@@ -46,6 +52,8 @@ def sums(table: pd.DataFrame) -> Iterator[dict]:
 
 def main() -> None:
     """Print the errors by card, mode and kind of network."""
+    if TIMM.is_dir():
+        whole_networks.bring_in(TIMM)
     try:
         table = evaluation.tables()
     except InputError as error:

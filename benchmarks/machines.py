@@ -36,6 +36,8 @@ UNSEEN = ("alexnet", "inception_v3", "mobilenet_v2", "maxvit_t", "benchmarks.mac
           "benchmarks.machines:Pyramid")
 OTHERS = ("googlenet", "efficientnet_b1", "efficientnet_v2_s", "regnet_x_1_6gf", "regnet_y_800mf", "vgg13", "vit_b_32")
 KEYS = ["network", "mode", "batch_size"]
+BUDGET_S, NETWORKS = 120.0, (*UNSEEN, *OTHERS)
+TOY = {"BUDGET_S": 10.0, "NETWORKS": ("alexnet",), "MACHINES": MACHINES[-2:-1]}
 
 
 class Encoder(nn.Sequential):
@@ -165,9 +167,9 @@ def _run(emulated: str, options: argparse.Namespace, folder: Path) -> Path:
 def main(arguments: list[str] | None = None) -> None:
     """Run the machines that this host can emulate, and print a table."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--budget-s", type=float, default=120.0, help="of a calibration")
+    parser.add_argument("--budget-s", type=float, default=BUDGET_S, help="of a calibration")
     parser.add_argument("--machines", nargs="+", choices=MACHINES, default=list(MACHINES))
-    parser.add_argument("--networks", nargs="+", default=[*UNSEEN, *OTHERS])
+    parser.add_argument("--networks", nargs="+", default=list(NETWORKS))
     parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args([] if arguments is None else arguments)
     if options.child:

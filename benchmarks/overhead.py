@@ -9,20 +9,20 @@ import torch
 
 from benchmarks import training_epoch
 from lib.measure import statistics, timing
-from lib.measure.training.profiler import profiler
+from lib.measure.training import profiler
 from lib.work import workloads
 from lib.work.training import Options, Trainer
 
-PAIRS, BATCHES = 150, 5
-CONSTANTS = ("run_id", "workload_id", "dataset", "model", "task_type", "split", "device_type", "device_index", "num_workers",
-             "precision", "threads", "sync", "data_source", "hardware_id", "software_id")
+PAIRS, BATCHES, DRAWS = 150, 5, 320
+TOY = {"PAIRS": 3, "BATCHES": 1, "DRAWS": 25}
 
 
 def main() -> None:
     """Print the ratio of the two, with its interval."""
     epoch = training_epoch.prepare(BATCHES)
-    constants = dict.fromkeys(CONSTANTS, "constant")
-    with tempfile.TemporaryDirectory() as folder, profiler(Path(folder) / "rows.csv", constants, epoch.device) as observer:
+    constants = profiler.constants("overhead", epoch.task.workload, "train", epoch.device, 0, "fp32", "synthetic")
+    with (tempfile.TemporaryDirectory() as folder,
+          profiler.profiler(Path(folder) / "rows.csv", constants, epoch.device) as observer):
         for _ in range(5):
             epoch(), epoch(observer)
         result = timing.compare(lambda: epoch(observer), epoch, PAIRS)
@@ -48,5 +48,5 @@ def _extra(task: workloads.Task, device: torch.device, observer) -> tuple[float,
         trainer.train(data, watching)
         return (time.perf_counter() - begin) / len(data) * 1e6
 
-    extra = np.array([batch_us(observer) - batch_us(None) for _ in range(320)][20:])
+    extra = np.array([batch_us(observer) - batch_us(None) for _ in range(DRAWS)][20:])
     return float(np.median(extra)), *statistics.bootstrap(extra)

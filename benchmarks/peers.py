@@ -34,6 +34,7 @@ int main(int argc, char **argv) {
 """
 CPU = torch.device("cpu")
 PAIRS = 60
+TOY = {"PAIRS": 2}
 REST_S = 0.02
 
 

@@ -12,6 +12,7 @@ from lib.measure.energy import meters
 from lib.measure.energy.windows import Recorder
 
 PAIRS, BATCHES = 25, 10
+TOY = {"PAIRS": 2, "BATCHES": 1}
 _DRIVER_S = 0.0004  # of a power and an energy reading by NVML: some thousands of power readings a second were published
 
 

@@ -14,6 +14,10 @@ from lib.predict.networks import work
 from lib.work import networks
 from lib.work.graph import families
 
+SINGLES, ROWS, ESTIMATES, RUNS = 200, 20_000, 20, 3
+NETWORKS = (("resnet50", 16), ("efficientnet_b0", 8), ("vit_b_16", 1))
+TOY = {"SINGLES": 2, "ROWS": 100, "ESTIMATES": 1, "RUNS": 1, "NETWORKS": (("squeezenet1_1", 1),)}
+
 
 def _median_us(call: Callable[[], object], repeats: int) -> float:
     taken = []
@@ -35,15 +39,15 @@ def main() -> None:
         row = rows.iloc[0].to_dict()
         given = {name: row[name] for name in families.family(family).parameters if not pd.isna(row[name])}
         single = _median_us(lambda given=given, row=row, family=family: one.model.predict_one(
-            family, given, row["flops"], row["bytes"]), 200)
-        many = pd.concat([rows] * (20_000 // len(rows) + 1)).head(20_000).reset_index(drop=True)
+            family, given, row["flops"], row["bytes"]), SINGLES)
+        many = pd.concat([rows] * (ROWS // len(rows) + 1)).head(ROWS).reset_index(drop=True)
         batched = _median_us(lambda many=many: one.model.predict(many), 3) / len(many)
-        print(f"   {family:12} one prediction {single:.0f} µs; a row of 20,000: {batched:.2f} µs")
-    for name, batch in (("resnet50", 16), ("efficientnet_b0", 8), ("vit_b_16", 1)):
+        print(f"   {family:12} one prediction {single:.0f} µs; a row of {ROWS:,}: {batched:.2f} µs")
+    for name, batch in NETWORKS:
         item = work.captured(networks.network(name, batch), "infer")
-        print(f"   {name:16} after capture: {_median_us(lambda item=item: one.estimate(item), 20) / 1e3:.2f} ms")
+        print(f"   {name:16} after capture: {_median_us(lambda item=item: one.estimate(item), ESTIMATES) / 1e3:.2f} ms")
     taken = []
-    for _ in range(3):
+    for _ in range(RUNS):
         begin = time.perf_counter()
         subprocess.run([sys.executable, "-m", "lib", "advise", "resnet50", "--batch-size", "16", "--json", "--no-look"],
                        check=True, capture_output=True, cwd=paths.ROOT)

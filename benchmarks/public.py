@@ -22,6 +22,8 @@ from lib.predict.power import training as power_training
 from lib.predict.power.kinds import ATTENTION
 
 SHARED = paths.ROOT.parent / "shared" / "data"
+MOST = 1_000_000  # rows of a table
+TOY = {"MOST": 100}
 
 
 def _words(found: dict[str, float]) -> str:
@@ -45,7 +47,7 @@ def convolutions(tables: dict[str, pd.DataFrame]) -> None:
     """Print the error on unseen shapes of fp32 convolutions."""
     found = []
     for device, table in tables.items():
-        rows = usable(table[table["op"] == "conv2d"]).reset_index(drop=True)
+        rows = usable(table[table["op"] == "conv2d"]).reset_index(drop=True).head(MOST)
         if len(rows) < fitting.LEAST_ROWS:
             continue
         said = unseen(rows, Chip.of(load_devices()[device], "fp32"), shapes_of(rows))
@@ -63,7 +65,7 @@ def attention(path: Path | None) -> None:
         print(f"   skipped: {path} has no power of attention on the B200")
         return
     chip = Chip.of(load_devices()["b200"], "bf16")
-    _, scores = power_training.fit("b200", power_training.usable(tables["b200"], chip), chip, kind=ATTENTION)
+    _, scores = power_training.fit("b200", power_training.usable(tables["b200"], chip).head(MOST), chip, kind=ATTENTION)
     for row in scores[scores["family"].str.contains("long windows")].to_dict("records"):
         covered = f", 90 % intervals cover {row['cover']:.1f} %" if row["cover"] == row["cover"] else ""
         print(f"   watts of attention on the B200, {row['family']}: {row['learner']}: {_words(row)}{covered}", flush=True)

@@ -19,10 +19,12 @@ MODELS = ("resnet18", "resnet50", "mobilenet_v2", "efficientnet_b0", "densenet12
 BATCHES = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128)
 DEVICES = ("cpu", "t4", "p100-pcie-16gb", "v100-pcie-32gb", "a100-pcie-40gb", "a100-sxm-80gb", "h100-sxm", "h200-sxm", "l40s",
            "b200")
-TABLE = {"networks": 10, "batches": (8, 32), "devices": DEVICES[:5]}  # a file of 100 rows, in a process of its own
-FIRST = {"advise timm:convnext_tiny --device rtx-4090 --dtype fp16 --batch-size 256": 3,
-         "advise resnet50 --batch-size 16 --no-look": 3, "advise resnet50 --batch-size 16 --device cpu --no-look": 3,
-         "advise resnet50 --batch-size 16 --device t4": 3}
+TABLE = {"networks": 10, "batches": (8, 32), "devices": 5}  # a file of 100 rows, in a process of its own
+FIRST = ("advise timm:convnext_tiny --device rtx-4090 --dtype fp16 --batch-size 256",
+         "advise resnet50 --batch-size 16 --no-look", "advise resnet50 --batch-size 16 --device cpu --no-look",
+         "advise resnet50 --batch-size 16 --device t4")
+RUNS = 3
+TOY = {"MODELS": MODELS[:1], "BATCHES": (1, 2), "DEVICES": DEVICES[:2], "FIRST": FIRST[-1:], "RUNS": 1}
 
 
 def main() -> None:
@@ -33,11 +35,11 @@ def main() -> None:
     taken = time.perf_counter() - begin
     print(f"   {len(table):,} questions, {len(MODELS)} networks x {len(BATCHES)} batches x {len(DEVICES)} devices: "
           f"{taken:.1f} s, {taken / len(table) * 1e3:.1f} ms each; {(result['error'] != '').sum()} without an answer")
-    for line, times in FIRST.items():
-        _timed(line.split(), times)
+    for line in FIRST:
+        _timed(line.split(), RUNS)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "q.csv"
-        rows = product(MODELS[:TABLE["networks"]], TABLE["batches"], TABLE["devices"])
+        rows = product(MODELS[:TABLE["networks"]], TABLE["batches"], DEVICES[:TABLE["devices"]])
         pd.DataFrame(rows, columns=["model", "batch_size", "device"]).to_csv(path, index=False)
         _timed(["advise", "--questions", str(path), "--no-look"], 1)
 

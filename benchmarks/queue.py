@@ -1,13 +1,8 @@
-"""The queue of the dashboard while agents and server are killed, its API under 50 clients, a log to a page that reconnects.
-
-``python -m benchmarks.queue [RUNS AGENTS KILLS SECONDS]`` takes other sizes; the usual ones are 1,000 runs, 8 agents, 60 kills
-and 30 seconds of clients and of log.
-"""
+"""The queue of the dashboard while agents and server are killed, its API under 50 clients, a log to a page that reconnects."""
 
 import asyncio
 import json
 import random
-import sys
 import tempfile
 import time
 from contextlib import suppress
@@ -18,6 +13,8 @@ import numpy as np
 from tests import agents, killed_queue
 
 CLIENTS, LINES_A_S = 50, 1000
+RUNS, AGENTS, KILLS, SECONDS = 1000, 8, 60, 30.0
+TOY = {"RUNS": 4, "AGENTS": 1, "KILLS": 1, "SECONDS": 2.0, "CLIENTS": 2, "LINES_A_S": 20}
 HEADERS = {"Authorization": f"Bearer {agents.TOKEN}"}
 PATHS = ("/api/v1/runs?limit=50", "/api/v1/agents", "/api/v1/projects")
 
@@ -93,14 +90,14 @@ def load(folder: Path, count: int, seconds: float) -> None:
           f"{numbers == sorted(numbers)}")
 
 
-def main(runs: int = 1000, count: int = 8, kills: int = 60, seconds: float = 30.0) -> None:
+def main() -> None:
     """Print what became of the runs, the latencies, and the lines."""
     with tempfile.TemporaryDirectory() as home:
-        summary = killed_queue.run(Path(home), runs, count, kills, seed=0, silent_s=5.0, every_s=(1.0, 4.0), within_s=1800.0)
+        summary = killed_queue.run(Path(home), RUNS, AGENTS, KILLS, seed=0, silent_s=5.0, every_s=(1.0, 4.0), within_s=1800.0)
         print("   " + ", ".join(f"{name} {value}" for name, value in summary.items()))
     with tempfile.TemporaryDirectory() as home:
-        load(Path(home), count, seconds)
+        load(Path(home), AGENTS, SECONDS)
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+    main()

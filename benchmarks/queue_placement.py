@@ -7,6 +7,7 @@ from pathlib import Path
 from tests import placed
 
 JOBS, MEAN_S, SEEDS = 40, 0.4, range(5)
+TOY = {"JOBS": 6, "MEAN_S": 0.05, "SEEDS": range(1)}
 
 
 def main() -> None:

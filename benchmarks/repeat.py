@@ -17,6 +17,8 @@ shares = " ".join(f"{kind} {summary.unaccounted(summary.steady(part)):.3%}" for 
 print(run.run["step_median_ms"], run.run["verdict"], shares, run.run["reason"] or "-", sep="|")
 """
 BUDGET_S = 20
+WORKLOADS, CROWDED = tuple(definitions.workloads()), ("W1", "W3", "W6")
+TOY = {"BUDGET_S": 1, "WORKLOADS": ("W6",), "CROWDED": ("W6",)}
 
 
 def _run(workload: str, home: str) -> tuple[float, str, str, str]:
@@ -29,8 +31,8 @@ def _run(workload: str, home: str) -> tuple[float, str, str, str]:
 def main() -> None:
     """Print, for each workload, the two medians, how far apart they are, both verdicts and what the phases leave over."""
     with tempfile.TemporaryDirectory() as home:
-        first = {name: _run(name, home) for name in definitions.workloads()}
-        second = {name: _run(name, home) for name in definitions.workloads()}
+        first = {name: _run(name, home) for name in WORKLOADS}
+        second = {name: _run(name, home) for name in WORKLOADS}
         silent = 0
         for name, (one, verdict, shares, _) in first.items():
             two, again, _, reason = second[name]
@@ -41,7 +43,7 @@ def main() -> None:
         print(f"   pairs more than 3 % apart that both passed as stable: {silent} of {len(first)}")
         neighbour = subprocess.Popen([sys.executable, "-c", "while True: pass"])
         try:
-            for name in ("W1", "W3", "W6"):
+            for name in CROWDED:
                 median, verdict, _, reason = _run(name, home)
                 print(f"   {name} beside a busy process: {median:.1f} ms, {verdict} ({reason})")
         finally:

@@ -2,6 +2,7 @@
 
 import resource
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -15,7 +16,10 @@ from lib.schedule.problem import Problem
 from lib.schedule.simulation import compiled
 from lib.studies.scheduler_eval import comparison
 
-SIZES = ((50, 2), (200, 4), (1000, 36), (5000, 36))
+SIZES = ((50, 2), (200, 4), (1000, 36), (5000, 36))  # jobs, devices of each type
+ARRIVING, COMPILED, TIMED = (4000, 36), ((100_000, 334), (1_000_000, 3334)), (100_000, 334)
+DECIDED = (100_000, 3334)
+TOY = {"SIZES": ((10, 1),) * 4, "ARRIVING": (20, 1), "COMPILED": ((40, 2),), "TIMED": (40, 2), "DECIDED": (40, 2)}
 NAMES = ("fastest", "earliest-finish", "longest-first", "hybrid")
 GIVEN = paths.ROOT.parent / "shared" / "data" / "gavel" / "simulation_throughputs.json"
 
@@ -28,32 +32,33 @@ def rates() -> pd.DataFrame | None:
     return gavel.single(store.read(path, "throughputs")) if path.exists() else None
 
 
-def mixes(table: pd.DataFrame, sizes=SIZES) -> dict[str, comparison.Mix]:
-    return {f"{count} jobs, {devices} of each": partial(gavel.mix, table, count, devices) for count, devices in sizes}
+def mixes(table: pd.DataFrame, *chosen: int) -> dict[str, comparison.Mix]:
+    """Return the mixes of these of SIZES."""
+    return {f"{SIZES[one][0]} jobs, {SIZES[one][1]} of each": partial(gavel.mix, table, *SIZES[one]) for one in chosen}
 
 
 def makespan(table: pd.DataFrame) -> pd.DataFrame:
-    found = comparison.against_bound(mixes(table), NAMES)
+    found = comparison.against_bound(mixes(table, 0, 1, 2, 3), NAMES)
     return found.groupby(["mix", "policy"], sort=False)[["ratio", "headroom", "decide_s"]].agg(["mean", "max"])
 
 
 def completion(table: pd.DataFrame) -> pd.DataFrame:
-    return comparison.completion(mixes(table, SIZES[:3])).groupby(["mix", "policy"], sort=False)["ratio"].agg(["mean", "max"])
+    return comparison.completion(mixes(table, 0, 1, 2)).groupby(["mix", "policy"], sort=False)["ratio"].agg(["mean", "max"])
 
 
 def load(table: pd.DataFrame) -> pd.DataFrame:
-    found = comparison.under_load(lambda seed, load: gavel.mix(table, 4000, 36, seed, load), (0.8, 0.95))
+    found = comparison.under_load(lambda seed, load: gavel.mix(table, *ARRIVING, seed, load), (0.8, 0.95))
     return found.groupby(["load", "policy"], sort=False)[["mean_jct_s", "p99_jct_s", "mean_slowdown"]].mean()
 
 
 def noise(table: pd.DataFrame) -> pd.DataFrame:
     parts = [comparison.with_noise(draw, (0.1, 0.3, 0.5, 1.0)).assign(mix=name)
-             for name, draw in mixes(table, SIZES[2:]).items()]
+             for name, draw in mixes(table, 2, 3).items()]
     return pd.concat(parts).pivot_table("over_perfect", ["mix", "policy"], "sigma")
 
 
 def adversarial(table: pd.DataFrame) -> pd.DataFrame:
-    parts = [comparison.adversarial(draw).assign(mix=name) for name, draw in mixes(table, SIZES[2:]).items()]
+    parts = [comparison.adversarial(draw).assign(mix=name) for name, draw in mixes(table, 2, 3).items()]
     return pd.concat(parts).pivot_table("over_blind", "policy", "mix")
 
 
@@ -74,31 +79,32 @@ def scale(table: pd.DataFrame) -> pd.DataFrame:
     """Of 10^6 jobs on 10^4 devices, compiled; of fewer with the policies whose decisions are timed."""
     comparison.speed(gavel.mix(table, 10, 1, 0), ["fastest"], compiled=True)  # compiled, or read from the cache
     parts = []
-    for count, devices in ((100_000, 334), (1_000_000, 3334)):
+    for count, devices in COMPILED:
         for mix, asked in (("batch", gavel.mix(table, count, devices, 0)), ("load 0.9", arriving(table, count, devices, 0.9))):
             parts.append(comparison.speed(asked, compiled.NAMES, compiled=True).assign(
                 mix=mix, compiled=True, peak_mb=peak_mb()))
     names = [name for name in registry.POLICIES if name != "matching"]
-    parts.append(comparison.speed(gavel.mix(table, 100_000, 334, 0), names).assign(
+    parts.append(comparison.speed(gavel.mix(table, *TIMED, 0), names).assign(
         mix="batch", compiled=False, peak_mb=peak_mb()))
     return pd.concat(parts, ignore_index=True)
 
 
 def decision(table: pd.DataFrame) -> pd.DataFrame:
-    """One placement decision among 10,002 devices of three types, planning anew apart."""
-    asked = gavel.mix(table, 100_000, 3334, 0)
+    """One placement decision among the devices of DECIDED, of three types, planning anew apart."""
+    asked = gavel.mix(table, *DECIDED, 0)
     return comparison.speed(asked, ("hybrid", "first-come", "shortest-first", "earliest-finish"))
 
 
-def main() -> None:
+def main(names: Sequence[str] = ()) -> None:
+    """Print the tables of all parts, or of the named ones."""
     table = rates()
     if table is None:
         print("   skipped: python -m lib import gavel simulation_throughputs.json brings what it needs")
         return
     for what in (makespan, completion, load, noise, adversarial, scale, decision):
-        if set(sys.argv[1:]) <= {"schedule"} or what.__name__ in sys.argv[1:]:
+        if not names or what.__name__ in names:
             print(f"--- {what.__name__}", what(table).round(4).to_string(), sep="\n", flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -12,17 +12,19 @@ from lib.report import page, runner
 COMMANDS = {"python -c 'import lib'": ["-c", "import lib"], "python -c pass (for comparison)": ["-c", "pass"],
             "python -m lib --help": ["-m", "lib", "--help"],
             "python -m lib run --dry-run": ["-m", "lib", "run", "--dry-run", "--devices", "cpu"]}
+RUNS = 7
+TOY = {"RUNS": 1}
 
 
 def main() -> None:
     """Print medians of whole processes, and what the last runs of the notebooks took."""
     for name, words in COMMANDS.items():
         seconds = []
-        for _ in range(7):
+        for _ in range(RUNS):
             begin = time.perf_counter()
             subprocess.run([sys.executable, *words], check=True, capture_output=True, cwd=paths.ROOT)
             seconds.append(time.perf_counter() - begin)
-        print(f"   {name}: {np.median(seconds):.3f} s (median of 7)")
+        print(f"   {name}: {np.median(seconds):.3f} s (median of {RUNS})")
     outcomes = runner.manifest(paths.EXECUTED)
     if outcomes:
         begin = time.perf_counter()

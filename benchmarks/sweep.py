@@ -11,21 +11,28 @@ import numpy as np
 
 from lib.measure.operators import aggregate
 
-COUNT = 300
+COUNT, CROWDED, PATIENCE_S = 300, 40, 10
+TOY = {"COUNT": 6, "CROWDED": 2, "PATIENCE_S": 0}
 PROGRAM = """
 import sys
 if __name__ == "__main__":
     from lib.measure.operators import sweep
     from lib.config.notebooks import SweepParams
-    sweep.measure_sweep(SweepParams(op="all", device="cpu", budget_s=0, count=int(sys.argv[1]), name=sys.argv[2]))
+    sweep.measure_sweep(SweepParams(op="all", device="cpu", budget_s=0, count=int(sys.argv[1]), name=sys.argv[2],
+                                    patience_s=float(sys.argv[3])))
 """
 
 
-def _sweep(home: Path, count: int, name: str) -> aggregate.Sweep:
+def _begun(home: Path, count: int, name: str) -> subprocess.Popen:
     script = home / "sweep.py"
     script.write_text(PROGRAM)
+    return subprocess.Popen([sys.executable, str(script), str(count), name, str(PATIENCE_S)],
+                            env={**os.environ, "LIB_OUTPUT": str(home)})
+
+
+def _sweep(home: Path, count: int, name: str) -> aggregate.Sweep:
     begin = time.time()
-    subprocess.run([sys.executable, str(script), str(count), name], check=True, env={**os.environ, "LIB_OUTPUT": str(home)})
+    assert _begun(home, count, name).wait() == 0, f"the sweep {name!r} failed"
     folder = home / "data" / "sweeps" / name
     found = aggregate.read(folder)
     spent = time.time() - begin
@@ -37,8 +44,7 @@ def _sweep(home: Path, count: int, name: str) -> aggregate.Sweep:
 
 
 def _first_row_s(home: Path) -> float:
-    script, begin = home / "sweep.py", time.time()
-    process = subprocess.Popen([sys.executable, str(script), "2", "start"], env={**os.environ, "LIB_OUTPUT": str(home)})
+    begin, process = time.time(), _begun(home, 2, "start")
     path = home / "data" / "sweeps" / "start" / "cpu" / "repeats.csv"
     while not (path.is_file() and path.read_text().count("\n") > 1):
         time.sleep(0.02)
@@ -68,7 +74,7 @@ def main() -> None:
         print(f"   from the start of Python to the first row on disk: {_first_row_s(home):.1f} s")
         neighbour = subprocess.Popen([sys.executable, "-c", "while True: pass"], start_new_session=True)
         try:
-            _sweep(home, 40, "crowded")
+            _sweep(home, CROWDED, "crowded")
         finally:
             neighbour.kill()
             neighbour.wait()

@@ -32,7 +32,7 @@ class Scaling:
         """
         computing, moving = np.asarray(flops, float) / self.gflops / 1e6, np.asarray(moved, float) / self.gbps / 1e6
         roof = computing + moving
-        share = np.minimum(1.0, np.divide(ms, roof, out=np.ones_like(roof), where=roof > 0))
+        share = np.minimum(1.0, ms / np.maximum(roof, 1e-30))  # work without FLOPs and bytes has no roof to be faster than
         return share * (computing / self.compute + moving / self.memory) + (ms - share * roof) / self.rest
 
     @property
