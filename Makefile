@@ -36,7 +36,7 @@ nightly: lint
 
 # The key numbers and the measuring notebooks on another machine, emulated, beside a busy neighbour.
 elsewhere: $(READY)
-	$(BIN)/python -m pytest -m elsewhere
+	$(PYTEST) -m elsewhere
 
 lint: $(READY)
 	$(BIN)/ruff check .

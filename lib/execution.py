@@ -183,6 +183,7 @@ def main(arguments: list[str]) -> int:
     """Execute the one notebook of a request; where that fails, stdout says why and the exit status of what kind it is."""
     answer = os.dup(1)
     os.dup2(2, 1)  # from here on stdout is the kernel's, and of the libraries
+    sys.modules["rfc3987_syntax"] = None  # optional in jsonschema, which would build its grammar of IRIs for a second
     threading.Thread(target=_end_with_leader, daemon=True).start()
     source, target, parameters, cwd, offered = json.loads(arguments[0])
     try:

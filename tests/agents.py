@@ -1,4 +1,4 @@
-"""Agents with light slots, and their server, as processes; what tests and benchmark share.
+"""Agents with light slots, in threads or processes, and their server; what tests and benchmark share.
 
 ``python -m tests.agents agent URL NAME SLOTS`` and ``python -m tests.agents serve FOLDER PORT``.
 """
@@ -9,12 +9,21 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 TOKEN = "a-token-of-the-tests"
+
+
+def until(condition, within_s=30.0):
+    """Return what a condition gives once that is true; fail where it takes too long."""
+    end = time.monotonic() + within_s
+    while not (value := condition()):
+        assert time.monotonic() < end, "this has not come true in time"
+        time.sleep(0.01)
+    return value
 
 
 def limits(silent_s=3.0):
@@ -45,6 +54,35 @@ def agent(url, name, count):
             return lambda arguments: None
 
     return Agent(Client(url, TOKEN), name, light_slots(count), Light())
+
+
+@contextmanager
+def joined(url, name="lab", count=1):
+    """Run an agent in a thread; it ends with its first call afterwards, which is refused."""
+    from lib.errors import InputError
+
+    one = agent(url, name, count)
+    exchange = one._client.exchange
+
+    def hasty(agent_id, content, patience_s):
+        return exchange(agent_id, content.model_copy(update={"wait_s": min(0.1, content.wait_s)}), patience_s)
+
+    def refuse(*_):
+        raise InputError("the test is over")
+
+    def run():
+        with suppress(InputError):
+            one.run()
+
+    one._client.exchange = hasty
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        one._client._post = refuse
+        thread.join(30)
+        assert not thread.is_alive()
 
 
 def start(*words, log=None):
@@ -80,15 +118,11 @@ def add_runs(database, calls, **values):
         project = db.Project(name=os.urandom(8).hex())
         session.add(project)
         session.flush()
-        runs = []
-        for number, (call, arguments) in enumerate(calls):
-            config = db.TrainConfig(project_id=project.id, name=f"c{number}", kind="light", config_hash=f"{call} {number}",
-                                    config_json={"call": call, "arguments": arguments})
-            session.add(config)
-            session.flush()
-            runs.append(db.Run(project_id=project.id, config_id=config.id, name=f"r{number}", folder=f"{project.id}/{number}",
-                               job=db.Job(), **values))
-            session.add(runs[-1])
+        own = {"project_id": project.id}
+        runs = [db.Run(**own, **values, name=f"r{number}", folder=f"{project.id}/{number}", job=db.Job(), config=db.TrainConfig(
+            **own, name=f"c{number}", kind="light", config_hash=f"{call} {number}",
+            config_json={"call": call, "arguments": arguments})) for number, (call, arguments) in enumerate(calls)]
+        session.add_all(runs)
         session.flush()
         return [run.id for run in runs]
 
@@ -102,9 +136,7 @@ def serving(app, port=0):
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     try:
-        while not server.started:
-            assert thread.is_alive()
-            time.sleep(0.01)
+        until(lambda: server.started or not thread.is_alive())
         yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     finally:
         server.should_exit = True

@@ -1,9 +1,11 @@
-"""A dashboard for tests: a dispatcher that only remembers, and rows to look at."""
+"""A dashboard for tests: a dispatcher that only remembers, rows to look at, and a PostgreSQL."""
 
 import os
 import shutil
 import subprocess
+import tempfile
 from pathlib import Path
+from unittest.mock import Mock
 
 import pandas as pd
 import pytest
@@ -21,53 +23,31 @@ TINY = {"root": "synthetic:pathmnist", "model_flavour": "simple_cnn", "loss_name
 NOTEBOOK = {"notebook": "notebooks/02_profile.ipynb", "parameters": {"source": "replay"}}
 
 
-class Remembering:
-    """A dispatcher that remembers what it was asked for; ``planned`` is its plan."""
+def remembering(database):
+    """Return a dispatcher that remembers its calls; ``planned`` are the rows of its plan."""
+    def cancel(run_id):
+        with database.writing() as session:
+            return not dispatcher.has_ended(run_id) and db.transition(session, run_id, db.CANCELLED, "cancelled")
 
-    def __init__(self, database):
-        self.database, self.submitted, self.cancelled, self.reordered = database, [], [], []
-        self.started = self.closed = False
-        self.ended = set()
-        self.planned = pd.DataFrame(columns=list(schemas.PlannedOut.model_fields))
-        self.router = APIRouter(tags=["agents"])
+    dispatcher = Mock(router=APIRouter(tags=["agents"]), cancel=cancel,
+                      plan=lambda: pd.DataFrame(dispatcher.planned, columns=list(schemas.PlannedOut.model_fields)))
+    dispatcher.router.add_api_route("/agents", lambda: None, methods=["POST"])
+    return forget(dispatcher)
 
-        @self.router.post("/agents")
-        def register(body: schemas.AgentIn) -> dict[str, str]:
-            return {"name": body.name}
 
-    def start(self):
-        self.started = True
-
-    def close(self):
-        self.closed = True
-
-    def submit(self, run):
-        self.submitted.append(run)
-
-    def cancel(self, run_id):
-        self.cancelled.append(run_id)
-        if run_id in self.ended:
-            return False
-        with self.database.writing() as session:
-            return db.transition(session, run_id, db.CANCELLED, "cancelled")
-
-    def has_ended(self, run_id):
-        return run_id in self.ended
-
-    def reorder(self, run_id, priority):
-        self.reordered.append((run_id, priority))
-        return True
-
-    def plan(self):
-        return self.planned
+def forget(dispatcher):
+    """Forget a dispatcher's calls, plan and ends."""
+    dispatcher.reset_mock()
+    dispatcher.configure_mock(planned=[], **{"has_ended.return_value": False})
+    return dispatcher
 
 
 class Site:
     """An application over one database, with clients that know the token, and a project with a configuration."""
 
-    def __init__(self, url=None, **settings):
-        self.database = Database(url, wait_s=0.2)
-        self.dispatcher = Remembering(self.database)
+    def __init__(self, url=None, wait_s=5.0, **settings):
+        self.database = Database(url, wait_s)
+        self.dispatcher = remembering(self.database)
         self.app = create_app(Settings(self.database, TOKEN, **settings), self.dispatcher)
         self.api = TestClient(self.app, base_url="http://dashboard", headers=BEARER)
         self.page = TestClient(self.app, base_url="http://dashboard", headers={"Origin": "http://dashboard"})
@@ -79,7 +59,15 @@ class Site:
         with self.database.writing() as session:
             for table in reversed(db.Base.metadata.sorted_tables):
                 session.execute(table.delete())
-        self.dispatcher.__init__(self.database)
+        forget(self.dispatcher)
+
+    def get(self, path, **params):
+        """Return what the API answers."""
+        return self.api.get(f"/api/v1/{path}", params=params).json()
+
+    def post(self, path, **body):
+        """Return the API's answer to a body."""
+        return self.api.post(f"/api/v1/{path}", json=body)
 
     def project(self, name="demo"):
         return operations.add(self.database, db.Project, {"name": name})
@@ -102,45 +90,32 @@ class Postgres:
     BINARIES = "/usr/lib/postgresql/15/bin"
 
     def __init__(self, folder):
-        self.folder = folder
+        self.folder, self.url = folder, f"postgresql://tester@/postgres?host={folder}"
         self.user = ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups"] if os.getuid() == 0 else []
         folder.mkdir()
         if self.user:
             shutil.chown(folder, "postgres", "postgres")
-        self._call("initdb", "-D", folder / "data", "-A", "trust", "-N", "-U", "tester")
+        self._call("initdb", "-A", "trust", "-N", "-U", "tester")
         self.start()
 
     def _call(self, name, *words):
-        command = [*self.user, f"{self.BINARIES}/{name}", "-D", self.folder / "data", *words]
-        subprocess.run(list(map(str, command)), check=True, stdout=subprocess.DEVNULL, cwd="/")
+        command = [*self.user, f"{self.BINARIES}/{name}", "-D", f"{self.folder}/data", *words]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, cwd="/")
 
     def start(self):
-        self._call("pg_ctl", "-w", "-l", self.folder / "log", "-o", f"-k {self.folder} -h '' -F", "start")
+        self._call("pg_ctl", "-w", "-l", f"{self.folder}/log", "-o", f"-k {self.folder} -h '' -F", "start")
 
     def stop(self):
         self._call("pg_ctl", "-w", "-m", "immediate", "stop")
 
-    @property
-    def url(self):
-        return f"postgresql://tester@/postgres?host={self.folder}"
-
-    @classmethod
-    def missing(cls):
-        """Return why it cannot run here, or nothing."""
-        if not os.path.exists(f"{cls.BINARIES}/initdb"):
-            return "no PostgreSQL 15 here (apt-get install postgresql)"
-        if os.getuid() == 0 and not shutil.which("setpriv"):
-            return "PostgreSQL does not run as root, and there is no setpriv"
-        return ""
-
 
 @pytest.fixture(scope="session")
-def postgres(tmp_path_factory):
+def postgres():
     """Run a PostgreSQL for the tests of a file, or skip."""
-    if Postgres.missing():
-        pytest.skip(Postgres.missing())
-    import tempfile
-
+    if not os.path.exists(f"{Postgres.BINARIES}/initdb"):
+        pytest.skip("no PostgreSQL 15 here (apt-get install postgresql)")
+    if os.getuid() == 0 and not shutil.which("setpriv"):
+        pytest.skip("PostgreSQL does not run as root, and there is no setpriv")
     folder = tempfile.mkdtemp(prefix="pg", dir="/tmp")  # a socket's path is short, and others must reach it
     os.chmod(folder, 0o755)
     server = Postgres(Path(folder) / "p")

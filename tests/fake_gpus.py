@@ -5,11 +5,11 @@ to the cards stands in a file that all processes read.
 """
 
 import functools
-import importlib
 import json
 import os
 import sys
 import time
+from collections import Counter
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,8 +17,12 @@ from unittest import mock
 
 import psutil
 
+from lib.measure import machine
+from lib.measure.operators import visit, visitor
+
 FILE = "FAKE_GPUS"
 NOT_SUPPORTED, NOT_FOUND = 3, 6
+_visits, _calls = visitor._visits, Counter()
 
 
 class NVMLError(Exception):
@@ -34,26 +38,29 @@ def _write(path, content):
     os.replace(path.with_suffix(f".{os.getpid()}"), path)
 
 
-class Box:
-    """What the cards of the box are like: ``cards`` holds an entry each, which a test may change while it runs."""
+def forget():
+    """Forget what this process knows of its hardware: the cards of a box are changed, or gone."""
+    machine.hardware.cache_clear()
+    machine._driver.cache_clear()
 
-    def __init__(self, folder, count=2, **everywhere):
+
+class Box:
+    """A box with some cards and a version of NVML; a test may change each card while it runs."""
+
+    def __init__(self, folder, count=2, nvml="as it is", **everywhere):
         self.path = Path(folder) / "gpus.json"
-        self.write({"nvml": "as it is", "cards": [
-            {"uuid": f"GPU-{number:04d}", "name": "Fake A", "free": 8e9, "mode": 0, "stranger": None, "share": 0.0,
+        _calls.clear()
+        _write(self.path, {"nvml": nvml, "cards": [
+            {"uuid": f"GPU-{number}000", "name": "Fake A", "free": 8e9, "mode": 0, "stranger": None, "share": 0.0,
              "reasons": 0, "clock": 1410, "breaks_after": 0, "gone": False, "waits_for": None, **everywhere}
             for number in range(count)]})
-
-    def write(self, content):
-        _write(self.path, content)
+        forget()
 
     def change(self, number, **values):
         content = json.loads(self.path.read_text())
         content["cards"][number] |= values
-        self.write(content)
-
-    def nvml(self, version):
-        self.write({**json.loads(self.path.read_text()), "nvml": version})
+        _write(self.path, content)
+        forget()
 
 
 def read():
@@ -110,12 +117,12 @@ class Nvml:
         return answers[name]
 
 
-def _number(device):
-    return device if isinstance(device, int) else int(str(device).partition(":")[2] or 0)
+def _card(device):
+    return here()[device if isinstance(device, int) else int(str(device).partition(":")[2] or 0)]
 
 
 def _set_device(device):
-    card = here()[_number(device)]
+    card = _card(device)
     if card["mode"] and card["stranger"]:
         raise RuntimeError("CUDA error: CUDA-capable device(s) is/are busy or unavailable")
     with open(Path(os.environ[FILE]).with_name(f"{card['uuid']}.pids"), "a") as file:
@@ -123,16 +130,9 @@ def _set_device(device):
 
 
 def _properties(device):
-    card = here()[_number(device)]
+    card = _card(device)
     return SimpleNamespace(name=card["name"], total_memory=8 * 2**30, major=8, minor=0, multi_processor_count=108,
                            uuid=card["uuid"], L2_cache_size=2**22)
-
-
-def _wait_for_its_end(number):
-    end = time.monotonic() + 60
-    while number is not None and not read()["cards"][number]["gone"]:
-        assert time.monotonic() < end, f"card {number} did not end within a minute"
-        time.sleep(0.005)
 
 
 def _runnable(ops, device):
@@ -142,17 +142,16 @@ def _runnable(ops, device):
     """
     import torch
 
-    uuid, calls = here()[_number(device)]["uuid"], Path(os.environ[FILE]).with_suffix(f".{_number(device)}.calls")
-
-    def own(content):
-        return next(card for card in content["cards"] if card["uuid"] == uuid)
+    uuid, end = _card(device)["uuid"], time.monotonic() + 60
 
     def call():
-        with open(calls, "a") as file:
-            file.write(".")
-        _wait_for_its_end(own(content := read())["waits_for"])
-        card = own(content)
-        if card["breaks_after"] and calls.stat().st_size > card["breaks_after"]:
+        _calls[uuid] += 1
+        content = read()
+        card = next(card for card in content["cards"] if card["uuid"] == uuid)
+        while card["waits_for"] is not None and not read()["cards"][card["waits_for"]]["gone"]:
+            assert time.monotonic() < end, f"card {card['waits_for']} did not end within a minute"
+            time.sleep(0.005)
+        if 0 < card["breaks_after"] < _calls[uuid]:
             card["gone"] = True
             _write(Path(os.environ[FILE]), content)
             raise RuntimeError("CUDA error: unspecified launch failure")
@@ -183,9 +182,8 @@ class Library:
 
 def patches():
     """Return what stands in for the cards."""
-    visit = importlib.import_module("lib.measure.operators.visit")
     cuda = {"is_available": lambda: True, "device_count": lambda: len(here()), "get_device_properties": _properties,
-            "set_device": _set_device, "mem_get_info": lambda device: (int(here()[_number(device)]["free"]), 8 * 2**30),
+            "set_device": _set_device, "mem_get_info": lambda device: (int(_card(device)["free"]), 8 * 2**30),
             "synchronize": lambda *_: None, "empty_cache": lambda: None}
     made = [mock.patch(f"torch.cuda.{name}", value) for name, value in cuda.items()]
     made += [mock.patch("torch.backends.cudnn.version", lambda: 9), mock.patch.object(visit.rebuild, "runnable", _runnable),
@@ -197,10 +195,9 @@ def patches():
 @contextmanager
 def visits(*arguments):
     """Serve visits in a worker, on these cards; it is ready when every card has one, so that they begin side by side."""
-    visitor = importlib.import_module("lib.measure.operators.visitor")
     for patch in patches():
         patch.start()
-    with visitor._visits(*arguments) as service:
+    with _visits(*arguments) as service:
         end = time.monotonic() + 60
         while time.monotonic() < end and not all(_pids(card["uuid"]) for card in here()):
             time.sleep(0.01)

@@ -3,7 +3,6 @@
 Imports nothing heavy at the top: every worker that it starts imports it again.
 """
 
-import argparse
 import collections
 import faulthandler
 import json
@@ -11,7 +10,6 @@ import os
 import random
 import sys
 import tempfile
-import time
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as Late
 from pathlib import Path
@@ -20,7 +18,7 @@ HERE = ("exhaust",) if os.path.exists("/proc/self/statm") else ()  # only Linux 
 ONCE = ("kill", "freeze", "hang", "starve", "fail", "slow", "leave", *HERE)
 ALWAYS = ("fail", "kill", "starve", "odd")
 POLICIES = ("first-come", "hybrid", "earliest-finish", "longest-first", "affinity", "matching")
-END_S = 120.0  # a trial that takes longer than this hangs
+AT_A_TIME, END_S = 8, 120.0  # seeds, as most of one is waiting; one that takes longer than this hangs
 
 
 def jobs_of(seed, folder):
@@ -42,7 +40,9 @@ def jobs_of(seed, folder):
 
 
 def trial(seed):
-    """Run one seed; return its attempts and ends, what was thrown, and what was found wrong."""
+    """Run one seed; return its attempts, what was thrown, and what was found wrong."""
+    from dataclasses import replace
+
     import numpy as np
 
     from lib.schedule.policies import registry
@@ -51,7 +51,7 @@ def trial(seed):
     from lib.schedule.runtime.executor import Limits, ProcessWorker, Slot
 
     workers, limits = [], Limits(beat_s=0.1, silent_s=1.5, ready_s=60, grace_s=0.5, late=5,
-                            least_s=random.Random(~seed).choice([1.0, 2.5]), attempts=3)
+                                 least_s=random.Random(~seed).choice([1.0, 2.5]), attempts=3)
 
     def spawn(slot, limits):
         workers.append(ProcessWorker(slot, limits))
@@ -59,53 +59,49 @@ def trial(seed):
 
     with tempfile.TemporaryDirectory() as home:
         specs, thrown, draw = jobs_of(seed, Path(home))
-        plain = Jobs.plain(len(specs), np.array([draw.choice([0.0, 0.0, 0.1]) for _ in specs]))
-        jobs = Jobs(**{**plain.__dict__, "ids": tuple(spec.job_id for spec in specs)})
+        jobs = replace(Jobs.plain(len(specs), [draw.choice([0.0, 0.0, 0.1]) for _ in specs]),
+                       ids=tuple(spec.job_id for spec in specs))
         attempts, ends, _ = executor.execute(
             specs, jobs, Fleet.of({"cpu": 2}), [Slot("cpu[0]"), Slot("cpu[1]")], np.full((len(specs), 1), 0.02),
             registry.policy(draw.choice(POLICIES)), Path(home) / "run", limits, spawn)
-        effects = {spec.job_id: path.read_text().count("\n") if (path := Path(home) / f"{spec.job_id}.done").exists() else 0
-                   for spec in specs}
+        lines = "".join(f"{path.stem}\n" * path.read_text().count("\n") for path in Path(home).glob("*.done"))
+    effects = collections.Counter(lines.split())
     wrong = [f"{worker.process._process.name} is still there" for worker in workers if worker.process._process.exitcode is None]
-    return attempts, ends, thrown, wrong + list(_wrong(specs, attempts, ends, thrown, effects))
+    return attempts, thrown, wrong + list(_wrong(specs, attempts, ends, thrown, effects))
 
 
 def _wrong(specs, attempts, ends, thrown, effects):
-    names, must_fail = [spec.job_id for spec in specs], {name for name, fault in thrown.items() if fault in ALWAYS}
-    if sorted(ends["job_id"]) != sorted(names):
+    if sorted(ends["job_id"]) != [spec.job_id for spec in specs]:
         yield f"ended: {sorted(ends['job_id'])}"
     for row in ends.itertuples():
-        if row.status != ("failed" if row.job_id in must_fail else "done"):
+        fails = thrown.get(row.job_id) in ALWAYS
+        if row.status != ("failed" if fails else "done") or (fails and not row.reason):
             yield f"{row.job_id} is {row.status} ({row.reason}), thrown was {thrown.get(row.job_id)}"
-        if row.status == "failed" and not row.reason:
-            yield f"{row.job_id} failed without a reason"
-        if row.status == "done" and row.result != {"value": int(row.job_id[1:])}:
+        if not fails and row.result != {"value": int(row.job_id[1:])}:
             yield f"{row.job_id} gave {row.result}"
-        if effects[row.job_id] != (row.status == "done"):
+        if effects[row.job_id] != (not fails):
             yield f"{row.job_id} is {row.status} and took effect {effects[row.job_id]} times"
-    last = attempts.groupby("job_id")["status"].agg(list)
-    for name, statuses in last.items():
-        most = 3 + statuses.count("moved")
-        if set(statuses[:-1]) - {"retried", "moved"} or statuses[-1] not in ("done", "failed") or len(statuses) > most:
-            yield f"the attempts of {name} ended {statuses}"
+    for name, rows in attempts.groupby("job_id"):
+        *earlier, last = rows["status"]
+        if {*earlier} - {"retried", "moved"} or last not in ("done", "failed") or len(rows) > 3 + earlier.count("moved"):
+            yield f"the attempts of {name} ended {earlier}, {last}"
     for device, rows in attempts.sort_values("start_s").groupby("device"):
         if (rows["start_s"].to_numpy()[1:] < rows["end_s"].to_numpy()[:-1] - 1e-6).any():
             yield f"attempts overlap on {device}"
 
 
-def run(first, count, jobs):
+def run(first, count):
     """Run so many seeds, some at a time; return a summary."""
     import numpy as np
 
     from lib.schedule.policies.hybrid import local_search
 
     local_search.plan(np.ones((2, 1)), np.zeros(2, int), np.zeros(2), 6_000)  # compiled before any trial would wait for it
-    kinds, ended, reasons, wrong, begin = *(collections.Counter() for _ in range(3)), [], time.monotonic()
-    with ThreadPoolExecutor(jobs) as pool:
-        waited = {seed: pool.submit(trial, seed) for seed in range(first, first + count)}
-        for seed, future in waited.items():
+    kinds, reasons, wrong = collections.Counter(), collections.Counter(), []
+    with ThreadPoolExecutor(AT_A_TIME) as pool:
+        for seed, future in [(seed, pool.submit(trial, seed)) for seed in range(first, first + count)]:
             try:
-                attempts, ends, thrown, found = future.result(END_S)
+                attempts, thrown, found = future.result(END_S)
             except Late:
                 faulthandler.dump_traceback()  # of every thread: where it hangs
                 print(json.dumps({"wrong": [f"seed {seed} did not end within {END_S:g} s", *wrong]}), flush=True)
@@ -114,23 +110,12 @@ def run(first, count, jobs):
                 wrong.append(f"seed {seed}: {type(error).__name__}: {error}")
                 continue
             kinds.update(thrown.values())
-            ended.update(ends["status"])
-            reasons.update(attempts["status"] + attempts["reason"].map(lambda text: f": {text.split(' (attempt')[0]}" if text
-                                                                       else ""))
+            reasons.update(attempts["status"] + ": " + attempts["reason"].fillna("").str.partition(" (attempt")[0])
             wrong += [f"seed {seed}: {text}" for text in found]
-            if (seed - first + 1) % 50 == 0:
-                print(f"{seed - first + 1} seeds, {time.monotonic() - begin:.0f} s; wrong: {wrong}", file=sys.stderr,
-                      flush=True)
-    return {"seeds": count, "seconds": round(time.monotonic() - begin, 1), "ends": dict(ended), "thrown": dict(kinds),
-            "attempts": dict(reasons), "wrong": wrong}
+    return {"seeds": count, "thrown": kinds, "attempts": reasons, "wrong": wrong}
 
 
 if __name__ == "__main__":
-    asked = argparse.ArgumentParser(description=__doc__)
-    asked.add_argument("first", type=int)
-    asked.add_argument("count", type=int)
-    asked.add_argument("--jobs", type=int, default=8, help="seeds at a time: most of a seed is waiting")
-    given = asked.parse_args()
-    summary = run(given.first, given.count, given.jobs)
+    summary = run(*map(int, sys.argv[1:]))
     print(json.dumps(summary))
     sys.exit(bool(summary["wrong"]))

@@ -28,7 +28,7 @@ def start(home: Path, count: int) -> subprocess.Popen:
 
 
 def rows(home: Path) -> list[str]:
-    """Return the whole lines of the visits so far."""
+    """Return the lines of the visits so far; the last may be cut short."""
     path = home / "data" / "sweeps" / "cut" / "cpu" / "repeats.csv"
     return path.read_text().splitlines(keepends=True)[1:] if path.is_file() else []
 
@@ -39,24 +39,22 @@ def cut_again_and_again(home: Path, kills: int, count: int, seed: int) -> dict[s
     ``lost``: whole rows that were there at a kill and are not at the end; ``torn``: lines cut in two that stayed;
     ``twice``: (configuration, round) pairs measured twice; ``rows``, ``configurations`` and ``missing`` of the final table.
     """
-    moments, kept, done = random.Random(seed), [], 0
+    moments, kept, done = random.Random(seed), set(), 0
     while done < kills:
         before, process = len(rows(home)), start(home, count)
         while process.poll() is None and len(rows(home)) <= before:
             time.sleep(0.01)
         time.sleep(moments.uniform(0, 0.25))
-        if process.poll() is not None:
+        process.kill()
+        if process.wait() != -signal.SIGKILL:
             break
-        process.send_signal(signal.SIGKILL)
-        process.wait()
         done += 1
-        kept += [line for line in rows(home) if line.endswith("\n") and line not in kept]
+        kept.update(line for line in rows(home) if line.endswith("\n"))
     assert start(home, count).wait(timeout=300) == 0
     final, table = rows(home), pd.read_parquet(home / "data" / "sweeps" / "cut" / "sweep.parquet")
     fields = [line.split(",") for line in final]
-    pairs = [(parts[0], parts[1]) for parts in fields]
-    rounds = {(key, number) for key in table["config"] for number in "012"}
-    return {"kills": done, "rows": len(final), "lost": len([line for line in kept if line not in final]),
+    pairs = [(key, number) for key, number, *_ in fields]
+    return {"kills": done, "rows": len(final), "lost": len(kept.difference(final)),
             "torn": sum(len(parts) != len(fields[0]) for parts in fields), "twice": len(pairs) - len(set(pairs)),
             "configurations": len(table), "repeated": int(table["config"].duplicated().sum()),
-            "missing": len(rounds - set(pairs))}
+            "missing": len({(key, number) for key in table["config"] for number in "012"}.difference(pairs))}

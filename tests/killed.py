@@ -19,7 +19,8 @@ from collections import Counter
 from functools import partial
 from pathlib import Path
 
-JOBS, WITHIN_S = 6, 0.05
+NAMES, WITHIN_S = ("j0", "j1", "j2", "j3", "j4", "j5"), 0.05
+JOBS = len(NAMES)
 STATEMENTS = 60  # of a journal, as many as a run executes
 SIZES = (0, 20, 40, 80)  # KiB that a file may have
 
@@ -57,10 +58,9 @@ def prepared(home):
     from lib.schedule.runtime.local_site import fleet_of
     from lib.schedule.runtime.workers import Slot
 
-    specs = tuple(Spec(f"j{number}", "tests.light:marked", {"path": str(home / f"j{number}"), "value": number})
-                  for number in range(JOBS))
+    specs = tuple(Spec(name, "tests.light:marked", {"path": str(home / name), "value": 0}) for name in NAMES)
     slots = (Slot("cpu[0]"), Slot("cpu[1]"))
-    jobs = replace(Jobs.plain(JOBS), ids=tuple(spec.job_id for spec in specs), job_class=np.zeros(JOBS, int))
+    jobs = replace(Jobs.plain(JOBS), ids=NAMES, job_class=np.zeros(JOBS, int))
     return PreparedJobs(specs, jobs, slots, fleet_of(slots), np.full((JOBS, 1), 0.01), registry.policy("first-come"),
                         "first-come", Inline)
 
@@ -83,22 +83,19 @@ def _killed_at(statement):
 
 
 def _run_in_child(home, folder, statement, size_kib):
-    """Run until it ends, is killed, or is refused space; never return."""
+    """Run until it ends, is killed, or is refused space in one line."""
     from lib.errors import InputError
     from lib.schedule.runtime import jobs_file
 
-    status = 1
+    if statement is not None:
+        _killed_at(statement)
+    if size_kib is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size_kib * 1024, resource.RLIM_INFINITY))
     try:
-        if statement is not None:
-            _killed_at(statement)
-        if size_kib is not None:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (size_kib * 1024, resource.RLIM_INFINITY))
         jobs_file.run(prepared(home), folder)
-        status = 0
     except InputError as error:
-        status = 0 if size_kib is not None and "cannot be written" in str(error) and "\n" not in str(error) else 1
-    finally:
-        os._exit(status)
+        if size_kib is None or "cannot be written" not in str(error) or "\n" in str(error):
+            raise
 
 
 def _state(folder):
@@ -120,13 +117,15 @@ def _effects(home, names):
 
 
 def status_of(call, moment_s):
-    """Call in a fork, which is killed after ``moment_s`` if given; return its exit status, 1 where the call returns."""
+    """Call in a fork, which is killed after ``moment_s`` if given; return its exit status, 1 where the call raises."""
     child = os.fork()
     if not child:
+        status = 1
         try:
             call()
+            status = 0
         finally:
-            os._exit(1)
+            os._exit(status)
     if moment_s is not None:
         time.sleep(moment_s)
         os.kill(child, signal.SIGKILL)
@@ -137,7 +136,7 @@ def trial(home, moment_s=None, statement=None, size_kib=None):
     """Cut a run short and resume it; return how far it had come, and what is wrong."""
     from lib.schedule.runtime import executor, jobs_file
 
-    folder, names = home / "run", [f"j{number}" for number in range(JOBS)]
+    folder = home / "run"
     status = status_of(partial(_run_in_child, home, folder, statement, size_kib), moment_s)
     wrong = [] if status in (0, -signal.SIGKILL) else ["it ended with an error other than a refusal in one line"]
     wrong += [f"{path.name} can be read by others" for path in folder.glob("run.sqlite*") if path.stat().st_mode & 0o77]
@@ -149,9 +148,9 @@ def trial(home, moment_s=None, statement=None, size_kib=None):
                                       folder, spawn=again.spawn)
     except Exception as error:  # whatever it is, it is what is looked for
         return reached, [*wrong, f"{type(error).__name__}: {error}"]
-    if sorted(ends["job_id"]) != names or set(ends["status"]) != {"done"}:
+    if sorted(ends["job_id"]) != [*NAMES] or set(ends["status"]) != {"done"}:
         wrong.append(f"ends: {ends[['job_id', 'status']].to_dict('records')}")
-    now = _effects(home, names)
+    now = _effects(home, NAMES)
     wrong += [f"{name} ran again though its end was recorded" for name in ended if now[name] != effects[name]]
     wrong += [f"{name} took effect {count} times" for name, count in now.items() if not 1 <= count <= 2]
     return reached, wrong

@@ -9,6 +9,7 @@ import random
 import socket
 import time
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 
 from tests import agents as processes
@@ -19,19 +20,24 @@ def free_port():
         return listener.getsockname()[1]
 
 
-def wait_until_running(cluster, database, count):
-    """Return when so many runs have begun."""
+def count_of(database, *conditions):
     from sqlalchemy import func, select
 
     from lib.dashboard import database as db
 
-    end, begun = time.monotonic() + 60, select(func.count(db.Run.id)).where(db.Run.started_at.is_not(None))
-    while time.monotonic() < end:
-        with database.reading() as session:
-            if session.scalar(begun) >= count:
-                return
+    with database.reading() as session:
+        return session.scalar(select(func.count(db.Run.id)).where(*conditions))
+
+
+def wait_until_running(cluster, database, count):
+    """Return when so many runs have begun."""
+    from lib.dashboard import database as db
+
+    end = time.monotonic() + 60
+    while count_of(database, db.Run.started_at.is_not(None)) < count:
+        if time.monotonic() > end:
+            raise TimeoutError((cluster.folder / "log").read_text()[-1000:])
         time.sleep(0.05)
-    raise TimeoutError((cluster.folder / "log").read_text()[-1000:])
 
 
 def wrong_in(database, ids, trails):
@@ -40,25 +46,22 @@ def wrong_in(database, ids, trails):
 
     from lib.dashboard import database as db
 
-    wrong, begins = [], 0
+    wrong, begins, lines = [], 0, {}
     with database.reading() as session:
         states = dict(session.execute(select(db.Run.id, db.Run.state)).all())
-        lines = {}
-        for run_id, attempt, n in session.execute(select(db.RunLog.run_id, db.RunLog.attempt, db.RunLog.n)
-                                                  .order_by(db.RunLog.id)):
-            lines.setdefault((run_id, attempt), []).append(n)
+        for line in session.scalars(select(db.RunLog).order_by(db.RunLog.id)):
+            lines.setdefault((line.run_id, line.attempt), []).append(line.n)
     wrong += [f"{run_id} is {states[run_id]}" for run_id in ids if states[run_id] != "finished"]
     wrong += [f"{key} has lines {numbers[:9]}..." for key, numbers in lines.items()
               if numbers != list(range(1, len(numbers) + 1))]
     for run_id, trail in zip(ids, trails, strict=True):
         events = [json.loads(line) for line in trail.read_text().splitlines()] if trail.exists() else []
-        begins += sum(what == "begins" for what, *_ in events)
-        lives = Counter(pid for what, _, pid in events if what == "ends")
-        if not lives:
+        kinds = [what for what, *_ in events]
+        begins += kinds.count("begins")
+        if "ends" not in kinds:
             wrong.append(f"{run_id} never ended")
-        for (_, first_s, pid), (what, second_s, other) in zip(events, events[1:], strict=False):
-            if other != pid and what == "ends":
-                wrong.append(f"{run_id} ran twice at once: {pid} until {second_s}, {other} from {first_s}")
+        wrong += [f"{run_id} ran twice at once: {pid} until {second_s}, {other} from {first_s}"
+                  for (_, first_s, pid), (what, second_s, other) in pairwise(events) if other != pid and what == "ends"]
     return wrong, begins
 
 
@@ -93,8 +96,6 @@ class Cluster:
 
 def run(folder, runs, agents, kills, seed, silent_s=3.0, slots=1, every_s=(0.5, 1.5), within_s=120.0):
     """Run light runs while processes are killed; return what became of them."""
-    from sqlalchemy import func, select
-
     from lib.dashboard import database as db
     from lib.dashboard.engine import Database
 
@@ -108,15 +109,14 @@ def run(folder, runs, agents, kills, seed, silent_s=3.0, slots=1, every_s=(0.5, 
         ended, next_s = 0, begin + 1.5
         while ended < runs and time.monotonic() < begin + within_s:
             time.sleep(0.1)
-            if sum(killed.values()) < kills and time.monotonic() > next_s:
+            if killed.total() < kills and time.monotonic() > next_s:
                 name = draw.choice(["server", *cluster.names])
                 cluster.kill(name)
                 killed["server" if name == "server" else "agents"] += 1
                 next_s = time.monotonic() + draw.uniform(*every_s)
-            with database.reading() as session:
-                ended = session.scalar(select(func.count(db.Run.id)).where(db.Run.state.in_(db.ENDS)))
+            ended = count_of(database, db.Run.state.in_(db.ENDS))
     finally:
         cluster.close()
     wrong, begins = wrong_in(database, ids, trails)
-    return {"runs": runs, "ended": ended, "kills": sum(killed.values()), "killed": dict(killed), "attempts": begins,
+    return {"runs": runs, "ended": ended, "kills": killed.total(), "killed": dict(killed), "attempts": begins,
             "seconds": round(time.monotonic() - begin, 1), "wrong": wrong}

@@ -18,18 +18,6 @@ def sleep(job, seconds=0.01, value=None):
     return {"value": value, "torch": "torch" in sys.modules}
 
 
-def talk(job, count):
-    """Report and print so many times."""
-    for step in range(count):
-        job.report({"metrics": {"step": step}})
-        print(f"step {step}")
-
-
-def deaf(job, seconds):
-    """Take so long, whatever it is told."""
-    time.sleep(seconds)
-
-
 def where(job):
     """Say what the worker finds: the code, the place of outputs, the threads."""
     import lib

@@ -2,11 +2,38 @@
 
 import numpy as np
 
+from lib.schedule import bounds
 from lib.schedule.contention import Contention
+from lib.schedule.problem import feasible
 
 WORK_CONSERVING = ("first-come", "shortest-first", "affinity")  # no device is idle while a job could run there
+TIMES, DEVICES = "job_id,cpu,gpu\na,10,2\nb,20,4\nc,6,3\n", "device,type,count,idle_w,busy_w\nc,cpu,1,5,50\ng,gpu,1,20,300\n"
 
 
 def contention_of(slowdown, cores=np.inf):
     """Return slowdowns (types, types) that hold for every job class."""
     return Contention(np.asarray(slowdown, float)[None, :, None, :], cores)
+
+
+def files(folder, **texts):
+    """Write the files of a problem of three jobs, or other texts; return the path of each."""
+    texts = {"times": TIMES, "devices": DEVICES, **texts}
+    for name, text in texts.items():
+        (folder / f"{name}.csv").write_text(text)
+    return {name: folder / f"{name}.csv" for name in texts}
+
+
+def check_schedule(outcome, failures=False):
+    """Check that every job ends once, where it can run and not before it came; devices and cores of the host do not overlap."""
+    table, problem = outcome.schedule, outcome.problem
+    jobs, types = table["job"].to_numpy(), problem.fleet.type_of[table["device_index"]]
+    start_s, end_s = table["start_s"].to_numpy(), table["end_s"].to_numpy()
+    assert sorted(jobs[table["status"].isin(["done", "failed"])]) == list(range(len(problem.jobs)))
+    assert failures or len(outcome.done) == len(problem.jobs)
+    for _, rows in table.sort_values("start_s").groupby("device_index"):
+        assert (rows["start_s"].to_numpy()[1:] >= rows["end_s"].to_numpy()[:-1] - 1e-9).all()
+    assert feasible(problem)[jobs, types].all()
+    assert (start_s >= problem.jobs.arrival_s[jobs] - 1e-9).all()
+    if host := bounds.host_of(problem.jobs, problem.fleet):
+        together = (start_s <= start_s[:, None]) & (end_s > start_s[:, None] + 1e-9)
+        assert (together @ host.taken[jobs, types] <= host.cores + 1e-9).all()

@@ -4,7 +4,6 @@ A fork of this process opens a service, submits jobs to it and cancels some whil
 before one of the statements that its journal executes. It writes down each call that has returned, which must then hold.
 """
 
-import os
 import random
 import signal
 import tempfile
@@ -39,7 +38,7 @@ def submit(service, home, name):
 
 
 def _serve(home, statement, seed):
-    """Serve until it is killed, or all is done; never return."""
+    """Serve until it is killed, or all is done."""
     if statement is not None:
         _killed_at(statement)
     draw = random.Random(seed)
@@ -56,15 +55,15 @@ def _serve(home, statement, seed):
             return not calls and not service.left
 
         service.run(until)
-    os._exit(0)
 
 
 def trial(home, moment_s=None, statement=None, seed=0):
     """Cut a service short and open it again; return how many jobs had been submitted and ended, and what is wrong."""
+    home.mkdir()
+    (home / "returned").touch()
     status = killed.status_of(partial(_serve, home, statement, seed), moment_s)
     wrong = [] if status in (0, -signal.SIGKILL) else ["it ended with an error"]
-    path = home / "returned"
-    returned = [line.split() for line in path.read_text().splitlines()] if path.exists() else []
+    returned = [line.split() for line in (home / "returned").read_text().splitlines()]
     unwanted = random.Random(seed).sample(NAMES, 3)
     submitted, cancelled = ({name for what, name in returned if what == one} for one in ("submit", "cancel"))
     with service_of(home) as service:
@@ -93,14 +92,10 @@ def run(kills, seed):
     ways = [{"statement": number * STATEMENTS // kills} if number % 3 else {"moment_s": draw.uniform(0, WITHIN_S)}
             for number in range(kills)]
     with tempfile.TemporaryDirectory() as top:
-        first = Path(top) / "first"
-        first.mkdir()
-        wrong += trial(first)[1]
+        wrong += trial(Path(top) / "first")[1]
         service_of(Path(top) / "here").close()  # all is imported now
         for number, way in enumerate(ways):
-            home = Path(top) / str(number)
-            home.mkdir()
-            how_far, problems = trial(home, seed=draw.random(), **way)
+            how_far, problems = trial(Path(top) / str(number), seed=draw.random(), **way)
             reached[how_far] += 1
             wrong += [f"{way}, {how_far}: {text}" for text in problems]
     return {"kills": kills, "seconds": round(time.monotonic() - begin, 1), "reached": dict(reached), "wrong": wrong}

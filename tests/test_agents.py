@@ -1,35 +1,32 @@
 """Agents over a real server on this host: every job ends once, whatever is killed; logs have no holes and no doubles."""
 
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
+import threading
 import time
-import types
-from contextlib import contextmanager
-from multiprocessing import Pipe
+from contextlib import closing, contextmanager
+from types import SimpleNamespace
+from unittest.mock import Mock
 
-import numpy as np
 import psutil
 import pytest
 from fastapi import Depends, FastAPI, Header, HTTPException
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import select
 from sqlalchemy.exc import OperationalError
 
-from lib import paths
+from lib import locks, paths
 from lib.cli import main
 from lib.dashboard import advice, predictions
 from lib.dashboard import database as db
-from lib.dashboard.agents import agent, client, devices, workers
-from lib.dashboard.agents.fleet import _set as set_columns
+from lib.dashboard.agents import agent, client, devices, fleet, workers
 from lib.dashboard.agents.messages import API_VERSION, Device, Mailbox
-from lib.dashboard.agents.workers import Agents
 from lib.dashboard.app import Settings, create_app
-from lib.dashboard.dispatcher import Dispatcher
-from lib.dashboard.engine import Database
 from lib.dashboard.run_records import RunRecords
 from lib.errors import InputError
 from lib.schedule.policies import registry
@@ -37,11 +34,32 @@ from lib.schedule.runtime import local_site
 from lib.schedule.runtime.engine.slots import attempt_of
 from lib.schedule.runtime.journal import Journal, Spec, UnwritableError
 from lib.schedule.runtime.service import Service
-from lib.schedule.runtime.workers import Slot
+from lib.schedule.runtime.workers import Slot, SlotLost, card_of
 from tests import killed, killed_queue
-from tests.agents import TOKEN, add_runs, dispatcher_in, light_slots, limits, serving, start
+from tests.agents import TOKEN, add_runs, dispatcher_in, joined, light_slots, limits, serving, start, until
 
-LIMITS = limits(2.0)
+LIMITS = limits(6.0)
+SLEEP = ("tests.light:sleep", {})
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Give the clock of agents and of their server; what is added to ``by_s`` has passed."""
+    moved = SimpleNamespace(by_s=0.0, sleep=time.sleep, monotonic=lambda: time.monotonic() + moved.by_s)
+    for module in (agent, fleet, workers):
+        monkeypatch.setattr(module, "time", moved)
+    monkeypatch.setattr(agent, "_LONGEST_PAUSE_S", 0.2)
+    return moved
+
+
+@pytest.fixture
+def launch():
+    """Give what starts agents in processes of their own, which end with the test."""
+    processes = []
+    yield lambda *words: processes.append(start("agent", *words)) or processes[-1]
+    for process in processes:
+        process.kill()
+        print(process.communicate()[1])
 
 
 class Here:
@@ -68,56 +86,33 @@ class Here:
     def written(self):
         return len(self.reports) if self.wrote else 0
 
-    def wait(self, count):
-        """Return how many reports there are, once they are more."""
-        end = time.monotonic() + 30
-        while len(self.reports) <= count:
-            assert time.monotonic() < end
-            time.sleep(0.01)
-        return len(self.reports)
-
     def lines(self, token="t"):
         return [content["log"] for name, content in self.reports if name == token]
 
 
-def check_token(authorization: str = Header("")):
-    if authorization != f"Bearer {TOKEN}":
-        raise HTTPException(401, "a token is needed")
-
-
 class Site:
-    """A server of agents whose answers can be withheld, and agents that are processes."""
+    """A server of agents whose answers can be withheld."""
 
     def __init__(self):
-        self.here, self.silent, self.processes, self.calls = Here(), False, [], 0
-        self.agents, self.app = Agents(self.here, LIMITS), FastAPI()
+        self.here, self.silent, self.calls = Here(), False, 0
+        self.agents, self.app = workers.Agents(self.here, LIMITS), FastAPI()
         self.app.include_router(workers.router(self.agents), prefix="/api/v1",
-                                dependencies=[Depends(check_token), Depends(self._answer)])
+                                dependencies=[Depends(self._answer)])
 
-    def _answer(self):
+    def _answer(self, authorization: str = Header("")):
         self.calls += 1
-        if self.silent:
-            raise HTTPException(500, "no answer")
+        if self.silent or authorization != f"Bearer {TOKEN}":
+            raise HTTPException(500 if self.silent else 401, "no answer")
 
     def later(self, calls=3):
         """Return once agents have called so many times more: what the first of these calls answered has arrived."""
-        end, last = time.monotonic() + 30, self.calls + calls
-        while self.calls < last:
-            assert time.monotonic() < end
-            time.sleep(0.01)
-
-    def start(self, *words):
-        self.processes.append(start("agent", self.url, *words))
-        return self.processes[-1]
+        last = self.calls + calls
+        until(lambda: self.calls >= last)
 
     def slots(self, count=1):
         """Return the slots of the agents that are connected, once there are so many."""
-        end = time.monotonic() + 30
-        while len(slots := self.agents.slots()) != count:
-            assert time.monotonic() < end
-            self.agents.expire()
-            time.sleep(0.02)
-        return [slot.slot for slot in slots.values()]
+        until(lambda: self.agents.expire() or len(self.agents.slots()) == count)
+        return [slot.slot for slot in self.agents.slots().values()]
 
     @contextmanager
     def worker(self, slot, call, arguments):
@@ -129,24 +124,30 @@ class Site:
         worker.shut_down()
 
 
-def collect(worker, last, within_s=30):
+def collect(worker, last):
     """Return a worker's messages up to one of a name; heartbeats left out."""
-    messages, end = [], time.monotonic() + within_s
-    while not any(message[0] == last for message in messages):
-        assert time.monotonic() < end, messages
-        worker.pipe.poll(0.1)
-        messages += [message for message in worker.messages() if message[0] != "heartbeat"]
+    messages = []
+
+    def has_come():
+        messages.extend(message for message in worker.messages() if message[0] != "heartbeat")
+        return any(message[0] == last for message in messages)
+
+    until(has_come)
     return messages
 
 
 @pytest.fixture
-def site():
+def site(clock):
     one = Site()
     with serving(one.app) as one.url:
         yield one
-    for process in one.processes:
-        process.kill()
-        print(process.communicate()[1])
+
+
+@pytest.fixture
+def slot(site):
+    """Give the slot of an agent that has joined the site."""
+    with joined(site.url):
+        yield site.slots()[0]
 
 
 def is_running(pid):
@@ -154,19 +155,16 @@ def is_running(pid):
 
 
 @pytest.mark.slow
-def test_lines_are_numbered_whole_and_in_order_and_a_stop_is_heeded(site):
-    process = site.start("lab", 1)
-    slot, = site.slots()
+def test_lines_are_numbered_whole_and_in_order_and_a_stop_is_heeded(site, slot):
     with site.worker(slot, "tests.light:chatter", {"count": 3000}) as worker:
         assert collect(worker, "done") == [("done", "t", {"value": 3000})]
         assert site.here.lines() == [[number + 1, str(number)] for number in range(2999)] + [[3000, "ééé"]]
         worker.send("run", "large", "tests.light:weigh", {"size": 300_000})
         failure, = collect(worker, "failed")  # its report is left out
         assert "what it returns cannot be sent: 300,0" in failure[2]
-        begin = time.monotonic()
         worker.send("run", "long", "tests.light:sleep", {"seconds": 60})
         worker.send("stop", "long")
-        assert collect(worker, "stopped")[-1] == ("stopped", "long") and time.monotonic() - begin < 30
+        assert collect(worker, "stopped")[-1] == ("stopped", "long")
         site.here.busy = True  # what it says now waits, and nothing is lost
         worker.send("run", "more", "tests.light:chatter", {"count": 100})
         time.sleep(0.5)
@@ -174,115 +172,93 @@ def test_lines_are_numbered_whole_and_in_order_and_a_stop_is_heeded(site):
         site.here.busy = False
         collect(worker, "done")
         assert [number for number, _ in site.here.lines("more")] == list(range(1, 101))
-    process.send_signal(signal.SIGTERM)
-    process.wait(10)
-    site.slots(0)
 
 
 @pytest.mark.slow
-def test_an_agent_that_hears_nothing_ends_its_workers_before_anybody_else_may_run_their_jobs(site, tmp_path):
-    site.start("lab", 1)
-    slot, = site.slots()
-    with site.worker(slot, "tests.light:chatter", {"count": 10**6, "path": str(tmp_path / "pid"), "pause_s": 0.01}):
-        site.here.wait(0)
-        pid, site.silent, begin = int((tmp_path / "pid").read_text()), True, time.monotonic()
+def test_an_agent_that_hears_nothing_ends_its_workers_before_anybody_else_may_run_their_jobs(site, slot, clock, tmp_path):
+    arguments = {"count": 10**6, "path": str(tmp_path / "pid"), "pause_s": 0.01}
+    with site.worker(slot, "tests.light:chatter", arguments) as worker:
+        until(lambda: site.here.reports)
+        pid, site.silent = int((tmp_path / "pid").read_text()), True
+        clock.by_s += 0.3 * LIMITS.silent_s
+        site.later(2)
         assert is_running(pid)
-        while is_running(pid):
-            assert time.monotonic() - begin < LIMITS.silent_s
-            time.sleep(0.02)
-        assert time.monotonic() - begin > LIMITS.silent_s / 4  # the last call may have waited
+        clock.by_s += 0.2 * LIMITS.silent_s
+        until(lambda: not is_running(pid))
         assert site.agents.slots()
-    assert time.monotonic() - begin >= LIMITS.silent_s / 2  # so long it took to be sure that it has ended
+        ending = threading.Thread(target=worker.shut_down)
+        ending.start()
+        ending.join(0.2)
+        assert ending.is_alive(), "nobody can be sure that it has ended"
+        clock.by_s += 0.5 * LIMITS.silent_s
+        ending.join()
     site.slots(0)
     site.silent = False
     slot, = site.slots()  # it joins again by itself
-    with site.worker(slot, "tests.light:sleep", {}) as worker:
+    with site.worker(slot, *SLEEP) as worker:
         collect(worker, "done")
 
 
 @pytest.mark.slow
-def test_a_killed_agents_place_is_taken_when_its_workers_must_be_gone(site, tmp_path):
-    first = site.start("lab", 1)
-    slot, = site.slots()
-    with site.worker(slot, "tests.light:chatter", {"count": 10**6, "path": str(tmp_path / "pid"), "pause_s": 0.01}):
-        site.here.wait(0)
-        before = site.agents.slots()
-        first.kill()
-        begin = time.monotonic()
-        site.start("lab", 1)
-        while site.agents.slots() in (before, {}):
-            assert time.monotonic() - begin < 4 * LIMITS.silent_s
-            time.sleep(0.02)
-        assert time.monotonic() - begin > LIMITS.silent_s / 2
-        lines = [number for number, _ in site.here.lines()]
-        assert lines == list(range(1, len(lines) + 1))
-        assert not is_running(int((tmp_path / "pid").read_text()))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("after_s", [0, 3])  # before it looked, and while it waits for its server
-def test_an_agent_ends_with_the_process_that_started_it_and_when_told_though_its_server_is_silent(site, home, after_s):
-    site.silent = True
+def test_an_agent_ends_when_told_though_its_server_is_silent_and_with_the_process_that_started_it(site, home, launch):
     (home / "token").write_text(TOKEN)
     words = [sys.executable, "-m", "lib", "agent", "--server", site.url, "--token-file", str(home / "token"), "--slots", "1"]
     starter = (f"import os, subprocess, time; agent = subprocess.Popen({words!r} + ['--parent', str(os.getpid())]); "
                "print(agent.pid, flush=True); time.sleep(60)")
-    parent = subprocess.Popen([sys.executable, "-c", starter], stdout=subprocess.PIPE, text=True, cwd=paths.ROOT)
-    child = int(parent.stdout.readline())
-    time.sleep(after_s)
-    parent.kill()
-    site.processes.append(parent)
-    end = time.monotonic() + 20
-    while is_running(child):
-        assert time.monotonic() < end
-        time.sleep(0.05)
-    site.silent = False
-    process = site.start("lab", 1)
-    site.slots()
+
+    def end_of_parent(wait):
+        with subprocess.Popen([sys.executable, "-c", starter], stdout=subprocess.PIPE, text=True, cwd=paths.ROOT) as parent:
+            child = int(parent.stdout.readline())
+            wait()
+            parent.kill()
+        return lambda: until(lambda: not is_running(child))
+
+    told, told_in_silence = launch(site.url, "told", 1), launch(site.url, "told-in-silence", 1)
+    child_has_ended = end_of_parent(lambda: None)  # before it looked
+    site.slots(2)
+    until(lambda: all(site.agents.loads().values()))
+    told.send_signal(signal.SIGTERM)
+    told.wait(10)
+    assert len(site.agents.slots()) == 1  # it said so
+    child_has_ended()
     site.silent = True
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(10) != 0
+    told_in_silence.send_signal(signal.SIGTERM)
+    assert told_in_silence.wait(10) != 0
+    end_of_parent(lambda: site.later(1))()  # while it waits for its server
 
 
 @pytest.mark.slow
-def test_lines_that_no_server_wrote_down_come_to_the_next_one(tmp_path):
-    """The first server has them, but not its database, and is gone before that is back."""
+def test_what_no_server_wrote_down_comes_to_the_next_one_and_no_run_ends_twice(tmp_path, clock):
+    """The first server has lines, but not its database, and is gone before that is back."""
     database, first = dispatcher_in(tmp_path)
     first._records._written = lambda batch: False
-    ids, port = add_runs(database, [("tests.light:chatter", {"count": 1000, "pause_s": 0.01})]), killed_queue.free_port()
-    with serving(create_app(Settings(database, TOKEN), first), port) as url:
-        process = start("agent", url, "lab", 1)
-        end = time.monotonic() + 30
-        while first._records._noted < 50:
-            assert time.monotonic() < end
-            time.sleep(0.01)
-    noted, board = first._records._noted - 3, types.SimpleNamespace(database=database)  # it was started and stopped
-    assert not lines_of(board, ids[0])
-    with serving(create_app(Settings(database, TOKEN), dispatcher_in(tmp_path)[1]), port):
-        end = time.monotonic() + 30
-        while len(lines := [n for attempt, n, _ in lines_of(board, ids[0]) if attempt == 1]) < noted:
-            assert time.monotonic() < end, (len(lines), noted)
-            time.sleep(0.05)
-        assert lines == list(range(1, len(lines) + 1))
-    process.kill()
-    print(process.communicate()[1])
+    (run_id,), port = add_runs(database, [trailing(tmp_path)]), killed_queue.free_port()
+    with joined(f"http://127.0.0.1:{port}"):
+        with serving(create_app(Settings(database, TOKEN), first), port):
+            until(lambda: first._records._noted >= 5)
+        noted = first._records._noted - 2  # it was started and stopped
+        assert not lines_of(database, run_id)
+        with serving(create_app(Settings(database, TOKEN), dispatcher_in(tmp_path)[1]), port):
+            wait_for(database, [run_id])
+            until(lambda: len([n for attempt, n, _ in lines_of(database, run_id) if attempt == 1]) >= noted)
+    assert killed_queue.wrong_in(database, [run_id], [tmp_path / "trail"]) == ([], 2)
+
+
+def trailing(folder):
+    return "tests.light:trail", {"path": str(folder / "trail"), "seconds": 0.5}
 
 
 @pytest.mark.slow
-def test_reports_are_kept_until_they_are_written_down_and_given_to_the_next_session(site):
+def test_reports_are_kept_until_they_are_written_down_and_given_to_the_next_session(site, slot):
     site.here.wrote = False  # from the first line on: what was written down once is not kept
-    site.start("lab", 1)
-    slot, = site.slots()
     with site.worker(slot, "tests.light:chatter", {"count": 100}) as worker:
         collect(worker, "done")
         _begin_anew(site)
-        end = time.monotonic() + 30
-        while len(site.here.lines()) < 200 and time.monotonic() < end:
-            time.sleep(0.01)
+        until(lambda: len(site.here.lines()) >= 200)
         site.here.wrote = True
         site.later()
         given = [number for number, _ in site.here.lines()]
-        assert len(given) >= 200 and given == len(given) // 100 * [*range(1, 101)], "whole, once a session"
+        assert given == len(given) // 100 * [*range(1, 101)], "whole, once a session"
         _begin_anew(site)
         site.later()
         assert [number for number, _ in site.here.lines()] == given, "what is written down is not given again"
@@ -290,7 +266,7 @@ def test_reports_are_kept_until_they_are_written_down_and_given_to_the_next_sess
 
 def _begin_anew(site):
     """Forget all sessions, as a server that was started again, and wait for the agent's next one."""
-    site.later()
+    site.agents.close()
     site.agents._sessions.clear()
     site.slots()
 
@@ -316,7 +292,6 @@ def test_a_wrong_token_version_or_server_is_one_line_and_status_2(site, home, ca
     assert "is no address" in refusal("http://", capsys, *words)
 
 
-@settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 3), st.booleans(), st.booleans()), max_size=40))
 def test_messages_arrive_once_and_in_order_whatever_calls_are_lost_or_come_twice(calls):
     sender, receiver, arrived, posted, last = Mailbox(), Mailbox(), [], 0, []
@@ -334,73 +309,117 @@ def test_messages_arrive_once_and_in_order_whatever_calls_are_lost_or_come_twice
 
 
 def test_an_agent_runs_the_tasks_of_its_list_alone_in_its_folders(home):
-    (paths.DATA / "training").mkdir(parents=True)
-    (paths.DATA / "out").symlink_to("/")
+    data = paths.DATA
+    (data / "training").mkdir(parents=True)
+    (data / "out").symlink_to("/")
     finetune, notebook = (agent.ALLOWED[name] for name in ("lib.finetune.task:finetune", "lib.schedule.runtime.tasks:notebook"))
-    finetune({"config": {}, "folder": str(paths.DATA / "training" / "run")})
-    notebook({"path": "notebooks/02_profile.ipynb", "parameters": {}, "out": str(paths.DATA / "runs" / "x.ipynb")})
-    for check, arguments in ((finetune, {"folder": "/etc"}), (finetune, {}), (finetune, {"folder": "training/run"}),
-                             (finetune, {"folder": str(paths.DATA / ".." / "x")}),
-                             (finetune, {"folder": str(paths.DATA / "out")}),
-                             (notebook, {"path": "/etc/passwd", "out": str(paths.DATA / "x")}),
-                             (notebook, {"path": "notebooks/../lib/x.ipynb", "out": str(paths.DATA / "x")}),
-                             (notebook, {"path": "notebooks/02_profile.ipynb", "out": "/tmp/x.ipynb"})):
+    finetune({"config": {}, "folder": str(data / "training" / "run")})
+    notebook({"path": "notebooks/02_profile.ipynb", "parameters": {}, "out": str(data / "runs" / "x.ipynb")})
+    outside = [(finetune, {"folder": folder}) for folder in ("/etc", None, "training/run", str(data / ".." / "x"),
+                                                             str(data / "out"))]
+    outside += [(notebook, {"path": path, "out": str(out)}) for path, out in (
+        ("/etc/passwd", data / "x"), ("notebooks/../lib/x.ipynb", data / "x"), ("notebooks/02_profile.ipynb", "/tmp/x.ipynb"))]
+    for check, arguments in outside:
         with pytest.raises(InputError, match="outside of which an agent runs nothing"):
             check(arguments)
 
 
+# --- cards
 class Nvml:
-    """Two cards, as NVIDIA's library has them."""
+    """Cards as NVIDIA's library has them, the first of which may be lost."""
 
     NVMLError = OSError
-    uuids = ("GPU-aaaa", "GPU-bbbb")
+
+    def __init__(self, count=2, lost=False):
+        self.uuids, self.lost = ["GPU-aaaa", "GPU-bbbb"][:count], lost
 
     def __getattr__(self, name):
-        return {"nvmlInit": lambda: None, "nvmlDeviceGetCount": lambda: 2, "nvmlDeviceGetHandleByIndex": lambda index: index,
-                "nvmlDeviceGetHandleByUUID": self.uuids.index, "nvmlDeviceGetUUID": lambda index: self.uuids[index],
+        told = {"nvmlInit": lambda: None, "nvmlDeviceGetCount": lambda: len(self.uuids), "nvmlDeviceGetHandleByIndex": int,
+                "nvmlDeviceGetHandleByUUID": self.uuids.index, "nvmlDeviceGetUUID": self.uuids.__getitem__,
                 "nvmlDeviceGetName": lambda index: ("NVIDIA H200", "NVIDIA L4")[index],
                 "nvmlDeviceGetCudaComputeCapability": lambda index: (9 - index, 0),
-                "nvmlDeviceGetMemoryInfo": lambda index: types.SimpleNamespace(total=(141 - index) * 1e9, used=1e9),
-                "nvmlDeviceGetUtilizationRates": lambda index: types.SimpleNamespace(gpu=50 + index)}[name]
+                "nvmlDeviceGetMemoryInfo": lambda index: SimpleNamespace(total=(141 - index) * 1e9, used=1e9),
+                "nvmlDeviceGetUtilizationRates": lambda index: SimpleNamespace(gpu=50 + index)}[name]
+
+        def call(*arguments):
+            if self.lost and arguments == (0,):
+                raise OSError("GPU is lost")
+            return told(*arguments)
+
+        return call
 
 
-def test_gpus_are_those_that_may_be_used_as_the_driver_knows_them(monkeypatch):
-    monkeypatch.setitem(sys.modules, "pynvml", Nvml())
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert [(card.index, card.uuid, card.compute_capability) for card in devices.gpus()] == [
-        (0, "GPU-aaaa", "9.0"), (1, "GPU-bbbb", "8.0")]
-    for mask, uuids in (("1", ["GPU-bbbb"]), ("1,0", ["GPU-bbbb", "GPU-aaaa"]), ("GPU-aa", ["GPU-aaaa"]), ("", [])):
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", mask)
-        assert [card.uuid for card in devices.gpus()] == uuids
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    monkeypatch.setattr(devices, "slots_here", lambda count: (*local_site.slots_here(count), Slot("cuda:0")))
-    pairs = devices.devices_here(1)
-    assert [(slot.name, device.model, device.cores) for slot, device in pairs][-1] == ("cuda:0", "NVIDIA L4", 0)
-    assert pairs[-1][0].card == "GPU-bbbb"
-    load = devices.Meter([pairs[-1][1].gpu]).load()
+@pytest.fixture
+def cards(monkeypatch, tmp_path):
+    """Give what puts cards into this machine, and shows this process those of a mask."""
+    monkeypatch.setenv("LIB_LOCKS", str(tmp_path / "locks"))
+
+    def put(library, mask=None):
+        monkeypatch.setitem(sys.modules, "pynvml", library)
+        monkeypatch.delenv(locks.MASK, raising=False)
+        if mask is not None:
+            monkeypatch.setenv(locks.MASK, mask)
+        return library
+
+    return put
+
+
+@pytest.mark.parametrize(("mask", "uuids"), [
+    (None, ["GPU-aaaa", "GPU-bbbb"]), ("1", ["GPU-bbbb"]), ("1,0", ["GPU-bbbb", "GPU-aaaa"]), ("GPU-aa", ["GPU-aaaa"]),
+    ("", [])])
+def test_gpus_are_those_that_may_be_used_as_the_driver_knows_them(cards, mask, uuids):
+    known = {"GPU-aaaa": (0, "NVIDIA H200", "9.0"), "GPU-bbbb": (1, "NVIDIA L4", "8.0")}
+    cards(Nvml(), mask)
+    assert [(card.uuid, (card.index, card.name, card.compute_capability)) for card in devices.gpus()] == [
+        (uuid, known[uuid]) for uuid in uuids]
+    cards(None, mask)
+    assert devices.gpus() == []
+
+
+def slots_of_cards(monkeypatch, count):
+    """Return the slots and devices of this machine's cards, of which CUDA sees so many."""
+    cuda = [Slot(f"cuda:{number}") for number in range(count)]
+    monkeypatch.setattr(devices, "slots_here", lambda count: (*local_site.slots_here(count), *cuda))
+    return devices.devices_here(1)[1:]
+
+
+def test_a_slot_has_the_card_of_its_number_and_a_card_that_is_lost_takes_no_other_with_it(cards, monkeypatch):
+    cards(Nvml(), "1")
+    ((slot, device),) = slots_of_cards(monkeypatch, 1)
+    assert (slot.name, slot.card, device.model, device.cores) == ("cuda:0", "GPU-bbbb", "NVIDIA L4", 0)
+    load = devices.Meter([device.gpu]).load()
     assert load.gpus[0].utilisation_percent == 51 and load.memory_mb > load.memory_used_mb > 0
+    cards(Nvml())
+    both = devices.gpus()
+    cards(Nvml(lost=True))
+    assert [card.uuid for card in devices.gpus()] == [gpu.uuid for gpu in devices.Meter(both).load().gpus] == ["GPU-bbbb"]
+    for mask, name in ((None, "cuda:1"), ("GPU-bb,GPU-aa", "cuda:0")):
+        cards(Nvml(lost=True), mask)
+        assert [(slot.name, slot.card) for slot, _ in slots_of_cards(monkeypatch, 2)] == [(name, "GPU-bbbb")]
 
 
-def test_a_card_that_is_lost_takes_no_other_with_it(monkeypatch):
-    class Lost(Nvml):
-        def __getattr__(self, name):
-            if name == "nvmlDeviceGetMemoryInfo":
-                return lambda index: super(Lost, self).__getattr__(name)(index) if index else lost()
-            return super().__getattr__(name)
+NONE, TWO, ONE_LOST = {"count": 0}, {}, {"lost": True}
 
-    def lost():
-        raise Nvml.NVMLError("GPU is lost")
 
-    monkeypatch.setitem(sys.modules, "pynvml", Nvml())
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    cards = devices.gpus()
-    monkeypatch.setitem(sys.modules, "pynvml", Lost())
-    assert [card.uuid for card in devices.gpus()] == ["GPU-bbbb"]
-    assert [gpu.uuid for gpu in devices.Meter(cards).load().gpus] == ["GPU-bbbb"]
-    monkeypatch.setattr(devices, "slots_here", lambda count: (*local_site.slots_here(count), Slot("cuda:0"), Slot("cuda:1")))
-    assert [(slot.name, slot.card) for slot, _ in devices.devices_here(1)][1:] == [("cuda:1", "GPU-bbbb")]
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-bb,GPU-aa")
-    assert [(slot.name, slot.card) for slot, _ in devices.devices_here(1)][1:] == [("cuda:0", "GPU-bbbb")]
+@pytest.mark.parametrize(("known", "mask", "device", "card", "lock"), [
+    (NONE, None, "cuda:1", "1", "cuda-1"), (NONE, "1", "cuda:0", "1", "cuda-1"), (NONE, "0, 1", "cuda:1", "1", "cuda-1"),
+    (NONE, "MIG-GPU-aa/1/0", "cuda:0", "MIG-GPU-aa/1/0", "cuda-MIG-GPU-aa-1-0"), (NONE, "2", "cpu", "", "cpu"),
+    (TWO, "1", "cuda:0", "1", "cuda-GPU-bbbb"), (TWO, "GPU-bb", "cuda:0", "GPU-bb", "cuda-GPU-bbbb"),
+    (ONE_LOST, None, "cuda:1", "1", "cuda-GPU-bbbb")])
+def test_a_card_has_one_lock_whatever_a_process_calls_it(cards, tmp_path, known, mask, device, card, lock):
+    """``cuda:0`` of a process that is shown its card alone is another than that of one that is shown all."""
+    cards(Nvml(**known), mask)
+    assert card_of(Slot(device), os.environ) == card
+    with locks.device(device):
+        assert [path.name for path in (tmp_path / "locks").iterdir()] == [f"measuring-{lock}.lock"]
+
+
+def test_a_slot_may_name_its_card_and_a_card_that_is_masked_is_lost():
+    assert card_of(Slot("node:cuda[0]", card="GPU-cc"), {locks.MASK: "0"}) == "GPU-cc"
+    assert card_of(Slot("cuda[node/0]"), {}) == ""
+    for mask in ("", "0", "0,-1,1"):
+        with pytest.raises(SlotLost, match="there is no cuda:1: CUDA_VISIBLE_DEVICES is"):
+            card_of(Slot("cuda:1"), {locks.MASK: mask})
 
 
 def test_slots_that_have_fewer_threads_than_cores_say_so():
@@ -410,143 +429,112 @@ def test_slots_that_have_fewer_threads_than_cores_say_so():
     assert devices.narrowed([(slot, None) for slot in slots[1:]]) == ""
 
 
-def test_a_machine_without_a_driver_has_no_gpus():
-    assert devices.gpus() == [] or os.path.exists("/dev/nvidiactl")
-
-
+# --- the dashboard's queue
 @pytest.fixture
-def board(tmp_path):
-    """Give a dashboard of light runs, whose agents are processes."""
-    database, dispatcher = dispatcher_in(tmp_path)
-    one = types.SimpleNamespace(database=database, dispatcher=dispatcher, processes=[])
-    with serving(create_app(Settings(database, TOKEN), dispatcher)) as one.url:
-        yield one
-    for process in one.processes:
-        process.kill()
-        print(process.communicate()[1])
+def board(tmp_path, clock):
+    """Give a dashboard of light runs."""
+    database, dispatcher = dispatcher_in(tmp_path, LIMITS.silent_s)
+    with serving(create_app(Settings(database, TOKEN), dispatcher)) as url:
+        yield SimpleNamespace(database=database, dispatcher=dispatcher, url=url)
 
 
 def add(board, calls, **values):
     ids = add_runs(board.database, calls, **values)
     for run_id in ids:
-        board.dispatcher.submit(types.SimpleNamespace(id=run_id))
+        board.dispatcher.submit(SimpleNamespace(id=run_id))
     return ids
 
 
-def wait_for(board, ids, states=db.ENDS, within_s=60):
-    """Return runs by id, once each is in one of the states."""
-    end = time.monotonic() + within_s
-    while True:
-        with board.database.reading() as session:
-            runs = {run_id: session.get(db.Run, run_id) for run_id in ids}
-            if all(run.state in states for run in runs.values()):
-                return runs
-        assert time.monotonic() < end, [(run.state, run.reason) for run in runs.values()]
-        time.sleep(0.05)
+def rows(database, statement):
+    with database.reading() as session:
+        return session.execute(statement).all()
 
 
-def lines_of(board, run_id):
-    with board.database.reading() as session:
-        rows = session.scalars(select(db.RunLog).where(db.RunLog.run_id == run_id).order_by(db.RunLog.id))
-        return [(row.attempt, row.n, row.line) for row in rows]
+def wait_for(database, ids, states=db.ENDS):
+    """Return runs once each is in one of the states."""
+    def runs():
+        found = {run.id: run for (run,) in rows(database, select(db.Run))}
+        return all(found[run_id].state in states for run_id in ids) and [found[run_id] for run_id in ids]
+
+    return until(runs, 60)
 
 
-def agents_of(board, ready=lambda agent: True, count=1):
-    """Return the agents by name, once there are so many and each is ready."""
-    end = time.monotonic() + 30
-    while True:
-        with board.database.reading() as session:
-            agents = session.scalars(select(db.Agent).order_by(db.Agent.name)).all()
-        if len(agents) == count and all(map(ready, agents)):
-            return agents
-        assert time.monotonic() < end
-        time.sleep(0.05)
+def lines_of(database, run_id):
+    columns = (db.RunLog.attempt, db.RunLog.n, db.RunLog.line)
+    return rows(database, select(*columns).where(db.RunLog.run_id == run_id).order_by(db.RunLog.id))
+
+
+def agents_of(board, count):
+    """Return the agents by name, once there are so many and each has said how busy it is."""
+    def agents():
+        found = [agent for (agent,) in rows(board.database, select(db.Agent).order_by(db.Agent.name))]
+        return len(found) == count and all(agent.load for agent in found) and found
+
+    return until(agents)
 
 
 @pytest.mark.slow
 def test_runs_of_the_database_are_placed_streamed_cancelled_and_ended(board):
-    board.processes.append(start("agent", board.url, "lab", 2))
-    ids = add(board, [("tests.light:chatter", {"count": 50}), ("tests.light:starve", {}), ("tests.light:refuse", {}),
-                      ("tests.light:measured", {"steps": 3}), ("tests.light:sleep", {"seconds": 60}),
-                      ("tests.light:hang", {})])
-    wait_for(board, ids[4:5], (db.RUNNING,))
-    begin = time.monotonic()
-    assert board.dispatcher.cancel(ids[4])
-    wait_for(board, ids[4:5])
-    assert time.monotonic() - begin < 30
-    wait_for(board, ids[5:], (db.RUNNING,))
-    assert board.dispatcher.cancel(ids[5])  # it heeds nothing, and is killed
-    runs = list(wait_for(board, ids).values())
+    """On the one agent to which they are bound; runs learn from earlier ones."""
+    chatter, database = ("tests.light:chatter", {"count": 50}), board.database
+    with joined(board.url, count=2), joined(board.url, "other"):
+        lab, _ = agents_of(board, 2)
+        ids = add(board, [chatter, ("tests.light:starve", {}), ("tests.light:refuse", {}),
+                          ("tests.light:measured", {"steps": 3}), ("tests.light:sleep", {"seconds": 60}),
+                          ("tests.light:hang", {})], only_agent_id=lab.id)
+        for run_id in ids[4:]:  # the last one heeds nothing, and is killed
+            wait_for(database, [run_id], (db.RUNNING,))
+            assert board.dispatcher.cancel(run_id)
+        runs = wait_for(database, ids)
+        again, = wait_for(database, add(board, [chatter]))
     assert [run.state for run in runs] == [db.FINISHED, db.FAILED, db.FAILED, db.FINISHED, db.CANCELLED, db.CANCELLED]
+    assert {run.agent_id for run in runs} == {lab.id} and runs[0].device.startswith("cpu[")
     assert "out of memory" in runs[1].reason and "agents run no task" in runs[2].reason
-    assert lines_of(board, ids[0]) == [*((1, number + 1, str(number)) for number in range(49)), (1, 50, "ééé")]
+    assert lines_of(database, ids[0]) == [*((1, number + 1, str(number)) for number in range(49)), (1, 50, "ééé")]
     assert (runs[3].step, runs[3].epoch, runs[3].epochs, runs[3].best_value) == (2, 0, 1, 0.5)
-    with board.database.reading() as session:
-        values = session.execute(select(db.RunMetric.step, db.RunMetric.key, db.RunMetric.value)
-                                 .where(db.RunMetric.run_id == ids[3]).order_by(db.RunMetric.id)).all()
-    assert values == [(0, "loss", 1.0), (1, "loss", 0.5), (2, "loss", None)]
-    lab = agents_of(board, lambda agent: agent.load)[0]
+    value = db.RunMetric
+    values = rows(database, select(value.run_id, value.step, value.key, value.value).order_by(value.id))
+    assert values == [(ids[3], step, "loss", loss) for step, loss in enumerate([1.0, 0.5, None])]
     assert lab.connected and lab.load["memory_mb"] > 0 and [slot["name"] for slot in lab.slots] == ["cpu[0]", "cpu[1]"]
-    assert runs[0].agent_id == lab.id and runs[0].device.startswith("cpu[")
     assert runs[0].predicted_s == 600 and "predicted 600 s on lab/cpu (a guess" in runs[0].placement
+    assert again.predicted_s < 60 and "by 1 earlier runs of this configuration" in again.placement
     assert not board.dispatcher.cancel(ids[0]) and not board.dispatcher.cancel("nobody")
 
 
 @pytest.mark.slow
-def test_a_run_may_be_bound_to_an_agent_and_learns_from_earlier_ones(board):
-    for name in ("a", "b"):
-        board.processes.append(start("agent", board.url, name, 1))
-    second = agents_of(board, count=2)[1].id
-    ids = add(board, [("tests.light:sleep", {"seconds": 0.2})] * 4, only_agent_id=second)
-    assert {run.agent_id for run in wait_for(board, ids).values()} == {second}
-    again = add(board, [("tests.light:sleep", {"seconds": 0.2})] * 1, only_agent_id=second)
-    run = wait_for(board, again)[again[0]]
-    assert 0.1 < run.predicted_s < 60 and "by 1 earlier runs of this configuration" in run.placement
+def test_a_killed_agents_place_and_run_are_taken_when_its_workers_must_be_gone(board, launch, clock, capsys, tmp_path):
+    first = launch(board.url, "lab", 1)
+    (run_id,) = add(board, [trailing(tmp_path)])
+    trail = tmp_path / "trail"
+    _, _, pid = json.loads(until(lambda: trail.exists() and trail.read_text()))
+    before = board.dispatcher._agents.slots()
+    first.kill()
+    with joined(board.url):
+        until(lambda: not is_running(pid), LIMITS.silent_s)
+        until(lambda: "another one takes its place when that was silent for 6 s" in capsys.readouterr().err)
+        assert board.dispatcher._agents.slots() == before
+        clock.by_s += LIMITS.silent_s
+        assert wait_for(board.database, [run_id])[0].attempt == 2
+    assert killed_queue.wrong_in(board.database, [run_id], [trail]) == ([], 2)
 
 
-class Starting:
-    """A worker that is never ready."""
-
-    def __init__(self, slot, limits):
-        self.pipe, self._other = Pipe(duplex=False)
-
-    def messages(self):
-        return []
-
-    def send(self, *message):
-        raise AssertionError(message)
-
-    def shut_down(self):
-        self.pipe.close()
+@pytest.mark.nightly
+def test_kills_of_agents_and_server_lose_no_run_and_end_none_twice(tmp_path):
+    """A dashboard and two agents, each killed at random moments and started again, until all runs have ended."""
+    summary = killed_queue.run(tmp_path, runs=10, agents=2, kills=3, seed=0, silent_s=1.5, every_s=(0.3, 0.8))
+    assert summary["wrong"] == [] and summary["ended"] == 10 and len(summary["killed"]) == 2
 
 
-def test_a_plan_counts_from_now_and_the_journal_knows_who_has_ended(tmp_path, monkeypatch):
-    database, dispatcher = dispatcher_in(tmp_path)
-    done, waits = add_runs(database, [("tests.light:sleep", {})] * 2)
-    with Service(tmp_path / "queue", registry.policy("first-come"), lambda spec, device: 1.0, LIMITS, killed.Inline) as service:
-        service.submit(Spec(done, "tests.light:sleep", {}))
-        service.add_slot(Slot("lab/cpu[0]"))
-        service.run(lambda: len(service.ends()) == 1)
-    monkeypatch.setattr(Journal, "last_s", lambda journal: 1000.0)  # its clock goes on where it was
-    dispatcher._agents.spawn = Starting
-    dispatcher._predictions.place("lab/cpu", predictions.Place("lab", "lab", light_slots(1)[0][1]))
-    dispatcher.start()
-    try:
-        assert dispatcher.has_ended(done) and not dispatcher.has_ended(waits) and not dispatcher.has_ended("nobody")
-        dispatcher._service.add_slot(Slot("lab/cpu[0]"))
-        end = time.monotonic() + 10
-        while (planned := dispatcher.plan())["device"].tolist() != ["lab/cpu[0]"]:
-            assert time.monotonic() < end
-            time.sleep(0.02)
-        assert planned["job_id"].tolist() == [waits]
-        assert abs(planned["start_s"][0]) < 1 and abs(planned["end_s"][0] - 600) < 1
-    finally:
-        dispatcher.close()
+def queue_in(folder):
+    """Return the queue of a dashboard's folder, whose workers do each job at once."""
+    service = Service(folder / "queue", registry.policy("first-come"), lambda spec, device: 1.0, LIMITS, killed.Inline)
+    service.add_slot(Slot("lab/cpu[0]"))
+    return service
 
 
 def test_a_run_waits_until_a_disk_has_space_again(tmp_path, monkeypatch, capsys):
     database, dispatcher = dispatcher_in(tmp_path)
-    first, second = add_runs(database, [("tests.light:sleep", {})] * 2)
+    first, second = add_runs(database, [SLEEP] * 2)
     monkeypatch.setattr("lib.dashboard.dispatcher._SOON_S", 0.01)
     submit, tries = Journal.submit, []
 
@@ -559,64 +547,48 @@ def test_a_run_waits_until_a_disk_has_space_again(tmp_path, monkeypatch, capsys)
         return submit(journal, job)
 
     monkeypatch.setattr(Journal, "submit", refused)
-    dispatcher.start()
-    try:
-        end = time.monotonic() + 10
-        while len(tries) < 5:
-            assert time.monotonic() < end
-            time.sleep(0.01)
+    with closing(dispatcher):
+        dispatcher.start()
+        until(lambda: len(tries) >= 5)
         assert tries == [first] * 4 + [second]
         assert capsys.readouterr().err.count(f"run {first} is not in the queue yet") == 1
         assert all(thread.is_alive() for thread in dispatcher._threads)
-        assert wait_for(types.SimpleNamespace(database=database), [first], (db.QUEUED,))
-    finally:
-        dispatcher.close()
+        wait_for(database, [first], (db.QUEUED,))
 
 
-def test_runs_that_wait_are_advised_when_a_processor_joins(tmp_path, monkeypatch):
+def test_a_plan_counts_from_now_by_what_is_advised_when_a_processor_joins_and_the_journal_knows_who_has_ended(
+        tmp_path, monkeypatch):
     database, dispatcher = dispatcher_in(tmp_path)
-    (run_id,) = add_runs(database, [("tests.light:sleep", {})])
+    done, waits = add_runs(database, [SLEEP] * 2)
     with database.writing() as session:
-        session.get(db.Run, run_id).config.kind = "finetune"
+        session.get(db.Run, waits).config.kind = "finetune"
+    with queue_in(tmp_path) as service:
+        service.submit(Spec(done, *SLEEP))
+        service.run(lambda: len(service.ends()) == 1)
+    monkeypatch.setattr(Journal, "last_s", lambda journal: 1000.0)  # its clock goes on where it was
     limits_s = []
     monkeypatch.setattr(predictions.worker, "call",
                         lambda *_, timeout_s, **__: limits_s.append(timeout_s) or {"light": (42.0, "x")})
-    dispatcher._agents.spawn = Starting
+    dispatcher._agents.spawn = lambda *_: Mock(**{"messages.return_value": []})  # it is never ready
     slot = workers.AgentSlot(Slot("lab/cpu[0]"), "lab", "lab", "key", light_slots(1)[0][1])
-    dispatcher.start()
-    try:
-        end = time.monotonic() + 10
-        while not dispatcher.reorder(run_id, 0):
-            assert time.monotonic() < end
+
+    def planned():
+        return [tuple(row) for row in dispatcher.plan()[["job_id", "device", "start_s", "end_s"]].to_numpy()]
+
+    with closing(dispatcher):
+        dispatcher.start()
+        assert [dispatcher.has_ended(run_id) for run_id in (done, waits, "nobody")] == [True, False, False]
+        until(lambda: dispatcher.reorder(waits, 0))
         dispatcher._agents.slots = lambda: {"lab/cpu[0]": slot}
         dispatcher.changed()
-        while not np.allclose((planned := dispatcher.plan())["end_s"] - planned["start_s"], 42) or planned.empty:
-            assert time.monotonic() < end
-            time.sleep(0.02)
+        until(lambda: planned() == [(waits, "lab/cpu[0]", pytest.approx(0, abs=1), pytest.approx(42, abs=1))])
         assert limits_s == [60]
-        assert dispatcher.cancel(run_id)
-        while dispatcher._predictions.waiting() or dispatcher._predictions._advised:
-            assert time.monotonic() < end
-            time.sleep(0.02)
-    finally:
+        assert dispatcher.cancel(waits)
+        until(lambda: not (dispatcher._predictions.waiting() or dispatcher._predictions._advised))
         dispatcher._agents.slots = dict
-        dispatcher.close()
 
 
-def test_a_database_has_one_server(tmp_path):
-    database, dispatcher = dispatcher_in(tmp_path)
-    other = Dispatcher(Database(f"sqlite:///{tmp_path}/dashboard.db"), tmp_path / "another queue")
-    dispatcher.start()
-    try:
-        with pytest.raises(InputError, match="dashboard.db is being written by another process"):
-            other.start()
-    finally:
-        dispatcher.close()
-    other.start()
-    other.close()
-
-
-def test_the_token_leaves_the_environment_of_an_agent(tmp_path, monkeypatch):
+def test_the_token_leaves_the_environment_of_an_agent(monkeypatch):
     monkeypatch.setenv("DASHBOARD_TOKEN", TOKEN)
     assert client.read_token(None) == TOKEN
     assert "DASHBOARD_TOKEN" not in os.environ
@@ -625,9 +597,7 @@ def test_the_token_leaves_the_environment_of_an_agent(tmp_path, monkeypatch):
 def test_a_message_is_measured_as_it_is_sent_and_one_too_large_is_refused_to_the_queue():
     letters = "\u0416" * 49_000
     Mailbox().post(1, "run", "t", "tests.light:sleep", {"labels": [letters]})  # 98 kB, in ASCII 294 kB
-    session = types.SimpleNamespace(workers={}, mailbox=Mailbox())
-    session.post = session.mailbox.post
-    worker = workers.AgentWorker(session, 1, "cpu[0]")
+    worker = workers.AgentWorker(SimpleNamespace(workers={}, post=Mailbox().post), 1, "cpu[0]")
     worker.send("run", "t", "tests.light:sleep", {"labels": [3 * letters]})
     ((what, token, reason),) = worker.messages()
     assert (what, token) == ("refused", "t") and "it cannot be sent to an agent: 294," in reason
@@ -643,97 +613,67 @@ def test_a_report_names_the_attempt_that_it_is_of(tmp_path):
 
 
 def test_only_columns_are_set():
-    row = db.Agent()
     with pytest.raises(TypeError, match="agents has no by_hand"):
-        set_columns(row, host="lab", by_hand=False)
-    set_columns(row, host="lab", manual=False)
-    assert (row.host, row.manual) == ("lab", False)
+        fleet._set(db.Agent(), host="lab", by_hand=False)
 
 
-def test_a_database_that_is_away_for_a_while_gets_everything_later(tmp_path):
-    database, dispatcher = dispatcher_in(tmp_path)
-    ids = add_runs(database, [("tests.light:sleep", {})])
-    gone, tries, ended = [True], [], []
+def test_a_database_that_is_away_for_a_while_gets_everything_later(tmp_path, monkeypatch):
+    database, _ = dispatcher_in(tmp_path)
+    run_id, = add_runs(database, [SLEEP])
+    writing, gone, tries, ended = database.writing, [True], [], []
 
-    class Away:
-        @contextmanager
-        def writing(self):
-            tries.append(gone[0])
-            if gone[0]:
-                raise OperationalError("BEGIN", {}, Exception("database is locked"))
-            with database.writing() as session:
-                yield session
-
-    def until(condition):
-        end = time.monotonic() + 30
-        while not condition():
-            assert time.monotonic() < end
-            time.sleep(0.01)
+    def away():
+        tries.append(gone[0])
+        if gone[0]:
+            raise OperationalError("BEGIN", {}, Exception("database is locked"))
+        return writing()
 
     def unwanted(run_id):
         ended.append(run_id)
         raise UnwritableError("run.sqlite: cannot be written (database or disk is full)")
 
-    records = RunRecords(Away(), lambda run_id, slot: {"device": slot}, lambda *_: None, unwanted)
+    monkeypatch.setattr(database, "writing", away)
+    records = RunRecords(database, lambda run_id, slot: {"device": slot}, lambda *_: None, unwanted)
     records.start()
     records.started("nobody", 1, "lab/cpu", 0.0)
     until(lambda: tries)  # what comes now is another batch
-    records.started(ids[0], 1, "lab/cpu", 0.0)
+    records.started(run_id, 1, "lab/cpu", 0.0)
     for number in range(5):
-        records.reported(ids[0], 1, {"log": [number + 1, "x"], "metrics": {"step": number}})
-    records.reported(ids[0], 0, {"metrics": {"step": 9}})  # late, of an attempt that is over
-    records.ended(ids[0], 1, "done", "", {"best_value": 0.9}, 1.0)
+        records.reported(run_id, 1, {"log": [number + 1, "x"], "metrics": {"step": number}})
+    records.reported(run_id, 0, {"metrics": {"step": 9}})  # late, of an attempt that is over
+    records.ended(run_id, 1, "done", "", {"best_value": 0.9}, 1.0)
     before = len(tries)
     until(lambda: len(tries) > before)
     gone[0] = False
     until(lambda: not all(tries))
     records.close()
-    board = types.SimpleNamespace(database=database)
-    run = wait_for(board, ids)[ids[0]]
+    run, = wait_for(database, [run_id])
     assert (run.state, run.best_value, run.device, run.step) == (db.FINISHED, 0.9, "lab/cpu", 4)
-    assert len(lines_of(board, ids[0])) == 5 and records.written == 14
+    assert len(lines_of(database, run_id)) == 5 and records.written == 14
     assert ended == ["nobody"]
 
 
 def test_journal_and_database_are_brought_together_at_each_start(tmp_path):
     """Ends that the database missed, runs that the journal missed or lost, and one that was cancelled in the database alone."""
     database, dispatcher = dispatcher_in(tmp_path)
-    ended, failed, lost, new, cancelled = add_runs(database, [("tests.light:sleep", {}), ("tests.light:fail", {}),
-                                                              *[("tests.light:sleep", {})] * 3])
-    specs = {run_id: Spec(run_id, f"tests.light:{call}", {}) for run_id, call in (
-        (ended, "sleep"), (failed, "fail"), (lost, "sleep"), (cancelled, "sleep"))}
-    with Service(tmp_path / "queue", registry.policy("first-come"), lambda spec, device: 1.0, LIMITS, killed.Inline) as service:
-        for run_id in (ended, failed):
-            service.submit(specs[run_id])
-        service.add_slot(Slot("lab/cpu[0]"))
+    ended, failed, lost, new, cancelled = add_runs(database, [SLEEP, ("tests.light:fail", {}), *[SLEEP] * 3])
+    with queue_in(tmp_path) as service:
+        service.submit(Spec(ended, *SLEEP))
+        service.submit(Spec(failed, "tests.light:fail", {}))
         service.run(lambda: len(service.ends()) == 2)
         for run_id in (lost, cancelled):
-            service.submit(specs[run_id])
+            service.submit(Spec(run_id, *SLEEP))
     with database.writing() as session:
         db.transition(session, lost, db.RUNNING)
         db.transition(session, cancelled, db.CANCELLED)
-    dispatcher.start()
-    try:
-        board = types.SimpleNamespace(database=database)
-        runs = wait_for(board, [ended, failed])
-        assert runs[ended].state == db.FINISHED and runs[ended].attempt == 1
-        assert runs[failed].state == db.FAILED and "this job is wrong" in runs[failed].reason
-        runs = wait_for(board, [lost, new], (db.QUEUED,))
-        assert runs[lost].reason == "the server was restarted"
-        end = time.monotonic() + 30
-        while not dispatcher.reorder(new, 1):
-            assert time.monotonic() < end
-            time.sleep(0.05)
+    with closing(dispatcher):
+        dispatcher.start()
+        runs = wait_for(database, [ended, failed])
+        assert [(run.state, run.attempt) for run in runs] == [(db.FINISHED, 1), (db.FAILED, 3)]
+        assert "this job is wrong" in runs[1].reason
+        assert wait_for(database, [lost, new], (db.QUEUED,))[0].reason == "the server was restarted"
+        until(lambda: dispatcher.reorder(new, 1))
         assert dispatcher.reorder(lost, 1) and not dispatcher.reorder(ended, 1)
-    finally:
-        dispatcher.close()
-
-
-@pytest.mark.slow
-def test_kills_of_agents_and_server_lose_no_run_and_end_none_twice(tmp_path):
-    """A dashboard and two agents, each killed at random moments and started again, until all runs have ended."""
-    summary = killed_queue.run(tmp_path, runs=10, agents=2, kills=3, seed=0, silent_s=1.5, every_s=(0.3, 0.8))
-    assert summary["wrong"] == [] and summary["ended"] == 10 and len(summary["killed"]) == 2
 
 
 def test_fine_tunes_that_took_longer_than_advised_correct_the_others_there(monkeypatch):
@@ -744,25 +684,27 @@ def test_fine_tunes_that_took_longer_than_advised_correct_the_others_there(monke
         device = Device(name="cpu[0]", threads=threads, cores=threads, memory_mb=1000, model="chip")
         known.place(name, predictions.Place(name, name, device))
     for run_id in ("first", "second"):
-        config = types.SimpleNamespace(kind="finetune", config_json={}, config_hash=run_id)
-        known.add(types.SimpleNamespace(id=run_id, config=config, only_agent_id=None, gpu_indices=[]))
+        config = SimpleNamespace(kind="finetune", config_json={}, config_hash=run_id)
+        known.add(SimpleNamespace(id=run_id, config=config, only_agent_id=None, gpu_indices=[]))
         known.advise(run_id)
-    assert known.placement("second", "a/cpu")["predicted_s"] == 10
+
+    def predicted_s(place):
+        return known.placement("second", place)["predicted_s"]
+
+    assert predicted_s("a/cpu") == 10
     known.measure("first", "a/cpu", 25.0)
-    assert known.placement("second", "a/cpu")["predicted_s"] == 25
+    assert (predicted_s("a/cpu"), predicted_s("b/cpu")) == (25, 10), "the other one has other threads"
     assert "2.5 times as long by 1 other fine-tunes there" in known.placement("second", "a/cpu")["placement"]
-    assert known.placement("second", "b/cpu")["predicted_s"] == 10, "other threads"
     known.measure("second", "a/cpu", 40.0)
-    assert known.placement("second", "a/cpu")["predicted_s"] == 40
+    assert predicted_s("a/cpu") == 40
 
 
 @pytest.mark.slow
 def test_a_fine_tune_is_predicted_by_its_steps_and_evaluations_whatever_its_network_is_called(tmp_path):
     from transformers import ViTConfig
 
-    tiny = ViTConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, image_size=28,
-                     patch_size=14)
-    tiny.save_pretrained(tmp_path / "tiny")
+    ViTConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, image_size=28,
+              patch_size=14).save_pretrained(tmp_path / "tiny")
     usual = {"root": "synthetic:pathmnist", "loss_name": "cross_entropy", "epochs": 3, "batch_size": 64,
              "load_pretrained": True, "autocast_dtype": "torch.float32", "max_datapoints_per_class": 100}
     processors = [("cpu", "any"), ("cuda", "NVIDIA H200"), ("cuda", "none")]
@@ -770,10 +712,10 @@ def test_a_fine_tune_is_predicted_by_its_steps_and_evaluations_whatever_its_netw
         advised = advice.advise({**usual, "model_flavour": name}, processors)
         assert set(advised) == {"any", "NVIDIA H200"}
         for seconds, words in advised.values():
-            steps, step_ms, batches, batch_ms = re.match(
-                r"([\d,]+) steps of (.+) ms, ([\d,]+) evaluated batches of (.+) ms, ", words).groups()
-            assert int(steps) == 3 * -(-900 // 64), "nine classes of 100 each"
-            assert int(batches) > 3 and 0 < float(batch_ms) < float(step_ms)
-            assert seconds == pytest.approx((int(steps) * float(step_ms) + int(batches) * float(batch_ms)) / 1e3, rel=0.01)
+            steps, step_ms, batches, batch_ms = map(float, re.match(
+                r"(\d+) steps of (.+) ms, (\d+) evaluated batches of (.+) ms, ", words).groups())
+            assert steps == 3 * -(-900 // 64), "nine classes of 100 each"
+            assert batches > 3 and 0 < batch_ms < step_ms
+            assert seconds == pytest.approx((steps * step_ms + batches * batch_ms) / 1e3, rel=0.01)
     with pytest.raises(InputError, match="no dataset"):
         advice.advise({**usual, "root": "synthetic:none", "model_flavour": "simple_cnn"}, processors)

@@ -1,6 +1,6 @@
 """An element type of 16 bits is what autocast computes in: casts, types and bytes of a capture are those of torch.autocast."""
 
-import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,9 +15,7 @@ from lib.work.building import autocasts
 from lib.work.graph import capture, counts
 from lib.work.graph.recorder import Recorder
 from lib.work.networks import Network
-
-BERT = {"model_type": "bert", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64,
-        "vocab_size": 100}
+from tests.test_named_networks import SMALL, written
 
 
 def signature(ops):
@@ -41,8 +39,7 @@ def real_run(net, mode, dtype):
 @pytest.mark.parametrize("mode", ["infer", "train"])
 @pytest.mark.parametrize("name", ["resnet18", "timm:vit_tiny_patch16_224", "bert"])
 def test_captured_types_are_those_of_torchs_own_autocast_on_the_cpu(name, mode, tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps(BERT))
-    net = networks.network(f"hf:{tmp_path}" if name == "bert" else name, 2, "" if name == "bert" else "3x64x64")
+    net = networks.network(written(tmp_path, name, **SMALL), 2) if name == "bert" else networks.network(name, 2, "3x64x64")
     for dtype in ("bfloat16", "float16") if mode == "infer" else ("bfloat16",):
         graph = capture.of_network(net, mode, autocast=dtype)
         assert signature(graph.ops) == signature(real_run(net, mode, getattr(torch, dtype)))
@@ -64,6 +61,9 @@ class Mixed(nn.Module):
         return F.softmax(x, -1).pow(2).sum(1)
 
 
+MIXED = Network("mixed", Mixed, (2, 3, 8, 8))
+
+
 def widths(graph, phase="forward"):
     return [(op.short, op.dtype, op.outputs[0].dtype) for op in graph.ops if op.phase == phase and counts.is_work(op)]
 
@@ -71,23 +71,22 @@ def widths(graph, phase="forward"):
 def test_on_cuda_layers_are_normalised_and_softmax_is_taken_in_fp32():
     """By torch's lists for CUDA (ATen/autocast_mode.h): each weight is cast once, what is not listed runs as it comes."""
     low, wide = "bfloat16", "float32"
-    graph = capture.capture(Mixed(), (2, 3, 8, 8), autocast=low, device="cuda:0")
-    assert widths(graph) == [
+    assert widths(capture.of_network(MIXED, autocast=low, device="cuda:0")) == [
         ("_to_copy", wide, low), ("_to_copy", wide, low), ("_to_copy", wide, low), ("convolution", low, low),
         ("native_batch_norm", low, low), ("_to_copy", low, wide), ("native_layer_norm", wide, wide),
         ("_to_copy", wide, low), ("_to_copy", wide, low), ("_to_copy", wide, low), ("addmm", low, low), ("addmm", low, low),
         ("_scaled_dot_product_flash_attention", low, low), ("_to_copy", low, wide), ("_softmax", wide, wide),
         ("pow", wide, wide), ("sum", wide, wide)]
-    halves = widths(capture.capture(Mixed(), (2, 3, 8, 8), autocast="float16", device="cuda:0"))
+    halves = widths(capture.of_network(MIXED, autocast="float16", device="cuda:0"))
     assert ("_softmax", "float16", wide) in halves, "in one kernel"
     assert ("cudnn_batch_norm", "float16", "float16") in halves
-    trained = capture.capture(Mixed(), (2, 3, 8, 8), "train", "sgd", device="cuda:0", autocast="float16")
+    trained = capture.capture(Mixed(), MIXED.shape, "train", "sgd", device="cuda:0", autocast="float16")
     backward = {short: dtype for short, dtype, _ in widths(trained, "backward")}
     assert backward["convolution_backward"] == backward["mm"] == backward["cudnn_batch_norm_backward"] == "float16"
     assert backward["native_layer_norm_backward"] == backward["pow"] == wide
     assert {dtype for _, dtype, _ in widths(trained, "optimizer")} == {wide}
-    of_cpu = widths(capture.capture(Mixed(), (2, 3, 8, 8), autocast=low))
-    assert ("native_layer_norm", low, low) in of_cpu and ("_softmax", low, low) in of_cpu, "all is put back"
+    of_cpu = widths(capture.of_network(MIXED, autocast=low))
+    assert {("native_layer_norm", low, low), ("_softmax", low, low)} < set(of_cpu), "all is put back"
 
 
 def test_every_operator_that_autocast_changes_on_cuda_is_in_a_list():
@@ -106,31 +105,22 @@ def test_every_operator_that_autocast_changes_on_cuda_is_in_a_list():
 
 
 def test_weights_are_kept_in_fp32_and_their_casts_take_memory():
-    several = {dtype: work.captured(Network("mixed", Mixed, (2, 3, 8, 8)), "infer", dtype, device="cuda:0")
-               for dtype in ("float32", "bfloat16")}
-    assert several["bfloat16"].weight_bytes == several["float32"].weight_bytes
+    wide, low = (work.captured(MIXED, "infer", dtype, device="cuda:0") for dtype in ("float32", "bfloat16"))
+    assert low.weight_bytes == wide.weight_bytes and low.not_modelled == wide.not_modelled == ()
     casts = sum(2 * one.numel() for name, one in Mixed().named_parameters() if name.startswith(("conv", "layer")))
-    taken = sum(size for made in several["bfloat16"].plan.made for _, size in made)
-    assert taken > casts and several["bfloat16"].not_modelled == several["float32"].not_modelled == ()
-    products = several["bfloat16"].table
-    assert set(products.loc[products["op"].isin(("conv2d", "linear", "attention")), "dtype"]) == {"bf16"}
-    assert set(products.loc[products["op"].isin(("layer_norm", "softmax")), "dtype"]) == {"fp32"}
+    assert sum(size for made in low.plan.made for _, size in made) > casts
+    dtypes = low.table.groupby("op")["dtype"].unique()
+    assert {dtypes[op].item() for op in ("conv2d", "linear", "attention")} == {"bf16"}
+    assert {dtypes[op].item() for op in ("layer_norm", "softmax")} == {"fp32"}
 
 
 def test_a_measured_time_is_of_the_type_that_it_was_measured_in():
-    class Model:
-        facts = {"dtype": "bf16"}
-
-        def predict(self, table):
-            return table.assign(predicted_ms=1.0, low_ms=0.9, high_ms=1.1, out_of_range=False, origin="", part="gemm forward")[
-                ["predicted_ms", "low_ms", "high_ms", "out_of_range", "origin", "part"]]
-
-    item = work.captured(Network("mixed", Mixed, (2, 3, 8, 8)), "infer", "bfloat16", device="cuda:0")
-    operators = composition.predicted_operators(item, Model(), dict.fromkeys(item.keys, 7.0))
-    wide = operators["dtype"] == "fp32"
-    assert wide.any() and (operators.loc[wide, "predicted_ms"] == 1.0).all()
-    assert (operators.loc[wide, "origin"] == "its kernels of another element type, by bytes").all()
-    assert (operators.loc[~wide, "predicted_ms"] == 7.0).all() and (operators.loc[~wide, "origin"] == "").all()
+    model = SimpleNamespace(facts={"dtype": "bf16"}, predict=lambda table: table[[]].assign(
+        predicted_ms=1.0, low_ms=0.9, high_ms=1.1, out_of_range=False, origin="", part="gemm forward"))
+    item = work.captured(MIXED, "infer", "bfloat16", device="cuda:0")
+    operators = composition.predicted_operators(item, model, dict.fromkeys(item.keys, 7.0))
+    answered = {tuple(row) for row in operators[["dtype", "predicted_ms", "origin"]].to_numpy()}
+    assert answered == {("fp32", 1.0, "its kernels of another element type, by bytes"), ("bf16", 7.0, "")}
 
 
 def test_products_that_autocast_leaves_in_fp32_are_told():
@@ -144,9 +134,7 @@ def test_products_that_autocast_leaves_in_fp32_are_told():
 
 
 def test_an_answer_in_16_bits_moves_more_than_half_and_less_than_all_of_fp32():
-    answers = {dtype: advise.advise(Query("resnet18", 8, dtype=dtype), ["h100-sxm"], crossovers=False)
-               for dtype in ("bf16", "fp16")}
-    moved = {dtype: one.captured.work(device_type="cuda").bytes for dtype, one in answers.items()}
+    bf16, fp16 = (advise.advise(Query("resnet18", 8, dtype=one), ["h100-sxm"], crossovers=False) for one in ("bf16", "fp16"))
     in_fp32 = work.captured(networks.network("resnet18", 8), "infer", device="cuda:0").bytes
-    assert 0.5 < moved["bf16"] / in_fp32 < 1.0
-    assert (answers["fp16"].table["predicted_ms"] > 0).all()
+    assert 0.5 < bf16.captured.work(device_type="cuda").bytes / in_fp32 < 1.0
+    assert (fp16.table["predicted_ms"] > 0).all()

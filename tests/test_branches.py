@@ -1,6 +1,8 @@
 """Networks whose control flow reads values: captured the way that random inputs take, and refused in a line beyond that."""
 
-import json
+import os
+import resource
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -18,6 +20,8 @@ from lib.work.building import values
 from lib.work.building.inputs import Input
 from lib.work.graph import capture, counts
 from lib.work.networks import Network
+from tests.test_capture import ran
+from tests.test_named_networks import SEEN, SIDES, SMALL, written
 
 
 class Branches(nn.Module):
@@ -89,35 +93,19 @@ class Reads(Branches):
         return self.first(x) * float(x.numpy().sum())
 
 
-HERE = "tests.test_branches"
-
-
-def ran(model, shape, mode):
-    """Return the operators of a real run; those of views are left out, which Python may make in other ways."""
-    names = []
-
-    class Names(torch.utils._python_dispatch.TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            names.append(str(func))
-            return func(*args, **(kwargs or {}))
-
-    given = torch.randn(shape)
-    with torch.set_grad_enabled(mode == "train"), Names():
-        output = model.train(mode == "train")(given)
-        if mode == "train":
-            capture.default_loss(output).backward()
-    return [name for name in names if name.split(".")[1] not in counts.VIEWS and not name.startswith(("prim", "aten._local"))]
-
-
 @pytest.mark.parametrize("kind", [Branches, Other, Loops])
 @pytest.mark.parametrize("mode", ["infer", "train"])
 def test_a_network_that_reads_values_is_captured_the_way_that_it_runs(kind, mode):
-    graph = capture.of_network(Network("own", kind, (4, 8)), mode)
+    def but_views(names):
+        return [name for name in names if name.split(".")[1] not in counts.VIEWS]  # Python may make those in other ways
+
+    net = Network("own", kind, (4, 8))
+    graph = capture.of_network(net, mode)
+    names = [op.name for op in graph.ops]
     torch.manual_seed(0)
-    assert [op.name for op in graph.ops if op.short not in counts.VIEWS] == ran(kind(), (4, 8), mode)
+    assert but_views(names) == but_views(ran(net, mode))
     assert graph.branches and all(place.startswith("test_branches.py, line ") for place in graph.branches)
-    given = capture.capture(kind(), (4, 8), mode)
-    assert [op.name for op in given.ops] == [op.name for op in graph.ops]
+    assert [op.name for op in capture.capture(kind(), (4, 8), mode).ops] == names
 
 
 def test_the_branch_is_taken_on_a_gpu_too_and_in_an_optimizers_step():
@@ -132,54 +120,51 @@ def test_networks_without_branches_are_not_run(monkeypatch):
 
 
 def test_the_answer_is_the_same_each_time_and_says_so(capsys):
-    several = [work.captured(networks.network(f"{HERE}:Branches", 4, "8"), "infer").flops for _ in range(2)]
+    several = [work.captured(networks.network(f"{__name__}:Branches", 4, "8"), "infer").flops for _ in range(2)]
     assert several[0] == several[1]
-    assert main(["advise", f"{HERE}:Branches", "--input", "8", "--device", "t4", "--batch-size", "4"]) == 0
-    assert "its control flow depends on values (test_branches.py, line 33): the branch of random inputs was taken" in \
+    assert main(["advise", f"{__name__}:Branches", "--input", "8", "--device", "t4", "--batch-size", "4"]) == 0
+    assert "its control flow depends on values (test_branches.py, line 37): the branch of random inputs was taken" in \
         capsys.readouterr().out
-    table = answers.answers([questions.Question(1, Query(f"{HERE}:Branches", 4, "8"), "t4")])
-    assert "values at test_branches.py, line 33 (those of random inputs)" in table["not_modelled"][0]
-    assert (advise.advise(Query(f"{HERE}:Loops", 4, "8"), ["cpu", "t4"]).table["predicted_ms"] > 0).all()
+    table = answers.answers([questions.Question(1, Query(f"{__name__}:Branches", 4, "8"), "t4")])
+    assert "values at test_branches.py, line 37 (those of random inputs)" in table["not_modelled"][0]
+    assert (advise.advise(Query(f"{__name__}:Loops", 4, "8"), ["cpu", "t4"]).table["predicted_ms"] > 0).all()
 
 
 @pytest.mark.parametrize(("kind", "words"), [
     (Large, "MB of weights are too many to run it for them"), (Endless, "a run for them takes more than 1 s"),
-    (Greedy, "it takes more memory than this machine has"), (Reads, "test_branches.py, line 89")])
+    (Greedy, "it takes more memory than this machine has"), (Reads, "test_branches.py, line 93")])
 def test_what_cannot_be_run_for_its_values_is_one_line(kind, words, monkeypatch):
     monkeypatch.setattr(values, "LONGEST_S", 0.6)
-    with pytest.raises(InputError) as error:
+    with pytest.raises(InputError, match=words):
         capture.of_network(Network("own", kind, (4, 8)))
-    assert words in str(error.value) and "\n" not in str(error.value)
 
 
 def test_a_run_for_values_leaves_no_trace():
-    import os
-    import resource
-    import sys
+    def state():
+        return [torch.random.get_rng_state().tolist(), resource.getrlimit(resource.RLIMIT_AS), torch.Tensor.tolist, os.fork,
+                os._exit, sys.stdout]
 
-    before = (torch.random.get_rng_state(), resource.getrlimit(resource.RLIMIT_AS), torch.Tensor.tolist, os.fork, os._exit,
-              sys.stdout)
+    def run(_):
+        return values.of_a_run(Loops, (Input((4, 8)),), False, "it")
+
+    before = state()
     with ThreadPoolExecutor(4) as pool:
-        several = list(pool.map(lambda _: values.of_a_run(Loops, (Input((4, 8)),), False, "it"), range(8)))
-    assert several == [values.of_a_run(Loops, (Input((4, 8)),), False, "it")] * 8
-    assert several[0].places == tuple(f"test_branches.py, line {line}" for line in (52, 54, 56, 57))
-    assert torch.equal(torch.random.get_rng_state(), before[0])
-    assert (resource.getrlimit(resource.RLIMIT_AS), torch.Tensor.tolist, os.fork, os._exit, sys.stdout) == before[1:]
+        several = list(pool.map(run, range(8)))
+    assert several == [run(0)] * 8
+    assert several[0].places == tuple(f"test_branches.py, line {line}" for line in (56, 58, 60, 61))
+    assert state() == before
 
 
-WIDTH = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64, "vocab_size": 100}
 EXPERTS = {"d_model": 32, "d_ff": 64, "d_kv": 8, "num_layers": 2, "num_heads": 4, "vocab_size": 100, "num_experts": 4}
-LAYERS = {name: value for side in ("encoder", "decoder")
-          for name, value in ((f"{side}_layers", 2), (f"{side}_attention_heads", 4), (f"{side}_ffn_dim", 64))}
 CONFIGS = {
-    "longformer": {**WIDTH, "attention_window": 16, "max_position_embeddings": 130},
-    "led": {"d_model": 32, **LAYERS, "vocab_size": 100, "attention_window": 16, "max_encoder_position_embeddings": 128,
+    "longformer": {**SMALL, "attention_window": 16, "max_position_embeddings": 130},
+    "led": {"d_model": 32, **SIDES, "vocab_size": 100, "attention_window": 16, "max_encoder_position_embeddings": 128,
             "max_decoder_position_embeddings": 128},
-    "vilt": {**WIDTH, "image_size": 32, "patch_size": 8, "max_position_embeddings": 40},
+    "vilt": {**SMALL, **SEEN, "max_position_embeddings": 40},
     "xlm": {"emb_dim": 32, "n_layers": 2, "n_heads": 4, "vocab_size": 100, "n_words": 100, "max_position_embeddings": 128},
-    "vits": {**WIDTH, "ffn_dim": 64, "flow_size": 32, "spectrogram_bins": 33, "upsample_initial_channel": 32,
+    "vits": {**SMALL, "ffn_dim": 64, "flow_size": 32, "spectrogram_bins": 33, "upsample_initial_channel": 32,
              "upsample_rates": [4, 4], "upsample_kernel_sizes": [8, 8], "depth_separable_channels": 2},
-    "nllb-moe": {"d_model": 32, **LAYERS, "vocab_size": 100, "num_experts": 4, "encoder_sparse_step": 2,
+    "nllb-moe": {"d_model": 32, **SIDES, "vocab_size": 100, "num_experts": 4, "encoder_sparse_step": 2,
                  "decoder_sparse_step": 2},
     "switch_transformers": {**EXPERTS, "num_decoder_layers": 2, "num_sparse_encoder_layers": 1, "num_sparse_decoder_layers": 1},
 }
@@ -188,8 +173,7 @@ CONFIGS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CONFIGS)
 def test_networks_of_transformers_that_read_values_are_captured(name, tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": name, **CONFIGS[name]}))
-    net = networks.network(f"hf:{tmp_path}", 2)
+    net = networks.network(written(tmp_path, name, **CONFIGS[name]), 2)
     for device in ("cpu", "cuda:0"):
         graph = capture.of_network(net, device=device)
         assert graph.branches and sum(map(counts.matrix_flops, graph.ops)) > 0

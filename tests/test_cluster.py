@@ -1,13 +1,21 @@
-"""Jobs on a Ray cluster of two nodes on this machine: nothing is lost, whatever dies; what can never run is refused."""
+"""Jobs on a Ray cluster of two nodes: nothing is lost, whatever dies; what can never run is refused.
+
+Each test runs with Ray faked, as far as it is used here, and every night with two real nodes on this machine.
+"""
 
 import json
 import os
 import socket
+import stat
 import subprocess
 import sys
-import time
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from multiprocessing import get_context
+from multiprocessing.managers import BaseManager
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,41 +23,111 @@ import pytest
 from lib import __main__ as command
 from lib import files, paths
 from lib.errors import InputError
-from lib.schedule.policies import registry
 from lib.schedule.problem import Jobs
-from lib.schedule.runtime import executor, local_site, ray_workers
+from lib.schedule.runtime import local_site, ray_workers
 from lib.schedule.runtime.journal import Spec
-from lib.schedule.runtime.workers import Limits, ProcessWorker, Slot
-from tests.test_execute import calling_back, check, sleeping
+from lib.schedule.runtime.worker_process import ActorWorker
+from lib.schedule.runtime.workers import Limits
+from tests import test_execute
+from tests.test_execute import calling_back, check, mover, sleeping
 
 pytestmark = pytest.mark.slow
-LIMITS = Limits(beat_s=0.1, silent_s=30, ready_s=120, grace_s=0.5, late=5, least_s=30, attempts=3)
+LIMITS = Limits(beat_s=0.1, silent_s=30, ready_s=120, grace_s=10, late=5, least_s=30, attempts=3)
 NODE = {"num_cpus": 1, "object_store_memory": 80 * 2**20, "include_log_monitor": False}
+BaseManager.register("Worker", ActorWorker)
 
 
-@pytest.fixture(scope="module")
-def nodes():
-    """Start two nodes of one CPU each; end whatever of them is left."""
-    from ray.cluster_utils import Cluster
+class Actor:
+    """A process that holds a worker, whose methods are called as those of Ray's actors are."""
 
-    with ray_workers.short_folder() as home, pytest.MonkeyPatch.context() as patch:
+    def __init__(self, node, environment):
+        self.node, self.manager = node, BaseManager(ctx=get_context("spawn"))
+        with pytest.MonkeyPatch.context() as patch:
+            for variable in environment.items():
+                patch.setenv(*variable)
+            self.manager.start()
+        worker = self.manager.Worker()
+        for name in ("run", "put", "take"):
+            setattr(self, name, self.method(getattr(worker, name)))
+
+    def method(self, call):
+        thread = ThreadPoolExecutor(1)
+
+        def called(*arguments):
+            try:
+                return call(*arguments)
+            except (EOFError, OSError):
+                detail = "Worker exit detail: the process is no more. And more." if self.node["Alive"] else "its node has died"
+                raise RuntimeError(f"The actor died.\n{detail}") from None
+
+        def remote(*arguments):
+            reply = thread.submit(called, *arguments)
+            return SimpleNamespace(future=lambda: reply)
+
+        return SimpleNamespace(remote=remote, options=lambda **_: SimpleNamespace(remote=remote))
+
+    def end(self):
+        self.manager._process.kill()
+        self.manager._process.join()
+
+
+class Ray:
+    """As much of Ray as is used here; a node that is removed takes its actors with it."""
+
+    def __init__(self):
+        self.actors, self.two = [], [
+            {"NodeID": digit * 56, "Alive": True, "NodeName": "here", "NodeManagerAddress": "127.0.0.1",
+             "Resources": {"CPU": 1.0, "memory": 4e9, **head}}
+            for digit, head in (("b", {"node:__internal_head__": 1.0}), ("a", {}))]
+
+    def nodes(self):
+        return self.two
+
+    def remote(self, **_):
+        return lambda kind: SimpleNamespace(options=self.options)
+
+    def options(self, num_cpus, num_gpus, scheduling_strategy, runtime_env):
+        node = next(node for node in self.two if node["NodeID"] == scheduling_strategy.node_id)
+        self.actors.append(Actor(node, runtime_env["env_vars"]))
+        return SimpleNamespace(remote=lambda: self.actors[-1])
+
+    def kill(self, actor):
+        actor.end()
+
+    def remove(self):
+        self.two[1]["Alive"] = False
+        self.shutdown(self.two[1:])
+
+    def shutdown(self, nodes=None):
+        for actor in self.actors:
+            if actor.node in (nodes or self.two):
+                actor.end()
+
+
+@pytest.fixture(scope="module", params=["faked", pytest.param("real", marks=pytest.mark.nightly)])
+def joined(request):
+    """Join two nodes of one CPU each, once for all tests; ``remove`` removes the second."""
+    with pytest.MonkeyPatch.context() as patch, ray_workers.short_folder() as home:
+        if request.param == "faked":
+            with ray_workers.Cluster("faked") as result:
+                result._ray = Ray()
+                result.remove = result._ray.remove
+                yield result
+            return
+        from ray.cluster_utils import Cluster
+
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("RAY_TMPDIR", home)
         (Path(home) / "ray").mkdir()  # Ray's Cluster writes the head's address there, and does not make the folder
         head = {**NODE, "include_dashboard": False, "no_monitor": True, "temp_dir": f"{home}/r",
                 "_system_config": {"worker_niceness": 0}}
-        result = Cluster(initialize_head=True, head_node_args=head)
-        result.add_node(**NODE)
-        yield result
-        result.shutdown()
-
-
-@pytest.fixture(scope="module")
-def joined(nodes):
-    """Join the two nodes once for all tests."""
-    with ray_workers.Cluster(nodes.address) as result:
-        result.join()
-        yield result
+        nodes = Cluster(initialize_head=True, head_node_args=head)
+        second = nodes.add_node(**NODE)
+        with ray_workers.Cluster(nodes.address) as result:
+            result.join()
+            result.remove = lambda: nodes.remove_node(second)
+            yield result
+        nodes.shutdown()
 
 
 def together(spawn, workers):
@@ -77,21 +155,18 @@ def named(specs, **columns):
     return replace(Jobs.plain(len(specs)), ids=tuple(spec.job_id for spec in specs), **columns)
 
 
-def run(joined, specs, folder, name="first-come", predicted=0.02, on_done=lambda: None):
-    jobs = named(specs)
-    site = joined.site(jobs, warm_up="")
-    fleet = local_site.fleet_of(site.slots)
-    times = np.full((len(specs), 1), predicted) if np.isscalar(predicted) else predicted
-    return executor.execute(specs, jobs, fleet, site.slots, times, registry.policy(name), folder, LIMITS,
-                            calling_back(together(site.spawn, len(site.slots)), on_done))
+def run(joined, specs, folder, policy="first-come", predicted=0.02, on_done=lambda: None, limits=LIMITS):
+    site = joined.site(named(specs), warm_up="")
+    spawn = calling_back(together(site.spawn, len(site.slots)), on_done)
+    return test_execute.run(specs, folder, policy, predicted, site.slots, limits, spawn)
 
 
 def test_all_jobs_end_on_both_nodes_in_one_record(joined, tmp_path):
-    specs = [*sleeping(24, 0.25), Spec("where", "tests.light:where", {}), Spec("bad", "tests.light:fail", {})]
+    specs = [*sleeping(12, 0.25), Spec("where", "tests.light:where", {}), Spec("bad", "tests.light:fail", {})]
     attempts, ends, notes = run(joined, specs, tmp_path)
     check(attempts, ends, specs)
     ends = ends.set_index("job_id")
-    assert not notes and (ends["status"] == "done").sum() == 25
+    assert not notes and (ends["status"] == "done").sum() == 13
     assert "this job is wrong" in ends.loc["bad", "reason"] and (attempts["job_id"] == "bad").sum() == 3
     assert set(attempts["device"]) == {f"cpu[{node.host}/0]" for node in joined.nodes()} and len(set(attempts["device"])) == 2
     assert ends.loc["where", "result"] == {"lib": str(paths.ROOT / "lib"), "output": str(paths.OUTPUT), "threads": "1"}
@@ -99,61 +174,34 @@ def test_all_jobs_end_on_both_nodes_in_one_record(joined, tmp_path):
     assert len(again) == len(attempts)
 
 
-def test_what_actors_ran_that_are_no_more_is_done_once(joined, tmp_path, monkeypatch):
+def test_what_actors_ran_that_are_no_more_is_done_once(joined, tmp_path):
     """One is killed; one is frozen, gives no sign of life, and is ended. Their slots are hired for again."""
-    monkeypatch.setattr("tests.test_cluster.LIMITS", replace(LIMITS, silent_s=2.0))
     faults = {"kill": "was killed", "freeze": "no sign of life"}
     specs = [*(Spec(fault, "tests.light:once", {"path": str(tmp_path / fault), "fault": fault, "value": fault})
                for fault in faults), *sleeping(4, 0.1)]
-    attempts, ends, notes = run(joined, specs, tmp_path / "run")
+    attempts, ends, notes = run(joined, specs, tmp_path / "run", limits=replace(LIMITS, silent_s=2.0))
     check(attempts, ends, specs)
     assert {row.job_id: row.result["value"] for row in ends.itertuples()} == {
-        **dict(zip(faults, faults, strict=True)), **{f"j{number}": number for number in range(4)}}
+        **{fault: fault for fault in faults}, **{f"j{number}": number for number in range(4)}}
     assert len(notes) == 2
-    for fault, word in faults.items():
+    for fault, words in faults.items():
         mine = attempts[attempts["job_id"] == fault]
         assert mine["status"].tolist() == ["retried", "done"]
-        assert word in mine["reason"].iloc[0] and "\n" not in mine["reason"].iloc[0]
-
-
-def _mover(state, predict):
-    from lib.schedule.state import Restart, Start, Wait
-
-    moment = Wait("a moment", state.now_s + 0.05)
-    if state.waiting:
-        return [Start(0, 0), moment] if len(state.free[0]) == 2 else [moment]
-    return [Restart(0, 1)] if 0 in state.running and state.now_s > state.running[0].start_s + 0.2 else [moment]
+        assert words in mine["reason"].iloc[0] and "\n" not in mine["reason"].iloc[0]
 
 
 def test_a_running_job_is_moved_to_the_other_node(joined, tmp_path):
-    specs = sleeping(1, 0.8)
-    site = joined.site(named(specs), warm_up="")
-    attempts, ends, notes = executor.execute(specs, named(specs), local_site.fleet_of(site.slots), site.slots, np.ones((1, 1)),
-                                            _mover, tmp_path, LIMITS, site.spawn)
-    assert attempts["status"].tolist() == ["moved", "done"] and attempts["device"].tolist() == [s.name for s in site.slots]
+    attempts, ends, notes = run(joined, sleeping(1, 0.8), tmp_path, mover, 1.0)
+    assert attempts["status"].tolist() == ["moved", "done"]
+    assert attempts["device"].tolist() == [slot.name for slot in joined.site(named(sleeping(1))).slots]
     assert list(ends["status"]) == ["done"] and not notes
-
-
-def test_the_same_policy_places_as_it_does_here(joined, tmp_path):
-    """Of times that differ by much, the order in which devices are free is the same on either engine."""
-    seconds = [1.2, 0.3, 0.3, 0.9]
-    specs = [Spec(f"j{number}", "tests.light:sleep", {"seconds": time_s}) for number, time_s in enumerate(seconds)]
-    predicted = np.array(seconds)[:, None]
-    there, _, _ = run(joined, specs, tmp_path / "there", "earliest-finish", predicted)
-    slots = (Slot("cpu[0]"), Slot("cpu[1]"))
-    here, _, _ = executor.execute(specs, named(specs), local_site.fleet_of(slots), slots, predicted,
-                                 registry.policy("earliest-finish"), tmp_path / "here", LIMITS, together(ProcessWorker, 2))
-    order = {slot.name: number for number, slot in enumerate(joined.site(named(specs)).slots)}
-    order |= {"cpu[0]": 0, "cpu[1]": 1}
-    placed = [{row.job_id: order[row.device] for row in table.itertuples()} for table in (there, here)]
-    assert placed[0] == placed[1] == {"j0": 0, "j1": 1, "j2": 1, "j3": 1}
 
 
 def test_what_can_never_run_is_refused_before_anything_starts(joined):
     jobs = named(sleeping(2))
-    for wrong, word in (({"memory_mb": np.array([0.0, 1e9])}, "j1.*1,000,000,000 MB"),
-                        ({"cpu_cores": np.array([64.0, 0.0])}, "j0.*64 cores")):
-        with pytest.raises(InputError, match=f"no slot of the cluster can run job '{word}"):
+    for wrong, words in (({"memory_mb": np.array([0.0, 1e9])}, "j1.*1,000,000,000 MB"),
+                         ({"cpu_cores": np.array([64.0, 0.0])}, "j0.*64 cores")):
+        with pytest.raises(InputError, match=f"no slot of the cluster can run job '{words}"):
             joined.site(replace(jobs, **wrong))
     with pytest.raises(InputError, match="2 slots a node, but .* has 1 CPUs"):
         joined.site(jobs, 2)
@@ -199,6 +247,7 @@ with cluster.Cluster() as local:
 """
 
 
+@pytest.mark.nightly
 def test_a_cluster_starts_on_a_machine_that_never_ran_ray(tmp_path):
     """Empty HOME, XDG folders and TMPDIR, the latter with a long path: sockets still have room, and nothing is left behind."""
     fresh = {}
@@ -219,6 +268,29 @@ def test_a_cluster_starts_on_a_machine_that_never_ran_ray(tmp_path):
     assert not Path(result["folder"]).exists() and not list(Path(fresh["HOME"]).rglob("*"))
 
 
+def test_a_cluster_that_is_started_here_is_closed_to_others(tmp_path, monkeypatch):
+    """What Ray is told, by which it is closed in the test before."""
+    told, nodes = {}, Ray().two
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(init=lambda **how: told.update(how), nodes=lambda: nodes,
+                                                            shutdown=told.clear))
+    (tmp_path / ("long" * 30)).mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / ("long" * 30)))
+    monkeypatch.setattr(os, "environ", {"RAY_AUTH_MODE": "disabled"})
+    with ray_workers.Cluster() as local:
+        local.join()
+        inner = Path(told["_temp_dir"])
+        assert len(str(inner)) + ray_workers._IN_FOLDER_BYTES <= 107
+        assert stat.S_IMODE(inner.parent.stat().st_mode) == 0o700
+        assert (told["address"], told["include_dashboard"]) == ("local", False)
+        assert len(os.environ.pop("RAY_AUTH_TOKEN")) == 64
+        assert os.environ == {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "token",
+                              "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+    assert not told and not inner.parent.exists()
+    nodes[1]["NodeManagerAddress"] = "10.0.0.1"
+    with ray_workers.Cluster() as local, pytest.raises(InputError, match="Ray listens on other interfaces than 127.0.0.1"):
+        local.join()
+
+
 def test_without_room_for_sockets_the_way_out_is_named(monkeypatch):
     monkeypatch.setattr(files, "SOCKET_BYTES", 60)
     with pytest.raises(InputError, match="set RAY_TMPDIR"):
@@ -226,43 +298,37 @@ def test_without_room_for_sockets_the_way_out_is_named(monkeypatch):
 
 
 def test_addresses_without_a_cluster_are_refused_in_one_line(tmp_path, capsys, monkeypatch):
-    jobs = tmp_path / "jobs.csv"
-    jobs.write_text("job_id,workload_id,steps\na,W1,1\n")
-    monkeypatch.setattr(ray_workers, "_JOIN_S", 2.0)
-    with socket.socket() as deaf:
-        deaf.bind(("127.0.0.1", 0))
-        deaf.listen()
-        for address, word in (("127.0.0.1:1", "no Ray cluster answers at 127.0.0.1:1"), ("nowhere", "HOST:PORT"),
-                              ("ray://10.0.0.1:10001", "HOST:PORT"),
-                              (f"127.0.0.1:{deaf.getsockname()[1]}", "is no Ray cluster")):
-            begin = time.monotonic()
-            status = command.main(["run-jobs", str(jobs), "--engine", "ray", "--address", address,
-                                   "--out", str(tmp_path / "o")])
-            said = capsys.readouterr().err.splitlines()
-            assert status == 2 and word in said[-1] and said[-1].startswith("error: ") and time.monotonic() - begin < 30
-    assert command.main(["run-jobs", str(jobs), "--address", "127.0.0.1:1"]) == 2
-    assert "--engine ray" in capsys.readouterr().err
+    (tmp_path / "jobs.csv").write_text("job_id,workload_id,steps\na,W1,1\n")
+    monkeypatch.setattr(ray_workers, "_JOIN_S", 1.0)
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        for words, said in ((("--engine=ray", "--address=127.0.0.1:1"), "no Ray cluster answers at 127.0.0.1:1"),
+                            (("--engine=ray", "--address=nowhere"), "HOST:PORT"),
+                            (("--engine=ray", "--address=ray://10.0.0.1:10001"), "HOST:PORT"),
+                            (("--engine=ray", f"--address=127.0.0.1:{deaf.getsockname()[1]}"), "is no Ray cluster"),
+                            (("--address=127.0.0.1:1",), "--engine ray")):
+            assert command.main(["run-jobs", str(tmp_path / "jobs.csv"), f"--out={tmp_path / 'o'}", *words]) == 2
+            last = capsys.readouterr().err.splitlines()[-1]
+            assert last.startswith("error: ") and said in last
 
 
-def test_a_node_is_lost_and_the_other_goes_on_until_it_is_lost_too(joined, nodes, tmp_path):
+def test_a_node_is_lost_and_the_other_goes_on_until_it_is_lost_too(joined, tmp_path):
     """Jobs that the policy bound to the lost node go to the other one. The last test, as no later one has two nodes."""
     ended = []
 
     def remove():
         ended.append(0)
-        if len(ended) >= 2 and len(nodes.worker_nodes) == 1:
-            nodes.remove_node(next(iter(nodes.worker_nodes)))
+        if len(ended) == 2:
+            joined.remove()
 
     specs = sleeping(10, 0.3)
     attempts, ends, notes = run(joined, specs, tmp_path / "one", "earliest-finish", 0.3, remove)
     check(attempts, ends, specs)
     assert set(ends["status"]) == {"done"} and len(set(attempts["device"])) == 2
     assert any("given up: node" in note for note in notes)
-    last = attempts.sort_values("end_s").tail(5)
-    assert set(last["device"]) == {f"cpu[{joined.nodes()[0].host}/0]"} and len(joined.nodes()) == 1
-    site = joined.site(named(specs[:1]), warm_up="")
-    elsewhere = replace(site.slots[0], name="cpu[away/0]")
-    joined._shares[elsewhere.name] = replace(joined._shares[site.slots[0].name], node=replace(joined.nodes()[0], id="0" * 56))
+    left, = joined.nodes()
+    assert set(attempts.sort_values("end_s").tail(5)["device"]) == {f"cpu[{left.host}/0]"}
+    slot, = joined.site(named(specs[:1]), warm_up="").slots
+    away = replace(slot, name="cpu[away/0]")
+    joined._shares[away.name] = replace(joined._shares[slot.name], node=replace(left, id="0" * 56))
     with pytest.raises(InputError, match="no slot is left for 1 jobs, such as j0.*node .* is gone"):
-        executor.execute(specs[:1], named(specs[:1]), local_site.fleet_of((elsewhere,)), (elsewhere,), np.ones((1, 1)),
-                        registry.policy("first-come"), tmp_path / "none", LIMITS, site.spawn)
+        test_execute.run(specs[:1], tmp_path / "none", predicted=1.0, slots=(away,), limits=LIMITS, spawn=joined.spawn)

@@ -5,49 +5,48 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 from torch import nn
 from torch.nn import functional
 
 from lib.predict.composed import evaluation, features, kinds, model, rows, training
+from lib.predict.composed.cards import adaptation
 from lib.predict.composed.training import Cases
 from lib.work import networks
 from lib.work.building.timm_models import MERGED
 from lib.work.graph import capture
 from lib.work.networks import Network
-from tests.test_composed import CHIP, EAGER, synthetic
+from tests.test_composed import CHIP, EAGER, joined, synthetic, usual
 
-COMPILED, NHWC = replace(EAGER, compiled=True), replace(EAGER, layout="nhwc")
+PICTURE = (128, 8, 8)
 
 
-def rows_of(*layers, sample=(128, 8, 8)):
+def rows_of(*layers, sample=PICTURE):
     return rows.of_graph(capture.of_network(Network("few", lambda: nn.Sequential(*layers), (rows.BATCH, *sample)), "infer",
                                             device="cuda:0"))
 
 
-def computing(table, condition, kind, name):
-    terms = features.terms(table, 64.0, CHIP, condition)
+def of_kind(terms, kind, values):
+    """Return the values of a kind's rows."""
     code = kinds.KINDS.index(kind)
-    return terms.computing[terms.edges[code]:terms.edges[code + 1], features.COMPUTING_FEATURES.index(name)].unique().tolist()
+    return values[terms.edges[code]:terms.edges[code + 1]]
 
 
-@pytest.mark.parametrize(("groups", "wide", "odd"), [(32, 0, 0), (4, 0, 0), (2, 1, 0)])
-def test_groups_are_wide_beyond_32_channels(groups, wide, odd):
-    table = rows_of(nn.Conv2d(128, 128, 3, groups=groups))
-    assert computing(table, EAGER, "conv_grouped", "group_wide") == [wide]
-    assert computing(table, EAGER, "conv_grouped", "group_odd") == [odd]
-
-
-def test_groups_of_other_than_powers_of_two_are_odd():
-    table = rows_of(nn.Conv2d(128, 120, 1), nn.Conv2d(120, 120, 3, groups=5))
-    assert computing(table, EAGER, "conv_grouped", "group_odd") == [1]
+@pytest.mark.parametrize(("layers", "wide", "odd"), [
+    ([nn.Conv2d(128, 128, 3, groups=32)], 0, 0), ([nn.Conv2d(128, 128, 3, groups=4)], 0, 0),
+    ([nn.Conv2d(128, 128, 3, groups=2)], 1, 0), ([nn.Conv2d(128, 120, 1), nn.Conv2d(120, 120, 3, groups=5)], 0, 1)])
+def test_groups_are_wide_beyond_32_channels_and_odd_of_no_power_of_two(layers, wide, odd):
+    terms = features.terms(rows_of(*layers), 64.0, CHIP, EAGER)
+    columns = [features.COMPUTING_FEATURES.index(name) for name in ("group_wide", "group_odd")]
+    assert of_kind(terms, "conv_grouped", terms.computing)[:, columns].tolist() == [[wide, odd]]
 
 
 def test_resampling_in_eager_mode_goes_through_images_and_channels_one_by_one():
-    table, parts = rows_of(nn.Upsample(scale_factor=2, mode="bilinear")), model.split(torch.as_tensor(model.usual()))
-    slow, fast = (float(model.log_ms(features.terms(table, 1024.0, CHIP, one), parts).exp()) for one in (EAGER, COMPILED))
-    assert slow > 1024 * 128 * 2e-4
-    assert fast < slow / 10
+    table = rows_of(nn.Upsample(scale_factor=2, mode="bilinear"))
+    moved = table[table["kind"] == "resample"].iloc[0]
+    at_rates = (moved["read"] + moved["written"]) * 64 / rows.BATCH / CHIP.bytes_per_ms
+    for condition, planes in ((EAGER, 128), (replace(EAGER, layout="nhwc"), 0), (replace(EAGER, compiled=True), 0)):
+        terms = features.terms(table, 64.0, CHIP, condition)
+        assert of_kind(terms, "resample", terms.move_ms).item() == pytest.approx(max(64 * planes * 2.5e-4, at_rates))
 
 
 class Sampled(nn.Module):
@@ -55,23 +54,6 @@ class Sampled(nn.Module):
 
     def forward(self, x):
         return functional.grid_sample(x, x[:, :2].permute(0, 2, 3, 1), align_corners=False)
-
-
-@pytest.mark.parametrize(("mode", "sample", "in_nhwc"), [
-    ("linear", (128, 32), 128), ("bilinear", (128, 8, 8), 0), ("bilinear", (128, 2, 32), 0), ("bicubic", (128, 8, 8), 128),
-    ("trilinear", (128, 4, 4, 4), 128), ("nearest", (128, 8, 8), 0)])
-def test_resampling_waits_for_each_image_and_channel_whatever_the_shape_where_torch_has_no_other_kernel(mode, sample, in_nhwc):
-    table = rows_of(nn.Upsample(scale_factor=2, mode=mode), sample=sample)
-    planes = 0 if mode == "nearest" else 128
-    for condition, waits in ((EAGER, planes), (NHWC, in_nhwc), (COMPILED, 0)):
-        terms = features.terms(table, 64.0, CHIP, condition)
-        code = kinds.KINDS.index("index" if mode == "nearest" else "resample")
-        if condition == COMPILED and mode == "nearest":
-            continue  # the compiler fuses it
-        move_ms = terms.move_ms[terms.edges[code]:terms.edges[code + 1]].item()
-        moved = table[table["kind"] == kinds.KINDS[code]].iloc[0]
-        at_rates = (moved["read"] + moved["written"]) * 64 / rows.BATCH / CHIP.bytes_per_ms
-        assert move_ms == pytest.approx(max(64 * waits * 2.5e-4, at_rates))
 
 
 class Mixed(nn.Module):
@@ -88,36 +70,47 @@ class Mixed(nn.Module):
                                       mode="bilinear")
 
 
-@pytest.mark.parametrize(("layers", "in_nchw", "in_nhwc"), [
-    ((nn.Conv2d(128, 128, 1), nn.BatchNorm2d(128), nn.GELU(), nn.Upsample(scale_factor=2, mode="bilinear")), 256, 0),
-    ((Mixed(tokens=False),), 256, 256), ((Mixed(tokens=True),), 0, 0)])
-def test_the_layout_of_what_is_resampled_is_that_of_what_wrote_it(layers, in_nchw, in_nhwc):
-    """In channels_last what convolutions write; of products of matrices the one that they write in either condition."""
-    table = rows_of(*layers)
-    assert table[table["kind"] == "resample"][["serial", "serial_nhwc"]].to_numpy().tolist() == [[in_nchw, in_nhwc]]
+def upsampled(mode, *sample):
+    return [nn.Upsample(scale_factor=2, mode=mode)], sample
 
 
-def test_what_is_no_interpolation_waits_for_nothing():
-    table = rows_of(Sampled())
-    assert "resample" in set(table["kind"])
-    assert not table[["serial", "serial_nhwc"]].to_numpy().any()
+@pytest.mark.parametrize(("layers", "sample", "in_nchw", "in_nhwc"), [
+    (*upsampled("linear", 128, 32), 256, 256), (*upsampled("bilinear", *PICTURE), 256, 0),
+    (*upsampled("bilinear", 128, 2, 32), 256, 0), (*upsampled("bicubic", *PICTURE), 256, 256),
+    (*upsampled("trilinear", 128, 4, 4, 4), 256, 256), (*upsampled("nearest", *PICTURE), 0, 0),
+    ([nn.Conv2d(128, 128, 1), nn.BatchNorm2d(128), nn.GELU(), *upsampled("bilinear")[0]], PICTURE, 256, 0),
+    ([Mixed(tokens=False)], PICTURE, 256, 256), ([Mixed(tokens=True)], PICTURE, 0, 0), ([Sampled()], PICTURE, 0, 0)])
+def test_resampling_waits_for_each_image_and_channel_where_torch_has_no_other_kernel(layers, sample, in_nchw, in_nhwc):
+    """What is resampled lies as what wrote it: convolutions in channels_last, products of matrices as in either condition."""
+    table = rows_of(*layers, sample=sample)
+    assert table[["serial", "serial_nhwc"]].sum().tolist() == [in_nchw, in_nhwc]
+    assert ("resample" in set(table["kind"])) == (getattr(layers[-1], "mode", "") != "nearest")
 
 
-def test_many_networks_of_a_family_outweigh_few_of_others_less_where_errors_go_together(monkeypatch):
-    frames = synthetic(60, 1)
-    joined, network = pd.concat(frames, ignore_index=True), np.repeat(np.arange(60), 3)
-    terms = features.terms(joined, 64.0, CHIP, EAGER, network, 60)
-    many = np.arange(60) < 50
-    logs = model.log_ms(terms, model.split(torch.as_tensor(model.usual()))).numpy() + np.where(many, 0.3, 0.0)
-    cases = Cases(terms, logs, ("way:compiled",), np.where(many, "many", [f"m{number}" for number in range(60)]))
+def trained(cases):
+    """Return the log ms that training on all networks predicts of them."""
+    return training.predict(cases, training.fit({"": cases}, {"": np.full(len(cases.log_ms), True)}, 60))
 
-    def error_of_few(alike):
+
+def corrected(cases):
+    """Return the log ms that a card's correction by its networks predicts of them."""
+    return adaptation.predict(cases, model.usual() + adaptation.shift({"": model.usual()}, {"": cases}))
+
+
+@pytest.mark.parametrize(("fit", "count", "of_a_family", "share"), [(trained, 60, 50, 0.5), (corrected, 10, 8, 0.8)])
+def test_many_networks_of_a_family_outweigh_few_of_others_less_where_errors_go_together(monkeypatch, fit, count, of_a_family,
+                                                                                        share):
+    """The family is slower than others by a factor that these do not have."""
+    terms, many = joined(synthetic(count, 3)), np.arange(count) < of_a_family
+    logs = model.log_ms(terms, usual()).numpy() + np.where(many, 0.3, 0.0)
+    cases, errors = Cases(terms, logs, ("way:compiled",), np.where(many, "many", np.arange(count).astype(str))), {}
+    for alike in (0.0, 0.5):
         monkeypatch.setattr(training, "ALIKE", {"way:compiled": alike})
-        weights = training.fit({"a": cases}, {"a": np.full(60, True)}, 60)
-        return np.abs(training.predict(cases, weights) - logs)[~many].mean()
-    assert error_of_few(0.5) < 0.5 * error_of_few(0.0)
+        errors[alike] = np.abs(fit(cases) - logs)[~many].mean()
+    assert errors[0.5] < share * errors[0.0]
 
 
+@pytest.mark.slow
 def test_networks_whose_branches_were_merged_are_told_by_their_parameters():
     names = ["repghostnet_100", "repghostnet_100", "resnet18", "resnet18", "resnet18", "nonet_1"]
     table = pd.DataFrame({"network": names, "image_size": 64, "parameters_m": [4.07, 4.06, 11.69, 11.7, 11.18, 5.0],

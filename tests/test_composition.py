@@ -1,5 +1,6 @@
 """What the graph says of an operator's inputs and output, and the sum of operators against the network."""
 
+import json
 import subprocess
 import sys
 
@@ -52,53 +53,41 @@ def test_gradients_of_weights_outlive_the_step():
     assert not weight_gradients & {storage for dead in graph.freed for storage in dead}
 
 
-FAULTS = """
+MEMORY = """
+import json
+from statistics import median
 import torch
+from torch import nn
 from benchmarks import heap
 from lib.measure.networks import allocator
+from lib.work.graph import capture, counts
 def faults():
     begin = allocator.page_faults()
     for _ in range(5):
         torch.ones(12 << 20)  # 48 MiB
     return allocator.page_faults() - begin
-print(faults())
+default = faults()
 with heap.retained():
     for _ in range(5):
         faults()
-    print(faults())
-"""
-
-
-def in_a_fresh_process(program):
-    """Run ``program``: where memory lies depends on everything that a process did before."""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=paths.ROOT)
-    return [[float(word) for word in line.split()] for line in done.stdout.splitlines()]
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not allocator.known(), reason="written for glibc alone")
-def test_a_process_that_keeps_its_memory_has_no_page_faults():
-    [default], [kept] = in_a_fresh_process(FAULTS)
-    assert kept < 100 < default
-
-
-OLDEST = """
-from statistics import median
-from torch import nn
-from benchmarks import heap
-from lib.work.graph import capture, counts
+    kept = faults()
 model = nn.Sequential(*[nn.Conv2d(64, 64, 1) for _ in range(6)])
+oldest = []
 for mode in ("infer", "train"):
     graph = capture.capture(model, (8, 64, 56, 56), mode)
     found = [distance for op, distance in zip(graph.ops, heap.reuse_distances(graph)) if op.short == "convolution"]
-    print(min(found), median(found), sum(counts.compulsory_bytes(op) for op in graph.ops))
+    oldest.append([min(found), median(found), sum(counts.compulsory_bytes(op) for op in graph.ops)])
+print(json.dumps([default, kept, *oldest]))
 """
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not allocator.known(), reason="written for glibc alone")
-def test_what_is_kept_for_the_backward_pass_makes_outputs_find_older_memory():
-    (low, infer, _), (least, train, touched) = in_a_fresh_process(OLDEST)
+def test_kept_memory_has_no_page_faults_and_is_older_where_a_backward_pass_keeps_more():
+    """In a fresh process: where memory lies depends on everything that a process did before."""
+    done = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True, cwd=paths.ROOT)
+    default, kept, (low, infer, _), (least, train, touched) = json.loads(done.stdout)
+    assert kept < 100 < default
     assert min(low, least) >= 0
     assert infer < 2.5 * 8 * 64 * 56 * 56 * 4, "two or three blocks take turns"
     assert infer < train <= touched, "the same passes were repeated"  # most memory; a block may lie where none lay for long

@@ -1,7 +1,8 @@
 """What is captured for CUDA without a GPU, what a GPU's own record says of it, and how the kernels of CUDA are chosen."""
 
+import itertools
 import textwrap
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pandas as pd
@@ -23,7 +24,6 @@ from lib.work.graph import capture, counts, cuda_kernels, families, ops, rebuild
 SWEEPS = spaces.load_sweeps()
 AMPERE, TURING, HOPPER = (8, 0), (7, 5), (9, 0)
 GPU = torch.device("cuda:0")
-on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 
 
 class Small(nn.Module):
@@ -51,62 +51,57 @@ def names(graph):
     return [op.short for op in graph.ops if counts.is_work(op)]
 
 
+def captured(device="cpu", mode="train"):
+    return capture.capture(Small(), (2, 3, 9, 9), mode, device=device)
+
+
+def drawn(limits, dtype):
+    """Yield six points of each family of operators: its name, the configuration and the operators on CUDA."""
+    for name, space in SWEEPS.spaces.items():
+        for point in itertools.islice(spaces.sample(name, space, limits, 1, dtype, "cuda:0"), 6):
+            yield name, *point
+
+
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_every_swept_operator_has_a_kernel_on_cuda(dtype):
-    for name, space in SWEEPS.spaces.items():
-        draws = spaces.sample(name, space, SWEEPS.limits, 1, dtype, "cuda:0")
-        for config, several in (next(draws) for _ in range(6)):
-            for op in several:
-                assert has_cuda_kernel(op), f"{config}: {op.name}"
-                assert counts.is_counted(op) and families.describe(op)[0] == name
-            flops, moved = spaces.work(several)
-            on_cpu, moved_on_cpu = spaces.work(config.ops())
-            assert flops == on_cpu, config
-            assert moved == pytest.approx(moved_on_cpu, rel=0.35), config  # statistics, which each kernel keeps in its way
+    for name, config, several in drawn(SWEEPS.limits, dtype):
+        for op in several:
+            assert has_cuda_kernel(op), f"{config}: {op.name}"
+            assert counts.is_counted(op) and families.describe(op)[0] == name
+        (flops, moved), (on_cpu, moved_on_cpu) = spaces.work(several), spaces.work(config.ops())
+        assert flops == on_cpu, config
+        assert moved == pytest.approx(moved_on_cpu, rel=0.35), config  # statistics, which each kernel keeps in its way
 
 
 def test_a_network_is_captured_with_the_kernels_of_its_device():
-    of_cpu, of_cuda = (capture.capture(Small(), (2, 3, 9, 9), "train", device=device) for device in ("cpu", "cuda:0"))
+    of_cpu, of_cuda = map(captured, ("cpu", "cuda:0"))
     assert {"native_batch_norm", "bernoulli_"} <= set(names(of_cpu))
     assert not any("cudnn" in name or "efficient" in name for name in names(of_cpu))
     assert {"cudnn_batch_norm", "cudnn_batch_norm_backward", "native_dropout", "native_dropout_backward"} <= set(names(of_cuda))
     assert names(of_cuda).count("_scaled_dot_product_efficient_attention") == 2, "with dropout too"
     work = [op for op in of_cuda.ops if counts.is_work(op)]
     assert all(has_cuda_kernel(op) and counts.is_counted(op) and families.describe(op) for op in work)
-    assert names(capture.capture(Small(), (2, 3, 9, 9), "train")) == names(of_cpu), "and then the CPU's again"
+    assert names(captured()) == names(of_cpu), "and then the CPU's again"
     matrices = [sum(counts.matrix_flops(op) for op in graph.ops if op.phase == "forward") for graph in (of_cpu, of_cuda)]
     assert matrices[0] == matrices[1]
 
 
 def test_other_threads_go_on_with_the_kernels_of_the_cpu():
-    captured = {}
-
-    def elsewhere():
-        captured["elsewhere"] = names(capture.capture(Small(), (2, 3, 9, 9), "train"))
-
-    with cuda_kernels.chosen("cuda:0"):
-        thread = threading.Thread(target=elsewhere)
-        thread.start()
-        thread.join()
-    assert "native_batch_norm" in captured["elsewhere"]
+    with cuda_kernels.chosen("cuda:0"), ThreadPoolExecutor(1) as elsewhere:
+        assert "native_batch_norm" in names(elsewhere.submit(captured).result())
     assert F.scaled_dot_product_attention is torch._C._nn.scaled_dot_product_attention, "all is put back"
 
 
-@pytest.mark.parametrize(("chip", "dtype", "width", "masked", "causal", "kernel"), [
-    (AMPERE, torch.float32, 64, False, False, "efficient"), (AMPERE, torch.bfloat16, 64, False, False, "flash"),
-    (AMPERE, torch.float16, 64, True, False, "efficient"), (TURING, torch.float16, 64, False, False, "efficient"),
-    (AMPERE, torch.bfloat16, 320, False, False, "efficient"), (AMPERE, torch.bfloat16, 64, False, True, "efficient"),
-    (AMPERE, torch.float64, 64, False, False, "math")])
-def test_attention_takes_the_kernel_that_the_card_has(chip, dtype, width, masked, causal, kernel):
+@pytest.mark.parametrize(("chip", "cudnn", "dtype", "width", "how", "kernel"), [
+    (AMPERE, 9, torch.float32, 64, {}, "efficient"), (AMPERE, 9, torch.bfloat16, 64, {}, "flash"),
+    (AMPERE, 9, torch.float16, 64, {"masked": True}, "efficient"), (TURING, 9, torch.float16, 64, {}, "efficient"),
+    (AMPERE, 9, torch.bfloat16, 320, {}, "efficient"), (AMPERE, 9, torch.bfloat16, 64, {"causal": True}, "efficient"),
+    (AMPERE, 9, torch.float64, 64, {}, "math"), (HOPPER, 91_500, torch.bfloat16, 64, {}, "cudnn"),
+    (HOPPER, 90_100, torch.bfloat16, 64, {}, "flash"), (HOPPER, None, torch.bfloat16, 64, {}, "flash")])
+def test_attention_takes_the_kernel_that_the_card_has(monkeypatch, chip, cudnn, dtype, width, how, kernel):
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: cudnn)
     query, key = torch.empty(2, 4, 8, width, dtype=dtype), torch.empty(2, 4, 16, width, dtype=dtype)
-    assert cuda_kernels.attention_kernel(query, key, key, masked=masked, causal=causal, chip=chip) == kernel
-
-
-def test_a_hopper_card_takes_cudnn_for_attention_where_it_is_recent(monkeypatch):
-    query = torch.empty(2, 4, 8, 64, dtype=torch.bfloat16)
-    for version, kernel in ((91_500, "cudnn"), (90_100, "flash"), (None, "flash")):
-        monkeypatch.setattr(torch.backends.cudnn, "version", lambda version=version: version)
-        assert cuda_kernels.attention_kernel(query, query, query, masked=False, causal=False, chip=HOPPER) == kernel
+    assert cuda_kernels.attention_kernel(query, key, key, **{"masked": False, "causal": False, **how}, chip=chip) == kernel
 
 
 @pytest.mark.parametrize("mask", [torch.ones(8, 8).tril().bool(), torch.randn(8, 8)])
@@ -126,7 +121,7 @@ def test_a_head_that_flash_attention_does_not_take_is_padded():
     assert several[-1].kwargs == (("scale", 20**-0.5),)
 
 
-@on_a_gpu
+@pytest.mark.cuda
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("width", [64, 80, 128, 256])
 @pytest.mark.parametrize("masked", [False, True])
@@ -139,7 +134,7 @@ def test_torch_chooses_the_same_kernel_for_attention_on_this_card(dtype, width, 
     assert kernel in chosen
 
 
-@on_a_gpu
+@pytest.mark.cuda
 @pytest.mark.parametrize("mode", ops.MODES)
 def test_what_is_captured_for_cuda_is_what_this_card_runs(mode):
     recorder = capture.Recorder({})
@@ -148,19 +143,15 @@ def test_what_is_captured_for_cuda_is_what_this_card_runs(mode):
         output = capture.first_tensor(model(torch.randn(2, 3, 9, 9, device="cuda:0")))
         if mode == "train":
             capture.default_loss(output).backward()
-    ran = [op.short for op in recorder.ops if counts.is_work(op) and op.short not in ("randn", "_to_copy")]
-    assert names(capture.capture(Small(), (2, 3, 9, 9), mode, device="cuda:0")) == ran
+    assert names(captured("cuda:0", mode)) == [name for name in names(recorder) if name not in ("randn", "_to_copy")]
 
 
-@on_a_gpu
+@pytest.mark.cuda
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_every_swept_operator_runs_on_this_card(dtype):
-    where = torch.device("cuda:0")
-    for name, space in SWEEPS.spaces.items():
-        draws = spaces.sample(name, space, spaces.Limits(most_flops=2e8, most_bytes=2e7), 1, dtype, "cuda:0")
-        for _, several in (next(draws) for _ in range(6)):
-            rebuild.runnable(several, where)()
-    torch.cuda.synchronize(where)
+    for _, _, several in drawn(spaces.Limits(most_flops=2e8, most_bytes=2e7), dtype):
+        rebuild.runnable(several, GPU)()
+    torch.cuda.synchronize(GPU)
 
 
 @pytest.fixture
@@ -183,10 +174,9 @@ def test_fp32_is_fp32_wherever_something_is_measured_on_a_gpu(monkeypatch, switc
     assert machine.tf32(torch.device("cpu")) is False
 
 
-@pytest.mark.parametrize("table", ["profile", "runs", "sweep", "networks"])
-def test_every_row_says_whether_fp32_was_tf32(table):
-    column = next(column for column in tables.TABLES[table] if column.name == "tf32")
-    assert (column.kind, column.empty) == ("bool", False)
+def test_every_row_says_whether_fp32_was_tf32():
+    for table in ("profile", "runs", "sweep", "networks"):
+        assert [(column.kind, column.empty) for column in tables.TABLES[table] if column.name == "tf32"] == [("bool", False)]
 
 
 def test_advice_says_how_fp32_is_multiplied_on_gpus():
@@ -200,17 +190,16 @@ class Card:
     """Stands in for a GPU: a launch costs the host 5 µs, a triad in the L2 cache takes 1 µs, and a graph is launched once."""
 
     def __init__(self, monkeypatch, records=True):
-        self.ms, self.recorded = 0.0, []
+        self.ms, self.records, self.recorded = 0.0, records, []
         monkeypatch.setattr(timing, "time_calls", self.time_calls)
         monkeypatch.setattr(timing, "_graphed", self.graphed)
         monkeypatch.setattr(timing, "synchronize", lambda device: None)
-        self._records = records
 
     def kernel(self):
         self.ms += 0.005
 
     def graphed(self, call, calls, device):
-        if not self._records:
+        if not self.records:
             raise RuntimeError("operation not permitted when stream is capturing")
         self.recorded.append(calls)
 
@@ -225,33 +214,26 @@ class Card:
         return (self.ms - before) / calls
 
 
-def test_a_small_kernel_is_timed_in_a_graph_and_not_by_its_launches(monkeypatch):
-    card = Card(monkeypatch)
-    launched = timing.measure(card.kernel, GPU, 0.01)
-    graphed = timing.measure(card.kernel, GPU, 0.01, graph=True)
-    assert launched.median_ms == pytest.approx(0.005) and not launched.graphed
-    assert graphed.median_ms == pytest.approx(0.001, rel=0.03) and graphed.graphed
-    assert len(card.recorded) == 1 and card.recorded[0] in (200, 201), "as many calls as fill a sample, recorded once"
-
-
-def test_what_cannot_be_recorded_is_launched_and_says_so(monkeypatch):
-    card = Card(monkeypatch, records=False)
-    launched = timing.measure(card.kernel, GPU, 0.01, graph=True)
-    assert launched.median_ms == pytest.approx(0.005) and not launched.graphed
-    assert not timing.measure(card.kernel, torch.device("cpu"), 0.01, graph=True).graphed
-
-
-@pytest.mark.parametrize("records", [True, False])
-def test_ceilings_of_a_gpu_come_from_graphs_and_their_rows_say_so(monkeypatch, records):
+@pytest.mark.parametrize(("where", "graph", "records", "ms"), [
+    (GPU, True, True, 0.001), (GPU, False, True, 0.005), (GPU, True, False, 0.005), (torch.device("cpu"), True, False, 0.005)])
+def test_a_small_kernel_is_timed_in_a_graph_where_it_can_be_and_says_so(monkeypatch, where, graph, records, ms):
     card = Card(monkeypatch, records)
-    probe = ceilings.Probe({"dtype": "fp64", "level": "L2", "method": "triad a = b + s*c"}, 0.0, 4e6, lambda: card.kernel)
+    timed = timing.measure(card.kernel, where, 0.01, graph=graph)
+    assert timed.median_ms == pytest.approx(ms, rel=0.03) and timed.graphed == (ms == 0.001)
+    assert not timed.graphed or card.recorded in ([200], [201]), "as many calls as fill a sample, recorded once"
+
+
+@pytest.mark.parametrize(("records", "gbps", "words"), [(True, 4000, ", as a CUDA graph"), (False, 800, "")])
+def test_ceilings_of_a_gpu_come_from_graphs_and_their_rows_say_so(monkeypatch, records, gbps, words):
+    card = Card(monkeypatch, records)
+    probe = ceilings.Probe({"dtype": "fp64", "level": "L2", "method": "triad"}, 0.0, 4e6, lambda: card.kernel)
     measured = ceilings._rounds([probe], GPU, Budget(0.06))
     row = ceilings._row(probe, measured[0], {}, "stable")
-    assert row["peak_gbps"] == pytest.approx(4000 if records else 800, rel=0.05)
-    assert row["method"] == ("triad a = b + s*c, as a CUDA graph" if records else "triad a = b + s*c")
+    assert row["peak_gbps"] == pytest.approx(gbps, rel=0.05)
+    assert row["method"] == f"triad{words}"
 
 
-@on_a_gpu
+@pytest.mark.cuda
 def test_the_l2_cache_of_this_card_is_faster_than_its_memory(home):
     table = ceilings.measure_ceilings(MachineParams(device="cuda:0", budget_s=8)).best.set_index("level")
     assert table["peak_gbps"]["L2"] > 1.2 * table["peak_gbps"]["device"]

@@ -17,7 +17,7 @@ from lib.dashboard import database as db
 from tests.agents import serving
 from tests.dashboards import TINY, TOKEN, Site
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly  # test_dashboard fills the same forms and reads the same streams without a browser
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def test_a_run_from_the_login_to_its_end(browser, home):
         form.find_element(By.TAG_NAME, "button").click()
         press(browser, "Queue run")
         wait(browser, "document.querySelector('[data-fact=state]')?.textContent === 'queued'")
-        (run,) = site.dispatcher.submitted
+        run = site.dispatcher.submit.call_args[0][0]
         site.move(run, "running", device="cpu[0]", placement="earliest end")
         write(run.id, 40)
         wait(browser, "document.querySelectorAll('[data-line]').length === 40")
@@ -107,7 +107,7 @@ def test_a_run_from_the_login_to_its_end(browser, home):
         wait(browser, "document.querySelector('[data-fact=state]').textContent === 'finished'")
         wait(browser, "document.querySelectorAll('.figures img').length === 1")  # without loading the page again
         assert lines_shown(browser) == written
-        project = site.api.get("/api/v1/projects").json()[0]["id"]
+        project = site.get("projects")[0]["id"]
         for width, dark in ((1200, False), (390, True)):
             show(browser, width, dark)
             colours = []

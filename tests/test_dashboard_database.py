@@ -2,19 +2,21 @@
 
 import itertools
 import threading
+from functools import partial
 
 import pytest
 from fastapi.testclient import TestClient
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import inspect, select, text
+from sqlalchemy.orm import joinedload
 
 from lib import paths
 from lib.dashboard import configurations, events
 from lib.dashboard import database as db
 from lib.dashboard.engine import Database, served
 from lib.errors import InputError
-from tests.dashboards import Site, postgres  # noqa: F401
+from tests.dashboards import NOTEBOOK, Site, postgres  # noqa: F401
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -29,9 +31,23 @@ def site(request, home):
     site.database.engine.dispose()
 
 
-def state_of(site, run):
+def now(site, run):
+    """Return a run as it is now."""
     with site.database.reading() as session:
-        return session.get(db.Run, run.id)
+        return session.get(db.Run, run.id, options=[joinedload(db.Run.job)])
+
+
+def rows(site, *columns):
+    with site.database.reading() as session:
+        return session.execute(select(*columns).order_by(columns[0].class_.id)).all()
+
+
+def at_once(*calls):
+    """Make calls in threads of their own."""
+    threads = [threading.Thread(target=call) for call in calls]
+    for thread in threads:
+        thread.start()
+    return threads
 
 
 def test_a_run_takes_only_the_steps_of_the_table(home):
@@ -41,42 +57,37 @@ def test_a_run_takes_only_the_steps_of_the_table(home):
         run = site.run(config)
         for step in {"queued": (), "running": ("running",)}.get(first, ("running", first)):
             assert site.move(run, step)
-        before = state_of(site, run)
+        before = now(site, run)
         if then in db.TRANSITIONS[first]:
             assert site.move(run, then, "because")
-            assert (state_of(site, run).state, state_of(site, run).reason) == (then, "because")
+            assert (now(site, run).state, now(site, run).reason) == (then, "because")
         elif then == first:
             assert not site.move(run, then, "again")
-            assert (state_of(site, run).updated_at, state_of(site, run).reason) == (before.updated_at, "")
+            assert (now(site, run).updated_at, now(site, run).reason) == (before.updated_at, "")
         else:
             with pytest.raises(db.ConflictError, match=f"the run is {first}, which leads to .*; not to {then}"):
                 site.move(run, then)
-            assert state_of(site, run).state == first
+            assert now(site, run).state == first
 
 
 def test_what_a_step_notes(site):
     run = site.run()
     assert site.move(run, "running", device="cpu[0]", attempt=1)
-    started = state_of(site, run).started_at
+    started = now(site, run).started_at
     assert started.utcoffset().total_seconds() == 0
     site.move(run, "queued", "the agent is gone")
     site.move(run, "running", device="cpu[1]", attempt=2)
     site.move(run, "finished", best_value=float("nan"))
-    with site.database.reading() as session:
-        run = session.get(db.Run, run.id)
-        assert (run.started_at, run.device, run.attempt, run.best_value) == (started, "cpu[1]", 2, None)
-        assert run.finished_at >= started
-        assert (run.job.retries, run.job.last_error) == (1, "the agent is gone")
+    run = now(site, run)
+    assert (run.started_at, run.device, run.attempt, run.best_value) == (started, "cpu[1]", 2, None)
+    assert run.finished_at >= started and (run.job.retries, run.job.last_error) == (1, "the agent is gone")
     with pytest.raises(db.NotFoundError):
         site.move(db.Run(id="no"), "running")
 
 
 def test_of_many_who_lead_a_run_on_at_once_one_does(site):
     run, led = site.run(), []
-    threads = [threading.Thread(target=lambda: led.append(site.move(run, "running"))) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
+    for thread in at_once(*[lambda: led.append(site.move(run, "running"))] * 6):
         thread.join()
     assert sorted(led) == [False] * 5 + [True]
 
@@ -89,11 +100,9 @@ def test_lines_and_values_are_there_once_whoever_sends_them_again(site):
             db.add_metrics(session, run.id, 4, {"loss": 0.5, "wild": float("inf")}, epoch=1, split="val")
     with site.database.writing() as session:
         db.add_logs(session, run.id, 2, [(1, "again")])
-    with site.database.reading() as session:
-        lines = session.execute(select(db.RunLog.attempt, db.RunLog.n, db.RunLog.line).order_by(db.RunLog.id)).all()
-        values = session.execute(select(db.RunMetric.key, db.RunMetric.value, db.RunMetric.step, db.RunMetric.split)).all()
-    assert lines == [(1, 1, "one"), (1, 2, "a\N{REPLACEMENT CHARACTER}b"), (2, 1, "again")]
-    assert sorted(values) == [("loss", 0.5, 4, "val"), ("wild", None, 4, "val")]
+    line, value = db.RunLog, db.RunMetric
+    assert rows(site, line.attempt, line.n, line.line) == [(1, 1, "one"), (1, 2, "a\ufffdb"), (2, 1, "again")]
+    assert rows(site, value.key, value.value, value.step, value.split) == [("loss", 0.5, 4, "val"), ("wild", None, 4, "val")]
     with pytest.raises(db.NotFoundError), site.database.writing() as session:
         db.add_logs(session, "no", 1, [(1, "x")])
 
@@ -101,48 +110,62 @@ def test_lines_and_values_are_there_once_whoever_sends_them_again(site):
 def test_lines_of_many_writers_become_visible_in_the_order_of_their_ids(site):
     """A reader that goes on after the last id it saw misses nothing, though transactions end in any order."""
     run, seen, last = site.run(), [], 0
-    done = threading.Event()
 
     def write(attempt):
-        for n in range(1, 26):
+        for n in range(25):
             with site.database.writing() as session:
                 db.add_logs(session, run.id, attempt, [(n, "x")])
 
-    writers = [threading.Thread(target=write, args=(attempt,)) for attempt in range(1, 4)]
-    for writer in writers:
-        writer.start()
-    while not done.is_set():
-        if not any(writer.is_alive() for writer in writers):
-            done.set()
+    writers, over = at_once(*(partial(write, attempt) for attempt in range(3))), False
+    while not over:
+        over = not any(writer.is_alive() for writer in writers)
         with site.database.reading() as session:
-            rows = session.execute(select(db.RunLog.id, db.RunLog.attempt, db.RunLog.n).where(db.RunLog.id > last)
-                                   .order_by(db.RunLog.id)).all()
-        seen += [(row.attempt, row.n) for row in rows]
-        last = rows[-1].id if rows else last
-    assert sorted(seen) == [(attempt, n) for attempt in range(1, 4) for n in range(1, 26)]
+            lines = session.execute(select(db.RunLog.id, db.RunLog.attempt, db.RunLog.n).where(db.RunLog.id > last)
+                                    .order_by(db.RunLog.id)).all()
+        seen += [line[1:] for line in lines]
+        last = lines[-1].id if lines else last
+    assert sorted(seen) == list(itertools.product(range(3), range(25)))
 
 
-def test_every_list_and_page_is_there_on_both(site):
-    agent = site.api.post("/api/v1/agents/manual", json={"name": "ws"}).json()
-    assert site.api.post("/api/v1/agents/gpus", json={"agent_id": agent["id"], "index": 0}).status_code == 201
-    assert site.api.post(f"/api/v1/agents/{agent['id']}/gpus/0/reserve").json()["is_allocated"]
-    run = site.run(tags=["first"], gpu_indices=[0], agent_id=agent["id"])
-    site.move(run, "running", agent_id=agent["id"], device="cuda:0")
+def test_a_run_from_a_project_to_its_cancellation_and_every_list_and_page_of_it(site):
+    project = site.post("projects", name="retina", description="of eyes").json()["id"]
+    group = site.post("groups", name="first", project_id=project).json()["id"]
+    config = site.post("configs", project_id=project, group_id=group, name="profile", config=NOTEBOOK).json()
+    assert (config["version"], config["kind"], config["config_json"]["parameters"]["workload"]) == (1, "notebook", "W1")
+    assert site.post(f"configs/{config['id']}/validate").json() == {"valid": True, "errors": {}}
+    agent = site.post("agents/manual", name="ws", host="ws-1").json()["id"]
+    card = {"agent_id": agent, "index": 1, "name": "a card", "total_mem_mb": 24000, "compute_capability": "8.9"}
+    assert site.post("agents/gpus", **card).status_code == 201
+    assert "gpu 1 already" in site.post("agents/gpus", **card).json()["detail"]
+    answers = [site.post(f"agents/{agent}/gpus/1/{what}") for what in ("reserve", "reserve", "release", "release")]
+    assert [answer.json().get("is_allocated", answer.status_code) for answer in answers] == [True, 409, False, 409]
+    wanted = {"gpu_indices": [1], "docker_image": "kept/only:1", "tags": ["first"]}
+    run = site.post(f"runs/from-config/{config['id']}", priority=3, agent_id=agent, **wanted).json()
+    own, at = f"runs/{run['id']}", f"projects/{project}"
+    assert (run["state"], run["job"]["priority"], run["only_agent_id"]) == ("queued", 3, agent)
+    assert wanted.items() <= run.items()
+    assert site.dispatcher.submit.call_args[0][0].config.config_json == config["config_json"]
+    assert (paths.DATA / run["folder"]).is_dir()
+    assert site.post(f"{own}/priority", priority=9).json()["job"]["priority"] == 9
+    site.dispatcher.reorder.assert_called_once_with(run["id"], 9)
+    assert [one["id"] for one in site.get("runs", state="queued", project_id=project)] == [run["id"]]
+    site.move(db.Run(id=run["id"]), "running", agent_id=agent, device="cuda:0")
     with site.database.writing() as session:
-        db.add_logs(session, run.id, 1, [(1, "a line")])
-        db.add_metrics(session, run.id, 1, {"loss": 1.0})
-    shown = site.api.get(f"/api/v1/runs/{run.id}").json()
-    assert (shown["tags"], shown["gpu_indices"], shown["only_agent_id"]) == (["first"], [0], agent["id"])
-    for path in ("projects", "groups", "datasets", "models", "augmentations", "runs", "agents", "schedule",
-                 f"runs/{run.id}/logs", f"runs/{run.id}/metrics", f"configs/project/{run.project_id}",
-                 f"agents/{agent['id']}/gpus"):
-        assert site.api.get(f"/api/v1/{path}").status_code == 200, path
-    for path in ("projects", "agents", "schedule", f"runs/{run.id}", f"runs/{run.id}/log", f"projects/{run.project_id}/runs",
-                 f"projects/{run.project_id}/runs?offset=1", f"projects/{run.project_id}/configs"):
-        assert site.page.get(f"/web/{path}").status_code == 200, path
-    state, lines, values, *after = events.read(site.database, run.id, 0, 0)
+        db.add_logs(session, run["id"], 1, [(1, "a line")])
+        db.add_metrics(session, run["id"], 1, {"loss": 1.0})
+    lists = ["projects", "groups", "runs", "agents", f"{own}/logs", f"{own}/metrics", f"configs/project/{project}",
+             f"agents/{agent}/gpus"]
+    assert [len(site.get(path)) for path in lists] == [1] * len(lists) and site.get(lists[-2]) == [config]
+    assert [site.get(path) for path in ("datasets", "models", "augmentations", "schedule")] == [[]] * 4
+    assert site.post(f"agents/{agent}/refresh").json() == site.get("agents")[0]
+    pages = ["projects", "agents", "schedule", own, f"{own}/log", f"{at}/runs", f"{at}/runs?offset=1", f"{at}/configs"]
+    assert [path for path in pages if site.page.get(f"/web/{path}").status_code != 200] == []
+    state, lines, values, *after = events.read(site.database, run["id"], 0, 0)
     assert (state["place"], lines, values) == ("ws cuda:0", [[1, 1, "a line"]], [[1, None, "loss", 1.0, "train"]])
-    assert events.read(site.database, run.id, *after)[1:3] == ([], [])
+    assert events.read(site.database, run["id"], *after)[1:3] == ([], [])
+    assert site.post(f"{own}/cancel").json()["state"] == "cancelled"
+    assert site.post(f"{own}/cancel").status_code == 409
+    assert site.get("runs", state="running") == [] and site.get("auth") == {"authenticated": True}
 
 
 def test_a_failed_change_leaves_nothing(site):
@@ -151,8 +174,7 @@ def test_a_failed_change_leaves_nothing(site):
         session.add(db.Group(project_id=project.id, name="half"))
         session.flush()
         raise ZeroDivisionError
-    with site.database.reading() as session:
-        assert session.scalar(select(db.Group.id)) is None
+    assert rows(site, db.Group.id) == []
 
 
 def test_what_is_asked_often_has_an_index(site):
@@ -163,12 +185,12 @@ def test_what_is_asked_often_has_an_index(site):
 
 
 def refused(site):
-    answer = site.api.post("/api/v1/projects", json={"name": "while it is away"})
+    answer = site.post("projects", name="while it is away")
     return answer.status_code == 503 and answer.json()["detail"].startswith("the database is locked, full or gone")
 
 
 def test_a_locked_sqlite_is_said_in_one_line_and_comes_back(home):
-    site = Site()
+    site = Site(wait_s=0.2)
     with site.database.engine.connect() as other:
         other.exec_driver_sql("ROLLBACK")
         other.exec_driver_sql("BEGIN EXCLUSIVE")
@@ -177,28 +199,21 @@ def test_a_locked_sqlite_is_said_in_one_line_and_comes_back(home):
         assert site.api.get("/api/v1/projects").status_code == 200  # readers of a WAL go on
         other.exec_driver_sql("ROLLBACK")
         other.exec_driver_sql("BEGIN")
-    assert site.api.post("/api/v1/projects", json={"name": "after"}).status_code == 201
+    assert site.post("projects", name="after").status_code == 201
 
 
-def test_a_sqlite_that_is_gone_is_not_made_anew_and_comes_back(home):
+def test_a_sqlite_that_is_gone_or_another_file_is_not_made_anew_and_comes_back(home):
     site = Site()
     site.project("kept")
     site.database.engine.dispose()
     path = paths.DATA / "dashboard/dashboard.db"
     path.rename(path.with_suffix(".away"))
-    assert refused(site)
-    assert site.api.get("/api/v1/projects").status_code == 503
-    assert site.page.get("/web/projects").status_code == 503
-    assert not path.exists()
+    assert refused(site) and not path.exists()
+    assert [one.status_code for one in (site.api.get("/api/v1/projects"), site.page.get("/web/projects"))] == [503] * 2
     path.with_suffix(".away").rename(path)
-    assert [row["name"] for row in site.api.get("/api/v1/projects").json()] == ["kept"]
-
-
-def test_a_file_that_takes_the_place_of_the_database_is_not_mistaken_for_it(home):
-    site, path = Site(), paths.DATA / "dashboard/dashboard.db"
-    assert site.api.get("/api/v1/projects").status_code == 200
+    assert [row["name"] for row in site.get("projects")] == ["kept"]
     path.rename(path.with_suffix(".away"))
-    path.write_bytes(b"")
+    path.write_bytes(b"")  # while a connection to the first file is open
     assert site.api.get("/api/v1/projects").status_code == 503
 
 
@@ -208,7 +223,7 @@ def test_large_numbers_and_odd_signs_are_kept_or_refused(site):
     with site.database.writing() as session:
         db.add_metrics(session, run.id, 2**40, {"a\0b": 1.0}, 2**40)
     site.move(run, "failed", "a\0b")
-    assert (state_of(site, run).reason, state_of(site, run).seed) == ("a\ufffdb", 2**62)
+    assert (now(site, run).reason, now(site, run).seed) == ("a\ufffdb", 2**62)
     other = site.run(site.config(site.project("other")))
     client = TestClient(site.app, base_url="http://dashboard", headers=site.api.headers, raise_server_exceptions=False)
 
@@ -229,13 +244,13 @@ def test_a_postgresql_has_one_server(postgres):  # noqa: F811
 
 
 def test_a_postgresql_that_is_gone_comes_back(home, postgres):  # noqa: F811
-    site = Site(postgres.url)
+    site = Site(postgres.url, wait_s=0.2)
     try:
         site.project("kept")
         postgres.stop()
         assert refused(site)
         postgres.start()
-        assert [row["name"] for row in site.api.get("/api/v1/projects").json()] == ["kept"]
+        assert [row["name"] for row in site.get("projects")] == ["kept"]
         with site.database.engine.connect() as other:
             other.execute(text("LOCK TABLE projects"))
             assert refused(site)
@@ -262,20 +277,15 @@ def test_a_database_of_an_older_version_is_refused(home):
         Site()
 
 
-def test_a_file_that_is_no_database_is_refused(home):
+def test_only_its_owner_reads_the_file_and_one_that_is_no_database_is_refused(home):
     path = paths.DATA / "dashboard/dashboard.db"
-    path.parent.mkdir(parents=True)
+    Database().engine.dispose()
+    assert path.stat().st_mode & 0o077 == 0
     path.write_bytes(b"no database" * 100)
     with pytest.raises(InputError, match="cannot be used as a database"):
         Database()
 
 
-def test_only_its_owner_reads_the_file(home):
-    Site()
-    assert (paths.DATA / "dashboard/dashboard.db").stat().st_mode & 0o077 == 0
-
-
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.dictionaries(st.sampled_from(["workload", "label"]), st.sampled_from(["W1", "W2"]), min_size=1), st.randoms())
 def test_the_hash_of_a_configuration_is_that_of_its_content(values, shuffle):
     def digest(items):

@@ -4,30 +4,18 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.doors import (
-    bundles,
-    comparisons,
-    definitions,
-    models,
-    networks,
-    own_tables,
-    parameters,
-    problems,
-    published,
-    verbs,
-)
+from tests import FEW
+from tests.doors import bundles, definitions, models, networks, own_tables, parameters, problems, published, verbs
 
-DOORS = [one.DOOR for one in (own_tables, problems, definitions, bundles, models, networks, published, comparisons, parameters,
-                              verbs)]
+DOORS = [one.DOOR for one in (own_tables, problems, definitions, bundles, models, networks, published, parameters, verbs)]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("door", DOORS, ids=lambda door: door.name)
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck),
-          phases=[Phase.explicit, Phase.reuse, Phase.generate], print_blob=True)
+@FEW
 @given(data=st.data())
 def test_what_is_wrong_is_refused_in_one_line_and_nothing_else(door, data):
     with tempfile.TemporaryDirectory() as folder:

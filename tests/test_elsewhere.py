@@ -27,6 +27,7 @@ def emulated(folder):
             "TMPDIR": str(folder / "tmp")}
 
 
+@pytest.mark.xdist_group("replay")  # beside the measurements, which have neighbours in any case
 def test_the_key_numbers_reproduce_on_another_processor(tmp_path):
     """Those of predictions; that 07 moves nowhere is tested in test_schedule_portable."""
     done = subprocess.run([sys.executable, "-m", "lib", "run", "06", "09", "--check"], cwd=paths.ROOT,

@@ -8,12 +8,17 @@ import time
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lib import paths
 from lib.errors import InputError
 from lib.measure.energy import meters, power_log, trace, windows
+from tests import FEW
+
+
+def refused(words):
+    return pytest.raises(InputError, match=words)
 
 
 class Constant:
@@ -42,12 +47,10 @@ def test_a_known_trace_has_its_joules_by_both_ways(watts, steps, start, length):
     given = trace.Trace.of_power(at_s, power_w)
     result = trace.of_window(given, start, start + length, idle_w=0.0)
     if result.samples < trace.LEAST_SAMPLES:
-        assert math.isnan(result.energy_j)
-        assert "samples within" in result.reason
+        assert math.isnan(result.energy_j) and "samples within" in result.reason
     else:
-        assert result.energy_j == pytest.approx(expected, rel=1e-3, abs=1e-6)
+        assert result.energy_j == result.above_idle_j == pytest.approx(expected, rel=1e-3, abs=1e-6)
         assert result.method == "integration"
-        assert result.above_idle_j == result.energy_j
 
 
 @given(watts=st.floats(1, 700), start=st.floats(0.01, 0.5), length=st.floats(0.2, 0.45))
@@ -65,23 +68,20 @@ def test_counter_and_integral_agree_and_check_each_other(watts, start, length):
                                              ((0.5, 0.52), "3 samples within 0.02 s; 10 are needed")])
 def test_no_number_comes_from_too_few_samples_or_beyond_the_trace(window, why):
     result = trace.of_window(trace.Trace.of_power(np.linspace(0, 1, 101), np.ones(101)), *window)
-    assert math.isnan(result.energy_j)
-    assert math.isnan(result.power_w)
-    assert why in result.reason
+    assert math.isnan(result.energy_j) and math.isnan(result.power_w) and why in result.reason
 
 
 def test_windows_are_recorded_beside_the_work_and_idle_power_is_of_the_same_run():
     with windows.Recorder(Constant(50.0)) as recorder:
-        recorder.rest(0.4)
+        recorder.rest(0.2)
         for _ in range(2):
             with recorder.window("work"):
-                time.sleep(0.4)  # ten samples also beside busy neighbours
-    first, second = recorder.energies("work")
+                time.sleep(0.2)  # ten samples also beside busy neighbours
     assert recorder.idle_w == pytest.approx(50.0, rel=1e-3)
-    for one in (first, second):
-        assert one.energy_j == pytest.approx(50.0 * one.seconds, rel=1e-3)
-        assert one.above_idle_j == pytest.approx(0.0, abs=0.05)
-        assert abs(one.disagreement) < 1e-3
+    for work in recorder.energies("work"):
+        assert work.energy_j == pytest.approx(50.0 * work.seconds, rel=1e-3)
+        assert work.above_idle_j == pytest.approx(0.0, abs=0.05) and abs(work.disagreement) < 1e-3
+    assert len(recorder.windows["work"]) == 2
 
 
 def test_without_a_meter_everything_is_not_measured_and_says_why():
@@ -96,39 +96,32 @@ def test_without_a_meter_everything_is_not_measured_and_says_why():
 
 
 def test_a_rapl_counter_is_followed_when_it_begins_anew(tmp_path):
-    for name, value in (("intel-rapl:0", 1000), ("intel-rapl:1", 5_000_000)):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "energy_uj").write_text(f"{value}\n")
-        (tmp_path / name / "max_energy_range_uj").write_text("6000000\n")
-    (tmp_path / "intel-rapl:0:0").mkdir()  # a part of a package is not counted again
+    shows(tmp_path, {"intel-rapl:0/energy_uj": 1000, "intel-rapl:1/energy_uj": 5_000_000,
+                     "intel-rapl:0:0/of": "a part of a package, which is not counted again",
+                     **{f"intel-rapl:{number}/max_energy_range_uj": 6_000_000 for number in range(2)}})
     meter = meters.Rapl(tmp_path)
     assert meter.counter_j() == 0.0
-    (tmp_path / "intel-rapl:0" / "energy_uj").write_text("2001000")
-    (tmp_path / "intel-rapl:1" / "energy_uj").write_text("500000")
+    shows(tmp_path, {"intel-rapl:0/energy_uj": 2_001_000, "intel-rapl:1/energy_uj": 500_000})
     assert meter.counter_j() == pytest.approx(2.0 + 1.5)
-    with pytest.raises(InputError, match="no energy counters"):
+    with refused("no energy counters"):
         meters.Rapl(tmp_path / "nowhere")
-
-
-def test_a_device_without_a_meter_says_why(monkeypatch):
-    monkeypatch.delenv(meters.CHOICE)
-    assert "no meter of mps" in meters.open_meter("mps").reason
 
 
 # ------------------------------------------------------------------------------------------------ boards and recorded logs
 
 def a_board(folder, channels=(("VDD_IN", 5000, 1200), ("VDD_CPU", 5000, 300)), name="ina3221"):
     """Make a folder as the kernel shows it of a board: an unrelated sensor, and one with some channels (label, mV, mA)."""
-    (folder / "hwmon0").mkdir(parents=True)
-    (folder / "hwmon0" / "name").write_text("nvme\n")
-    sensor = folder / "hwmon1"
-    sensor.mkdir()
-    (sensor / "name").write_text(f"{name}\n")
+    shown = {"hwmon0/name": "nvme", "hwmon1/name": name}
     for number, (label, volts, amperes) in enumerate(channels, start=1):
-        (sensor / f"in{number}_input").write_text(f"{volts}\n")
-        (sensor / f"curr{number}_input").write_text(f"{amperes}\n")
-        if label:
-            (sensor / f"in{number}_label").write_text(f"{label}\n")
+        shown |= {f"hwmon1/in{number}_input": volts, f"hwmon1/curr{number}_input": amperes}
+        shown |= {f"hwmon1/in{number}_label": label} if label else {}
+    return shows(folder, shown)
+
+
+def shows(folder, numbers):
+    for name, text in numbers.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(f"{text}\n")
     return folder
 
 
@@ -143,13 +136,13 @@ def test_a_boards_sensor_gives_the_power_of_the_whole_board(tmp_path, channels, 
     for path in (tmp_path / "hwmon1").glob("curr*_input"):
         path.write_text("")
     assert math.isnan(meter.power_w()), "a sensor that does not answer has no power, and stops nothing"
-    with pytest.raises(InputError, match="cannot be read"):
+    with refused("cannot be read"):
         meters.Ina3221(tmp_path)
 
 
 def test_other_sensors_are_no_boards(tmp_path):
     for folder in (tmp_path / "nowhere", a_board(tmp_path / "other", name="ina260"), a_board(tmp_path / "bare", channels=())):
-        with pytest.raises(InputError, match="no INA3221 sensor"):
+        with refused("no INA3221 sensor"):
             meters.Ina3221(folder)
 
 
@@ -159,6 +152,7 @@ def test_a_processor_without_counters_is_metered_by_its_board_and_else_both_reas
     monkeypatch.setattr(meters.Ina3221.__init__, "__defaults__", (tmp_path,))
     assert meters.open_meter("cpu").reason == (f"no energy counters of the processor in {tmp_path}; "
                                                f"no INA3221 sensor in {tmp_path}")
+    assert "no meter of mps" in meters.open_meter("mps").reason
     a_board(tmp_path)
     assert meters.open_meter("cpu").name == "ina3221 VDD_IN"
 
@@ -179,7 +173,7 @@ def test_a_recorded_log_is_a_trace_and_is_played_again(tmp_path, monkeypatch):
     monkeypatch.setenv(meters.CHOICE, str(path))
     assert meters.open_meter("cuda:3").name == "replay of power_log.log"
     monkeypatch.setenv(meters.CHOICE, str(tmp_path / "no.log"))
-    with pytest.raises(InputError, match=r"no\.log is missing"):
+    with refused(r"no\.log is missing"):
         meters.open_meter("cpu")
 
 
@@ -195,7 +189,7 @@ def test_what_a_sensor_did_not_say_is_not_made_up():
     assert math.isnan(trace.of_window(counted, 4, 8).disagreement)
 
 
-@settings(max_examples=20, deadline=None)
+@FEW
 @given(watts=st.floats(1, 700), calls=st.integers(1, 50))
 def test_a_loop_of_calls_has_the_energy_of_all_of_them(watts, calls):
     made = []
@@ -209,10 +203,9 @@ def test_a_loop_of_calls_has_the_energy_of_all_of_them(watts, calls):
         assert energy.above_idle_j == pytest.approx(energy.energy_j / 2, rel=2e-2)
 
 
-def collected(folder, *options, command=("-c", "import time; time.sleep(0.3); raise SystemExit(3)")):
-    script = paths.PARAMS / "collect_power.py"
-    words = [sys.executable, str(script), str(folder / "raw"), "--idle-s", "0.1", "--hwmon", str(folder / "hwmon"), *options]
-    return subprocess.run([*words, "--", sys.executable, *command], capture_output=True, text=True, check=False)
+def collected(folder, *options, raw="raw", program="import time; time.sleep(0.3); raise SystemExit(3)"):
+    words = [sys.executable, paths.PARAMS / "collect_power.py", folder / raw, "--idle-s", "0.1", "--hwmon", folder / "hwmon"]
+    return subprocess.run([*words, *options, "--", sys.executable, "-c", program], capture_output=True, text=True, check=False)
 
 
 def test_the_collector_writes_what_the_readers_read(tmp_path):
@@ -234,36 +227,29 @@ def test_the_collector_writes_what_the_readers_read(tmp_path):
 @pytest.mark.parametrize(("options", "what"), [((), "no INA3221 sensor"), (("--idle-s", "nan"), "--idle-s is above 0"),
                                                (("--period-ms", "-1"), "--period-ms is 0 to 1000")])
 def test_the_collector_says_what_is_wrong_and_starts_nothing(tmp_path, options, what):
-    done = collected(tmp_path, *options, command=("-c", f"open({str(tmp_path / 'started')!r}, 'x')"))
+    done = collected(tmp_path, *options, program=f"open({str(tmp_path / 'started')!r}, 'x')")
     assert done.returncode == 2
     assert what in done.stderr.splitlines()[-1]
     assert not (tmp_path / "started").exists()
 
 
 def test_the_collector_leaves_out_names_that_are_no_text(tmp_path):
-    a_board(tmp_path / "hwmon")
-    for name in ("hwmon0/name", "hwmon1/in1_label"):
-        (tmp_path / "hwmon" / name).write_bytes(b"\xff\xfe\x00")
-    done = collected(tmp_path)
-    assert done.returncode == 3
-    assert "Traceback" not in done.stderr
-    assert [line.partition(" ")[0] for line in done.stderr.splitlines()][:2] == ["warning:", "warning:"]
-    assert set(power_log.read(tmp_path / "raw" / "power_log.log").power_w) == {6.0}
-    for name in ("hwmon1/name", "hwmon1/in1_input"):
-        (tmp_path / "hwmon" / name).write_bytes(b"\xff\xfe\x00")
-    other = tmp_path / "other"
-    other.mkdir()
-    (tmp_path / "hwmon").rename(other / "hwmon")
-    done = collected(other)
-    assert done.returncode == 2
-    assert "no INA3221 sensor" in done.stderr.splitlines()[-1]
-    assert "Traceback" not in done.stderr
+    hwmon = a_board(tmp_path / "hwmon")
+    for names, status, words in ((("hwmon0/name", "hwmon1/in1_label"), 3, "channel 1"),
+                                 (("hwmon1/name", "hwmon1/in1_input"), 2, "no INA3221 sensor")):
+        for name in names:
+            (hwmon / name).write_bytes(b"\xff\xfe\x00")
+        done = collected(tmp_path, raw=f"raw-{status}")
+        assert done.returncode == status and "Traceback" not in done.stderr
+        assert [line.partition(" ")[0] for line in done.stderr.splitlines()][:2] == ["warning:", "warning:"]
+        assert words in done.stderr
+    assert set(power_log.read(tmp_path / "raw-3" / "power_log.log").power_w) == {6.0}
 
 
 @pytest.mark.parametrize("path", ["/dev/zero", "/dev/null", "/proc/self/mem"])
 def test_a_log_without_an_end_or_a_beginning_is_one_line(monkeypatch, path):
     monkeypatch.setenv(meters.CHOICE, path)
-    with pytest.raises(InputError, match=path) as error:
+    with refused(path) as error:
         meters.open_meter("cpu")
     assert len(str(error.value).splitlines()) == 1
 

@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 import torch
 from torch import nn
+from torchvision.models.resnet import BasicBlock
 
 from lib.errors import InputError
 from lib.measure.networks import allocator, end_to_end
@@ -16,21 +17,11 @@ from lib.predict.networks.work import Work
 from lib.predict.operators.validation import score
 from lib.work.graph import capture, ops
 
+of_glibc = pytest.mark.skipif(not allocator.known(), reason="another allocator than glibc's")
+
 
 def chain(*layers: nn.Module, mode: str = "infer", shape: tuple[int, ...] = (2, 3, 64, 64)) -> ops.Graph:
     return capture.capture(nn.Sequential(*layers), shape, mode)
-
-
-class Held(nn.Module):
-    """Its caller still needs what the first layer made while the others run."""
-
-    def __init__(self):
-        super().__init__()
-        self.one, self.two, self.three = (nn.Conv2d(channels, 32, 1) for channels in (16, 32, 32))
-
-    def forward(self, x):
-        kept = self.one(x)
-        return kept + self.three(self.two(kept))
 
 
 @pytest.mark.parametrize("mode", ops.MODES)
@@ -39,16 +30,15 @@ class Held(nn.Module):
     lambda: nn.Sequential(nn.Conv2d(16, 32, 3), nn.BatchNorm2d(32), nn.ReLU(inplace=True), nn.Conv2d(32, 32, 3, groups=32)),
     lambda: nn.Sequential(nn.Conv2d(16, 48, 3), nn.Conv2d(48, 48, 3, groups=16), nn.MaxPool2d(2), nn.Flatten(),
                           nn.Linear(48 * 30 * 30, 10)),
-    Held], ids=["blocks", "depthwise", "groups", "held"])
+    lambda: nn.Sequential(nn.Conv2d(16, 32, 1), BasicBlock(32, 32))], ids=["blocks", "depthwise", "groups", "held"])
 def test_the_peak_is_what_the_allocator_hands_out(build, mode):
     """Against the profiler's record of every allocation of a real pass."""
     model, x = build().train(mode == "train"), torch.randn(2, 16, 64, 64)
 
     def call():
-        if mode == "infer":
-            with torch.no_grad():
-                return model(x)
-        return capture.default_loss(model(x)).backward()
+        with torch.set_grad_enabled(mode == "train"):
+            out = model(x)
+        return capture.default_loss(out).backward() if mode == "train" else out
 
     call()
     model.zero_grad(set_to_none=True)
@@ -57,7 +47,7 @@ def test_the_peak_is_what_the_allocator_hands_out(build, mode):
     assert 0.98 * measured_mb <= said_mb <= 1.35 * measured_mb, "never under; over where oneDNN spares itself a copy"
 
 
-@pytest.mark.skipif(not allocator.known(), reason="another allocator than glibc's")
+@of_glibc
 def test_fresh_bytes_are_those_that_the_allocator_gives_back():
     big = chain(nn.Conv2d(3, 64, 1), nn.Conv2d(64, 64, 1), shape=(16, 3, 128, 128))  # 64 MiB each: beyond every threshold
     small = chain(nn.Conv2d(3, 8, 1), shape=(1, 3, 16, 16))
@@ -66,7 +56,7 @@ def test_fresh_bytes_are_those_that_the_allocator_gives_back():
     assert found[1] == 0
 
 
-@pytest.mark.skipif(not allocator.known(), reason="another allocator than glibc's")
+@of_glibc
 def test_fresh_bytes_do_not_depend_on_the_process_that_asks(monkeypatch, tmp_path):
     """A heap's layout moves with the lengths of paths and environment; the answer is a mean over layouts that are set."""
     plan = allocator.Plan.of(chain(nn.Conv2d(3, 32, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(32, 64, 3), nn.ReLU(),
@@ -84,7 +74,7 @@ def test_fresh_bytes_do_not_depend_on_the_process_that_asks(monkeypatch, tmp_pat
         assert allocator.fresh_bytes(plan) == before, f"in a folder whose name has {length} letters"
 
 
-@pytest.mark.skipif(not allocator.known(), reason="another allocator than glibc's")
+@of_glibc
 def test_allocations_are_repeated_beside_other_work_also_of_a_copied_process():
     plans = [allocator.Plan.of(chain(nn.Conv2d(3, 32, 3), nn.ReLU(), shape=(batch, 3, 64, 64))) for batch in (1, 8, 64)]
     waiting = [allocator.replayed(plan) for plan in plans]
@@ -95,7 +85,7 @@ def test_allocations_are_repeated_beside_other_work_also_of_a_copied_process():
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, "threads of the first process are not waited for"
 
 
-@pytest.mark.skipif(not allocator.known(), reason="another allocator than glibc's")
+@of_glibc
 def test_allocations_that_the_memory_does_not_hold_are_all_fresh(monkeypatch):
     plan = allocator.Plan(weights=(64,), beside=(((), ()),), made=(((1, 2**60), (2, 64)),), freed=((),))
     assert allocator.fresh_bytes(plan) == float(2**60 + 64)
@@ -105,14 +95,10 @@ def test_allocations_that_the_memory_does_not_hold_are_all_fresh(monkeypatch):
 
 
 def test_a_network_is_described_operator_by_operator():
-    layers = [nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8), nn.ReLU()]
-    graph = chain(*layers, mode="train")
-    item = Work.of(graph, "train", 2)
-    families = set(item.table["op"] + " " + item.table["pass"])
-    assert {"conv2d forward", "conv2d backward", "batch_norm forward", "batch_norm backward", "activation forward",
-            "activation backward"} <= families
-    assert item.flops > 0
-    assert item.table["covered"].all()
+    item = Work.of(chain(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3), mode="train"), "train", 2)
+    assert {f"{op} {passes}" for op in ("conv2d", "batch_norm", "activation") for passes in ("forward", "backward")} <= set(
+        item.table["op"] + " " + item.table["pass"])
+    assert item.flops > 0 and item.table["covered"].all()
     assert item.memory_mb == pytest.approx((item.weight_bytes + item.peak_bytes) / 1e6)
 
 
@@ -123,8 +109,7 @@ def test_what_no_family_covers_is_a_flagged_copy_and_never_nothing():
 
     item = Work.of(capture.capture(Strange(), (2, 3, 64, 64)), "infer", 2)
     strange = item.table[~item.table["covered"]]
-    assert len(strange)
-    assert (strange["bytes"] > 0).all()
+    assert len(strange) and (strange["bytes"] > 0).all()
     assert composition.predicted_operators(item, _Flat())["out_of_range"].tolist() == (~item.table["covered"]).tolist()
 
 
@@ -196,28 +181,25 @@ def test_operators_are_told_apart_by_what_runs_them():
 
 
 def test_resident_memory_is_learned_heap_by_heap_and_scored_on_families_left_out():
-    draw, rows = np.random.default_rng(0), []
-    for number in range(16):
-        weights, peak = draw.uniform(5, 300), draw.uniform(5, 200)
-        for mode, batch, first in (("infer", 1, 180.0), ("infer", 8, 0.0), ("train", 8, 0.0)):
-            grown = peak * batch * (1 if mode == "infer" else 4)
-            rows.append({"network": f"net{number}", "family": f"family{number % 8}", "memory": "default", "mode": mode,
-                         "peak_mb": grown, "memory_mb": weights + grown, "blocks_mb": 5 * grown, "first_use": first > 0,
-                         "rss_mb": first + weights + 1.5 * grown})
-    table = pd.DataFrame(rows)
-    learned = resident.learned(table)
-    assert set(learned) == {"default"} and learned["default"].scores["mape"] < 5
-    assert learned["default"].rates["first_use"] == pytest.approx(180, rel=0.15)
-    shuffled = resident.learned(table.sample(frac=1, random_state=0))
-    assert shuffled["default"].rates["first_use"] == pytest.approx(180, rel=0.15), "by what a row says, not where it stands"
+    draw = np.random.default_rng(0)
+    nets = pd.DataFrame({"network": [f"net{number}" for number in range(16)], "memory": "default",
+                         "family": [f"family{number % 8}" for number in range(16)],
+                         "weights": draw.uniform(5, 300, 16), "peak": draw.uniform(5, 200, 16)})
+    cases = pd.DataFrame({"mode": ["infer", "infer", "train"], "times": [1, 8, 32], "first_use": [True, False, False]})
+    table = nets.merge(cases, how="cross")
+    grown = table["peak"] * table["times"]
+    table = table.assign(peak_mb=grown, memory_mb=table["weights"] + grown, blocks_mb=5 * grown,
+                         rss_mb=180 * table["first_use"] + table["weights"] + 1.5 * grown)
+    for rows in (table, table.sample(frac=1, random_state=0)):
+        (heap, learned), = resident.learned(rows).items()
+        assert heap == "default" and learned.scores["mape"] < 5
+        assert learned.rates["first_use"] == pytest.approx(180, rel=0.15), "by what a row says, not where it stands"
     predicted = resident.predicted(table)
     assert predicted["rss_predicted_mb"].to_numpy() == pytest.approx(table["rss_mb"].to_numpy(), rel=0.2)
     assert (predicted["rss_low_mb"] < predicted["rss_predicted_mb"]).all()
-    false = table.assign(rss_mb=np.where(table["family"] == "family1", 9 * table["rss_mb"], table["rss_mb"]))
     own = (table["family"] == "family1").to_numpy()
-    again = resident.predicted(false)
-    assert np.isclose(again["rss_predicted_mb"], predicted["rss_predicted_mb"])[own].all()
-    assert not np.isclose(again["rss_predicted_mb"], predicted["rss_predicted_mb"])[~own].all()
+    again = resident.predicted(table.assign(rss_mb=table["rss_mb"] * np.where(own, 9, 1)))
+    assert (np.isclose(again["rss_predicted_mb"], predicted["rss_predicted_mb"]) == own).all()
 
 
 class _Flat:
@@ -236,17 +218,13 @@ def test_what_was_measured_before_is_looked_up():
     first = item.table.iloc[[0]].assign(latency_ms=7.0)
     known = composition.lookup(first)
     table = composition.predicted_operators(item, _Flat(), known)
-    assert list(table["predicted_ms"]) == [7.0, 1.0]
-    assert list(table["looked_up"]) == [True, False]
+    assert table[["predicted_ms", "looked_up"]].to_numpy().tolist() == [[7.0, True], [1.0, False]]
     fitted = composition.Composition({"sum_ms": 1.0, "moved_ms": 1.0, "fresh_mb": 0.0}, 0.1, 5)
     said = composition.estimate(item, _Flat(), fitted, known)
-    assert said.predicted_ms == pytest.approx(8.0)
-    assert said.looked_up == pytest.approx(7 / 8)
+    assert (said.predicted_ms, said.looked_up) == pytest.approx((8.0, 7 / 8))
     assert said.low_ms < said.predicted_ms < said.high_ms
 
 
 def test_scores_are_percentages():
     found = score(np.array([1.0, 2.0, 4.0]), np.array([1.1, 2.0, 2.0]))
-    assert found["mape"] == pytest.approx(20.0)
-    assert found["median"] == pytest.approx(10.0)
-    assert found["n"] == 3
+    assert (found["mape"], found["median"], found["n"]) == pytest.approx((20, 10, 3))

@@ -11,9 +11,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from lib import locks, store
 from lib.errors import InputError
 from lib.finetune import figures, tensorboard
-from lib.finetune.metrics import Evaluation, Evaluator
+from lib.finetune.metrics import Evaluation
 from lib.finetune.tensorboard import Log
-from tests.test_finetune_metrics import split
+from tests.test_finetune_metrics import measured, split
 
 
 def steps(log, first, last, epoch=0, loss=lambda step: 1 / (1 + step)):
@@ -22,38 +22,40 @@ def steps(log, first, last, epoch=0, loss=lambda step: 1 / (1 + step)):
 
 
 def events(folder):
-    accumulator = EventAccumulator(str(folder), {"scalars": 0, "images": 0, "tensors": 0})
+    accumulator = EventAccumulator(str(folder / "tensorboard"), {"scalars": 0, "images": 0, "tensors": 0})
     accumulator.Reload()
     return accumulator
 
 
-def evaluation(classes=3, multi_label=False, name="val"):
-    scores, targets = split(classes, multi_label=multi_label)
-    evaluator = Evaluator(name, classes, multi_label)
-    evaluator.update(torch.tensor(scores), torch.tensor(targets), torch.tensor(0.5))
-    return evaluator.compute()
+def history(folder, name):
+    """Return the (step, value) pairs of a name, in order."""
+    rows = store.read(folder / "history.csv", "history")
+    return list(rows.loc[rows["name"] == name, ["step", "value"]].itertuples(index=False, name=None))
 
 
 def test_a_resumed_run_goes_on_without_a_step_twice(tmp_path, capsys):
-    """Killed after step 7, with a checkpoint after step 5: steps from there on, and the epoch's values, are written once."""
+    """Killed in a line of step 7, with a checkpoint after step 5: what follows is there once."""
     first = Log(tmp_path)
     steps(first, 0, 5)
     first.scalars({"val/acc@1": 0.5}, 4, 0)
     steps(first, 5, 8, 1)
     first.scalars({"val/acc@1": 0.9}, 7, 1)
+    with pytest.raises(locks.HeldError, match="is being written by another process"):
+        Log(tmp_path, 1)
     first.close()
+    path = tmp_path / "history.csv"
+    path.write_bytes(path.read_bytes()[:-7])
     second = Log(tmp_path, 5)
     steps(second, 5, 10, 1)
     second.scalars({"val/acc@1": 0.6}, 9, 1)
     second.close()
-    history, seen = store.read(tmp_path / "history.csv", "history"), events(tmp_path / "tensorboard")
-    for name in ("train/step_loss", "train/step_acc@1", "train/lr"):
-        rows = history[history["name"] == name]
-        assert list(rows["step"]) == list(range(10)) == [event.step for event in seen.Scalars(name)]
-        assert np.allclose(rows["value"], [event.value for event in seen.Scalars(name)])
-    assert list(history[history["name"] == "train/step_loss"]["value"]) == pytest.approx([1 / (1 + step) for step in range(10)])
-    assert list(history[history["name"] == "train/step_acc@1"]["value"]) == [step % 5 / 4 for step in range(10)]
-    assert [(event.step, round(event.value, 3)) for event in seen.Scalars("val/acc@1")] == [(4, 0.5), (9, 0.6)]
+    expected = {"train/step_loss": [(step, 1 / (1 + step)) for step in range(10)],
+                "train/lr": [(step, 1e-3) for step in range(10)],
+                "train/step_acc@1": [(step, step % 5 / 4) for step in range(10)], "val/acc@1": [(4, 0.5), (9, 0.6)]}
+    seen = events(tmp_path)
+    for name, pairs in expected.items():
+        assert np.array(history(tmp_path, name)) == pytest.approx(np.array(pairs))
+        assert np.array([(event.step, event.value) for event in seen.Scalars(name)]) == pytest.approx(np.array(pairs))
     assert capsys.readouterr().out.splitlines() == [f"tensorboard --logdir {tmp_path / 'tensorboard'}"] * 2
 
 
@@ -63,65 +65,29 @@ def test_an_epoch_that_is_reported_once_more_is_there_once(tmp_path):
         log = Log(tmp_path, first)
         steps(log, first, 5)
         log.scalars({"train/epoch_loss": 0.5}, 4, 0)
-        log.evaluation(evaluation(), 4, 0, ["a", "b", "c"])
+        log.evaluation(measured(*split()), 4, 0, list("abcd"))
         log.close()
-    history, seen = store.read(tmp_path / "history.csv", "history"), events(tmp_path / "tensorboard")
-    assert not history.duplicated(["name", "step"]).any()
+    seen = events(tmp_path)
+    assert not store.read(tmp_path / "history.csv", "history").duplicated(["name", "step"]).any()
     assert len(seen.Scalars("val/loss")) == len(seen.Scalars("train/epoch_loss")) == len(seen.Images("val/roc_micro")) == 1
     assert len(seen.Tensors("val/confusion_matrix/text_summary")) == 1
 
 
-def test_a_torn_last_line_is_no_hindrance(tmp_path):
-    first = Log(tmp_path)
-    steps(first, 0, 3)
-    first.close()
-    path = tmp_path / "history.csv"
-    path.write_bytes(path.read_bytes()[:-7])
-    second = Log(tmp_path, 3)
-    steps(second, 3, 4)
-    second.close()
-    history = store.read(path, "history")
-    assert list(history[history["name"] == "train/step_loss"]["step"]) == [0, 1, 2, 3]
-
-
-def test_a_second_process_at_the_same_run_is_refused(tmp_path):
-    log = Log(tmp_path)
-    steps(log, 0, 3)
-    with pytest.raises(locks.HeldError, match="is being written by another process"):
-        Log(tmp_path, 1)
-    log.close()
-    assert len(store.read(tmp_path / "history.csv", "history").query("name == 'train/lr'")) == 3
-
-
-def test_the_device_is_looked_at_twice_a_second(tmp_path, monkeypatch):
+def test_the_device_is_looked_at_twice_a_second_and_time_between_epochs_is_not_that_of_steps(tmp_path, monkeypatch):
     now, looks, real = [0.0], [], torch.stack
     monkeypatch.setattr(tensorboard.time, "perf_counter", lambda: now[0])
     monkeypatch.setattr(torch, "stack", lambda values: looks.append(len(values)) or real(values))
     log = Log(tmp_path)
-    for step in range(100):
+    for step in range(40):
         now[0] += 0.0625
         steps(log, step, step + 1)
-    assert looks == [16] * 12  # two values of each of 8 steps
-    assert log.latest["step"] == 95
-    assert log.latest["images_per_sec"] == pytest.approx(4 / 0.0625)
+        if step == 19:
+            assert (log.latest["step"], log.latest["images_per_sec"]) == (15, 4 / 0.0625)
+            log.flush()
+            now[0] += 1000  # an evaluation
     log.close()
-    rates = store.read(tmp_path / "history.csv", "history").query("name == 'throughput/images_per_sec'")["value"]
-    assert list(rates) == pytest.approx([64.0] * len(rates))
-
-
-def test_time_between_epochs_is_not_that_of_steps(tmp_path, monkeypatch):
-    now = [0.0]
-    monkeypatch.setattr(tensorboard.time, "perf_counter", lambda: now[0])
-    log = Log(tmp_path)
-    for epoch in range(2):
-        for step in range(3):
-            now[0] += 0.125
-            steps(log, 3 * epoch + step, 3 * epoch + step + 1, epoch)
-        log.flush()
-        now[0] += 1000  # an evaluation
-    log.close()
-    rates = store.read(tmp_path / "history.csv", "history").query("name == 'throughput/images_per_sec'")["value"]
-    assert list(rates) == [32.0, 32.0]
+    assert looks == [16, 16, 8, 2, 16, 16, 6]  # two values of each step
+    assert [rate for _, rate in history(tmp_path, "throughput/images_per_sec")] == [64.0] * 6
 
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf])
@@ -131,21 +97,17 @@ def test_a_loss_that_is_no_number_stops_the_run_and_says_where(tmp_path, wrong):
     with pytest.raises(InputError, match=rf"the loss is {wrong} at step 3 \(epoch 0, lr 0.001\): training stops"):
         log.flush()
     log.close()
-    rows = store.read(tmp_path / "history.csv", "history").query("name == 'train/step_loss'")["value"]
-    assert len(rows) == 5 and not np.isfinite(rows[rows.index[3]])
+    assert np.isfinite([loss for _, loss in history(tmp_path, "train/step_loss")]).tolist() == [True] * 3 + [False, True]
 
 
 @pytest.mark.parametrize("multi_label", [False, True])
 def test_an_evaluation_has_scalars_figures_and_a_table(tmp_path, multi_label):
-    log, names = Log(tmp_path), ["a|b", "$\\frac$", "<script>" * 20]
-    log.evaluation(evaluation(3, multi_label), 7, 1, names)
-    log.evaluation(evaluation(3, multi_label, "test"), 7, 1, names)
+    log, one = Log(tmp_path), measured(*split(3, multi_label=multi_label))
+    log.evaluation(one, 7, 1, ["a|b", "$\\frac$", "<script>" * 20])
     log.close()
-    seen, history = events(tmp_path / "tensorboard"), store.read(tmp_path / "history.csv", "history")
-    values = evaluation(3, multi_label).values
-    assert set(seen.Tags()["scalars"]) == {f"{one}/{name[4:]}" for name in values for one in ("val", "test")}
-    assert dict(zip(history["name"], history["value"], strict=True))["val/acc@1"] == pytest.approx(values["val_acc@1"])
-    assert set(history["step"]) == {7}
+    seen = events(tmp_path)
+    assert set(seen.Tags()["scalars"]) == {f"val/{name[4:]}" for name in one.values}
+    assert history(tmp_path, "val/acc@1") == [(7, pytest.approx(one.values["val_acc@1"]))]
     for name in ("confusion_matrix", "roc_micro"):
         picture = (tmp_path / "figures" / f"val_{name}.png").read_bytes()
         assert seen.Images(f"val/{name}")[0].encoded_image_string == picture and picture.startswith(b"\x89PNG")
@@ -154,13 +116,16 @@ def test_an_evaluation_has_scalars_figures_and_a_table(tmp_path, multi_label):
 
 
 def test_the_table_counts_what_the_matrix_does():
-    one = Evaluation("val", {}, 3, np.array([[2, 0], [1, 0]]), (np.zeros(0), np.zeros(0)))
-    assert tensorboard.table(one, ["cat", "dog"]) == "| truth | cat | dog |\n|---|---|---|\n| cat | 2 | 0 |\n| dog | 1 | 0 |"
-    one = Evaluation("val", {}, 1, np.array([[[4, 3], [2, 1]], [[5, 6], [7, 8]]]), (np.zeros(0), np.zeros(0)))
-    assert tensorboard.table(one, ["x", "y"]).splitlines()[2:] == ["| x | 4 | 3 | 2 | 1 |", "| y | 5 | 6 | 7 | 8 |"]
-    many = Evaluation("val", {}, 1, np.zeros((1000, 1000), int), (np.zeros(0), np.zeros(0)))
-    assert tensorboard.table(many, [str(one) for one in range(1000)]) == "1000 classes: see the figure."
-    assert max(figures.confusion(many, [str(one) for one in range(1000)]).get_size_inches()) < 20
+    def of(matrix):
+        return Evaluation("val", {}, 1, np.array(matrix), (np.zeros(0), np.zeros(0)))
+
+    assert tensorboard.table(of([[2, 0], [1, 0]]), ["cat", "dog"]) == \
+        "| truth | cat | dog |\n|---|---|---|\n| cat | 2 | 0 |\n| dog | 1 | 0 |"
+    labels = of([[[4, 3], [2, 1]], [[5, 6], [7, 8]]])
+    assert tensorboard.table(labels, ["x", "y"]).splitlines()[2:] == ["| x | 4 | 3 | 2 | 1 |", "| y | 5 | 6 | 7 | 8 |"]
+    many, names = of(np.zeros((1000, 1000), int)), list(map(str, range(1000)))
+    assert tensorboard.table(many, names) == "1000 classes: see the figure."
+    assert max(figures.confusion(many, names).get_size_inches()) < 20
 
 
 def test_a_full_disk_is_one_line_and_keeps_what_was_written(tmp_path, monkeypatch):

@@ -1,11 +1,11 @@
 """What tables, jobs and executed notebooks of others bring into the page and into notebooks: words, and nothing that runs."""
 
 import html
-import json
 import os
 import re
 import shutil
 import subprocess
+from pathlib import Path
 from xml.etree import ElementTree
 
 import nbformat
@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 from bs4 import BeautifulSoup
 
-from lib import paths, store, tables
+from lib import files, paths, store, tables
 from lib.config import notebooks
 from lib.errors import InputError
 from lib.report import markup, notebook, page, runner, style, summary
@@ -36,13 +36,12 @@ def dangers(content):
     return [str(element)[:80] for element in elements] + attributes
 
 
-def executed(folder, cells, stem="01_machine", **more):
+def executed(folder, cells, **entry):
     """Write an executed notebook of these cells and its entry of the manifest; return the folder."""
-    folder.mkdir(parents=True, exist_ok=True)
-    nbformat.write(nbformat.v4.new_notebook(cells=cells), folder / f"{stem}.ipynb")
-    entry = {"notebook": "01_machine", "stem": stem, "command": "papermill x", "values": {}, "status": "ok", "error": "",
-             "seconds": 1.0, "finished_utc": "now", **more}
-    store.write_json([entry], folder / "manifest.json")
+    usual = {"notebook": "01_machine", "stem": "01_machine", "command": "papermill x", "values": {}, "status": "ok",
+             "error": "", "seconds": 1.0, "finished_utc": "now"}
+    store.write_json([usual | entry], folder / "manifest.json")
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), folder / "01_machine.ipynb")
     return folder
 
 
@@ -78,11 +77,8 @@ def test_what_a_notebook_shows_is_words(home, shown):
     helper.record("a verdict", FORGED)
     helper.finish()
     for output in shown:  # JupyterLab trusts what was just executed, so each of them has to be harmless by itself
-        if "text/html" in output.data:
-            assert [danger for danger in dangers(output.data["text/html"]) if "style=" not in danger] == []
-        if "text/markdown" in output.data:
-            assert "<" not in output.data["text/markdown"]
-            assert not re.search(r"\](\(|:|\[)", output.data["text/markdown"])
+        assert not [danger for danger in dangers(output.data.get("text/html", "")) if "style=" not in danger]
+        assert not re.search(r"<|\](\(|:|\[)", output.data.get("text/markdown", ""))
     built = page.assemble(executed(paths.EXECUTED, [code(*shown)]))
     text = BeautifulSoup(built.html, "html.parser").get_text()
     assert dangers(built.html) == []
@@ -92,20 +88,20 @@ def test_what_a_notebook_shows_is_words(home, shown):
 
 
 KEYS = "application/vnd.lib.keys+json"
+OUTPUTS = [  # each of a cell of its own
+    *[data(**{kind: FORGED}) for kind in ("text_html", "text_markdown", "text_latex", "text_plain")],
+    *[nbformat.v4.new_output("stream", name=name, text=FORGED) for name in ("stdout", "stderr")],
+    data(application_javascript=RUN), data(**{"image_svg+xml": f"<svg onload='{RUN}'><script>{RUN}</script></svg>"}),
+    nbformat.v4.new_output("error", ename=FORGED, evalue=FORGED, traceback=[FORGED]),
+    data(**{KEYS: {f"{FORGED} throughput": {"value": 1.0, "unit": FORGED, "tolerance": None}}})]
 HOSTILE = [nbformat.v4.new_markdown_cell(f"# {FORGED}\n\n## {FORGED}\n\n{FORGED}\n\n<b id='abstract'>x</b>"),
-           code(data(text_html=FORGED)), code(data(text_markdown=FORGED)), code(data(application_javascript=RUN)),
-           code(data(**{"image_svg+xml": f"<svg onload='{RUN}'><script>{RUN}</script></svg>"})), code(data(text_latex=FORGED)),
-           code(data(text_plain=FORGED), nbformat.v4.new_output("stream", name="stdout", text=FORGED)),
-           code(nbformat.v4.new_output("stream", name="stderr", text=FORGED)),
-           code(nbformat.v4.new_output("error", ename=FORGED, evalue=FORGED, traceback=[FORGED])),
-           code(data(**{KEYS: {f"{FORGED} throughput": {"value": 1.0, "unit": FORGED, "tolerance": None}}})),
-           nbformat.v4.new_raw_cell(FORGED, metadata={"format": "text/html"})]
+           *map(code, OUTPUTS), nbformat.v4.new_raw_cell(FORGED, metadata={"format": "text/html"})]
 
 
 @pytest.fixture
 def hostile(home):
-    return executed(home / "theirs", HOSTILE, status="failed", error=FORGED, command=FORGED, finished_utc=FORGED,
-                    values={"workload": FORGED, "device": FORGED})
+    return executed(home, HOSTILE, status="failed", values=dict.fromkeys(("workload", "device"), FORGED),
+                    **dict.fromkeys(("error", "command", "finished_utc"), FORGED))
 
 
 def test_a_hostile_executed_notebook_is_shown_and_not_run(hostile):
@@ -130,7 +126,7 @@ def opened(chromium, folder, content):
     return re.search(r"<title>(.*?)</title>", done.stdout).group(1)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_nothing_runs_in_a_browser(hostile, chromium, tmp_path):
     built = page.assemble(hostile).html.decode()
     free = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", built)
@@ -141,12 +137,12 @@ def test_nothing_runs_in_a_browser(hostile, chromium, tmp_path):
     assert opened(chromium, tmp_path, free.replace("</body>", f"{FORGED}</body>")) == "7", "this browser would run it"
 
 
-def forge(path, table, kept=()):
-    """Put forged text into every free text column of a table."""
+def forge(path, table):
+    """Put forged text into every free text column of a table but its ids."""
     frame = store.read(path, table)
-    for column in tables.TABLES[table]:
-        if column.kind == "text" and not column.of and column.name not in kept:
-            frame[column.name] = frame[column.name].fillna("") + FORGED
+    free = [column.name for column in tables.TABLES[table] if column.kind == "text" and not column.of]
+    free = [name for name in free if name not in ("run_id", "hardware_id", "software_id")]
+    frame[free] = frame[free].fillna("") + FORGED
     path.write_bytes(store.encoded(frame, ".csv"))
 
 
@@ -155,13 +151,11 @@ def test_forged_tables_beside_a_run(home, shown, monkeypatch):
     """The cells of 02_profile, one honest run, and a forged one of another workload."""
     here = next(path for path in paths.REFERENCE.iterdir() if (path / "runs").is_dir())
     there = home / "reference" / here.name
-    for workload in ("W1", "W6"):
-        for kind, table in (("runs", "runs"), ("profiles", "profile")):
-            (there / kind).mkdir(parents=True, exist_ok=True)
-            for path in (here / kind).glob(f"run_{workload}_*"):
-                shutil.copy(path, there / kind)
-                if workload == "W6" and path.suffix == ".csv":
-                    forge(there / kind / path.name, table, kept=("run_id", "hardware_id", "software_id"))
+    for kind, table in (("runs", "runs"), ("profiles", "profile")):
+        for path in (here / kind).glob("run_W[16]_*"):
+            copy = shutil.copy(path, files.folder(there / kind))
+            if "W6" in path.name and path.suffix == ".csv":
+                forge(Path(copy), table)
     monkeypatch.setattr(paths, "REFERENCE", home / "reference")
     monkeypatch.setattr(style, "save", lambda figure, folder, name: b"<svg/>")
     namespace = {"source": "replay"}
@@ -192,31 +186,30 @@ def test_a_name_in_a_figure_is_what_it_says(name):
     ElementTree.fromstring(drawn)
 
 
-@pytest.mark.parametrize(("what", "told"), [
-    ({"manifest.json": "[1]"}, "expected a mapping"), ({"manifest.json": "{}"}, "expected a list of runs"),
-    ({"manifest.json": "[{}]"}, "stem is missing"), ({"manifest.json": "{"}, "not readable JSON"),
-    ({"stem": "../../x"}, "stem = '../../x'"), ({"status": "red"}, "status = 'red'"), ({"stem": 7}, "stem = 7"),
-    ({"01_machine.ipynb": "{}"}, "is no executed notebook"), ({"01_machine.ipynb": "\0"}, "is no executed notebook"),
-    ({"01_machine.ipynb": '{"cells": [1], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}'}, "is no executed notebook"),
-    ({"keys": {"a": 1}}, "its key numbers are damaged"), ({"keys": [1]}, "its key numbers are damaged")])
-def test_a_damaged_folder_of_executed_notebooks_is_one_line(home, what, told):
-    folder = executed(home / "theirs", [code(data(**{KEYS: what.get("keys", {})}))])
-    for name, text in what.items():
-        if "." in name:
-            (folder / name).write_text(text)
-        elif name != "keys":
-            entries = json.loads((folder / "manifest.json").read_text())
-            (folder / "manifest.json").write_text(json.dumps([entries[0] | {name: text}]))
-    with pytest.raises(InputError, match=told) as error:
-        page.assemble(folder)
-    assert len(str(error.value).splitlines()) == 1
+@pytest.mark.parametrize(("name", "text", "told"), [
+    ("manifest.json", "[1]", "expected a mapping"), ("manifest.json", "{}", "expected a list of runs"),
+    ("manifest.json", "[{}]", "stem is missing"), ("manifest.json", "{", "not readable JSON"),
+    *[("01_machine.ipynb", text, "is no executed notebook")
+      for text in ("{}", "\0", '{"cells": [1], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}')]])
+def test_damaged_files_of_executed_notebooks_are_refused(home, name, text, told):
+    (executed(home, []) / name).write_text(text)
+    with pytest.raises(InputError, match=told):
+        page.assemble(home)
+
+
+@pytest.mark.parametrize(("keys", "entry", "told"), [
+    ({"a": 1}, {}, "its key numbers are damaged"), ([1], {}, "its key numbers are damaged"),
+    ({}, {"stem": "../../x"}, "stem = '../../x'"), ({}, {"stem": 7}, "stem = 7"), ({}, {"status": "red"}, "status = 'red'")])
+def test_what_no_run_wrote_is_refused(home, keys, entry, told):
+    with pytest.raises(InputError, match=told):
+        page.assemble(executed(home, [code(data(**{KEYS: keys}))], **entry))
 
 
 def test_numbers_without_a_size_are_shown(home):
     recorded = {name: {"value": float(name), "unit": "", "tolerance": None} for name in ("inf", "-inf", "nan")}
-    folder = executed(home / "theirs", [code(data(**{KEYS: recorded}))])
-    assert runner.keys(folder / "01_machine.ipynb")["inf"]["value"] == float("inf")
-    assert page.assemble(folder).problems == [f"{name}: has not been run" for name in list(notebooks.NOTEBOOKS)[1:]]
+    executed(home, [code(data(**{KEYS: recorded}))])
+    assert runner.keys(home / "01_machine.ipynb")["inf"]["value"] == float("inf")
+    assert page.assemble(home).problems == [f"{name}: has not been run" for name in list(notebooks.NOTEBOOKS)[1:]]
     helper = notebook.Notebook("01_machine", None)
     helper.record("x", float("inf"))
     helper.finish()

@@ -7,8 +7,11 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -23,36 +26,38 @@ from lib.measure.gpus.watch import GpuUse, GpuWatch
 from lib.measure.operators import aggregate, device_sweep, points, shards, sweep, visitor
 from lib.work.graph import spaces
 from tests import fake_gpus
+from tests.visitors import InProcess, Visitor, draw_small, visited
 
 QUICK = {"op": "activation,linear", "budget_s": 0, "count": 6, "rounds": 3, "visit_ms": 8, "patience_s": 0, "threads": 1}
-WORKER = visitor._visits  # what a worker serves, which a box sets aside
-GRID = spaces.Grid(op="pool2d", axes={
-    "kind": ["max"], "batch": [1], "in_channels": [2], "height": [8, 9, 10, 11, 12, 13], "width": "height", "kernel_h": [2],
-    "kernel_w": [2], "stride_h": [2], "stride_w": [2], "padding_h": [0, 2], "padding_w": [0]})  # half of it is invalid
-WALK = {"op": "pool2d", "grid": "pools", "count": 0, "budget_s": 0, "rounds": 3}
+WALK = {"op": "pool2d", "grid": "pools", "count": 0, "rounds": 3}
+
+
+def walked(device, **more):
+    return swept(**{**WALK, **more}, device=device)
+
+
+def refused(words):
+    return pytest.raises(InputError, match=words)
 
 
 @pytest.fixture
 def box(home, monkeypatch):
-    """Return a maker of boxes with some cards, which this process and its workers see."""
-    def make(count=2, **everywhere):
-        made = fake_gpus.Box(home, count, **everywhere)
+    """Return a maker of boxes with some cards, which this process sees."""
+    def make(*what, **everywhere):
+        made = fake_gpus.Box(home, *what, **everywhere)
         monkeypatch.setenv(fake_gpus.FILE, str(made.path))
-        monkeypatch.setattr(visitor, "_visits", fake_gpus.visits)
-        monkeypatch.delenv(locks.MASK, raising=False)
-        machine.hardware.cache_clear(), machine._driver.cache_clear()
         for patch in fake_gpus.patches():
             patch.start()
             started.append(patch)
         return made
 
-    started, sweeps = [], spaces.load_sweeps()
-    limited = sweeps.model_copy(update={"limits": spaces.Limits(most_flops=1e6, most_bytes=1e6), "grids": {"pools": GRID}})
-    monkeypatch.setattr(spaces, "load_sweeps", lambda *_: limited)
+    started = []
+    monkeypatch.delenv(locks.MASK, raising=False)
+    draw_small(monkeypatch)
     yield make
     for patch in reversed(started):
         patch.stop()
-    machine.hardware.cache_clear(), machine._driver.cache_clear()
+    fake_gpus.forget()
 
 
 def swept(**more):
@@ -61,7 +66,11 @@ def swept(**more):
 
 
 @pytest.mark.slow
-def test_cards_alike_share_the_points_and_one_that_breaks_leaves_its_rest_to_the_other(box):
+@pytest.mark.parametrize(("service", "visits"), [
+    (InProcess, visitor._visits), pytest.param(visitor.Service, fake_gpus.visits, marks=pytest.mark.nightly)])
+def test_cards_alike_share_the_points_and_one_that_breaks_leaves_its_rest_to_the_other(box, monkeypatch, service, visits):
+    monkeypatch.setattr(visitor, "Service", service)
+    monkeypatch.setattr(visitor, "_visits", visits)
     cards_here = box(2)
     cards_here.change(0, waits_for=1)
     cards_here.change(1, breaks_after=12)
@@ -77,40 +86,38 @@ def test_cards_alike_share_the_points_and_one_that_breaks_leaves_its_rest_to_the
     assert (visits["gpu_mhz"] == 1410).all()
 
 
-SEEN = {"": ("stable", "others used 0% of the GPU"), "quiet stranger": ("stable", "others used 5% of the GPU"),
-        "stranger": ("noisy", "others used 40% of the GPU"), "busy stranger": ("unusable", "others used 80% of the GPU"),
-        "hot": ("noisy", "the GPU was throttled: too hot (driver)"), "absent": ("noisy", "nvidia-ml-py is not installed"),
-        "another": ("noisy", "no NVML: NVMLError: Driver/library version mismatch"),
-        "shy": ("noisy", "the driver does not tell who uses the GPU"), "old": ("noisy", "its share is not told")}
-
-
-@pytest.mark.parametrize("case", SEEN)
-def test_a_gpu_is_judged_by_its_own_users_and_clock(box, case):
-    here = box(2)
-    shares = {"quiet stranger": 0.05, "stranger": 0.4, "busy stranger": 0.8, "old": 0.4}
-    here.change(0, stranger=1 if case in shares else None, share=shares.get(case, 0.0), reasons=0x24 if case == "hot" else 0)
-    if case in ("absent", "another", "shy", "old"):
-        here.nvml(case)
-        for patch in (patches := fake_gpus.patches()[-1:]):
-            patch.start()
-    try:
-        machine.use(machine.device("cuda:0"))
-        with load.LoadWatch("cuda:0") as watch:
-            seen = watch.reading()
-    finally:
-        if case in ("absent", "another", "shy", "old"):
-            patches[0].stop()
-    verdict, words = SEEN[case]
+@pytest.mark.parametrize(("nvml", "card", "verdict", "words"), [
+    ("as it is", {}, "stable", "others used 0% of the GPU"),
+    ("as it is", {"stranger": 1, "share": 0.05}, "stable", "others used 5% of the GPU"),
+    ("as it is", {"stranger": 1, "share": 0.4}, "noisy", "others used 40% of the GPU"),
+    ("as it is", {"stranger": 1, "share": 0.8}, "unusable", "others used 80% of the GPU"),
+    ("as it is", {"reasons": 0x24}, "noisy", "the GPU was throttled: too hot (driver)"),
+    ("absent", {}, "noisy", "nvidia-ml-py is not installed"),
+    ("another", {}, "noisy", "no NVML: NVMLError: Driver/library version mismatch"),
+    ("shy", {}, "noisy", "the driver does not tell who uses the GPU"),
+    ("old", {"stranger": 1, "share": 0.4}, "noisy", "its share is not told")])
+def test_a_gpu_is_judged_by_its_own_users_and_clock(box, nvml, card, verdict, words):
+    box(2, nvml, **card)
+    machine.use(machine.device("cuda:0"))
+    with load.LoadWatch("cuda:0") as watch:
+        seen = watch.reading()
     assert seen.verdict(threads=1) == verdict and words in seen.words()
-    assert case in ("absent", "another") or seen.gpu.clock_mhz == 1410
+    assert nvml in ("absent", "another") or seen.gpu.clock_mhz == 1410
     busy = load.Load(1.0, 0.0, 64.0, 1.0, 0.0, seen.gpu)
     assert busy.verdict(threads=64) == verdict, "the load of the host says nothing of a GPU"
 
 
+def test_a_process_of_this_run_is_no_stranger_on_a_gpu(box):
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        box(1, stranger=child.pid, share=0.8)
+        machine.use(machine.device("cuda:0"))
+        with load.LoadWatch("cuda:0") as watch:
+            assert watch.reading().gpu.others == 0
+
+
 def test_in_a_container_the_processes_of_the_host_have_other_numbers(box):
-    here = box(1)
+    here = box(1, "container")
     machine.use(machine.device("cuda:0"))
-    here.nvml("container")
     own = load.OwnProcesses()
     assert GpuWatch(0, own.pids).reading().others == 0.0, "the only one there is this one"
     here.change(0, stranger=7, share=0.3)
@@ -118,13 +125,11 @@ def test_in_a_container_the_processes_of_the_host_have_other_numbers(box):
 
 
 @pytest.mark.parametrize(("mask", "in_use", "number", "uuid"), [
-    (None, False, 1, "GPU-bb11"), (None, True, 1, "GPU-aa00"), ("1,0", False, 0, "GPU-bb11"),
-    ("GPU-bb,GPU-aa", False, 0, "GPU-bb11")])
+    (None, False, 1, "GPU-1000"), (None, True, 1, "GPU-0000"), ("1,0", False, 0, "GPU-1000"),
+    ("GPU-1,GPU-0", False, 0, "GPU-1000")])
 def test_a_card_is_the_one_that_cuda_calls_so(box, monkeypatch, mask, in_use, number, uuid):
     """Where CUDA is in use and counts cards by their speed, here in the reverse order, NVML is asked for its UUID."""
-    here = box(2)
-    here.change(0, uuid="GPU-aa00")
-    here.change(1, uuid="GPU-bb11")
+    box(2)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: in_use)
     monkeypatch.setattr(torch.cuda, "get_device_properties",
                         lambda number: SimpleNamespace(uuid=fake_gpus.here()[1 - number]["uuid"].removeprefix("GPU-")))
@@ -135,36 +140,34 @@ def test_a_card_is_the_one_that_cuda_calls_so(box, monkeypatch, mask, in_use, nu
 
 def test_a_card_in_exclusive_mode_says_who_has_it(box):
     box(1, mode=3, stranger=4711)
-    with pytest.raises(InputError, match=r"cuda:0 cannot be used: .*busy or unavailable \(it is in exclusive mode, and process "
+    with refused(r"cuda:0 cannot be used: .*busy or unavailable \(it is in exclusive mode, and process "
                                          r"4711 has it\)"):
         machine.use(machine.device("cuda:0"))
 
 
 def test_a_worker_that_comes_back_to_another_card_is_refused(box):
     here = box(2)
-    with pytest.raises(InputError, match="cuda:1 is now GPU-0001 and was GPU-0007: a card is lost"), \
-            WORKER("cuda:1", 1, 1.0, 0.0, "GPU-0007"):
-        pass
-    here.change(0, gone=True)  # the one behind it moves up
-    with pytest.raises(InputError, match="cuda:0 is now GPU-0001 and was GPU-0000"), WORKER("cuda:0", 1, 1.0, 0.0, "GPU-0000"):
-        pass
+    for device, before in (("cuda:1", "GPU-0007"), ("cuda:0", "GPU-0000")):
+        with refused(f"{device} is now GPU-1000 and was {before}: a card is lost"), \
+                visitor._visits(device, 1, 1.0, 0.0, before):
+            pass
+        here.change(0, gone=True)  # the one behind it moves up
 
 
 # ------------------------------------------------------------------------------------------------ what the table says
 
 def visits(**gpu):
     columns = {**GpuUse(others=0.0, clock_mhz=1410.0).columns, **gpu}
-    facts = {"n": 9, "calls": 1, "spread_ms": 0.0, "at_s": 0.0, "visit_s": 0.05, "other_cores": 12.0, "stolen_cores": 0.0,
-             "yardstick_ms": float("nan"), "status": "ok", "reason": ""}
-    return pd.DataFrame([{"config": key, "round": number, "latency_ms": 1.0 + 0.001 * number, **facts,
-                          **{name: value[number] if isinstance(value, list) else value for name, value in columns.items()}}
-                         for number in range(6) for key in "ab"])
+    return pd.DataFrame([
+        {"config": key, "round": number, **visited(latency_ms=1.0 + 0.001 * number, other_cores=12.0, yardstick_ms=np.nan),
+         **{name: value[number] if isinstance(value, list) else value for name, value in columns.items()}}
+        for number in range(6) for key in "ab"])
 
 
 @pytest.mark.parametrize(("gpu", "n", "verdict", "why"), [
     ({}, 6, "stable", ""),
     ({"gpu_throttled": ["power brake"] * 2 + [""] * 4}, 4, "stable", ""),
-    ({"gpu_throttled": ["power brake"] * 4 + [""] * 2}, 6, "noisy", r"GPU was throttled in 4 of 6 rounds \(power brake\)"),
+    ({"gpu_throttled": ["power brake"] * 4 + [""] * 2}, 6, "noisy", "GPU was throttled in 4 of 6 rounds (power brake)"),
     ({"gpu_mhz": [900.0] * 3 + [1410.0] * 3}, 3, "stable", ""),
     ({"gpu_mhz": [900.0] * 4 + [1410.0] * 2}, 6, "noisy", "GPU was throttled in 4 of 6 rounds"),
     ({"gpu_others": 0.3}, 6, "noisy", "others used 30% of the GPU"), ({"gpu_others": 0.9}, 6, "unusable", "others used 90%"),
@@ -172,109 +175,85 @@ def visits(**gpu):
 def test_the_rounds_of_a_gpu_are_judged_by_the_gpu(gpu, n, verdict, why):
     row = aggregate.summarise(visits(**gpu)).iloc[0]
     assert (row["n"], row["verdict"]) == (n, verdict)
-    assert pd.Series([row["why"]]).str.contains(why).all() and bool(row["why"]) == (verdict != "stable")
+    assert why in row["why"] and bool(row["why"]) == (verdict != "stable")
     assert row["other_cores"] == 12.0, "what the host did is in the row, and does not count"
 
 
 def test_strangers_on_cores_that_a_sweep_leaves_idle_do_not_count():
     quiet = visits(gpu_others=float("nan"), gpu_mhz=float("nan")).assign(yardstick_ms=1.0, other_cores=3.0)
-    assert set(aggregate.summarise(quiet, spare_cores=8)["verdict"]) == {"stable"}
-    assert set(aggregate.summarise(quiet, spare_cores=2)["verdict"]) == {"unusable"}
+    assert [set(aggregate.summarise(quiet, spare_cores)["verdict"]) for spare_cores in (8, 2)] == [{"stable"}, {"unusable"}]
 
 
 # ------------------------------------------------------------------------------------------------ points and shards
 
-class Sure:
-    """A worker in this process, whose times depend on the configuration alone; it notes which devices were at work."""
+class Sure(Visitor):
+    """A worker in this process; ``at_work`` notes which devices were at work."""
 
-    devices = []
-
-    def __init__(self, device, p):
-        self.device = device
+    at_work = []
 
     def ready(self):
-        cards_here = fake_gpus.here()
-        free = cards_here[int(self.device[-1])]["free"] if self.device != "cpu" else 1e12
-        return {**machine.identity(), "threads": 1, "free_bytes": free, "meter": "not measured"}
+        free = {} if self.device == "cpu" else {"free_bytes": fake_gpus.here()[int(self.device[-1])]["free"]}
+        return {**super().ready(), **free}
 
     def visit(self, config, ops):
-        Sure.devices.append(self.device)
-        number = len(Sure.devices)
-        return {"latency_ms": 1 + int(config.key, 16) / 1e15 + number * 1e-9, "spread_ms": 0.0, "yardstick_ms": 1.0, "n": 5,
-                "calls": 5, "at_s": 0.1 * number, "visit_s": 0.1, "other_cores": 0.0, "stolen_cores": 0.0, "status": "ok",
-                "reason": "", **GpuUse(others=0.0, clock_mhz=1410.0).columns}
-
-    def shut_down(self):
-        pass
+        Sure.at_work.append(self.device)
+        return {**super().visit(config, ops), **GpuUse(others=0.0, clock_mhz=1410.0).columns}
 
 
 @pytest.fixture
 def sure(box, monkeypatch):
-    Sure.devices = []
+    monkeypatch.setattr(Sure, "at_work", [])
     monkeypatch.setattr(device_sweep, "Visitor", Sure)
     return box
 
 
 def test_all_measures_the_cpu_apart_and_cards_of_each_kind_share_the_grid(sure):
     sure(3).change(2, name="Fake B")
-    machine.hardware.cache_clear()
-    _, table = swept(**WALK, device="all")
-    order = Sure.devices
-    assert order[:18] == ["cpu"] * 18 and "cpu" not in order[18:], "the CPU first, alone"
+    _, table = walked("all")
+    assert Sure.at_work[:18] == ["cpu"] * 18 and "cpu" not in Sure.at_work[18:], "the CPU first, alone"
     cpu, first, second, another = (set(table.loc[table["device"] == name, "config"])
                                    for name in ("cpu", "cuda:0", "cuda:1", "cuda:2"))
     assert cpu == another == first | second and len(cpu) == 6
     assert not first & second
 
 
-def test_what_a_card_measured_that_is_gone_is_not_measured_again(sure):
+@pytest.mark.parametrize("name", ["Fake A", "Fake B"])
+def test_what_a_card_of_this_model_measured_that_is_gone_is_not_measured_again(sure, name):
     here = sure(2)
-    _, before = swept(**WALK, device="cuda:1")
-    visited = len(Sure.devices)
+    here.change(1, name=name)
+    _, before = walked("cuda:1")
     here.change(1, gone=True)
-    machine.hardware.cache_clear()
-    _, after = swept(**WALK, device="cuda:0")
-    assert len(Sure.devices) == visited
-    pd.testing.assert_frame_equal(after, before)
-
-
-def test_what_a_card_of_another_model_measured_does_not_count(sure):
-    here = sure(2)
-    here.change(1, name="Fake B")
-    machine.hardware.cache_clear()
-    _, before = swept(**WALK, device="cuda:1")
-    here.change(1, gone=True)
-    machine.hardware.cache_clear()
-    _, after = swept(**WALK, device="cuda:0")
-    assert set(after.loc[after["device"] == "cuda:0", "config"]) == set(before["config"])
+    _, after = walked("cuda:0")
+    assert len(Sure.at_work) == (18 if name == "Fake A" else 36)
+    if name == "Fake A":
+        pd.testing.assert_frame_equal(after, before)
+    else:
+        assert set(after.loc[after["device"] == "cuda:0", "config"]) == set(before["config"])
 
 
 def test_a_sweep_is_not_gone_on_with_on_another_card(sure):
     here = sure(2)
     here.change(1, name="Fake B")
-    machine.hardware.cache_clear()
-    folder, before = swept(**WALK, device="cuda:0")
+    folder, before = walked("cuda:0")
     here.change(0, gone=True)  # the one behind it moves up
-    machine.hardware.cache_clear()
-    with pytest.raises(InputError, match="mine/cuda-0 cannot be gone on with, cuda:0 is another one now: name was 'Fake A' and "
-                                         "is 'Fake B'; give this sweep another name"):
-        swept(**WALK, device="cuda:0")
+    with refused("mine/cuda-0 cannot be gone on with, cuda:0 is another one now: name was 'Fake A' and is 'Fake B'; give this "
+                 "sweep another name"):
+        walked("cuda:0")
     pd.testing.assert_frame_equal(aggregate.read(folder).table, before)
     here.change(0, gone=False)
-    machine.hardware.cache_clear()
-    pd.testing.assert_frame_equal(swept(**WALK, device="cuda:0")[1], before)
+    pd.testing.assert_frame_equal(walked("cuda:0")[1], before)
 
 
 def test_a_sweep_is_not_gone_on_with_by_other_software(sure, monkeypatch):
     sure(0)
-    swept(**WALK, device="cpu")
+    walked("cpu")
     monkeypatch.setattr(machine, "software", lambda: {"torch": "another"})
-    with pytest.raises(InputError, match=r"mine/cpu cannot be gone on with, .*: software_id was '\w+' and is '\w+'; give this"):
-        swept(**WALK, device="cpu")
+    with refused(r"mine/cpu cannot be gone on with, .*: software_id was '\w+' and is '\w+'; give this"):
+        walked("cpu")
 
 
-@pytest.mark.parametrize(("words", "raised"), [("CUDA error: unspecified launch failure\nmore", ()),
-                                               ("no words for this", RuntimeError)])
+@pytest.mark.parametrize(("words", "raised"), [("CUDA error: unspecified launch failure\nmore", False),
+                                               ("no words for this", True)])
 def test_what_befalls_a_card_takes_no_table_from_the_other(sure, monkeypatch, words, raised):
     class Broken(Sure):
         def ready(self):
@@ -284,25 +263,28 @@ def test_what_befalls_a_card_takes_no_table_from_the_other(sure, monkeypatch, wo
 
     monkeypatch.setattr(device_sweep, "Visitor", Broken)
     sure(2)
-    if raised:
-        with pytest.raises(raised, match=words):
-            swept(**WALK, device="cuda:0,cuda:1")
-    else:
-        swept(**WALK, device="cuda:0,cuda:1")
+    with pytest.raises(RuntimeError, match=words) if raised else nullcontext():
+        walked("cuda:0,cuda:1")
     folder = paths.SWEEPS / "mine"
     table = aggregate.read(folder).table
     assert len(table) == 6 and set(table["device"]) == {"cuda:0"}
     assert store.read_json(folder / "sweep.meta.json")["failures"] == {"cuda:1": f"RuntimeError: {words.splitlines()[0]}"}
 
 
+def shared_points(op, count=6):
+    return points.Points(SweepParams(op=op, count=count, budget_s=0))
+
+
+def taken(shared, room=1e12):
+    return shared.take(room, (), lambda: False)
+
+
 def test_points_are_drawn_once_however_many_threads_take_them(box):
-    several = points.Points(SweepParams(**{**QUICK, "count": 60}))
+    several, alone = (shared_points(QUICK["op"], 60) for _ in range(2))
     with ThreadPoolExecutor(4) as pool:
-        parts = list(pool.map(lambda _: list(iter(lambda: several.take(1e12, (), lambda: False), None)), range(4)))
+        parts = list(pool.map(lambda _: list(iter(lambda: taken(several), None)), range(4)))
     keys = [config.key for part in parts for config, _ in part]
-    assert len(keys) == len(set(keys)) == 60
-    alone = points.Points(SweepParams(**{**QUICK, "count": 60}))
-    assert set(keys) == {config.key for config, _ in iter(lambda: alone.take(1e12, (), lambda: False), None)}
+    assert len(keys) == 60 and sorted(keys) == sorted({config.key for config, _ in iter(lambda: taken(alone), None)})
 
 
 def test_a_space_of_few_points_is_drawn_to_its_end_and_ends_no_sweep(box, monkeypatch):
@@ -313,24 +295,23 @@ def test_a_space_of_few_points_is_drawn_to_its_end_and_ends_no_sweep(box, monkey
         raise InputError("no new valid point")
 
     monkeypatch.setattr(points.spaces, "several", few)
-    shared = points.Points(SweepParams(**{**QUICK, "op": "activation"}))
-    taken = list(iter(lambda: shared.take(1e12, (), lambda: False), None))
-    assert len(taken) == len(drawn) and shared.last_invalid == "no new valid point"
+    shared = shared_points("activation")
+    assert list(iter(lambda: taken(shared), None)) == drawn and shared.last_invalid == "no new valid point"
     drawn.clear()
-    with pytest.raises(InputError, match="no new valid point"):
-        points.Points(SweepParams(**{**QUICK, "op": "activation"})).take(1e12, (), lambda: False)
+    with refused("no new valid point"):
+        taken(shared_points("activation"))
 
 
 def test_a_point_too_large_for_one_card_is_left_to_one_with_room(box):
-    shared = points.Points(SweepParams(**{**QUICK, "op": "activation"}))
+    shared = shared_points("activation")
     shared.join("cuda:0", 10.0)
-    first = shared.take(10.0, (), lambda: False)
+    first = taken(shared, 10.0)
     assert shared.refuse(first), "it is too large for all that are there"
     shared.join("cuda:1", 1e12)
-    assert shared.take(1e12, (), lambda: False) == first, "one that comes later has room"
-    second = shared.take(10.0, (), lambda: False)
+    assert taken(shared) == first, "one that comes later has room"
+    second = taken(shared, 10.0)
     assert not shared.refuse(second) and shared.left == 1
-    assert shared.take(1e12, (), lambda: False) == second
+    assert taken(shared) == second
 
 
 def test_a_point_that_only_a_lost_card_had_room_for_is_refused_by_the_others(sure, monkeypatch):
@@ -342,85 +323,84 @@ def test_a_point_that_only_a_lost_card_had_room_for_is_refused_by_the_others(sur
 
     monkeypatch.setattr(device_sweep, "Visitor", Lost)
     sure(2).change(1, free=6000)
-    _, table = swept(**WALK, device="cuda:0,cuda:1")
+    _, table = walked("cuda:0,cuda:1")
     assert table["device"].tolist() == ["cuda:1"] * 6
-    assert table["status"].value_counts().to_dict() == {"ok": 3, "skipped": 3}
+    skipped = table["latency_ms"].isna()
+    assert table["status"][skipped].tolist() == ["skipped"] * 3 and table["status"][~skipped].tolist() == ["ok"] * 3
+    assert table["reason"].str.contains("MB needed").equals(skipped)
 
 
 def test_a_card_whose_memory_another_user_holds_loses_no_point(sure):
     sure(2).change(1, free=1000)
-    _, table = swept(**WALK, device="cuda:0,cuda:1")
-    good = table[table["status"] == "ok"]
-    assert len(good) == 6 and set(good["device"]) == {"cuda:0"}
-    assert table.loc[table["status"] != "ok", "reason"].str.contains("MB needed, 0.0005 MB allowed by memory_share").all()
-    with pytest.raises(InputError, match=r"cuda:1: no valid point to measure \(6 invalid, 6 skipped\); the last: .* MB needed"):
-        swept(**WALK, device="cuda:1", name="alone")
+    _, table = walked("cuda:0,cuda:1")
+    good = table["status"] == "ok"
+    assert table.loc[good, "device"].tolist() == ["cuda:0"] * 6
+    assert table.loc[~good, "reason"].str.contains("MB needed, 0.0005 MB allowed by memory_share").all()
+    with refused(r"cuda:1: no valid point to measure \(6 invalid, 6 skipped\); the last: .* MB needed"):
+        walked("cuda:1", name="alone")
 
 
-def test_a_gpu_that_breaks_ends_a_run_in_one_line():
-    with pytest.raises(InputError, match="cuda:0 broke; what was measured until then is kept: RuntimeError: CUDA e"), \
-            machine.working(torch.device("cuda:0")):
-        raise RuntimeError("CUDA error: unspecified launch failure\nCompile with ...")
-    with pytest.raises(InputError, match="^cuda:0 has too little memory left: OutOfMemoryError: CUDA out of memory. Tr"), \
-            machine.working(torch.device("cuda:0")):
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-    with pytest.raises(RuntimeError, match="shape"), machine.working(torch.device("cuda:0")):
-        raise RuntimeError("shape")
+@pytest.mark.parametrize(("error", "told"), [
+    (RuntimeError("CUDA error: unspecified launch failure\nCompile with ..."),
+     "^cuda:0 broke; what was measured until then is kept: RuntimeError: CUDA e"),
+    (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+     "^cuda:0 has too little memory left: OutOfMemoryError: CUDA out of memory. Tr"),
+    (RuntimeError("shape"), "^shape")])
+def test_a_gpu_that_breaks_ends_a_run_in_one_line(error, told):
+    with pytest.raises(RuntimeError if told == "^shape" else InputError, match=told), machine.working(torch.device("cuda:0")):
+        raise error
 
 
 def parted(of, **more):
-    return [swept(**WALK, device="cpu", **{**more, "name": f"part-{number}", "shard": f"{number}/{of}"})[0]
-            for number in range(of)]
+    return [walked("cpu", name=f"part-{number}", shard=f"{number}/{of}", **more)[0] for number in range(of)]
 
 
-def test_merged_shards_are_exactly_the_rows_of_the_shards(sure, capsys):
+def test_merged_shards_are_exactly_the_rows_of_the_shards(sure):
     sure(0)
-    _, whole = swept(**WALK, device="cpu")
+    _, whole = walked("cpu")
     parts = parted(3)
     assert command.main(["sweeps", "merge", *map(str, parts), "--name", "together"]) == 0
-    merged = aggregate.read(paths.SWEEPS / "together")
-    pd.testing.assert_frame_equal(merged.table, pd.concat([aggregate.read(part).table for part in parts], ignore_index=True))
+    merged, alone = aggregate.read(paths.SWEEPS / "together"), [aggregate.read(part) for part in parts]
+    pd.testing.assert_frame_equal(merged.table, pd.concat([part.table for part in alone], ignore_index=True))
     assert sorted(merged.table["config"]) == sorted(whole["config"])
-    assert len(merged.visits) == sum(len(aggregate.read(part).visits) for part in parts)
-    with pytest.raises(InputError, match="together exists already"):
+    assert len(merged.visits) == sum(len(part.visits) for part in alone)
+    with refused("together exists already"):
         shards.merge(parts, "together")
-    with pytest.raises(InputError, match="holds another sweep, with shard = 'all'"):
-        swept(**WALK, device="cpu", name="together")
+    with refused("holds another sweep, with shard = 'all'"):
+        walked("cpu", name="together")
 
 
 def test_shards_of_a_sampled_sweep_share_its_points(sure):
     sure(0)
-    parts = [swept(device="cpu", name=f"part-{number}", shard=f"{number}/2", count=8)[1] for number in range(2)]
-    assert not set(parts[0]["config"]) & set(parts[1]["config"])
-    assert len(shards.merge([paths.SWEEPS / "part-0", paths.SWEEPS / "part-1"], "both")[0].name) == 4
+    folder, missing = shards.merge(parted(2, op="activation", grid="", count=8), "both")
+    assert aggregate.read(folder).table["config"].nunique() == 16 and not missing
 
 
 def test_shards_that_do_not_make_one_sweep_are_refused_and_nothing_is_written(sure):
     sure(0)
     parts = parted(3)
-    other = swept(**{**WALK, "rounds": 4}, device="cpu", name="other", shard="2/3")[0]
-    half = swept(**WALK, device="cpu", name="half", shard="1/2")[0]
-    torn = paths.SWEEPS / "torn"
-    shutil.copytree(parts[0], torn)
+    other = walked("cpu", rounds=4, name="other", shard="2/3")[0]
+    half = walked("cpu", name="half", shard="1/2")[0]
+    torn, moved = (Path(shutil.copytree(parts[0], paths.SWEEPS / name)) for name in ("torn", "moved"))
     (torn / "sweep.parquet").unlink()
-    for folders, words in (([*parts[:2]], "shards 2/3 are missing"), ([*parts, parts[0]], "are both 0/3"),
+    table = aggregate.read(moved).table.assign(hardware_id="another")
+    store.write(table, moved / "sweep.parquet", "sweep", derived=True)
+    for folders, words in ((parts[:2], "shards 2/3 are missing"), ([*parts, parts[0]], "are both 0/3"),
                            ([*parts[:2], other], "of different sweeps: they differ in rounds"),
                            ([*parts[:2], half], "shards overlap: .* is one of 3, .*half one of 2"),
-                           ([*parts[1:], torn], "torn has no sweep.parquet"), ([paths.SWEEPS / "none"], "has no plan.json")):
-        with pytest.raises(InputError, match=words):
+                           ([*parts[1:], torn], "torn has no sweep.parquet"), ([paths.SWEEPS / "none"], "has no plan.json"),
+                           ([moved, *parts[1:]], "not merged, for their hardware_id differs: another in .*moved, .* in ")):
+        with refused(words):
             shards.merge(folders, "merged")
-    moved = aggregate.read(parts[0]).table.assign(hardware_id="another")
-    store.write(moved, parts[0] / "sweep.parquet", "sweep", derived=True)
-    with pytest.raises(InputError, match="not merged, for their hardware_id differs: .* in .*part-1, another in .*part-0|"
-                                         "not merged, for their hardware_id differs: another in .*part-0"):
-        shards.merge(parts, "merged")
     assert not [path for path in paths.SWEEPS.iterdir() if "merg" in path.name and path.suffix != ".lock"]
 
 
 def test_the_verb_measures_refuses_what_it_does_not_know_and_says_which_device_failed(sure, capsys):
     sure(1, free=1000)
-    words = ["sweeps", "measure", *(word for pair in WALK.items() for word in ("-p", pair[0], str(pair[1])))]
-    assert command.main([*words, "-p", "name", "verb", "-p", "threads", "1"]) == 1
+    words = ["sweeps", "measure"]
+    for name, value in {**QUICK, **WALK, "name": "verb"}.items():
+        words += ["-p", name, str(value)]
+    assert command.main(words) == 1
     out = capsys.readouterr()
     assert "data/sweeps/verb: 6 points, 0 of them not measured; 6 stable" in out.out
     assert out.err.splitlines()[-1].startswith("failed: cuda:0: no valid point to measure (6 invalid, 6 skipped)")
@@ -443,18 +423,17 @@ def test_points_that_a_shard_misses_are_counted(sure, capsys):
 def test_a_shard_beyond_the_limit_is_an_error(sure, monkeypatch):
     sure(0)
     monkeypatch.setattr(spaces, "_MOST_ORDERED", 4)
-    with pytest.raises(InputError, match="grid pools: shard 0/2 has 6 points, of which 4 at most are walked; take one of 3 or"):
-        swept(**WALK, device="cpu", shard="0/2")
-    with pytest.raises(InputError, match="shard 0/2 has 6 points.*; what was measured is in .*mine"):
-        swept(**{**WALK, "budget_s": 100}, device="cpu", shard="0/2")
+    with refused("grid pools: shard 0/2 has 6 points, of which 4 at most are walked; take one of 3 or"):
+        walked("cpu", shard="0/2")
+    with refused("shard 0/2 has 6 points.*; what was measured is in .*mine"):
+        walked("cpu", budget_s=100, shard="0/2")
     assert len(aggregate.read(paths.SWEEPS / "mine").table) > 0, "and it is kept"
 
 
 # ------------------------------------------------------------------------------------------------ on a real card
 
-ON_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 STRANGER = """
-import sys, time, torch
+import torch
 left = torch.randn(4096, 4096, device="cuda:0")
 print("ready", flush=True)
 while True:
@@ -463,18 +442,18 @@ while True:
 """
 
 
-@ON_CUDA
+@pytest.mark.cuda
 @pytest.mark.slow
 def test_a_sweep_on_a_card_knows_itself_and_its_leader_is_not_on_it(home):
-    folder = sweep.measure_sweep(SweepParams(**QUICK, device="cuda:0", name="real"))
-    visits, table = store.read(folder / "cuda-0" / "repeats.csv", "repeats"), aggregate.read(folder).table
+    folder, table = swept(device="cuda:0")
+    visits = store.read(folder / "cuda-0" / "repeats.csv", "repeats")
     assert (table["status"] == "ok").all()
     assert (visits["gpu_mhz"] > 0).all() and visits["gpu_unknown"].isna().all(), visits["gpu_unknown"].unique()
     assert visits["gpu_others"].median() < 0.1
     assert not torch.cuda.memory_reserved(0), "the leader has no memory there"
 
 
-@ON_CUDA
+@pytest.mark.cuda
 @pytest.mark.slow
 def test_a_stranger_on_a_card_is_seen(home):
     machine.use(torch.device("cuda:0"))

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pandas as pd
@@ -22,6 +23,10 @@ from tests.conftest import busy_neighbours
 
 CPU = torch.device("cpu")
 QUIET = load.Load(1.0, 1.0, 0.0, 0.0, 0.0)
+
+
+def refused(words):
+    return pytest.raises(InputError, match=words)
 
 
 def test_verdicts_at_their_borders():
@@ -51,41 +56,35 @@ def test_the_bootstrap_interval_covers():
     assert 0.88 <= hits / 200 <= 0.99
 
 
-def test_measure_finds_a_known_time():
-    result = timing.measure(lambda: time.sleep(0.002), CPU, budget_s=0.2)
-    assert result.samples_ms.min() >= 2.0
-    assert result.n >= 5
+@pytest.fixture
+def clock(monkeypatch):
+    """Put a clock in the place of the machine's own that only moves when told, in ns."""
+    now = [0]
+    monkeypatch.setattr(time, "perf_counter_ns", lambda: now[0])
+    monkeypatch.setattr(time, "monotonic", lambda: now[0] / 1e9)
+    return now
+
+
+def taking(clock, milliseconds):
+    return lambda: clock.append(clock.pop() + int(milliseconds * 1e6))
 
 
 @pytest.mark.parametrize(("call_ms", "calls", "samples"), [(8.0, 1, 20), (0.25, 4, 160), (0.01, 100, 160)])
-def test_measure_fills_its_samples_and_its_budget(monkeypatch, call_ms, calls, samples):
-    clock = [0]
-
-    def call():
-        clock[0] += int(call_ms * 1e6)
-
-    monkeypatch.setattr(time, "perf_counter_ns", lambda: clock[0])
-    monkeypatch.setattr(time, "monotonic", lambda: clock[0] / 1e9)
-    result = timing.measure(call, CPU, budget_s=0.2)
+def test_measure_fills_its_samples_and_its_budget(clock, call_ms, calls, samples):
+    result = timing.measure(taking(clock, call_ms), CPU, budget_s=0.2)
     assert result.samples_ms == pytest.approx(call_ms), "one call, not several"
     assert result.calls == calls, "as many as fill a millisecond"
     assert abs(result.n - samples) <= 1, "for the four fifths of the budget that warming up leaves"
     assert clock[0] / 1e9 <= 0.2 + 2 * call_ms / 1e3 * calls
 
 
-def test_measure_takes_few_samples_where_they_cost_too_much(monkeypatch):
-    clock = [0.0]
-    monkeypatch.setattr(time, "perf_counter_ns", lambda: int(clock[0] * 1e9))
-    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
-
-    def call():
-        clock[0] += 2.0
-
+def test_measure_takes_few_samples_where_they_cost_too_much(clock):
+    call = taking(clock, 2000)
     assert timing.measure(call, CPU, budget_s=1.0, least=5).n == 5
     assert timing.measure(call, CPU, budget_s=1.0, least=5, most_s=3.0).n == 1
-    clock[0] = 0.0
+    clock[0] = 0
     assert timing.measure(call, CPU, budget_s=0.0, most_s=0.0).samples_ms == pytest.approx(2000)
-    assert clock[0] == 2.0, "one call in all"
+    assert clock[0] == 2e9, "one call in all"
 
 
 def test_compare_finds_a_ratio_through_drift():
@@ -132,17 +131,6 @@ def test_a_busy_neighbour_is_seen():
     assert seen.own_cores < 0.2
 
 
-def test_children_are_not_others():
-    program = ("import subprocess, sys, time\nfrom lib.measure import load\n"
-               "with load.LoadWatch() as watch:\n"
-               " c = subprocess.Popen([sys.executable, '-c', 'import time\\nt=time.time()\\nwhile time.time()-t<0.6: pass'])\n"
-               " c.wait()\n seen = watch.reading()\n print(seen.own_cores * seen.seconds, seen.other_cores * seen.seconds)\n"
-               "import resource\nused = resource.getrusage(resource.RUSAGE_CHILDREN)\nprint(used.ru_utime + used.ru_stime)")
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    own_s, _, child_s = map(float, done.stdout.split())
-    assert own_s >= child_s - 0.05, "all that the child used is counted as ours"
-
-
 LEADER = """
 import multiprocessing, time
 
@@ -157,31 +145,33 @@ def follow(pipe):
         pipe.send("begun")
         pipe.recv()
         seen = watch.reading()
-    pipe.send((seen.own_cores * seen.seconds, seen.other_cores * seen.seconds))
+    pipe.send(seen.own_cores * seen.seconds)
 
 if __name__ == "__main__":
+    from lib.measure import load
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     worker = context.Process(target=follow, args=(theirs,))
     worker.start()
     ours.recv()
-    sibling = context.Process(target=spin, args=(0.3,))
-    sibling.start()
-    spin(0.3)
-    sibling.join()
-    ours.send("look")
-    print(*ours.recv())
+    with load.LoadWatch() as watch:
+        sibling = context.Process(target=spin, args=(0.3,))
+        sibling.start()
+        spin(0.3)
+        sibling.join()
+        ours.send("look")
+        seen = watch.reading()
+    print(ours.recv(), seen.own_cores * seen.seconds)
     worker.join()
 """
 
 
-def test_the_leader_of_a_worker_and_its_other_workers_are_not_others(tmp_path):
+def test_children_and_for_a_worker_its_leader_and_the_other_workers_are_not_others(tmp_path):
     program = tmp_path / "leader.py"
     program.write_text(LEADER)
     done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, check=True,
                           env={**os.environ, "PYTHONPATH": str(paths.ROOT)})
-    own_s, _ = map(float, done.stdout.split())
-    assert own_s >= 0.55, "what the leader and its other worker used is counted as ours"
+    assert min(map(float, done.stdout.split())) >= 0.55, "what the leader and its other worker used is counted as ours"
 
 
 def test_a_device_is_measured_by_one_process_at_a_time():
@@ -190,7 +180,7 @@ def test_a_device_is_measured_by_one_process_at_a_time():
                f"with locks.device({name!r}):\n print('held', flush=True); sys.stdin.read()")
     holder = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert holder.stdout.readline() == "held\n"
-    with pytest.raises(InputError, match="is being measured by another process"), locks.device(name, timeout_s=0.2):
+    with refused("is being measured by another process"), locks.device(name, timeout_s=0.2):
         pass
     holder.kill()
     holder.wait()
@@ -241,48 +231,31 @@ def test_the_reference_machine_keeps_its_id():
     assert set(facts["hardware"]) == {"cpu", "arch", "cores", "cache_kib", "memory_gib", "gpus"}
 
 
-@pytest.mark.slow
-def test_a_pinned_worker_is_no_machine_of_its_own_and_a_pinned_run_is():
-    program = "from lib.measure import machine, worker\n{}\nprint(machine.hardware().get('usable_cores'))"
+def test_a_pinned_worker_is_no_machine_of_its_own_and_a_pinned_run_is(monkeypatch):
+    """A thread stands for the process: it has cores of its own, too."""
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
         pytest.skip("one core cannot be shared out")
-
-    def usable(line: str) -> str:
-        return subprocess.run([sys.executable, "-c", program.format(line)], capture_output=True, text=True,
-                              check=True).stdout.strip()
-
-    assert usable(f"import os; os.sched_setaffinity(0, ({cores[0]},))") == "1"
-    assert usable(f"worker.pin(({cores[0]},))") == usable("")
-
-
-def test_devices_that_are_not_here_are_named():
-    with pytest.raises(InputError, match="device 'cuda:77' is not here; this machine has: cpu"):
-        machine.device("cuda:77")
-    assert machine.device("cpu") == CPU
-    assert str(machine.device("auto")) in machine.devices()
+    for pin, usable in ((lambda: os.sched_setaffinity(0, cores[:1]), 1),
+                        (lambda: worker.pin((cores[0],)), machine.hardware().get("usable_cores"))):
+        monkeypatch.setattr(os, "environ", {**os.environ})
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(pin).result()
+            assert thread.submit(machine.hardware.__wrapped__).result().get("usable_cores") == usable
+            assert thread.submit(os.sched_getaffinity, 0).result() == {cores[0]}
 
 
 @pytest.mark.parametrize(("wanted", "words"), [
-    ("cpu,cpu", "devices 'cpu,cpu': cpu is there twice"), ("cpu, cpu", "cpu is there twice"),
-    ("cuda,cuda:0", "cuda:0 is there twice"), ("", "device '' is not here"), ("cpu,gpu", "device 'gpu' is not here")])
+    ("cpu, cpu", "devices 'cpu, cpu': cpu is there twice"), ("cuda,cuda:0", "cuda:0 is there twice"),
+    ("", "device '' is not here"),
+    ("cpu,gpu", "device 'gpu' is not here; this machine has: cpu, cuda:0, cuda:1")])
 def test_a_list_of_devices_names_each_once(monkeypatch, wanted, words):
     monkeypatch.setattr(machine, "devices", lambda: ["cpu", "cuda:0", "cuda:1"])
     assert machine.several("all") == ["cpu", "cuda:0", "cuda:1"]
     assert machine.several("auto") == ["cuda:0"]
     assert machine.several("cuda:1, cpu") == ["cuda:1", "cpu"]
-    with pytest.raises(InputError, match=words):
+    with refused(words):
         machine.several(wanted)
-
-
-def flops_of(rows):
-    """Return the FLOPs of each product or convolution, from what its method says."""
-    def one(method):
-        if method.startswith("torch.mm"):
-            return 2.0 * int(method.split("x")[-1]) ** 3
-        return 2.0 * 9 * 256**2 * 32**2 * int(method.split()[-1])
-
-    return rows.method.map(one).to_numpy()
 
 
 @pytest.mark.slow
@@ -290,10 +263,7 @@ def test_ceilings_are_written_and_replayed(home, quiet, monkeypatch):
     p = MachineParams(budget_s=1, gemm_max=512, triad_max_mb=8, device="cpu")
     found = ceilings.ceilings(p)
     assert set(found.table["level"]) >= {"compute", "RAM"}
-    fp32 = found.table[(found.table.dtype == "fp32") & found.table.peak_gflops.notna()]
-    assert (fp32.peak_gflops > 0).all()
-    assert (found.table.peak_gbps.dropna() > 0).all()
-    assert (fp32.peak_gflops >= flops_of(fp32) / fp32.median_ms / 1e6 * (1 - 1e-9)).all()
+    assert (found.table["peak_gflops"].fillna(found.table["peak_gbps"]) > 0).all()
     again = ceilings.ceilings(p)
     assert [path.name for path in again.files] == ["ceilings_cpu-v2.csv", "overheads_cpu-v2.csv"]
     monkeypatch.setattr(paths, "REFERENCE", home / "reference")
@@ -302,15 +272,15 @@ def test_ceilings_are_written_and_replayed(home, quiet, monkeypatch):
     replayed = ceilings.ceilings(MachineParams(source="replay"))
     pd.testing.assert_frame_equal(replayed.table, store.read(replayed.files[0], "ceilings"))
     assert "REPLAY of ceilings_cpu-v2.csv" in replayed.note
-    with pytest.raises(InputError, match="no ceilings of cuda:0"):
+    with refused("no ceilings of cuda:0"):
         ceilings.ceilings(MachineParams(source="replay", device="cuda"))
-    with pytest.raises(InputError, match="no reference machine 'nope'.*box"):
+    with refused("no reference machine 'nope'.*box"):
         archive.folders("replay", "nope")
 
 
 def test_what_a_reference_machine_has_is_found_at_one_place(home, monkeypatch):
     monkeypatch.setattr(paths, "REFERENCE", home / "reference")
-    with pytest.raises(InputError, match="no reference machine with runs in .*reference; there are: none"):
+    with refused("no reference machine with runs in .*reference; there are: none"):
         archive.folders("replay")
     for name in ("box/runs", "box/networks", "ant/networks", "cat/runs/a.csv", "cat/runs/b.csv"):
         (home / "reference" / name).mkdir(parents=True)
@@ -319,32 +289,36 @@ def test_what_a_reference_machine_has_is_found_at_one_place(home, monkeypatch):
     assert archive.machine_with("networks", "networks", "box")[0] == "box"
     assert archive.folders("replay") == [home / "reference/box", home / "reference/cat"]
     assert archive.folders("replay", "cat") == [home / "reference/cat"]
-    with pytest.raises(InputError, match="no reference machine 'cat' with networks in .*; there are: ant, box; measure some"):
+    with refused("no reference machine 'cat' with networks in .*; there are: ant, box; measure some"):
         archive.machine_with("networks", "networks", "cat", "; measure some")
 
 
-@pytest.mark.parametrize(("column", "value", "words"), [("dtype", "fp32", "fp32"), ("level", "RAM", "RAM")])
-def test_ceilings_of_a_busy_machine_are_the_best_there_is_and_say_so(column, value, words):
+def judged(found, rows, verdicts):
+    """Return ceilings of which some rows have other verdicts."""
+    verdict = found.table["verdict"].copy()
+    verdict[rows] = verdicts
+    return dataclasses.replace(found, table=found.table.assign(verdict=verdict))
+
+
+@pytest.mark.parametrize(("column", "value", "rate"), [("dtype", "fp32", "peak_gflops"), ("level", "RAM", "peak_gbps")])
+def test_ceilings_of_a_busy_machine_are_the_best_there_is_and_say_so(column, value, rate):
     found = ceilings.ceilings(MachineParams(source="replay"))
     assert "UNUSABLE" not in found.warning
     rows = found.table[column] == value
-    busy = dataclasses.replace(found, table=found.table.assign(verdict=found.table["verdict"].mask(rows, "unusable")))
+    busy = judged(found, rows, "unusable")
+    best = busy.best[busy.best[column] == value]
     assert len(busy.best) == len(found.best)
-    assert set(busy.best.loc[busy.best[column] == value, "verdict"]) == {"unusable"}
-    rate = "peak_gflops" if column == "dtype" else "peak_gbps"
-    assert busy.best.loc[busy.best[column] == value, rate].max() == found.table.loc[rows, rate].max()
-    assert busy.warning == f"UNUSABLE, measured on a busy machine and perhaps too low: {words}."
+    assert set(best["verdict"]) == {"unusable"}
+    assert best[rate].max() == found.table.loc[rows, rate].max()
+    assert busy.warning == f"UNUSABLE, measured on a busy machine and perhaps too low: {value}."
 
 
 def test_one_usable_row_keeps_the_unusable_ones_out():
     found = ceilings.ceilings(MachineParams(source="replay"))
     rows = found.table.index[(found.table["level"] == "compute") & (found.table["dtype"] == "fp32")]
-    verdict = found.table["verdict"].copy()
-    verdict[rows] = ["noisy", *["unusable"] * (len(rows) - 1)]
-    best = dataclasses.replace(found, table=found.table.assign(verdict=verdict)).best
+    best = judged(found, rows, ["noisy", *["unusable"] * (len(rows) - 1)]).best
     kept = best[(best["level"] == "compute") & (best["dtype"] == "fp32")]
-    assert kept["verdict"].tolist() == ["noisy"]
-    assert kept["peak_gflops"].tolist() == [found.table["peak_gflops"][rows[0]]]
+    assert kept[["verdict", "peak_gflops"]].to_numpy().tolist() == [["noisy", found.table["peak_gflops"][rows[0]]]]
 
 
 @pytest.mark.parametrize(("cores", "busy", "stolen"), [
@@ -367,9 +341,3 @@ def test_levels_of_the_memory(monkeypatch):
     assert max(sizes["L2"]) <= 2**22 < min(sizes["L3"])
     assert max(sizes["L3"]) <= 2**25
     assert min(sizes["RAM"]) >= 4 * 2**25 * 0.999, "nothing that is half in cache is called RAM"
-
-
-def test_fresh_reference_is_needed(home, monkeypatch):
-    monkeypatch.setattr(paths, "REFERENCE", home / "reference")
-    with pytest.raises(InputError, match="there are: none"):
-        archive.folders("replay")

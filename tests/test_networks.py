@@ -23,27 +23,54 @@ from lib.measure.networks.case import Case
 from lib.predict.networks import work
 from lib.work import networks
 
+pytestmark = pytest.mark.usefixtures("home")  # with locks of its own: others may measure meanwhile
 PAIR = [(Case("simple_cnn", mode, 4, "3x28x28"), "default") for mode in ("infer", "train")]
+IDS = {"threads": 1, "hardware_id": "h", "software_id": "s"}
+KEY = (0, "simple_cnn", "default")
+
+
+def visit(case=PAIR[0][0], slow=0, **changed):
+    """Return a visit of eight passes, of which so many found a slow processor."""
+    return {"case": case, "samples_ms": [1.0] * (8 - slow) + [9.0] * slow, "rss_mb": 1.0, "tensors_mb": 2.0, "reason": "",
+            "yardstick_ms": [1.0] * (8 - slow) + [2.0] * slow, **changed}
+
+
+@pytest.fixture
+def pretended(monkeypatch):
+    """Measure nothing: each visit has the same passes."""
+    monkeypatch.setattr(campaign, "in_a_process", lambda cases, *_: ([visit(case) for case in cases], IDS))
+
+
+@pytest.fixture
+def in_this_process(monkeypatch):
+    """Measure without starting a process for it."""
+    monkeypatch.setattr(campaign, "in_a_process", lambda cases, device, case_s, _: end_to_end._measure(cases, device, case_s))
+
+
+def die(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.slow
-def test_networks_are_measured_in_a_process_of_their_own_and_resumed(tmp_path):
-    raw = tmp_path / "visits.jsonl"
-    table, identity = campaign.measure(PAIR, rounds=1, case_s=0.05, raw=raw)
-    assert list(table["status"]) == ["ok", "ok"]
-    assert (table["n"] >= 5).all()
-    assert (table["latency_ms"] > 0).all()
-    assert table["tensors_mb"][1] > table["tensors_mb"][0] > 0
+def test_networks_are_measured_in_processes_of_their_own_whose_deaths_are_rows_until_the_next_call(tmp_path, monkeypatch):
+    raw, wanted = tmp_path / "visits.jsonl", [*PAIR, (Case("alexnet", "infer", 1, "3x8x8"), "default")]
+    with monkeypatch.context() as patched:
+        patched.setattr(end_to_end, "_measure", die)
+        lost, _ = campaign.measure(wanted, rounds=1, case_s=0.05, raw=raw)
+    assert set(lost["status"] + " " + lost["reason"]) == {"failed the worker was killed (signal 9): out of memory?"}
+    table, identity = campaign.measure(wanted, rounds=1, case_s=0.05, raw=raw)
+    table = table.sort_values(["network", "mode"], ignore_index=True)
+    assert table["status"].tolist() == ["failed", "ok", "ok"]
+    assert re.match(r"model 'alexnet' does not run: .* Output size is too small \(alexnet.py, line \d+\)", table["reason"][0])
+    assert (table["n"][1:] >= 5).all() and (table["latency_ms"][1:] > 0).all()
     captured = work.captured(networks.network("simple_cnn", 4, "3x28x28"), "infer")
-    assert captured.peak_bytes / 1e6 == pytest.approx(table["tensors_mb"][0], rel=0.1)
-    before = raw.read_text()
-    raw.write_text(before + before[:40])  # a torn line: the visit counts as not made
-    again, _ = campaign.measure(PAIR, rounds=1, case_s=0.05, raw=raw)
-    assert list(again["latency_ms"]) == list(table["latency_ms"])
-    other, _ = campaign.measure(PAIR[:1], rounds=1, case_s=0.05, raw=raw)
-    assert len(other) == 1, "a visit of other cases is not taken for these"
+    assert captured.peak_bytes / 1e6 == pytest.approx(table["tensors_mb"][1], rel=0.1)
+    assert table["tensors_mb"][2] > table["tensors_mb"][1] > 0
+    monkeypatch.setattr(campaign, "in_a_process", lambda *_: pytest.fail("it was measured before"))
+    again, _ = campaign.measure(wanted, rounds=1, raw=raw)
+    assert set(again["latency_ms"].dropna()) == set(table["latency_ms"].dropna())
     campaign.write(table, tmp_path / "networks.parquet", **identity)
-    assert store.read_json(tmp_path / "networks.meta.json")["hardware_id"] == table["hardware_id"][0]
+    assert store.read_json(tmp_path / "networks.meta.json")["hardware_id"] == table["hardware_id"][1]
 
 
 def test_a_case_goes_on_until_five_passes_found_the_processor_as_fast_as_usual(monkeypatch):
@@ -73,32 +100,21 @@ def test_a_case_goes_on_until_five_passes_found_the_processor_as_fast_as_usual(m
 
 
 def test_the_kernels_time_beside_a_network_is_of_the_passes_that_its_latency_is_of(tmp_path, monkeypatch):
-    disturbed = [(10.0, 1.0)] * 6 + [(20.0, 2.0)] * 8, [(30.0, 1.0)] * 3 + [(50.0, 3.0)] * 4  # too few were not
-
-    def results(cases, *_):
-        visits = []
-        for wanted, passes in zip(cases, disturbed, strict=True):
-            samples, kernel = zip(*passes, strict=True)
-            visits.append({"case": wanted, "reason": "", "samples_ms": list(samples), "yardstick_ms": list(kernel),
-                           "rss_mb": 1.0, "tensors_mb": 1.0, "energy": None, "gpu": None})
-        return visits, {"hardware_id": "1", "software_id": "2", "threads": 1}
-
-    monkeypatch.setattr(campaign, "in_a_process", results)
+    visits = [visit(PAIR[0][0], samples_ms=[10.0] * 6 + [20.0] * 8, yardstick_ms=[1.0] * 6 + [2.0] * 8),
+              visit(PAIR[1][0], samples_ms=[30.0] * 3 + [50.0] * 4, yardstick_ms=[1.0] * 3 + [3.0] * 4)]  # too few were not
+    monkeypatch.setattr(campaign, "in_a_process", lambda *_: (visits, IDS))
     table, _ = campaign.measure(PAIR, rounds=1, raw=tmp_path / "visits.jsonl")
     assert table["latency_ms"].tolist() == [10.0, 50.0]
     table = pd.concat([table, table.tail(1).assign(batch_size=64)], ignore_index=True)  # never measured
     assert campaign.kernel_ms(table, tmp_path / "visits.jsonl").tolist() == pytest.approx([1.0, 3.0, np.nan], nan_ok=True)
 
 
-def test_networks_have_the_energy_of_a_known_power(tmp_path, home, metered, monkeypatch):
+def test_networks_have_the_energy_of_a_known_power(tmp_path, metered, in_this_process, monkeypatch):
     monkeypatch.setattr(end_to_end, "LEAST_S", 0.7)
-    monkeypatch.setattr(campaign, "in_a_process", lambda cases, device, case_s, _: end_to_end._measure(cases, device, case_s))
     table, identity = campaign.measure(PAIR[:1], rounds=1, case_s=0.05, raw=tmp_path / "visits.jsonl")
     (row,) = store.read(campaign.write(table, tmp_path / "networks.parquet", **identity), "networks").to_dict("records")
     assert row["power_w"] == row["idle_w"] == pytest.approx(metered)
-    assert row["energy_n"] >= 10
-    assert row["energy_reason"] == ""
-    assert row["energy_j"] > 0
+    assert row["energy_n"] >= 10 and row["energy_reason"] == "" and row["energy_j"] > 0
     again, _ = campaign.measure(PAIR[:1], rounds=1, case_s=0.05, raw=tmp_path / "visits.jsonl")
     assert again["energy_j"].tolist() == [row["energy_j"]], "visits keep their energies"
 
@@ -123,71 +139,35 @@ def test_the_energy_of_a_pass_is_known_power_by_the_time_of_one(monkeypatch):
 
 
 def test_of_several_visits_the_median_energy_counts_and_old_ones_say_that_they_have_none():
-    def visit(energy_j, reason=""):
-        return {"energy_j": energy_j, "power_w": 1.0, "idle_w": 0.5, "energy_method": "m", "energy_n": 20,
-                "energy_disagreement": 0.0, "energy_reason": reason}
-
-    assert campaign._energy([visit(3.0), visit(float("nan"), "too few"), visit(1.0), visit(2.0)])["energy_j"] == 2.0
-    assert campaign._energy([visit(float("nan"), "too few")])["energy_reason"] == "too few"
+    several = [{"energy_j": energy_j, "energy_reason": reason}
+               for energy_j, reason in ((3.0, ""), (float("nan"), "too few"), (1.0, ""), (2.0, ""))]
+    assert campaign._energy(several)["energy_j"] == 2.0
+    assert campaign._energy(several[1:2])["energy_reason"] == "too few"
     assert campaign._energy([])["energy_reason"] == tables.NO_ENERGY
 
 
-@pytest.mark.slow
-def test_a_network_that_cannot_run_and_a_process_that_dies_are_rows_with_their_reasons(monkeypatch):
-    table, _ = campaign.measure([(Case("alexnet", "infer", 1, "3x8x8"), "default")], rounds=1, case_s=0.05)
-    assert table["status"].tolist() == ["failed"]
-    assert re.match(r"model 'alexnet' does not run: .* Output size is too small \(alexnet.py, line \d+\)", table["reason"][0])
-    monkeypatch.setattr(end_to_end, "_measure", die)
-    table, _ = campaign.measure(PAIR, rounds=1, case_s=0.05)
-    assert table["status"].tolist() == ["failed", "failed"]
-    assert set(table["reason"]) == {"the worker was killed (signal 9): out of memory?"}
+@pytest.mark.parametrize(("slow", "expected"), [
+    (3, [1.0, 5, "stable", ""]), (4, [5.0, 8, "unusable", "fewer than five passes on a processor as fast as usual"])])
+def test_slow_passes_do_not_count_where_five_others_exist(slow, expected):
+    table = campaign.summarise({KEY: [visit(slow=slow)]}, IDS, "cpu")
+    assert table[["latency_ms", "n", "verdict", "reason"]].iloc[0].tolist() == expected
 
 
-def die(*_):
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def test_slow_passes_do_not_count_where_five_others_exist():
-    good, slow = [1.0] * 5, [9.0] * 3
-    row = {"case": PAIR[0][0], "samples_ms": good + slow, "yardstick_ms": [1.0] * 5 + [2.0] * 3, "rss_mb": 1.0,
-           "tensors_mb": 2.0, "reason": ""}
-    ids = {"threads": 1, "hardware_id": "h", "software_id": "s"}
-    table = campaign.summarise({(0, "simple_cnn", "default"): [row]}, ids, "cpu")
-    assert table[["latency_ms", "n", "verdict", "reason"]].iloc[0].tolist() == [1.0, 5, "stable", ""]
-    few = {**row, "samples_ms": [1.0] * 4 + [9.0] * 4, "yardstick_ms": [1.0] * 4 + [2.0] * 4}
-    table = campaign.summarise({(0, "simple_cnn", "default"): [few]}, ids, "cpu")
-    assert table[["n", "verdict"]].iloc[0].tolist() == [8, "unusable"]
-    assert "fewer than five" in table["reason"][0]
-
-
-def test_what_others_do_on_a_gpu_is_in_the_verdict_of_a_network_there(tmp_path):
-    row = {"case": PAIR[0][0], "samples_ms": [1.0] * 5, "yardstick_ms": [float("nan")] * 5, "rss_mb": 1.0, "tensors_mb": 2.0,
-           "reason": ""}
-    ids, key = {"threads": 1, "hardware_id": "h", "software_id": "s"}, (0, "simple_cnn", "default")
-    for others, verdict, reason in ((0.0, "stable", ""), (0.3, "noisy", "others used 30% of the GPU"),
-                                    (0.7, "unusable", "others used 70% of the GPU")):
-        visit = {key: [{**row, "gpu": {"others": others, "clock_mhz": 1410.0, "throttled": "", "unknown": ""}}]}
-        raw = tmp_path / f"{others}.jsonl"
-        raw.write_bytes(visits_file.line(key, "cuda:0", visit[key], ids))
-        read, _ = visits_file.read(raw, "cuda:0", {key[1:]: [PAIR[0][0]]})
-        table = campaign.summarise(read, ids, "cuda:0")
-        assert table[["verdict", "reason"]].iloc[0].tolist() == [verdict, reason]
+@pytest.mark.parametrize(("others", "verdict", "reason"), [(0.0, "stable", ""), (0.3, "noisy", "others used 30% of the GPU"),
+                                                           (0.7, "unusable", "others used 70% of the GPU")])
+def test_what_others_do_on_a_gpu_is_in_the_verdict_of_a_network_there(others, verdict, reason, tmp_path):
+    gpu = {"others": others, "clock_mhz": 1410.0, "throttled": "", "unknown": ""}
+    raw = tmp_path / "visits.jsonl"
+    raw.write_bytes(visits_file.line(KEY, "cuda:0", [visit(yardstick_ms=[float("nan")] * 8, gpu=gpu)], IDS))
+    visits, _ = visits_file.read(raw, "cuda:0", {KEY[1:]: [PAIR[0][0]]})
+    table = campaign.summarise(visits, IDS, "cuda:0")
+    assert table[["verdict", "reason"]].iloc[0].tolist() == [verdict, reason]
 
 
 def test_no_process_starts_after_the_budget(monkeypatch):
     monkeypatch.setattr(campaign, "in_a_process", lambda *_: pytest.fail("nothing may be started"))
     table, _ = campaign.measure(PAIR, rounds=1, budget_s=1e-9)
     assert table.empty
-
-
-@pytest.fixture
-def pretended(monkeypatch):
-    """Measure nothing: each visit has five passes."""
-    def results(cases, *_):
-        samples = {"samples_ms": [1.0] * 5, "yardstick_ms": [1.0] * 5, "rss_mb": float("nan"), "tensors_mb": 1.0, "reason": ""}
-        return [{"case": case, **samples} for case in cases], {"threads": 1, "hardware_id": "h", "software_id": "s"}
-
-    monkeypatch.setattr(campaign, "in_a_process", results)
 
 
 def test_after_a_torn_line_the_next_visits_are_whole(tmp_path, pretended):
@@ -200,17 +180,6 @@ def test_after_a_torn_line_the_next_visits_are_whole(tmp_path, pretended):
     assert raw.read_text().startswith(whole)
 
 
-@pytest.mark.slow
-def test_networks_whose_process_died_are_measured_by_the_next_call(tmp_path, monkeypatch):
-    raw = tmp_path / "visits.jsonl"
-    with monkeypatch.context() as patched:
-        patched.setattr(end_to_end, "_measure", die)
-        lost, _ = campaign.measure(PAIR, rounds=1, case_s=0.05, raw=raw)
-    assert set(lost["reason"]) == {"the worker was killed (signal 9): out of memory?"}
-    table, _ = campaign.measure(PAIR, rounds=1, case_s=0.05, raw=raw)
-    assert table["status"].tolist() == ["ok", "ok"]
-
-
 def test_a_gpu_that_breaks_fails_no_network_for_ever(tmp_path, monkeypatch):
     """Here it breaks at the second of three cases; the third would fail alike, whatever the network."""
     broken, measured = [True], []
@@ -219,26 +188,27 @@ def test_a_gpu_that_breaks_fails_no_network_for_ever(tmp_path, monkeypatch):
         measured.append(case)
         if broken and len(measured) == 2:
             raise RuntimeError("CUDA error: unspecified launch failure\nCompile with ...")
-        return {"samples_ms": [1.0] * 5, "yardstick_ms": [1.0] * 5, "rss_mb": float("nan"), "tensors_mb": 1.0}
+        return visit(case)
 
     monkeypatch.setattr(end_to_end, "_measure_case", measure_case)
     monkeypatch.setattr(end_to_end, "call", lambda function, *arguments, **_: function(*arguments))
     wanted = [(Case("simple_cnn", "infer", batch, "3x28x28"), "default") for batch in (1, 2, 4)]
-    lost, _ = campaign.measure(wanted, rounds=1, case_s=0.05, raw=tmp_path / "visits.jsonl")
+    lost, _ = campaign.measure(wanted, rounds=1, raw=tmp_path / "visits.jsonl")
     assert set(lost["reason"]) == {"cpu broke: RuntimeError: CUDA error: unspecified launch failure"}
     assert len(measured) == 2
     broken.clear()
-    table, _ = campaign.measure(wanted, rounds=1, case_s=0.05, raw=tmp_path / "visits.jsonl")
+    table, _ = campaign.measure(wanted, rounds=1, raw=tmp_path / "visits.jsonl")
     assert table["status"].tolist() == ["ok"] * 3
 
 
-def test_visits_to_another_device_are_not_taken_for_this_one(tmp_path, pretended, monkeypatch):
+def test_visits_to_another_device_or_of_other_cases_are_not_taken_for_these(tmp_path, pretended, monkeypatch):
     monkeypatch.setattr(machine, "devices", lambda: ["cpu", "cuda:0"])
     raw = tmp_path / "visits.jsonl"
-    for device in ("cpu", "cuda", "auto"):
-        table, _ = campaign.measure(PAIR, device, rounds=1, raw=raw)
-    assert set(table["device"]) == {"cuda:0"}
-    assert [json.loads(line)["device"] for line in raw.read_text().splitlines()] == ["cpu", "cuda:0"]
+    for wanted, device, expected in ((PAIR, "cpu", "cpu"), (PAIR, "cuda", "cuda:0"), (PAIR, "auto", "cuda:0"),
+                                     (PAIR[:1], "cpu", "cpu")):
+        table, _ = campaign.measure(wanted, device, rounds=1, raw=raw)
+        assert table["device"].tolist() == [expected] * len(wanted)
+    assert [json.loads(line)["device"] for line in raw.read_text().splitlines()] == ["cpu", "cuda:0", "cpu"]
 
 
 @pytest.mark.parametrize(("line", "words"), [
@@ -280,8 +250,7 @@ def test_the_default_campaign_is_that_of_the_reference():
         assert set(table[["network", "mode", "batch_size", "dtype", "memory"]].itertuples(index=False, name=None)) == wanted
 
 
-@pytest.mark.slow
-def test_the_verb(home, capsys, monkeypatch):
+def test_the_verb(home, capsys, pretended):
     plan = home / "plan.yaml"
     plan.write_text("{rounds: 1, case_s: 0.05, sets: [{networks: [W6, W7], modes: [infer], batch_sizes: [1], memory: [kept]}]}")
     command = ["networks", "--plan", str(plan), "--networks", "W6", "--name", "mine"]

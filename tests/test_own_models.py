@@ -77,35 +77,29 @@ def test_the_threads_of_a_gpus_host_do_not_keep_its_rows_apart(tmp_path, rows):
     assert len(training.reference_sweeps(tmp_path, target)[0]) == 120
 
 
-def _incomplete(shipped):
-    """Return the model of a machine of half the speed that swept GEMMs alone."""
-    facts = {**shipped.facts, "hardware_id": "feedbeef", "peak_gflops": shipped.facts["peak_gflops"] / 2,
-             "peak_gbps": shipped.facts["peak_gbps"] / 2, "core_us": 2 * shipped.facts["core_us"],
-             "first_touch_ms_per_mb": None, "gbps_by_mb": {}}
-    return CostModel("cpu-box-feedbeef", facts, {"gemm forward": shipped.parts["gemm forward"]})
-
-
-def test_what_a_machine_did_not_sweep_is_scaled_to_it(tmp_path, rows):
+def test_what_a_machine_did_not_sweep_is_scaled_to_it_and_what_was_calibrated_there_keeps_its_scaling(tmp_path, rows):
+    """It swept GEMMs alone, and is half as fast as the machine whose model ships."""
     shipped = registry.shipped_cpu("fp32")
-    model = training._completed(_incomplete(shipped), tmp_path, BOX)
-    convolutions = rows[rows["pass"] == "forward"]
-    ratio = model.predict(convolutions)["predicted_ms"] / shipped.predict(convolutions)["predicted_ms"]
-    assert ratio.to_numpy() == pytest.approx(2.0)
+    facts = shipped.facts | {"hardware_id": "feedbeef", "peak_gflops": shipped.facts["peak_gflops"] / 2, "gbps_by_mb": {},
+                             "peak_gbps": shipped.facts["peak_gbps"] / 2, "core_us": 2 * shipped.facts["core_us"],
+                             "first_touch_ms_per_mb": None}
+
+    def completed():
+        model = CostModel("cpu-box-feedbeef", facts, {"gemm forward": shipped.parts["gemm forward"]})
+        return training._completed(model, tmp_path, BOX)
+
+    def convolved_ms(model):
+        return model.predict(rows[rows["pass"] == "forward"])["predicted_ms"].to_numpy()
+
+    model = completed()
+    assert convolved_ms(model) == pytest.approx(2 * convolved_ms(shipped))
     assert not model.parts["gemm forward"].scaling and model.parts["convolution forward"].origin == shipped.device
     for case, fitted in shipped.compositions.items():
         assert model.compositions[case]["rates"]["fresh_mb"] == pytest.approx(2 * fitted["rates"]["fresh_mb"])
-
-
-def test_what_was_calibrated_there_keeps_its_scaling(tmp_path, rows):
-    shipped = registry.shipped_cpu("fp32")
-    calibrated = scaled(shipped, Host("feedbeef", 2, 50.0, 10.0, None))
-    calibrated.device = "cpu-box-feedbeef"
-    calibrated.save(registry.path_of("cpu-box-feedbeef", "fp32", tmp_path / "models"))
-    model = training._completed(_incomplete(shipped), tmp_path, BOX)
-    convolutions = rows[rows["pass"] == "forward"]
-    again = CostModel.load(model.save(tmp_path / "m.json.gz"))
-    assert again.predict(convolutions)["predicted_ms"].to_numpy() == pytest.approx(
-        calibrated.predict(convolutions)["predicted_ms"].to_numpy())
+    calibrated = replace(scaled(shipped, Host("feedbeef", 2, 50.0, 10.0, None)), device=model.device)
+    calibrated.save(registry.path_of(model.device, "fp32", tmp_path / "models"))
+    again = CostModel.load(completed().save(tmp_path / "m.json.gz"))
+    assert convolved_ms(again) == pytest.approx(convolved_ms(calibrated))
 
 
 def test_networks_of_another_card_of_the_machine_are_not_those_of_this_one(home):
@@ -113,27 +107,18 @@ def test_networks_of_another_card_of_the_machine_are_not_those_of_this_one(home)
     table = source.assign(hardware_id="feedbeef", device=["cuda:0", "cuda:1", "cpu"] * 2)
     store.write(table, paths.IMPORTED / "box" / "networks" / "n" / "networks.parquet", "networks", derived=True)
     (gpu,) = registry.for_devices(["t4"], "fp32")
-    model = replace(gpu.model, facts={**gpu.model.facts, "hardware_id": "feedbeef", "devices": ["cuda:1"]})
-    own = replace(gpu, device="t4@box", model=model).measured_networks
-    assert own["device"].tolist() == ["cuda:1"] * 2
+    model = replace(gpu.model, facts=gpu.model.facts | {"hardware_id": "feedbeef", "devices": ["cuda:1"]})
+    assert replace(gpu, device="t4@box", model=model).measured_networks["device"].tolist() == ["cuda:1"] * 2
 
 
-def _of_this_machine(folder):
-    """Save a model that was trained of this machine's CPU in the folder of a bundle."""
+def test_a_model_trained_on_what_was_measured_here_is_this_machines_also_beside_a_damaged_one(home):
+    folder = paths.IMPORTED / "box"
     here = Host(**identity(), peak_gflops=50.0, peak_gbps=10.0, first_touch_ms_per_mb=None)
     model = scaled(registry.shipped_cpu("fp32"), here)
-    model.device = registry.cpu_name(folder.parent.name, machine.ids()["hardware_id"])
-    return model.save(registry.path_of(model.device, "fp32", files.folder(folder)))
-
-
-def test_a_model_trained_on_what_was_measured_here_is_this_machines(home):
-    path = _of_this_machine(paths.IMPORTED / "box" / "trained")
-    predictor = registry.predictor("cpu", "fp32")
-    assert (predictor.origin, f"{predictor.model.device}_fp32.json.gz") == ("", path.name)
-
-
-def test_a_damaged_model_beside_another_one_of_a_machine_is_passed_by(home):
-    path = _of_this_machine(paths.IMPORTED / "box" / "trained")
-    (files.folder(paths.IMPORTED / "box" / "models") / path.name).write_bytes(b"x")
-    assert registry.machine_files(paths.IMPORTED / "box")["cpu", "fp32"] == path
-    assert registry.predictor("cpu", "fp32").origin == ""
+    model.device = registry.cpu_name(folder.name, machine.ids()["hardware_id"])
+    path = model.save(registry.path_of(model.device, "fp32", files.folder(folder / "trained")))
+    for _ in range(2):
+        predictor = registry.predictor("cpu", "fp32")
+        assert (predictor.origin, predictor.model.device) == ("", model.device)
+        assert registry.machine_files(folder)["cpu", "fp32"] == path
+        (files.folder(folder / "models") / path.name).write_bytes(b"x")

@@ -16,7 +16,6 @@ from lib.work import workloads
 from lib.work.training import Options, Trainer, seed_everything
 
 BATCH, BATCHES, FETCH_S = 64, 6, 0.004
-on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 
 
 class Slow(torch.utils.data.Dataset):
@@ -71,7 +70,7 @@ def of_the_gpu(events, category):
     return sorted((event for event in events if event.get("cat") == category), key=lambda event: event["ts"])
 
 
-@on_a_gpu
+@pytest.mark.cuda
 @pytest.mark.parametrize("pin", [True, False])
 def test_copies_to_a_gpu_are_pinned_where_asked_and_take_what_the_profiler_says(tmp_path, pin):
     rows, events = recorded(tmp_path, torch.device("cuda:0"), pin)
@@ -86,7 +85,7 @@ def test_copies_to_a_gpu_are_pinned_where_asked_and_take_what_the_profiler_says(
     assert (rows["step_time_ms"] >= 0.98 * rows[phases].sum(axis=1)).all()
 
 
-@on_a_gpu
+@pytest.mark.cuda
 def test_prefetched_copies_run_beside_the_kernels_and_before_those_of_their_batch(tmp_path):
     device = torch.device("cuda:0")
     _, events = recorded(tmp_path, device, True, lambda loader: Prefetched(loader, device))

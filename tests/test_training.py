@@ -1,6 +1,7 @@
 """Models and the training loop: shapes, gradients, odd batches, precision, metrics, weights."""
 
 import copy
+import pickle
 
 import numpy as np
 import pytest
@@ -10,60 +11,31 @@ from lib.config import definitions
 from lib.config.definitions import Workload
 from lib.errors import InputError
 from lib.work import datasets, models, training, weights, workloads
-from lib.work.training import RECIPES, Options, Recipe, Trainer
-from tests.conftest import full_disk
+from lib.work.training import RECIPES, Options, Recipe, Trainer, Unobserved
 
 CPU = torch.device("cpu")
 
 
-class Recorder:
-    """An observer that remembers what it was told."""
-
-    def __init__(self):
-        self.events = []
-
-    def start(self):
-        self.events.append("start")
-
-    def mark(self, phase):
-        self.events.append(phase)
-
-    def end(self, batch):
-        self.events.append(len(batch.inputs))
-
-
-def task(dataset="pneumoniamnist", model="simple_cnn", size=28, batch=8):
-    return workloads.prepare(Workload(id="X", dataset=dataset, size=size, model=model, batch_size=batch))
+def task(dataset="pneumoniamnist", model="simple_cnn"):
+    return workloads.prepare(Workload(id="X", dataset=dataset, size=28, model=model, batch_size=8))
 
 
 def batches(of, sizes):
     draw = torch.Generator().manual_seed(0)
-    for size in sizes:
-        labels = torch.randint(0, 2, (size, of.facts.classes if of.multi_label else 1), generator=draw)
-        yield torch.randn(size, *of.shape, generator=draw), labels
+    return [(torch.randn(size, *of.shape, generator=draw), torch.randint(0, 2, (size, 1), generator=draw)) for size in sizes]
 
 
-@pytest.mark.parametrize("name", [f"W{n}" for n in range(1, 8)])
-def test_every_workload_trains_on_an_odd_last_batch_of_one(name):
-    of = workloads.prepare(definitions.workload(name), batch_size=2)
-    trainer, recorder = Trainer(of, Options(CPU)), Recorder()
-    loss = trainer.train(list(batches(of, [2, 1 if "resnet" not in of.workload.model else 2])), recorder)
-    result = trainer.evaluate(list(batches(of, [2, 1])))
-    assert np.isfinite([loss, result["loss"], result["accuracy"]]).all()
-    assert recorder.events[:7] == ["start", *training.PHASES, 2]
-    assert recorder.events[-1] == "start", "the loader is asked once more than there are batches"
+def sgd(model, lr=0.1):
+    return torch.optim.SGD(model.parameters(), lr=lr)
 
 
-@pytest.mark.parametrize("name", models.OWN)
-def test_parameter_counts_by_hand(name):
-    spatial = models.OWN[name][0]
-    model = models.build(name, 3 if spatial == 2 else 1, 9, spatial)
-    convolutions = {"simple_cnn": sum(a * b * 9 + b for a, b in ((3, 32), (32, 64), (64, 128))),
-                    "cnn3d": sum(a * b * 27 + 3 * b for a, b in ((1, 16), (16, 32), (32, 64)))}
-    by_hand = {"simple_cnn": convolutions["simple_cnn"] + 129 * 128 + 129 * 9,
-               "cnn3d": convolutions["cnn3d"] + 65 * 128 + 129 * 9,
-               "resnet18_2d": 11_689_512 - 513_000 + 513 * 9}[name]
-    assert sum(p.numel() for p in model.parameters()) == by_hand
+def test_parameter_counts_by_hand():
+    counts = {name: sum(p.numel() for p in models.build(name, 3 if spatial == 2 else 1, 9, spatial).parameters())
+              for name, (spatial, _) in models.OWN.items()}
+    assert counts == {
+        "simple_cnn": sum(a * b * 9 + b for a, b in ((3, 32), (32, 64), (64, 128))) + 129 * 128 + 129 * 9,
+        "cnn3d": sum(a * b * 27 + 3 * b for a, b in ((1, 16), (16, 32), (32, 64))) + 65 * 128 + 129 * 9,
+        "resnet18_2d": 11_689_512 - 513_000 + 513 * 9}
 
 
 def test_models_by_name_and_wrong_ones():
@@ -79,26 +51,12 @@ def test_models_by_name_and_wrong_ones():
         Trainer(task(model="alexnet"), Options(CPU))
 
 
-def test_accumulated_gradients_are_those_of_the_big_batch():
-    of = task()
-    torch.manual_seed(0)
-    whole = Trainer(of, Options(CPU))
-    parts = Trainer(of, Options(CPU, grad_accum_steps=3))
-    parts.model.load_state_dict(copy.deepcopy(whole.model.state_dict()))
-    pieces = list(batches(of, [4, 4, 4, 4]))
-    merged = [tuple(torch.cat(side) for side in zip(*pieces[:3], strict=True)), pieces[3]]
-    whole.train(merged)
-    parts.train(pieces)
-    for a, b in zip(whole.model.parameters(), parts.model.parameters(), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)
-
-
-def test_accumulated_gradients_of_unequal_batches_are_those_of_the_big_batch():
-    of, pieces = task(), list(batches(task(), [4, 4, 1]))
-    merged = [tuple(torch.cat(side) for side in zip(*pieces, strict=True))]
-    recipe = Recipe(lambda model: torch.optim.SGD(model.parameters(), lr=0.1), weight=[4 / 9, 4 / 9, 1 / 9].__getitem__)
-    whole = Trainer(of, Options(CPU), Recipe(recipe.optimizer))
-    parts = Trainer(of, Options(CPU, grad_accum_steps=3), recipe)
+@pytest.mark.parametrize(("sizes", "weight"), [([4, 4, 4, 4], None), ([4, 4, 1], [4 / 9, 4 / 9, 1 / 9].__getitem__)])
+def test_accumulated_gradients_are_those_of_the_big_batch(sizes, weight):
+    of, pieces = task(), batches(task(), sizes)
+    merged = [tuple(map(torch.cat, zip(*group, strict=True))) for group in (pieces[:3], pieces[3:]) if group]
+    whole = Trainer(of, Options(CPU), Recipe(sgd))
+    parts = Trainer(of, Options(CPU, grad_accum_steps=3), Recipe(sgd, weight=weight))
     parts.model.load_state_dict(copy.deepcopy(whole.model.state_dict()))
     whole.train(merged)
     parts.train(pieces)
@@ -107,56 +65,51 @@ def test_accumulated_gradients_of_unequal_batches_are_those_of_the_big_batch():
 
 
 def test_gradients_are_clipped_and_the_schedule_steps_with_the_optimizer():
+    class Recorder(Unobserved):
+        def __init__(self):
+            self.events = []
+            self.start, self.mark = lambda: self.events.append("start"), self.events.append
+
+        def end(self, batch):
+            self.events.append((len(batch.inputs), batch.lr, batch.stepped))
+
     def scheduled(optimizer):
         return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
 
-    class Rates(Recorder):
-        def end(self, batch):
-            self.events.append((batch.lr, batch.stepped))
-
-    of, seen = task(), Rates()
-    trainer = Trainer(of, Options(CPU, grad_accum_steps=2),
-                      Recipe(lambda model: torch.optim.SGD(model.parameters(), lr=1.0), scheduled, max_grad_norm=1e-3))
+    of, seen = task(), Recorder()
+    recipe = Recipe(lambda model: sgd(model, 1.0), scheduled, max_grad_norm=1e-3)
+    trainer = Trainer(of, Options(CPU, grad_accum_steps=2), recipe)
     before = [p.detach().clone() for p in trainer.model.parameters()]
-    trainer.train(list(batches(of, [4, 4, 4])), seen)
-    ends = [event for event in seen.events if isinstance(event, tuple)]
-    assert ends == [(1.0, False), (1.0, True), (0.5, True)]
+    trainer.train(batches(of, [4, 4, 1]), seen)
+    ends = [(4, 1.0, False), (4, 1.0, True), (1, 0.5, True)]
+    assert seen.events == [event for end in ends for event in ("start", *training.PHASES, end)] + ["start"], \
+        "the loader is asked once more than there are batches"
     moved = sum(((a - b) ** 2).sum() for a, b in zip(trainer.model.parameters(), before, strict=True)).sqrt()
     assert moved <= 1.5e-3 * 1.001
 
 
 def test_frozen_layers_keep_their_statistics():
     of = task(model="resnet18_2d")
-    trainer = Trainer(of, Options(CPU), Recipe(lambda model: torch.optim.SGD(model.fc.parameters(), lr=0.1)))
+    trainer = Trainer(of, Options(CPU), Recipe(lambda model: sgd(model.fc)))
     trainer.model.requires_grad_(False)
     trainer.model.fc.requires_grad_(True)
     before = copy.deepcopy(trainer.model.state_dict())
-    trainer.train(list(batches(of, [8, 8])))
+    trainer.train(batches(of, [8, 8]))
     changed = {name for name, value in trainer.model.state_dict().items() if not torch.equal(value, before[name])}
     assert changed == {"fc.weight", "fc.bias"}
 
 
-def test_group_sizes_cover_the_partial_last_group():
-    assert [training._group_size(i, 7, 3) for i in range(7)] == [3, 3, 3, 3, 3, 3, 1]
-
-
-def test_bf16_and_channels_last_train():
-    of = task()
-    trainer = Trainer(of, Options(CPU, precision="bf16", channels_last=True))
-    assert np.isfinite(trainer.train(list(batches(of, [8, 8]))))
-    weight = next(p for p in trainer.model.parameters() if p.ndim == 4 and p.shape[1] > 1)
-    assert weight.is_contiguous(memory_format=torch.channels_last)
-
-
-def test_what_augments_a_batch_leaves_its_memory_format():
-    class Formats(Recorder):
+def test_bf16_and_channels_last_train_also_where_a_batch_is_augmented():
+    class Formats(Unobserved):
         def end(self, batch):
-            self.events.append(batch.inputs.is_contiguous(memory_format=torch.channels_last))
+            formats.append(batch.inputs.is_contiguous(memory_format=torch.channels_last))
 
-    of, seen = task(dataset="pathmnist"), Formats()
-    recipe = Recipe(lambda model: torch.optim.SGD(model.parameters(), lr=0.1), augment=torch.Tensor.contiguous)
-    Trainer(of, Options(CPU, channels_last=True), recipe).train(list(batches(of, [4])), seen)
-    assert [event for event in seen.events if isinstance(event, bool)] == [True], "one batch, channels last"
+    of, formats = task(dataset="pathmnist"), []
+    trainer = Trainer(of, Options(CPU, precision="bf16", channels_last=True), Recipe(sgd, augment=torch.Tensor.contiguous))
+    assert np.isfinite(trainer.train(batches(of, [8, 8]), Formats()))
+    assert formats == [True, True], "what augments it leaves its memory format"
+    weight = next(p for p in trainer.model.parameters() if p.ndim == 4)
+    assert weight.is_contiguous(memory_format=torch.channels_last)
 
 
 def test_a_precision_that_does_not_run_is_named(monkeypatch):
@@ -179,42 +132,26 @@ def test_metrics_against_hand_counts():
     assert np.isnan(training.metrics(np.array([[0.6, 0.4]]), np.array([0]))["auc"])
 
 
-def test_weights_are_read_back_and_foreign_files_are_not(tmp_path):
+def test_weights_are_read_back_as_data_and_foreign_files_are_not(tmp_path):
+    class Evil:
+        def __reduce__(self):
+            return open, (str(tmp_path / "owned"), "w")
+
     trainer, path = Trainer(task(), Options(CPU)), tmp_path / "best.pt"
     weights.save(trainer.model.state_dict(), path)
     assert [entry.name for entry in tmp_path.iterdir()] == ["best.pt"]
-    again = Trainer(task(), Options(CPU)).model
+    again = task().model()
     weights.load_model(again, path)
     assert all(torch.equal(a, b) for a, b in zip(trainer.model.parameters(), again.parameters(), strict=True))
-    other = Trainer(task(model="resnet18_2d"), Options(CPU))
+    other = task(model="resnet18_2d").model()
     (tmp_path / "junk.pt").write_bytes(b"junk")
-    for path, words in ((tmp_path / "junk.pt", "holds no tensors"), (tmp_path / "best.pt", "holds no weights of this model"),
-                        (tmp_path / "none.pt", "missing")):
+    (tmp_path / "evil.pt").write_bytes(pickle.dumps(Evil()))
+    for name, words in (("junk", "holds no tensors"), ("evil", "holds no tensors"), ("best", "holds no weights of this model"),
+                        ("none", "missing")):
         with pytest.raises(InputError, match=words) as error:
-            weights.load_model(other.model, path)
+            weights.load_model(other, tmp_path / f"{name}.pt")
         assert "\n" not in str(error.value)
-
-
-def test_weights_are_data_and_never_code(tmp_path):
-    import pickle
-
-    class Evil:
-        def __reduce__(self):
-            return (open, (str(tmp_path / "owned"), "w"))
-
-    with open(tmp_path / "evil.pt", "wb") as file:
-        pickle.dump(Evil(), file)
-    with pytest.raises(InputError, match="holds no tensors"):
-        weights.load(tmp_path / "evil.pt")
-    assert not (tmp_path / "owned").exists()
-
-
-def test_a_full_disk_leaves_the_older_weights(tmp_path):
-    weights.save({"a": torch.ones(10)}, tmp_path / "last.pt")
-    with full_disk(20_000), pytest.raises(InputError, match="last.pt: cannot be written .*what was written before is kept"):
-        weights.save({"a": torch.zeros(100_000)}, tmp_path / "last.pt")
-    assert torch.equal(weights.load(tmp_path / "last.pt")["a"], torch.ones(10))
-    assert [entry.name for entry in tmp_path.iterdir()] == ["last.pt"]
+    assert not (tmp_path / "owned").exists(), "a file is never code"
 
 
 @pytest.mark.slow
@@ -228,12 +165,12 @@ def test_training_learns_synthetic_volumes(home):
     assert losses[-1] < 0.7 * losses[0]
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+@pytest.mark.cuda
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 def test_cuda_trains(precision):
     of = task()
     trainer = Trainer(of, Options(torch.device("cuda:0"), precision=precision, pin_memory=True))
-    assert np.isfinite(trainer.train(list(batches(of, [8, 8]))))
+    assert np.isfinite(trainer.train(batches(of, [8, 8])))
 
 
 def test_sgd_is_that_of_the_textbook():

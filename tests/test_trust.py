@@ -12,12 +12,10 @@ from lib.cli.main import main
 from lib.errors import InputError
 from lib.measure import archive
 from lib.predict import network_training, registry
-from lib.predict.advice import advise
 from lib.predict.advice.query import CapturedQuery, Query
 from lib.predict.composed import answers as composed_answers
 from lib.predict.composed import held_out as families
 from lib.predict.composed import model_file, rows
-from lib.predict.composed.features import Condition
 from lib.predict.gains import model_file as cpu_gains
 from lib.predict.networks import kinds, work
 from lib.predict.questions import answers, questions
@@ -26,9 +24,9 @@ from lib.predict.trust import held_out, quote
 from lib.studies.cost_model import findings, tables
 from lib.work import networks
 from lib.work.networks import Network
+from tests.test_composed import EAGER, answered
 
 CPU = "amd-epyc-2c-ea2da3d4"
-EAGER = "eager-amp_fp16-nchw-2.9.1"
 SHIPPED = model_file.FOLDER
 
 
@@ -37,23 +35,23 @@ def table():
     return held_out.table()
 
 
+@pytest.fixture(scope="module")
+def predicted():
+    return pd.read_csv(archive.machine_folder(CPU) / "predictions" / "networks.csv")
+
+
+def of(table, **values):
+    return table[np.logical_and.reduce([table[name] == value for name, value in values.items()])]
+
+
 def one(table, **values):
-    rows_of = table[np.logical_and.reduce([table[name] == value for name, value in values.items()])]
-    assert len(rows_of) == 1, rows_of
-    return rows_of.iloc[0]
+    (row,) = of(table, **values).to_dict("records")
+    return row
 
 
-class Mixer(nn.Module):
-    """Patches, a layer norm, and linear layers over both axes: neither convolution nor attention."""
-
-    def __init__(self):
-        super().__init__()
-        self.patches, self.norm = nn.Conv2d(3, 8, 4, 4), nn.LayerNorm(8)
-        self.over_channels, self.over_patches = nn.Linear(8, 8), nn.Linear(64, 64)
-
-    def forward(self, x):
-        x = self.norm(self.patches(x).flatten(2).transpose(1, 2))
-        return self.over_patches(self.over_channels(x).transpose(1, 2)).mean(2)
+def mixer():
+    """Return patches, a layer norm, and linear layers: neither convolution nor attention."""
+    return nn.Sequential(nn.Conv2d(3, 8, 4, 4), nn.Flatten(2), nn.Linear(64, 64), nn.LayerNorm(64), nn.Linear(64, 8))
 
 
 class Attention(nn.Module):
@@ -68,26 +66,29 @@ class Attention(nn.Module):
         return (x @ (x.transpose(1, 2) @ x)).mean(2)
 
 
+def network_of(build):
+    """Return a network of pictures by name, or of a module that is made."""
+    return networks.network(build, 2) if isinstance(build, str) else Network("own", build, (2, 3, 32, 32))
+
+
 @pytest.mark.parametrize(("build", "kind"), [
-    ("resnet18", "CNN"), ("mobilenet_v3_small", "CNN"), ("convnext_tiny", "CNN"), ("vit_b_32", "transformer"),
-    (Mixer, "other"), (Attention, "transformer"), (lambda: Attention(8), "hybrid"),
-    (lambda: nn.Sequential(nn.Conv2d(3, 8, 1, 2), nn.ReLU()), "other")])
+    ("resnet18", "CNN"), ("convnext_tiny", "CNN"), ("vit_b_32", "transformer"), (mixer, "other"), (Attention, "transformer"),
+    (lambda: Attention(8), "hybrid"), (lambda: nn.Sequential(nn.Conv2d(3, 8, 1, 2), nn.ReLU()), "other")])
 def test_kinds_are_of_what_is_computed_and_the_same_of_both_forms_of_work(build, kind):
-    shape = (2, 3, 224, 224) if isinstance(build, str) else (2, 3, 32, 32)
-    network = networks.network(build, 2) if isinstance(build, str) else Network("own", build, shape)
+    network = network_of(build)
     assert kinds.of_work(work.captured(network, "infer").table) == kind
     assert kinds.of_work(work.captured(network, "infer", device="cuda:0").table) == kind
     assert kinds.of_rows(rows.of_network(network)) == kind
 
 
 def test_tokens_alone_make_a_transformer_and_recurrence_none():
-    layer = Network("layer", lambda: nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), (2, 5, 16))
-    assert kinds.of_work(work.captured(layer, "infer").table) == "transformer"
-
     class Recurrent(nn.LSTM):
         def forward(self, x):
             return super().forward(x)[0]
-    assert kinds.of_work(work.captured(Network("lstm", lambda: Recurrent(8, 8), (2, 5, 8)), "infer").table) == "other"
+
+    for build, size, kind in ((lambda: nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 16, "transformer"),
+                              (lambda: Recurrent(8, 8), 8, "other")):
+        assert kinds.of_work(work.captured(Network("layer", build, (2, 5, size)), "infer").table) == kind
 
 
 def test_every_held_out_network_of_a_reference_machine_has_its_kind():
@@ -99,135 +100,117 @@ def test_every_held_out_network_of_a_reference_machine_has_its_kind():
         assert set(networks_of.loc[networks_of["network"] == name, "kind"]) == {kinds.of_work(captured.table)}
 
 
-def test_errors_of_networks_on_a_cpu_are_those_of_its_predictions(table):
-    predicted = pd.read_csv(archive.machine_folder(CPU) / "predictions" / "networks.csv")
-    unseen = predicted[~predicted["tuning"] & (predicted["status"] == "ok") & ~predicted["network"].str.match("W[0-9]")]
-    case = unseen[(unseen["mode"] == "train") & (unseen["memory"] == "kept") & (unseen["batch_size"] == 8)]
+def test_errors_of_networks_on_a_cpu_are_those_of_its_predictions(table, predicted):
+    case = of(predicted, mode="train", memory="kept", batch_size=8, tuning=False, status="ok")
+    case = case[~case["network"].str.match("W[0-9]")]
     usable = case[case["verdict"] != "unusable"]
     error = usable["predicted_ms"] / usable["latency_ms"] - 1
-    row = one(table, device=CPU, what="networks", kind="all", mode="train", condition="batch 8, retained heap")
-    assert row["mape_pct"] == pytest.approx(np.abs(error).mean() * 100)
-    assert row["bias_pct"] == pytest.approx(error.mean() * 100)
-    inside = (usable["low_ms"] <= usable["latency_ms"]) & (usable["latency_ms"] <= usable["high_ms"])
-    assert row["coverage_pct"] == pytest.approx(inside.mean() * 100)
-    assert row["n"] == len(usable)
-    every = one(table, device=CPU, what=held_out.EVERY_NETWORK, mode="train", condition="batch 8, retained heap")
-    assert every["n"] == len(case)
-    of_kinds = table[(table["device"] == CPU) & (table["what"] == "networks") & (table["mode"] == "train")
-                     & (table["condition"] == "batch 8, retained heap")]
-    assert of_kinds.loc[of_kinds["kind"] != "all", "n"].sum() == len(usable)
+    shown = of(table, device=CPU, mode="train", condition="batch 8, retained heap")
+    row = one(shown, what="networks", kind="all")
+    inside = usable["latency_ms"].between(usable["low_ms"], usable["high_ms"])
+    assert [row[name] for name in ("mape_pct", "bias_pct", "coverage_pct", "n")] == pytest.approx(
+        [error.abs().mean() * 100, error.mean() * 100, inside.mean() * 100, len(usable)])
+    assert one(shown, what=held_out.EVERY_NETWORK)["n"] == len(case)
+    assert of(shown, what="networks")["n"].sum() == 2 * len(usable), "all, and each by its kind"
 
 
 def test_memory_is_judged_on_tensors_and_on_what_a_process_occupies(table):
-    unseen = held_out.machine_networks(archive.machine_folder(CPU))
-    rows_of = unseen[(unseen["memory"] == "default") & (unseen["mode"] == "train") & (unseen["verdict"] != "unusable")]
-    resident = one(table, device=CPU, what="resident memory", mode="train", condition="weights and tensors")
-    assert resident["mape_pct"] == pytest.approx((rows_of["memory_mb"] / rows_of["rss_mb"] - 1).abs().mean() * 100)
-    assert one(table, device=CPU, what="memory of tensors", mode="train")["mape_pct"] < 5 < resident["mape_pct"]
+    unseen = of(held_out.machine_networks(archive.machine_folder(CPU)), memory="default", mode="train")
+    unseen, shown = unseen[unseen["verdict"] != "unusable"], of(table, device=CPU, mode="train")
+    resident = one(shown, what="resident memory", condition="weights and tensors")["mape_pct"]
+    assert resident == pytest.approx((unseen["memory_mb"] / unseen["rss_mb"] - 1).abs().mean() * 100)
+    assert one(shown, what="memory of tensors")["mape_pct"] < 5 < resident
 
 
 @pytest.mark.parametrize("device", ["rtx-3090", "rtx-4090", "rtx-pro-6000-max-q"])
 def test_errors_by_kind_and_family_are_of_the_models_that_ship(device):
     """Both are written by models --train timm: of another training they would differ."""
-    several, composed = families.read(), model_file.of_device(device)
-    several = several[several["device"] == device]
+    several, composed = of(families.read(), device=device), model_file.of_device(device)
     assert set(several["condition"]) == {condition.name for condition in composed.conditions}
     for condition, fitted in composed.conditions.items():
-        own = several[several["condition"] == condition.name]
+        own = of(several, condition=condition.name)
+        of_all = one(own, group="all")
         for name in ("mape", "median", "bias", "n"):
-            assert own.loc[own["group"] == "all", name].item() == pytest.approx(fitted.scores[name], abs=0.006)
+            assert of_all[name] == pytest.approx(fitted.scores[name], abs=0.006)
         for group in ("kind", "family"):
-            part = own[own["group"] == group]
+            part = of(own, group=group)
             assert part["n"].sum() == fitted.scores["n"]
-            assert (part["mape"] * part["n"]).sum() / part["n"].sum() == pytest.approx(fitted.scores["mape"], abs=0.02)
-        assert (own["group"] == "family").sum() == fitted.scores["families"]
-        with_interval = own[own["half"].notna()]
+            assert part["mape"] @ part["n"] / part["n"].sum() == pytest.approx(fitted.scores["mape"], abs=0.02)
+        assert len(part) == fitted.scores["families"]
+        with_interval, many = own[own["half"].notna()], of(own, group="kind").query("n >= 50")
         assert "all" in set(with_interval["name"])
-        many = own[(own["group"] == "kind") & (own["n"] >= 50)]
         assert set(with_interval["name"]) > {"all"} or many["coverage"].between(86, 93).all(), \
             "some kind has an interval of its own, or that of all holds as many of each"
-        usual = with_interval["coverage"].between(86, 93)
         assert with_interval["coverage"].between(84, 95).all()
-        others = with_interval.loc[~usual, ["condition", "name"]].itertuples(index=False, name=None)
-        assert set(others) <= {("eager-amp_fp16-nchw-2.4.0", "hybrid")}
+        unusual = with_interval[~with_interval["coverage"].between(86, 93)]
+        assert set(condition.name + " " + unusual["name"]) <= {"eager-amp_fp16-nchw-2.4.0 hybrid"}
 
 
 def test_gains_of_cards_and_of_a_cpu_are_in_the_table_and_in_06(table):
-    shown = table[table["what"] == held_out.GAINS]
-    cards, cpu_ways = pd.read_csv(model_file.FOLDER / "gains.csv"), cpu_gains.shipped()
-    of_cpu = shown[shown["device"] == cpu_ways.machine]
-    assert sorted(of_cpu["mape_pct"]) == sorted(gain.scores["mape"] for gain in cpu_ways.ways.values())
-    assert shown[shown["device"] != cpu_ways.machine]["mape_pct"].tolist() == cards["mape"].tolist()
-    assert "fp32 contiguous to bf16 channels_last" in set(of_cpu["condition"])
+    shown, cpu_ways = of(table, what=held_out.GAINS), cpu_gains.shipped()
+    is_cpu = shown["device"] == cpu_ways.machine
+    assert sorted(shown["mape_pct"][is_cpu]) == sorted(gain.scores["mape"] for gain in cpu_ways.ways.values())
+    assert shown["mape_pct"][~is_cpu].tolist() == pd.read_csv(SHIPPED / "gains.csv")["mape"].tolist()
+    assert "fp32 contiguous to bf16 channels_last" in set(shown["condition"][is_cpu])
     assert tables.gains(table)["n"].tolist() == shown["n"].tolist()
 
 
 def test_an_interval_comes_from_the_other_folds():
-    draw = np.random.default_rng(0)
-    error, fold = draw.normal(0, 0.1, 1000), np.arange(1000) % 5
+    error, fold = np.random.default_rng(0).normal(0, 0.1, 1000), np.arange(1000) % 5
     assert 87 < families.inside(error, fold).mean() * 100 < 93
     error[fold == 0] *= 10
     assert families.inside(error, fold)[fold == 0].mean() < 0.5, "its own errors would have made its interval wide"
 
 
 def test_a_kind_of_many_has_an_interval_of_its_own_and_one_of_few_that_of_all():
-    draw = np.random.default_rng(1)
     fold, kind = np.arange(2000) % 5, np.array(["CNN", "hybrid"] * 999 + ["other"] * 2)
-    error = draw.normal(0, np.where(kind == "CNN", 0.05, 0.2))
+    error = np.random.default_rng(1).normal(0, np.where(kind == "CNN", 0.05, 0.2))
     covered, halves = families.intervals(error, fold, kind)
-    assert halves["CNN"] == pytest.approx(1.645 * 0.05, rel=0.1)
-    assert halves["hybrid"] == pytest.approx(1.645 * 0.2, rel=0.1)
-    assert "other" not in halves
+    assert {name: halves[name] for name in halves if name != "all"} == pytest.approx(
+        {"CNN": 1.645 * 0.05, "hybrid": 1.645 * 0.2}, rel=0.1)
     assert all(87 < covered[kind == name].mean() * 100 < 93 for name in ("CNN", "hybrid"))
     together = families.inside(error, fold)
     assert together[kind == "CNN"].mean() > 0.98 and together[kind == "hybrid"].mean() < 0.85
 
 
 def test_the_interval_of_an_answer_is_that_of_its_kind(tmp_path):
-    composed, condition = model_file.of_device("rtx-4090"), Condition("infer", "amp_fp16", "nchw", False, "2.9.1")
-    for build, kind in ((Mixer, "other"), (lambda: Attention(8), "hybrid")):
-        captured = rows.of_network(Network("own", build, (2, 3, 32, 32)))
-        answer = composed_answers.answer(composed, captured, 256, condition)
-        own = families.half_of("rtx-4090", condition, kind)
-        half = composed.conditions[condition].half if kind == "other" else own
+    composed, of_all = model_file.of_device("rtx-4090"), model_file.of_device("rtx-4090").conditions[EAGER].half
+    of_hybrids = families.half_of("rtx-4090", EAGER, "hybrid")
+    for build, half in ((mixer, of_all), (lambda: Attention(8), of_hybrids)):
+        answer = composed_answers.answer(composed, rows.of_network(network_of(build)), 256, EAGER)
         assert answer.high_ms / answer.predicted_ms == pytest.approx(math.exp(half))
-    assert own != composed.conditions[condition].half
-    assert families.half_of("rtx-4090", condition, "other") is None
-    assert families.half_of("rtx-4090", condition, "CNN", tmp_path) is None
+    assert of_hybrids != of_all
+    assert families.half_of("rtx-4090", EAGER, "other") is None
+    assert families.half_of("rtx-4090", EAGER, "CNN", tmp_path) is None
 
 
-@pytest.mark.parametrize("path", ["composed/families.csv", "composed/final.csv"])
-def test_a_damaged_table_is_one_line(path, tmp_path, monkeypatch):
-    (tmp_path / path.partition("/")[2]).write_text("device,mape\nrtx-4090,3\n")
+@pytest.mark.parametrize("name", ["families.csv", "final.csv"])
+def test_a_damaged_table_is_one_line(name, tmp_path, monkeypatch):
+    (tmp_path / name).write_text("device,mape\nrtx-4090,3\n")
     monkeypatch.setattr(model_file, "FOLDER", tmp_path)
     with pytest.raises(InputError, match="lacks the columns"):
-        list(held_out.of_final_set() if "final" in path else held_out.of_card(model_file.of_device("rtx-4090", SHIPPED)))
+        list(held_out.of_final_set() if "final" in name else held_out.of_card(model_file.of_device("rtx-4090", SHIPPED)))
 
 
-def test_the_final_set_is_in_the_table_as_it_fell(table):
-    final = pd.read_csv(model_file.FOLDER / "final.csv")
-    shown = table[table["what"] == held_out.FINAL]
-    assert shown["mape_pct"].tolist() == final["mape"].tolist()
-    assert shown["coverage_pct"].tolist() == final["coverage"].tolist()
+def test_the_final_set_and_cards_left_out_are_in_the_table_as_they_fell(table):
+    final, shown = pd.read_csv(SHIPPED / "final.csv"), of(table, what=held_out.FINAL)
+    assert shown[["mape_pct", "coverage_pct"]].to_numpy().tolist() == final[["mape", "coverage"]].to_numpy().tolist()
     assert shown["condition"].iloc[0] == held_out.condition_of_card(final["condition"][0])
-
-
-def test_a_card_left_out_is_in_the_table_without_and_with_some_of_its_networks(table):
-    cards = pd.read_csv(model_file.FOLDER / "new_cards.csv")
-    without, corrected = (table[table["what"] == what] for what in (held_out.NEW_CARDS, held_out.CORRECTED_CARDS))
-    assert without["mape_pct"].tolist() == cards.loc[cards["networks"] == 0, "mape"].tolist()
-    assert set(without["kind"]) == {"all"}
-    some = cards[cards["networks"] > 0]
-    assert corrected["mape_pct"].tolist() == some["mape"].tolist()
-    assert corrected["kind"].tolist() == [f"{several} of its networks" for several in some["networks"]]
-    shared = table[(table["device"] == model_file.ANY) & (table["what"] == "networks")]
+    cards = pd.read_csv(SHIPPED / "new_cards.csv")
+    corrected = cards["networks"] > 0
+    for what, own, kind in ((held_out.NEW_CARDS, cards[~corrected], "all"),
+                            (held_out.CORRECTED_CARDS, cards[corrected], "{} of its networks")):
+        shown = of(table, what=what)
+        assert shown["mape_pct"].tolist() == own["mape"].tolist()
+        assert shown["kind"].tolist() == [kind.format(several) for several in own["networks"]]
+    shared = of(table, device=model_file.ANY, what="networks")
     assert set(shared["kind"]) == {"all"}
     assert set(shared["left_out"]) == {"each of rtx-3090, rtx-4090, rtx-pro-6000-max-q, and families of timm"}
 
 
 def test_parts_of_models_of_operators_have_their_scores(table):
-    row, model = one(table, device="t4", kind="convolution"), registry.load(registry.SHIPPED / "t4_fp32.json.gz")
-    assert row["mape_pct"] == model.parts["convolution forward"].scores["mape"]
+    scores = registry.load(registry.SHIPPED / "t4_fp32.json.gz").parts["convolution forward"].scores
+    assert one(table, device="t4", kind="convolution")["mape_pct"] == scores["mape"]
     of_any = one(table, device="any-gpu", kind="convolution")["left_out"]
     assert of_any == "GPUs, one after another, their place in the published table known"
 
@@ -236,41 +219,49 @@ def test_the_weakest_come_first_each_by_its_worst_condition(table):
     shown = held_out.weakest_first(table)
     assert shown["mape_pct"].is_monotonic_decreasing
     assert not shown.duplicated(["device", "what", "kind", "mode"]).any()
-    cards = table[(table["device"] == "rtx-4090") & (table["what"] == "networks") & (table["kind"] == "CNN")]
-    row = one(shown, device="rtx-4090", what="networks", kind="CNN")
+    how = {"device": "rtx-4090", "what": "networks"}
+    cards, row = of(table, **how, kind="CNN"), one(shown, **how, kind="CNN")
     assert (row["mape_pct"], row["conditions"]) == (cards["mape_pct"].max(), len(cards))
-    assert not ((shown["device"] == "rtx-4090") & (shown["what"] == "networks") & (shown["kind"] == "all")).any()
+    assert of(shown, **how, kind="all").empty
 
 
 def test_an_answer_of_a_card_quotes_its_kind_and_condition(table):
-    advice = advise.advise(Query("vit_b_32", 64, dtype="fp16", layout="channels_last"), ["rtx-4090"], crossovers=False)
-    answer = advice.table.iloc[0]
+    answer = answered("rtx-4090", "vit_b_32", 64, layout="channels_last")
     row = one(table, device="rtx-4090", what="networks", kind="transformer", condition="eager, amp_fp16, nhwc, torch 2.4.0")
-    for name in quote.NUMBERS:
-        assert answer[f"held_out_{name}"] == row[name]
+    assert {name: answer[f"held_out_{name}"] for name in quote.NUMBERS} == {name: row[name] for name in quote.NUMBERS}
     assert answer["held_out"].startswith("transformer networks on rtx-4090, infer, eager, amp_fp16, nhwc, torch 2.4.0: MAPE ")
     assert answer["held_out"].endswith("left out: families of timm (timm)")
 
 
 def test_a_kind_of_few_is_quoted_with_all_kinds_and_one_of_none_by_them():
-    item = SimpleNamespace(table=work.captured(Network("mixer", Mixer, (2, 3, 32, 32)), "infer").table, mode="infer")
+    item = SimpleNamespace(table=work.captured(network_of(mixer), "infer").table, mode="infer")
     predictor = SimpleNamespace(composed=model_file.of_device("rtx-4090"))
-    condition = Condition("infer", "amp_fp16", "nchw", False, "2.9.1")
-    several = quote.quote(predictor, item, None, condition)
+    several = quote.quote(predictor, item, None, EAGER)
     assert several.numbers["n"] == 3
     assert "other networks on rtx-4090, infer, eager" in several.words
-    of_all = families.of_kinds("rtx-4090", condition)["all"]
+    of_all = families.of_kinds("rtx-4090", EAGER)["all"]
     assert f"(few; all kinds: MAPE {of_all['mape']:.1f} %" in several.words
-    of_kinds = [row for row in held_out.of_card(predictor.composed) if row["kind"] != "other"
-                and row["condition"] == held_out.condition_of_card(EAGER)]
+    of_kinds = [row for row in held_out.of_card(predictor.composed, EAGER) if row["kind"] != "other"]
     of_none = quote._of_kind(of_kinds, "other").words
     assert of_none.startswith("no other network was held out; all networks on rtx-4090, infer, eager")
 
 
-def cpu(**changes):
+@pytest.fixture
+def cpu():
     model = registry.load(registry.model_files(shipped=True)[f"cpu-{CPU}", "fp32"])
-    model.facts |= changes.pop("facts", {})
-    return registry.Predictor("cpu", "fp32", model, **changes)
+    return registry.Predictor("cpu", "fp32", model)
+
+
+@pytest.fixture
+def gpu():
+    return lambda device, dtype: registry.for_devices([device], dtype, shipped=True)[0]
+
+
+def quoted(predictor, *query, **more):
+    """Return what is quoted beside the answer to a query."""
+    captured = CapturedQuery(Query(*query, **more))
+    item = captured.work(device_type=predictor.device_type)
+    return captured.quote(predictor, item, predictor.estimate(item))
 
 
 @pytest.mark.parametrize(("model", "mode", "batch", "words"), [
@@ -278,78 +269,68 @@ def cpu(**changes):
     ("resnet18", "infer", 512, "CNN networks on {}, infer, batch 8, default allocator"),
     ("resnet18", "train", 8, "forward and backward of CNN networks on {}, train, batch 8, retained heap"),
     ("vit_b_32", "infer", 8, "transformer networks on {}, infer, batch 8, default allocator")])
-def test_an_answer_of_a_cpu_quotes_networks_of_its_kind_at_the_nearest_batch(model, mode, batch, words, table):
+def test_an_answer_of_a_cpu_quotes_networks_of_its_kind_at_the_nearest_batch(cpu, model, mode, batch, words, table):
     words = words.format(CPU)
-    captured, predictor = CapturedQuery(Query(model, batch, mode=mode)), cpu()
-    item = captured.work()
-    given = captured.quote(predictor, item, predictor.estimate(item))
+    given = quoted(cpu, model, batch, mode=mode)
     assert given.words.startswith(words)
     row = one(table, device=CPU, what="networks", kind=words.split(" networks")[0].rpartition(" ")[2], mode=mode,
               condition=words.split(f"{mode}, ")[1])
     assert given.numbers["mape_pct"] == row["mape_pct"]
     assert ("few; all kinds" in given.words) == (row["n"] < 10)
-    elsewhere = captured.quote(cpu(origin=f"cpu-{CPU}"), item, predictor.estimate(item))
-    assert elsewhere.words == f"not of this machine: {given.words}"
 
 
-def test_a_calibrated_cpu_quotes_its_own_calibration():
-    captured, predictor = CapturedQuery(Query("simple_cnn")), cpu(facts={CALIBRATED: f"cpu-{CPU}"})
-    item = captured.work()
-    given = captured.quote(predictor, item, predictor.estimate(item))
+def test_an_answer_by_the_model_of_another_cpu_says_so(cpu):
+    elsewhere = registry.Predictor("cpu", "fp32", cpu.model, origin=f"cpu-{CPU}")
+    assert quoted(elsewhere, "simple_cnn").words == f"not of this machine: {quoted(cpu, 'simple_cnn').words}"
+
+
+def test_a_calibrated_cpu_quotes_its_own_calibration(cpu):
+    cpu.model.facts[CALIBRATED] = f"cpu-{CPU}"
+    given, compositions = quoted(cpu, "simple_cnn"), cpu.model.compositions
     assert "left out: each network of the calibration (measured here)" in given.words
-    assert given.numbers["mape_pct"] == predictor.model.compositions["infer default"]["scores"]["mape"]
-    predictor.model.compositions.clear()
-    nothing = captured.quote(predictor, item, predictor.estimate(item))
+    assert given.numbers["mape_pct"] == compositions["infer default"]["scores"]["mape"]
+    compositions.clear()
+    nothing = quoted(cpu, "simple_cnn")
     assert nothing.words == "no network was measured when this machine was calibrated"
     assert math.isnan(nothing.columns["held_out_mape_pct"])
 
 
-def test_a_heap_that_was_not_measured_is_answered_by_the_other_and_the_line_says_so(tmp_path, monkeypatch):
+def test_a_heap_that_was_not_measured_is_answered_by_the_other_and_the_line_says_so(cpu, predicted, tmp_path, monkeypatch):
     """A machine whose networks were measured with a retained heap alone; a pass runs with the default allocator."""
-    predicted = pd.read_csv(archive.machine_folder(CPU) / "predictions" / "networks.csv")
-    (tmp_path / CPU / "predictions").mkdir(parents=True)
-    predicted[predicted["memory"] == "kept"].to_csv(tmp_path / CPU / "predictions" / "networks.csv", index=False)
-    monkeypatch.setattr(archive, "machines", lambda **_: {CPU: tmp_path / CPU})
-    captured, predictor = CapturedQuery(Query("resnet18")), cpu()
-    item = captured.work()
-    given = captured.quote(predictor, item, predictor.estimate(item))
-    assert given.words == "no network with the default allocator was held out on the machine of this model"
-    of_kept = predictor.model.compositions["infer kept"]
-    predictor.model.compositions["infer default"] = {**of_kept, "scores": {}, "interval_of": "kept"}
-    given = captured.quote(predictor, item, predictor.estimate(item))
-    assert given.words.startswith("no network was measured with the default allocator, its interval is that with the retained "
-                                  f"heap; all networks on {CPU}, infer, batch 1, retained heap: MAPE ")
+    (tmp_path / "predictions").mkdir()
+    of(predicted, memory="kept").to_csv(tmp_path / "predictions" / "networks.csv", index=False)
+    monkeypatch.setattr(archive, "machines", lambda **_: {CPU: tmp_path})
+    assert quoted(cpu, "simple_cnn").words == "no network with the default allocator was held out on the machine of this model"
+    compositions = cpu.model.compositions
+    compositions["infer default"] = {**compositions["infer kept"], "scores": {}, "interval_of": "kept"}
+    assert quoted(cpu, "resnet18").words.startswith(
+        "no network was measured with the default allocator, its interval is that with the retained "
+        f"heap; all networks on {CPU}, infer, batch 1, retained heap: MAPE ")
 
 
-def test_an_answer_of_kernels_quotes_its_operators_by_their_share_of_the_time():
-    captured, (predictor,) = CapturedQuery(Query("resnet50", 8)), registry.for_devices(["t4"], "fp32", shipped=True)
-    item = captured.work(device_type="cuda")
-    passes = predictor.estimate(item)
-    given = captured.quote(predictor, item, passes)
-    scores = {name: part.scores["mape"] for name, part in predictor.model.parts.items() if part.scores}
-    assert min(scores.values()) < given.numbers["mape_pct"] < max(scores.values())
+def test_an_answer_of_kernels_quotes_its_operators_by_their_share_of_the_time(gpu):
+    t4 = gpu("t4", "fp32")
+    given, scores = quoted(t4, "resnet50", 8), [part.scores["mape"] for part in t4.model.parts.values() if part.scores]
+    assert min(scores) < given.numbers["mape_pct"] < max(scores)
     assert math.isnan(given.numbers["coverage_pct"])
     assert given.words.startswith("no network was measured there; of its operators, by share of the time: ")
     assert "convolution forward" in given.words
     assert "shapes, in folds, their place in the published table known (neusight)" in given.words
-    linear = held_out.of_part(predictor.model, "memory forward")
-    assert linear["left_out"] == "shapes, in folds"
-    (unseen,) = registry.for_devices(["h100-sxm"], "fp32", shipped=True)
-    assert "(by any-gpu): MAPE" in captured.quote(unseen, item, unseen.estimate(item)).words
+    assert held_out.of_part(t4.model, "memory forward")["left_out"] == "shapes, in folds"
+    assert "(by any-gpu): MAPE" in quoted(gpu("h100-sxm", "fp32"), "resnet50", 8).words
 
 
-def test_what_a_sibling_answers_for_has_the_errors_on_gpus_left_out():
+def test_what_a_sibling_answers_for_has_the_errors_on_gpus_left_out(gpu):
     """The L40S errs little on its own unseen shapes; those are not the RTX 4090's."""
+    own, other, alike = (gpu(*key).model for key in (("l40s", "bf16"), ("rtx-4090", "bf16"), ("l40s", "fp16")))
     any_gpu = registry.load(registry.model_files(shipped=True)["any-gpu", "bf16"])
-    own, other = registry.for_devices(["l40s", "rtx-4090"], "bf16", shipped=True)
-    assert own.model.parts["gemm forward"].scores["mape"] < other.model.parts["gemm forward"].scores["mape"]
-    assert other.model.parts["gemm forward"].scores == any_gpu.parts["gemm forward"].scores
-    row = held_out.of_part(other.model, "gemm forward")
-    assert (row["device"], row["left_out"]) == ("l40s", "GPUs, one after another")
-    assert held_out.of_part(own.model, "gemm forward")["left_out"] == "shapes, in folds"
-    (alike,) = registry.for_devices(["l40s"], "fp16", shipped=True)
-    assert alike.model.parts["gemm forward"].scores == own.model.parts["gemm forward"].scores, "the card itself, in bf16"
-    assert held_out.of_part(alike.model, "gemm forward")["left_out"] == "shapes, in folds"
+    mine, borrowed, same = (model.parts["gemm forward"].scores for model in (own, other, alike))
+    assert mine["mape"] < borrowed["mape"]
+    assert borrowed == any_gpu.parts["gemm forward"].scores
+    assert same == mine, "the card itself, in bf16"
+    shown = [held_out.of_part(model, "gemm forward") for model in (own, other, alike)]
+    assert [row["left_out"] for row in shown] == ["shapes, in folds", "GPUs, one after another", "shapes, in folds"]
+    assert shown[1]["device"] == "l40s"
 
 
 def test_answers_to_many_questions_and_the_command_line_hold_the_line(capsys):
@@ -371,20 +352,16 @@ def test_the_verb_prints_the_errors_and_trains_nothing_beside(capsys):
 
 def test_a_training_tells_its_errors_by_kind_and_family(tmp_path):
     """A network that is predicted half again too slow in one family of CNNs shows there, and nowhere else."""
-    captures = {("a", 8): rows.of_network(Network("mixer", Mixer, (2, 3, 32, 32))),
-                ("b", 8): rows.of_network(Network("net", lambda: nn.Conv2d(3, 8, 3), (2, 3, 32, 32)))}
+    captures = {("a", 8): rows.of_network(network_of(mixer)), ("b", 8): rows.of_network(network_of(lambda: nn.Conv2d(3, 8, 3)))}
     part = pd.DataFrame({"network": ["a", "b"] * 60, "image_size": 8, "module": ["m", "c"] * 60})
-    log_ms = np.zeros(120)
-    predicted = np.where(part["module"] == "c", math.log(1.5), 0.0)
-    condition = Condition("infer", "amp_fp16", "nchw", False, "2.9.1")
-    several = families.table("card", {condition: (part, SimpleNamespace(log_ms=log_ms))}, {condition: predicted},
+    log_predicted = np.where(part["module"] == "c", math.log(1.5), 0.0)
+    several = families.table("card", {EAGER: (part, SimpleNamespace(log_ms=np.zeros(120)))}, {EAGER: log_predicted},
                              {"m": 0, "c": 1}, captures)
     families.save(several, tmp_path)
-    again = families.read(tmp_path).set_index(["group", "name"])
-    assert again.loc[("kind", "CNN"), "mape"] == again.loc[("family", "c"), "bias"] == 50
-    assert again.loc[("kind", "other"), "mape"] == again.loc[("family", "m"), "mape"] == 0
-    assert again.loc[("all", "all"), "mape"] == 25
-    assert again.loc[("kind", "CNN"), "coverage"] == 0, "the other fold has no error at all"
+    mape = families.read(tmp_path).set_index(["group", "name"])["mape"].to_dict()
+    assert mape == {("all", "all"): 25, ("kind", "CNN"): 50, ("kind", "other"): 0, ("family", "c"): 50, ("family", "m"): 0}
+    one_fold = one(families.read(tmp_path), group="kind", name="CNN")
+    assert (one_fold["bias"], one_fold["coverage"]) == (50, 0), "the other fold has no error at all"
 
 
 def test_a_machine_without_networks_has_a_table_of_kinds_all_the_same():

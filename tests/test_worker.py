@@ -6,13 +6,14 @@ import signal
 import sys
 import time
 from contextlib import contextmanager
+from multiprocessing import forkserver
 
 import psutil
 import pytest
 
 from lib.errors import InputError
 from lib.measure.worker import Service, Worker, WorkerLostError, call
-from lib.work import user_code
+from tests.agents import until
 
 
 @contextmanager
@@ -23,7 +24,7 @@ def squares(start):
 
     def respond(request):
         if request == "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
+            kill_this()
         if request == "exit":
             os._exit(3)
         if request == "hang":
@@ -31,6 +32,10 @@ def squares(start):
         return request**2
 
     yield {"start": start, "pid": os.getpid()}, respond
+
+
+def kill_this():
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_requests_are_answered_in_order_and_errors_raised_here():
@@ -61,7 +66,7 @@ def chatter(pipe, count):
     for number in range(count):
         pipe.send(number)
     if pipe.recv() == "die":
-        os.kill(os.getpid(), signal.SIGKILL)
+        kill_this()
 
 
 def test_a_worker_speaks_while_it_runs_and_its_death_is_a_reason():
@@ -70,77 +75,59 @@ def test_a_worker_speaks_while_it_runs_and_its_death_is_a_reason():
     assert (heard, worker.messages()) == ([0, 1, 2], ([], ""))
     worker.send("die")
     assert worker.pipe.poll(30)
-    received, death = worker.messages()
-    assert (received, death) == ([], "the worker was killed (signal 9): out of memory?")
+    assert worker.messages() == ([], "the worker was killed (signal 9): out of memory?")
     worker.shut_down()
     worker.send("to nobody")
 
 
-def look(name):
-    return os.environ.get(name)
+def seen():
+    return {"imported": "colorsys" in sys.modules, "parent": os.getppid(), "ours": os.environ.get("OURS"),
+            "new": os.environ.get("NEW")}
 
 
 def test_a_call_has_its_own_environment_and_process(monkeypatch):
-    monkeypatch.setenv("WORKER_SETTING", "ours")
-    assert call(look, "WORKER_SETTING", environment={"WORKER_SETTING": "theirs"}) == "theirs"
-    assert call(look, "WORKER_OTHER", environment={"WORKER_OTHER": "theirs"}) == "theirs"
-    assert (os.environ["WORKER_SETTING"], os.environ.get("WORKER_OTHER")) == ("ours", None)
-    with pytest.raises(TypeError):
-        call(look)
-    with pytest.raises(WorkerLostError, match="signal 9"):
-        call(end)
-
-
-def end():
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _leading(path, imported):
-    Worker(_busy_as_a_network, str(path), imported=imported)
-    time.sleep(60)
-
-
-def _busy_as_a_network(pipe, path):
-    """Work as a user's network is run, which cannot end the process."""
-    with user_code.running("the network does not run"):
-        _busy(pipe, path)
-
-
-def _busy(_pipe, path):
-    with open(path, "w") as file:
-        file.write(str(os.getpid()))
-    while True:
-        sum(range(10_000))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("how", "imported"), [(signal.SIGKILL, ()), (signal.SIGTERM, ()), (signal.SIGKILL, ("numpy",))])
-def test_a_worker_at_work_ends_with_whoever_leads_it(tmp_path, how, imported):
-    leader = multiprocessing.get_context("spawn").Process(target=_leading, args=(tmp_path / "pid", imported))
-    leader.start()
-    end = time.monotonic() + 60
-    while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
-        assert time.monotonic() < end
-        time.sleep(0.05)
-    os.kill(leader.pid, how)
-    leader.join(30)
-    worker = int((tmp_path / "pid").read_text())
-    end = time.monotonic() + 10
-    while psutil.pid_exists(worker) and psutil.Process(worker).status() != psutil.STATUS_ZOMBIE:
-        assert time.monotonic() < end, "it works on for nobody"
-        time.sleep(0.05)
-
-
-def _seen(*names):
-    return {"timm": "timm" in sys.modules, "parent": os.getppid(), **{name: os.environ.get(name) for name in names}}
+    monkeypatch.setenv("OURS", "ours")
+    there = call(seen, environment={"OURS": "theirs", "NEW": "theirs"})
+    assert there == {"imported": False, "parent": os.getpid(), "ours": "theirs", "new": "theirs"}
+    assert (os.environ["OURS"], os.environ.get("NEW")) == ("ours", None)
 
 
 def test_workers_that_find_modules_imported_have_this_environment_and_are_of_one_server(monkeypatch):
-    monkeypatch.setenv("WORKER_SETTING", "first")
-    first = call(_seen, "WORKER_SETTING", imported=("timm",))
-    monkeypatch.setenv("WORKER_SETTING", "second")
-    second = call(_seen, "WORKER_SETTING", imported=("timm",))
-    assert (first["WORKER_SETTING"], second["WORKER_SETTING"]) == ("first", "second")
-    assert first["timm"] and second["timm"] and first["parent"] == second["parent"] != os.getpid()
+    forkserver._forkserver._stop()  # one of another test has imported other modules
+    monkeypatch.setenv("OURS", "first")
+    first = call(seen, imported=("colorsys",))
+    monkeypatch.setenv("OURS", "second")
+    second = call(seen, imported=("colorsys",))
+    assert first["imported"] and first["parent"] != os.getpid()
+    assert (first["ours"], second) == ("first", {**first, "ours": "second"})
     with pytest.raises(WorkerLostError, match="signal 9"):
-        call(end, imported=("timm",))
+        call(kill_this, imported=("colorsys",))
+    forkserver._forkserver._stop()
+
+
+def _leading(path, imported):
+    Worker(_busy_as_a_network, path, imported=imported)
+    time.sleep(60)
+
+
+def _busy_as_a_network(_pipe, path):
+    """Work as a user's network is run, which cannot end the process."""
+    from lib.work import user_code
+
+    with user_code.running("the network does not run"):
+        path.write_text(f"{os.getpid()}\n")
+        while True:
+            sum(range(10_000))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("how", "imported"), [(signal.SIGKILL, ()), (signal.SIGTERM, ("numpy",))])
+def test_a_worker_at_work_ends_with_whoever_leads_it(tmp_path, how, imported):
+    path = tmp_path / "pid"
+    leader = multiprocessing.get_context("spawn").Process(target=_leading, args=(path, imported))
+    leader.start()
+    until(lambda: path.exists() and path.read_text().endswith("\n"), 60)
+    worker = psutil.Process(int(path.read_text()))
+    os.kill(leader.pid, how)
+    leader.join(30)
+    until(lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE, 10)

@@ -15,12 +15,13 @@ from tests import writers
 from tests.conftest import full_disk
 
 
-@pytest.mark.slow
-def test_two_four_and_eight_writers_and_kills_at_a_start_lose_nothing():
-    result = writers.run("sweep", "matrix", "networks", "--rounds", 3, "--kills", 3)
+@pytest.mark.parametrize(("rounds", "kills"), [pytest.param(1, 1, marks=pytest.mark.slow),
+                                               pytest.param(6, 20, marks=pytest.mark.nightly)])
+def test_several_writers_and_kills_at_a_start_lose_nothing(rounds, kills):
+    result = writers.run("sweep", "matrix", "networks", "--rounds", rounds, "--kills", kills, "--writers", 4, 8, 2)
     assert [(name, one["wrong"], one["lost"]) for name, one in result.items()] == [
         ("sweep", [], 0), ("matrix", [], 0), ("networks", [], 0)]
-    assert result["sweep"]["rows"] >= 6 * 34, "headers, configurations and visits of each round"
+    assert result["sweep"]["rows"] >= (rounds + kills) * 34, "headers, configurations and visits of each round"
 
 
 def test_a_second_writer_waits_for_the_first_and_then_goes_on(tmp_path):

@@ -8,9 +8,9 @@ import argparse
 import collections
 import itertools
 import json
+import multiprocessing
 import os
 import random
-import signal
 import subprocess
 import sys
 import tempfile
@@ -18,58 +18,29 @@ import time
 import traceback
 from pathlib import Path
 
+FORK = multiprocessing.get_context("fork")
 END_S = 120.0  # a writer that takes longer than this hangs
+KILLED_S = 0.05  # after its start a writer is killed, at the latest
 
 
-class Writer:
-    """A process that waits for ``go``, then writes a scene into a folder, noting every line."""
-
-    def __init__(self, scene, folder, notes):
-        gate, self._gate = os.pipe()
-        self.pid = os.fork()
-        if self.pid:
-            os.close(gate)
-            return
-        notes, status = os.open(notes, os.O_WRONLY | os.O_APPEND | os.O_CREAT), 1
-        try:
-            os.read(gate, 1)
-            _note_lines(notes)
-            scene.write(folder)
-            status = 0
-        except BaseException:  # whatever it is, it is what is looked for
-            os.write(notes, f"! {traceback.format_exc().strip().splitlines()[-1]}\n".encode())
-        os._exit(status)
-
-    def go(self):
-        os.write(self._gate, b"g")
-        os.close(self._gate)
-        return self
-
-    def kill(self):
-        os.kill(self.pid, signal.SIGKILL)
-
-    def end(self):
-        """Wait until it has ended; return its exit status, minus a signal, or None when it hung."""
-        last = time.monotonic() + END_S
-        while time.monotonic() < last:
-            if (ended := os.waitpid(self.pid, os.WNOHANG))[0]:
-                return os.waitstatus_to_exitcode(ended[1])
-            time.sleep(0.001)
-        self.kill()
-        os.waitpid(self.pid, 0)
-        return None
-
-
-def _note_lines(notes):
+def _write(scene, folder, notes, go):
+    """Wait until ``go`` is there, then write a scene into a folder, noting every line."""
     from lib import store
 
-    write = store.Lines.write
+    notes, write = os.open(notes, os.O_WRONLY | os.O_APPEND | os.O_CREAT), store.Lines.write
 
     def noting(self, line):
         write(self, line)
         os.write(notes, f"{self.path} {line.decode()}".encode())
 
     store.Lines.write = noting
+    while not go.exists():
+        time.sleep(0.0002)
+    try:
+        scene.write(folder)
+    except BaseException:  # whatever it is, it is what is looked for
+        os.write(notes, f"! {traceback.format_exc().strip().splitlines()[-1]}\n".encode())
+        os._exit(1)
 
 
 def _found(scene, folder, notes, ends):
@@ -82,31 +53,28 @@ def _found(scene, folder, notes, ends):
     return {"rows": len(there), "lost": len(noted - errors - there), "wrong": wrong or list(scene.wrong(folder))}
 
 
-def race(scene, home, sizes, rounds, draw):
-    """Yield what is found after each round of so many writers at once, by turns; half of them are killed meanwhile."""
-    for number in range(rounds):
-        writers = sizes[number % len(sizes)]
-        folder, notes = home / f"race-{number}", [home / f"race-{number}-{one}.txt" for one in range(writers)]
-        crew = [Writer(scene, folder, path) for path in notes]
-        begin, doomed = time.monotonic(), {draw.randrange(writers): draw.uniform(0, 0.05) for _ in range(writers // 2)}
-        for writer in crew:
-            writer.go()
+def _round(scene, place, crews, kills_s):
+    """Return what is found after several crews wrote into one folder, one after another.
+
+    ``kills_s``: when writers of the first crew are killed, by their numbers; None as an end is a writer that hung.
+    """
+    folder, notes, ends = place / "written", [], []
+    for crew, count in enumerate(crews):
+        own, go = [place / f"{crew}-{one}.txt" for one in range(count)], place / f"{crew}.go"
+        writers = [FORK.Process(target=_write, args=(scene, folder, path, go)) for path in own]
+        for writer in writers:
+            writer.start()
+        go.touch()
+        begin, doomed = time.monotonic(), {} if crew else kills_s
         for one, at_s in sorted(doomed.items(), key=lambda pair: pair[1]):
             time.sleep(max(0.0, begin + at_s - time.monotonic()))
-            crew[one].kill()
-        ends = [writer.end() for writer in crew]
-        yield _found(scene, folder, notes, [end for one, end in enumerate(ends) if one not in doomed])
-
-
-def cut(scene, home, kills, within_s, draw):
-    """Yield what is found after each writer that was killed within ``within_s`` of its start, and one that goes on."""
-    for number in range(kills):
-        folder, notes = home / f"cut-{number}", [home / f"cut-{number}-{one}.txt" for one in range(2)]
-        writer = Writer(scene, folder, notes[0]).go()
-        time.sleep(draw.uniform(0, within_s))
-        writer.kill()
-        writer.end()
-        yield _found(scene, folder, notes, [Writer(scene, folder, notes[1]).go().end()])
+            writers[one].kill()
+        for one, writer in enumerate(writers):
+            writer.join(END_S)
+            ends += [writer.exitcode] if one not in doomed else []
+            writer.kill()
+        notes += own
+    return _found(scene, folder, notes, ends)
 
 
 def run(*words):
@@ -116,14 +84,21 @@ def run(*words):
     return json.loads(done.stdout) if done.stdout else {"": {"wrong": [done.stderr]}}
 
 
-def summary(scene, sizes, rounds, kills, within_s, seed=0):
-    """Return how many lines writers have written, how many are lost, and what is wrong, after rounds of both kinds."""
-    total, wrong, draw, begin = collections.Counter(), [], random.Random(seed), time.monotonic()
-    with tempfile.TemporaryDirectory() as name:
-        home = Path(name)
-        for one in itertools.chain(race(scene, home, sizes, rounds, draw), cut(scene, home, kills, within_s, draw)):
-            wrong += one.pop("wrong")
-            total.update(one)
+def summary(scene, writers, rounds, kills):
+    """Return how many lines writers have written, how many are lost, and what is wrong.
+
+    In each of the rounds so many writers, by turns, write at once, and half of them are killed meanwhile; each of the kills is
+    of a writer that is alone, after which another one goes on.
+    """
+    total, wrong, draw, begin = collections.Counter(), [], random.Random(0), time.monotonic()
+    races = (([count], {draw.randrange(count): draw.uniform(0, KILLED_S) for _ in range(count // 2)})
+             for count in itertools.islice(itertools.cycle(writers), rounds))
+    cuts = (([1, 1], {0: draw.uniform(0, KILLED_S)}) for _ in range(kills))
+    for crews, kills_s in itertools.chain(races, cuts):
+        with tempfile.TemporaryDirectory() as place:
+            found = _round(scene, Path(place), crews, kills_s)
+        wrong += found.pop("wrong")
+        total.update(found)
     return {"rounds": rounds, "kills": kills, **total, "wrong": wrong, "seconds": round(time.monotonic() - begin, 1)}
 
 
@@ -135,7 +110,6 @@ if __name__ == "__main__":
     parser.add_argument("--writers", type=int, nargs="+", default=[2, 4, 8], help="at once, by turns")
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--kills", type=int, default=6)
-    parser.add_argument("--within-s", type=float, default=0.05, help="when, after a start")
-    options = parser.parse_args()
-    print(json.dumps({name: summary(SCENES[name](), options.writers, options.rounds, options.kills, options.within_s)
-                      for name in options.scenes}))
+    options = vars(parser.parse_args())
+    scenes = options.pop("scenes")
+    print(json.dumps({name: summary(SCENES[name](), **options) for name in scenes}))

@@ -2,120 +2,83 @@
 
 import copy
 import json
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
-from hypothesis import strategies as st
 
 from lib import paths
 from lib.config import definitions
 from lib.config.base import load_yaml
 from lib.finetune.config import load_configs
+from lib.tensorrt.models import training
 from lib.work.graph import spaces
-from tests.doors import ANY, SAME, WRONG, Door, pass_through
+from tests.doors import ANY, SAME, VALUES, WRONG, Door, pass_through, pick
 
-LOADERS: dict[str, Callable[[Path], Any]] = {
-    "devices": definitions.load_devices,
-    "scenarios": definitions.load_scenarios,
-    "workloads": definitions.load_workloads,
-    "nsight_metrics": definitions.load_metrics,
-    "matrix": definitions.load_matrix,
-    "networks": definitions.load_campaign,
-    "report": definitions.load_report_plan,
-    "sweeps": spaces.load_sweeps,
-    "training": load_configs,
-}
-ROOTS = [
-    "",
-    "[]",
-    "- a\n- b\n",
-    "text",
-    "1",
-    "null",
-    "{",
-    "a: b: c",
-    "a: 1\na: 2\n",
-    "\t- x",
-    "!!python/object:os.system {}",
-    "&a [*a]",
-    "? {a: 1}\n: 2\n",
-    "1: 2\n",
-    "[" * 5000,
-    "\x00",
-    "\ud7ff",
-    "%YAML 9.9\n---\na: 1\n",
-]
-VALUES = [None, True, -1, 0, 1, 1.5, 1e30, -1e308, "", "x", "../x", "\n", "🙂", [], [[]], {}, {"a": 1}, [None], "1e999", 10**40]
+LOADERS = {
+    "devices": definitions.load_devices, "scenarios": definitions.load_scenarios, "workloads": definitions.load_workloads,
+    "nsight_metrics": definitions.load_metrics, "matrix": definitions.load_matrix, "networks": definitions.load_campaign,
+    "networks_conditions": definitions.load_campaign, "report": definitions.load_report_plan, "sweeps": spaces.load_sweeps,
+    "training": load_configs, "layer_power": training.load_settings}
 
 
-def places(tree: Any, path: tuple = ()) -> list[tuple]:
-    """Return the path of every node of a tree of mappings and lists, the root's too."""
-    below = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
-    return [path, *(deeper for key, value in below for deeper in places(value, (*path, key)))]
+def places(tree, most=None, path=()):
+    """Return the path of every node of a tree of mappings and lists, of lists the first ``most`` elements; the root's too."""
+    below = tree.items() if isinstance(tree, dict) else list(enumerate(tree))[:most] if isinstance(tree, list) else ()
+    return [path, *(deeper for key, value in below for deeper in places(value, most, (*path, key)))]
 
 
-def at(tree: Any, path: tuple) -> Any:
+def at(tree, path):
     """Return the node at a path."""
     for key in path:
         tree = tree[key]
     return tree
 
 
-def changed(tree: Any, path: tuple, value: Any) -> Any:
-    """Return a copy of a tree with another node at a path."""
+def changed(tree, path, *value):
+    """Return a copy of a tree with another node at a path, or with none."""
     if not path:
-        return value
+        return value[0]
     tree = copy.deepcopy(tree)
-    at(tree, path[:-1])[path[-1]] = value
+    holder = at(tree, path[:-1])
+    if value:
+        holder[path[-1]] = value[0]
+    else:
+        del holder[path[-1]]
     return tree
 
 
-def _other_shape(node: Any) -> Any:
-    """Return what no field takes that takes this node: a list for a mapping, a mapping for the rest."""
-    return ["a list"] if isinstance(node, dict) else {"a": {"mapping": 1}}
-
-
-def _attempt(data: st.DataObject, folder: Path) -> str:
-    name = data.draw(st.sampled_from(sorted(LOADERS)), label="file")
-    path, load = folder / f"{name}.yaml", LOADERS[name]
-    how = data.draw(
-        st.sampled_from(
-            ["as it is", "another text", "another shape", "unknown name", "not finite", "another value", "left out"]
-        ),
-        label="how",
-    )
-    if how == "another text":
-        path.write_text(data.draw(st.sampled_from(ROOTS)), encoding="utf-8")
-        return pass_through(lambda: load(path), WRONG, f"{name} is {how}")
-    tree = load_yaml(paths.PARAMS / f"{name}.yaml")
-    nodes = places(tree)
+def altered(tree, how, data, most=None):
+    """Return a tree that is changed somewhere, and at which place; the lists of any place are read as ``places`` says."""
+    kinds = {"unknown name": dict, "not finite": float}
+    nodes = [place for place in places(tree, most) if isinstance(at(tree, place), kinds.get(how, object))] or [()]
+    place = pick(data, nodes, "place")
+    if how == "another shape":  # a list for a mapping, a mapping for the rest
+        return changed(tree, place, ["a list"] if isinstance(at(tree, place), dict) else {"a": {"mapping": 1}}), place
     if how == "unknown name":
-        nodes = [place for place in nodes if isinstance(at(tree, place), dict)]
-    elif how == "not finite":
-        nodes = [place for place in nodes if isinstance(at(tree, place), float)] or [()]
-    place = data.draw(st.sampled_from(nodes), label="place")
-    kind, tree = _damaged(tree, place, how, data)
-    path.write_text(json.dumps(tree), encoding="utf-8")  # YAML 1.2 takes JSON
-    return pass_through(lambda: load(path), kind, f"{name}: {how} at {place}", load(paths.PARAMS / path.name))
-
-
-def _damaged(tree: Any, place: tuple, how: str, data: st.DataObject) -> tuple[str, Any]:
-    node = at(tree, place)
-    if how == "as it is":
-        return SAME, tree
-    if how == "another shape":
-        return WRONG, changed(tree, place, _other_shape(node))
-    if how == "unknown name":
-        return WRONG, changed(tree, (*place, "of_no_meaning"), "of no meaning")
+        return changed(tree, (*place, "of_no_meaning"), "of no meaning"), place
     if how == "not finite":
-        return WRONG, changed(tree, place, data.draw(st.sampled_from([float("nan"), float("inf")])))
+        return changed(tree, place, pick(data, [float("nan"), float("inf")])), place
     if how == "left out" and place:
-        tree = copy.deepcopy(tree)
-        above = at(tree, place[:-1])
-        del above[place[-1]]
-        return ANY, tree
-    return ANY, changed(tree, place, data.draw(st.sampled_from(VALUES), label="value"))
+        return changed(tree, place), place
+    return changed(tree, place, pick(data, VALUES, "value")), place
 
 
-DOOR = Door("definitions in YAML", _attempt)
+HOWS = {"as it is": SAME, "another shape": WRONG, "unknown name": WRONG, "not finite": WRONG, "another value": ANY,
+        "left out": ANY}
+
+
+def attempt(name, data, folder):
+    """Change one file somewhere and hand it in; from a space of a sweep that is taken a configuration can be drawn."""
+    path, load, place = folder / f"{name}.yaml", LOADERS[name], ()
+    tree, how = load_yaml(paths.PARAMS / path.name), pick(data, HOWS, "how")
+    if how != "as it is":
+        tree, place = altered(tree, how, data)
+    path.write_text(json.dumps(tree).replace("NaN", ".nan").replace("Infinity", ".inf"))  # YAML 1.2 takes JSON
+
+    def read():
+        taken = load(path)
+        if name == "sweeps" and place[:1] == ("spaces",) and len(place) > 1 and place[1] in taken.spaces:
+            next(spaces.sample(place[1], taken.spaces[place[1]], taken.limits, 0))
+        return taken
+
+    return pass_through(read, HOWS[how], f"{name}: {how} at {place}", load(paths.PARAMS / path.name))
+
+
+DOOR = Door("definitions in YAML", lambda data, folder: attempt(pick(data, LOADERS, "file"), data, folder))

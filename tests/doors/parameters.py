@@ -1,32 +1,37 @@
-"""The door of the notebooks' parameters: every class of them, with any value for any name."""
+"""The door of the notebooks' parameters: every class of them, with any values for any names."""
 
+import math
 from pathlib import Path
 
 from hypothesis import strategies as st
 
 from lib.config import notebooks
-from lib.config.base import build
-from tests.doors import ANY, SAME, WRONG, Door, pass_through
-from tests.doors.definitions import VALUES
+from lib.errors import InputError
+from tests.doors import VALUES, Door, pick
 
-ODD = st.sampled_from(VALUES) | st.text(max_size=8) | st.integers() | st.floats() | st.booleans()
+ODD = st.sampled_from([
+    *VALUES, False, 10**5000, math.inf, " ", "nan", "7", "true", ["W1"], (), b"x", object(), "/etc/passwd", "..", ".", "-x",
+    "a/b", "a'b\"c", "x" * 2000, "a\nb", "a\0b", "\ud800", "\u2028", "\u0663x28x28", "cpu,cpu", "cuda,cuda:0", "all", "W1,,W2",
+    ",", "1/1", "0/0", "9" * 400 + "/1", "<img src=x>", "%s{0}", "3x28x28"]) | st.text(max_size=8) | st.integers() | st.floats()
 
 
-def _attempt(data: st.DataObject, folder: Path) -> str:
-    name = data.draw(st.sampled_from(sorted(notebooks.NOTEBOOKS)), label="notebook")
+def attempt(name, data):
+    """Give a notebook odd values: they are parameters, or one line names each that is wrong."""
     model = notebooks.NOTEBOOKS[name]
-    usual = {field: info.default for field, info in model.model_fields.items()}
-    how = data.draw(st.sampled_from(["as it is", "unknown name", "not finite", "odd value"]), label="how")
-    field, kind = data.draw(st.sampled_from(sorted(usual)), label="parameter"), ANY
-    if how == "as it is":
-        values, kind = usual, SAME
-    elif how == "unknown name":
-        values, kind = {**usual, "of_no_meaning": data.draw(ODD)}, WRONG
-    elif how == "not finite":
-        values, kind = {**usual, field: data.draw(st.sampled_from([float("nan"), float("inf"), -float("inf")]))}, WRONG
-    else:
-        values = {**usual, field: data.draw(ODD, label="value")}
-    return pass_through(lambda: build(model, values, name), kind, f"{name}: {how} for {field}", model())
+    values = data.draw(st.dictionaries(st.sampled_from(sorted(model.model_fields)), ODD, max_size=3))
+    try:
+        p = notebooks.check(name, values)
+    except InputError as error:
+        assert any(f"{field} = " in str(error) for field in values)
+        return "refused"
+    assert notebooks.check(name, p.model_dump()) == p
+    for field, value in p:
+        assert not isinstance(value, float) or math.isfinite(value)
+        assert not isinstance(value, str) or len(value.splitlines()) <= 1
+        assert field not in ("reference", "name") or value in ("", Path(value).name)
+    for attribute, kind in vars(model).items():
+        assert not isinstance(kind, property) or isinstance(getattr(p, attribute), list | tuple)
+    return "read"
 
 
-DOOR = Door("parameters of notebooks", _attempt)
+DOOR = Door("parameters of notebooks", lambda data, folder: attempt(pick(data, notebooks.NOTEBOOKS, "notebook"), data))
