@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: report test check nightly elsewhere lab dashboard bench lint clean
 .DEFAULT_GOAL := report
@@ -36,7 +36,7 @@ nightly: lint
 
 # The key numbers and the measuring notebooks on another machine, emulated, beside a busy neighbour.
 elsewhere: $(READY)
-	$(PYTEST) -m elsewhere
+	$(PYTEST) --dist loadgroup -m elsewhere
 
 lint: $(READY)
 	$(BIN)/ruff check .

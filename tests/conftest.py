@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import torch
 
 from lib import paths
 from tests import XRAYS
@@ -26,12 +25,12 @@ LONGEST = ("test_notebooks", "test_cluster", "test_profiles", "test_sweep")  # b
 
 
 def pytest_collection_modifyitems(items):
-    """Put the files that take longest first, keep a file on one worker, skip what needs a CUDA device where there is none."""
+    """Put the files that take longest first, and skip what needs a CUDA device where there is none."""
     items.sort(key=lambda item: LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST))
+    import torch  # after the number of its threads is set
+
     no_card = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
     for item in items:
-        if not item.get_closest_marker("xdist_group"):
-            item.add_marker(pytest.mark.xdist_group(item.path.stem))
         if item.get_closest_marker("cuda"):
             item.add_marker(no_card)
 

@@ -12,7 +12,7 @@ from lib import paths, store
 from lib.report import runner
 from tests.conftest import busy_neighbours
 
-pytestmark = pytest.mark.elsewhere
+pytestmark = [pytest.mark.elsewhere, pytest.mark.xdist_group("measured")]
 # No AVX-512 in oneDNN, ATen, NumPy and compiled code; one thread everywhere.
 OLDER = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2", "NUMBA_CPU_NAME": "haswell",
          "NPY_DISABLE_CPU_FEATURES": "X86_V4 AVX512_ICL AVX512_SPR", "PYTHONHASHSEED": "7", "OMP_NUM_THREADS": "1",

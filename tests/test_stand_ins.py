@@ -83,10 +83,10 @@ def test_grouped_products_are_a_batch_of_them():
 
 
 @pytest.mark.parametrize(("function", "each"), [
-    (lambda x: F.leaky_relu(x, 0.1), 2), (F.logsigmoid, 4), (F.glu, 2),
+    (lambda x: F.leaky_relu(x, 0.1), 2), (F.elu, 3), (F.mish, 6), (F.softplus, 3), (F.logsigmoid, 4), (F.glu, 2),
     (lambda x: F.interpolate(x, scale_factor=2, mode="nearest"), 0),
     (lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"), 32),
-    (lambda x: F.pad(x, (1, 1, 1, 1), "reflect"), 0),
+    (lambda x: F.interpolate(x, scale_factor=2, mode="bicubic"), 128), (lambda x: F.pad(x, (1, 1, 1, 1), "reflect"), 0),
     (lambda x: x.flatten(1) @ x.new_ones(3 * 64), 2), (lambda x: torch.sin(x) + torch.floor(x), 3),
     (lambda x: F.max_pool1d(x.flatten(2), 4), 1), (lambda x: F.prelu(x, x.new_ones(3)), 2),
     (lambda x: torch.fft.fft(x.to(torch.complex64)).real, 5 * 3)])

@@ -43,12 +43,14 @@ def settings(device: torch.device, threads: int, deterministic: bool, cudnn_benc
             import os
 
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(deterministic)
+        if deterministic != before[1]:  # it loads torch's compiler, for seconds
+            torch.use_deterministic_algorithms(deterministic)
         torch.backends.cudnn.benchmark = cudnn_benchmark
         yield
     finally:
         torch.set_num_threads(before[0])
-        torch.use_deterministic_algorithms(before[1])
+        if torch.are_deterministic_algorithms_enabled() != before[1]:
+            torch.use_deterministic_algorithms(before[1])
         torch.backends.cudnn.benchmark = before[2]
 
 
