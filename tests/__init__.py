@@ -2,9 +2,11 @@
 
 import os
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 from lib import paths
+from lib.errors import InputError
 
 # Measurements and images of others that a clone does not have; what needs them skips and says so.
 SHARED = paths.ROOT.parent / "shared"
@@ -16,3 +18,8 @@ settings.register_profile("suite", max_examples=25, derandomize=True, deadline=N
 settings.register_profile("nightly", settings.get_profile("suite"), max_examples=200, derandomize=False, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "suite"))
 FEW = settings(max_examples=settings().max_examples // 5)
+
+
+def refused(words):
+    """Expect an InputError with these words (a regular expression)."""
+    return pytest.raises(InputError, match=words)

@@ -28,6 +28,7 @@ from lib.predict.operators.features_gpu import Chip
 from lib.tables import columns
 from lib.work import networks
 from lib.work.graph import spaces
+from tests import refused
 
 
 def asked(*devices, batch_size=2, mode="infer"):
@@ -198,7 +199,7 @@ def test_a_wrong_question_is_one_line_before_anything_is_measured(arguments, wor
 
 @pytest.mark.parametrize("budget_s", [float("nan"), float("inf"), -1.0, 1])
 def test_a_budget_that_is_no_time_is_refused_before_measuring(budget_s):
-    with pytest.raises(InputError, match="is too short to measure anything, or has no end"):
+    with refused("is too short to measure anything, or has no end"):
         calibrate.calibrate("cpu", budget_s=budget_s)
 
 
@@ -212,7 +213,7 @@ def test_shipped_models_say_where_they_come_from():
 
 
 def test_a_card_whose_vendor_states_no_rate_has_no_model_of_it():
-    with pytest.raises(InputError, match="states no bf16 rate or no multiprocessors of t4"):
+    with refused("states no bf16 rate or no multiprocessors of t4"):
         Chip.of(load_devices()["t4"], "bf16")
 
 
@@ -229,7 +230,7 @@ def test_points_that_teach_are_spread_over_the_parts(pool):
     teach, judge = calibrate.choose(registry.shipped_cpu("fp32"), rows, 120)
     assert not set(teach) & set(judge) and 100 < len(teach) + len(judge) < 170
     assert rows.loc[teach, "op"].nunique() >= 10 and len(configs) == len(rows) == 300
-    with pytest.raises(InputError, match="is not here; this machine has"):
+    with refused("is not here; this machine has"):
         calibrate.calibrate("cuda:7")
 
 
@@ -314,7 +315,7 @@ def test_networks_of_a_calibration_infer_one_sample_or_several_in_turn_and_batch
 
 
 def test_a_calibration_that_makes_networks_worse_is_refused_and_not_saved(calibrated):
-    with pytest.raises(InputError, match=r"did not help: networks measured end to end err by \d+ % after it, by 0 % before"):
+    with refused(r"did not help: networks measured end to end err by \d+ % after it, by 0 % before"):
         calibrated({"simple_cnn": "stable", "resnet18_2d": "stable"}, factor=1.0)  # operators take twice as long
     assert not paths.MODELS.exists()
 
@@ -341,7 +342,7 @@ def test_one_usable_network_leaves_the_composition_as_it_was(calibrated):
 @pytest.mark.parametrize("change", [lambda rows: rows.assign(verdict="unusable"), lambda rows: rows.assign(status="failed"),
                                     lambda rows: rows.head(0), lambda rows: rows.head(20)])
 def test_a_calibration_without_usable_points_is_one_line_and_keeps_them(change, calibrated):
-    with pytest.raises(InputError, match="measured points are usable, 20 or more are needed .* the points are in .*sweeps"):
+    with refused("measured points are usable, 20 or more are needed .* the points are in .*sweeps"):
         calibrated({}, change=change)
     assert not paths.MODELS.exists()
 
@@ -357,7 +358,7 @@ def test_a_calibration_whose_points_are_of_one_shape_falls_back_to_one_factor(ca
 
 def test_gains_of_one_device_are_not_measured_on_another():
     found = asked("t4")
-    with pytest.raises(InputError, match="what is measured here is cpu, and the query was about t4: add cpu"):
+    with refused("what is measured here is cpu, and the query was about t4: add cpu"):
         suggestions.verified(found, [])
 
 
@@ -449,5 +450,5 @@ def test_a_card_is_known_by_its_whole_name():
     ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", "NVIDIA A100-SXM4-40GB"), ("NVIDIA H200 NVL", "NVIDIA H200"), ("A100", "A10"),
     ("NVIDIA GeForce RTX 3090 Ti", "NVIDIA GeForce RTX 3090"), ("NVIDIA", "NVIDIA"), ("", "")])
 def test_a_card_that_is_not_listed_is_refused_with_the_nearest_names(name, near):
-    with pytest.raises(InputError, match=f"no device named '{name}' .the nearest: .*{near}.*01_machine"):
+    with refused(f"no device named '{name}' .the nearest: .*{near}.*01_machine"):
         registry.vendor_of(name)

@@ -7,7 +7,6 @@ import torch
 
 from lib import files, paths, store
 from lib.config.notebooks import MachineParams, SweepParams
-from lib.errors import InputError
 from lib.measure import archive, bundle, ceilings
 from lib.measure.operators import isolated, sweep
 from lib.measure.training import profiled
@@ -18,6 +17,7 @@ from lib.schedule.runtime import run_record
 from lib.studies.cost_model import study
 from lib.studies.profile import tables
 from lib.studies.scheduler_eval import host
+from tests import refused
 
 COMMITTED = next(path for path in sorted(paths.REFERENCE.glob("*")) if (path / "runs").is_dir())
 
@@ -49,7 +49,7 @@ def test_runs_of_one_id_and_hardware_on_two_machines_are_two_runs(home):
 @pytest.mark.slow
 def test_a_replay_is_of_the_run_that_was_asked_for():
     for wanted, words in (({"batch_size": 999}, ", batch size 999, fp32"), ({"precision": "bf16"}, ", bf16")):
-        with pytest.raises(InputError, match=f"has no run of W1 on cpu{words}; it has: W1 on cpu, batch size 64, fp32"):
+        with refused(f"has no run of W1 on cpu{words}; it has: W1 on cpu, batch size 64, fp32"):
             profiled.replay("W1", "cpu", **wanted)
     assert profiled.replay("W1", "cpu", batch_size=64).run["batch_size"] == 64
 
@@ -89,7 +89,7 @@ def test_an_imported_machine_is_a_reference_by_its_name_and_only_then(home):
     assert host.contention_table("replay", "box")[1] == "REPLAY of contention as measured on box."
     assert run_record.of_reference("box")[0] == "box"
     assert archive.folders("replay") == [COMMITTED], "a replay that names none is the same everywhere"
-    with pytest.raises(InputError, match="no warm kernel sweep of conv2d in fp32 on auto; it has: .*conv2d fp32 on cpu"):
+    with refused("no warm kernel sweep of conv2d in fp32 on auto; it has: .*conv2d fp32 on cpu"):
         sweep.sweep(SweepParams(source="replay", reference="box"))
 
 
@@ -98,7 +98,7 @@ def test_a_machine_that_is_none_is_one_line(home, name):
     (paths.IMPORTED / "box").mkdir(parents=True)
     for call in (lambda: archive.machine_folder(name), lambda: registry.for_devices([f"cpu@{name}"], "fp32"),
                  lambda: evaluate.own_machine(name)):
-        with pytest.raises(InputError, match=f"{name}.*box") as error:
+        with refused(f"{name}.*box") as error:
             call()
         assert "\n" not in str(error.value)
 
@@ -112,7 +112,7 @@ def test_what_a_machine_lacks_another_one_stands_in_for_and_the_note_says_so(hom
 @pytest.mark.slow
 def test_an_imported_cpu_is_trained_on_its_own_sweeps_and_advice_knows_it(home, convolutions):
     folder = swept("box", convolutions, ["cpu"], latency_ms=convolutions["latency_ms"] * 7)
-    with pytest.raises(InputError, match="no fp32 model of box; .* has: none; train .* models --train box"):
+    with refused("no fp32 model of box; .* has: none; train .* models --train box"):
         registry.for_devices(["box"], "fp32")
     scores, reasons = evaluate.own_machine("box", quick=True)
     assert (set(scores["device"]), reasons) == ({"cpu"}, [])
@@ -147,21 +147,21 @@ def test_gpus_of_one_name_train_one_model(home, convolutions):
     assert predictor.measured_networks is not None and predictor.measured_networks.empty
     error = predictor.model.predict(convolutions)["predicted_ms"] / (convolutions["latency_ms"] / 20)
     assert 0.8 < error.median() < 1.25
-    with pytest.raises(InputError, match=r"no fp32 model of cpu@gpus; the machine gpus has: t4 fp32"):
+    with refused(r"no fp32 model of cpu@gpus; the machine gpus has: t4 fp32"):
         registry.for_devices(["cpu@gpus"], "fp32")
 
 
 def test_a_gpu_that_nobody_knows_is_left_out_in_one_line(home, convolutions):
     swept("box", convolutions, ["mps"])
     words = "no model of box could be trained: mps fp32: params/devices.yaml has no device"
-    with pytest.raises(InputError, match=words) as error:
+    with refused(words) as error:
         evaluate.own_machine("box", quick=True)
     assert "\n" not in str(error.value)
 
 
 def test_too_few_rows_are_one_line(home, convolutions):
     swept("box", convolutions.head(20), ["cpu"])
-    with pytest.raises(InputError, match=r"no sweep of 40 usable rows or more \(20 of 20 rows are usable\); measure one"):
+    with refused(r"no sweep of 40 usable rows or more \(20 of 20 rows are usable\); measure one"):
         evaluate.own_machine("box")
 
 

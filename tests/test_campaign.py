@@ -28,16 +28,12 @@ from lib.schedule.runtime.journal import Spec
 from lib.schedule.runtime.worker_process import Job, Stopped, _outcome
 from lib.schedule.runtime.workers import WARM_UP, ProcessWorker, Site, Slot
 from lib.work import weights
-from tests import killed
+from tests import killed, refused
 
 
 def write(path, text):
     path.write_text(text)
     return path
-
-
-def refused(words):
-    return pytest.raises(InputError, match=words)
 
 
 def read(folder, text):

@@ -22,13 +22,12 @@ import pytest
 
 from lib import __main__ as command
 from lib import files, paths
-from lib.errors import InputError
 from lib.schedule.problem import Jobs
 from lib.schedule.runtime import local_site, ray_workers
 from lib.schedule.runtime.journal import Spec
 from lib.schedule.runtime.worker_process import ActorWorker
 from lib.schedule.runtime.workers import Limits
-from tests import test_execute
+from tests import refused, test_execute
 from tests.test_execute import calling_back, check, mover, sleeping
 
 pytestmark = pytest.mark.slow
@@ -201,9 +200,9 @@ def test_what_can_never_run_is_refused_before_anything_starts(joined):
     jobs = named(sleeping(2))
     for wrong, words in (({"memory_mb": np.array([0.0, 1e9])}, "j1.*1,000,000,000 MB"),
                          ({"cpu_cores": np.array([64.0, 0.0])}, "j0.*64 cores")):
-        with pytest.raises(InputError, match=f"no slot of the cluster can run job '{words}"):
+        with refused(f"no slot of the cluster can run job '{words}"):
             joined.site(replace(jobs, **wrong))
-    with pytest.raises(InputError, match="2 slots a node, but .* has 1 CPUs"):
+    with refused("2 slots a node, but .* has 1 CPUs"):
         joined.site(jobs, 2)
 
 
@@ -287,13 +286,13 @@ def test_a_cluster_that_is_started_here_is_closed_to_others(tmp_path, monkeypatc
                               "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
     assert not told and not inner.parent.exists()
     nodes[1]["NodeManagerAddress"] = "10.0.0.1"
-    with ray_workers.Cluster() as local, pytest.raises(InputError, match="Ray listens on other interfaces than 127.0.0.1"):
+    with ray_workers.Cluster() as local, refused("Ray listens on other interfaces than 127.0.0.1"):
         local.join()
 
 
 def test_without_room_for_sockets_the_way_out_is_named(monkeypatch):
     monkeypatch.setattr(files, "SOCKET_BYTES", 60)
-    with pytest.raises(InputError, match="set RAY_TMPDIR"):
+    with refused("set RAY_TMPDIR"):
         ray_workers.short_folder()
 
 
@@ -330,5 +329,5 @@ def test_a_node_is_lost_and_the_other_goes_on_until_it_is_lost_too(joined, tmp_p
     slot, = joined.site(named(specs[:1]), warm_up="").slots
     away = replace(slot, name="cpu[away/0]")
     joined._shares[away.name] = replace(joined._shares[slot.name], node=replace(left, id="0" * 56))
-    with pytest.raises(InputError, match="no slot is left for 1 jobs, such as j0.*node .* is gone"):
+    with refused("no slot is left for 1 jobs, such as j0.*node .* is gone"):
         test_execute.run(specs[:1], tmp_path / "none", predicted=1.0, slots=(away,), limits=LIMITS, spawn=joined.spawn)

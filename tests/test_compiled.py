@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lib import paths
-from lib.errors import InputError
 from lib.schedule.policies import baselines, registry
 from lib.schedule.problem import Fleet, Jobs, Problem
 from lib.schedule.simulation import compiled, compiled_loop, events, metrics
 from lib.schedule.simulation.events import Faults
 from lib.studies.scheduler_eval import comparison
+from tests import refused
 from tests.schedules import contention_of
 
 FAULTS = st.builds(Faults, st.sampled_from([0.0, 0.3, 1.0]), st.sampled_from([1, 2, 9]), st.integers(0, 99))
@@ -92,10 +92,10 @@ def test_the_log_grows_with_the_attempts():
 
 def test_what_is_not_compiled_is_refused():
     problem = a_large_problem(5)
-    with pytest.raises(InputError, match="'hybrid' is not compiled; these are: first-come, fastest"):
+    with refused("'hybrid' is not compiled; these are: first-come, fastest"):
         compiled.simulate(problem, "hybrid")
     limited = replace(problem, fleet=replace(problem.fleet, host_cores=8.0))
-    with pytest.raises(InputError, match="no limit of the host's cores, here 8"):
+    with refused("no limit of the host's cores, here 8"):
         compiled.simulate(limited, "first-come")
     assert set(compiled.NAMES) <= set(baselines.BASELINES)
 

@@ -10,12 +10,12 @@ from torch import nn
 
 from lib import paths, store
 from lib.config import notebooks
-from lib.errors import InputError
 from lib.predict.analytic import complexity, cross_check
 from lib.report import style
 from lib.studies.complexity import figures, findings, study, tables
 from lib.tables import columns
 from lib.work.graph import capture, counts
+from tests import refused
 from tests.conftest import full_disk
 
 V100 = paths.ROOT.parent / "shared" / "data" / "pytorch-scheduler"
@@ -181,7 +181,7 @@ def test_what_is_saved(home):
 def test_a_full_disk_leaves_no_half_summary(home):
     store.git_state()
     sums = pd.DataFrame([complexity.totals("simple_cnn", 1, "3x28x28")]).assign(uncounted="x" * 9000)
-    with full_disk(5000), pytest.raises(InputError, match=r"simple_cnn_b1.txt: cannot be written \(File too large\)"):
+    with full_disk(5000), refused(r"simple_cnn_b1.txt: cannot be written \(File too large\)"):
         complexity.save(complexity.table("simple_cnn", 1, "3x28x28"), sums)
     assert {path.name for path in paths.COMPLEXITY.iterdir()} == {"complexity.csv", "complexity.meta.json", "summary.json"}
 
@@ -191,7 +191,7 @@ def test_a_full_disk_leaves_no_half_summary(home):
     ({"models": "W1", "detail": "W2"}, "detail = 'W2' is not among the models"),
     ({"models": "vgg16", "input_shape": "3x8x8"}, "does not run on an input of shape")])
 def test_wrong_input_is_one_line(values, told, home):
-    with pytest.raises(InputError, match=told):
+    with refused(told):
         study.study(notebooks.check("04_complexity", values))
 
 

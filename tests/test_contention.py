@@ -9,7 +9,6 @@ import pandas as pd
 import pytest
 
 from lib.config import definitions
-from lib.errors import InputError
 from lib.schedule import job_mixes
 from lib.schedule.contention import ALONE, Contention
 from lib.schedule.policies import registry
@@ -18,6 +17,7 @@ from lib.schedule.runtime import interference
 from lib.schedule.runtime.workers import Slot
 from lib.schedule.simulation.events import simulate
 from lib.studies.scheduler_eval import comparison, findings, host, prediction_errors, scenario, tradeoffs
+from tests import refused
 from tests.schedules import contention_of
 
 STEP_S = {"light": 0.01, "heavy": 0.1}
@@ -81,7 +81,7 @@ def test_pairs_are_found(table):
 @pytest.mark.parametrize(("options", "words"), [({"slots": 1}, "two slots"), ({"rounds": 0}, "a round and a workload at least"),
                                                 ({"rounds": -3}, "a round and a"), ({"workloads": []}, "a round and a")])
 def test_nothing_is_not_measured_with_success(options, words):
-    with pytest.raises(InputError, match=words):
+    with refused(words):
         measured(**options)
 
 
@@ -94,7 +94,7 @@ def test_a_table_from_a_file_has_each_case_once_and_all_that_it_is_compared_with
                          (table.assign(slowdown=-1.0), "slowdown")):
         path.write_text(wrong.to_csv(index=False))
         for read in (lambda: interference.read(path), lambda: interference.newest("x", tmp_path)):
-            with pytest.raises(InputError, match=words):
+            with refused(words):
                 read()
 
 
@@ -178,12 +178,12 @@ def test_a_host_takes_step_times_of_its_gpu_where_the_scenarios_have_none(table,
     monkeypatch.setattr(scenario, "step_times", lambda devices: times(devices[0]))
     assert host.host(table, times("a100")).rates.to_dict("index") == {"light": {"cpu": pytest.approx(100.0), "t4": 200.0}}
     unknown = table.assign(workload_id="W99")
-    with pytest.raises(InputError, match="measured of W99, and step times are known of light, other: no job class has both"):
+    with refused("measured of W99, and step times are known of light, other: no job class has both"):
         host.host(unknown[unknown["beside"] == ALONE[0]].head(1), times("t4"))
 
 
 def test_a_file_of_jobs_for_the_notebook_is_read(home):
-    with pytest.raises(InputError, match="none.csv is missing"):
+    with refused("none.csv is missing"):
         host.real_run(SimpleNamespace(source="measure", jobs=str(home / "none.csv")))
 
 
@@ -201,7 +201,7 @@ def changed(right, wrong):
 def test_bad_scenarios_are_refused_in_one_line(tmp_path, text, words):
     path = tmp_path / "scenarios.yaml"
     path.write_text(text)
-    with pytest.raises(InputError, match=f"scenarios.yaml.*{words}") as caught:
+    with refused(f"scenarios.yaml.*{words}") as caught:
         definitions.load_scenarios(path)
     assert len(str(caught.value).splitlines()) == 1
 
@@ -209,7 +209,7 @@ def test_bad_scenarios_are_refused_in_one_line(tmp_path, text, words):
 def test_a_scenario_is_found_by_its_name(tmp_path):
     (tmp_path / "scenarios.yaml").write_text(SCENARIOS)
     assert set(definitions.load_scenarios(tmp_path / "scenarios.yaml")[1]) == {"s"}
-    with pytest.raises(InputError, match="no scenario"):
+    with refused("no scenario"):
         definitions.scenario("nowhere")
 
 

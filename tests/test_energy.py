@@ -12,13 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lib import paths
-from lib.errors import InputError
 from lib.measure.energy import meters, power_log, trace, windows
-from tests import FEW
-
-
-def refused(words):
-    return pytest.raises(InputError, match=words)
+from tests import FEW, refused
 
 
 class Constant:

@@ -10,12 +10,12 @@ import torch
 from torch import nn
 from torchvision.models.resnet import BasicBlock
 
-from lib.errors import InputError
 from lib.measure.networks import allocator, end_to_end
 from lib.predict.networks import composition, fitting, memory, resident
 from lib.predict.networks.work import Work
 from lib.predict.operators.validation import score
 from lib.work.graph import capture, ops
+from tests import refused
 
 of_glibc = pytest.mark.skipif(not allocator.known(), reason="another allocator than glibc's")
 
@@ -90,7 +90,7 @@ def test_allocations_that_the_memory_does_not_hold_are_all_fresh(monkeypatch):
     plan = allocator.Plan(weights=(64,), beside=(((), ()),), made=(((1, 2**60), (2, 64)),), freed=((),))
     assert allocator.fresh_bytes(plan) == float(2**60 + 64)
     monkeypatch.setattr(allocator, "_REPLAY", "nowhere.py")
-    with pytest.raises(InputError, match="allocations cannot be repeated: .*nowhere.py"):
+    with refused("allocations cannot be repeated: .*nowhere.py"):
         allocator.fresh_bytes(plan)
 
 
@@ -155,7 +155,7 @@ def test_what_few_networks_do_not_tell_stays_as_it_is():
     assert learned.compositions["default"].half == learned.compositions["kept"].half
     assert {heap: one.interval_of for heap, one in learned.compositions.items()} == {"kept": "", "default": "kept"}
     assert learned.compositions["kept"].scores and not learned.compositions["default"].scores
-    with pytest.raises(InputError, match="four networks or more, not to 3"):
+    with refused("four networks or more, not to 3"):
         fitting.fit(rows[:3])
 
 

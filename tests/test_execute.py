@@ -17,14 +17,13 @@ import psutil
 import pytest
 
 from lib import locks, paths, tables
-from lib.errors import InputError
 from lib.schedule.policies import registry
 from lib.schedule.problem import Jobs
 from lib.schedule.runtime import executor, jobs_file, local_site
 from lib.schedule.runtime.journal import Journal, Spec
 from lib.schedule.runtime.workers import Limits, ProcessWorker, Slot, SlotLost
 from lib.schedule.state import Restart, Start, Wait
-from tests import faults, killed
+from tests import faults, killed, refused
 
 # Patient, as busy machines are slow.
 LIMITS = Limits(beat_s=0.05, silent_s=30, ready_s=120, grace_s=0.3, late=5, least_s=30, attempts=3)
@@ -115,7 +114,7 @@ def test_a_job_that_always_fails_ends_with_its_reason(tmp_path):
 
 def test_workers_that_cannot_start_are_told_and_not_tried_for_ever(tmp_path):
     specs = sleeping(2)
-    with pytest.raises(InputError, match="3 workers in a row could not start"):
+    with refused("3 workers in a row could not start"):
         run(specs, tmp_path, slots=(Slot("cpu[0]", warm_up="tests.light:no"),))
     attempts, ends, _ = run(specs, tmp_path)
     check(attempts, ends, specs)  # what could not begin goes on when it can
@@ -162,7 +161,7 @@ def test_a_moved_job_waits_for_cores_that_went_to_another(tmp_path):
 
 
 def test_a_policy_that_leaves_jobs_for_ever_is_told(tmp_path):
-    with pytest.raises(InputError, match="left 1 jobs waiting for ever, such as j0"):
+    with refused("left 1 jobs waiting for ever, such as j0"):
         run(sleeping(1), tmp_path, lambda state, predict: [])
 
 
@@ -240,7 +239,7 @@ def test_a_journal_is_read_by_its_owner_alone_and_written_by_one_process(tmp_pat
         journal.start("j0", "cpu", 0.0)
         modes = {one.name: one.stat().st_mode & 0o777 for one in tmp_path.glob("run.sqlite*")}
     assert modes == dict.fromkeys(("run.sqlite", "run.sqlite-wal", "run.sqlite-shm"), 0o600)
-    with locks.writer(path), pytest.raises(InputError, match="being written by another process"):
+    with locks.writer(path), refused("being written by another process"):
         run(sleeping(2), tmp_path)
 
 
@@ -251,7 +250,7 @@ def test_records_of_other_jobs_damaged_ones_and_jobs_that_can_run_nowhere_are_re
     for count, folder, predicted, words in (
             (3, "ran", 1.0, "other jobs"), (2, "torn", 1.0, "damaged"), (2, "new", np.inf, "no device can run job 'j0'"),
             (2, "new", np.nan, "the predicted time of job 'j0' on 'cpu' is nan")):
-        with pytest.raises(InputError, match=words):
+        with refused(words):
             run(sleeping(count), tmp_path / folder, predicted=predicted)
 
 
@@ -311,7 +310,7 @@ def test_slots_that_are_lost_are_given_up_and_the_others_go_on(tmp_path, puppets
      r"no slot is left for 1 jobs, such as j11; .*gpu\[0\] is given up: its node is gone"),
     (("cpu[0]", "cpu[1]", "gpu[0]"), {}, 3, r"no slot is left for 9 jobs")])
 def test_jobs_for_which_no_slot_is_left_are_told_and_go_on_when_there_is_one(tmp_path, puppets, lost, options, ended, words):
-    with pytest.raises(InputError, match=words):
+    with refused(words):
         puppets(tmp_path, lost, **options)
     with closing(Journal(tmp_path / "run.sqlite", sleeping(12))) as journal:
         assert len(journal.ended()) == ended
@@ -324,12 +323,12 @@ def test_a_journal_of_another_version_or_one_that_is_gone_is_an_error(tmp_path):
         attempt = journal.start("j0", "cpu", 0.0)
         path.unlink()
         for note in (lambda: journal.start("j1", "cpu", 0.0), lambda: journal.end("j0", attempt, 1.0, "done")):
-            with pytest.raises(InputError, match="was removed while the run went on"):
+            with refused("was removed while the run went on"):
                 note()
     Journal(path, specs).close()
     with closing(sqlite3.connect(path)) as base, base:
         base.execute("UPDATE facts SET value = '7' WHERE name = 'version'")
-    with pytest.raises(InputError, match="is a journal of version 7, this is version 2"):
+    with refused("is a journal of version 7, this is version 2"):
         Journal(path, specs)
 
 
@@ -339,5 +338,5 @@ def test_an_empty_journal_beside_a_record_begins_nothing_anew(tmp_path):
     (folder / "run.sqlite").touch()
     assert jobs_file.folder_of(tmp_path / "jobs.csv", folder) == folder, "killed at birth: no journal yet"
     (folder / "ran.json").write_text("{}")
-    with pytest.raises(InputError, match="is empty, although a run has ended there"):
+    with refused("is empty, although a run has ended there"):
         jobs_file.folder_of(tmp_path / "jobs.csv", folder)

@@ -13,10 +13,10 @@ import psutil
 import pytest
 
 from lib import execution, paths
-from lib.errors import InputError
 from lib.execution import ExecutionError, execute_notebook
 from lib.schedule.runtime import tasks
 from lib.schedule.runtime.worker_process import Job
+from tests import refused
 from tests.agents import until
 
 KERNEL = {"name": "python3", "display_name": "Python 3", "language": "python"}
@@ -45,9 +45,9 @@ def test_a_job_executes_a_notebook_as_the_report_does(written, tmp_path):
     job, path = Job("cpu", (), 1), str(written("import os; print('before', steps + 1, os.getcwd())"))
     assert tasks.notebook(job, path, {"steps": 41}, str(out)) == {"notebook": str(out)}
     assert printed(out) == f"before 42 {out.parent}\n"
-    with pytest.raises(InputError, match=r"source.ipynb has no parameter epochs; there are: steps"):
+    with refused(r"source.ipynb has no parameter epochs; there are: steps"):
         tasks.notebook(job, path, {"epochs": 1}, str(out))
-    with pytest.raises(InputError, match=r"source.ipynb would be replaced by its own execution"):
+    with refused(r"source.ipynb would be replaced by its own execution"):
         tasks.notebook(job, path, {}, path)
 
 
@@ -95,7 +95,7 @@ def test_what_is_no_notebook_to_run_is_refused(written, tmp_path, metadata, told
     path.write_text(json.dumps(json.loads(path.read_text()) | {"metadata": metadata} if metadata is not None else [1]))
     if metadata == "missing":
         path.unlink()
-    with pytest.raises(InputError, match=told):
+    with refused(told):
         (execution._execute if path.exists() else execute_notebook)(path, tmp_path / "out.ipynb", {}, tmp_path)
 
 

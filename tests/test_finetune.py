@@ -37,7 +37,7 @@ from lib.measure.worker import call
 from lib.schedule.runtime.worker_process import Stopped
 from lib.work import datasets, losses, weights
 from lib.work.training import Batch, Options, Recipe, Trainer, Unobserved
-from tests import cut_training
+from tests import cut_training, refused
 from tests.conftest import full_disk, home_paths
 from tests.test_finetune_metrics import PARTS, gathered
 
@@ -114,7 +114,7 @@ def test_all_that_is_wrong_is_told_at_once_by_field_and_never_the_token():
     ({"monitor_metric": "val_f1_macro", "monitor_mode": "min"}, "would keep the worst val_f1_macro; use 'max'"),
 ])
 def test_what_does_not_fit_together_is_named(values, words):
-    with pytest.raises(InputError, match=words):
+    with refused(words):
         small(**values)
 
 
@@ -123,7 +123,7 @@ def test_configs_by_name(tmp_path):
     for text, words in (("configs: {a: {root: x}}", "a: model_flavour is missing; loss_name is missing"),
                         ("configs: {'../a': {root: x, model_flavour: y, loss_name: bce}}", "'../a' is no name")):
         (tmp_path / "training.yaml").write_text(text)
-        with pytest.raises(InputError, match=words):
+        with refused(words):
             run_config.load_configs(tmp_path / "training.yaml")
 
 
@@ -223,10 +223,10 @@ def test_a_folder_of_images_and_its_labels(folder):
     assert mapped.splits["train"][0, 0][1].tolist() == [1]
     assert opened(root=str(folder), class_labels=["Felis", "Canis"]).labels == ("Felis", "Canis")
     (folder / "train" / "cat" / "0.png").write_bytes(b"no picture")
-    with pytest.raises(InputError, match="picture 0 cannot be read"):
+    with refused("picture 0 cannot be read"):
         data.splits["train"][0, 0]
     (folder / "val" / "fox").mkdir()
-    with pytest.raises(InputError, match="val has classes that train/ has not: fox; that has: cat, dog"):
+    with refused("val has classes that train/ has not: fox; that has: cat, dog"):
         opened(root=str(folder))
 
 
@@ -257,7 +257,7 @@ def test_chestmnist_with_its_labels_in_another_order(home):
     ({"model_flavour": "params"}, "has no config.json"),
 ])
 def test_data_and_models_that_are_not_there_or_do_not_fit_are_one_line(home, folder, changes, words):
-    with pytest.raises(InputError, match=words):
+    with refused(words):
         opened(**{"root": str(folder), **changes})
 
 
@@ -323,7 +323,7 @@ def test_biases_norms_and_vectors_do_not_decay():
     assert (decayed["weight_decay"], kept["weight_decay"]) == (0.1, 0.0)
     assert [tuple(p.shape) for p in decayed["params"]] == [(2, 4)]
     assert len(kept["params"]) == 5
-    with pytest.raises(InputError, match="no parameter of the model is trained"):
+    with refused("no parameter of the model is trained"):
         optimization.groups(model.requires_grad_(False), 0.1)
 
 
@@ -349,7 +349,7 @@ def test_losses_against_known_answers():
     bce = losses.build("bce", False)(logits, classes)
     assert bce == losses.build("bce", True)(logits, torch.eye(2))
     assert bce == pytest.approx((math.log(1 + math.exp(-2)) + 3 * math.log(2)) / 4)
-    with pytest.raises(InputError, match="'cross_entropy' takes one class an image, but these may have several; .*: bce"):
+    with refused("'cross_entropy' takes one class an image, but these may have several; .*: bce"):
         losses.build("cross_entropy", True)
 
 
@@ -364,7 +364,7 @@ def built(labels, **changes):
 
 def test_a_checkpoint_of_hugging_face_gets_a_head_for_the_classes(tmp_path):
     where = cut_training.tiny_vit(tmp_path / "vit")
-    with pytest.raises(InputError, match="no image classifier can be made of it"):
+    with refused("no image classifier can be made of it"):
         built("ab", model_flavour=where, load_pretrained=True)
     scratch = built("abc", model_flavour=where)
     assert (scratch.config.id2label, scratch.config.label2id) == ({0: "a", 1: "b", 2: "c"}, {"a": 0, "b": 1, "c": 2})
@@ -374,7 +374,7 @@ def test_a_checkpoint_of_hugging_face_gets_a_head_for_the_classes(tmp_path):
     assert same(tuned.vit.state_dict(), scratch.vit.state_dict())
     assert {name for name, p in tuned.named_parameters() if p.requires_grad} == {"classifier.weight", "classifier.bias"}
     cut_training.tiny_vit(tmp_path / "vit", hidden_size=28)
-    with pytest.raises(InputError, match=r"its weights do not fit its config: \d+ missing or of another shape, such as vit"):
+    with refused(r"its weights do not fit its config: \d+ missing or of another shape, such as vit"):
         built("ab", model_flavour=where, load_pretrained=True)
 
 
@@ -412,7 +412,7 @@ def test_weights_of_torchvision_are_read_as_data(tmp_path, monkeypatch):
     assert torch.equal(loaded.conv5[0].weight, model.conv5[0].weight)
     assert [p.shape for p in loaded.parameters() if p.requires_grad] == [(2, 1024), (2,)]
     torch.save({"fc.weight": _Harmful()}, kept)
-    with pytest.raises(InputError, match="its weights cannot be had .*[Ww]eights.only"):
+    with refused("its weights cannot be had .*[Ww]eights.only"):
         built("ab", model_flavour=name, load_pretrained=True)
     assert not (tmp_path / "harmed").exists()
     assert "TORCH_FORCE_WEIGHTS_ONLY_LOAD" not in os.environ
@@ -462,7 +462,7 @@ def test_each_process_goes_on_with_its_own_sums_which_version_0_5_0_kept_of_one_
     content = weights.load(tmp_path / "last.pt")
     del content["sums"]
     weights.save(content, tmp_path / "last.pt")
-    with pytest.raises(InputError, match="is of version 0.5.0, which kept the sums of the first process alone; train anew"):
+    with refused("is of version 0.5.0, which kept the sums of the first process alone; train anew"):
         saved[1].resume(trainer)
     weights.save({**content, "random": content["random"][:1]}, tmp_path / "last.pt")
     assert Checkpoints(tmp_path, small(), Processes()).resume(trainer) == positions[0]
@@ -492,7 +492,7 @@ def test_a_run_as_a_task_reports_stops_goes_on_in_its_folder_and_ends_as_one_tha
     with pytest.raises(Stopped):
         task.finetune(job(9), config, str(folder))
     assert (last(folder)["position"]["epoch"], last(folder)["position"]["batch"]) == (1, 1), "of 2 batches"
-    with pytest.raises(InputError, match=r"holds a run of another config \(other: epochs\); name another folder"):
+    with refused(r"holds a run of another config \(other: epochs\); name another folder"):
         trained(folder, epochs=3, checkpoint_steps=2)
     assert len(task.finetune(work, config, str(folder))["history"]) == 2
     metrics = [json.loads(json.dumps(told.args[0], allow_nan=False))["metrics"] for told in work.report.call_args_list]
@@ -500,11 +500,11 @@ def test_a_run_as_a_task_reports_stops_goes_on_in_its_folder_and_ends_as_one_tha
     assert all({"step", "epoch", "epochs", "loss", "lr"} <= one.keys() for one in metrics if "split" not in one)
     trained(tmp_path / "whole", epochs=2, checkpoint_steps=2)
     assert cut_training.different(folder, tmp_path / "whole", small()) == []
-    with pytest.raises(InputError, match="config: .*lr"):
+    with refused("config: .*lr"):
         task.finetune(job(), {**config, "lr": 0}, str(folder))
     (folder / "summary.json").unlink()
     weights.save({**last(folder), "random": [{}]}, folder / "checkpoints" / "last.pt")
-    with pytest.raises(InputError, match="is no checkpoint of this run"):
+    with refused("is no checkpoint of this run"):
         task.finetune(job(), config, str(folder))
 
 
@@ -513,7 +513,7 @@ def test_a_disk_that_is_full_while_saving_keeps_the_older_checkpoint(home, tmp_p
     with pytest.raises(Stopped):
         task.finetune(job(8), config, str(tmp_path))
     before = (tmp_path / "checkpoints" / "last.pt").read_bytes()
-    with full_disk(300_000), pytest.raises(InputError, match=r"\.pt: cannot be written .*what was written before is kept"):
+    with full_disk(300_000), refused(r"\.pt: cannot be written .*what was written before is kept"):
         trained(tmp_path, epochs=2)
     assert (tmp_path / "checkpoints" / "last.pt").read_bytes() == before
     assert not list(tmp_path.rglob("*.partial"))
@@ -529,7 +529,7 @@ def test_a_loss_that_is_no_number_stops_the_run_and_says_where(home, tmp_path, m
             return super().forward(logits, targets) * (float("nan") if Bad.calls == 5 else 1.0)
 
     monkeypatch.setitem(losses.LOSSES, "bad", (False, Bad))
-    with pytest.raises(InputError, match=r"the loss is nan at step 4 \(epoch 1, lr .*\): training stops"):
+    with refused(r"the loss is nan at step 4 \(epoch 1, lr .*\): training stops"):
         trained(tmp_path, loss_name="bad", epochs=3)
     assert all(torch.isfinite(value).all() for value in last(tmp_path)["model"].values())
     assert last(tmp_path)["position"]["epoch"] == 1
@@ -558,7 +558,7 @@ def test_weights_that_are_no_number_after_the_last_step_end_no_run_well(home, tm
                 parameter.data.fill_(float("nan"))
 
     monkeypatch.setattr(optimization, "optimizer", lambda config, model: Broken(model.parameters(), lr=1.0))
-    with pytest.raises(InputError, match=f"{metric} is no number after any epoch"):
+    with refused(f"{metric} is no number after any epoch"):
         trained(tmp_path, monitor_metric=metric, monitor_mode=mode, batch_size=64, max_datapoints_per_class=4)
     assert not (tmp_path / "summary.json").exists()
 
@@ -578,7 +578,7 @@ def test_the_energy_of_an_epoch_is_that_of_all_processes(home, tmp_path, monkeyp
 
 def test_out_of_memory_is_one_line(home, monkeypatch):
     monkeypatch.setattr(run, "train", Mock(side_effect=torch.OutOfMemoryError("CUDA out of memory. Tried to allocate\nmuch")))
-    with pytest.raises(InputError, match="scratch: out of memory; a smaller batch_size with more grad_accum_steps takes less"):
+    with refused("scratch: out of memory; a smaller batch_size with more grad_accum_steps takes less"):
         finetune.finetune([small()])
 
 

@@ -9,12 +9,11 @@ import torch
 
 from lib import paths, store
 from lib.config.notebooks import FinetuneParams
-from lib.errors import InputError
 from lib.finetune.config import TrainConfig
 from lib.finetune.metrics import Evaluation
 from lib.studies.finetune import findings, study, tables
 from lib.work.training import Trainer
-from tests import cut_training
+from tests import cut_training, refused
 
 REFERENCE = min(paths.REFERENCE.glob("*/finetune/*"))
 
@@ -67,7 +66,7 @@ def test_a_damaged_run_is_one_line(folder, name, content, words):
     (folder / name).unlink()
     if content is not None:
         (folder / name).write_text(content)
-    with pytest.raises(InputError, match=words) as error:
+    with refused(words) as error:
         study.read(folder, "")
     assert "\n" not in str(error.value)
 
@@ -85,9 +84,9 @@ def test_a_run_without_profile_or_test_is_shown(folder):
 
 
 def test_what_is_not_there_is_named(home):
-    with pytest.raises(InputError, match=r"no config 'nothing' in params/training.yaml; there are: cnn"):
+    with refused(r"no config 'nothing' in params/training.yaml; there are: cnn"):
         study.study(FinetuneParams(config="nothing"))
-    with pytest.raises(InputError, match=r"has no run 'nothing'; it has: cnn"):
+    with refused(r"has no run 'nothing'; it has: cnn"):
         study.study(FinetuneParams(source="replay", run="nothing"))
     for run in ("../x", "a/../b", "/etc", "a/b/c", ".."):
         with pytest.raises(ValueError, match="run"):

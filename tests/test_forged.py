@@ -15,8 +15,8 @@ from bs4 import BeautifulSoup
 
 from lib import files, paths, store, tables
 from lib.config import notebooks
-from lib.errors import InputError
 from lib.report import markup, notebook, page, runner, style, summary
+from tests import refused
 
 RUN = "document.title=7"
 PAYLOADS = (f"<img src=x onerror={RUN}>", f"<script>{RUN}</script>", f"<svg onload={RUN}>", f"[k](javascript:{RUN})",
@@ -193,7 +193,7 @@ def test_a_name_in_a_figure_is_what_it_says(name):
       for text in ("{}", "\0", '{"cells": [1], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}')]])
 def test_damaged_files_of_executed_notebooks_are_refused(home, name, text, told):
     (executed(home, []) / name).write_text(text)
-    with pytest.raises(InputError, match=told):
+    with refused(told):
         page.assemble(home)
 
 
@@ -201,7 +201,7 @@ def test_damaged_files_of_executed_notebooks_are_refused(home, name, text, told)
     ({"a": 1}, {}, "its key numbers are damaged"), ([1], {}, "its key numbers are damaged"),
     ({}, {"stem": "../../x"}, "stem = '../../x'"), ({}, {"stem": 7}, "stem = 7"), ({}, {"status": "red"}, "status = 'red'")])
 def test_what_no_run_wrote_is_refused(home, keys, entry, told):
-    with pytest.raises(InputError, match=told):
+    with refused(told):
         page.assemble(executed(home, [code(data(**{KEYS: keys}))], **entry))
 
 

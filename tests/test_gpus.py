@@ -25,7 +25,7 @@ from lib.measure.gpus.card import Card
 from lib.measure.gpus.watch import GpuUse, GpuWatch
 from lib.measure.operators import aggregate, device_sweep, points, shards, sweep, visitor
 from lib.work.graph import spaces
-from tests import fake_gpus
+from tests import fake_gpus, refused
 from tests.visitors import InProcess, Visitor, draw_small, visited
 
 QUICK = {"op": "activation,linear", "budget_s": 0, "count": 6, "rounds": 3, "visit_ms": 8, "patience_s": 0, "threads": 1}
@@ -34,10 +34,6 @@ WALK = {"op": "pool2d", "grid": "pools", "count": 0, "rounds": 3}
 
 def walked(device, **more):
     return swept(**{**WALK, **more}, device=device)
-
-
-def refused(words):
-    return pytest.raises(InputError, match=words)
 
 
 @pytest.fixture

@@ -14,12 +14,11 @@ import pytest
 from lib import __main__, locks, paths, store, tables
 from lib.config import definitions
 from lib.config.base import build
-from lib.errors import InputError
 from lib.measure import archive, machine
 from lib.measure.training import environment, matrix, matrix_tables, profile_run
 from lib.measure.worker import WorkerLostError
 from lib.work import datasets
-from tests import cut_training, test_nsight
+from tests import cut_training, refused, test_nsight
 
 SHORT = {"iters": 2, "warmup_iters": 2, "warmup_s": 0, "budget_s": 30, "data_source": "synthetic"}
 CPU = {"models": ["simple_cnn", "resnet18"], "batch_sizes": [8], "precisions": ["fp32"], "options": SHORT}
@@ -69,7 +68,7 @@ def test_cells_of_the_default_matrix():
     ({"options": {"sauce": 1}}, "unknown name 'sauce'"), ({"options": {"batch_size": 3}}, "batch_size is no option"),
     ({"device": "cuda:9"}, "not here")])
 def test_wrong_questions(ask, words):
-    with pytest.raises(InputError, match=words):
+    with refused(words):
         matrix.cells(small(), **{"device": "cpu", **ask})
 
 
@@ -79,7 +78,7 @@ def test_wrong_questions(ask, words):
     ("{options: {iter: 3}, grids: {cpu: {models: [m], batch_sizes: [1], precisions: [fp32]}}}", "unknown name 'iter'")])
 def test_wrong_matrix_files(tmp_path, text, words):
     (tmp_path / "matrix.yaml").write_text(text)
-    with pytest.raises(InputError, match=words):
+    with refused(words):
         definitions.load_matrix(tmp_path / "matrix.yaml")
 
 
@@ -120,12 +119,12 @@ def test_a_real_cell_in_a_process_of_its_own(home):
 
 def test_a_device_that_others_hold_is_no_failed_cell(home, monkeypatch):
     found, held = matrix.cells(small(), "cpu"), locks.HeldError("device cpu is being measured by another process")
-    with pytest.raises(InputError, match="device cpu is being measured"):
+    with refused("device cpu is being measured"):
         matrix.run_matrix(found, 1, measure=Mock(side_effect=held))
     assert not (paths.MATRIX / "cells.csv").exists()
     monkeypatch.setattr(locks, "PATIENCE_S", 0.1)
     with locks.writer(paths.MATRIX / f"{machine.ids()['hardware_id']}-cpu"), \
-            pytest.raises(InputError, match="is being written by another process"):
+            refused("is being written by another process"):
         matrix.run_matrix(found, 1, measure=pretend)
     assert len(matrix.run_matrix(found, 1, measure=pretend)) == 2
 
@@ -190,7 +189,7 @@ def test_the_verb_measures_what_is_missing_and_keeps_a_record_of_each_call(verb)
     assert {"hardware", "software", "hardware_id", "software_id", "commit", "started_utc", "ended_utc"} <= set(second)
     assert second["clocks_at_start"] == {}
     environment.path_of("box").write_text("{}")
-    with pytest.raises(InputError, match="environment_box.json holds no records"):
+    with refused("environment_box.json holds no records"):
         environment.add("box", "cpu", "", {})
     assert environment.path_of("box").read_text() == "{}", "nothing is overwritten"
 
@@ -227,7 +226,7 @@ def test_each_environment_has_its_table_as_csv_and_as_markdown(home):
     assert text.startswith("# Throughput of lab, images/s\n") and "| net | cpu | 8 | fp32 | synthetic | 3 | 110 |" in text
     matrix_tables.write(environment_of("lab", {"net": [100.0], "other": [10.0]}))
     assert len(store.read(paths.MATRIX / "throughput_lab.csv", "matrix")) == 2, "derived anew"
-    with pytest.raises(InputError, match="is no matrix table"):
+    with refused("is no matrix table"):
         store.read(store.write(runs, home / "throughput_runs.csv", "runs"), "matrix")
 
 

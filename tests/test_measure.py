@@ -16,17 +16,13 @@ from hypothesis import strategies as st
 
 from lib import locks, paths, store
 from lib.config.notebooks import MachineParams
-from lib.errors import InputError
 from lib.measure import archive, ceilings, load, machine, statistics, timing, worker
 from lib.measure.training import summary
+from tests import refused
 from tests.conftest import busy_neighbours
 
 CPU = torch.device("cpu")
 QUIET = load.Load(1.0, 1.0, 0.0, 0.0, 0.0)
-
-
-def refused(words):
-    return pytest.raises(InputError, match=words)
 
 
 def test_verdicts_at_their_borders():

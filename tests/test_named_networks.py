@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from lib.cli.main import main
-from lib.errors import InputError
 from lib.measure.networks.case import Case, program
 from lib.predict.advice import advise
 from lib.predict.advice.query import Query
@@ -19,6 +18,7 @@ from lib.work import networks
 from lib.work.building import fakes, inputs
 from lib.work.building.inputs import Input
 from lib.work.graph import capture, counts
+from tests import refused
 from tests.test_capture import ran
 
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64, "vocab_size": 100}
@@ -128,7 +128,7 @@ def test_inputs_that_are_none_are_one_line(text, words, tmp_path, monkeypatch):
     for name, content in {"empty": "{}", "list": "[1, 2]", "wrong": "ids: 6x", "truth": "ids: true"}.items():
         (tmp_path / f"{name}.yaml").write_text(content)
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(InputError, match=words):
+    with refused(words):
         inputs.parse(text)
 
 
@@ -217,7 +217,7 @@ def test_a_name_that_is_none_is_one_line(name, words, tmp_path):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "config.json").write_text(content)
     (tmp_path / "remote" / "code.py").write_text("raise SystemExit('it ran')")
-    with pytest.raises(InputError, match=words):
+    with refused(words):
         capture.of_network(networks.network(name.format(tmp_path)))
 
 
@@ -235,7 +235,7 @@ def test_a_network_of_timm_has_the_size_that_timm_states(name, family, text, sha
 
 @pytest.mark.parametrize("text", ["512:int64", "3x224", "512"])
 def test_a_network_of_timm_takes_pictures(text):
-    with pytest.raises(InputError, match=f"takes pictures, channels x height x width, not {text}; give 3x224x224"):
+    with refused(f"takes pictures, channels x height x width, not {text}; give 3x224x224"):
         networks.network("timm:resnet18", 1, text)
 
 

@@ -15,13 +15,13 @@ from lib import paths, store, tables
 from lib.cli.main import main
 from lib.config import definitions
 from lib.config.base import build
-from lib.errors import InputError
 from lib.measure import machine
 from lib.measure.energy import meters, trace
 from lib.measure.networks import campaign, case, end_to_end, visits_file
 from lib.measure.networks.case import Case
 from lib.predict.networks import work
 from lib.work import networks
+from tests import refused
 
 pytestmark = pytest.mark.usefixtures("home")  # with locks of its own: others may measure meanwhile
 PAIR = [(Case("simple_cnn", mode, 4, "3x28x28"), "default") for mode in ("infer", "train")]
@@ -220,7 +220,7 @@ def test_a_file_of_visits_that_holds_something_else_is_refused_and_kept(tmp_path
     campaign.measure(PAIR, rounds=1, raw=raw)
     content = raw.read_bytes() + line.encode() + b"\n"
     raw.write_bytes(content)
-    with pytest.raises(InputError, match=words) as error:
+    with refused(words) as error:
         campaign.measure(PAIR, rounds=2, raw=raw)
     assert "\n" not in str(error.value)
     assert raw.read_bytes() == content
@@ -229,16 +229,16 @@ def test_a_file_of_visits_that_holds_something_else_is_refused_and_kept(tmp_path
 def test_networks_that_are_none_are_refused_before_anything_is_measured():
     plan = build(definitions.Campaign, {"rounds": 1, "case_s": 1, "sets": [
         {"networks": ["W1", "my.module:Net", "resnet51"], "modes": ["infer"], "batch_sizes": [1]}]}, "here")
-    with pytest.raises(InputError, match="no model 'resnet51'; there are: W1"):
+    with refused("no model 'resnet51'; there are: W1"):
         campaign.cases(plan, ["W1"])
-    with pytest.raises(InputError, match="no network W9 in the plan; there are: W1, my.module:Net, resnet51"):
+    with refused("no network W9 in the plan; there are: W1, my.module:Net, resnet51"):
         campaign.cases(plan, ["W9"])
 
 
 def test_programs_and_heaps_that_are_none():
-    with pytest.raises(InputError, match="no mode 'fit'; there are: infer, train"):
+    with refused("no mode 'fit'; there are: infer, train"):
         case.program(Case("simple_cnn", "fit", 1, "3x28x28"), torch.device("cpu"))
-    with pytest.raises(InputError, match="no memory 'much'; there are: default, kept"):
+    with refused("no memory 'much'; there are: default, kept"):
         end_to_end.in_a_process([PAIR[0][0]], memory="much")
 
 

@@ -9,9 +9,9 @@ import pytest
 from lib import paths
 from lib.config import definitions
 from lib.config.notebooks import RooflineParams
-from lib.errors import InputError
 from lib.predict.analytic import nsight, roofline
 from lib.studies.roofline import study
+from tests import refused
 
 FFMA = "smsp__sass_thread_inst_executed_op_ffma_pred_on.sum"
 TENSOR = "sm__ops_path_tensor_src_bf16_dst_fp32.sum"
@@ -22,10 +22,6 @@ LOG = """==PROF== Connected to process 4242 (/usr/bin/python3.11)
 ==PROF== Profiling "sgemm" - 0: 0%....50%....100% - 3 passes
 """
 END = "==PROF== Disconnected from process 4242\n"
-
-
-def refused(words):
-    return pytest.raises(InputError, match=words)
 
 
 def quoted(cells):

@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 
 from lib import files, paths, store
-from lib.errors import InputError
 from lib.measure import ceilings, machine
 from lib.predict import registry, training
 from lib.predict.operators.cost_model import CostModel
 from lib.predict.training import Target
 from lib.predict.transfer_cpu import Host, identity, scaled
+from tests import refused
 
 COMMITTED = training.reference_machine()
 BOX = Target(hardware_id="feedbeef", threads=2)
@@ -34,7 +34,7 @@ def test_a_roof_is_the_best_of_the_same_hardware_and_threads_however_often_it_wa
         _ceilings(tmp_path / "ceilings", number, faster, **changed)
     roof = training.roof_of(tmp_path, BOX)
     assert (roof.peak_gflops, roof.gbps()) == pytest.approx((expected.peak_gflops, expected.gbps()))
-    with pytest.raises(InputError, match="has no measured fp32 ceilings of cpu; measure them with 01_machine"):
+    with refused("has no measured fp32 ceilings of cpu; measure them with 01_machine"):
         training.roof_of(tmp_path, replace(BOX, threads=4))
 
 
@@ -66,7 +66,7 @@ def test_the_state_and_threads_with_the_most_rows_train_and_are_not_mixed(tmp_pa
     assert (target.cache, target.threads) == ("cold", 1)
     assert len(training.reference_sweeps(tmp_path, target)[0]) == 120
     assert len(training.reference_sweeps(tmp_path, replace(target, threads=2))[0]) == 45
-    with pytest.raises(InputError, match="one model answers for one value of threads, the table has 1, 2"):
+    with refused("one model answers for one value of threads, the table has 1, 2"):
         training.reference_sweeps(tmp_path, replace(target, threads=0))
 
 

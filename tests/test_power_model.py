@@ -13,7 +13,6 @@ from torch import nn
 from lib import paths, store
 from lib.cli.main import main
 from lib.config.definitions import load_devices
-from lib.errors import InputError
 from lib.measure.published import attention_power, power
 from lib.predict.advice.advise import advise
 from lib.predict.advice.query import Query
@@ -23,6 +22,7 @@ from lib.predict.power import model, training
 from lib.predict.power.features import OPS
 from lib.predict.power.kinds import ATTENTION, GEMM
 from lib.predict.power.model import PowerModel
+from tests import refused
 
 FILE = model.path_of("h200-sxm", "bf16")
 
@@ -81,7 +81,7 @@ def test_power_is_imported_with_short_windows_marked(tmp_path, monkeypatch):
     monkeypatch.setattr(paths, "IMPORTED", tmp_path / "imported")
     perf(tmp_path, power=None)
     assert power.read(tmp_path) == {}
-    with pytest.raises(InputError, match="no power of h200-sxm was imported; run: python -m lib import aiconfigurator"):
+    with refused("no power of h200-sxm was imported; run: python -m lib import aiconfigurator"):
         training.power_table("h200-sxm")
     perf(tmp_path, power=[600.0, 130.0, 900.0])
     perf(tmp_path, version="0.9.0", power=[1.0, 1.0, 1.0])
@@ -95,7 +95,7 @@ def test_power_is_imported_with_short_windows_marked(tmp_path, monkeypatch):
     imported = training.power_table("h200-sxm")
     assert imported.equals(store.validate(table, "power", "here"))
     assert store.read_json(next(tmp_path.rglob("power.meta.json")))["short_windows"] == 1
-    with pytest.raises(InputError, match="trained on 500 bf16 rows or more of long windows, there are 1"):
+    with refused("trained on 500 bf16 rows or more of long windows, there are 1"):
         training.usable(imported, chip_of("h200-sxm"))
 
 
@@ -104,7 +104,7 @@ def test_power_is_imported_with_short_windows_marked(tmp_path, monkeypatch):
     ({"m": [0, 1, 1]}, "as m: it is a whole number"), ({"k": None}, r"missing \(or doubled\) columns \[k\]")])
 def test_damaged_power_is_refused_in_one_line(tmp_path, columns, what):
     perf(tmp_path, **columns)
-    with pytest.raises(InputError, match=what):
+    with refused(what):
         power.read(tmp_path)
 
 
@@ -184,7 +184,7 @@ def test_a_damaged_power_model_is_one_line(tmp_path, monkeypatch, change, words)
     change(content)
     monkeypatch.setattr(model, "SHIPPED", tmp_path)
     (tmp_path / FILE.name).write_bytes(gzip.compress(json.dumps(content).encode(), compresslevel=1))
-    with pytest.raises(InputError, match=words):
+    with refused(words):
         model.of_device("h200-sxm", "bf16")
     (row,) = models_at_hand._power_rows()
     assert (row["device"], row["part"]) == ("h200-sxm", models_at_hand.UNUSABLE)

@@ -17,11 +17,11 @@ import torch
 from lib import paths, store
 from lib.config import definitions
 from lib.config.notebooks import ProfileParams
-from lib.errors import InputError
 from lib.measure import archive, budget, load, machine
 from lib.measure.training import limits, passes, profile_run, summary
 from lib.studies.profile import findings, tables
 from lib.work import medmnist_files
+from tests import refused
 from tests.conftest import home_paths
 
 
@@ -111,7 +111,7 @@ def test_replay_reads_what_was_measured(runs, tmp_path, monkeypatch):
     assert again.rows.equals(runs[2].rows)
     assert (again.run["run_id"], again.metrics) == (runs[2].run["run_id"], runs[2].metrics)
     assert "REPLAY of run_W6" in again.note
-    with pytest.raises(InputError, match="no run of W1 on cpu, fp32; it has: W6 on cpu, batch size 4, fp32"):
+    with refused("no run of W1 on cpu, fp32; it has: W6 on cpu, batch size 4, fp32"):
         profile_run.profile(short("W1", source="replay"))
 
 
@@ -151,7 +151,7 @@ def test_switches_and_what_others_did_meanwhile_are_kept(home, quiet, monkeypatc
     ({"device": "cuda:9"}, "device 'cuda:9' is not here"),
 ])
 def test_what_cannot_be_run_is_refused(home, quiet, switches, words):
-    with pytest.raises(InputError, match=words):
+    with refused(words):
         profile_run.measure(short(**switches))
     assert not list(paths.RUNS.glob("*.csv"))
 

@@ -1,6 +1,5 @@
 """Published data: each original's layout, its known numbers, and what is refused."""
 
-from contextlib import contextmanager
 
 import numpy as np
 import pandas as pd
@@ -8,19 +7,10 @@ import pytest
 
 from lib import paths, store
 from lib.cli import main
-from lib.errors import InputError
 from lib.measure import importers
 from lib.schedule import gavel
 from lib.work.graph import spaces
-
-
-@contextmanager
-def refused(words):
-    """Expect an error of one line with these words."""
-    with pytest.raises(InputError, match=words) as error:
-        yield
-    assert "\n" not in str(error.value)
-
+from tests import refused
 
 CONV = ("OPName,Latency,Device,Kernels,B,Input_Channel,Output_Channel,Kernel_Szie,Input_Size,Stride,Padding\n"
         "conv,0.881,Tesla T4,k,38,893,326,3,5,1,1\nconv,0,Tesla T4,k,1,8,16,1,14,2,0\n")

@@ -121,11 +121,11 @@ def test_layout_and_compile_are_columns_and_a_network_is_captured_for_all_of_the
     table = answers.answers(of(model="resnet18", batch_size=64, dtype="fp16", device=[*["rtx-4090"] * 5, "p100-pcie-16gb"],
                                layout=["", "channels_last", "", "nhwc", "", "channels_last"],
                                compile=["", "", "yes", "", "perhaps", ""]))
-    plain, last, compiled, *refused = table.itertuples()
+    plain, last, compiled, *wrong = table.itertuples()
     assert len({plain.predicted_ms, last.predicted_ms, compiled.predicted_ms}) == 3
     assert (last.layout, compiled.compile, plain.compile) == ("channels_last", True, False)
     alone = advise.advise(Query("resnet18", 64, dtype="fp16", layout="channels_last"), ["rtx-4090"], crossovers=False)
     assert last.predicted_ms == pytest.approx(alone.table["predicted_ms"][0])
     reasons = ("no layout 'nhwc'", "compile 'perhaps'", "on: p100")
-    assert [words in row.error for words, row in zip(reasons, refused, strict=True)] == [True] * 3
+    assert [words in row.error for words, row in zip(reasons, wrong, strict=True)] == [True] * 3
     assert len(captured) == 2 + 2, "once as the table asks and once as rows of work; and again for the question alone"

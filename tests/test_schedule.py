@@ -11,7 +11,6 @@ import pytest
 
 import lib.schedule
 from lib import paths, store
-from lib.errors import InputError
 from lib.schedule import api, bounds, gavel, problem_files
 from lib.schedule.compilation import compiled
 from lib.schedule.policies import registry
@@ -22,6 +21,7 @@ from lib.schedule.simulation import metrics
 from lib.schedule.simulation.events import Faults, PolicyError, simulate
 from lib.schedule.state import Restart, Start, Wait
 from lib.studies.scheduler_eval import comparison
+from tests import refused
 from tests.schedules import DEVICES, check_schedule, files
 
 
@@ -214,19 +214,19 @@ def test_what_a_job_may_not_use_is_not_told():
     assert problem.feasible_s.tolist() == [[9, 1], [9, np.inf], [9, 1], [9, np.inf]]
     for name in registry.POLICIES:
         check_schedule(simulate(problem, a_policy(name)))
-    with pytest.raises(InputError, match="no device can run job '1'"):
+    with refused("no device can run job '1'"):
         Problem(jobs, replace(fleet, cpu_cores=np.array([4.0, np.nan])), predicted, predicted)
 
 
 def test_columns_that_are_not_aligned_are_refused():
     problem = a_problem(count=5)
     for column, length in (("arrival_s", 6), ("job_class", 4)):
-        with pytest.raises(InputError, match=f"{column} holds {length} values, there are 5 jobs"):
+        with refused(f"{column} holds {length} values, there are 5 jobs"):
             replace(problem, jobs=replace(problem.jobs, **{column: np.zeros(length)}))
     for places in (np.full(6, 3), np.zeros(5, int), np.full(6, -1)):
-        with pytest.raises(InputError, match="type_of gives each of the 6 devices the number of its type, 0 to 2"):
+        with refused("type_of gives each of the 6 devices the number of its type, 0 to 2"):
             replace(problem, fleet=replace(problem.fleet, type_of=places))
-    with pytest.raises(InputError, match=r"energy is \(4, 3\), there are 5 jobs"):
+    with refused(r"energy is \(4, 3\), there are 5 jobs"):
         replace(problem, energy=JobEnergy(np.ones((4, 3)), ("measured",) * 4))
 
 
@@ -265,7 +265,7 @@ WRONG = {
 
 @pytest.mark.parametrize(("name", "text", "words"), [(name, *case) for name, cases in WRONG.items() for case in cases])
 def test_bad_files_are_refused(tmp_path, name, text, words):
-    with pytest.raises(InputError, match=words) as error:
+    with refused(words) as error:
         problem_files.read(**files(tmp_path, **{name: text}))
     assert "\n" not in str(error.value)
 
@@ -288,7 +288,7 @@ def test_published_throughputs_become_problems(tmp_path, monkeypatch):
     assert 60 * 10**1.5 <= fastest.min() <= fastest.max() <= 60 * 10**4
     for text in ("[]", "{", json.dumps({"v100": {"__import__('os')": {"null": 1}}}), json.dumps({"v100": {"('A', 1)": {}}})):
         source.write_text(text)
-        with pytest.raises(InputError, match="no throughput file"):
+        with refused("no throughput file"):
             gavel.bring_in(source)
 
 
@@ -309,7 +309,7 @@ def test_files_import_only_from_the_lines_above_them():
     ("matching", "energy", "takes no objective"), ("hybrid", "speed", "no objective 'speed'"),
     ("magic", "makespan", "no policy 'magic'")])
 def test_only_hybrid_takes_an_objective(name, objective, words):
-    with pytest.raises(InputError, match=words):
+    with refused(words):
         registry.aimed(name, objective)
 
 
@@ -324,7 +324,7 @@ def test_a_cpu_is_one_in_capitals_too(tmp_path):
     ("device,type\nd,cpu\n", {"policy": "gpu-only"}, "none is anything but a CPU"),
     (DEVICES, {"objective": "deadline"}, "the objective deadline needs deadline_s of some job")])
 def test_a_policy_or_an_objective_that_means_nothing_is_refused(tmp_path, devices, options, words):
-    with pytest.raises(InputError, match=words):
+    with refused(words):
         api.schedule_files(**files(tmp_path, devices=devices), **options)
 
 

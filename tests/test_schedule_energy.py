@@ -9,7 +9,6 @@ import pytest
 
 from lib.cli.main import main
 from lib.config import definitions
-from lib.errors import InputError
 from lib.schedule import energy, problem_files
 from lib.schedule.policies.registry import policy
 from lib.schedule.problem import Fleet, JobEnergy, Jobs, Problem
@@ -17,6 +16,7 @@ from lib.schedule.simulation import metrics
 from lib.schedule.simulation.events import Faults, simulate
 from lib.studies.scheduler_eval import findings, mixes, tradeoffs
 from lib.studies.scheduler_eval.scenario import StepTimes
+from tests import refused
 from tests.schedules import TIMES, files
 from tests.test_schedule import a_problem
 
@@ -87,12 +87,12 @@ def test_energy_can_be_spared_without_watts_where_the_table_is_whole():
     problem = Problem(Jobs.plain(2), Fleet.of({"cpu": 1, "gpu": 1}), ones, ones, energy=stated)
     assert energy_of(problem, "hybrid", objective="energy", steps=20_000)[0] == 2
     for lacking in (None, replace(stated, joules=np.array([[1, 1], [1, np.nan]]))):
-        with pytest.raises(InputError, match="needs idle_w and busy_w of every .* or a table of energy"):
+        with refused("needs idle_w and busy_w of every .* or a table of energy"):
             energy_of(replace(problem, energy=lacking), "hybrid", objective="energy")
 
 
 def test_no_device_type_is_called_as_the_column_of_sources(tmp_path):
-    with pytest.raises(InputError, match="no device type can have that name"):
+    with refused("no device type can have that name"):
         problem_files.read(**files(tmp_path, times="job_id,source\na,1\n", devices="device,type\nd,source\n", energy=TIMES))
 
 
@@ -125,5 +125,5 @@ def test_joules_of_a_step_are_watts_times_time_unless_a_file_states_them(tmp_pat
     assert findings.pareto_words(front.assign(front=True, policy="hybrid")).endswith("schedules: assumed, idling assumed.")
     assert mixes.with_energy(chosen, 10).energy is None
     (tmp_path / "energy.csv").write_text("job_id,cpu,t4\nW1,1,1\n")
-    with pytest.raises(InputError, match="energy.csv lacks jobs of the scenario one_gpu: W2"):
+    with refused("energy.csv lacks jobs of the scenario one_gpu: W2"):
         mixes.with_energy(chosen, 10, path)

@@ -33,6 +33,7 @@ from lib.predict.steps import Recipe
 from lib.studies.scheduler_eval import mixes, scenario
 from lib.work import networks
 from lib.work.graph import capture, counts
+from tests import refused
 
 SHIPPED = min((registry.SHIPPED / "steps").glob("cpu-*.json"))
 CPU = f"cpu@{SHIPPED.stem.removeprefix('cpu-')}"  # the machine of the reference, whichever this one is
@@ -136,7 +137,7 @@ def test_an_interval_is_that_of_groups_left_out_and_one_group_says_nothing_of_ot
     """A group that is twice as slow as all others lies inside of the interval, though it was fitted too."""
     terms, measured, groups = costs_known(1, {"batches": 0.1, "mb": 0.2})
     assert step.fit("h2d", terms, np.where(groups == 3, 2 * measured, measured), groups, "test").half > math.log(1.6)
-    with pytest.raises(InputError, match="two workloads or more of different models, not to 1"):
+    with refused("two workloads or more of different models, not to 1"):
         step.fit("h2d", terms, measured, np.zeros(24), "test")
 
 
@@ -275,7 +276,7 @@ def test_steps_of_an_imported_cpu_rest_on_its_own_model_and_answer_for_its_devic
     """In a folder that is not called as the machine calls itself."""
     for name in ("W1", "W3", "W6"):
         as_of(name, "feedbeef", paths.IMPORTED / "box-v2", rows={"loader_wait_ms": 77.0})
-    with pytest.raises(InputError, match="cpu@box-v2: no fp32 model of cpu@box-v2; .* models --train box-v2"):
+    with refused("cpu@box-v2: no fp32 model of cpu@box-v2; .* models --train box-v2"):
         profiled_steps.learn_all("measure")
     shipped, name = registry.shipped_cpu("fp32"), "cpu-box-v2-feedbeef"
     twice = {case: one | {"rates": {term: 2 * rate for term, rate in one["rates"].items()}}
@@ -339,7 +340,7 @@ def test_predictions_without_their_profiles_are_refused(tmp_path):
     path = shutil.copy(SHIPPED.with_suffix(".csv"), tmp_path / "one.csv")
     table = store.read(path, "steps")
     store.write(table.assign(run_id="run_W0"), path, "steps", derived=True)
-    with pytest.raises(InputError, match="predicts steps of run_W0, of which there are no profiles"):
+    with refused("predicts steps of run_W0, of which there are no profiles"):
         profiled_steps.published(path, "replay")
 
 
@@ -369,5 +370,5 @@ def test_a_file_is_read_as_it_was_written(tmp_path, w1):
 
 def test_without_any_costs_of_a_cpu_the_reason_is_named(home, monkeypatch, cpu, w1):
     monkeypatch.setattr(registry, "SHIPPED", home / "nothing")
-    with pytest.raises(InputError, match="no costs of a CPU's loader in .*models --train profiles"):
+    with refused("no costs of a CPU's loader in .*models --train profiles"):
         steps.predict(cpu, w1, steps.loading("W1", w1))

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from lib import columns, csv_files, files, input_tables, locks, paths, store, tables
 from lib.errors import InputError
 from lib.schedule import problem_files
+from tests import refused
 from tests.conftest import full_disk
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\r\n\x00"), min_size=1)
@@ -83,20 +84,20 @@ def test_a_file_torn_anywhere_gives_its_whole_rows(tmp_path, cut):
 
 def test_nothing_is_overwritten(tmp_path, frame):
     path = store.write(frame, tmp_path / "a.csv", "overheads")
-    with pytest.raises(InputError, match="not overwritten"):
+    with refused("not overwritten"):
         store.write(frame, path, "overheads")
     with pytest.raises(FileExistsError):
         store.Appender(path, "overheads")
 
 
 def test_a_table_that_does_not_fit_is_not_written(tmp_path, frame):
-    with pytest.raises(InputError, match="'n'.*0"):
+    with refused("'n'.*0"):
         store.write(frame.assign(n=0), tmp_path / "a.csv", "overheads")
     assert not (tmp_path / "a.csv").exists()
 
 
 def test_an_unknown_table_is_named():
-    with pytest.raises(InputError, match="profile, runs, ceilings, overheads"):
+    with refused("profile, runs, ceilings, overheads"):
         tables.columns("dinner")
 
 
@@ -113,7 +114,7 @@ def test_a_killed_writer_loses_no_whole_row(tmp_path):
 
 def test_a_full_disk_is_one_line_and_keeps_the_rows(tmp_path):
     words = r"cannot be written \(short write: the disk is full\); what was written before is kept"
-    with full_disk(4096), pytest.raises(InputError, match=words):
+    with full_disk(4096), refused(words):
         appended(tmp_path / "full.csv", map(overhead_row, range(10**6)))
     assert (tmp_path / "full.csv").read_bytes().endswith(b"\n"), "nothing of the last line"
     assert len(store.read(tmp_path / "full.csv", "overheads")) > 50
@@ -135,7 +136,7 @@ def test_json_is_replaced_in_one_step(tmp_path):
     ('{"a\\ud800": 1}', "is not readable JSON"), ('[["x\\uDFFF"]]', "is not readable JSON")])
 def test_damaged_json_is_refused(tmp_path, text, words):
     (tmp_path / "a.json").write_text(text)
-    with pytest.raises(InputError, match=words):
+    with refused(words):
         store.read_json(tmp_path / "a.json")
 
 
@@ -168,7 +169,7 @@ def test_line_breaks_in_a_text_become_spaces_so_that_a_line_is_a_row(tmp_path):
         ("nan,1,3", "'nan', it takes a number"), ("Infinity,1,3", "inf"), ("1e999,1,3", "inf"))]])
 def test_a_csv_that_does_not_fit_its_table_is_refused(tmp_path, text, what):
     (tmp_path / "a.csv").write_text(text, errors="surrogateescape")
-    with pytest.raises(InputError, match=what):
+    with refused(what):
         store.read(tmp_path / "a.csv", "overheads")
 
 
@@ -182,7 +183,7 @@ def test_the_cell_that_is_wrong_is_the_one_that_is_named(tmp_path, monkeypatch, 
     frame = pd.DataFrame({"latency_ms": ["1.5"] * 5, "pin": ["True"] * 5})
     frame.loc[rows, column] = cell
     frame.to_csv(tmp_path / "a.csv", index=False)
-    with pytest.raises(InputError, match=words):
+    with refused(words):
         store.read(tmp_path / "a.csv", "own")
 
 
@@ -192,10 +193,10 @@ def test_a_users_output_is_a_new_file_in_a_folder_that_is_there(tmp_path, monkey
     Path("there.csv").write_text("input")
     Path("folder").mkdir()
     Path("dangling").symlink_to("nowhere")
-    with pytest.raises(InputError, match=r"is not overwritten|there is no folder|is a folder"):
+    with refused(r"is not overwritten|there is no folder|is a folder"):
         files.check_new(Path(place))
     if place in ("there.csv", "dangling"):
-        with pytest.raises(InputError, match="is not overwritten"):
+        with refused("is not overwritten"):
             files.create(Path(place), b"x")
     assert Path("there.csv").read_text() == "input"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["dangling", "folder", "there.csv"], "nothing is left behind"
@@ -253,7 +254,7 @@ def people(tmp_path, text):
     ("job_id;steps\na;1,5\n", "is separated by semicolons: save it separated by commas"),
     ("job_id\tsteps\na\t1,5\n", "is separated by tabs")])
 def test_a_wrong_cell_of_a_table_that_people_write_is_refused_with_its_row(tmp_path, text, what):
-    with pytest.raises(InputError, match=what):
+    with refused(what):
         people(tmp_path, text)
 
 
@@ -261,7 +262,7 @@ def test_a_table_that_people_write_is_read_with_its_blanks_and_quotes(tmp_path):
     table = people(tmp_path, '\n job_id , steps,workload_id\n\n a b ,2,"W1"\nc, "3", W2\n')
     assert table[["job_id", "steps", "workload_id"]].to_numpy().tolist() == [["a b", 2, "W1"], ["c", 3, "W2"]]
     key = tables.TABLES["jobs"][0]
-    with pytest.raises(InputError, match="nothing else can have that name"):
+    with refused("nothing else can have that name"):
         input_tables.read(tmp_path / "people.csv", (key, tables.Column("job_id", "float", "a device type")))
 
 
@@ -274,7 +275,7 @@ def test_a_problem_names_each_job_and_device_once(tmp_path, devices, actual, wha
     tables_of = {"times": "job_id,cpu\n100,1\n101,2", "d": f"device,type,count\n{devices}", "actual": f"job_id,cpu\n{actual}"}
     for name, text in tables_of.items():
         (tmp_path / f"{name}.csv").write_text(f"{text}\n")
-    with pytest.raises(InputError, match=what):
+    with refused(what):
         problem_files.read(tmp_path / "times.csv", tmp_path / "d.csv", actual=tmp_path / "actual.csv")
 
 
@@ -285,7 +286,7 @@ PARQUET = store.encoded(MEASURED, ".parquet")
 @pytest.mark.parametrize("share", [0, 0.002, 0.01, 0.5, 0.9, 0.9999])
 def test_parquet_that_is_cut_short_is_refused(tmp_path, share):
     (tmp_path / "a.parquet").write_bytes(PARQUET[:int(len(PARQUET) * share)])
-    with pytest.raises(InputError, match=r"a\.parquet is not readable Parquet"):
+    with refused(r"a\.parquet is not readable Parquet"):
         store.read(tmp_path / "a.parquet", "overheads")
 
 
@@ -308,7 +309,7 @@ def test_parquet_of_other_columns_and_of_too_many_rows_is_refused_by_its_footer(
                                ("large", pd.concat([frame] * 2000), "holds 2,000 rows")):
         if other is not None:
             other.to_parquet(tmp_path / f"{name}.parquet", index=False)
-        with pytest.raises(InputError, match=words):
+        with refused(words):
             store.read(tmp_path / f"{name}.parquet", "overheads")
     assert list(store.read_parquet(tmp_path / "more.parquet", ["n", "sauce"], others=True)) == ["n", "sauce"]
 
@@ -322,14 +323,14 @@ def test_an_error_is_one_printable_line_of_readable_length():
 
 def test_what_has_no_end_is_not_read_to_its_end(monkeypatch):
     monkeypatch.setattr(csv_files, "_LARGEST_PIPE_MB", 1.0)
-    with pytest.raises(InputError, match="/dev/zero gives more than 1 MB"):
+    with refused("/dev/zero gives more than 1 MB"):
         csv_files.read(Path("/dev/zero"))
 
 
 @pytest.mark.parametrize(("number", "words"), [(errno.ENOSPC, "free some space there"), (errno.EACCES, "permission"),
                                                (errno.EISDIR, "what was written before is kept$")])
 def test_advice_fits_what_was_refused(number, words):
-    with pytest.raises(InputError, match=words), files.writing(Path("x")):
+    with refused(words), files.writing(Path("x")):
         raise OSError(number, os.strerror(number))
 
 
@@ -365,7 +366,7 @@ def test_a_file_of_an_older_version_is_read_with_what_came_since_at_its_defaults
     (lambda frame: frame.assign(power_w=1.0), "missing"),  # some of the new columns: no version had that
     (lambda frame: frame.rename(columns={"verdict": "Verdict"}), "Verdict")])
 def test_whatever_no_version_wrote_is_refused(tmp_path, suffix, change, what):
-    with pytest.raises(InputError, match=what):
+    with refused(what):
         store.read(older_file(tmp_path, "networks", suffix, change), "networks")
 
 
@@ -385,7 +386,7 @@ def test_no_row_is_appended_to_a_file_of_an_older_version(tmp_path, monkeypatch)
     before = path.read_bytes()
     grown = (*tables.CELLS, columns.Column("more", "float", "more", empty=True, since=2, default=float("nan")))
     monkeypatch.setitem(tables.TABLES, "cells", grown)
-    with pytest.raises(InputError, match=r"missing columns \[more\]"):
+    with refused(r"missing columns \[more\]"):
         store.Appender(path, "cells", resume=True)
     assert path.read_bytes() == before
     assert list(store.read(path, "cells")) == tables.columns("cells")

@@ -12,7 +12,6 @@ import pytest
 from lib import __main__, paths, store, tables
 from lib.config import notebooks
 from lib.config.notebooks import SweepParams
-from lib.errors import InputError
 from lib.measure import compare, importers, machine, statistics
 from lib.measure.energy import meters
 from lib.measure.networks import allocator
@@ -20,6 +19,7 @@ from lib.measure.operators import aggregate, device_sweep, export, sweep, visit,
 from lib.measure.worker import WorkerLostError
 from lib.studies.sweep import findings
 from lib.work.graph import spaces
+from tests import refused
 from tests.interrupted import cut_again_and_again
 from tests.visitors import InProcess, Visitor, draw_small, visited
 
@@ -30,10 +30,6 @@ POOLS = {"op": "pool2d", "grid": "pools", "count": 0}
 
 def measure(**changed):
     return sweep.measure_sweep(SweepParams(**{**SMALL, **changed}))
-
-
-def refused(words):
-    return pytest.raises(InputError, match=words)
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ import torch
 
 from lib.config import definitions
 from lib.config.definitions import Workload
-from lib.errors import InputError
 from lib.work import datasets, models, training, weights, workloads
 from lib.work.training import RECIPES, Options, Recipe, Trainer, Unobserved
+from tests import refused
 
 CPU = torch.device("cpu")
 
@@ -41,13 +41,13 @@ def test_parameter_counts_by_hand():
 def test_models_by_name_and_wrong_ones():
     assert models.build("mobilenet_v2", 1, 4)(torch.zeros(2, 1, 64, 64)).shape == (2, 4)
     assert "resnet50" in models.names()
-    with pytest.raises(InputError, match="no model 'resnet5000'; there are: simple_cnn, resnet18_2d, cnn3d"):
+    with refused("no model 'resnet5000'; there are: simple_cnn, resnet18_2d, cnn3d"):
         models.build("resnet5000", 3, 2)
-    with pytest.raises(InputError, match="takes 3D inputs, but the dataset is 2D; 2D models: simple_cnn, resnet18_2d"):
+    with refused("takes 3D inputs, but the dataset is 2D; 2D models: simple_cnn, resnet18_2d"):
         models.build("cnn3d", 3, 2, spatial=2)
-    with pytest.raises(InputError, match="vit_b_16.*size 30"):
+    with refused("vit_b_16.*size 30"):
         models.build("vit_b_16", 3, 2, size=30)
-    with pytest.raises(InputError, match=r"'alexnet' cannot take inputs of \(1, 28, 28\)"):
+    with refused(r"'alexnet' cannot take inputs of \(1, 28, 28\)"):
         Trainer(task(model="alexnet"), Options(CPU))
 
 
@@ -113,14 +113,14 @@ def test_bf16_and_channels_last_train_also_where_a_batch_is_augmented():
 
 
 def test_a_precision_that_does_not_run_is_named(monkeypatch):
-    with pytest.raises(InputError, match="fp32, bf16, fp16"):
+    with refused("fp32, bf16, fp16"):
         training.check_precision(CPU, "fp8")
 
     def refuse(*_, **__):
         raise RuntimeError("not implemented for Half\nmore")
 
     monkeypatch.setattr(torch.nn.Conv2d, "forward", refuse)
-    with pytest.raises(InputError, match=r"'fp16' does not run on cpu \(not implemented for Half\); use fp32"):
+    with refused(r"'fp16' does not run on cpu \(not implemented for Half\); use fp32"):
         training.check_precision(CPU, "fp16")
 
 
@@ -148,7 +148,7 @@ def test_weights_are_read_back_as_data_and_foreign_files_are_not(tmp_path):
     (tmp_path / "evil.pt").write_bytes(pickle.dumps(Evil()))
     for name, words in (("junk", "holds no tensors"), ("evil", "holds no tensors"), ("best", "holds no weights of this model"),
                         ("none", "missing")):
-        with pytest.raises(InputError, match=words) as error:
+        with refused(words) as error:
             weights.load_model(other, tmp_path / f"{name}.pt")
         assert "\n" not in str(error.value)
     assert not (tmp_path / "owned").exists(), "a file is never code"

@@ -18,6 +18,7 @@ from lib.predict.analytic import complexity, cross_check
 from lib.predict.networks import work
 from lib.work import models, networks, user_code
 from lib.work.graph import capture
+from tests import refused
 
 ZOO = '''
 import os, random, sys, warnings
@@ -182,14 +183,14 @@ def test_a_failure_of_users_code_is_one_line(name, words, zoo):
 def test_a_network_too_large_for_memory_is_counted_and_not_run(zoo):
     item = work.captured(networks.network("zoo:Huge", 1, "3x8x8"), "infer")
     assert item.weight_bytes > 4e13
-    with pytest.raises(InputError, match=r"cannot be built: .*\(zoo.py, line 25\); it takes more memory than this machine has"):
+    with refused(r"cannot be built: .*\(zoo.py, line 25\); it takes more memory than this machine has"):
         networks.network("zoo:Huge").build()
 
 
 @pytest.mark.parametrize("call", [lambda name: complexity.table(name, 1, "3x8x8"), cross_check.compare,
                                   lambda name: advise.advise(Query(name, 1, "3x8x8"), ["cpu"])])
 def test_every_question_about_a_network_takes_the_same_door(call, zoo):
-    with pytest.raises(InputError, match=r"model 'zoo:Exits' does not run .* it ends the program"):
+    with refused(r"model 'zoo:Exits' does not run .* it ends the program"):
         call("zoo:Exits")
 
 
@@ -230,16 +231,16 @@ def test_an_input_that_a_network_cannot_take_is_refused(shape, words):
 
 
 def test_a_workloads_first_layer_is_fitted_to_its_dataset_still():
-    with pytest.raises(InputError, match="model 'cnn3d' takes 3D inputs of 2 channels, not 2x16x16; give 2x16x16x28"):
+    with refused("model 'cnn3d' takes 3D inputs of 2 channels, not 2x16x16; give 2x16x16x28"):
         networks.network("cnn3d", 1, "2x16x16")
     assert models.build("resnet18", 1, 10).conv1.in_channels == 1
     assert networks.network("simple_cnn", 1, "5x28x28").build().features[0].in_channels == 5
-    with pytest.raises(InputError, match="batch size -1 is none; give 1 or more"):
+    with refused("batch size -1 is none; give 1 or more"):
         networks.network("resnet18", -1)
 
 
 def test_a_shape_beyond_any_memory_is_one_line(zoo):
-    with pytest.raises(InputError, match="does not run on an input of shape .*overflowed"):
+    with refused("does not run on an input of shape .*overflowed"):
         capture.of_network(networks.network("zoo:Fine", 1, "3x999999999x999999999"))
 
 
