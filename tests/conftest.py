@@ -1,5 +1,6 @@
 """What the tests share: a home of their own for everything that is measured or built."""
 
+import multiprocessing.util
 import os
 import resource
 import shutil
@@ -18,6 +19,7 @@ from tests import XRAYS
 # Two test workers share the cores; a pool of threads each would make them wait for one another at every barrier.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("LIB_BATCH", "1")
+multiprocessing.util.get_temp_dir()  # for good: names of sockets in the folder of a test would be too long
 os.environ["LIB_METER"] = "none"  # tests that look at energies bring their own meter, with known power
 
 
