@@ -10,6 +10,7 @@ import pytest
 from lib import paths, store
 from lib.predict import registry
 from lib.predict.analytic.roofline import Roof
+from lib.predict.analytic.scaling import Scaling
 from lib.predict.evaluation import baselines, learning
 from lib.predict.operators import augmentation, cost_model, fitting, inputs
 from lib.predict.operators.fine_tuning import farthest_first, fine_tuned
@@ -39,13 +40,15 @@ def model(products):
 
 @pytest.mark.parametrize("op", spaces.load_sweeps().spaces)
 def test_a_prediction_of_one_is_that_of_a_table(op, swept):
-    whole, rows = registry.shipped_cpu("fp32"), swept[(swept["op"] == op) & (swept["status"] == "ok")].head(20)
+    """On the CPU that was measured, and on another one that is predicted from it."""
+    shipped, rows = registry.shipped_cpu("fp32"), swept[(swept["op"] == op) & (swept["status"] == "ok")].head(20)
     terms, x = inputs.frames(rows, None)
     assert np.isfinite(x.to_numpy()).all() and (terms.to_numpy() >= 0).all()
-    expected = whole.predict(rows)[["predicted_ms", "low_ms", "high_ms"]].to_numpy()
-    for row, ms in zip(rows.to_dict("records"), expected, strict=True):
-        given = {name: row[name] for name in spaces.families.family(op).parameters if not pd.isna(row[name])}
-        assert whole.predict_one(op, given, row["flops"], row["bytes"], row["pass"]) == pytest.approx(ms, rel=1e-5)
+    for whole in (shipped, shipped.scaled(Scaling(2.0, 0.5, 1.5, 100.0, 30.0), Scaling(3.0, 0.5, 1.5, 100.0, 30.0))):
+        expected = whole.predict(rows)[["predicted_ms", "low_ms", "high_ms"]].to_numpy()
+        for row, ms in zip(rows.to_dict("records"), expected, strict=True):
+            given = {name: row[name] for name in spaces.families.family(op).parameters if not pd.isna(row[name])}
+            assert whole.predict_one(op, given, row["flops"], row["bytes"], row["pass"]) == pytest.approx(ms, rel=1e-5)
 
 
 def test_rates_are_found_again_and_never_negative():
