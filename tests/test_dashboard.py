@@ -10,7 +10,6 @@ from unittest.mock import Mock
 
 import httpx
 import pytest
-import schemathesis
 import sqlalchemy
 from fastapi.testclient import TestClient
 from hypothesis import given
@@ -315,6 +314,8 @@ def test_all_errors_of_a_configuration_come_at_once_by_field(shared, config, fie
 @pytest.mark.slow
 def test_no_input_makes_the_server_fail(shared):
     """Schemathesis over the OpenAPI document, with ids that are there as often as ids that are not."""
+    import schemathesis  # a second that other tests need not wait for
+
     config = shared.config(shared.project("fuzzed"))
     run = shared.run(config)
     agent = operations.add(shared.database, db.Agent, {"name": "fuzzed"})
