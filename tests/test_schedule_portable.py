@@ -53,13 +53,22 @@ def figures(speed=1.0, **environment):
     return json.loads(ran.stdout.splitlines()[-1])
 
 
+@pytest.fixture(scope="module")
+def expected():
+    result = figures(OMP_NUM_THREADS="1", PYTHONHASHSEED="0")
+    assert len(result) > 30 and len(set(result)) > 20
+    return result
+
+
 @pytest.mark.slow
-def test_clocks_threads_hash_seeds_busy_neighbours_and_lack_of_vector_instructions_change_nothing(tmp_path):
-    expected = figures(OMP_NUM_THREADS="1", PYTHONHASHSEED="0")
-    assert len(expected) > 30 and len(set(expected)) > 20
+def test_clocks_threads_hash_seeds_and_busy_neighbours_change_nothing(expected):
     with busy_neighbours(2):
         assert figures(100.0, OMP_NUM_THREADS="2", OPENBLAS_NUM_THREADS="2", NUMBA_NUM_THREADS="1",
                        PYTHONHASHSEED="7") == expected
+
+
+@pytest.mark.elsewhere
+def test_a_processor_without_vector_instructions_and_a_slow_clock_give_the_same(expected, tmp_path):
     assert figures(0.01, **OTHER_PROCESSOR, NUMBA_CACHE_DIR=str(tmp_path)) == expected
 
 
