@@ -136,6 +136,7 @@ def test_an_imported_cpu_is_trained_on_its_own_sweeps_and_advice_knows_it(home, 
         assert registry.machine_files(folder)["cpu", "fp32"].parent.name == place
 
 
+@pytest.mark.slow
 def test_gpus_of_one_name_train_one_model(home, convolutions):
     folder = swept("gpus", convolutions, ["cuda:0", "cuda:1"], cache="warm", latency_ms=convolutions["latency_ms"] / 20)
     (target,) = training.targets(folder)

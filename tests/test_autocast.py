@@ -38,6 +38,7 @@ def real_run(net, mode, dtype):
 
 @pytest.mark.parametrize("mode", ["infer", "train"])
 @pytest.mark.parametrize("name", ["resnet18", "timm:vit_tiny_patch16_224", "bert"])
+@pytest.mark.slow
 def test_captured_types_are_those_of_torchs_own_autocast_on_the_cpu(name, mode, tmp_path):
     net = networks.network(written(tmp_path, name, **SMALL), 2) if name == "bert" else networks.network(name, 2, "3x64x64")
     for dtype in ("bfloat16", "float16") if mode == "infer" else ("bfloat16",):

@@ -95,6 +95,7 @@ class Reads(Branches):
 
 @pytest.mark.parametrize("kind", [Branches, Other, Loops])
 @pytest.mark.parametrize("mode", ["infer", "train"])
+@pytest.mark.slow
 def test_a_network_that_reads_values_is_captured_the_way_that_it_runs(kind, mode):
     def but_views(names):
         return [name for name in names if name.split(".")[1] not in counts.VIEWS]  # Python may make those in other ways
@@ -119,6 +120,7 @@ def test_networks_without_branches_are_not_run(monkeypatch):
     assert capture.of_network(networks.network("simple_cnn", 2)).branches == ()
 
 
+@pytest.mark.slow
 def test_the_answer_is_the_same_each_time_and_says_so(capsys):
     several = [work.captured(networks.network(f"{__name__}:Branches", 4, "8"), "infer").flops for _ in range(2)]
     assert several[0] == several[1]
@@ -133,6 +135,7 @@ def test_the_answer_is_the_same_each_time_and_says_so(capsys):
 @pytest.mark.parametrize(("kind", "words"), [
     (Large, "MB of weights are too many to run it for them"), (Endless, "a run for them takes more than 1 s"),
     (Greedy, "it takes more memory than this machine has"), (Reads, "test_branches.py, line 93")])
+@pytest.mark.slow
 def test_what_cannot_be_run_for_its_values_is_one_line(kind, words, monkeypatch):
     monkeypatch.setattr(values, "LONGEST_S", 0.6)
     with pytest.raises(InputError, match=words):

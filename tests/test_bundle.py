@@ -290,6 +290,7 @@ def test_what_is_no_index_is_refused(home):
     (META, {"table": "profile"}, "of table 'profile'"), (META, {"run_id": "x"}, "run 'x'"),
     (META, {"data_note": ""}, r"lacks \[data_note\]"), (META, {"sauce": 1}, "unknown name 'sauce'"),
     (META, {"load_at_end": {"seconds": "x"}}, "load_at_end"), (META, {"schema_version": "3000"}, SCHEMA)])
+@pytest.mark.slow
 def test_a_file_that_is_wrong_is_refused(home, name, change, words):
     content = edited(original()[1].get(name, b""), change)
     fits = "" if name not in NAMES or content is None else f"{name} does not fit its table: .*"
@@ -422,6 +423,7 @@ def test_two_machines_of_one_name_stay_apart(home):
     assert sent("committed")[0].name == f"{REFERENCE.name}-v2", "the committed one has the name"
 
 
+@pytest.mark.slow
 def test_a_sweep_that_went_on_goes_on_here_and_an_older_bundle_changes_nothing(collect):
     collect("sweeps", "matrix")
     folder, _ = sent("first")

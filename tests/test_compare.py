@@ -37,6 +37,7 @@ def test_a_threshold_is_a_share_and_no_percentage(threshold):
 
 
 @pytest.mark.parametrize(("column", "value"), [("latency_ms", float("nan")), ("high_ms", float("nan")), ("low_ms", 0.0)])
+@pytest.mark.slow
 def test_what_has_no_time_is_left_out_and_counted(sweeps, column, value):
     some = sweeps(lambda rows: rows.assign(**{column: rows[column].where(rows.index >= 2, value)}))
     words = compare.words(compare.difference("a", some))

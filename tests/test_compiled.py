@@ -80,6 +80,7 @@ def a_large_problem(count=5000, load=None, seed=0):
 
 @pytest.mark.parametrize("name", compiled.NAMES)
 @pytest.mark.parametrize("load", [None, 0.5, 2.0])
+@pytest.mark.slow
 def test_larger_problems_agree_too(name, load):
     check_equal(a_large_problem(load=load), name, Faults(0.1, seed=3))
 
@@ -146,6 +147,7 @@ def test_figures_are_what_they_are_called():
         assert metrics.metrics(outcome)[f"p{share}_jct_s"] == np.percentile(jct_s, share)
 
 
+@pytest.mark.slow
 def test_the_library_does_not_need_numba_to_be_imported():
     code = "import sys, lib.studies.scheduler_eval.comparison, lib.schedule.api, lib.__main__; sys.exit('numba' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=paths.ROOT, check=False).returncode == 0

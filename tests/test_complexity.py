@@ -33,6 +33,7 @@ def test_the_known_numbers_and_torchinfos_and_what_lies_between(name, macs, para
     assert checks.theirs.notna().all() and (checks.rest == 0).all()
 
 
+@pytest.mark.slow
 def test_the_rules_in_numbers():
     vit = compared("vit_b_16").set_index("quantity")
     # 12 blocks, 197 tokens of 768: the in-projection, the out-projection and the two products of 12 heads

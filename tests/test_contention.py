@@ -225,6 +225,7 @@ def test_the_front_holds_what_nothing_beats():
     assert ours["makespan_s"][0.0] < 1.01 * front["makespan_s"].min()
 
 
+@pytest.mark.slow
 def test_step_times_have_a_source():
     kinds, scenarios = definitions.load_scenarios()
     desk = scenarios["one_gpu"]

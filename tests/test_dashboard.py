@@ -475,6 +475,7 @@ def test_the_whole_log_as_text(site):
 
 
 # --- live
+@pytest.mark.slow
 def test_while_it_serves_the_dispatcher_runs_threads_take_shorter_turns_and_no_garbage_is_sought_in_what_was_there(site):
     usual_s = sys.getswitchinterval()
     with serving(site.app):

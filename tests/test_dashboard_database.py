@@ -217,6 +217,7 @@ def test_a_sqlite_that_is_gone_or_another_file_is_not_made_anew_and_comes_back(h
     assert site.api.get("/api/v1/projects").status_code == 503
 
 
+@pytest.mark.slow
 def test_large_numbers_and_odd_signs_are_kept_or_refused(site):
     run = site.run()
     site.move(run, "running", epoch=2**40, seed=2**62)

@@ -84,6 +84,7 @@ NAMES = st.from_regex(r"[a-z][a-z0-9.-]{0,6}(/[a-z][a-z0-9]{0,4})?", fullmatch=T
 
 @pytest.mark.parametrize("kind", ["local", "memory"])
 @given(data=st.dictionaries(NAMES.map("{}_x".format), st.binary(max_size=50), min_size=1, max_size=6), more=st.binary())
+@pytest.mark.slow
 def test_what_is_pushed_comes_back(tmp_path, kind, data, more):
     work = tmp_path / uuid.uuid4().hex
     (work / "far").mkdir(parents=True)

@@ -71,6 +71,7 @@ def check(attempts, ends, specs):
         assert (rows["start_s"].to_numpy()[1:] >= rows["end_s"].to_numpy()[:-1] - 1e-6).all()
 
 
+@pytest.mark.slow
 def test_all_jobs_end_none_before_it_arrived_and_workers_stay_light(tmp_path):
     specs, arrival = sleeping(20), np.append(np.zeros(18), [0.3, 0.6])
     attempts, ends, notes = run(specs, tmp_path, arrival_s=arrival)
@@ -97,6 +98,7 @@ def test_faults_lose_nothing(first, count):
         assert any(reason in text for text in result["attempts"]), reason
 
 
+@pytest.mark.slow
 def test_a_job_that_always_fails_ends_with_its_reason(tmp_path):
     tasks = {"bad": ("fail", 3, "this job is wrong"), "deadly": ("kill", 3, "signal 9"),
              "gone": ("leave", 3, "ended with status"), "odd": ("odd", 3, "cannot be written as JSON"),
@@ -112,6 +114,7 @@ def test_a_job_that_always_fails_ends_with_its_reason(tmp_path):
         assert tries > 1 or ends.loc[name, "reason"].startswith(reason)  # and would be again
 
 
+@pytest.mark.slow
 def test_workers_that_cannot_start_are_told_and_not_tried_for_ever(tmp_path):
     specs = sleeping(2)
     with refused("3 workers in a row could not start"):
@@ -130,6 +133,7 @@ def mover(state, predict, begun=lambda: True):
 
 
 @pytest.mark.parametrize("call", ["sleep", "once"])
+@pytest.mark.slow
 def test_a_running_job_is_moved(tmp_path, call):
     """One that heeds the request stops; one that does not loses its worker. Either runs anew elsewhere, and ends once."""
     seen = tmp_path / "seen"
@@ -140,6 +144,7 @@ def test_a_running_job_is_moved(tmp_path, call):
     assert ends["result"].iloc[0]["value"] == 7
 
 
+@pytest.mark.slow
 def test_a_moved_job_waits_for_cores_that_went_to_another(tmp_path):
     """While the first job is being stopped, the second takes the host's only core."""
     def policy(state, predict):
@@ -297,6 +302,7 @@ def puppets(monkeypatch):
 
 @pytest.mark.parametrize("name", list(registry.POLICIES))
 @pytest.mark.parametrize("lost", [("cpu[1]",), ("gpu[0]",), ("cpu[0]", "gpu[0]"), ("cpu[0]", "cpu[1]")])
+@pytest.mark.slow
 def test_slots_that_are_lost_are_given_up_and_the_others_go_on(tmp_path, puppets, name, lost):
     attempts, notes = puppets(tmp_path, lost, name)
     for slot in lost:

@@ -99,6 +99,7 @@ def test_what_is_no_notebook_to_run_is_refused(written, tmp_path, metadata, told
         (execution._execute if path.exists() else execute_notebook)(path, tmp_path / "out.ipynb", {}, tmp_path)
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_nothing_half(written, tmp_path, monkeypatch):
     def full(_, path):
         Path(path).write_text('{"cells": [')

@@ -256,6 +256,7 @@ def test_chestmnist_with_its_labels_in_another_order(home):
     ({"model_flavour": "resnet5000"}, "is no folder, no torchvision classifier"),
     ({"model_flavour": "params"}, "has no config.json"),
 ])
+@pytest.mark.slow
 def test_data_and_models_that_are_not_there_or_do_not_fit_are_one_line(home, folder, changes, words):
     with refused(words):
         opened(**{"root": str(folder), **changes})
@@ -268,6 +269,7 @@ def test_pictures_are_cropped_resized_and_normalised():
     assert Prepare(Inputs(1, 20))(picture).shape == (1, 20, 20)
 
 
+@pytest.mark.slow
 def test_augmentation_is_a_function_of_seed_epoch_and_sample(home):
     def image(seed, epoch):
         return opened(cpu_color_jitter=True, seed=seed).splits["train"][epoch, 5][0]
@@ -486,6 +488,7 @@ def job(checks=None):
     return Mock(device="cpu[0-1]", threads=1, check=Mock(side_effect=checks and [None] * checks + [Stopped]))
 
 
+@pytest.mark.slow
 def test_a_run_as_a_task_reports_stops_goes_on_in_its_folder_and_ends_as_one_that_was_not_stopped(home, tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoints, "_SHARE", 0.0)
     folder, config, work = tmp_path / "cut", {**SMALL, "epochs": 2, "checkpoint_steps": 2}, job()
@@ -563,6 +566,7 @@ def test_weights_that_are_no_number_after_the_last_step_end_no_run_well(home, tm
     assert not (tmp_path / "summary.json").exists()
 
 
+@pytest.mark.slow
 def test_the_energy_of_an_epoch_is_that_of_all_processes(home, tmp_path, monkeypatch):
     class Twice(Processes):
         def gathered(self, value):

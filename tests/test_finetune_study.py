@@ -112,6 +112,7 @@ def test_a_difference_of_one_bit_is_seen():
 
 
 @pytest.mark.parametrize("broken", [False, True], ids=["as it is", "without the optimizer"])
+@pytest.mark.slow
 def test_a_resume_is_compared_bit_for_bit(home, tmp_path, monkeypatch, broken):
     """Also that the comparison can fail: a resume that leaves out the optimizer's state is seen."""
     if broken:

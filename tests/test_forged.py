@@ -168,6 +168,7 @@ def test_forged_tables_beside_a_run(home, shown, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["cost $5 and $6", r"a $\frac{$ b", "$x^{$", "a\x01b c", "a -- <b>&amp;", "x" * 100_000])
+@pytest.mark.slow
 def test_a_name_in_a_figure_is_what_it_says(name):
     import matplotlib.pyplot as plt
 

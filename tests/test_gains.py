@@ -76,6 +76,7 @@ def test_noise_is_how_far_the_ratios_of_two_visits_differ(tmp_path):
     assert noise["infer", "fp32", "channels_last"] == pytest.approx(0)
 
 
+@pytest.mark.slow
 def test_what_ships_was_learned_from_the_committed_networks_and_tells_their_gains():
     shipped, path = model_file.shipped(), training.campaign()
     pairs = training.pairs(store.read(path, "networks")).query("usable")

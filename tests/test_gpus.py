@@ -214,6 +214,7 @@ def test_all_measures_the_cpu_apart_and_cards_of_each_kind_share_the_grid(sure):
 
 
 @pytest.mark.parametrize("name", ["Fake A", "Fake B"])
+@pytest.mark.slow
 def test_what_a_card_of_this_model_measured_that_is_gone_is_not_measured_again(sure, name):
     here = sure(2)
     here.change(1, name=name)
@@ -351,6 +352,7 @@ def parted(of, **more):
     return [walked("cpu", name=f"part-{number}", shard=f"{number}/{of}", **more)[0] for number in range(of)]
 
 
+@pytest.mark.slow
 def test_merged_shards_are_exactly_the_rows_of_the_shards(sure):
     sure(0)
     _, whole = walked("cpu")
@@ -372,6 +374,7 @@ def test_shards_of_a_sampled_sweep_share_its_points(sure):
     assert aggregate.read(folder).table["config"].nunique() == 16 and not missing
 
 
+@pytest.mark.slow
 def test_shards_that_do_not_make_one_sweep_are_refused_and_nothing_is_written(sure):
     sure(0)
     parts = parted(3)

@@ -271,6 +271,7 @@ def test_what_is_not_measured_by_its_own_words_teaches_nothing(tmp_path):
         dataset.power_source(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_replayed_meter_is_no_measurement(tmp_path, metered, monkeypatch):
     monkeypatch.setattr(recording, "_IDLE_S", 1.0)
     folder = recorded(tmp_path / "raw", runs=5)

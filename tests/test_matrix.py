@@ -174,6 +174,7 @@ def verb(home, monkeypatch, capsys):
     return call
 
 
+@pytest.mark.slow
 def test_the_verb_measures_what_is_missing_and_keeps_a_record_of_each_call(verb):
     noted = functools.partial(small, notes="of the file")
     status, shown, _ = verb("--dry-run")

@@ -162,6 +162,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_children_and_for_a_worker_its_leader_and_the_other_workers_are_not_others(tmp_path):
     program = tmp_path / "leader.py"
     program.write_text(LEADER)

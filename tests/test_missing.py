@@ -263,6 +263,7 @@ CALLS = {
 
 
 @pytest.mark.parametrize(("where", "name"), sorted(discovered()), ids=lambda value: value.split(".")[-1])
+@pytest.mark.slow
 def test_no_rows_are_one_line_and_one_row_is_enough(where, name):
     function, parts = getattr(importlib.import_module(where), name), where.split(".")
     made, given = CALLS[f"{parts[2] if parts[1] == 'studies' else parts[-1]}.{name}"]

@@ -55,6 +55,7 @@ def configs(tmp_path):
 
 
 @pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.slow
 def test_a_config_is_a_network_with_its_usual_inputs_and_the_operators_that_run(name, configs):
     def products(names):
         return [one for one in names if one.split(".")[1] in counts._MACS]

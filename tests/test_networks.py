@@ -73,6 +73,7 @@ def test_networks_are_measured_in_processes_of_their_own_whose_deaths_are_rows_u
     assert store.read_json(tmp_path / "networks.meta.json")["hardware_id"] == table["hardware_id"][1]
 
 
+@pytest.mark.slow
 def test_a_case_goes_on_until_five_passes_found_the_processor_as_fast_as_usual(monkeypatch):
     class Disturbed(end_to_end.ReferenceKernel):
         """Slow for the first twelve passes."""
@@ -109,6 +110,7 @@ def test_the_kernels_time_beside_a_network_is_of_the_passes_that_its_latency_is_
     assert campaign.kernel_ms(table, tmp_path / "visits.jsonl").tolist() == pytest.approx([1.0, 3.0, np.nan], nan_ok=True)
 
 
+@pytest.mark.slow
 def test_networks_have_the_energy_of_a_known_power(tmp_path, metered, in_this_process, monkeypatch):
     monkeypatch.setattr(end_to_end, "LEAST_S", 0.7)
     table, identity = campaign.measure(PAIR[:1], rounds=1, case_s=0.05, raw=tmp_path / "visits.jsonl")
@@ -180,6 +182,7 @@ def test_after_a_torn_line_the_next_visits_are_whole(tmp_path, pretended):
     assert raw.read_text().startswith(whole)
 
 
+@pytest.mark.slow
 def test_a_gpu_that_breaks_fails_no_network_for_ever(tmp_path, monkeypatch):
     """Here it breaks at the second of three cases; the third would fail alike, whatever the network."""
     broken, measured = [True], []

@@ -114,6 +114,7 @@ def test_an_answer_does_not_wait_for_what_only_fitting_uses():
     assert subprocess.run([sys.executable, "-c", code], cwd=paths.ROOT, check=False).returncode == 0
 
 
+@pytest.mark.slow
 def test_kernels_of_a_cards_own_stand_before_networks_of_others():
     sources = {name: answered("h200-sxm", name, 64, "bf16")["source"] for name in ("vit_h_14", "resnet50")}
     assert sources["resnet50"].startswith("zero-shot from networks"), "no convolution was published in 16 bits"
@@ -220,6 +221,7 @@ def test_a_card_is_answered_from_others_under_conditions_that_it_was_not_measure
         own.under(replace(EAGER, layout="nhwc", compiled=True))
 
 
+@pytest.mark.slow
 def test_another_torch_leaves_what_others_say_with_the_errors_that_it_has(home):
     """The card's networks ran under a torch that no measured card had: gains need one version, errors are those of another."""
     few_networks.calibrate("a10", [benchmark(home, torch="280")])

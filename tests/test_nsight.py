@@ -122,6 +122,7 @@ def test_a_missing_file_is_told(tmp_path):
         nsight.read(tmp_path / "none.csv")
 
 
+@pytest.mark.slow
 def test_counted_points_are_judged_by_a_gpu_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(study, "step_rows", lambda runs: ([], {}, []))  # both take long, and are not looked at
     monkeypatch.setattr(study, "network_work", lambda *_: [])
@@ -153,6 +154,7 @@ while [ $# -gt 0 ]; do [ "$1" = --log-file ] && printf '{log}' > "$2"; shift; do
     (NEEDED, "==WARNING== No kernels were profiled.", 1, "no kernels were profiled"),
     (NEEDED[1:], "", 2, "no metric gpu__time_duration.sum"),
 ])
+@pytest.mark.slow
 def test_the_collecting_script_asks_first_and_explains(tmp_path, known, log, code, told):
     ncu = tmp_path / "ncu"
     ncu.write_text(FAKE.format(known=" ".join(name.partition(".")[0] for name in known), log=log))

@@ -37,6 +37,7 @@ def sampled(op, limits=SWEEPS.limits, seed=0):
 
 
 @pytest.mark.parametrize("name", list(SWEEPS.spaces))
+@pytest.mark.slow
 def test_sampled_configurations_are_valid_recognised_and_run(name):
     draws, seen = sampled(name, spaces.Limits(most_flops=2e7, most_bytes=2e6), 3), set()
     for _ in range(12):

@@ -93,6 +93,7 @@ def test_every_yaml_of_the_project_loads():
 @pytest.mark.parametrize("name", LOADERS)
 @FEW
 @given(data=st.data())
+@pytest.mark.slow
 def test_a_yaml_that_is_changed_somewhere_is_taken_or_refused_in_one_line(tmp_path, name, data):
     attempt(name, data, tmp_path)
 
@@ -137,6 +138,7 @@ CAMPAIGN = "sets: [{networks: [W1], modes: [infer], batch_sizes: [1]}]"
         ("outer: layout, inner: 1, layout: contiguous", "outer = 'layout' is no number"), ("outer: 2", "missing [inner]"))],
     ("sweeps", "spaces: {copy: {passes: [sideways], axes: {outer: 2, inner: 1}}}", "copy.passes.0 = 'sideways'"),
     ("sweeps", "spaces: {}\ngrids: {g: {op: fft, axes: {}}}", "no operator family 'fft'")])
+@pytest.mark.slow
 def test_a_wrong_entry_of_a_yaml_says_what_is_wrong(name, text, words, tmp_path):
     file = tmp_path / f"{name}.yaml"
     file.write_text(text)

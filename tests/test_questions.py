@@ -19,6 +19,7 @@ def of(**columns):
     return questions.of_table(pd.DataFrame(columns))
 
 
+@pytest.mark.slow
 def test_answers_are_those_of_one_question_after_another():
     batches = (1, 2, 4, 8)
     table = answers.answers(of(model="simple_cnn", batch_size=sorted(batches * 3), device=list(DEVICES) * 4, input="3x28x28"))
@@ -30,6 +31,7 @@ def test_answers_are_those_of_one_question_after_another():
         assert (row.bound, row.source, row.dtype) == (alone["bound"], alone["source"], alone["dtype"])
 
 
+@pytest.mark.slow
 def test_a_bad_row_says_why_and_the_others_are_answered(tmp_path):
     (tmp_path / "q.csv").write_text("""model,batch_size,device,mode,dtype,input
 resnet18,2,t4,infer,,
@@ -61,6 +63,7 @@ def test_a_question_without_a_device_is_one_of_all():
     assert len(table) > 5 and set(table["question"]) == {1} and {"cpu", "t4"} <= set(table["device"])
 
 
+@pytest.mark.slow
 def test_a_batch_that_cannot_be_captured_leaves_the_others_their_answers(tmp_path, monkeypatch):
     """Of one sample a batch norm over single values cannot be trained; the larger batches can."""
     (tmp_path / "normed.py").write_text("from torch import nn\ndef Net():\n    return nn.Sequential(nn.Flatten(), "

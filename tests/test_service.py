@@ -150,6 +150,7 @@ def called(service, what, *words):
 
 @given(calls=st.lists(CALLS, min_size=15, max_size=40), seed=st.integers(0, 10**6),
        policy=st.sampled_from(["first-come", "hybrid", "earliest-finish", "matching"]))
+@pytest.mark.slow
 def test_every_job_ends_once_and_none_starts_after_its_cancel(tmp_path_factory, calls, policy, seed):
     """Under random calls, workers that die, fail and are deaf, slots that are lost; midway the service is opened anew."""
     folder, watched = tmp_path_factory.mktemp("queue"), Watched()

@@ -83,6 +83,7 @@ def test_a_sweep_by_a_worker_process_gives_a_valid_table(small):
     assert len(lines) + len(others) == len(convolutions) > 0
 
 
+@pytest.mark.slow
 def test_a_sweep_of_a_name_goes_on_and_one_without_starts_anew(visits_by):
     assert measure(name="mine") == measure(name="mine") == paths.SWEEPS / "mine"
     with refused("holds another sweep, with count = 6"):
