@@ -315,6 +315,7 @@ def test_all_errors_of_a_configuration_come_at_once_by_field(shared, config, fie
 def test_no_input_makes_the_server_fail(shared):
     """Schemathesis over the OpenAPI document, with ids that are there as often as ids that are not."""
     import schemathesis  # a second that other tests need not wait for
+    from schemathesis.python.asgi import shutdown_lifespans
 
     config = shared.config(shared.project("fuzzed"))
     run = shared.run(config)
@@ -331,9 +332,12 @@ def test_no_input_makes_the_server_fail(shared):
         assert answer.status_code < 500, (case.operation.path, answer.text)
         visited.add(answer.status_code)
 
-    for operation in (result.ok() for result in schema.get_all_operations()):
-        if not operation.path.endswith("/events"):  # whose answer ends with its run
-            FEW(given(operation.as_strategy(), st.booleans())(check))()
+    try:
+        for operation in (result.ok() for result in schema.get_all_operations()):
+            if not operation.path.endswith("/events"):  # whose answer ends with its run
+                FEW(given(operation.as_strategy(), st.booleans())(check))()
+    finally:
+        shutdown_lifespans()  # otherwise the application runs until the process ends
     assert {200, 201, 404, 409, 422} <= visited
 
 
