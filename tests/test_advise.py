@@ -30,6 +30,8 @@ from lib.work import networks
 from lib.work.graph import spaces
 from tests import refused
 
+pytestmark = pytest.mark.slow
+
 
 def asked(*devices, batch_size=2, mode="infer"):
     return advise.advise(Query("simple_cnn", batch_size, "3x28x28", mode), devices, crossovers=False)
@@ -56,7 +58,6 @@ def test_every_device_with_a_model_answers(answer):
 
 
 @pytest.mark.parametrize(("name", "mode"), [("resnet18", "infer"), ("simple_cnn", "train")])
-@pytest.mark.slow
 def test_other_batches_scale_from_a_single_sample_like_captured_ones(name, mode):
     """One sample has convolutions of other memory: it is not on the line of the others."""
     asked = advise.CapturedQuery(Query(name, 1, "3x64x64", mode))
@@ -72,7 +73,6 @@ def test_other_batches_scale_from_a_single_sample_like_captured_ones(name, mode)
     assert asked.scaled(1) is asked.work()
 
 
-@pytest.mark.slow
 def test_resident_memory_is_what_a_fresh_process_grows_by():
     """Of the libraries, weights and tensors: more than the tensors, with the optimizer's state where a step is asked for."""
     (cpu,) = registry.for_devices(["cpu"], "fp32", shipped=True)
@@ -128,7 +128,6 @@ def test_what_to_change_comes_with_a_gain_or_the_reason_why_not(answer):
         assert change.predicted_gain > 0 or np.isnan(change.predicted_gain)
 
 
-@pytest.mark.slow
 def test_an_answer_that_nobody_reads_is_told_in_one_line(tmp_path):
     line = f"set -o pipefail; {sys.executable} -m lib advise W1 --device cpu --no-look | true"
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False,
@@ -144,7 +143,6 @@ def test_a_share_is_one_of_its_whole(device):
     assert why == "not predicted; operators that it could fuse take 100% of the predicted time of all operators"
 
 
-@pytest.mark.slow
 def test_the_command_line_answers_in_json_and_what_was_verified_is_in_it(monkeypatch, capsys):
     def verified(advice, several):
         return 1.5, [replace(several[0], measured_gain=2.0), *several[1:]]
@@ -288,7 +286,6 @@ def test_a_calibration_is_used_afterwards(calibrated):
     assert asked("cpu").table["predicted_ms"][0] > 1.4 * before.table["predicted_ms"][0]
 
 
-@pytest.mark.slow
 def test_a_calibration_by_whole_networks_too_predicts_others_with_honest_intervals(calibrated):
     zero_shot = asked("cpu", batch_size=32).table.iloc[0]
     result, heaps = calibrated({"simple_cnn": "stable", "resnet18_2d": "stable", "cnn3d": "noisy"})
@@ -303,7 +300,6 @@ def test_a_calibration_by_whole_networks_too_predicts_others_with_honest_interva
 
 
 @pytest.mark.parametrize(("longest_ms", "batch"), [(1e6, 8), (0.0, 1)])
-@pytest.mark.slow
 def test_networks_of_a_calibration_infer_one_sample_or_several_in_turn_and_batches_that_take_long_are_halved(
         monkeypatch, longest_ms, batch):
     model = registry.shipped_cpu("fp32").borrowed()
@@ -319,7 +315,6 @@ def test_networks_of_a_calibration_infer_one_sample_or_several_in_turn_and_batch
     assert {case.network for case, _ in few} == {"simple_cnn", "W1"}, "two at least, whatever the budget"
 
 
-@pytest.mark.slow
 def test_a_calibration_that_makes_networks_worse_is_refused_and_not_saved(calibrated):
     with refused(r"did not help: networks measured end to end err by \d+ % after it, by 0 % before"):
         calibrated({"simple_cnn": "stable", "resnet18_2d": "stable"}, factor=1.0)  # operators take twice as long
@@ -338,7 +333,6 @@ def test_a_slow_machine_that_measures_a_part_of_the_points_calibrates_all_the_sa
     assert 30 <= result.points <= 43 and result.after["n"] == 45 - result.points
 
 
-@pytest.mark.slow
 def test_one_usable_network_leaves_the_composition_as_it_was(calibrated):
     before = registry.predictor("cpu", "fp32").composition("infer")
     result, _ = calibrated({"simple_cnn": "stable", "W1": "unusable"})
@@ -389,7 +383,6 @@ def test_the_other_element_type_of_a_machine_s_gpu_is_predicted(home):
         assert half.why.startswith("by the bf16 model" if is_predicted else "not predicted: no bf16 model of a device 't4'")
 
 
-@pytest.mark.slow
 def test_a_prediction_is_verified_on_this_machine(home, monkeypatch):
     monkeypatch.setattr(end_to_end, "in_a_process", lambda cases, device, case_s, _: end_to_end._measure(cases, device, case_s))
     found = asked("cpu")

@@ -38,6 +38,8 @@ from lib.schedule.runtime.workers import Slot, SlotLost, card_of
 from tests import killed, killed_queue
 from tests.agents import TOKEN, add_runs, dispatcher_in, joined, light_slots, limits, serving, start, until
 
+pytestmark = pytest.mark.slow
+
 LIMITS = limits(6.0)
 SLEEP = ("tests.light:sleep", {})
 
@@ -154,7 +156,6 @@ def is_running(pid):
     return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
-@pytest.mark.slow
 def test_lines_are_numbered_whole_and_in_order_and_a_stop_is_heeded(site, slot):
     with site.worker(slot, "tests.light:chatter", {"count": 3000}) as worker:
         assert collect(worker, "done") == [("done", "t", {"value": 3000})]
@@ -174,7 +175,6 @@ def test_lines_are_numbered_whole_and_in_order_and_a_stop_is_heeded(site, slot):
         assert [number for number, _ in site.here.lines("more")] == list(range(1, 101))
 
 
-@pytest.mark.slow
 def test_an_agent_that_hears_nothing_ends_its_workers_before_anybody_else_may_run_their_jobs(site, slot, clock, tmp_path):
     arguments = {"count": 10**6, "path": str(tmp_path / "pid"), "pause_s": 0.01}
     with site.worker(slot, "tests.light:chatter", arguments) as worker:
@@ -199,7 +199,6 @@ def test_an_agent_that_hears_nothing_ends_its_workers_before_anybody_else_may_ru
         collect(worker, "done")
 
 
-@pytest.mark.slow
 def test_an_agent_ends_when_told_though_its_server_is_silent_and_with_the_process_that_started_it(site, home, launch):
     (home / "token").write_text(TOKEN)
     words = [sys.executable, "-m", "lib", "agent", "--server", site.url, "--token-file", str(home / "token"), "--slots", "1"]
@@ -227,7 +226,6 @@ def test_an_agent_ends_when_told_though_its_server_is_silent_and_with_the_proces
     end_of_parent(lambda: site.later(1))()  # while it waits for its server
 
 
-@pytest.mark.slow
 def test_what_no_server_wrote_down_comes_to_the_next_one_and_no_run_ends_twice(tmp_path, clock):
     """The first server has lines, but not its database, and is gone before that is back."""
     database, first = dispatcher_in(tmp_path)
@@ -248,7 +246,6 @@ def trailing(folder):
     return "tests.light:trail", {"path": str(folder / "trail"), "seconds": 0.5}
 
 
-@pytest.mark.slow
 def test_reports_are_kept_until_they_are_written_down_and_given_to_the_next_session(site, slot):
     site.here.wrote = False  # from the first line on: what was written down once is not kept
     with site.worker(slot, "tests.light:chatter", {"count": 100}) as worker:
@@ -473,7 +470,6 @@ def agents_of(board, count):
     return until(agents)
 
 
-@pytest.mark.slow
 def test_runs_of_the_database_are_placed_streamed_cancelled_and_ended(board):
     """On the one agent to which they are bound; runs learn from earlier ones."""
     chatter, database = ("tests.light:chatter", {"count": 50}), board.database
@@ -501,7 +497,6 @@ def test_runs_of_the_database_are_placed_streamed_cancelled_and_ended(board):
     assert not board.dispatcher.cancel(ids[0]) and not board.dispatcher.cancel("nobody")
 
 
-@pytest.mark.slow
 def test_a_killed_agents_place_and_run_are_taken_when_its_workers_must_be_gone(board, launch, clock, capsys, tmp_path):
     first = launch(board.url, "lab", 1)
     (run_id,) = add(board, [trailing(tmp_path)])
@@ -699,7 +694,6 @@ def test_fine_tunes_that_took_longer_than_advised_correct_the_others_there(monke
     assert predicted_s("a/cpu") == 40
 
 
-@pytest.mark.slow
 def test_a_fine_tune_is_predicted_by_its_steps_and_evaluations_whatever_its_network_is_called(tmp_path):
     from transformers import ViTConfig
 

@@ -77,6 +77,7 @@ def convolutions():
     return table[whole & (table["kernel_h"] > 1)].head(90).reset_index(drop=True)
 
 
+@pytest.mark.slow
 def test_an_imported_machine_is_a_reference_by_its_name_and_only_then(home):
     for name in ("runs", "profiles", "ceilings", "points", "sweeps", "contention", "schedule"):
         shutil.copytree(COMMITTED / name, paths.IMPORTED / "box" / name)

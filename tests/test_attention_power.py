@@ -88,6 +88,7 @@ def test_damaged_tables_are_one_line(tmp_path, changes, words):
         attention_power.read(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_wheel_and_its_folder_give_the_same_tables(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(paths, "IMPORTED", tmp_path / "imported")
     data = tmp_path / "site" / ROOT

@@ -134,6 +134,7 @@ def test_products_that_autocast_leaves_in_fp32_are_told():
     assert "convolution in float32" in item.not_modelled
 
 
+@pytest.mark.slow
 def test_an_answer_in_16_bits_moves_more_than_half_and_less_than_all_of_fp32():
     bf16, fp16 = (advise.advise(Query("resnet18", 8, dtype=one), ["h100-sxm"], crossovers=False) for one in ("bf16", "fp16"))
     in_fp32 = work.captured(networks.network("resnet18", 8), "infer", device="cuda:0").bytes

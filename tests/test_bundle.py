@@ -33,6 +33,8 @@ from tests.doors.bundles import NAMES, REFERENCE, RUN, changed, original
 from tests.doors.bundles import archive as packed
 from tests.visitors import InProcess
 
+pytestmark = pytest.mark.slow
+
 EVAL, _, CSV, META = NAMES
 SWEEP = "sweeps/elements_kernel_cold"
 MODEL = next(registry.SHIPPED.glob("cpu-*.json.gz"))
@@ -290,7 +292,6 @@ def test_what_is_no_index_is_refused(home):
     (META, {"table": "profile"}, "of table 'profile'"), (META, {"run_id": "x"}, "run 'x'"),
     (META, {"data_note": ""}, r"lacks \[data_note\]"), (META, {"sauce": 1}, "unknown name 'sauce'"),
     (META, {"load_at_end": {"seconds": "x"}}, "load_at_end"), (META, {"schema_version": "3000"}, SCHEMA)])
-@pytest.mark.slow
 def test_a_file_that_is_wrong_is_refused(home, name, change, words):
     content = edited(original()[1].get(name, b""), change)
     fits = "" if name not in NAMES or content is None else f"{name} does not fit its table: .*"
@@ -423,7 +424,6 @@ def test_two_machines_of_one_name_stay_apart(home):
     assert sent("committed")[0].name == f"{REFERENCE.name}-v2", "the committed one has the name"
 
 
-@pytest.mark.slow
 def test_a_sweep_that_went_on_goes_on_here_and_an_older_bundle_changes_nothing(collect):
     collect("sweeps", "matrix")
     folder, _ = sent("first")
@@ -477,7 +477,6 @@ def test_no_machine_has_a_name_that_is_trained_from_something_else():
     assert words == set(archive.TRAININGS), "the words that the verb compares with"
 
 
-@pytest.mark.slow
 def test_what_is_measured_now_is_packed_and_merged(home, monkeypatch):
     monkeypatch.setattr(campaign, "in_a_process", lambda cases, device, case_s, _: end_to_end._measure(cases, device, case_s))
     monkeypatch.setattr(isolated, "OPERATORS", 2)

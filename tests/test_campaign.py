@@ -30,6 +30,8 @@ from lib.schedule.runtime.workers import WARM_UP, ProcessWorker, Site, Slot
 from lib.work import weights
 from tests import killed, refused
 
+pytestmark = pytest.mark.slow
+
 
 def write(path, text):
     path.write_text(text)
@@ -114,7 +116,6 @@ def notebook(path, *cells):
     nbformat.write(nbformat.v4.new_notebook(cells=codes, metadata=about), path)
 
 
-@pytest.mark.slow
 def test_a_notebook_gets_the_device_it_was_placed_on_and_its_time_is_learned(tmp_path, monkeypatch):
     """Unless it is given one, or has no such parameter; the next run of it is predicted by this one."""
     monkeypatch.setattr(jobs_file, "Durations", lambda: durations.Durations(tmp_path / "durations.csv"))
@@ -247,7 +248,6 @@ def test_wrong_numbers_of_the_command_are_refused(words, capsys):
     assert status == 2 and said.startswith("error: ") and said.count("\n") == 1
 
 
-@pytest.mark.slow
 def test_a_failing_notebook_says_why_and_a_missing_one_is_refused(tmp_path):
     notebook(tmp_path / "bare.ipynb", "raise Exception()")
     for name, outcome, words in (("bare", "failed", "Exception without a message"), ("no", "refused", "no.ipynb is missing")):
@@ -274,7 +274,6 @@ class Mortal(ProcessWorker):
             self.process._process.kill()
 
 
-@pytest.mark.slow
 def test_real_workloads_survive_the_death_of_a_worker(tmp_path):
     path, out = write(tmp_path / "jobs.csv", "job_id,workload_id,steps\na,W1,5\nb,W1,4\n"), tmp_path / "out"
     prepared = jobs_file.prepare(path, out, site_of=in_one_process)

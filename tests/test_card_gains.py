@@ -96,6 +96,7 @@ def test_gains_that_are_saved_stand_in_place_of_those_of_the_same_card(tmp_path)
         card_gains.of_change("rtx-3090", EAGER, LAST, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("device", "what", "after", "left_out"), [
     ("rtx-4090", "torch.compile", COMPILED, "families"), ("rtx-3090", "channels_last", LAST, "families"),
     ("rtx-3090", "torch.compile", COMPILED, "families and the card"),

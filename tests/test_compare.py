@@ -47,6 +47,7 @@ def test_what_has_no_time_is_left_out_and_counted(sweeps, column, value):
         compare.difference("a", few)
 
 
+@pytest.mark.slow
 def test_a_configuration_counts_once(sweeps):
     with refused("changed.parquet: 1 rows are there twice, the first of config 0{11}4 device cpu"):
         compare.difference("a", sweeps(lambda rows: pd.concat([rows, rows.iloc[4:5]])))
@@ -70,6 +71,7 @@ def test_a_run_is_one_run_whose_steps_count_once(home, run):
             compare.difference(str(run), str(home / "run.csv"))
 
 
+@pytest.mark.slow
 def test_what_is_cut_short_is_refused_in_one_line_or_read_as_far_as_it_goes(home, run, sweeps, capsys):
     for whole, other in ((run, str(run)), (paths.SWEEPS / "b" / "sweep.parquet", "a")):
         content = whole.read_bytes()
@@ -84,6 +86,7 @@ def test_what_is_cut_short_is_refused_in_one_line_or_read_as_far_as_it_goes(home
         assert len(capsys.readouterr().err.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_pairs_are_written_to_a_new_file_alone(sweeps, home):
     sweep = paths.SWEEPS / "a" / "sweep.parquet"
     before = sweep.read_bytes()

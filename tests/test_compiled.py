@@ -85,6 +85,7 @@ def test_larger_problems_agree_too(name, load):
     check_equal(a_large_problem(load=load), name, Faults(0.1, seed=3))
 
 
+@pytest.mark.slow
 def test_the_log_grows_with_the_attempts():
     problem = a_large_problem(50)
     for name in compiled.NAMES:
@@ -101,6 +102,7 @@ def test_what_is_not_compiled_is_refused():
     assert set(compiled.NAMES) <= set(baselines.BASELINES)
 
 
+@pytest.mark.slow
 @given(seed=st.integers(0, 10**6), spread=st.sampled_from([0.1, 1, 20, 60]), types=st.integers(1, 7))
 def test_means_are_those_of_the_standard_library(seed, spread, types):
     draw = np.random.default_rng(seed)

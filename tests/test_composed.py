@@ -248,6 +248,7 @@ def test_a_network_is_given_its_inputs_by_their_names():
     pd.testing.assert_frame_equal(rows.of_network(named), rows.of_network(plain))
 
 
+@pytest.mark.slow
 def test_advise_answers_from_whole_networks_and_says_on_what_evidence(composed, tmp_path, monkeypatch):
     composed.save(tmp_path / "rtx-4090.json")
     monkeypatch.setattr(model_file, "FOLDER", tmp_path)
@@ -268,6 +269,7 @@ def test_advise_answers_from_whole_networks_and_says_on_what_evidence(composed, 
         advised(["rtx-4090", "rtx-3090"], "resnet18", 64, layout="channels_last")
 
 
+@pytest.mark.slow
 def test_a_training_step_takes_its_passes_from_whole_networks_where_they_were_learned():
     how = {"name": "resnet18", "batch_size": 64, "mode": "train"}
     advice = advised("rtx-3090", **how)

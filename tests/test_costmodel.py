@@ -69,6 +69,7 @@ def test_intervals_cover_what_they_say():
     assert halves == sorted(halves), "wider where the errors are larger"
 
 
+@pytest.mark.slow
 def test_a_question_outside_of_what_was_learned_is_said_to_be_so(model, products):
     learned = usable(products.iloc[::2])
     known = learned.iloc[[0]]

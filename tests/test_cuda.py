@@ -62,6 +62,7 @@ def drawn(limits, dtype):
             yield name, *point
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_every_swept_operator_has_a_kernel_on_cuda(dtype):
     for name, config, several in drawn(SWEEPS.limits, dtype):

@@ -26,6 +26,8 @@ from tests import FEW
 from tests.agents import serving
 from tests.dashboards import BEARER, NOTEBOOK, TINY, TOKEN, Site, remembering
 
+pytestmark = pytest.mark.slow
+
 NOBODY = "00000000-0000-4000-8000-000000000000"
 HERE = {"Origin": "http://dashboard"}
 HOSTILE = """<script>alert('x')</script>"'><img src=x onerror=alert(1)>{{7*7}}</title>&amp;"""
@@ -311,7 +313,6 @@ def test_all_errors_of_a_configuration_come_at_once_by_field(shared, config, fie
     assert "hf_secret" not in answer.text
 
 
-@pytest.mark.slow
 def test_no_input_makes_the_server_fail(shared):
     """Schemathesis over the OpenAPI document, with ids that are there as often as ids that are not."""
     import schemathesis  # a second that other tests need not wait for
@@ -479,7 +480,6 @@ def test_the_whole_log_as_text(site):
 
 
 # --- live
-@pytest.mark.slow
 def test_while_it_serves_the_dispatcher_runs_threads_take_shorter_turns_and_no_garbage_is_sought_in_what_was_there(site):
     usual_s = sys.getswitchinterval()
     with serving(site.app):
@@ -519,7 +519,6 @@ def stream(browser, url, last, most):
     return seen, last
 
 
-@pytest.mark.slow
 def test_a_page_that_comes_again_misses_no_line_and_sees_none_twice(site, browser):
     """Lines and values are written while a page leaves after every two messages and comes again."""
     run = site.run()

@@ -18,6 +18,8 @@ from lib.dashboard.engine import Database, served
 from lib.errors import InputError
 from tests.dashboards import NOTEBOOK, Site, postgres  # noqa: F401
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def site(request, home):
@@ -217,7 +219,6 @@ def test_a_sqlite_that_is_gone_or_another_file_is_not_made_anew_and_comes_back(h
     assert site.api.get("/api/v1/projects").status_code == 503
 
 
-@pytest.mark.slow
 def test_large_numbers_and_odd_signs_are_kept_or_refused(site):
     run = site.run()
     site.move(run, "running", epoch=2**40, seed=2**62)

@@ -73,6 +73,7 @@ def test_the_odd_last_batch_is_kept(synthetic):
     assert len(set(datasets.bounded(test, 2, 32, seed=1).indices)) == 2 * 32 + 1
 
 
+@pytest.mark.slow
 def test_synthetic_files_are_the_same_everywhere(synthetic, tmp_path):
     one, two = (medmnist_files.synthesise("organmnist3d", 28, folder) for folder in (synthetic, tmp_path))
     with np.load(one) as a, np.load(two) as b:

@@ -66,6 +66,7 @@ def test_no_number_comes_from_too_few_samples_or_beyond_the_trace(window, why):
     assert math.isnan(result.energy_j) and math.isnan(result.power_w) and why in result.reason
 
 
+@pytest.mark.slow
 def test_windows_are_recorded_beside_the_work_and_idle_power_is_of_the_same_run():
     with windows.Recorder(Constant(50.0)) as recorder:
         recorder.rest(0.2)
@@ -203,6 +204,7 @@ def collected(folder, *options, raw="raw", program="import time; time.sleep(0.3)
     return subprocess.run([*words, *options, "--", sys.executable, "-c", program], capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_the_collector_writes_what_the_readers_read(tmp_path):
     a_board(tmp_path / "hwmon", (("VDD_CPU", 5000, 300), ("VDD_IN", 5000, 1200)))
     done = collected(tmp_path)
@@ -228,6 +230,7 @@ def test_the_collector_says_what_is_wrong_and_starts_nothing(tmp_path, options, 
     assert not (tmp_path / "started").exists()
 
 
+@pytest.mark.slow
 def test_the_collector_leaves_out_names_that_are_no_text(tmp_path):
     hwmon = a_board(tmp_path / "hwmon")
     for names, status, words in ((("hwmon0/name", "hwmon1/in1_label"), 3, "channel 1"),

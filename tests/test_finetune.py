@@ -41,6 +41,8 @@ from tests import cut_training, refused
 from tests.conftest import full_disk, home_paths
 from tests.test_finetune_metrics import PARTS, gathered
 
+pytestmark = pytest.mark.slow
+
 SMALL = {"root": "synthetic:breastmnist", "model_flavour": "simple_cnn", "loss_name": "cross_entropy", "load_pretrained": False,
          "batch_size": 16, "num_workers": 0, "epochs": 1, "autocast_dtype": "fp32", "max_datapoints_per_class": 24}
 CPU = torch.device("cpu")
@@ -256,7 +258,6 @@ def test_chestmnist_with_its_labels_in_another_order(home):
     ({"model_flavour": "resnet5000"}, "is no folder, no torchvision classifier"),
     ({"model_flavour": "params"}, "has no config.json"),
 ])
-@pytest.mark.slow
 def test_data_and_models_that_are_not_there_or_do_not_fit_are_one_line(home, folder, changes, words):
     with refused(words):
         opened(**{"root": str(folder), **changes})
@@ -269,7 +270,6 @@ def test_pictures_are_cropped_resized_and_normalised():
     assert Prepare(Inputs(1, 20))(picture).shape == (1, 20, 20)
 
 
-@pytest.mark.slow
 def test_augmentation_is_a_function_of_seed_epoch_and_sample(home):
     def image(seed, epoch):
         return opened(cpu_color_jitter=True, seed=seed).splits["train"][epoch, 5][0]
@@ -488,7 +488,6 @@ def job(checks=None):
     return Mock(device="cpu[0-1]", threads=1, check=Mock(side_effect=checks and [None] * checks + [Stopped]))
 
 
-@pytest.mark.slow
 def test_a_run_as_a_task_reports_stops_goes_on_in_its_folder_and_ends_as_one_that_was_not_stopped(home, tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoints, "_SHARE", 0.0)
     folder, config, work = tmp_path / "cut", {**SMALL, "epochs": 2, "checkpoint_steps": 2}, job()
@@ -566,7 +565,6 @@ def test_weights_that_are_no_number_after_the_last_step_end_no_run_well(home, tm
     assert not (tmp_path / "summary.json").exists()
 
 
-@pytest.mark.slow
 def test_the_energy_of_an_epoch_is_that_of_all_processes(home, tmp_path, monkeypatch):
     class Twice(Processes):
         def gathered(self, value):
@@ -598,7 +596,6 @@ def test_several_configs_by_name_one_of_which_is_wrong(home, monkeypatch, capsys
     assert main.main(["finetune"]) == 2
 
 
-@pytest.mark.slow
 def test_several_labels_focal_loss_and_bf16(home, tmp_path):
     summary = trained(tmp_path, root="synthetic:chestmnist", loss_name="focal", autocast_dtype="bf16",
                       monitor_metric="val_auroc_macro", batch_size=128, max_datapoints_per_class=60)
@@ -621,7 +618,6 @@ def _at_home(home, function, *arguments):
     return function(*arguments)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kills", [1, pytest.param(20, marks=pytest.mark.nightly)])
 def test_runs_that_are_killed_end_as_those_that_are_not_bit_for_bit(home, in_a_worker, kills):
     outcome = in_a_worker(home, cut_training.run, kills, 3)
@@ -633,7 +629,6 @@ def _with_workers(folder, workers):
     trained(folder, num_workers=workers, cpu_color_jitter=True, persistent_workers=workers > 0, epochs=2)
 
 
-@pytest.mark.slow
 def test_workers_of_the_loader_change_nothing_also_in_a_worker_of_a_job(home, in_a_worker):
     _with_workers(home / "none", 0)
     in_a_worker(home, _with_workers, home / "two", 2)
@@ -687,7 +682,6 @@ def two(tmp_path_factory):
 TWO = {**SMALL, "batch_size": 15, "grad_accum_steps": 2, "max_datapoints_per_class": 38, "epochs": 2}
 
 
-@pytest.mark.slow
 def test_two_processes_learn_what_one_does(home, two):
     assert two.printed.count("epoch 1/2") == 1, "one process writes"
     trained(home, **TWO)
@@ -701,7 +695,6 @@ def test_two_processes_learn_what_one_does(home, two):
             assert other[name] == pytest.approx(record[name], rel=1e-4, nan_ok=True)
 
 
-@pytest.mark.slow
 def test_two_processes_train_what_is_used_share_statistics_and_measure_what_one_does(two):
     """Also where their parts of a split are of two sizes, and where one of them has no samples at all."""
     one, other = (weights.load(two.place / f"{rank}.pt") for rank in (0, 1))

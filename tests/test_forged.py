@@ -66,6 +66,7 @@ def shown(monkeypatch):
     return collected
 
 
+@pytest.mark.slow
 def test_what_a_notebook_shows_is_words(home, shown):
     helper, frame = notebook.Notebook("01_machine", None), pd.DataFrame({FORGED: [FORGED, "b"], "n": [1.0, 2.0]})
     helper.say(f"**bold** and {FORGED}\n- a list")

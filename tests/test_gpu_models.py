@@ -402,6 +402,7 @@ def test_winograd_takes_windows_of_3_in_steps_of_one(kernel, stride):
     assert float(found.moved) == 0 and len(set(map(float, found.best))) == 1
 
 
+@pytest.mark.slow
 def test_what_earlier_calls_cost_is_not_answered():
     """Each call takes the longer the more were measured before: 0.1 ms a thousand.
 

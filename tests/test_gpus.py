@@ -28,6 +28,8 @@ from lib.work.graph import spaces
 from tests import fake_gpus, refused
 from tests.visitors import InProcess, Visitor, draw_small, visited
 
+pytestmark = pytest.mark.slow
+
 QUICK = {"op": "activation,linear", "budget_s": 0, "count": 6, "rounds": 3, "visit_ms": 8, "patience_s": 0, "threads": 1}
 WALK = {"op": "pool2d", "grid": "pools", "count": 0, "rounds": 3}
 
@@ -61,7 +63,6 @@ def swept(**more):
     return folder, aggregate.read(folder).table
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("service", "visits"), [
     (InProcess, visitor._visits), pytest.param(visitor.Service, fake_gpus.visits, marks=pytest.mark.nightly)])
 def test_cards_alike_share_the_points_and_one_that_breaks_leaves_its_rest_to_the_other(box, monkeypatch, service, visits):
@@ -214,7 +215,6 @@ def test_all_measures_the_cpu_apart_and_cards_of_each_kind_share_the_grid(sure):
 
 
 @pytest.mark.parametrize("name", ["Fake A", "Fake B"])
-@pytest.mark.slow
 def test_what_a_card_of_this_model_measured_that_is_gone_is_not_measured_again(sure, name):
     here = sure(2)
     here.change(1, name=name)
@@ -352,7 +352,6 @@ def parted(of, **more):
     return [walked("cpu", name=f"part-{number}", shard=f"{number}/{of}", **more)[0] for number in range(of)]
 
 
-@pytest.mark.slow
 def test_merged_shards_are_exactly_the_rows_of_the_shards(sure):
     sure(0)
     _, whole = walked("cpu")
@@ -374,7 +373,6 @@ def test_shards_of_a_sampled_sweep_share_its_points(sure):
     assert aggregate.read(folder).table["config"].nunique() == 16 and not missing
 
 
-@pytest.mark.slow
 def test_shards_that_do_not_make_one_sweep_are_refused_and_nothing_is_written(sure):
     sure(0)
     parts = parted(3)
@@ -442,7 +440,6 @@ while True:
 
 
 @pytest.mark.cuda
-@pytest.mark.slow
 def test_a_sweep_on_a_card_knows_itself_and_its_leader_is_not_on_it(home):
     folder, table = swept(device="cuda:0")
     visits = store.read(folder / "cuda-0" / "repeats.csv", "repeats")
@@ -453,7 +450,6 @@ def test_a_sweep_on_a_card_knows_itself_and_its_leader_is_not_on_it(home):
 
 
 @pytest.mark.cuda
-@pytest.mark.slow
 def test_a_stranger_on_a_card_is_seen(home):
     machine.use(torch.device("cuda:0"))
     with subprocess.Popen(["setsid", sys.executable, "-c", STRANGER], stdout=subprocess.PIPE, text=True) as stranger:

@@ -166,6 +166,7 @@ def test_models_are_found_by_their_device(tmp_path):
     refused("is a model of runtime of pooling layers, not of runtime of dense ones", "a")
 
 
+@pytest.mark.slow
 def test_a_search_sees_training_networks_alone_and_goes_on(tmp_path, monkeypatch):
     def search(trials=1, test=("c",), power=1.0, target="runtime", storage="optuna"):
         table = layers(200).assign(power=power)

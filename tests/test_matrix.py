@@ -20,6 +20,8 @@ from lib.measure.worker import WorkerLostError
 from lib.work import datasets
 from tests import cut_training, refused, test_nsight
 
+pytestmark = pytest.mark.slow
+
 SHORT = {"iters": 2, "warmup_iters": 2, "warmup_s": 0, "budget_s": 30, "data_source": "synthetic"}
 CPU = {"models": ["simple_cnn", "resnet18"], "batch_sizes": [8], "precisions": ["fp32"], "options": SHORT}
 CELL = "simple_cnn/b8/fp32"
@@ -101,7 +103,6 @@ def test_a_cell_that_fails_is_a_row_and_the_rest_goes_on_and_resumes(home):
     assert sorted(store.read(paths.MATRIX / "cells.csv", "cells")["images_per_sec"].isna()) == [False] * 4 + [True]
 
 
-@pytest.mark.slow
 def test_a_real_cell_in_a_process_of_its_own(home):
     found = matrix.cells(small(repeats=1), "cpu", [CELL])
     rows = matrix.run_matrix(found, 1)
@@ -174,7 +175,6 @@ def verb(home, monkeypatch, capsys):
     return call
 
 
-@pytest.mark.slow
 def test_the_verb_measures_what_is_missing_and_keeps_a_record_of_each_call(verb):
     noted = functools.partial(small, notes="of the file")
     status, shown, _ = verb("--dry-run")
@@ -253,7 +253,6 @@ def test_environments_without_a_common_cell_or_of_two_machines_are_not_compared(
     assert "throughput_c.csv: 1 rows are there twice, the first of workload_id pathmnist-28 arch net" in capsys.readouterr().err
 
 
-@pytest.mark.slow
 def test_a_cell_of_a_folder_of_images_is_trained_on_all_of_them_by_sgd(home, quiet, monkeypatch):
     folder = cut_training.pictures(home / "pets", {"train": 9, "val": 4, "test": 3})
     plan = small(dataset="imagefolder", folder=str(folder), options={}, grids={"cpu": {

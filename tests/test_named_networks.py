@@ -21,6 +21,8 @@ from lib.work.graph import capture, counts
 from tests import refused
 from tests.test_capture import ran
 
+pytestmark = pytest.mark.slow
+
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64, "vocab_size": 100}
 SEEN = {"image_size": 32, "patch_size": 8}
 SIDES = {f"{side}_{name}": size for side in ("encoder", "decoder")
@@ -55,7 +57,6 @@ def configs(tmp_path):
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.slow
 def test_a_config_is_a_network_with_its_usual_inputs_and_the_operators_that_run(name, configs):
     def products(names):
         return [one for one in names if one.split(".")[1] in counts._MACS]

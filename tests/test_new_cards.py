@@ -19,6 +19,8 @@ from tests.test_composed import EAGER, VENDORS, advised, answered, change, of_ca
 from tests.test_own_models import COMMITTED
 from tests.test_published import refused
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_low_power_limit_lowers_what_a_card_sustains_and_a_high_one_does_not():
     for device, share in (("rtx-4090", 1.0), ("rtx-3090", 1.0), ("rtx-pro-6000-max-q", (300 / 188 / 3.5) ** (1 / 3))):
@@ -108,13 +110,11 @@ def test_advise_answers_for_a_card_that_no_network_was_measured_on():
     assert answered("rtx-5090", compiled=True)["predicted_ms"] < answer["predicted_ms"]
 
 
-@pytest.mark.slow
 def test_an_answer_does_not_wait_for_what_only_fitting_uses():
     code = "import sys; from lib.predict.advice import advise, suggestions; sys.exit('scipy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=paths.ROOT, check=False).returncode == 0
 
 
-@pytest.mark.slow
 def test_kernels_of_a_cards_own_stand_before_networks_of_others():
     sources = {name: answered("h200-sxm", name, 64, "bf16")["source"] for name in ("vit_h_14", "resnet50")}
     assert sources["resnet50"].startswith("zero-shot from networks"), "no convolution was published in 16 bits"
@@ -161,7 +161,6 @@ def benchmark(folder, device="a10", names=NETWORKS, torch="291"):
     return path
 
 
-@pytest.mark.slow
 def test_networks_of_its_user_calibrate_a_card(home, capsys):
     before = answered("a10")
     assert main(["calibrate", "--device", "a10", "--networks", str(benchmark(home))]) == 0
@@ -221,7 +220,6 @@ def test_a_card_is_answered_from_others_under_conditions_that_it_was_not_measure
         own.under(replace(EAGER, layout="nhwc", compiled=True))
 
 
-@pytest.mark.slow
 def test_another_torch_leaves_what_others_say_with_the_errors_that_it_has(home):
     """The card's networks ran under a torch that no measured card had: gains need one version, errors are those of another."""
     few_networks.calibrate("a10", [benchmark(home, torch="280")])

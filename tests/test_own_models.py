@@ -27,6 +27,7 @@ def _ceilings(folder, number, faster, device="cpu", launch_us=5.0, **changed):
     store.write(overheads, folder / f"overheads_{stem}.csv", "overheads")
 
 
+@pytest.mark.slow
 def test_a_roof_is_the_best_of_the_same_hardware_and_threads_however_often_it_was_measured(tmp_path):
     expected = training.roof_of(COMMITTED)
     for number, faster, changed in ((1, 0.5, {}), (2, 1.0, {}), (3, 0.8, {}), (4, 3.0, {"threads": 1}),
@@ -58,6 +59,7 @@ def _sweep(folder, table, name="s"):
     store.write_meta(folder / "sweeps" / name / "sweep.parquet", "sweep", started_utc=store.utc_now(), devices=devices)
 
 
+@pytest.mark.slow
 def test_the_state_and_threads_with_the_most_rows_train_and_are_not_mixed(tmp_path, rows):
     several = (rows.head(45), rows.head(100).assign(cache="warm"), rows.iloc[40:160].assign(threads=1))
     for number, table in enumerate(several):

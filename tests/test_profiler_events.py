@@ -56,6 +56,7 @@ def hold(measured_ms, recorded_ms, more_ms):
     assert differences.min() < more_ms
 
 
+@pytest.mark.slow
 def test_the_phases_of_a_step_are_what_the_profiler_sees_of_them(tmp_path):
     rows, events = recorded(tmp_path, torch.device("cpu"))
     fetched = milliseconds(events, "user_annotation", "enumerate(DataLoader)")[:BATCHES]  # the last finds it empty

@@ -24,13 +24,14 @@ from lib.work import medmnist_files
 from tests import refused
 from tests.conftest import home_paths
 
+pytestmark = pytest.mark.slow
+
 
 def short(workload="W6", **more):
     values = {"device": "cpu", "data_source": "synthetic", "iters": 3, "warmup_iters": 2, "warmup_s": 0, "budget_s": 0, **more}
     return ProfileParams(workload=workload, **values)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", [f"W{n}" for n in range(1, 8)])
 def test_every_workload_completes_all_passes(home, quiet, monkeypatch, name):
     monkeypatch.setattr(medmnist_files, "_SYNTHETIC_MB", 4)
@@ -125,7 +126,6 @@ def test_runs_that_start_at_once_on_two_devices_get_names_of_their_own(home):
         assert profile_run._free_name("run_x_cuda", third) == "run_x_cuda-v2", "nothing was written under that name"
 
 
-@pytest.mark.slow
 def test_switches_and_what_others_did_meanwhile_are_kept(home, quiet, monkeypatch):
     monkeypatch.setattr(load, "own_cores", lambda: [0])
     monkeypatch.setattr(load.LoadWatch, "reading", lambda self: load.Load(1.0, 0.5, 0.25, 0.0, 3.0))
@@ -177,7 +177,6 @@ def test_what_is_left_of_the_budget_bounds_the_next_pass():
         assert limits.PassLimits(p, left, step_s).next() == expected
 
 
-@pytest.mark.slow
 def test_a_killed_run_leaves_its_rows(home):
     program = """
 from lib.measure import load
@@ -222,7 +221,6 @@ class Ramp:
         return 30 + 10 * ((at_s or time.perf_counter()) - self.begin)
 
 
-@pytest.mark.slow
 def test_steps_and_runs_have_the_energy_of_a_known_power(home, quiet, monkeypatch):
     meter, windows_s = Ramp(), []
     pipelined = passes._pipelined

@@ -101,6 +101,7 @@ def test_the_shipped_model_predicts_what_was_published(published, model, name, m
     assert answer.outside == pytest.approx(row["outside"], abs=1e-4)
 
 
+@pytest.mark.slow
 def test_published_predictions_of_operators_are_of_held_out_shapes(model):
     """Every usable row of a family that is scored has one prediction, by the fold that left it out."""
     table, names = training.reference_sweeps(training.reference_machine())

@@ -74,6 +74,7 @@ def test_a_batch_that_cannot_be_captured_leaves_the_others_their_answers(tmp_pat
     assert "Expected more than 1 value per channel" in table["error"][0]
 
 
+@pytest.mark.slow
 def test_networks_are_captured_and_models_read_once(monkeypatch):
     captures, reads = [], []
     usual, load = capture.of_network, registry.load

@@ -115,6 +115,7 @@ def test_the_command_line_refuses_wrong_input_in_one_line(home, capsys, monkeypa
     assert [path.name for path in home.iterdir()] == ["there.html"]
 
 
+@pytest.mark.slow
 def test_a_report_goes_to_new_files_or_replaces_its_own(home, capsysbinary, monkeypatch):
     def names():
         return sorted(path.name for path in paths.REPORT.iterdir())

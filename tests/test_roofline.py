@@ -140,6 +140,7 @@ def test_roofs_of_a_disturbed_machine(reference):
         roofline.roofs(reference.table[reference.table["level"] == "compute"])
 
 
+@pytest.mark.slow
 def test_training_steps_of_the_reference_runs(reference):
     """What they attain is recorded by the replayed notebook."""
     roof, runs = roofline.roofs(reference.table)[0], archive.runs("replay")
@@ -178,6 +179,7 @@ def test_networks_and_operators_are_timed_and_read_back(home, quiet, monkeypatch
     assert "these operators take" in findings.operator_words(*(made[made["kind"] == k] for k in ("operator", "network")))
 
 
+@pytest.mark.slow
 def test_the_study_says_what_the_roofline_explains_beside_a_vendors_device(monkeypatch):
     """Its figures, and its steps of all workloads, are those of the replayed notebook."""
     runs = archive.runs("replay").query("workload_id == 'W1'")

@@ -100,6 +100,7 @@ def factors(best_of, problems):
     return ratios
 
 
+@pytest.mark.slow
 def test_makespans_are_optimal_and_the_bound_is_below():
     """Factor to the optimum as measured, over 300 seeds: 1.0004 on average, 1.07 at worst, 1 exactly but for two of them."""
     ratios = factors(best_makespan, [small(seed) for seed in range(60)])
@@ -113,6 +114,7 @@ def test_makespans_of_jobs_that_are_not_yet_known_are_near_the_optimum_of_one_wh
     assert ratios.mean() <= 1.05 and ratios.max() <= 1.4
 
 
+@pytest.mark.slow
 def test_the_matching_is_the_optimum_of_the_sum_of_completion_times():
     for seed in range(40):
         problem = small(seed, most=7)
@@ -142,6 +144,7 @@ def test_all_orders_on_all_devices_agree(seed):
     assert (min(sums), min(spans)) == (best_ends(problem, sum), best_makespan(problem))
 
 
+@pytest.mark.slow
 def test_energy_is_near_the_least():
     """Factor to the least energy as measured, over 100 seeds: 1.001 on average, 1.04 at worst."""
     ratios = [result(problem, objective="energy", steps=120_000)["energy_j"] / best_energy(problem)

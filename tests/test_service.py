@@ -34,6 +34,8 @@ from lib.schedule.state import Start
 from tests import killed, placed, refused
 from tests.agents import until
 
+pytestmark = pytest.mark.slow
+
 LIMITS = Limits(beat_s=0.05, silent_s=30, ready_s=120, grace_s=0.3, late=5, least_s=30, attempts=3)
 
 
@@ -150,7 +152,6 @@ def called(service, what, *words):
 
 @given(calls=st.lists(CALLS, min_size=15, max_size=40), seed=st.integers(0, 10**6),
        policy=st.sampled_from(["first-come", "hybrid", "earliest-finish", "matching"]))
-@pytest.mark.slow
 def test_every_job_ends_once_and_none_starts_after_its_cancel(tmp_path_factory, calls, policy, seed):
     """Under random calls, workers that die, fail and are deaf, slots that are lost; midway the service is opened anew."""
     folder, watched = tmp_path_factory.mktemp("queue"), Watched()
@@ -239,7 +240,6 @@ def test_jobs_of_higher_priority_overtake(tmp_path):
     assert [name for what, name, *_ in watched.seen if what == "started"] == ["j0", "j2", "j5", "j1", "j4", "j3"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kills", [9, pytest.param(100, marks=pytest.mark.nightly)])
 def test_a_service_killed_at_any_moment_goes_on(kills):
     """Killed at moments or statements; ``python -m tests.served 1000 1`` does it a thousand times."""
@@ -248,7 +248,6 @@ def test_a_service_killed_at_any_moment_goes_on(kills):
     assert len(summary["reached"]) > min(kills // 3, 6), "killed in many places"
 
 
-@pytest.mark.slow
 def test_worker_processes_are_killed_and_slots_leave_while_jobs_run(tmp_path):
     watched, names = Watched(), [f"j{number}" for number in range(8)]
     with opened(tmp_path / "queue", watched, spawn=logged, slots=("cpu[0]", "cpu[1]")) as service, running(service):

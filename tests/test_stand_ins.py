@@ -14,6 +14,8 @@ from lib.predict.networks import stand_ins
 from lib.predict.networks.work import Work
 from lib.work.graph import capture, counts, families
 
+pytestmark = pytest.mark.slow
+
 
 class Called(nn.Module):
     """A function as a network, with a weight, so that it can be trained."""
@@ -64,7 +66,6 @@ def test_group_norm_is_a_layer_norm_of_each_group(mode, flops):
 
 @pytest.mark.parametrize(("kind", "gates"), [(nn.LSTM, 4), (nn.GRU, 3), (nn.RNN, 1)])
 @pytest.mark.parametrize("mode", ["infer", "train"])
-@pytest.mark.slow
 def test_a_recurrent_layer_has_the_products_of_each_step(kind, gates, mode):
     macs = 7 * 3 * 2 * (10 * (6 + 10) + 10 * (20 + 10))  # steps, samples, directions, two layers
     graph = capture.capture(kind(6, 10, num_layers=2, bidirectional=True, batch_first=True), (3, 7, 6), mode)

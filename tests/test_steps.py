@@ -35,6 +35,8 @@ from lib.work import networks
 from lib.work.graph import capture, counts
 from tests import refused
 
+pytestmark = pytest.mark.slow
+
 SHIPPED = min((registry.SHIPPED / "steps").glob("cpu-*.json"))
 CPU = f"cpu@{SHIPPED.stem.removeprefix('cpu-')}"  # the machine of the reference, whichever this one is
 ms = st.floats(1e-3, 1e4)
@@ -239,7 +241,6 @@ def without_learners(monkeypatch):
     monkeypatch.setattr(step_learners, "NAMES", ())
 
 
-@pytest.mark.slow
 def test_what_ships_follows_from_the_reference_profiles(without_learners):
     """The costs, and what they say of steps left out, are those that the committed profiles give again."""
     (runs, rows), = profiled_steps.collected("replay").values()

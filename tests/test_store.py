@@ -290,6 +290,7 @@ def test_parquet_that_is_cut_short_is_refused(tmp_path, share):
         store.read(tmp_path / "a.parquet", "overheads")
 
 
+@pytest.mark.slow
 def test_a_changed_bit_of_parquet_never_passes_for_a_measurement(tmp_path):
     for at in range(4, len(PARQUET) - 8, 37):
         damaged = bytearray(PARQUET)

@@ -53,6 +53,7 @@ def allowed(name):
     return below | {"report"} if own in ("dashboard", "studies", "cli") else below
 
 
+@pytest.mark.slow
 def test_arrows_go_one_way_between_rooms(imports):
     assert [(name, other) for name in imports if name != "lib.__main__" for other in imports[name]
             if room(other) not in allowed(name)] == []

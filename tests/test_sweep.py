@@ -23,6 +23,8 @@ from tests import refused
 from tests.interrupted import cut_again_and_again
 from tests.visitors import InProcess, Visitor, draw_small, visited
 
+pytestmark = pytest.mark.slow
+
 SMALL = {"op": "activation,linear", "device": "cpu", "budget_s": 0, "count": 6, "rounds": 3, "visit_ms": 2, "patience_s": 0,
          "threads": 1}
 POOLS = {"op": "pool2d", "grid": "pools", "count": 0}
@@ -53,7 +55,6 @@ def here(small, monkeypatch):
     monkeypatch.setattr(visitor, "Service", InProcess)
 
 
-@pytest.mark.slow
 def test_a_sweep_by_a_worker_process_gives_a_valid_table(small):
     folder = measure(op="conv2d,linear", seed=1, count=8, latency_type="both", cache="both")
     table, raw = aggregate.read(folder).table, store.read(folder / "cpu" / "repeats.csv", "repeats")
@@ -83,7 +84,6 @@ def test_a_sweep_by_a_worker_process_gives_a_valid_table(small):
     assert len(lines) + len(others) == len(convolutions) > 0
 
 
-@pytest.mark.slow
 def test_a_sweep_of_a_name_goes_on_and_one_without_starts_anew(visits_by):
     assert measure(name="mine") == measure(name="mine") == paths.SWEEPS / "mine"
     with refused("holds another sweep, with count = 6"):
@@ -113,7 +113,6 @@ def test_cut_short_in_a_line_it_ends_with_every_row_once(visits_by, share):
     assert sorted(zip(visits["config"], visits["round"], strict=True)) == sorted(itertools.product(configs, range(3)))
 
 
-@pytest.mark.slow
 def test_of_two_at_once_whose_worker_is_killed_one_goes_on_and_the_other_finds_all_rows(small, monkeypatch):
     class Mortal(visitor.Service):
         """A worker process that is killed at its fifth request; those after it visit here."""
@@ -161,7 +160,6 @@ def test_a_hung_visit_is_given_up_and_a_family_that_always_fails_stops(small, mo
     assert len(asked) == 2
 
 
-@pytest.mark.slow
 def test_an_element_type_that_the_device_lacks_is_a_row_and_then_a_stop(here, monkeypatch):
     draw_small(monkeypatch, dtypes=["complex64"])
     with refused("5 identical failures; pool2d: .*not implemented for 'ComplexFloat'"):
@@ -346,7 +344,6 @@ def test_a_replay_is_of_the_element_type_that_was_asked_for():
         aggregate.replay(SweepParams(source="replay", op="conv2d", dtype="bf16"))
 
 
-@pytest.mark.slow
 def test_a_sweep_with_energies_has_joules_of_known_power(here, metered, monkeypatch):
     monkeypatch.setattr(meters, "PERIOD_S", 0.01)
     folder = measure(count=3, rounds=1, cache="both", energy_s=0.5, name="energy")

@@ -49,6 +49,7 @@ def test_few_tiles_cut_k_and_many_wait_for_one_another():
     assert wave >= 8192 * np.ceil(128 * 64 / 132), "8,192 tiles of 128 x 256 at least"
 
 
+@pytest.mark.slow
 def test_no_fold_splits_the_ms_of_one_matrix():
     sizes = np.array([(m, n, k) for n, k in np.random.default_rng(0).integers(1, 64, (12, 2)) * 64 for m in (1, 16, 17, 256)])
     table = products(*sizes.T, item=2, dtype="bf16", hardware_id="published:b200")

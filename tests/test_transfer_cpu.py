@@ -35,6 +35,8 @@ from lib.studies.scheduler_eval import scenario
 from lib.tables import columns
 from lib.work import networks
 
+pytestmark = pytest.mark.slow
+
 RATES = st.floats(1e-3, 1e3)
 TIMES = st.floats(1e-3, 1e6)  # ms
 WORK = st.integers(0, 10**13).map(float)  # FLOPs, bytes

@@ -71,6 +71,7 @@ def network_of(build):
     return networks.network(build, 2) if isinstance(build, str) else Network("own", build, (2, 3, 32, 32))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("build", "kind"), [
     ("resnet18", "CNN"), ("convnext_tiny", "CNN"), ("vit_b_32", "transformer"), (mixer, "other"), (Attention, "transformer"),
     (lambda: Attention(8), "hybrid"), (lambda: nn.Sequential(nn.Conv2d(3, 8, 1, 2), nn.ReLU()), "other")])
@@ -370,6 +371,7 @@ def test_a_machine_without_networks_has_a_table_of_kinds_all_the_same():
     assert network_training.kinds_of(terms).to_csv(index=False) == "network,kind\n"
 
 
+@pytest.mark.slow
 def test_kinds_are_of_the_works_that_were_captured_for_the_terms(monkeypatch):
     """Networks are captured once, and which case a process measured first is said before any row is left out."""
     cases = pd.DataFrame([{"network": name, "mode": mode, "memory": "kept", "batch_size": 2, "input_shape": ""}

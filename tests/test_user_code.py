@@ -20,6 +20,8 @@ from lib.work import models, networks, user_code
 from lib.work.graph import capture
 from tests import refused
 
+pytestmark = pytest.mark.slow
+
 ZOO = '''
 import os, random, sys, warnings
 import torch

@@ -15,6 +15,8 @@ from lib.errors import InputError
 from lib.measure.worker import Service, Worker, WorkerLostError, call
 from tests.agents import until
 
+pytestmark = pytest.mark.slow
+
 
 @contextmanager
 def squares(start):
@@ -120,7 +122,6 @@ def _busy_as_a_network(_pipe, path):
             sum(range(10_000))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("how", "imported"), [(signal.SIGKILL, ()), (signal.SIGTERM, ("numpy",))])
 def test_a_worker_at_work_ends_with_whoever_leads_it(tmp_path, how, imported):
     path = tmp_path / "pid"
