@@ -26,6 +26,13 @@ os.environ["LIB_METER"] = "none"  # tests that look at energies bring their own 
 LONGEST = ("test_notebooks", "test_cluster", "test_profiles", "test_sweep")  # begun first, no worker waits for them at the end
 
 
+def pytest_ignore_collect(collection_path, config):
+    """Do not import files of slow tests for ``make check``."""
+    if "not slow" in config.option.markexpr and collection_path.name.startswith("test_"):
+        return "\npytestmark = pytest.mark.slow\n" in collection_path.read_text() or None
+    return None
+
+
 def pytest_collection_modifyitems(items):
     """Put the files that take longest first, and skip what needs a CUDA device where there is none."""
     items.sort(key=lambda item: LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST))
