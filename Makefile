@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: report test check nightly elsewhere lab dashboard bench lint clean
+.PHONY: report test check nightly elsewhere gpu lab dashboard bench lint clean
 .DEFAULT_GOAL := report
 
 $(READY): requirements.txt pyproject.toml
@@ -37,6 +37,11 @@ nightly: lint
 # The key numbers and the measuring notebooks on another machine, emulated, beside a busy neighbour.
 elsewhere: $(READY)
 	$(PYTEST) --dist loadgroup -m elsewhere
+
+# On a machine with a GPU: measure all of params/gpu.yaml, then pack it (data/gpu/bundle.zip). A second call resumes.
+# BUDGET_MIN=8: minutes of this call. PY=python3: by that Python, where nothing can be installed.
+gpu: $(if $(PY),,$(READY))
+	@$(or $(PY),$(BIN)/python) -m lib gpu $(if $(BUDGET_MIN),--budget-min $(BUDGET_MIN)) $(if $(DEVICE),--device $(DEVICE))
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -3,7 +3,7 @@
 The map of the library, from the ground up; each package imports only from those above it:
 
     ground    errors, paths, files, locks, csv_files, store,   what every room stands on
-              tables, input_tables, missing, progress, execution
+              tables, input_tables, missing, progress, execution, steps
     config    parameters of notebooks, definitions in params/  typed and checked
     work      what is run                                      workloads, datasets, models, training; data_versions;
                                                                graph/: captured operators

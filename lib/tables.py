@@ -5,7 +5,7 @@ from dataclasses import replace
 from lib.columns import THROUGHPUTS, WHOLE_NETWORKS, Column, Columns, validated
 from lib.errors import InputError, choices
 
-SCHEMA_VERSION = "3"
+SCHEMA_VERSION = "4"
 NO_ENERGY = "measured before power was recorded"
 
 
@@ -288,7 +288,7 @@ NETWORKS = (
     _float("tensors_mb", "the most that one pass holds in tensors beyond weights and inputs, 10^6 bytes", empty=True),
     *_STATUS, _VERDICT, *_IDS,
     _later(_float("energy_j", "energy of one pass, idle power included; empty: not measured", empty=True), float("nan")),
-    *ENERGY, _TF32)
+    *ENERGY, _TF32, _later(_bool("compiled", "whether torch.compile compiled the network"), False, 4))
 
 PREDICTIONS = (
     _text("kind", "what was predicted", "operator", "network", "step"), _text("family", "family and pass, or network"),

@@ -86,8 +86,8 @@ def _networks(options: argparse.Namespace) -> int:
     plan = definitions.load_campaign(options.plan) if options.plan else definitions.load_campaign()
     wanted, rounds = campaign.cases(plan, options.networks), options.rounds or plan.rounds
     if options.dry_run:
-        print("\n".join(f"{case.network} {case.mode} b{case.batch_size} {case.dtype}"
-                        f"{' channels_last' * case.channels_last}, memory {memory}" for case, memory in wanted))
+        print("\n".join(f"{case.network} {case.mode} b{case.batch_size} {case.dtype}{' channels_last' * case.channels_last}"
+                        f"{' compiled' * case.compiled}, memory {memory}" for case, memory in wanted))
         return 0
     folder = paths.NETWORKS / options.name
     table, facts = campaign.measure(wanted, options.device, rounds, options.case_s or plan.case_s, options.budget_s,

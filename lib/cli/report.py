@@ -10,15 +10,15 @@ from lib.cli.options import a_path, assignments, names, new_file
 from lib.errors import InputError, choices
 
 
-def _devices(names: list[str], source: str) -> list[str]:
-    """Return the device ids to run over; ``all`` are those of this machine or, in a replay, of the reference.
+def _devices(names: list[str], source: str, reference: str) -> list[str]:
+    """Return the device ids to run over; ``all`` are those of this machine or, in a replay, of ``reference`` (empty: of all).
 
     Raises InputError for one that is not there, or is named twice.
     """
     if source == "replay":
         from lib.measure import archive
 
-        measured = sorted(set(archive.runs("replay")["backend"]))
+        measured = sorted(set(archive.runs("replay", reference)["backend"]))
         if names in (["all"], ["auto"]):
             return measured
         if unknown := set(names) - set(measured):
@@ -35,8 +35,9 @@ def _run(options: argparse.Namespace) -> int:
 
     source = "replay" if options.check else options.source
     workloads = list(definitions.workloads()) if options.workloads == ["all"] else options.workloads
-    devices = _devices(["all"] if options.check else options.devices, source)
-    jobs = runner.plan(options.full, options.names, workloads, devices, {**assignments(options.parameter), "source": source})
+    extra = assignments(options.parameter)
+    devices = _devices(["all"] if options.check else options.devices, source, extra.get("reference", ""))
+    jobs = runner.plan(options.full, options.names, workloads, devices, {**extra, "source": source})
     folder = paths.REPORT / "replayed" / "executed" if options.check else paths.EXECUTED
     if options.dry_run:
         print("\n".join(job.command for job in jobs))

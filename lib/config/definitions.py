@@ -202,6 +202,7 @@ class NetworkSet(Strict):
     batch_sizes: Annotated[tuple[Positive, ...], Field(min_length=1)]
     dtypes: tuple[Literal["fp32", "bf16", "fp16"], ...] = ("fp32",)
     layouts: tuple[Literal["contiguous", "channels_last"], ...] = ("contiguous",)
+    compiled: tuple[bool, ...] = (False,)
     memory: tuple[Literal["default", "kept"], ...] = ("default", "kept")
 
 
@@ -211,6 +212,19 @@ class Campaign(Strict):
     rounds: Annotated[int, Field(ge=1, le=1000)]
     case_s: Annotated[float, Field(gt=0, le=1e5)]
     sets: Annotated[tuple[NetworkSet, ...], Field(min_length=1)]
+
+
+class Step(Strict):
+    """One entry of ``steps`` in ``params/gpu.yaml``: a module and its arguments, its minutes, and packages it needs.
+
+    ``until``: a pattern within data/; the step is interrupted as soon as a file fits it.
+    """
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9_]+$")]
+    command: Annotated[str, Field(min_length=3)]
+    minutes: Annotated[float, Field(gt=0, le=1440)]
+    until: str = ""
+    needs: tuple[str, ...] = ()
 
 
 class Section(Strict):
@@ -233,6 +247,11 @@ class ReportPlan(Strict):
 def load_campaign(path: Path = paths.PARAMS / "networks.yaml") -> Campaign:
     """Read which networks are measured end to end; InputError names the file and the wrong entry."""
     return load(Campaign, path)
+
+
+def load_steps(path: Path = paths.PARAMS / "gpu.yaml") -> tuple[tuple[str, ...], dict[str, Step]]:
+    """Read the packages that all steps for a machine with a GPU need, and the steps by name; InputError as ``table``."""
+    return tuple(load_yaml(path).get("needs", ())), table(path, "steps", Step, "name", beside="needs")
 
 
 def load_workloads(path: Path = paths.PARAMS / "workloads.yaml") -> dict[str, Workload]:

@@ -82,10 +82,10 @@ def networks_files(folder: Path) -> list[Path]:
 
 
 def networks(folder: Path) -> pd.DataFrame:
-    """Return the networks of all campaigns of a machine that ran in the layout in which torch runs them by default."""
+    """Return the networks of all campaigns of a machine that ran as torch runs them by default: contiguous and eager."""
     tables = [store.read(path, "networks") for path in networks_files(folder)]
     rows = pd.concat(tables, ignore_index=True) if tables else store.read_all([], "networks")
-    return rows[~rows["channels_last"].astype(bool)].reset_index(drop=True)
+    return rows[~(rows["channels_last"] | rows["compiled"]).astype(bool)].reset_index(drop=True)
 
 
 def folders(source: str, reference: str = "") -> list[Path]:

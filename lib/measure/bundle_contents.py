@@ -34,7 +34,8 @@ _FACTS = {"profile": _RUN_FACTS, "runs": _RUN_FACTS, "points": ("started_utc", "
           "sweep": ("started_utc", "devices")}
 _KEYS = {"profile": ["split", "epoch", "global_step"], "runs": ["run_id"], "repeats": ["config", "round"],  # what a row is of
          "sweep": ["config", "device"],
-         "networks": ["network", "mode", "batch_size", "input_shape", "dtype", "channels_last", "device", "memory", "threads"]}
+         "networks": ["network", "mode", "batch_size", "input_shape", "dtype", "channels_last", "device", "memory", "threads",
+                      "compiled"]}
 _GROWING = ("configs", "repeats", "energies", "cells")  # append-only
 _WRITTEN_ANEW = ("networks", "sweep", "model")  # as a whole each time
 _MAY_REPEAT = ("configs", "energies", "cells", "networks")  # of which the last row of a case counts

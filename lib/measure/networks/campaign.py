@@ -36,9 +36,9 @@ def cases(plan: Campaign, some: Sequence[str] = ()) -> list[tuple[Case, str]]:
     for name in known:
         if not networks.is_users(name):
             networks.network(name)
-    several = [(Case(network, mode, batch, dtype=dtype, channels_last=layout == "channels_last"), memory) for part in plan.sets
+    several = [(Case(network, mode, batch, "", dtype, layout == "channels_last", compiled), memory) for part in plan.sets
                for memory in part.memory for network in part.networks for mode in part.modes for batch in part.batch_sizes
-               for dtype in part.dtypes for layout in part.layouts]
+               for dtype in part.dtypes for layout in part.layouts for compiled in part.compiled]
     return [pair for pair in dict.fromkeys(several) if not some or pair[0].network in some]
 
 
@@ -79,11 +79,11 @@ def kernel_ms(rows: pd.DataFrame, raw: Path) -> pd.Series:
     for visit in visits_file.recorded(raw):
         for result in (one for one in visit.results if not one.reason):
             one = result.case
-            case = (one.network, one.mode, one.batch_size, one.dtype, one.channels_last, visit.memory)
+            case = (one.network, one.mode, one.batch_size, one.dtype, one.channels_last, one.compiled, visit.memory)
             passes.setdefault(case, []).extend(result.kernel_ms)
     usual_ms = _usual_limit_ms([ms for several in passes.values() for ms in several])
     medians = {case: np.median(np.array(several)[_counting(np.array(several), usual_ms)]) for case, several in passes.items()}
-    cases = rows[["network", "mode", "batch_size", "dtype", "channels_last", "memory"]].itertuples(index=False, name=None)
+    cases = rows[["network", "mode", "batch_size", "dtype", "channels_last", "compiled", "memory"]].itertuples(False, None)
     return pd.Series([medians.get(case, np.nan) for case in cases], index=rows.index, dtype=float)
 
 

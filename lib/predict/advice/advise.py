@@ -170,11 +170,11 @@ def _measured(predictor: Predictor, captured: CapturedQuery, batch_size: int) ->
     if query.mode == "train":
         return steps.measured_step_ms(predictor, query.model, batch_size, captured.shipped)
     table = predictor.measured_networks
-    if table is None or query.compiled:
+    if table is None:
         return math.nan
     same = table[(table["network"] == query.model) & (table["mode"] == query.mode) & (table["batch_size"] == batch_size)
                  & (table["dtype"] == query.dtype) & (table["input_shape"].fillna("") == query.input_shape)
-                 & (table["channels_last"] == (query.layout == "channels_last"))
+                 & (table["channels_last"] == (query.layout == "channels_last")) & (table["compiled"] == query.compiled)
                  & (table["status"] == "ok") & (table["memory"] == "default")]
     return float(same["latency_ms"].iloc[-1]) if len(same) else math.nan
 

@@ -36,7 +36,7 @@ def pairs(table: pd.DataFrame) -> pd.DataFrame:
 
     Columns: ``network, mode, batch_size, dtype, layout, ratio``, the latter's time by the former's, ``usable``.
     """
-    good = table[table["status"] == "ok"].assign(usable=table["verdict"] != VERDICTS[-1])
+    good = table[(table["status"] == "ok") & ~table["compiled"].astype(bool)].assign(usable=table["verdict"] != VERDICTS[-1])
     good = good.assign(layout=np.where(good["channels_last"].astype(bool), "channels_last", "contiguous"))
     usual = (good["dtype"] == USUAL[0]) & (good["layout"] == USUAL[1])
     both = good[~usual].merge(good.loc[usual, [*_CASE, "latency_ms", "usable"]], on=_CASE, suffixes=("", "_usual"))

@@ -63,7 +63,7 @@ def _of_project(path: Path) -> pd.DataFrame:
     family = table["network"].str.extract(r"(?:.*:)?([A-Za-z]*)", expand=False)
     return table.assign(name=table["network"], sample=table["input_shape"].fillna(""), module=family.str.lower(),
                         precision=np.where(table["dtype"] == "fp32", "fp32", "amp_" + table["dtype"]),
-                        layout=np.where(table["channels_last"], "nhwc", "nchw"), compiled=False, torch="")
+                        layout=np.where(table["channels_last"], "nhwc", "nchw"), torch="")
 
 
 def _images(name: str, sample: str) -> Network:

@@ -1,0 +1,67 @@
+"""The verb ``gpu``: it runs the steps of params/gpu.yaml, packs what they measured and checks it. Imports nothing heavy."""
+
+import argparse
+import shutil
+import time
+from pathlib import Path
+
+from lib import paths, steps
+from lib.cli.exchange import pack
+from lib.cli.options import number, whole
+from lib.errors import InputError
+
+_RESERVED_S = 90.0  # of a call, for the bundle and its check
+_IMPORTED = ("ruamel.yaml", "pydantic", "filelock")  # packages that reading params/gpu.yaml takes
+_CHECK_S = 600.0
+_CHECKED = ("01", "02", "03", "05")  # notebooks that run --check replays of every device of a reference machine
+
+
+def _packed(folder: Path, device: str) -> tuple[Path, str]:
+    """Pack what was measured; return the bundle, and what of it would not replay as a reference, or nothing."""
+    target, scratch, log = folder / "bundle.zip", folder / "check", folder / "check.log"
+    target.unlink(missing_ok=True)
+    shutil.rmtree(scratch, ignore_errors=True)
+    try:
+        pack(target, with_host_name=False)
+        steps.call(["lib", "import", "bundle", str(target)], log, _CHECK_S, output=scratch)
+        (machine,) = (scratch / "data" / "imported").iterdir()
+        words = ["lib", "run", *_CHECKED, "--source", "replay", "-p", "reference", machine.name, "--devices", device]
+        failure = steps.call(words, log, _CHECK_S, output=scratch)
+    except (InputError, OSError, ValueError) as error:
+        failure = str(error)
+    shutil.rmtree(scratch, ignore_errors=True)
+    return target, failure and f"{failure} (see {log})"
+
+
+def _gpu(options: argparse.Namespace) -> int:
+    """Run the steps; the exit status is 0 once all are done and what they measured replays."""
+    steps.require(_IMPORTED)
+    from lib.config import definitions
+
+    needs, plan = definitions.load_steps()
+    steps.require(needs)
+    deadline = time.monotonic() + options.budget_min * 60 - _RESERVED_S
+    from lib.measure import machine
+
+    device = str(machine.device(options.device))
+    cards = sum(name.partition(":")[0] == device.partition(":")[0] for name in machine.devices())
+    folder = paths.DATA / "gpu"
+    walk = steps.Walk(plan, folder, {"device": device, "cards": cards, "slots": options.slots})
+    left = walk.run(deadline)
+    bundle, failure = _packed(folder, device)
+    for name, reason in left.items():
+        print(f"not done: {name}: {reason}")
+    print(f"{bundle}: " + (f"would not replay: {failure}" if failure else
+                           "replays as a reference: import bundle FILE --reference, models --train NAME, run --check --accept"))
+    return int(bool(left or failure))
+
+
+def add(verbs) -> None:
+    """Add the verb for a machine with a GPU."""
+    verb = verbs.add_parser("gpu", help="measure all that a machine with a GPU can tell, as params/gpu.yaml says, and pack it; "
+                            "a second call resumes")
+    verb.add_argument("--device", default="cuda:0", help="device id (default cuda:0)")
+    verb.add_argument("--budget-min", type=number(2, 1440), default=30.0,
+                      help="minutes of this call (default 30); what does not fit is left to the next call")
+    verb.add_argument("--slots", type=whole(1), default=1, help="CPU slots of the steps that run jobs (default 1)")
+    verb.set_defaults(call=_gpu)
