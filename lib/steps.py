@@ -22,7 +22,7 @@ _KILLED_S = 20.0  # from the interruption of a step to its end by force
 
 def absent(packages: Iterable[str]) -> list[str]:
     """Return those packages (names as pip knows them) that this Python lacks."""
-    names = {re.sub(r"[-_.]+", "-", found.metadata["Name"] or "").lower() for found in metadata.distributions()}
+    names = {re.sub(r"[-_.]+", "-", package.metadata["Name"] or "").lower() for package in metadata.distributions()}
     return [package for package in packages if re.sub(r"[-_.]+", "-", package).lower() not in names]
 
 

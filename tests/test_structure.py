@@ -149,11 +149,6 @@ def test_files_come_in_through_the_doors(modules):
             if not (used := parsers(tree)) <= {*DOORS.get(name, "").split(), *OWN.get(name, "").split()}] == []
 
 
-def test_folders_are_small():
-    files = [path.parent for path in FILES.values() if path.name != "__init__.py"]
-    assert {folder for folder in files if files.count(folder) > 13} == set()
-
-
 def exposed(tree):
     """Yield the public functions and classes of a module that are not local to a function."""
     for node in ast.iter_child_nodes(tree):
