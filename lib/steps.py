@@ -17,6 +17,7 @@ from lib import files, paths, store
 from lib.errors import InputError, choices, death
 
 _LEAST_S = 30.0  # what is worth starting a step for that takes the time it is given
+_LATE_S = 60.0  # after the end of a call's time, a step that still runs is ended
 _KILLED_S = 20.0  # from the interruption of a step to its end by force
 
 
@@ -53,7 +54,7 @@ class Walk:
             elif not (seconds := self._seconds(step, record["seconds"], deadline - time.monotonic())):
                 left[step.name] = "no time left in this call"
             else:
-                self._carry_out(step, record, seconds)
+                self._carry_out(step, record, seconds, deadline)
                 if record["status"] != "done":
                     left[step.name] = record["status"]
             print(f"{step.name}: {left.get(step.name, 'done')}", flush=True)
@@ -70,16 +71,16 @@ class Walk:
         given_s = min(step.minutes * 60 - before_s, left_s)
         return given_s if given_s >= _LEAST_S else 0.0
 
-    def _carry_out(self, step, record: dict, seconds: float) -> None:
+    def _carry_out(self, step, record: dict, seconds: float, deadline: float) -> None:
         """Run one step, and write down how it ended and what it took."""
         total_s, begin = round(record["seconds"] + seconds), time.monotonic()
         words = shlex.split(step.command.format(**self._values, seconds=round(seconds), total=total_s))
         log = self._folder / f"{step.name}.log"
-        status = call(words, log, 2 * seconds + 60, step.until)
-        seconds_now = time.monotonic() - begin
-        is_part = self._is_timed(step) and step.minutes * 60 - record["seconds"] - max(seconds, seconds_now) >= _LEAST_S
-        record |= {"seconds": record["seconds"] + seconds_now, "command": shlex.join(words),
-                   "status": f"{status} (see {log})" if status else "to be continued" if is_part else "done"}
+        failure = call(words, log, deadline + _LATE_S - begin, step.until)
+        spent_s = record["seconds"] + (0 if failure else max(seconds if self._is_timed(step) else 0, time.monotonic() - begin))
+        is_part = self._is_timed(step) and step.minutes * 60 - spent_s >= _LEAST_S
+        record |= {"seconds": spent_s, "command": shlex.join(words),
+                   "status": f"{failure} (see {log})" if failure else "to be continued" if is_part else "done"}
         self._records[step.name] = record
         store.write_json(self._records, self._path)
 

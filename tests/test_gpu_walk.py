@@ -40,7 +40,7 @@ def test_what_does_not_fit_waits_and_a_timed_step_goes_on_with_the_time_of_all_c
     answers = [walk(tmp_path, *plan, left_s=left_s, file=tmp_path / "file") for left_s in (50, 20, 600)]
     assert [answer.get("timed") for answer in answers] == ["to be continued", "no time left in this call", None]
     assert {answer["long"] for answer in answers} == {"no time left in this call"}
-    assert (tmp_path / "file").read_text() == "50 50\n120 120\n"
+    assert (tmp_path / "file").read_text() == "50 50\n70 120\n"
 
 
 def test_a_step_is_interrupted_when_its_file_is_there_and_ended_when_it_takes_too_long(home):

@@ -61,7 +61,7 @@ def add(verbs) -> None:
     verb = verbs.add_parser("gpu", help="measure all that a machine with a GPU can tell, as params/gpu.yaml says, and pack it; "
                             "a second call resumes")
     verb.add_argument("--device", default="cuda:0", help="device id (default cuda:0)")
-    verb.add_argument("--budget-min", type=number(2, 1440), default=30.0,
+    verb.add_argument("--budget-min", type=number(6, 1440), default=30.0,
                       help="minutes of this call (default 30); what does not fit is left to the next call")
     verb.add_argument("--slots", type=whole(1), default=1, help="CPU slots of the steps that run jobs (default 1)")
     verb.set_defaults(call=_gpu)
