@@ -25,7 +25,8 @@ def _packed(folder: Path, device: str) -> tuple[Path, str]:
         pack(target, with_host_name=False)
         steps.call(["lib", "import", "bundle", str(target)], log, _CHECK_S, output=scratch)
         (machine,) = (scratch / "data" / "imported").iterdir()
-        words = ["lib", "run", *_CHECKED, "--source", "replay", "-p", "reference", machine.name, "--devices", device]
+        words = ["lib", "run", *_CHECKED, "--source", "replay", "-p", "reference", machine.name, "--devices",
+                 device.partition(":")[0]]  # as runs name their backend
         failure = steps.call(words, log, _CHECK_S, output=scratch)
     except (InputError, OSError, ValueError) as error:
         failure = str(error)
