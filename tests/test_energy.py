@@ -80,6 +80,12 @@ def test_windows_are_recorded_beside_the_work_and_idle_power_is_of_the_same_run(
     assert len(recorder.windows["work"]) == 2
 
 
+def test_idle_power_is_logged_for_as_many_samples_of_a_slow_meter_as_an_energy_needs():
+    meter = Constant(50.0)
+    meter.period_s = meters.Nvml.period_s
+    assert windows.idle_w(meter) == pytest.approx(50.0, rel=1e-3)
+
+
 def test_without_a_meter_everything_is_not_measured_and_says_why():
     with windows.Recorder(meters.Absent("no sensor here")) as recorder:
         recorder.rest(10.0)
@@ -91,13 +97,16 @@ def test_without_a_meter_everything_is_not_measured_and_says_why():
     assert math.isnan(recorder.idle_w)
 
 
-def test_a_rapl_counter_is_followed_when_it_begins_anew(tmp_path):
+def test_rapl_counts_packages_alone_and_follows_a_counter_that_begins_anew(tmp_path):
+    zones = {"intel-rapl:0": "package-0", "intel-rapl:1": "package-1-die-0", "intel-rapl:2": "psys", "intel-rapl:0:0": "core"}
     shows(tmp_path, {"intel-rapl:0/energy_uj": 1000, "intel-rapl:1/energy_uj": 5_000_000,
-                     "intel-rapl:0:0/of": "a part of a package, which is not counted again",
-                     **{f"intel-rapl:{number}/max_energy_range_uj": 6_000_000 for number in range(2)}})
+                     **{f"{zone}/energy_uj": 0 for zone in ("intel-rapl:2", "intel-rapl:0:0")},
+                     **{f"{zone}/name": name for zone, name in zones.items()},
+                     **{f"{zone}/max_energy_range_uj": 6_000_000 for zone in zones}})
     meter = meters.Rapl(tmp_path)
     assert meter.counter_j() == 0.0
-    shows(tmp_path, {"intel-rapl:0/energy_uj": 2_001_000, "intel-rapl:1/energy_uj": 500_000})
+    shows(tmp_path, {"intel-rapl:0/energy_uj": 2_001_000, "intel-rapl:1/energy_uj": 500_000,
+                     "intel-rapl:2/energy_uj": 5_000_000, "intel-rapl:0:0/energy_uj": 1_000_000})
     assert meter.counter_j() == pytest.approx(2.0 + 1.5)
     with refused("no energy counters"):
         meters.Rapl(tmp_path / "nowhere")
@@ -124,6 +133,7 @@ def shows(folder, numbers):
 @pytest.mark.parametrize(("channels", "watts", "name"), [
     ((("VDD_IN", 5000, 1200), ("VDD_CPU", 5000, 300)), 6.0, "ina3221 VDD_IN"),
     ((("VDD_CPU", 5000, 300), ("VDD_IN", 19000, 1000)), 19.0, "ina3221 VDD_IN"),
+    ((("VDD_GPU_SOC", 5000, 400), ("NC", 5000, 1), ("VIN_SYS_5V0", 5000, 1000)), 7.0, "ina3221 VDD_GPU_SOC + VIN_SYS_5V0"),
     ((("", 4000, 500),), 2.0, "ina3221 channel 1")])
 def test_a_boards_sensor_gives_the_power_of_the_whole_board(tmp_path, channels, watts, name):
     meter = meters.Ina3221(a_board(tmp_path, channels))
@@ -134,6 +144,15 @@ def test_a_boards_sensor_gives_the_power_of_the_whole_board(tmp_path, channels, 
     assert math.isnan(meter.power_w()), "a sensor that does not answer has no power, and stops nothing"
     with refused("cannot be read"):
         meters.Ina3221(tmp_path)
+
+
+def test_rails_without_that_of_the_whole_board_are_no_meter_of_the_cpu(tmp_path, monkeypatch):
+    monkeypatch.delenv(meters.CHOICE)
+    for meter in (meters.Rapl, meters.Ina3221):
+        monkeypatch.setattr(meter.__init__, "__defaults__", (tmp_path,))
+    a_board(tmp_path, (("VDD_GPU_SOC", 5000, 400), ("VDD_CPU_CV", 5000, 300)))
+    assert meters.open_meter("cpu").reason.endswith(f"no INA3221 channel VDD_IN of the whole board in {tmp_path}; there are: "
+                                                    "VDD_GPU_SOC, VDD_CPU_CV")
 
 
 def test_other_sensors_are_no_boards(tmp_path):

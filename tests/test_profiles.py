@@ -233,7 +233,6 @@ def test_steps_and_runs_have_the_energy_of_a_known_power(home, quiet, monkeypatc
     monkeypatch.setattr(profile_run, "open_meter", lambda device: meter)
     monkeypatch.setattr(passes, "_pipelined", watched)
     monkeypatch.setattr(passes, "LEAST_S", 0.6)
-    monkeypatch.setattr(profile_run, "IDLE_S", 0.1)
     result = profile_run.measure(short())
     run, rows = result.run, result.rows.dropna(subset="energy_j")
     ((start_s, end_s),) = windows_s

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import numpy as np
 
-from lib.errors import InputError, one_line
+from lib.errors import InputError, choices, one_line
 from lib.measure.energy import power_log
 from lib.measure.energy.trace import NOT_MEASURED, Trace
 from lib.measure.gpus.card import Card
@@ -21,6 +21,7 @@ CHOICE = "LIB_METER"  # the environment variable that names another meter than t
 _POWERCAP = Path("/sys/class/powercap")
 _HWMON = Path("/sys/class/hwmon")
 _WHOLE_BOARD = "VDD_IN"  # the label of the channel that feeds the whole board, where there is one
+_NOT_CONNECTED = ("", "NC")  # labels of channels that feed nothing, beside labelled ones
 
 
 class Meter(Protocol):
@@ -85,7 +86,8 @@ class Rapl:
     name, period_s = "rapl", PERIOD_S
 
     def __init__(self, folder: Path = _POWERCAP):
-        zones = [zone for zone in sorted(folder.glob("intel-rapl:*")) if zone.name.count(":") == 1]
+        zones = [zone for zone in sorted(folder.glob("intel-rapl:*")) if zone.name.count(":") == 1
+                 and _text(zone / "name").startswith("package-")]  # psys counts the packages again
         if not zones:
             raise InputError(f"no energy counters of the processor in {folder}")
         try:
@@ -113,28 +115,35 @@ class Rapl:
 
 
 class Ina3221:
-    """The sensor of a board such as NVIDIA's Jetson, by Linux's hwmon: the channel of the whole board, else the first one."""
+    """The sensors of a board such as NVIDIA's Jetson, by Linux's hwmon: the channel of the whole board, else the sum of all.
+
+    Boards without that channel (AGX Orin) are summed as jetson_stats does; ``whole`` refuses them.
+    """
 
     period_s = PERIOD_S
 
-    def __init__(self, folder: Path = _HWMON):
+    def __init__(self, folder: Path = _HWMON, *, whole: bool = False):
         channels = [path for sensor in sorted(folder.glob("hwmon*")) if _text(sensor / "name") == "ina3221"
                     for path in sorted(sensor.glob("in[1-3]_input")) if (sensor / _current(path)).exists()]
         if not channels:
             raise InputError(f"no INA3221 sensor in {folder}")
-        labels = [_text(path.with_name(path.name.replace("input", "label"))) for path in channels]
-        chosen = labels.index(_WHOLE_BOARD) if _WHOLE_BOARD in labels else 0
-        path, self.name = channels[chosen], f"ina3221 {labels[chosen] or 'channel 1'}"
+        labels = {path: _text(path.with_name(path.name.replace("input", "label"))) for path in channels}
+        board = [path for path in channels if labels[path] == _WHOLE_BOARD][:1]
+        if whole and not board:
+            raise InputError(f"no INA3221 channel {_WHOLE_BOARD} of the whole board in {folder}; there are: "
+                             f"{choices(filter(None, labels.values())) or 'channels without a label'}")
+        used = board or [path for path in channels if labels[path] not in _NOT_CONNECTED] or channels
+        self.name = "ina3221 " + " + ".join(labels[path] or f"channel {path.name[2]}" for path in used)
         try:
-            self._volts, self._amperes = _Number(path), _Number(path.with_name(_current(path)))
-            self._volts(), self._amperes()
+            self._rails = [(_Number(path), _Number(path.with_name(_current(path)))) for path in used]
+            [volts() * amperes() for volts, amperes in self._rails]
         except (OSError, ValueError) as error:
-            raise InputError(f"the INA3221 sensor in {path.parent} cannot be read: {one_line(error)}") from None
+            raise InputError(f"the INA3221 sensor in {folder} cannot be read: {one_line(error)}") from None
 
     def power_w(self) -> float:
         """Return the power now, in W, from mV and mA; NaN where the sensor does not answer."""
         try:
-            return self._volts() * self._amperes() / 1e6
+            return sum(volts() * amperes() for volts, amperes in self._rails) / 1e6
         except (OSError, ValueError):
             return math.nan
 
@@ -205,7 +214,7 @@ def open_meter(device: str) -> Meter:
         path = Path(choice)
         return Absent(f"{CHOICE} is none") if choice == "none" else Replay(power_log.read(path).trace, path.name)
     kind, _, index = device.partition(":")
-    reasons, ways = [], {"cuda": (lambda: Nvml(int(index or 0)), Ina3221), "cpu": (Rapl, Ina3221)}
+    reasons, ways = [], {"cuda": (lambda: Nvml(int(index or 0)), Ina3221), "cpu": (Rapl, lambda: Ina3221(whole=True))}
     for way in ways.get(kind, ()):
         try:
             return way()

@@ -18,7 +18,7 @@ import numpy as np
 from lib.measure.energy.meters import Absent, Meter
 from lib.measure.energy.trace import LEAST_SAMPLES, Energy, Trace, of_window
 
-IDLE_S = 1.0  # of idle power logged before work
+IDLE_PERIODS = 12  # sampling periods of the meter that idle power is logged for: LEAST_SAMPLES, and two to spare
 LEAST_S = 2.0  # of work, where it can be repeated
 
 
@@ -123,8 +123,8 @@ def of_calls(chunk: Callable[[], object], calls: int, seconds: float, meter: Met
     return recorder.energy(start_s, end_s), repeats * calls
 
 
-def idle_w(meter: Meter, seconds: float = IDLE_S) -> float:
-    """Return the mean power while nothing is done, in W; NaN without a meter, at once."""
+def idle_w(meter: Meter) -> float:
+    """Return the mean power over IDLE_PERIODS while nothing is done, in W; NaN without a meter, at once."""
     with Recorder(meter) as recorder:
-        recorder.rest(seconds)
+        recorder.rest(IDLE_PERIODS * meter.period_s)
     return recorder.idle_w
