@@ -17,7 +17,7 @@ from unittest import mock
 
 import psutil
 
-from lib.measure import machine
+from lib.measure import machine, timing
 from lib.measure.operators import visit, visitor
 
 FILE = "FAKE_GPUS"
@@ -160,7 +160,7 @@ def _runnable(ops, device):
     return call
 
 
-def _time_calls(call, calls, device):
+def _time_calls(call, calls, device, before=None):
     call()
     time.sleep(call.ms * calls / 1e3)
     return call.ms * (1 + time.perf_counter_ns() % 1009 * 1e-6)  # no clock gives the same digits twice
@@ -187,8 +187,8 @@ def patches():
             "synchronize": lambda *_: None, "empty_cache": lambda: None}
     made = [mock.patch(f"torch.cuda.{name}", value) for name, value in cuda.items()]
     made += [mock.patch("torch.backends.cudnn.version", lambda: 9), mock.patch.object(visit.rebuild, "runnable", _runnable),
-             mock.patch.object(visit, "time_calls", _time_calls), mock.patch.object(
-                 visit, "repeated", lambda call, calls, device: (call, calls))]
+             *[mock.patch.object(module, "time_calls", _time_calls) for module in (timing, visit)],
+             mock.patch.object(visit, "repeated", lambda call, *_: timing.Repeat(call, 1, 1, True))]
     return [*made, Library(None if read()["nvml"] == "absent" else Nvml())]
 
 

@@ -3,6 +3,7 @@
 import itertools
 import textwrap
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -16,10 +17,12 @@ from lib.config import definitions
 from lib.config.notebooks import MachineParams
 from lib.measure import ceilings, machine, timing
 from lib.measure.budget import Budget
+from lib.measure.operators import aggregate, isolated, visit
 from lib.predict import registry, transfer
 from lib.predict.advice import advise, advise_text
 from lib.studies.machine import findings
 from lib.work.graph import capture, counts, cuda_kernels, families, ops, rebuild, spaces
+from tests.visitors import visited
 
 SWEEPS = spaces.load_sweeps()
 AMPERE, TURING, HOPPER = (8, 0), (7, 5), (9, 0)
@@ -188,40 +191,109 @@ def test_advice_says_how_fp32_is_multiplied_on_gpus():
 
 
 class Card:
-    """Stands in for a GPU: a launch costs the host 5 µs, a triad in the L2 cache takes 1 µs, and a graph is launched once."""
+    """Stands in for a GPU, with clocks of host and device: a launch takes the host 5 µs, a graph's 10, a triad the GPU 1 µs."""
 
     def __init__(self, monkeypatch, records=True):
-        self.ms, self.records, self.recorded = 0.0, records, []
-        monkeypatch.setattr(timing, "time_calls", self.time_calls)
+        self.host_ms = self.device_ms = 0.0
+        self.records, self.recorded = records, []
+        monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: Event(self))
         monkeypatch.setattr(timing, "_graphed", self.graphed)
-        monkeypatch.setattr(timing, "synchronize", lambda device: None)
+        for module in (timing, visit, ceilings):
+            monkeypatch.setattr(module, "synchronize", self.synchronize)
+        monkeypatch.setattr(visit, "time", SimpleNamespace(perf_counter=lambda: self.host_ms / 1e3))
+
+    def launch(self, host_ms, device_ms):
+        self.host_ms += host_ms
+        self.device_ms = max(self.device_ms, self.host_ms) + device_ms
+
+    def synchronize(self, device=None):
+        self.host_ms = max(self.host_ms, self.device_ms)
 
     def kernel(self):
-        self.ms += 0.005
+        self.launch(0.005, 0.001)
 
     def graphed(self, call, calls, device):
         if not self.records:
             raise RuntimeError("operation not permitted when stream is capturing")
         self.recorded.append(calls)
+        return lambda: self.launch(0.010, 0.001 * calls)
 
-        def replay():
-            self.ms += 0.005 + 0.001 * calls
-        return replay
 
-    def time_calls(self, call, calls, device):
-        before = self.ms
-        for _ in range(calls):
-            call()
-        return (self.ms - before) / calls
+class Event:
+    """A CUDA event on a card: its time is when the device has done all that was queued before it."""
+
+    def __init__(self, card):
+        self.card = card
+
+    def record(self):
+        self.at_ms = max(self.card.host_ms, self.card.device_ms)
+
+    def synchronize(self):
+        self.card.synchronize()
+
+    def elapsed_time(self, end):
+        return end.at_ms - self.at_ms
 
 
 @pytest.mark.parametrize(("where", "graph", "records", "ms"), [
-    (GPU, True, True, 0.001), (GPU, False, True, 0.005), (GPU, True, False, 0.005), (torch.device("cpu"), True, False, 0.005)])
+    (GPU, True, True, 0.001), (GPU, False, True, 0.005), (GPU, True, False, 0.005), (torch.device("cpu"), True, False, None)])
 def test_a_small_kernel_is_timed_in_a_graph_where_it_can_be_and_says_so(monkeypatch, where, graph, records, ms):
     card = Card(monkeypatch, records)
     timed = timing.measure(card.kernel, where, 0.01, graph=graph)
-    assert timed.median_ms == pytest.approx(ms, rel=0.03) and timed.graphed == (ms == 0.001)
-    assert not timed.graphed or card.recorded in ([200], [201]), "as many calls as fill a sample, recorded once"
+    assert timed.graphed == (ms == 0.001)
+    assert ms is None or timed.median_ms == pytest.approx(ms, rel=1e-6 if timed.graphed else 0.03), "no launch is in a graph's"
+    assert not timed.graphed or card.recorded[-1] in (1000, 1001), "as many calls as fill a sample"
+
+
+@pytest.mark.parametrize("records", [True, False])
+def test_a_kernel_of_a_sweep_that_no_graph_can_be_recorded_of_says_so(monkeypatch, records):
+    card = Card(monkeypatch, records)
+    samples, calls, reason = visit._kernel_samples(card.kernel, GPU, 5)
+    assert np.median(samples) == pytest.approx(0.001 if records else 0.005, rel=1e-6 if records else 0.03)
+    assert (calls in (1000, 1001)) == records and reason == ("" if records else visit.LAUNCHED)
+    row = visited(latency_ms=np.median(samples), reason=reason, config="x", gpu_others=0.0)
+    table = aggregate.summarise(pd.DataFrame([row] * 3))
+    assert table[["verdict", "why"]].values.tolist() == [["stable", reason]]
+
+
+@pytest.mark.parametrize("flush_ms", [0.001, 0.02, 10.0])
+def test_a_flush_lasts_until_the_host_has_queued_the_cold_call(monkeypatch, flush_ms):
+    card = Card(monkeypatch)
+    call, flush = lambda: card.launch(0.05, 0.002), lambda: card.launch(0.0005, flush_ms)
+    samples, _ = visit._lone_samples(call, GPU, 5, flush, host=False)
+    assert samples == pytest.approx([0.002] * len(samples))
+
+
+def test_on_apples_gpu_a_flush_is_not_in_the_time(monkeypatch):
+    card = Card(monkeypatch)
+    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter_ns=lambda: card.host_ms * 1e6))
+    samples, _ = visit._lone_samples(card.kernel, torch.device("mps"), 5, lambda: card.launch(0.005, 1.0), host=False)
+    assert samples == pytest.approx([0.006] * len(samples))
+
+
+def test_operators_of_networks_are_timed_in_graphs_on_a_gpu_and_networks_are_not(monkeypatch):
+    def timed(records):
+        card = Card(monkeypatch, records)
+        items = [isolated.Item({"kind": kind, "label": "a", "backend": "cuda"}, lambda: card.kernel)
+                 for kind in ("operator", "network")]
+        timings, _ = isolated._timed(items, GPU, Budget(0.1))
+        return [(isolated._launched(item.row, timing.graphed)["label"], timing.graphed)
+                for item, timing in zip(items, timings, strict=True)]
+
+    assert timed(True) == [("a", True), ("a", False)]
+    assert timed(False) == [("a, without a CUDA graph", False), ("a", False)]
+
+
+@pytest.mark.parametrize(("per_s", "largest"), [(5e13, 8192), (5e12, 4096)])
+def test_the_largest_gemm_of_a_gpu_is_chosen_by_a_rate_that_is_not_its_launch(monkeypatch, per_s, largest):
+    card = Card(monkeypatch)
+    monkeypatch.setattr(ceilings, "time", SimpleNamespace(perf_counter=lambda: card.host_ms / 1e3))
+    monkeypatch.setattr(ceilings, "_gemm", lambda dtype, n, device: lambda: card.launch(0.005, 2e3 * n**3 / per_s))
+    monkeypatch.setattr(machine, "free_bytes", lambda device: 8e10)
+    probes = ceilings._compute_probes(MachineParams(device="cuda:0", budget_s=12), GPU)
+    assert ceilings._first_rate("fp32", GPU) == pytest.approx(per_s, rel=0.02)
+    gemms = [probe.row["method"] for probe in probes if probe.row["dtype"] == "fp32" and "mm" in probe.row["method"]]
+    assert gemms[-1] == f"torch.mm {largest}x{largest}x{largest}"
 
 
 @pytest.mark.parametrize(("records", "gbps", "words"), [(True, 4000, ", as a CUDA graph"), (False, 800, "")])

@@ -231,7 +231,7 @@ def test_an_operator_that_the_device_lacks_is_told_and_a_network_is_refused():
         raise RuntimeError("not implemented for this backend\nmore")
 
     samples, failed = timed(("operator", lambda: lambda: None), ("operator", broken))
-    assert [len(part) > 0 for part in samples] == [True, False]
+    assert [part.n > 0 for part in samples] == [True, False]
     assert failed == ["my operator does not run on cpu: not implemented for this backend"]
     with refused("my network does not run on cpu"):
         timed(("network", broken))

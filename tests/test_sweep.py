@@ -248,8 +248,10 @@ def test_rows_that_repeat_the_last_result_are_found():
     good = np.random.default_rng(0).uniform(0.01, 1, 64)
     result = aggregate.stale(pd.Series([*good, *[0.012223999947309494] * 142]), pd.Series(range(206)))
     assert not result[:64].any() and result[65:].all()
-    quantised = pd.Series([0.007168, 0.008192, 0.007168, 0.007168, 0.008192])  # a clock of 1.024 us
-    assert not aggregate.stale(quantised, pd.Series(range(5))).any()
+    ticks = np.random.default_rng(0).integers(3, 7, 300) * 1.024e-3  # a clock of 1.024 us, which gives equal times all over
+    assert not aggregate.stale(pd.Series(ticks), pd.Series(range(300))).any()
+    interrupted = pd.Series([0.5, 0.25, np.nan, 0.25, 0.25, 0.75])
+    assert aggregate.stale(interrupted, pd.Series(range(6))).tolist() == [False, False, False, True, True, False]
 
 
 def test_a_sweep_whose_worker_repeats_itself_has_failed_rows(visits_by, monkeypatch):

@@ -15,8 +15,8 @@ from lib.errors import InputError, choices, is_out_of_memory
 from lib.measure import load, machine
 from lib.measure.archive import folders
 from lib.measure.budget import Budget
-from lib.measure.statistics import VERDICTS, Timing, worst
-from lib.measure.timing import measure, synchronize
+from lib.measure.statistics import VERDICTS, Timing, joined, worst
+from lib.measure.timing import measure, synchronize, time_calls
 from lib.progress import track
 from lib.tables import columns
 from lib.work.dtypes import torch_dtype
@@ -99,15 +99,10 @@ def _first_rate(dtype: str, device: torch.device) -> float:
     """Return a first look at the FLOP/s of ``dtype``, or 0 where the device does not multiply matrices of it."""
     if dtype == "tf32" and device.type != "cuda":
         return 0.0
+    side = 256 if device.type == "cpu" else 2048  # a GEMM of 256 rows is all launch on a GPU
     try:
-        call = _gemm(dtype, 256, device)
-        times_s = []
-        for _ in range(_LOOKS):
-            begin = time.perf_counter()
-            call()
-            synchronize(device)
-            times_s.append(time.perf_counter() - begin)
-        return 2.0 * 256**3 / min(times_s)
+        call = _gemm(dtype, side, device)
+        return 2.0 * side**3 / min(time_calls(call, 1, device) for _ in range(_LOOKS)) * 1e3
     except (RuntimeError, TypeError):
         return 0.0
 
@@ -162,8 +157,7 @@ def _rounds(probes: list[Probe], device: torch.device, budget: Budget) -> list[T
                 raise
             if device.type == "cuda":
                 torch.cuda.empty_cache()
-    return [Timing(np.concatenate([part.samples_ms for part in parts]), graphed=all(part.graphed for part in parts))
-            if parts else None for parts in samples]
+    return [joined(parts) if parts else None for parts in samples]
 
 
 def _visit(probe: Probe, device: torch.device, share_s: float) -> Timing:

@@ -1,6 +1,6 @@
 """What samples say: median, spread, bootstrap interval, and the verdict on them. The one place of these definitions."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -82,3 +82,8 @@ class Timing:
     def verdict(self) -> str:
         """Return the verdict on the spread."""
         return spread_verdict(self.spread)
+
+
+def joined(parts: Sequence[Timing]) -> Timing:
+    """Return the samples of several measurements as one, none of none; it is graphed where all were."""
+    return Timing(np.concatenate([*(part.samples_ms for part in parts), []]), graphed=all(part.graphed for part in parts))

@@ -18,8 +18,14 @@ def synchronize(device: torch.device) -> None:
         torch.mps.synchronize()
 
 
-def time_calls(call: Callable[[], object], calls: int, device: torch.device) -> float:
-    """Time ``calls`` calls in a row, in ms a call: device events on CUDA, the host's clock elsewhere."""
+def time_calls(call: Callable[[], object], calls: int, device: torch.device,
+               before: Callable[[], object] | None = None) -> float:
+    """Time ``calls`` calls in a row, in ms a call: device events on CUDA, the host's clock elsewhere.
+
+    ``before`` runs untimed: on CUDA the device is at work with it while the host queues the calls, elsewhere it has ended.
+    """
+    if before:
+        before()
     if device.type == "cuda":
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start.record()
@@ -28,6 +34,7 @@ def time_calls(call: Callable[[], object], calls: int, device: torch.device) -> 
         end.record()
         end.synchronize()
         return start.elapsed_time(end) / calls
+    synchronize(device)
     begin = time.perf_counter_ns()
     for _ in range(calls):
         call()
@@ -49,19 +56,38 @@ def _graphed(call: Callable[[], object], calls: int, device: torch.device) -> Ca
     return graph.replay
 
 
-def repeated(call: Callable[[], object], calls: int, device: torch.device) -> tuple[Callable[[], object], int]:
-    """Return what makes ``calls`` calls in a row, and how often to call it for them.
+@dataclass(frozen=True)
+class Repeat:
+    """``calls`` calls in a row: ``run`` made ``width`` times, which is once for the replay of a CUDA graph."""
 
-    On CUDA it is the replay of a graph, once, where one can be recorded; else the call itself, launched as often.
+    run: Callable[[], object]
+    width: int
+    calls: int
+    graphed: bool = False
+
+    def ms(self, device: torch.device) -> float:
+        """Return the time of a call, in ms; a graph is replayed before, untimed, so that its launch is not in the time."""
+        return time_calls(self.run, self.width, device, self.run if self.graphed else None) * self.width / self.calls
+
+
+def repeated(call: Callable[[], object], once_ms: float, device: torch.device, sample_ms: float, most: int = 10_000,
+             graph: bool = True) -> Repeat:
+    """Return as many calls, ``most`` at most, as fill ``sample_ms``: in a CUDA graph where one is wanted and can be recorded.
+
+    ``once_ms`` is the time of a lone call, on CUDA mostly its launch where it is short: a first graph tells how many calls fit.
     """
-    if device.type == "cuda":
+    def filling(ms: float) -> int:
+        return int(np.clip(np.ceil(sample_ms / max(ms, 1e-4)), 1, most))
+
+    calls = filling(once_ms)
+    if graph and device.type == "cuda":
         try:
-            replay = _graphed(call, calls, device)
-            replay()
-            return replay, 1
+            repeat = Repeat(_graphed(call, calls, device), 1, calls, True)
+            fitting = filling(repeat.ms(device))
+            return Repeat(_graphed(call, fitting, device), 1, fitting, True) if fitting > calls else repeat
         except RuntimeError:
             synchronize(device)
-    return call, calls
+    return Repeat(call, calls, calls)
 
 
 def measure(call: Callable[[], object], device: torch.device, budget_s: float = 0.3, sample_ms: float = 1.0,
@@ -79,12 +105,11 @@ def measure(call: Callable[[], object], device: torch.device, budget_s: float = 
         return Timing(np.array([once_ms]))
     while time.monotonic() < begin + min(budget_s / 5, most_s):
         once_ms = min(once_ms, time_calls(call, 1, device))
-    calls = max(1, int(np.ceil(sample_ms / max(once_ms, 1e-4))))
-    repeat, width = repeated(call, calls, device) if graph else (call, calls)
+    repeat = repeated(call, once_ms, device, sample_ms, graph=graph)
     samples, end = [], time.monotonic() + 0.8 * budget_s
     while not samples or time.monotonic() < (end if len(samples) >= least else begin + most_s):
-        samples.append(time_calls(repeat, width, device) * width / calls)
-    return Timing(np.array(samples), calls, repeat is not call)
+        samples.append(repeat.ms(device))
+    return Timing(np.array(samples), repeat.calls, repeat.graphed)
 
 
 @dataclass(frozen=True)

@@ -83,7 +83,8 @@ def summarise(visits: pd.DataFrame, spare_cores: int = 0) -> pd.DataFrame:
         rows.append({"config": key, "latency_ms": median, "latency_iqr_ms": high - low, "n": len(used),
                      "low_ms": used["latency_ms"].min(), "high_ms": used["latency_ms"].max(),
                      "other_cores": used["cores"].median(), "verdict": worst(*(verdict for verdict, _ in findings)),
-                     "why": "; ".join(why for verdict, why in findings if verdict != VERDICTS[0])})
+                     "why": "; ".join([*(why for verdict, why in findings if verdict != VERDICTS[0]),
+                                       *used.loc[_filled(used["reason"]), "reason"].unique()])})
     return pd.DataFrame(rows, columns=["config", "latency_ms", "latency_iqr_ms", "n", "low_ms", "high_ms", "other_cores",
                                        "verdict", "why"])
 
@@ -171,11 +172,15 @@ def write(table: pd.DataFrame, folder: Path, facts: dict[str, Any]) -> pd.DataFr
 def stale(latency: pd.Series, work: pd.Series) -> pd.Series:
     """Return which rows repeat the row before them to the last digit although their work differs.
 
-    A clock does not give the same twelve digits twice in a row for different shapes: such a row was read from the last
-    result and not measured. ``latency`` and ``work`` (FLOPs from the shapes) are aligned, in the order of measuring.
+    A time that three rows in a row have, and no row apart from them, was read from the last result and not measured. A clock of
+    coarse ticks gives equal times elsewhere too. ``latency`` and ``work`` (FLOPs from the shapes) are aligned, in the order of
+    measuring.
     """
-    again = (latency == latency.shift()) & latency.notna()
-    return again & (again.shift(-1, fill_value=False) | again.shift(fill_value=False)) & work.ne(work.shift())
+    known = latency.dropna()
+    again, work = known == known.shift(), work[known.index]
+    alone = (~again).groupby(known).transform("sum") == 1
+    repeated = alone & again & (again.shift(-1, fill_value=False) | again.shift(fill_value=False)) & work.ne(work.shift())
+    return repeated.reindex(latency.index, fill_value=False)
 
 
 @dataclass(frozen=True)

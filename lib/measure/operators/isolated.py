@@ -17,7 +17,7 @@ from lib import locks, paths, store
 from lib.measure import load, machine
 from lib.measure.archive import folders
 from lib.measure.budget import Budget
-from lib.measure.statistics import Timing, worst
+from lib.measure.statistics import Timing, joined, worst
 from lib.measure.timing import measure
 from lib.progress import track
 from lib.work import dtypes, networks, user_code
@@ -117,8 +117,8 @@ def operator_items(net: networks.Network, graph: ops.Graph, precision: str, devi
     return items
 
 
-def _timed(items: list[Item], device: torch.device, budget: Budget) -> tuple[list[np.ndarray], list[str]]:
-    """Time every item in ROUNDS rounds, each in a random order; return the samples of each, in ms, and what could not run.
+def _timed(items: list[Item], device: torch.device, budget: Budget) -> tuple[list[Timing], list[str]]:
+    """Time every item in ROUNDS rounds, each in a random order; return the samples of each, and what could not run.
 
     On a crowded machine later rounds are dropped once the budget is spent; the first always runs. An operator that the device
     does not have stays without samples; a network that it cannot run raises InputError.
@@ -126,7 +126,7 @@ def _timed(items: list[Item], device: torch.device, budget: Budget) -> tuple[lis
     several, total_s = sum(item.row["kind"] == "network" for item in items), budget.left_s
     shares = {"network": total_s * _NETWORKS_SHARE / max(1, several),
               "operator": total_s * (1 - _NETWORKS_SHARE) / max(1, len(items) - several)}
-    samples: list[list[np.ndarray]] = [[] for _ in items]
+    samples: list[list[Timing]] = [[] for _ in items]
     programs: dict[int, Callable] = {}
     failed: dict[int, str] = {}
     draw = np.random.default_rng(0)
@@ -142,10 +142,16 @@ def _timed(items: list[Item], device: torch.device, budget: Budget) -> tuple[lis
                     programs[index] = call  # its weights take long to make
                 with torch.inference_mode():
                     share_s = min(shares[kind] / ROUNDS, budget.left_s)
-                    samples[index].append(measure(call, device, share_s, least=3, most_s=2 * share_s).samples_ms)
+                    samples[index].append(measure(call, device, share_s, least=3, most_s=2 * share_s, graph=kind == "operator"))
         except RuntimeError as error:
             failed[index] = f"{fails}: {str(error).splitlines()[0]}"
-    return [np.concatenate([*parts, []]) for parts in samples], list(failed.values())
+    return [joined(parts) for parts in samples], list(failed.values())
+
+
+def _launched(row: dict[str, Any], graphed: bool) -> dict[str, Any]:
+    """Return the row of an item, whose label says where an operator on CUDA was timed with its launches."""
+    launched = row["kind"] == "operator" and row["backend"] == "cuda" and not graphed
+    return {**row, "label": row["label"] + ", without a CUDA graph" * launched}
 
 
 def measure_work(models: list[str], batch_size: int, precision: str, device_id: str,
@@ -167,7 +173,7 @@ def measure_work(models: list[str], batch_size: int, precision: str, device_id: 
             samples, failed = _timed(items, device, budget)
             seen = watch.reading()
     crowded = seen.verdict(threads)
-    timed = [(item.row, Timing(part)) for item, part in zip(items, samples, strict=True) if len(part)]
+    timed = [(_launched(item.row, timing.graphed), timing) for item, timing in zip(items, samples, strict=True) if timing.n]
     frame = pd.DataFrame([{**row, "elapsed_sec": timing.median_ms / 1e3, "verdict": worst(timing.verdict, crowded)}
                           for row, timing in timed])
     facts = {"started_utc": store.utc_now(), "notebook": "05_roofline", "load_at_start": asdict(quiet),

@@ -16,7 +16,7 @@ from lib.measure.energy.trace import Energy
 from lib.measure.gpus.card import number_of
 from lib.measure.gpus.watch import GpuUse, GpuWatch
 from lib.measure.operators.cold_memory import ColdCalls, Rings
-from lib.measure.timing import repeated, synchronize, time_calls
+from lib.measure.timing import Repeat, repeated, synchronize, time_calls
 from lib.measure.worker import WorkerLostError
 from lib.work.dtypes import torch_name
 from lib.work.graph import families, rebuild
@@ -28,6 +28,7 @@ _LEAST = 3
 _COLD_WARMUP, _COLD_PATIENCE = 2, 4
 _WARM_MS = 3.0
 _MOST_CALLS = 1000
+LAUNCHED = "no CUDA graph of it can be recorded: its launches are in its time"
 _CHUNK_MS = 20.0  # of an energy loop, between looks at the clock
 
 
@@ -119,36 +120,31 @@ def _check(result: Any, ops: tuple[Op, ...]) -> None:
         raise InputError(f"{ops[0].name} gave {got}, expected {expected}")
 
 
-def _back_to_back(call: Callable[[], object], device: torch.device) -> tuple[Callable[[], object], int, int, float]:
-    """Return what makes calls back to back, how often to call it for a sample of SAMPLE_MS, a sample's calls, and one's ms.
-
-    On CUDA it is a graph's replay where one can be recorded.
-    """
+def _back_to_back(call: Callable[[], object], device: torch.device) -> tuple[Repeat, float]:
+    """Return what makes the calls of a sample of SAMPLE_MS back to back, and the ms of a lone call."""
     begin, once = time.perf_counter(), np.inf
     while once == np.inf or (time.perf_counter() - begin) * 1e3 < _WARM_MS:
         once = min(once, time_calls(call, 1, device))
-    calls = int(np.clip(np.ceil(SAMPLE_MS / max(once, 1e-4)), 1, _MOST_CALLS))
-    repeat, width = repeated(call, calls, device)
-    return repeat, width, calls, once
+    return repeated(call, once, device, SAMPLE_MS, _MOST_CALLS), once
 
 
-def _kernel_samples(call: Callable[[], object], device: torch.device, visit_ms: float) -> tuple[list[float], int]:
-    """Time calls back to back, as many in a sample as fill SAMPLE_MS."""
-    repeat, width, calls, _ = _back_to_back(call, device)
+def _kernel_samples(call: Callable[[], object], device: torch.device, visit_ms: float) -> tuple[list[float], int, str]:
+    """Time calls back to back, as many in a sample as fill SAMPLE_MS; return the times, the calls, and what is in them too."""
+    repeat, _ = _back_to_back(call, device)
     samples, end = [], time.perf_counter() + visit_ms / 1e3
     while len(samples) < _LEAST or time.perf_counter() < end:
-        samples.append(time_calls(repeat, width, device) * width / calls)
-    return samples, calls
+        samples.append(repeat.ms(device))
+    return samples, repeat.calls, LAUNCHED if device.type == "cuda" and not repeat.graphed else ""
 
 
 def _lone_samples(call: Callable[[], object], device: torch.device, visit_ms: float, flush: Callable | None,
                   host: bool) -> tuple[list[float], int]:
     """Time calls one by one, each after ``flush``; ``host`` clocks on the host from before the call to the device's end."""
     def one() -> float:
+        if not host:
+            return time_calls(call, 1, device, flush)
         if flush:
             flush()
-        if not host:
-            return time_calls(call, 1, device)
         synchronize(device)
         begin = time.perf_counter_ns()
         call()
@@ -156,10 +152,22 @@ def _lone_samples(call: Callable[[], object], device: torch.device, visit_ms: fl
         return (time.perf_counter_ns() - begin) / 1e6
 
     one()
+    if flush and not host and device.type == "cuda":
+        flush = _lasting(flush, call, device)
     samples, end = [], time.perf_counter() + visit_ms / 1e3
     while len(samples) < _LEAST or time.perf_counter() < end:
         samples.append(one())
     return samples, 1
+
+
+def _lasting(flush: Callable[[], object], call: Callable[[], object], device: torch.device) -> Callable[[], object]:
+    """Return as many flushes as keep a GPU at work for twice as long as the host takes to queue ``call``."""
+    synchronize(device)
+    begin = time.perf_counter()
+    call()
+    queued_ms = (time.perf_counter() - begin) * 1e3
+    times = 1 + int(np.ceil(2 * queued_ms / time_calls(flush, 1, device, flush)))
+    return lambda: [flush() for _ in range(times)]
 
 
 def _cold_samples(ops: tuple[Op, ...], device: torch.device, visit_ms: float, rings: Rings) -> tuple[list[float], int]:
@@ -177,7 +185,7 @@ def _cold_samples(ops: tuple[Op, ...], device: torch.device, visit_ms: float, ri
 def visit(config: Config, ops: tuple[Op, ...], device: torch.device, visit_ms: float,
           tools: Tools) -> dict[str, Any]:
     """Build, check and time one configuration; return what ``repeats`` needs. A failure is a result with its reason."""
-    watch, row = _Watch(tools), {"latency_ms": np.nan, "n": 0, "calls": 0, "spread_ms": np.nan}
+    watch, reason, row = _Watch(tools), "", {"latency_ms": np.nan, "n": 0, "calls": 0, "spread_ms": np.nan}
     try:
         kernel = config.latency_type == "kernel"
         cold = config.cache == "cold"
@@ -190,12 +198,12 @@ def visit(config: Config, ops: tuple[Op, ...], device: torch.device, visit_ms: f
             del call
             samples, calls = _cold_samples(ops, device, visit_ms, tools.rings)
         elif kernel and not cold:
-            samples, calls = _kernel_samples(call, device, visit_ms)
+            samples, calls, reason = _kernel_samples(call, device, visit_ms)
         else:
             samples, calls = _lone_samples(call, device, visit_ms, tools.flusher if cold else None, host=not kernel)
         low, median, high = np.percentile(samples, (25, 50, 75))
         row |= {"latency_ms": float(median), "n": len(samples), "calls": calls, "spread_ms": float(high - low)}
-        status, reason = "ok", ""
+        status = "ok"
     except (RuntimeError, TypeError, ValueError, IndexError, MemoryError) as error:
         status, reason = "failed", _reason(error, device)
     return {**row, **watch.reading(), "status": status, "reason": reason}
@@ -231,6 +239,7 @@ def _looped(config: Config, ops: tuple[Op, ...], device: torch.device, seconds: 
         return Energy(0.0, reason=tools.meter.reason), 0
     idle_w = tools.idle_w
     call = rebuild.runnable(ops, device) if config.latency_type == "kernel" else _program(config, device)
-    repeat, width, calls, once_ms = _back_to_back(call, device)
-    times = max(1, int(_CHUNK_MS / (calls * max(once_ms, 1e-4))))
-    return windows.of_calls(lambda: time_calls(repeat, width * times, device), calls * times, seconds, tools.meter, idle_w)
+    repeat, once_ms = _back_to_back(call, device)
+    times = max(1, int(_CHUNK_MS / (repeat.calls * max(once_ms, 1e-4))))
+    return windows.of_calls(lambda: time_calls(repeat.run, repeat.width * times, device), repeat.calls * times, seconds,
+                            tools.meter, idle_w)
