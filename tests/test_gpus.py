@@ -92,6 +92,8 @@ def test_cards_alike_share_the_points_and_one_that_breaks_leaves_its_rest_to_the
     ("absent", {}, "noisy", "nvidia-ml-py is not installed"),
     ("another", {}, "noisy", "no NVML: NVMLError: Driver/library version mismatch"),
     ("shy", {}, "noisy", "the driver does not tell who uses the GPU"),
+    ("no samples", {"stranger": 1, "share": 0.4}, "stable", "others used 0% of the GPU"),
+    ("not found", {"stranger": 1, "share": 0.4}, "stable", "others used 0% of the GPU"),
     ("old", {"stranger": 1, "share": 0.4}, "noisy", "its share is not told")])
 def test_a_gpu_is_judged_by_its_own_users_and_clock(box, nvml, card, verdict, words):
     box(2, nvml, **card)

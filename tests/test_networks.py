@@ -265,3 +265,12 @@ def test_the_verb(home, capsys, pretended):
     assert "1 of 1 cases" in capsys.readouterr().out
     assert main(["networks", "--plan", str(plan), "--networks", "W9"]) == 2
     assert "no network W9 in the plan; there are: W6, W7" in capsys.readouterr().err
+    assert main([*command, "--dry-run", "--device", "cuda:0"]) == 0
+    assert capsys.readouterr().out == "W6 infer b1 fp32, memory default\n", "also where that GPU is not here"
+
+
+@pytest.mark.parametrize(("device", "heaps"), [("cpu", ["default", "kept"]), ("cuda", ["default"]), ("mps", ["default"])])
+def test_the_heap_of_the_host_is_a_condition_of_the_cpu_alone(pretended, monkeypatch, device, heaps):
+    monkeypatch.setattr(machine, "devices", lambda: ["cpu", "cuda:0", "mps"])
+    table, _ = campaign.measure([(PAIR[0][0], memory) for memory in ("default", "kept")], device, rounds=1)
+    assert sorted(table["memory"]) == heaps and (table["status"] == "ok").all()

@@ -1,5 +1,6 @@
 """Operator families: building and recognising are inverse; what is impossible is refused with its reason."""
 
+import itertools
 import json
 import math
 
@@ -32,7 +33,7 @@ def canonical(name, params):
     return params
 
 
-def sampled(op, limits=SWEEPS.limits, seed=0):
+def sampled(op, limits=SWEEPS.limits.cpu, seed=0):
     return spaces.sample(op, SWEEPS.spaces[op], limits, seed)
 
 
@@ -49,6 +50,16 @@ def test_sampled_configurations_are_valid_recognised_and_run(name):
         rebuild.runnable(ops, CPU)()
         if config.passes == "forward":
             assert told(ops[0]) == (name, canonical(name, dict(config.parameters)))
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda:0", "mps"])
+def test_points_are_as_large_as_their_type_of_device_allows(device):
+    points = itertools.islice(spaces.several(["linear", "copy"], SWEEPS, 0, device=device), 150)
+    flops, moved = np.max([spaces.work(ops) for _, ops in points], axis=0)
+    limits = getattr(SWEEPS.limits, device.partition(":")[0])
+    assert limits.most_flops / 10 < flops <= limits.most_flops
+    assert limits.most_bytes / 10 < moved <= limits.most_bytes
+    assert (SWEEPS.limits.cpu.most_flops, SWEEPS.limits.cpu.most_bytes) == (1.6e10, 5e8)
 
 
 def test_every_parameter_of_every_family_has_a_column():

@@ -81,16 +81,18 @@ def _networks(options: argparse.Namespace) -> int:
     """Measure whole networks; the exit status is 1 when one of them failed."""
     from lib import paths, store
     from lib.config import definitions
+    from lib.measure import machine
     from lib.measure.networks import campaign
 
     plan = definitions.load_campaign(options.plan) if options.plan else definitions.load_campaign()
-    wanted, rounds = campaign.cases(plan, options.networks), options.rounds or plan.rounds
+    device = options.device if options.dry_run else str(machine.device(options.device))
+    wanted, rounds = campaign.on_device(campaign.cases(plan, options.networks), device), options.rounds or plan.rounds
     if options.dry_run:
         print("\n".join(f"{case.network} {case.mode} b{case.batch_size} {case.dtype}{' channels_last' * case.channels_last}"
                         f"{' compiled' * case.compiled}, memory {memory}" for case, memory in wanted))
         return 0
     folder = paths.NETWORKS / options.name
-    table, facts = campaign.measure(wanted, options.device, rounds, options.case_s or plan.case_s, options.budget_s,
+    table, facts = campaign.measure(wanted, device, rounds, options.case_s or plan.case_s, options.budget_s,
                                     folder / "visits.jsonl")
     path = campaign.write(table, folder / "networks.parquet", **facts, rounds=rounds, cases=len(wanted))
     print(f"{path}: {len(table)} of {len(wanted)} cases; " + ", ".join(

@@ -11,7 +11,7 @@ from lib.errors import InputError, one_line
 _THROTTLES = {0x08: "hardware slowdown", 0x20: "too hot (driver)", 0x40: "too hot (hardware)", 0x80: "power brake"}
 _MODES = {1: "exclusive mode", 2: "prohibited mode", 3: "exclusive mode"}
 _MULTIPROCESSORS = 1  # NVML_CLOCK_SM
-_NOBODY = 6  # NVML_ERROR_NOT_FOUND: nobody was at work
+_NOBODY = (0, 6)  # no samples, for which nvidia-ml-py raises NVMLError(NVML_SUCCESS), and NVML_ERROR_NOT_FOUND
 _SHARE_S = 1.0  # over which the driver's samples of each process are averaged: they come some times a second
 
 
@@ -120,7 +120,7 @@ class Card:
         except AttributeError:
             return None
         except self.nvml.NVMLError as error:
-            return {} if getattr(error, "value", None) == _NOBODY else None
+            return {} if getattr(error, "value", None) in _NOBODY else None
         used: dict[int, list[float]] = {}
         for sample in samples:
             used.setdefault(int(sample.pid), []).append(sample.smUtil / 100)

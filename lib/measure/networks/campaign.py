@@ -42,6 +42,12 @@ def cases(plan: Campaign, some: Sequence[str] = ()) -> list[tuple[Case, str]]:
     return [pair for pair in dict.fromkeys(several) if not some or pair[0].network in some]
 
 
+def on_device(wanted: Sequence[tuple[Case, str]], device_id: str) -> list[tuple[Case, str]]:
+    """Return the cases of a device: off the CPU the host's heap is no condition, and each runs with the default allocator."""
+    on_host = not device_id.startswith(("cuda", "mps"))
+    return list(dict.fromkeys(wanted if on_host else [(case, "default") for case, _ in wanted]))
+
+
 def measure(wanted: Sequence[tuple[Case, str]], device_id: str = "cpu", rounds: int = 2, case_s: float = 1.0,
             budget_s: float = 0.0, raw: Path | None = None) -> tuple[pd.DataFrame, dict[str, Any]]:
     """Measure networks in rounds of random order, a process a network; return the table ``networks`` and the identity.
@@ -53,7 +59,7 @@ def measure(wanted: Sequence[tuple[Case, str]], device_id: str = "cpu", rounds: 
     """
     device_id = str(machine.device(device_id))
     groups: dict[tuple[str, str], list[Case]] = {}
-    for case, memory in wanted:
+    for case, memory in on_device(wanted, device_id):
         groups.setdefault((case.network, memory), []).append(case)
     draw, keys = np.random.default_rng(0), list(groups)
     order = [(number, *keys[index]) for number in range(rounds) for index in draw.permutation(len(keys))]

@@ -74,6 +74,14 @@ class Limits(Strict):
     most_bytes: Annotated[float, Field(gt=0)] = 1e8
 
 
+class DeviceLimits(Strict):
+    """The limits of each device type."""
+
+    cpu: Limits = Limits()
+    cuda: Limits = Limits()
+    mps: Limits = Limits()
+
+
 class Space(Strict):
     """The space of one family: its axes, the passes to draw from, and how often it is drawn among others."""
 
@@ -92,9 +100,9 @@ class Grid(Strict):
 
 
 class Sweeps(Strict):
-    """``params/sweeps.yaml``: limits, a space a family, and named grids."""
+    """``params/sweeps.yaml``: limits by device type, a space a family, and named grids."""
 
-    limits: Limits = Limits()
+    limits: DeviceLimits = DeviceLimits()
     spaces: dict[str, Space]
     grids: dict[str, Grid] = {}
 
@@ -250,7 +258,8 @@ def several(ops: list[str], sweeps: Sweeps, seed: int, dtype: str = "fp32",
             device: str = "cpu", shard: tuple[int, int] = (0, 1)) -> Iterator[tuple[Config, tuple[Op, ...]]]:
     """Draw from several families in turn, each as often as its weight says; of n shards, see ``sample``."""
     generator = random.Random(seed)
-    draws = {op: sample(op, sweeps.spaces[op], sweeps.limits, seed + number, dtype, device, shard)
+    limits = getattr(sweeps.limits, device.partition(":")[0])
+    draws = {op: sample(op, sweeps.spaces[op], limits, seed + number, dtype, device, shard)
              for number, op in enumerate(ops)}
     weights = [sweeps.spaces[op].weight for op in ops]
     while True:
