@@ -100,8 +100,17 @@ def test_other_threads_go_on_with_the_kernels_of_the_cpu():
     (AMPERE, 9, torch.float32, 64, {}, "efficient"), (AMPERE, 9, torch.bfloat16, 64, {}, "flash"),
     (AMPERE, 9, torch.float16, 64, {"masked": True}, "efficient"), (TURING, 9, torch.float16, 64, {}, "efficient"),
     (AMPERE, 9, torch.bfloat16, 320, {}, "efficient"), (AMPERE, 9, torch.bfloat16, 64, {"causal": True}, "efficient"),
-    (AMPERE, 9, torch.float64, 64, {}, "math"), (HOPPER, 91_500, torch.bfloat16, 64, {}, "cudnn"),
-    (HOPPER, 90_100, torch.bfloat16, 64, {}, "flash"), (HOPPER, None, torch.bfloat16, 64, {}, "flash")])
+    (AMPERE, 9, torch.float64, 64, {}, "math"), (HOPPER, 91_501, torch.bfloat16, 64, {}, "cudnn"),
+    (HOPPER, 91_500, torch.bfloat16, 64, {}, "flash"), (HOPPER, None, torch.bfloat16, 64, {}, "flash"),
+    (HOPPER, 92_600, torch.bfloat16, 64, {"dropout": 0.1}, "flash"),
+    (HOPPER, 92_600, torch.bfloat16, 64, {"dropout": 0.1, "masked": True}, "efficient"),
+    (HOPPER, 92_600, torch.bfloat16, 64, {"dropout": 0.125}, "cudnn"),
+    (HOPPER, 92_201, torch.float16, 160, {}, "cudnn"), (HOPPER, 92_200, torch.float16, 160, {}, "flash"),
+    (HOPPER, 92_600, torch.float16, 160, {"trains": True}, "flash"),
+    ((10, 3), 92_600, torch.float16, 256, {"trains": True}, "cudnn"),
+    ((10, 7), 92_500, torch.float16, 256, {}, "flash"), ((12, 0), 92_600, torch.float16, 64, {}, "flash"),
+    ((8, 9), 9, torch.float16, 256, {"trains": True}, "flash"),
+    ((8, 9), 9, torch.float16, 256, {"trains": True, "dropout": 0.1}, "efficient")])
 def test_attention_takes_the_kernel_that_the_card_has(monkeypatch, chip, cudnn, dtype, width, how, kernel):
     monkeypatch.setattr(torch.backends.cudnn, "version", lambda: cudnn)
     query, key = torch.empty(2, 4, 8, width, dtype=dtype), torch.empty(2, 4, 16, width, dtype=dtype)
@@ -127,13 +136,15 @@ def test_a_head_that_flash_attention_does_not_take_is_padded():
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("width", [64, 80, 128, 256])
+@pytest.mark.parametrize("width", [64, 80, 128, 160, 256])
 @pytest.mark.parametrize("masked", [False, True])
-def test_torch_chooses_the_same_kernel_for_attention_on_this_card(dtype, width, masked):
-    query = torch.randn(2, 4, 32, width, device="cuda:0", dtype=dtype)
+@pytest.mark.parametrize("dropout", [0.0, 0.1, 0.125])
+@pytest.mark.parametrize("trains", [False, True])
+def test_torch_chooses_the_same_kernel_for_attention_on_this_card(dtype, width, masked, dropout, trains):
+    query = torch.randn(2, 4, 32, width, device="cuda:0", dtype=dtype, requires_grad=trains)
     mask = torch.zeros(32, 32, device="cuda:0", dtype=dtype) if masked else None
-    chosen = torch.nn.attention.SDPBackend(torch._fused_sdp_choice(query, query, query, mask)).name.lower()
-    kernel = cuda_kernels.attention_kernel(query, query, query, masked=masked, causal=False,
+    chosen = torch.nn.attention.SDPBackend(torch._fused_sdp_choice(query, query, query, mask, dropout)).name.lower()
+    kernel = cuda_kernels.attention_kernel(query, query, query, masked=masked, causal=False, dropout=dropout, trains=trains,
                                            chip=cuda_kernels.capability("cuda:0"))
     assert kernel in chosen
 

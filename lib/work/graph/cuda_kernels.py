@@ -15,9 +15,12 @@ from torch.nn import functional as F
 
 _HALF = (torch.float16, torch.bfloat16)
 _USUAL = (8, 0)  # the compute capability that counts where no GPU is here: kernels are those of Ampere and newer
-_PREFER_CUDNN, _CUDNN = ((9, 0), (10, 0)), 91500  # where torch prefers cuDNN's attention, and from which version
-_WIDEST = {"cudnn": 128, "flash": 256}  # heads
-_ALIGNED = 8  # elements of a head
+_PREFER_CUDNN = (9, 10)  # where torch prefers cuDNN's attention: major compute capabilities
+_CUDNN, _CUDNN_WIDE, _CUDNN_107 = 91500, 92200, 92500  # after which versions: at all, wide heads, wide heads on 10.7
+_WIDEST, _WIDEST_CUDNN = 256, 128  # heads; of cuDNN where it takes no wide ones
+_ALIGNED, _DROPOUTS = 8, 16  # elements of a head; cuDNN drops sixteenths
+_NARROW_BACKWARD = ((8, 6), (8, 9)), ((12, 0), (12, 1))  # from, to: no flash gradients of heads of 193 to 224, nor of wider
+_NARROW, _NARROW_WITHOUT_DROPOUT = 192, 224  # ones with dropout
 _LARGEST_BATCH = {True: 880_801, False: 65_535}  # that cuDNN normalises, in training and in evaluation
 _SPATIAL = 3  # dimensions of an input that cuDNN normalises, at least
 _lock, _usual_batch_norm, _usual_dropout = threading.RLock(), torch.batch_norm, torch.dropout
@@ -29,20 +32,34 @@ def capability(device: str) -> tuple[int, int]:
 
 
 def attention_kernel(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, masked: bool, causal: bool,
-                     chip: tuple[int, int]) -> str:
-    """Return which kernel torch takes for scaled dot products on a GPU of this capability: cudnn, flash, efficient, or math."""
+                     chip: tuple[int, int], dropout: float = 0.0, trains: bool = False) -> str:
+    """Return which kernel torch takes for scaled dot products on a GPU of this capability: cudnn, flash, efficient, or math.
+
+    Source: aten/src/ATen/native/transformers/cuda/sdp_utils.cpp of torch.
+    """
     enabled = torch.backends.cuda
     width, alike = query.shape[-1], query.dim() == 4 and query.shape[1] == key.shape[1]  # noqa: PLR2004 - batch, heads, ...
     square = width == value.shape[-1]
-    if query.dtype in _HALF and query.dim() == 4 and square:  # noqa: PLR2004
-        modern = chip in _PREFER_CUDNN and (torch.backends.cudnn.version() or 0) >= _CUDNN
-        if modern and alike and not width % _ALIGNED and width <= _WIDEST["cudnn"] and enabled.cudnn_sdp_enabled():
+    if query.dtype in _HALF and query.dim() == 4 and square and width <= _WIDEST:  # noqa: PLR2004
+        if alike and enabled.cudnn_sdp_enabled() and _cudnn_takes(query, key, chip, dropout, trains):
             return "cudnn"
-        fits = chip >= _USUAL and width <= _WIDEST["flash"] and not (causal and query.shape[2] != key.shape[2])
+        narrow = trains and any(first <= chip <= last for first, last in _NARROW_BACKWARD)
+        fits = chip >= _USUAL and not (causal and query.shape[2] != key.shape[2]) and not (
+            narrow and width > _NARROW and (dropout or width <= _NARROW_WITHOUT_DROPOUT))
         if fits and not masked and enabled.flash_sdp_enabled():
             return "flash"
     usable = query.dtype in (torch.float32, *_HALF) and alike and enabled.mem_efficient_sdp_enabled()
     return "efficient" if usable else "math"
+
+
+def _cudnn_takes(query: torch.Tensor, key: torch.Tensor, chip: tuple[int, int], dropout: float, trains: bool) -> bool:
+    """Return whether torch gives attention in 16 bits to cuDNN: by card, version, head, dropout, lengths."""
+    version, width = torch.backends.cudnn.version() or 0, query.shape[-1]
+    wide = version > (_CUDNN_107 if chip == (10, 7) else _CUDNN_WIDE)
+    head = width % _ALIGNED == 0 and (width <= _WIDEST_CUDNN or (wide and (not trains or width == _WIDEST)))
+    lengths = key.shape[2] != 1 and not (dropout and query.shape[2] == 1)
+    settings = dropout * _DROPOUTS % 1 == 0 and torch.get_deterministic_debug_mode() < 2  # noqa: PLR2004 - 2 raises
+    return chip[0] in _PREFER_CUDNN and version > _CUDNN and head and lengths and settings
 
 
 def _attention(chip: tuple[int, int]) -> Callable[..., torch.Tensor]:
@@ -56,7 +73,9 @@ def _attention(chip: tuple[int, int]) -> Callable[..., torch.Tensor]:
                                             for tensor in (query, key, value, attn_mask))
             with torch.autocast("cpu", enabled=False):
                 return attend(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-        kernel = attention_kernel(query, key, value, masked=attn_mask is not None, causal=is_causal, chip=chip)
+        trains = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value))
+        kernel = attention_kernel(query, key, value, masked=attn_mask is not None, causal=is_causal, chip=chip,
+                                  dropout=dropout_p, trains=trains)
         if kernel == "math":
             return aten._scaled_dot_product_attention_math(query, key, value, attn_mask, dropout_p, is_causal, None,
                                                            scale=scale, enable_gqa=enable_gqa)[0]
@@ -69,7 +88,6 @@ def _attention(chip: tuple[int, int]) -> Callable[..., torch.Tensor]:
             return out[..., :width] if padding else out
         if attn_mask is not None:
             attn_mask = _bias(attn_mask, query).expand(*query.shape[:-1], key.shape[-2])
-        trains = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value))
         function = getattr(aten, f"_scaled_dot_product_{kernel}_attention")
         return function(query, key, value, attn_mask, trains, dropout_p, is_causal, scale=scale)[0]
     return attend
