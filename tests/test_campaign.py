@@ -5,6 +5,7 @@ import os
 import stat
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
@@ -43,9 +44,9 @@ def read(folder, text):
     return jobs_file.read(write(folder / "jobs.csv", text), folder / "out")
 
 
-def in_one_process(jobs, count=0):
+def in_one_process(jobs, count=0, slot=Slot("cpu", warm_up=WARM_UP)):
     """Return one slot of this machine, whose worker has no process of its own."""
-    return Site((Slot("cpu", warm_up=WARM_UP),), killed.Inline, np.ones((len(jobs), 1), bool))
+    return Site((slot,), killed.Inline, np.ones((len(jobs), 1), bool))
 
 
 @pytest.mark.parametrize("text, word", [
@@ -184,7 +185,8 @@ def test_a_run_has_a_folder_of_its_own(tmp_path):
     assert command.main(["run-jobs", str(jobs), "--out", str(tmp_path)]) == 2
 
 
-def test_a_failed_probe_says_why_and_is_tried_by_the_next_call(tmp_path, monkeypatch):
+@pytest.mark.parametrize("slot", [Slot("cpu"), Slot("cpu[0-1]", (0, 1))])
+def test_a_failed_probe_says_why_and_is_tried_by_the_next_call(tmp_path, monkeypatch, slot):
     path = write(tmp_path / "jobs.csv", "job_id,workload_id,steps\na,W1,50\nb,W2,10\n")
 
     def probe(job, workload_id, seconds):
@@ -196,9 +198,9 @@ def test_a_failed_probe_says_why_and_is_tried_by_the_next_call(tmp_path, monkeyp
     ran = []
     monkeypatch.setattr(tasks, "probe", probe)
     with refused("no slot can run job 'b': W2 could not be probed on cpu: .*No space left on device"):
-        jobs_file.prepare(path, tmp_path / "out", site_of=in_one_process)
+        jobs_file.prepare(path, tmp_path / "out", site_of=partial(in_one_process, slot=slot))
     (tmp_path / "space").touch()
-    prepared = jobs_file.prepare(path, tmp_path / "out", site_of=in_one_process)
+    prepared = jobs_file.prepare(path, tmp_path / "out", site_of=partial(in_one_process, slot=slot))
     assert ran == ["W1", "W2"] and prepared.predicted_s.tolist() == [[pytest.approx(6.0)], [pytest.approx(2.0)]]
 
 

@@ -13,6 +13,7 @@ from lib.schedule.policies import registry
 from lib.schedule.problem import Fleet, Jobs
 from lib.schedule.runtime import executor
 from lib.schedule.runtime.journal import Spec
+from lib.schedule.runtime.local_site import fleet_of
 from lib.schedule.runtime.workers import Limits, Site
 
 PROBE_S = 0.8
@@ -46,7 +47,7 @@ def probe(workloads: Sequence[str], site: Site, fleet: Fleet, folder: Path, limi
         jobs = replace(Jobs.plain(len(specs)), ids=tuple(names))
         own = folder / f"{site.probes}-{files.safe_name(type_name)}-{slots[0].threads}{'-alone' if alone else ''}"
         guess_s = np.full((len(specs), 1), _GUESS_S)
-        _, ends, _ = executor.execute(specs, jobs, Fleet.of({type_name: len(slots)}), slots, guess_s,
+        _, ends, _ = executor.execute(specs, jobs, fleet_of(tuple(slots)), slots, guess_s,
                                       registry.policy("first-come"), own, limits, site.spawn, again=lambda _: True)
         for row in ends.itertuples():
             if row.status == "done":
