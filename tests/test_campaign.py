@@ -44,9 +44,9 @@ def read(folder, text):
     return jobs_file.read(write(folder / "jobs.csv", text), folder / "out")
 
 
-def in_one_process(jobs, count=0, slot=Slot("cpu", warm_up=WARM_UP)):
+def in_one_process(jobs, count=0, slot=None):
     """Return one slot of this machine, whose worker has no process of its own."""
-    return Site((slot,), killed.Inline, np.ones((len(jobs), 1), bool))
+    return Site((slot or Slot("cpu", warm_up=WARM_UP),), killed.Inline, np.ones((len(jobs), 1), bool))
 
 
 @pytest.mark.parametrize("text, word", [
