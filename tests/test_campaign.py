@@ -21,10 +21,10 @@ from lib import __main__ as command
 from lib import files, store, tables
 from lib.cli import schedule as verbs
 from lib.errors import InputError, one_line
-from lib.measure import machine
+from lib.measure import load, machine
 from lib.schedule import api, durations
 from lib.schedule.problem import Jobs
-from lib.schedule.runtime import jobs_file, local_site, probe, run_record, tasks
+from lib.schedule.runtime import jobs_file, local_site, probe, ray_workers, run_record, tasks
 from lib.schedule.runtime.journal import Spec
 from lib.schedule.runtime.worker_process import Job, Stopped, _outcome
 from lib.schedule.runtime.workers import WARM_UP, ProcessWorker, Site, Slot
@@ -135,6 +135,20 @@ def test_a_notebook_gets_the_device_it_was_placed_on_and_its_time_is_learned(tmp
     assert not again.notes and (again.predicted_s < 60).all() and again.predicted_s[0] == again.predicted_s[1]
 
 
+@pytest.mark.parametrize("which", [0, pytest.param(-1, marks=pytest.mark.cuda)])
+def test_a_notebook_on_a_slot_is_of_the_leaders_machine(tmp_path, monkeypatch, which):
+    monkeypatch.setattr(jobs_file, "Durations", lambda: durations.Durations(tmp_path / "durations.csv"))
+    slot = [slot for slot in local_site.slots_here() if slot.gpus][which]
+    notebook(tmp_path / "n.ipynb", 'device: str = "auto"',
+             "from lib.measure import machine\nprint(device, machine.ids()['hardware_id'])")
+    path, out = write(tmp_path / "jobs.csv", "job_id,notebook\na,n.ipynb\n"), tmp_path / "out"
+    site = Site((slot,), ProcessWorker, np.ones((1, 1), bool))
+    record = jobs_file.run(jobs_file.prepare(path, out, site_of=lambda *_: site), out)
+    assert set(record.ends["status"]) == {"done"}, record.ends["reason"].tolist()
+    printed = nbformat.read(out / "notebooks" / "a.ipynb", 4).cells[-1].outputs[0].text
+    assert printed.split() == ["cuda:0" if which else "cpu", machine.ids()["hardware_id"]]
+
+
 def test_whatever_a_job_is_called_it_stays_in_its_folder(tmp_path):
     """The executed notebook has a plain name of its own, also where file systems do not tell cases apart."""
     names = ["a", "A", "a.b", "../../x", "/etc/x", "a/b", "a\\b", ".", "..", ".hidden", "x" * 300, "x" * 299 + "y", "ä", "é",
@@ -236,6 +250,17 @@ def test_what_runs_at_once_fits_together(monkeypatch):
         local_site.slots_here(5)
     with refused(r"cpu with 2,000 MB and 1 cores, cuda:0 with 16,000 MB and 4 cores \(.*fewer --slots"):
         local_site.local_site(replace(jobs, memory_mb=np.full(4, 16001.0)))
+
+
+@pytest.mark.parametrize(("cores", "count", "slots", "width"), [
+    (2, 0, 2, 1), (16, 0, 16, 1), (20, 0, 10, 2), (128, 0, 16, 8), (128, 128, 128, 1)])
+def test_a_large_host_has_few_slots_unless_they_are_asked_for(monkeypatch, cores, count, slots, width):
+    monkeypatch.setattr(local_site, "cores_here", lambda: list(range(cores)))
+    monkeypatch.setattr(machine, "devices", lambda: ["cpu"])
+    monkeypatch.setattr(load, "free_cores", lambda: cores)
+    assert [len(slot.cores) for slot in local_site.slots_here(count)] == [width] * slots
+    assert [share.capacity.cores for share in ray_workers._shares(ray_workers.Node("n", "n", cores, 0, "", 1.0), count)] == \
+        [width] * slots
 
 
 @pytest.mark.parametrize("words", [

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pandas as pd
@@ -20,10 +21,11 @@ from lib import __main__ as command
 from lib import locks, paths, store
 from lib.config.notebooks import SweepParams
 from lib.errors import InputError
-from lib.measure import load, machine
+from lib.measure import load, machine, worker
 from lib.measure.gpus.card import Card
 from lib.measure.gpus.watch import GpuUse, GpuWatch
 from lib.measure.operators import aggregate, device_sweep, points, shards, sweep, visitor
+from lib.schedule.runtime import local_site, tasks, workers
 from lib.work.graph import spaces
 from tests import fake_gpus, refused
 from tests.visitors import InProcess, Visitor, draw_small, visited
@@ -142,6 +144,22 @@ def test_a_card_in_exclusive_mode_says_who_has_it(box):
     with refused(r"cuda:0 cannot be used: .*busy or unavailable \(it is in exclusive mode, and process "
                                          r"4711 has it\)"):
         machine.use(machine.device("cuda:0"))
+
+
+def test_workers_of_slots_are_of_their_leaders_machine_and_ask_no_card(box, monkeypatch):
+    """A card of another model than the leader's cuda:0, as which its worker sees it, is another machine."""
+    box(3).change(2, name="Fake B")
+    started, leader = [], machine.ids()["hardware_id"]
+    monkeypatch.setattr(worker, "Worker", lambda *_, **how: started.append(how["environment"]) or SimpleNamespace(pipe=None))
+    cpu, *_, alike, other = local_site.slots_here()
+    for slot in (cpu, alike, other):
+        workers.ProcessWorker(slot, workers.Limits())
+    for environment in started[:2]:
+        fake_gpus.forget()
+        with worker.environ(environment), mock.patch.object(torch.cuda, "get_device_properties", None):
+            tasks.warm_up()
+            assert machine.ids()["hardware_id"] == leader
+    assert started[1][locks.MASK] == "1" and worker.GPUS not in started[2]
 
 
 def test_a_worker_that_comes_back_to_another_card_is_refused(box):

@@ -28,7 +28,7 @@ def add(verbs) -> None:
                                    "their checkpoints, wherever the dashboard places them.")
     verb.add_argument("--server", required=True, metavar="URL", help="the dashboard, such as http://127.0.0.1:8000")
     verb.add_argument("--name", type=folder_name, help="of this agent (default: the host's name)")
-    verb.add_argument("--slots", type=whole(1), default=0, help="CPU slots of equal size (default: one a core)")
+    verb.add_argument("--slots", type=whole(1), default=0, help="CPU slots of equal size (default: one a core, at most 16)")
     verb.add_argument("--token-file", type=a_path,
                       help="file with the token (default: $DASHBOARD_TOKEN, or data/dashboard/token)")
     verb.add_argument("--parent", type=whole(1, 2**31), metavar="PID", help="end when this process, which started it, is gone")

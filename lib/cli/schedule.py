@@ -91,7 +91,8 @@ def add(verbs) -> None:
                       "this file, or in the repository) with parameters (JSON); arrival_s, memory_mb, ...")
     verb.add_argument("--policy", default="hybrid", help="as in schedule")
     verb.add_argument("--objective", default="makespan", help="as in schedule")
-    verb.add_argument("--slots", type=whole(1), default=0, help="CPU slots of equal size, a node (default: one a core)")
+    verb.add_argument("--slots", type=whole(1), default=0,
+                      help="CPU slots of equal size, a node (default: one a core, at most 16)")
     verb.add_argument("--engine", default="local", choices=("local", "ray"),
                       help="worker processes on this machine (default), or a Ray cluster of one or many nodes")
     verb.add_argument("--address", default="", metavar="HOST:PORT",
@@ -103,6 +104,6 @@ def add(verbs) -> None:
     verb = verbs.add_parser("contention", help="measure how workloads slow each other down on these slots, for run-jobs")
     verb.add_argument("--workloads", type=names, default="W1,W3,W6", metavar="W1,W3,...",
                       help="which, or all (default W1,W3,W6)")
-    verb.add_argument("--slots", type=whole(1), default=0, help="CPU slots of equal size (default: one a core)")
+    verb.add_argument("--slots", type=whole(1), default=0, help="CPU slots of equal size (default: one a core, at most 16)")
     verb.add_argument("--rounds", type=whole(1, 1000), default=3, help="visits of every pair, in random order (default 3)")
     verb.set_defaults(call=_contention)

@@ -1,6 +1,7 @@
 """What is this machine: its inventory, its devices, and the two ids that every measured row carries."""
 
 import importlib.util
+import json
 import os
 import platform
 import re
@@ -74,6 +75,9 @@ def cache_bytes() -> dict[str, int]:
 
 
 def _gpus() -> list[dict[str, Any]]:
+    """Return the GPUs of this run, as its leader lists them; without a leader those that CUDA shows to this process."""
+    if listed := os.environ.get(worker.GPUS):
+        return json.loads(listed)
     if not torch.cuda.is_available():
         return []
     properties = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]

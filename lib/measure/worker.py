@@ -18,6 +18,7 @@ from lib.errors import death
 _JOIN_S = 5.0
 _environment = threading.Lock()
 _CORES = "LIB_USABLE_CORES"  # those of the whole run, for a process that has a share of them
+GPUS = "LIB_GPUS"  # those of the whole run as JSON, for a process that is shown one of them
 
 
 def usable_cores() -> int:

@@ -1,32 +1,48 @@
 """The slots of this machine, and any slots as a fleet."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
 
 from lib.errors import InputError
 from lib.schedule.problem import Fleet, Jobs
-from lib.schedule.runtime.workers import WARM_UP, Capacity, ProcessWorker, Site, Slot, able, cores_here, device_type_of
+from lib.schedule.runtime.workers import (
+    WARM_UP,
+    Capacity,
+    ProcessWorker,
+    Site,
+    Slot,
+    able,
+    cores_here,
+    default_slots,
+    device_type_of,
+)
 
 
 def slots_here(count: int = 0) -> tuple[Slot, ...]:
-    """Return the slots of this machine's CPU, one a core (or ``count`` of equal size), and its GPUs.
+    """Return the slots of this machine's CPU, as many as ``default_slots`` says (or ``count`` of equal size), and its GPUs.
 
+    Workers have this process's ``hardware_id``, but on a card of another model than its ``cuda:0``, as which they see it.
     A slot of several cores has a thread for each that others leave free now: threads that wait for one another beside a busy
     neighbour are slower than fewer. Raises InputError for more slots than cores.
     """
     from lib.measure import load, machine
 
     cores = cores_here()
-    count = count or len(cores)
+    count = count or default_slots(len(cores))
     if not 1 <= count <= len(cores):
         raise InputError(f"{count} slots on {len(cores)} cores: it must be 1 to {len(cores)}")
     width = len(cores) // count
     threads = min(width, max(1, load.free_cores() // count)) if width > 1 else 1
     parts = [tuple(cores[number * width:(number + 1) * width]) for number in range(count)]
-    cpus = [Slot(f"cpu[{'-'.join(str(core) for core in dict.fromkeys((part[0], part[-1])))}]", part, threads, WARM_UP)
-            for part in parts]
-    return (*cpus, *(Slot(name, warm_up=WARM_UP) for name in machine.devices() if name.startswith("cuda")))
+    gpus = machine.hardware()["gpus"]
+    listed = json.dumps(gpus)
+    cpus = [Slot(f"cpu[{'-'.join(str(core) for core in dict.fromkeys((part[0], part[-1])))}]", part, threads, WARM_UP,
+                 gpus=listed) for part in parts]
+    cards = [name for name in machine.devices() if name.startswith("cuda")]
+    return (*cpus, *(Slot(name, warm_up=WARM_UP, gpus=listed if gpus[number:number + 1] == gpus[:1] else "")
+                     for number, name in enumerate(cards)))
 
 
 def local_site(jobs: Jobs, count: int = 0) -> Site:

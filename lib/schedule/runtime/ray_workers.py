@@ -21,7 +21,7 @@ from lib import files, paths
 from lib.errors import InputError
 from lib.schedule.problem import Jobs
 from lib.schedule.runtime.worker_process import THREADS, ActorWorker
-from lib.schedule.runtime.workers import WARM_UP, Capacity, Limits, Site, Slot, SlotLost, able, cores_here
+from lib.schedule.runtime.workers import WARM_UP, Capacity, Limits, Site, Slot, SlotLost, able, cores_here, default_slots
 
 _CONNECT_S, _JOIN_S = 5.0, 60.0
 _STORE_BYTES = 100 * 2**20  # jobs pass nothing through Ray's object store
@@ -194,7 +194,7 @@ class Cluster:
         return nodes
 
     def site(self, jobs: Jobs, count: int = 0, warm_up: str = WARM_UP) -> Site:
-        """Return, once joined, the slots: each node's CPUs, one a slot (or ``count`` of equal size a node), and its GPUs.
+        """Return, once joined, the slots: each node's CPUs by ``default_slots`` (or ``count`` a node), and its GPUs.
 
         A slot has its share of its node's memory. Slots are of one type where the same jobs can run, and GPUs where Ray calls
         them the same. Raises InputError for more slots than CPUs, and a job that no slot can take.
@@ -228,7 +228,7 @@ class Cluster:
 def _shares(node: Node, count: int) -> list[_Share]:
     if count < 0 or count > node.cpus > 0:
         raise InputError(f"{count} slots a node, but {node.host} has {node.cpus} CPUs: it must be 1 to {node.cpus}")
-    cut = (count or node.cpus) if node.cpus else 0
+    cut = (count or default_slots(node.cpus)) if node.cpus else 0
     cpu, gpu = Capacity("cpu", node.cpus // max(1, cut), node.memory_mb / max(1, cut)), Capacity(node.gpu, node.cpus, np.inf)
     return [*(_Share(node, number, cpu) for number in range(cut)), *(_Share(node, number, gpu) for number in range(node.gpus))]
 

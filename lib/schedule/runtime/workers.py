@@ -14,6 +14,7 @@ from lib.schedule.problem import Jobs
 from lib.schedule.runtime import worker_process
 from lib.schedule.runtime.output import Output
 
+MOST_SLOTS = 16  # of a host's CPU by default: each is a process with torch, and jobs share memory and its bandwidth
 WARM_UP = "lib.schedule.runtime.tasks:warm_up"
 
 
@@ -22,7 +23,8 @@ class Slot:
     """A device, or some cores of the CPU, that runs one job at a time; ``warm_up`` is called by a worker before its first.
 
     ``memory_mb`` is NaN where it is not known. ``card`` is what CUDA_VISIBLE_DEVICES shall be for a GPU's worker, such as its
-    UUID; where it is empty it follows from the slot's name.
+        where it is empty it follows from the slot's name. ``gpus`` are those of the whole machine as JSON, which count for the
+    ``hardware_id`` of its worker; where it is empty, those that the worker sees do.
     """
 
     name: str
@@ -31,6 +33,7 @@ class Slot:
     warm_up: str = ""
     memory_mb: float = np.nan
     card: str = ""
+    gpus: str = ""
 
 
 def device_type_of(slot: str) -> str:
@@ -58,6 +61,11 @@ def cores_here() -> list[int]:
     """Return the cores of this machine that this process may use."""
     process = psutil.Process()
     return sorted(process.cpu_affinity()) if hasattr(process, "cpu_affinity") else list(range(psutil.cpu_count() or 1))
+
+
+def default_slots(cores: int) -> int:
+    """Return into how many CPU slots of equal size a host is divided by default: one a core, but at most ``MOST_SLOTS``."""
+    return cores // -(-cores // MOST_SLOTS)
 
 
 def card_of(slot: Slot, environment: Mapping[str, str]) -> str:
@@ -100,7 +108,8 @@ class ProcessWorker:
 
     def __init__(self, slot: Slot, limits: Limits, output: Output | None = None):
         card = card_of(slot, worker.environment())
-        environment = {**dict.fromkeys(worker_process.THREADS, str(slot.threads)), **({locks.MASK: card} if card else {})}
+        environment = {**dict.fromkeys(worker_process.THREADS, str(slot.threads)), **({locks.MASK: card} if card else {}),
+                       **({worker.GPUS: slot.gpus} if slot.gpus else {})}
         self.process = worker.Worker(
             worker_process.serve, "cuda:0" if card else slot.name, slot.cores, slot.threads, limits.beat_s, slot.warm_up,
             output and output.theirs, name=f"slot {slot.name}", environment=environment)
