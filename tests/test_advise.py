@@ -18,6 +18,7 @@ from torch import nn
 from lib import __main__, paths
 from lib.config.definitions import load_devices
 from lib.errors import InputError
+from lib.measure import machine
 from lib.measure.budget import Budget
 from lib.measure.networks import end_to_end
 from lib.predict import calibrate, calibrate_networks, registry
@@ -233,6 +234,18 @@ def test_points_that_teach_are_spread_over_the_parts(pool):
     assert rows.loc[teach, "op"].nunique() >= 10 and len(configs) == len(rows) == 300
     with refused("is not here; this machine has"):
         calibrate.calibrate("cuda:7")
+
+
+def test_a_card_of_this_machine_is_asked_for_as_it_is_called_here(monkeypatch):
+    monkeypatch.setattr(machine, "devices", lambda: ["cpu"])
+    with refused("no fp32 model of a device 'cuda:0'; there are models of: cpu, "):
+        registry.for_devices(["cuda:0"], "fp32")
+    monkeypatch.setattr(machine, "devices", lambda: ["cpu", "cuda:0"])
+    monkeypatch.setattr(machine, "device_name", lambda where: "Tesla T4")
+    assert [registry.for_devices([name], "fp32")[0].device for name in ("cuda", "cuda:0")] == ["t4"] * 2
+    for names, words in ((["cuda:0", "t4"], "a device is named twice: t4, t4"), (["cuda:1"], "'cuda:1' is not here")):
+        with refused(words):
+            registry.for_devices(names, "fp32")
 
 
 captured = cache(work.captured)

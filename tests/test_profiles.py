@@ -17,6 +17,7 @@ import torch
 from lib import paths, store
 from lib.config import definitions
 from lib.config.notebooks import ProfileParams
+from lib.errors import InputError
 from lib.measure import archive, budget, load, machine
 from lib.measure.training import limits, passes, profile_run, summary
 from lib.studies.profile import findings, tables
@@ -154,6 +155,25 @@ def test_what_cannot_be_run_is_refused(home, quiet, switches, words):
     with refused(words):
         profile_run.measure(short(**switches))
     assert not list(paths.RUNS.glob("*.csv"))
+
+
+NO_WAY = "adaptive_avg_pool2d_backward_cuda does not have a deterministic implementation, but you set 'torch.use"
+
+
+@pytest.mark.parametrize(("error", "kind", "words"), [
+    (NO_WAY, InputError, "torch has no deterministic adaptive_avg_pool2d_backward_cuda on cpu: leave deterministic out"),
+    ("expected 2D", RuntimeError, "expected 2D")])
+def test_an_operator_without_a_deterministic_way_is_told_in_one_line(error, kind, words):
+    with pytest.raises(kind, match=words), profile_run.settings(torch.device("cpu"), 0, False):
+        raise RuntimeError(error)
+
+
+@pytest.mark.cuda
+def test_torch_says_on_this_card_what_is_not_deterministic():
+    with refused("torch has no deterministic adaptive_avg_pool2d_backward_cuda on cuda:0"), \
+            profile_run.settings(torch.device("cuda:0"), 0, True):
+        image = torch.ones(1, 1, 7, 7, device="cuda:0", requires_grad=True)
+        torch.nn.AdaptiveAvgPool2d(3)(image).sum().backward()
 
 
 class Left(budget.Budget):

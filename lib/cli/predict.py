@@ -211,8 +211,8 @@ def _add_advise(verbs) -> None:
                       help="how images lie in memory (channels_last: of cards and of this CPU, from networks measured so)")
     verb.add_argument("--compile", action="store_true", help="compiled by torch.compile (likewise)")
     verb.add_argument("--device", action="append", default=[],
-                      help="a device, or a reference machine whose models were trained (NAME, or cpu@NAME); may be given again "
-                           "(default: all with a model)")
+                      help="a device (cuda:0: this machine's card), or a reference machine whose models were trained (NAME, or "
+                           "cpu@NAME); may be given again (default: all with a model)")
     verb.add_argument("--verify", action="store_true", help="measure the prediction and the changes on this machine's CPU")
     verb.add_argument("--no-look", action="store_true",
                       help="do not measure the ceilings of this CPU first (ten seconds, once) where it has no model of its own")

@@ -276,6 +276,13 @@ def vendor_of(name: str) -> str:
     return vendor
 
 
+def _listed(device: str) -> str:
+    """Return the id in params/devices.yaml of this machine's card, such as cuda:0, if it has any; other names as they are."""
+    if re.fullmatch(r"cuda(:\d+)?", device) and "cuda:0" in machine.devices():
+        return vendor_of(machine.device_name(machine.device(device)))
+    return device
+
+
 def _words_of(name: str) -> list[str]:
     """Return the words of a device's name without its makers, in an order of their own: A100 80GB PCIe, A100-PCIE-80GB."""
     return sorted(set(re.findall(r"[a-z0-9.]+", name.lower())) - MAKERS)
@@ -365,10 +372,11 @@ def for_devices(devices: Sequence[str], dtype: str, shipped: bool = False,
                 reader: Callable[[Path], CostModel] | None = None) -> list[Predictor]:
     """Return the devices that can be predicted for an element type: those named, or all that have a model of any type.
 
-    ``shipped``: by the models of the reference, whatever was measured or calibrated on this machine; ``reader`` reads the file
-    of a model (default: each once). Raises InputError for a device that has none, listing those that do and how to calibrate,
-    for one named twice, and for a file that holds no model.
+    A card of this machine may be named as it is here (cuda:0). ``shipped``: by the models of the reference, whatever was
+    measured or calibrated on this machine; ``reader`` reads the file of a model (default: each once). Raises InputError for a
+    device that has none, listing those that do and how to calibrate, for one named twice, and for a file that holds no model.
     """
+    devices = [_listed(device) for device in devices]
     if len(set(devices)) < len(devices):
         raise InputError(f"a device is named twice: {choices(devices)}; name each once")
     files, vendors, reader = model_files(shipped), load_devices(), reader or cache(load)  # a donor serves several

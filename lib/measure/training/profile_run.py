@@ -33,7 +33,10 @@ _IDLE_SHARE = 0.1  # of the budget, for the idle power before work
 
 @contextmanager
 def settings(device: torch.device, threads: int, deterministic: bool, cudnn_benchmark: bool = False) -> Iterator[None]:
-    """Set threads (0: as they are), determinism and cuDNN for a run and put back what was there."""
+    """Set threads (0: as they are), determinism and cuDNN for a run and put back what was there.
+
+    Raises InputError where torch has an operator of the run on the device, but none that is deterministic.
+    """
     before = (torch.get_num_threads(), torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark)
     machine.use(device)
     try:
@@ -47,6 +50,11 @@ def settings(device: torch.device, threads: int, deterministic: bool, cudnn_benc
             torch.use_deterministic_algorithms(deterministic)
         torch.backends.cudnn.benchmark = cudnn_benchmark
         yield
+    except RuntimeError as error:
+        operator, missing, _ = str(error).partition(" does not have a deterministic implementation")
+        if not missing:
+            raise
+        raise InputError(f"torch has no deterministic {operator} on {device}: leave deterministic out, or use a CPU") from None
     finally:
         torch.set_num_threads(before[0])
         if torch.are_deterministic_algorithms_enabled() != before[1]:
