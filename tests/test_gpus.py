@@ -19,12 +19,14 @@ import torch
 
 from lib import __main__ as command
 from lib import locks, paths, store
-from lib.config.notebooks import SweepParams
+from lib.cli import report
+from lib.config.notebooks import MachineParams, SweepParams
 from lib.errors import InputError
-from lib.measure import load, machine, worker
+from lib.measure import ceilings, load, machine, worker
 from lib.measure.gpus.card import Card
 from lib.measure.gpus.watch import GpuUse, GpuWatch
 from lib.measure.operators import aggregate, device_sweep, points, shards, sweep, visitor
+from lib.report import runner
 from lib.schedule.runtime import local_site, tasks, workers
 from lib.work.graph import spaces
 from tests import fake_gpus, refused
@@ -159,7 +161,28 @@ def test_workers_of_slots_are_of_their_leaders_machine_and_ask_no_card(box, monk
         with worker.environ(environment), mock.patch.object(torch.cuda, "get_device_properties", None):
             tasks.warm_up()
             assert machine.ids()["hardware_id"] == leader
-    assert started[1][locks.MASK] == "1" and worker.GPUS not in started[2]
+    assert (started[1][locks.MASK], started[1]["OMP_NUM_THREADS"]) == ("1", "1") and worker.GPUS not in started[2]
+
+
+@pytest.mark.parametrize(("nvml", "usable", "mask", "words"), [
+    ("as it is", True, None, "Not measured: cuda:0, cuda:1 (--devices all measures every card)."),
+    ("as it is", False, None, "The driver, 570.0, lists 2 NVIDIA cards, and torch can use none: it has CUDA "),
+    ("as it is", False, "", ""), ("absent", False, None, ""), ("another", False, None, "")])
+def test_cards_that_are_not_measured_or_cannot_be_are_named(box, monkeypatch, quiet, capsys, nvml, usable, mask, words):
+    box(2, nvml)
+    assert machine.overlooked(["cuda:0", "cuda:1"]) == "" and "cuda:1" in machine.overlooked(["cuda:0"])
+    if mask is not None:
+        monkeypatch.setenv(locks.MASK, mask)
+    monkeypatch.setattr(runner, "run", lambda *_, **__: [])
+    monkeypatch.setattr(report, "_written", lambda *_: [])
+    with mock.patch("torch.cuda.is_available", lambda: usable):
+        command.main(["run", "01", "--report", "--devices", "cpu"])
+        command.main(["machine"])
+        p = MachineParams(device="cpu", budget_s=1, gemm_max=64, triad_max_mb=1)
+        note = ceilings.measure_ceilings(p).note if words else ""
+    printed = capsys.readouterr()
+    assert printed.err.startswith(words) and words in note and bool(printed.err) == bool(words)
+    assert ("torch can use none" in printed.out) == ("torch can use none" in words)
 
 
 def test_a_worker_that_comes_back_to_another_card_is_refused(box):

@@ -20,6 +20,8 @@ def _machine(_: argparse.Namespace) -> int:
         print(f"{name:>18}  {facts[name]}")
     for name, value in [*facts["hardware"].items(), *facts["software"].items(), ("devices", machine.devices())]:
         print(f"{name:>18}  {value}")
+    if cards := machine.overlooked(machine.devices()):
+        print(f"{'cards':>18}  {cards}")
     print(f"{'other processes':>18}  {now.other_cores:.2f} cores")
     for device in machine.devices():
         meter = open_meter(device)

@@ -43,6 +43,11 @@ def _run(options: argparse.Namespace) -> int:
         print("\n".join(job.command for job in jobs))
         return 0
     if not options.check:
+        if options.report and source == "measure":
+            from lib.measure import machine
+
+            if cards := machine.overlooked(devices):
+                print(cards, file=sys.stderr)
         outcomes = runner.run(jobs, folder, parallel=(os.cpu_count() or 1) if source == "replay" else 1)
         failed = any(outcome.status != "ok" for outcome in outcomes)
         return int(failed | bool(_written(folder))) if options.report else int(failed)

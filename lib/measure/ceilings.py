@@ -299,7 +299,8 @@ def _save(table: pd.DataFrame, small: pd.DataFrame, p: MachineParams, facts: dic
                  store.write(small, paths.CEILINGS / f"{name.replace('ceilings', 'overheads', 1)}.csv", "overheads"))
     for path, kind in zip(files, ("ceilings", "overheads"), strict=True):
         store.write_meta(path, kind, **facts)
-    note = " ".join([f"Measured here, {facts['started_utc']}.", *_left_out(table, p, without)])
+    note = " ".join(filter(None, [f"Measured here, {facts['started_utc']}.", *_left_out(table, p, without),
+                                  machine.overlooked(set(table["device"]))]))
     return Ceilings(table, small, facts, note, files)
 
 

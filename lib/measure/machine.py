@@ -6,7 +6,7 @@ import os
 import platform
 import re
 import resource
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import torch
 
-from lib import store
+from lib import locks, store
 from lib.errors import InputError, choices, is_broken_device, is_out_of_memory, one_line
 from lib.measure import worker
 from lib.measure.gpus.card import Card, cuda_uuid, management, number_of
@@ -131,19 +131,22 @@ def _torchvision() -> str:
     return re.search(r"__version__ = '([^']+)'", stated).group(1)
 
 
-@cache
-def _driver() -> str | None:
-    """Return the NVIDIA driver's version, or None without one."""
-    if not torch.cuda.is_available():
-        return None
+def _managed(function: str) -> Any:
+    """Return what a function of NVML without arguments answers; None without NVML, and where it fails."""
     try:
         nvml = management()
     except InputError:
         return None
     try:
-        return nvml.nvmlSystemGetDriverVersion()
+        return getattr(nvml, function)()
     except nvml.NVMLError:
         return None
+
+
+@cache
+def _driver() -> str | None:
+    """Return the NVIDIA driver's version, or None without one."""
+    return _managed("nvmlSystemGetDriverVersion") if torch.cuda.is_available() else None
 
 
 def ids() -> dict[str, str]:
@@ -168,6 +171,18 @@ def devices() -> list[str]:
     cuda = [f"cuda:{index}" for index in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
     mps = ["mps"] if torch.backends.mps.is_available() else []
     return ["cpu", *cuda, *mps]
+
+
+def overlooked(measured: Collection[str]) -> str:
+    """Say which cards of this machine are not among the ``measured`` devices, or that torch can use none; empty for neither."""
+    cards = [name for name in devices() if name.startswith("cuda")]
+    if others := [name for name in cards if name not in measured]:
+        return f"Not measured: {choices(others)} (--devices all measures every card)."
+    hidden = os.environ.get(locks.MASK) in ("", "-1")
+    if cards or hidden or not (count := _managed("nvmlDeviceGetCount")):
+        return ""
+    return (f"The driver, {_managed('nvmlSystemGetDriverVersion')}, lists {count} NVIDIA cards, and torch can use none: it has "
+            f"CUDA {torch.version.cuda}, which needs a newer driver; or install torch for an older CUDA.")
 
 
 def memory_mb(name: str) -> float:
