@@ -8,19 +8,20 @@ import signal
 import subprocess
 import sys
 import tempfile
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
-from lib import paths
+from lib import locks, paths
 from tests import XRAYS
 
 # Two test workers share the cores; a pool of threads each would make them wait for one another at every barrier.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("LIB_BATCH", "1")
 multiprocessing.util.get_temp_dir()  # for good: names of sockets in the folder of a test would be too long
-os.environ["LIB_METER"] = "none"  # tests that look at energies bring their own meter, with known power
+os.environ["LIB_METER"] = "none"  # tests that look at energies bring their own meter, with known power, or have a card
 
 
 LONGEST = ("test_notebooks", "test_cluster", "test_profiles", "test_sweep")  # begun first, no worker waits for them at the end
@@ -53,6 +54,21 @@ def home_paths(root: Path) -> dict[str, Path]:
             "MATRIX": data / "matrix", "TRAINING": data / "training", "IMPORTED": data / "imported",
             "MEDMNIST": data / "medmnist", "FETCHED": data / "medmnist", "SYNTHETIC": data / "synthetic",
             "FIGURES": root / "figures", "REPORT": report, "EXECUTED": report / "executed"}
+
+
+@contextmanager
+def card_alone(patience_s=3600.0):
+    """Hold the card against the tests of other workers, which would share its time, and let its real meter be found."""
+    with locks.device("card of the tests", patience_s), mock.patch.dict(os.environ):
+        os.environ.pop("LIB_METER", None)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _card(request):
+    """Give the card to a test on it alone."""
+    with card_alone() if request.node.get_closest_marker("cuda") else nullcontext():
+        yield
 
 
 @pytest.fixture

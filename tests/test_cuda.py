@@ -324,6 +324,26 @@ def test_the_l2_cache_of_this_card_is_faster_than_its_memory(home):
     assert "CUDA graph" in table["method"]["L2"]
 
 
+@pytest.mark.cuda
+def test_a_kernel_timed_in_a_graph_takes_what_the_profiler_says():
+    """Of zeros, whose product draws too little power for a clock that changes."""
+    left, product = torch.zeros(4096, 4096, device=GPU), torch.empty(4096, 4096, device=GPU)
+
+    def call():
+        return torch.mm(left, left, out=product)
+
+    timing.measure(call, GPU, 2.0)
+    timed = timing.measure(call, GPU, 1.0, graph=True)
+    assert timed.graphed
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        for _ in range(200):
+            call()
+        torch.cuda.synchronize()
+    kernels = [event.time_range for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+    last = sorted(kernels, key=lambda kernel: kernel.start)[-len(kernels) // 4:]
+    assert timed.median_ms == pytest.approx(sum(kernel.elapsed_us() for kernel in last) / 50 / 1e3, rel=0.03)
+
+
 def ceilings_of_a_card(*levels):
     rows = [{"device": "cuda:0", "dtype": dtype, "level": level, "peak_gflops": rate if level == "compute" else np.nan,
              "peak_gbps": np.nan if level == "compute" else rate, "method": "", "verdict": "stable"}

@@ -2,18 +2,21 @@
 
 import ast
 import math
+import os
 import subprocess
 import sys
 import time
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lib import paths
 from lib.measure.energy import meters, power_log, trace, windows
 from tests import FEW, refused
+from tests.conftest import card_alone
 
 
 class Constant:
@@ -84,6 +87,32 @@ def test_idle_power_is_logged_for_as_many_samples_of_a_slow_meter_as_an_energy_n
     meter = Constant(50.0)
     meter.period_s = meters.Nvml.period_s
     assert windows.idle_w(meter) == pytest.approx(50.0, rel=1e-3)
+
+
+def test_a_test_on_a_card_has_it_alone_and_its_meter(home):
+    with card_alone():
+        assert meters.CHOICE not in os.environ
+        with refused("device card of the tests is being measured by another process"), card_alone(0.0):
+            pass
+    assert os.environ[meters.CHOICE] == "none"
+
+
+@pytest.mark.cuda
+def test_the_counter_of_this_card_agrees_with_its_sampled_power():
+    meter, left = meters.open_meter("cuda:0"), torch.randn(4096, 4096, device="cuda:0")
+
+    def work():
+        for _ in range(10):
+            torch.mm(left, left)
+        torch.cuda.synchronize()
+
+    assert meter.name == "nvml:0"
+    idle_w = windows.idle_w(meter)
+    assert math.isfinite(idle_w) and idle_w > 0
+    windows.of_calls(work, 10, 2.0, meter, idle_w)  # where the power is a mean of the last second, it is that of the work then
+    energy, calls = windows.of_calls(work, 10, 3.0, meter, idle_w)
+    assert energy.method == "nvml:0 counter" and energy.power_w > idle_w and calls > 0
+    assert abs(energy.disagreement) < 0.25
 
 
 def test_without_a_meter_everything_is_not_measured_and_says_why():

@@ -47,6 +47,16 @@ def in_this_process(monkeypatch):
     monkeypatch.setattr(campaign, "in_a_process", lambda cases, device, case_s, _: end_to_end._measure(cases, device, case_s))
 
 
+@pytest.mark.cuda
+def test_a_network_on_this_card_is_a_row_with_its_energy(tmp_path):
+    table, identity = campaign.measure([(Case("resnet18", "infer", 1), "default")], "cuda:0", rounds=1, case_s=0.3,
+                                       raw=tmp_path / "visits.jsonl")
+    row = table.iloc[0]
+    assert (row["status"], row["device"], row["hardware_id"]) == ("ok", "cuda:0", machine.ids()["hardware_id"]), row["reason"]
+    assert 0.05 < row["latency_ms"] < 100 and row["n"] >= 5
+    assert np.isfinite(row[["idle_w", "power_w", "energy_j"]].astype(float)).all(), row["energy_reason"]
+
+
 def die(*_):
     os.kill(os.getpid(), signal.SIGKILL)
 
