@@ -37,6 +37,7 @@ from lib.schedule.runtime.service import Service
 from lib.schedule.runtime.workers import Slot, SlotLost, card_of
 from tests import killed, killed_queue
 from tests.agents import TOKEN, add_runs, dispatcher_in, joined, light_slots, limits, serving, start, until
+from tests.agents import agent as light_agent
 
 pytestmark = pytest.mark.slow
 
@@ -242,6 +243,14 @@ def test_an_agent_ends_when_told_though_its_server_is_silent_and_with_the_proces
     told_in_silence.send_signal(signal.SIGTERM)
     assert told_in_silence.wait(10) != 0
     end_of_parent(lambda: site.later(1))()  # while it waits for its server
+
+
+@pytest.mark.parametrize("moment", ["_print", "_Session", "threading"])
+def test_an_agent_that_is_ended_as_it_joins_says_that_it_leaves(site, monkeypatch, moment):
+    monkeypatch.setattr(agent, moment, Mock(side_effect=KeyboardInterrupt, Thread=Mock(side_effect=KeyboardInterrupt)))
+    with pytest.raises(KeyboardInterrupt):
+        light_agent(site.url, "early", 1).run()
+    assert site.calls == 2 and not site.agents.slots()
 
 
 def test_what_no_server_wrote_down_comes_to_the_next_one_and_no_run_ends_twice(tmp_path, clock):

@@ -78,6 +78,7 @@ class Agent:
         """Join the server again and again, until interrupted. Raises InputError for what no later try would mend."""
         pause_s, last, session = _FIRST_PAUSE_S, "", None
         while True:
+            registered = None
             try:
                 registered = self._client.register(self._registration)
                 _print(f"{self._registration.name} joined {self._client.server} with {', '.join(self._slots)}")
@@ -91,6 +92,15 @@ class Agent:
                 last = str(error)
                 time.sleep(pause_s * random.uniform(0.5, 1))
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            except KeyboardInterrupt:
+                if registered:
+                    self._leave(registered)
+                raise
+
+    def _leave(self, registered: Registered) -> None:
+        exchange = Exchange(session=registered.session, acknowledged=0, leaving=True)
+        with contextlib.suppress(Exception):  # whatever keeps the server from hearing that, it will notice
+            self._client.exchange(registered.agent_id, exchange, registered.silent_s / 4)
 
 
 def _print(text: str) -> None:
@@ -126,11 +136,6 @@ class _Session:
             while not self._failure:
                 self._turn()
             raise self._failure
-        except KeyboardInterrupt:
-            self._end_workers()
-            with contextlib.suppress(Exception):  # whatever keeps it from hearing that, it will notice
-                self._exchange(leaving=True)
-            raise
         finally:
             self._failure = self._failure or SessionOverError("ended")
             self._end_workers()
