@@ -43,6 +43,17 @@ def test_text_that_looks_like_a_number_stays_text():
     assert job.arguments == ["-r", "label", "12e5678", "-p", "iters", "3", "-p", "workload", "W1"]
 
 
+@pytest.mark.parametrize(("own", "cores"), [(None, 6), ("2", 0)])
+def test_cards_share_the_cores_that_this_process_may_use_unless_its_threads_are_given(monkeypatch, own, cores):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if own:
+        monkeypatch.setenv("OMP_NUM_THREADS", own)
+    monkeypatch.setenv("LIB_USABLE_CORES", "6")
+    monkeypatch.setattr(runner, "run", run := Mock(return_value=[]))
+    assert cli.main(["run", "01", "--devices", "cpu"]) == 0
+    assert run.call_args.kwargs == {"parallel": 1, "cores": cores}
+
+
 def outcome(stem, **more):
     return runner.Outcome(**{"notebook": "01_machine", "stem": stem, "command": "papermill x", "values": {}, "status": "ok",
                              "error": "", "seconds": 1.0, "finished_utc": "now", **more})
@@ -145,11 +156,12 @@ def test_a_full_disk_ends_a_run_in_one_line(home, monkeypatch, capsys):
 
 
 def test_gpus_are_measured_side_by_side_and_the_cpu_before_them(home, monkeypatch):
-    together, begun, lock = threading.Barrier(2), [], threading.Lock()
+    together, begun, shares, lock = threading.Barrier(2), [], {}, threading.Lock()
 
-    def execute(job, *_):
+    def execute(job, _, __, threads):
         with lock:
             begun.append(job.stem)
+            shares[job.stem] = threads
         if "cuda" in job.stem:
             together.wait(timeout=30)  # neither ends before the other one has begun
         return outcome(job.stem, notebook=job.notebook)
@@ -160,7 +172,8 @@ def test_gpus_are_measured_side_by_side_and_the_cpu_before_them(home, monkeypatc
     failed = {"status": "failed", "error": "it broke"}
     runner._merge([outcome("04_complexity", notebook="04_complexity", **failed), outcome("01_machine_cpu", **failed)],
                   paths.EXECUTED)
-    assert [one.stem for one in runner.run(planned, paths.EXECUTED)] == stems
+    assert [one.stem for one in runner.run(planned, paths.EXECUTED, cores=7)] == stems
+    assert shares == {stem: 4 if "cuda" in stem else 0 for stem in stems}, "cards share the cores"
     assert [begun[0], begun[3]] == ["01_machine_cpu", "02_profile_W1_cpu"]
     entries = [(entry.stem, entry.status) for entry in runner.manifest(paths.EXECUTED)]
     assert entries == [*((stem, "ok") for stem in sorted(stems)), ("04_complexity", "failed")], "a second run replaces its own"

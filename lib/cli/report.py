@@ -31,6 +31,7 @@ def _devices(names: list[str], source: str, reference: str) -> list[str]:
 
 def _run(options: argparse.Namespace) -> int:
     from lib.config import definitions
+    from lib.measure.worker import usable_cores
     from lib.report import runner
 
     source = "replay" if options.check else options.source
@@ -48,7 +49,8 @@ def _run(options: argparse.Namespace) -> int:
 
             if cards := machine.overlooked(devices):
                 print(cards, file=sys.stderr)
-        outcomes = runner.run(jobs, folder, parallel=(os.cpu_count() or 1) if source == "replay" else 1)
+        cores = 0 if "OMP_NUM_THREADS" in os.environ else usable_cores()
+        outcomes = runner.run(jobs, folder, parallel=(os.cpu_count() or 1) if source == "replay" else 1, cores=cores)
         failed = any(outcome.status != "ok" for outcome in outcomes)
         return int(failed | bool(_written(folder))) if options.report else int(failed)
     outcomes = runner.run(jobs, folder, paths.REPORT / "replayed", parallel=os.cpu_count() or 1)

@@ -107,14 +107,14 @@ def _jobs(section: definitions.Section, full: bool, workloads: list[str], device
             yield Job(section.notebook, stem, values)
 
 
-def execute(job: Job, folder: Path, output: Path | None = None, one_thread: bool = False) -> Outcome:
+def execute(job: Job, folder: Path, output: Path | None = None, threads: int = 0) -> Outcome:
     """Run one job in a process of its own and keep the executed notebook in ``folder``, also when it fails.
 
-    ``output`` moves what the notebook writes (see LIB_OUTPUT). ``one_thread`` is for replays beside each other, whose threads
-    would wait for one another at every barrier.
+    ``output`` moves what the notebook writes (see LIB_OUTPUT). ``threads`` (0: as torch chooses) are for notebooks beside
+    each other, whose threads would wait for one another at every barrier.
     """
     environment = {"LIB_BATCH": "1", **({"LIB_OUTPUT": str(output)} if output else {}),
-                   **({"OMP_NUM_THREADS": "1"} if one_thread else {})}
+                   **({"OMP_NUM_THREADS": str(threads)} if threads else {})}
     begin, reason = time.monotonic(), ""
     try:
         execution.execute_notebook(paths.NOTEBOOKS / f"{job.notebook}.ipynb", folder / f"{job.stem}.ipynb", job.values,
@@ -174,8 +174,10 @@ def _side_by_side(jobs: list[Job]) -> Iterator[list[list[Job]]]:
             yield list(rows.values())
 
 
-def run(jobs: list[Job], folder: Path, output: Path | None = None, parallel: int = 1) -> list[Outcome]:
+def run(jobs: list[Job], folder: Path, output: Path | None = None, parallel: int = 1, cores: int = 0) -> list[Outcome]:
     """Run jobs, show progress, and update the folder's manifest: ``parallel`` at once for replays; else the GPUs alone.
+
+    Several GPUs share ``cores`` (0: each has as many threads as torch chooses).
 
     A failing job does not stop the others. Returns this run's outcomes.
     """
@@ -184,11 +186,11 @@ def run(jobs: list[Job], folder: Path, output: Path | None = None, parallel: int
     done: list[Outcome] = []
     reporting, stop = threading.Lock(), threading.Event()
 
-    def one_after_another(row: list[Job]) -> None:
+    def one_after_another(row: list[Job], threads: int) -> None:
         for job in row:
             if stop.is_set():
                 return
-            outcome = execute(job, folder, output, parallel > 1)
+            outcome = execute(job, folder, output, threads)
             with reporting:
                 done.append(outcome)
                 bar.update()
@@ -201,7 +203,8 @@ def run(jobs: list[Job], folder: Path, output: Path | None = None, parallel: int
     with ThreadPoolExecutor(most) as pool, tqdm(total=len(jobs), unit="notebook", disable=None) as bar:
         try:
             for wave in waves:
-                for ended in as_completed([pool.submit(one_after_another, row) for row in wave]):
+                threads = 1 if parallel > 1 else -(-cores // len(wave)) if len(wave) > 1 else 0
+                for ended in as_completed([pool.submit(one_after_another, row, threads) for row in wave]):
                     ended.result()
         except BaseException:  # Ctrl-C, a full disk: what still runs would run for nobody
             stop.set()
