@@ -166,7 +166,7 @@ def test_workers_of_slots_are_of_their_leaders_machine_and_ask_no_card(box, monk
 
 @pytest.mark.parametrize(("nvml", "usable", "mask", "words"), [
     ("as it is", True, None, "Not measured: cuda:0, cuda:1 (--devices all measures every card)."),
-    ("as it is", False, None, "The driver, 570.0, lists 2 NVIDIA cards, and torch can use none: it has CUDA "),
+    ("as it is", False, None, "The driver, 570.0, lists 2 NVIDIA cards, and torch can use none: it has "),
     ("as it is", False, "", ""), ("absent", False, None, ""), ("another", False, None, "")])
 def test_cards_that_are_not_measured_or_cannot_be_are_named(box, monkeypatch, quiet, capsys, nvml, usable, mask, words):
     box(2, nvml)

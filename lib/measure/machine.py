@@ -181,8 +181,9 @@ def overlooked(measured: Collection[str]) -> str:
     hidden = os.environ.get(locks.MASK) in ("", "-1")
     if cards or hidden or not (count := _managed("nvmlDeviceGetCount")):
         return ""
-    return (f"The driver, {_managed('nvmlSystemGetDriverVersion')}, lists {count} NVIDIA cards, and torch can use none: it has "
-            f"CUDA {torch.version.cuda}, which needs a newer driver; or install torch for an older CUDA.")
+    cuda = torch.version.cuda
+    why = f"it has CUDA {cuda}, which may need a newer driver; or install torch for an older CUDA" if cuda else "it has no CUDA"
+    return f"The driver, {_managed('nvmlSystemGetDriverVersion')}, lists {count} NVIDIA cards, and torch can use none: {why}."
 
 
 def memory_mb(name: str) -> float:
