@@ -45,19 +45,19 @@ class Walk:
     def run(self, deadline: float) -> dict[str, str]:
         """Run what is not done yet until ``deadline`` (monotonic, s); return why a step is not done, by its name."""
         left: dict[str, str] = {}
-        for step in self._steps.values():
-            record = self._records.get(step.name, {"status": "", "seconds": 0.0})
+        for name, step in self._steps.items():
+            record = self._records.get(name, {"status": "", "seconds": 0.0})
             if record["status"] == "done":
                 continue
             if missing := absent(step.needs):
-                left[step.name] = f"left out: this Python lacks {choices(missing)}"
+                left[name] = f"left out: this Python lacks {choices(missing)}"
             elif not (seconds := self._seconds(step, record["seconds"], deadline - time.monotonic())):
-                left[step.name] = "no time left in this call"
+                left[name] = "no time left in this call"
             else:
-                self._carry_out(step, record, seconds, deadline)
+                self._carry_out(name, step, record, seconds, deadline)
                 if record["status"] != "done":
-                    left[step.name] = record["status"]
-            print(f"{step.name}: {left.get(step.name, 'done')}", flush=True)
+                    left[name] = record["status"]
+            print(f"{name}: {left.get(name, 'done')}", flush=True)
         return left
 
     @staticmethod
@@ -71,17 +71,17 @@ class Walk:
         given_s = min(step.minutes * 60 - before_s, left_s)
         return given_s if given_s >= _LEAST_S else 0.0
 
-    def _carry_out(self, step, record: dict, seconds: float, deadline: float) -> None:
+    def _carry_out(self, name: str, step, record: dict, seconds: float, deadline: float) -> None:
         """Run one step, and write down how it ended and what it took."""
         total_s, begin = round(record["seconds"] + seconds), time.monotonic()
         words = shlex.split(step.command.format(**self._values, seconds=round(seconds), total=total_s))
-        log = self._folder / f"{step.name}.log"
+        log = self._folder / f"{name}.log"
         failure = call(words, log, deadline + _LATE_S - begin, step.until)
         spent_s = record["seconds"] + (0 if failure else max(seconds if self._is_timed(step) else 0, time.monotonic() - begin))
         is_part = self._is_timed(step) and step.minutes * 60 - spent_s >= _LEAST_S
         record |= {"seconds": spent_s, "command": shlex.join(words),
                    "status": f"{failure} (see {log})" if failure else "to be continued" if is_part else "done"}
-        self._records[step.name] = record
+        self._records[name] = record
         store.write_json(self._records, self._path)
 
 

@@ -165,8 +165,9 @@ def _runnable(ops, device):
 
 def _time_calls(call, calls, device, before=None):
     call()
-    time.sleep(call.ms * calls / 1e3)
-    return call.ms * (1 + time.perf_counter_ns() % 1009 * 1e-6)  # no clock gives the same digits twice
+    ms = getattr(call, "ms", 1.0)
+    time.sleep(ms * calls / 1e3)
+    return ms * (1 + time.perf_counter_ns() % 1009 * 1e-6)  # no clock gives the same digits twice
 
 
 class Library:

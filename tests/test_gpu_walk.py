@@ -9,25 +9,25 @@ from lib import __main__, paths, steps
 from lib.config import definitions
 from tests import refused
 
-MARKED = re.compile(r"^@pytest\.mark\.cuda$", re.MULTILINE)
+MARKED = re.compile(r"mark\.cuda\b")
 
 
 def python(code):
     return f"timeit -n 1 -r 1 {shlex.quote(code)}"
 
 
-def step(name, command, minutes=1.0, **fields):
-    return SimpleNamespace(name=name, command=command, minutes=minutes, until="", needs=(), **fields)
+def step(command, minutes=1.0, needs=()):
+    return definitions.Step(command=command, minutes=minutes, needs=needs)
 
 
-def walk(folder, *plan, left_s=600.0, **values):
-    return steps.Walk({one.name: one for one in plan}, folder, values).run(time.monotonic() + left_s)
+def walk(folder, plan, left_s=600.0, **values):
+    return steps.Walk(plan, folder, values).run(time.monotonic() + left_s)
 
 
 def test_a_failed_step_stops_no_other_and_the_next_call_runs_only_what_is_not_done(tmp_path):
-    plan = [step("bad", python("1 / 0")), step("good", python("open('{file}', 'a').write('x')"))]
+    plan = {"bad": step(python("1 / 0")), "good": step(python("open('{file}', 'a').write('x')"))}
     for _ in range(2):
-        left = walk(tmp_path, *plan, file=tmp_path / "file")
+        left = walk(tmp_path, plan, file=tmp_path / "file")
         assert set(left) == {"bad"}
         assert re.fullmatch(rf"failed: it ended with status 1 \(see {tmp_path}/bad\.log\)", left["bad"])
     assert (tmp_path / "file").read_text() == "x"
@@ -36,8 +36,8 @@ def test_a_failed_step_stops_no_other_and_the_next_call_runs_only_what_is_not_do
 
 def test_what_does_not_fit_waits_and_a_timed_step_goes_on_with_the_time_of_all_calls(tmp_path):
     timed = python("open('{file}', 'a').write('{seconds} {total}\\n')")
-    plan = [step("timed", timed, 2.0), step("long", python("1 / 0"), 20.0)]
-    answers = [walk(tmp_path, *plan, left_s=left_s, file=tmp_path / "file") for left_s in (50, 20, 600)]
+    plan = {"timed": step(timed, 2.0), "long": step(python("1 / 0"), 20.0)}
+    answers = [walk(tmp_path, plan, left_s=left_s, file=tmp_path / "file") for left_s in (50, 20, 600)]
     assert [answer.get("timed") for answer in answers] == ["to be continued", "no time left in this call", None]
     assert {answer["long"] for answer in answers} == {"no time left in this call"}
     assert (tmp_path / "file").read_text() == "50 50\n70 120\n"
@@ -59,22 +59,20 @@ def test_packages_that_are_missing_are_named_at_once_with_their_versions(tmp_pat
                           for name in ("pandera", "papermill"))
     with refused(f"lacks pandera, papermill; install: pip install {re.escape(pandera)} {re.escape(papermill)}$"):
         steps.require(["ruamel.yaml", "pandera", "papermill"])
-    part = step("part", python("1 / 0"))
-    part.needs = ("kornia",)
-    assert walk(tmp_path, part) == {"part": "left out: this Python lacks kornia"}
+    assert walk(tmp_path, {"part": step(python("1 / 0"), needs=("kornia",))}) == {"part": "left out: this Python lacks kornia"}
 
 
 def test_the_plan_needs_what_is_pinned_and_tests_every_file_with_tests_for_a_card():
-    needs, plan = definitions.load_steps()
-    assert steps.absent([*needs, *(need for one in plan.values() for need in one.needs)]) == []
+    plan = definitions.load_gpu_plan()
+    assert steps.absent([*plan.needs, *(need for step in plan.steps.values() for need in step.needs)]) == []
     files = {f"tests/{path.name}" for path in (paths.ROOT / "tests").glob("test_*.py") if MARKED.search(path.read_text())}
-    assert {word for word in shlex.split(plan["card_tests"].command) if word.startswith("tests/")} == files
-    assert len(definitions.load_campaign(paths.PARAMS / "networks_gpu.yaml").sets) > 1
+    commands = " ".join(step.command for step in plan.steps.values())
+    assert {word for word in shlex.split(commands) if word.startswith("tests/")} == files
 
 
 def test_a_call_that_measured_nothing_says_so_and_what_is_left(home, monkeypatch, capsys):
-    plan = {"bad": step("bad", python("1 / 0"))}
-    monkeypatch.setattr("lib.config.definitions.load_steps", lambda: ((), plan))
+    plan = definitions.GpuPlan(needs=(), steps={"bad": step(python("1 / 0"))})
+    monkeypatch.setattr(definitions, "load_gpu_plan", lambda: plan)
     assert __main__.main(["gpu", "--device", "cpu"]) == 1
     printed = capsys.readouterr().out
     assert "not done: bad: failed: it ended with status 1" in printed

@@ -39,15 +39,15 @@ def _gpu(options: argparse.Namespace) -> int:
     steps.require(_IMPORTED)
     from lib.config import definitions
 
-    needs, plan = definitions.load_steps()
-    steps.require(needs)
+    plan = definitions.load_gpu_plan()
+    steps.require(plan.needs)
     deadline = time.monotonic() + options.budget_min * 60 - _RESERVED_S
     from lib.measure import machine
 
     device = str(machine.device(options.device))
     cards = sum(name.partition(":")[0] == device.partition(":")[0] for name in machine.devices())
     folder = paths.DATA / "gpu"
-    walk = steps.Walk(plan, folder, {"device": device, "cards": cards, "slots": options.slots})
+    walk = steps.Walk(plan.steps, folder, {"device": device, "cards": cards, "slots": options.slots})
     left = walk.run(deadline)
     bundle, failure = _packed(folder, device)
     for name, reason in left.items():

@@ -220,11 +220,17 @@ class Step(Strict):
     ``until``: a pattern within data/; the step is interrupted as soon as a file fits it.
     """
 
-    name: Annotated[str, Field(pattern=r"^[a-z0-9_]+$")]
     command: Annotated[str, Field(min_length=3)]
     minutes: Annotated[float, Field(gt=0, le=1440)]
     until: str = ""
     needs: tuple[str, ...] = ()
+
+
+class GpuPlan(Strict):
+    """``params/gpu.yaml``: the packages that all steps for a machine with a GPU need, and the steps by name, in their order."""
+
+    needs: tuple[str, ...]
+    steps: Annotated[dict[Annotated[str, Field(pattern=r"^[a-z0-9_]+$")], Step], Field(min_length=1)]
 
 
 class Section(Strict):
@@ -249,9 +255,9 @@ def load_campaign(path: Path = paths.PARAMS / "networks.yaml") -> Campaign:
     return load(Campaign, path)
 
 
-def load_steps(path: Path = paths.PARAMS / "gpu.yaml") -> tuple[tuple[str, ...], dict[str, Step]]:
-    """Read the packages that all steps for a machine with a GPU need, and the steps by name; InputError as ``table``."""
-    return tuple(load_yaml(path).get("needs", ())), table(path, "steps", Step, "name", beside="needs")
+def load_gpu_plan(path: Path = paths.PARAMS / "gpu.yaml") -> GpuPlan:
+    """Read the steps for a machine with a GPU; InputError names the file and the wrong entry."""
+    return load(GpuPlan, path)
 
 
 def load_workloads(path: Path = paths.PARAMS / "workloads.yaml") -> dict[str, Workload]:

@@ -2,11 +2,12 @@
 
 import copy
 import json
+from functools import partial
 
 from lib import paths
 from lib.config import definitions
-from lib.config.base import load_yaml
-from lib.finetune.config import load_configs
+from lib.config.base import load, load_yaml
+from lib.finetune.config import TrainConfig, load_configs
 from lib.tensorrt.models import training
 from lib.work.graph import spaces
 from tests.doors import ANY, SAME, VALUES, WRONG, Door, pass_through, pick
@@ -15,7 +16,8 @@ LOADERS = {
     "devices": definitions.load_devices, "scenarios": definitions.load_scenarios, "workloads": definitions.load_workloads,
     "nsight_metrics": definitions.load_metrics, "matrix": definitions.load_matrix, "networks": definitions.load_campaign,
     "networks_conditions": definitions.load_campaign, "report": definitions.load_report_plan, "sweeps": spaces.load_sweeps,
-    "training": load_configs, "layer_power": training.load_settings}
+    "networks_gpu": definitions.load_campaign, "gpu": definitions.load_gpu_plan,
+    "gpu_finetune": partial(load, TrainConfig), "training": load_configs, "layer_power": training.load_settings}
 
 
 def places(tree, most=None, path=()):
