@@ -24,7 +24,7 @@ from lib.work.graph.ops import Op
 from lib.work.graph.spaces import Config
 
 SAMPLE_MS = 1.0
-_LEAST = 3
+_LEAST, _LEAST_WARM = 3, 2  # samples of a visit; long calls made back to back repeat within 1 %
 _COLD_WARMUP, _COLD_PATIENCE = 2, 4
 _WARM_MS = 3.0
 _MOST_CALLS = 1000
@@ -130,9 +130,9 @@ def _back_to_back(call: Callable[[], object], device: torch.device) -> tuple[Rep
 
 def _kernel_samples(call: Callable[[], object], device: torch.device, visit_ms: float) -> tuple[list[float], int, str]:
     """Time calls back to back, as many in a sample as fill SAMPLE_MS; return the times, the calls, and what is in them too."""
-    repeat, _ = _back_to_back(call, device)
-    samples, end = [], time.perf_counter() + visit_ms / 1e3
-    while len(samples) < _LEAST or time.perf_counter() < end:
+    repeat, once_ms = _back_to_back(call, device)
+    samples, end = [once_ms] if once_ms > _WARM_MS else [], time.perf_counter() + visit_ms / 1e3
+    while len(samples) < _LEAST_WARM or time.perf_counter() < end:
         samples.append(repeat.ms(device))
     return samples, repeat.calls, LAUNCHED if device.type == "cuda" and not repeat.graphed else ""
 
