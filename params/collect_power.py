@@ -42,8 +42,8 @@ def text(path):
         return ""
 
 
-def find_channel(folder):
-    """Return the files of voltage (mV) and current (mA): of the channel labelled VDD_IN, the whole board, else of the first."""
+def find_channels(folder):
+    """Return labels and files of voltage (mV) and current (mA): the channel VDD_IN of the whole board, else all connected."""
     channels = []
     for sensor in sorted(folder.glob("hwmon*")):
         if text(sensor / "name") == "ina3221":
@@ -53,20 +53,23 @@ def find_channel(folder):
                     channels.append((text(sensor / f"in{number}_label"), volts, amperes))
     if not channels:
         raise InputError(f"no INA3221 sensor in {folder}")
-    return next((channel for channel in channels if channel[0] == "VDD_IN"), channels[0])
+    whole = [channel for channel in channels if channel[0] == "VDD_IN"][:1]
+    return whole or [channel for channel in channels if channel[0] not in ("", "NC")] or channels
 
 
 class Sensor:
-    """One channel; reads that fail are counted."""
+    """The channels of a board; reads that fail are counted."""
 
     def __init__(self, folder):
-        self.label, self._volts, self._amperes = find_channel(folder)
+        self._channels = find_channels(folder)
+        self.label = " + ".join(filter(None, (label for label, _, _ in self._channels)))
         self.failed = 0
 
     def read(self):
-        """Return mV and mA; None where the sensor did not answer."""
+        """Return mV and mA, of several channels 1000 mV and their sum in mW; None where the sensor did not answer."""
         try:
-            sample = float(self._volts.read_text()), float(self._amperes.read_text())
+            rails = [(float(volts.read_text()), float(amperes.read_text())) for _, volts, amperes in self._channels]
+            sample = rails[0] if len(rails) == 1 else (1000.0, sum(volts * amperes for volts, amperes in rails) / 1000.0)
             if not all(map(math.isfinite, sample)):
                 raise ValueError(sample)
             return sample

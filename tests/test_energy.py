@@ -3,6 +3,7 @@
 import ast
 import math
 import os
+import runpy
 import subprocess
 import sys
 import time
@@ -281,7 +282,7 @@ def test_the_collector_says_what_is_wrong_and_starts_nothing(tmp_path, options, 
 @pytest.mark.slow
 def test_the_collector_leaves_out_names_that_are_no_text(tmp_path):
     hwmon = a_board(tmp_path / "hwmon")
-    for names, status, words in ((("hwmon0/name", "hwmon1/in1_label"), 3, "channel 1"),
+    for names, status, words in ((("hwmon0/name", "hwmon1/in2_label"), 3, "channel VDD_IN"),
                                  (("hwmon1/name", "hwmon1/in1_input"), 2, "no INA3221 sensor")):
         for name in names:
             (hwmon / name).write_bytes(b"\xff\xfe\x00")
@@ -298,6 +299,14 @@ def test_a_log_without_an_end_or_a_beginning_is_one_line(monkeypatch, path):
     with refused(path) as error:
         meters.open_meter("cpu")
     assert len(str(error.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(("channels", "sample", "label"), [
+    ((("VDD_GPU_SOC", 5000, 400), ("VDD_IN", 19000, 1000)), (19000, 1000), "VDD_IN"),
+    ((("VDD_GPU_SOC", 5000, 400), ("NC", 5000, 1), ("VIN_SYS_5V0", 4000, 1000)), (1000, 6000), "VDD_GPU_SOC + VIN_SYS_5V0")])
+def test_the_collector_logs_the_whole_board(tmp_path, channels, sample, label):
+    sensor = runpy.run_path(str(paths.PARAMS / "collect_power.py"))["Sensor"](a_board(tmp_path, channels))
+    assert (sensor.read(), sensor.label) == (sample, label)
 
 
 def test_the_collector_runs_where_boards_are():
