@@ -13,6 +13,7 @@ from unittest.mock import Mock
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from torch import nn
 
 from lib import __main__, paths
@@ -118,6 +119,45 @@ def test_what_no_model_is_of_and_which_times_are_of_kernels_alone_is_said():
         found = advise.advise(Query("tests.test_advise:Wide", 65_536, "4096", dtype=dtype), ["h100-sxm"], crossovers=False)
         assert words in advise_text.text(found) and "not modelled" not in advise_text.text(found)
         assert advise_text.records(found)[0]["latency_type"] == ("kernel" if dtype == "bf16" else "end_to_end")
+
+
+class Inverted(nn.Module):
+    def forward(self, x):
+        return torch.linalg.inv(x)
+
+
+class Distances(nn.Module):
+    def forward(self, x):
+        return torch.cdist(x, x)
+
+
+class ComplexProduct(nn.Module):
+    def forward(self, x):
+        return (x.to(torch.complex64) @ x.to(torch.complex64)).abs()
+
+
+def test_work_that_is_not_known_is_in_every_form_of_answer_and_its_interval_has_no_upper_end(capsys, tmp_path):
+    network = "tests.test_advise:Inverted"
+    (tmp_path / "q.csv").write_text(f"model,batch_size,input,device\n{network},16,1024x1024,a100-pcie-40gb\n")
+    asked = ["--input", "1024x1024", "--batch-size", "16", "--device", "a100-pcie-40gb"]
+    assert __main__.main(["advise", network, *asked]) == 0
+    text = capsys.readouterr().out
+    assert " or more)" in text and "FLOPs not known: _linalg_check_errors, linalg_inv_ex" in text and "no upper end" in text
+    for arguments in ([network, *asked], ["--questions", str(tmp_path / "q.csv")]):
+        assert __main__.main(["advise", *arguments, "--json"]) == 0
+        (row,) = json.loads(capsys.readouterr().out)
+        assert row["high_ms"] is None and row["low_ms"] > 0
+        assert "linalg_inv_ex (as elementwise)" in row["not_modelled"] and "linalg_inv_ex" in row["flops_not_known"]
+
+
+@pytest.mark.parametrize(("network", "flops"), [("Distances", 3 * 16 * 1024**2 * 64), ("ComplexProduct", 8 * 16 * 1024**3)])
+def test_what_no_family_covers_takes_no_less_than_its_flops_do(network, flops):
+    shape = "1024x64" if network == "Distances" else "1024x1024"
+    (row,) = advise.advise(Query(f"tests.test_advise:{network}", 16, shape), ["a100-pcie-40gb"],
+                           crossovers=False).table.to_dict("records")
+    least_ms = flops / load_devices()["a100-pcie-40gb"].peak_gflops["fp32"] / 1e6
+    assert least_ms <= row["predicted_ms"] < 2 * least_ms and row["not_modelled"]
+    assert row["low_ms"] > 0.8 * least_ms
 
 
 def test_what_to_change_comes_with_a_gain_or_the_reason_why_not(answer):

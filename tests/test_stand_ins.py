@@ -91,7 +91,8 @@ def test_grouped_products_are_a_batch_of_them():
     (lambda x: F.interpolate(x, scale_factor=2, mode="bicubic"), 128), (lambda x: F.pad(x, (1, 1, 1, 1), "reflect"), 0),
     (lambda x: x.flatten(1) @ x.new_ones(3 * 64), 2), (lambda x: torch.sin(x) + torch.floor(x), 3),
     (lambda x: F.max_pool1d(x.flatten(2), 4), 1), (lambda x: F.prelu(x, x.new_ones(3)), 2),
-    (lambda x: torch.fft.fft(x.to(torch.complex64)).real, 5 * 3)])
+    (lambda x: torch.fft.fft(x.to(torch.complex64)).real, 5 * 3),
+    (lambda x: torch.mm(torch.complex(x, x).flatten(1), x.new_ones(192, 3, dtype=torch.complex64)).real, 8 * 3)])
 def test_flops_of_an_element(function, each):
     """Beside the product with the network's one weight, so many for each of the 384 elements of the input."""
     ops = capture.capture(Called(function), (2, 3, 8, 8)).ops

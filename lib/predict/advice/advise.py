@@ -23,7 +23,7 @@ from lib.predict.trust import quote
 COLUMNS = ("device", "source", "predicted_ms", "low_ms", "high_ms", "images_per_sec", "memory_mb", "bound", "below_roof",
            "out_of_range", "fits", "measured_ms", "price_per_million", "dtype", "energy_j", "energy_low_j", "energy_high_j",
            "energy_share", "energy_source", "latency_type", "rss_mb", "rss_low_mb", "rss_high_mb", *quote.COLUMNS,
-           *(f"{name}_ms" for name in step.PARTS))
+           *(f"{name}_ms" for name in step.PARTS), "not_modelled", "flops_not_known")
 BATCHES = (1, 4, 16, 64, 256)
 _RIVALS = 3  # devices that are compared over batch sizes: this machine's CPU and the fastest
 _HOST = {"loader_wait": "loader", "h2d": "copy", "optimizer": "optimizer"}  # what bounds a step beside its passes
@@ -119,7 +119,13 @@ def row(predictor: Predictor, captured: CapturedQuery, network: Work) -> dict[st
             predictor.model.facts["latency_type"],
             **captured.quote(predictor, network, estimate).columns,
             "price_per_million": price, **resident_mb, **energy.per_image(predictor.power, estimate, network.batch_size),
-            **(answer.columns if isinstance(answer, Step) else {})}
+            **(answer.columns if isinstance(answer, Step) else {}), **notes(network)}
+
+
+def notes(network: Work) -> dict[str, str]:
+    """Return what no model is of, values that its control flow depends on among it, and whose FLOPs are not known."""
+    branches = [f"values at {place} (those of random inputs)" for place in network.branches]
+    return {"not_modelled": choices([*network.not_modelled, *branches]), "flops_not_known": choices(network.uncounted)}
 
 
 def passes_of(answer: Estimate | Step) -> Estimate:
@@ -189,7 +195,8 @@ def _reason(table: pd.DataFrame, best: str) -> str:
         return f"none: {table['memory_mb'].iloc[0]:,.0f} MB fit into no known device"
     row = table[table["device"] == best].iloc[0]
     others = table[table["fits"] & (table["device"] != best)]
-    text = f"{best}: {row['predicted_ms']:,.3g} ms ({row['low_ms']:,.3g} to {row['high_ms']:,.3g})"
+    high = "or more" if math.isinf(row["high_ms"]) else f"to {row['high_ms']:,.3g}"
+    text = f"{best}: {row['predicted_ms']:,.3g} ms ({row['low_ms']:,.3g} {high})"
     if len(others):
         next_one = others.iloc[0]
         text += f", {next_one['predicted_ms'] / row['predicted_ms']:.2g} times as fast as {next_one['device']}"

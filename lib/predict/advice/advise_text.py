@@ -67,6 +67,8 @@ def _notes(advice: Advice) -> list[str]:
              ] if unknown else []
     if uncounted := list(dict.fromkeys(name for one in works for name in one.uncounted)):
         lines.append(f"FLOPs not known: {choices(uncounted)}; one is counted for each element, which is the least")
+    if np.isinf(advice.table["high_ms"]).any():
+        lines.append("inf: of some operators only the least time is known, so the interval has no upper end")
     if branches := list(dict.fromkeys(place for one in works for place in one.branches)):
         lines.append(f"its control flow depends on values ({choices(branches)}): the branch of random inputs was taken")
     lines += [f"{row.device}: resident memory of a fresh process, beyond Python and torch: {row.rss_mb:,.0f} MB "

@@ -130,8 +130,9 @@ class CapturedQuery:
         if plain and shared and sum(kernels.origins.values()) <= MOST_BORROWED:
             return None
         answer = answers.answer(predictor.composed, composed_rows.of_passes(self.rows), network.batch_size, condition)
-        return replace(kernels, predicted_ms=answer.predicted_ms, low_ms=answer.low_ms,
-                       high_ms=answer.high_ms, outside=float(answer.outside), origins=answer.origins, evidence=answer.source)
+        high_ms = kernels.high_ms if math.isinf(kernels.high_ms) else answer.high_ms
+        return replace(kernels, predicted_ms=answer.predicted_ms, low_ms=answer.low_ms, high_ms=high_ms,
+                       outside=float(answer.outside), origins=answer.origins, evidence=answer.source)
 
     def is_by_gain(self, predictor: Predictor) -> bool:
         """Return whether this machine's CPU answers by what the query's element type or layout gains over the usual ones."""

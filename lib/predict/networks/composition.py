@@ -71,15 +71,18 @@ class Estimate:
 def predicted_operators(work: Work, model: CostModel, measured: Mapping[tuple, float] | None = None) -> pd.DataFrame:
     """Return the operators of ``work`` with ``predicted_ms``, ``out_of_range``, ``looked_up``, ``half``, ``origin``, ``part``.
 
+    An operator that no family covers takes as long as its FLOPs do at the peak rate, at least: ``at_least`` where that is more.
     ``half`` is half an interval in log time. ``measured`` maps ``key_of`` an operator to a measured time in ms. What autocast
     runs in fp32 is answered by its bytes (and FLOPs) where the model is of 16 bits, and says so in ``origin``.
     """
     answer = model.predict(work.table)
+    least_ms = np.where(work.table["covered"], 0.0, work.table["flops"] / model.facts.get("peak_gflops", np.inf) / 1e6)
     own = work.table["dtype"].isin(("", model.facts.get("dtype", "fp32"))).to_numpy()
     times = np.array([measured.get(key, np.nan) for key in work.keys]) if measured else np.full(len(answer), np.nan)
     looked_up = np.isfinite(times) & own
     outside = answer["out_of_range"].to_numpy(bool) | ~work.table["covered"].to_numpy(bool)
-    return work.table.assign(predicted_ms=np.where(looked_up, times, answer["predicted_ms"]), looked_up=looked_up,
+    return work.table.assign(predicted_ms=np.maximum(np.where(looked_up, times, answer["predicted_ms"]), least_ms),
+                             at_least=least_ms > answer["predicted_ms"], looked_up=looked_up,
                              out_of_range=outside & ~looked_up, half=np.log(answer["high_ms"] / answer["predicted_ms"]),
                              origin=np.where(own | (answer["origin"] != ""), answer["origin"], _BY_BYTES), part=answer["part"])
 
@@ -134,11 +137,16 @@ def _cost_ms(operators: pd.DataFrame) -> np.ndarray:
 
 
 def estimate(work: Work, model: CostModel, composition: Composition, measured: Mapping[tuple, float] | None = None) -> Estimate:
-    """Predict a pass or step from its operators; the interval is that of networks unlike those of the composition."""
+    """Predict a pass or step from its operators; the interval is that of networks unlike those of the composition.
+
+    Where all that is known of an operator is how long it takes at least, the interval has no upper end: inf.
+    """
     operators = predicted_operators(work, model, measured)
     cost, shares, origin = _cost_ms(operators), time_shares(operators), operators["origin"].to_numpy(object)
     origins = {name: float(cost[origin == name].sum() / cost.sum()) for name in sorted(set(origin) - {""})}
     half = float(cost @ operators["half"] / cost.sum())
     learned = model.efficiencies.get(work.mode, {}) if composition.networks else {}
     of_network = terms(parts_of(work, operators), learned)
-    return Estimate(*composition.predict(of_network, shares["outside"], half), **shares, origins=origins, operators=operators)
+    predicted_ms, low_ms, high_ms = composition.predict(of_network, shares["outside"], half)
+    high_ms = math.inf if work.uncounted or operators["at_least"].any() else high_ms
+    return Estimate(predicted_ms, low_ms, high_ms, **shares, origins=origins, operators=operators)

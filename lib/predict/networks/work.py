@@ -117,7 +117,8 @@ class Work:
         rows = [{**row_of(op), "calls": int(calls), "backward_calls": 0}
                 for size, calls in zip(*np.unique(sizes * 4 // itemsize, return_counts=True), strict=True)
                 for op in capture.optimizer_ops(int(size), optimizer) if counts.is_work(op)]
-        return replace(self, table=pd.DataFrame(rows), modules=0, replay=None, not_modelled=())
+        return replace(self, table=pd.DataFrame(rows), modules=0, replay=None, not_modelled=(),
+                       uncounted=())
 
     @classmethod
     def of(cls, graph: Graph, mode: str, batch_size: int, device_type: str = "cpu") -> "Work":
@@ -178,7 +179,8 @@ def row_of(op: Op) -> dict[str, Any]:
     if family == "copy":
         params = {**params, "kind": "clone"}  # the one that is swept; the others copy as it does
     return {"op": family, **params, "dtype": _SHORT.get(op.dtype, op.dtype), "pass": "backward" if backward else "forward",
-            "flops": stand_ins.least_flops(op), "bytes": moved, "covered": described is not None}
+            "flops": stand_ins.least_flops(op), "bytes": moved,
+            "covered": described is not None and not counts.is_complex(op)}
 
 
 def captured(network: networks.Network, mode: str, dtype: str = "float32", channels_last: bool = False,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from lib.errors import InputError, choices, one_line
+from lib.errors import InputError, one_line
 from lib.predict import registry
 from lib.predict.advice import advise
 from lib.predict.advice.query import CapturedQuery, Query
@@ -18,7 +18,7 @@ from lib.progress import track
 
 _FEW = 2  # batches of a network, beside single samples, that are captured each on its own
 _QUESTION = ("question", "model", "batch_size", "device", "mode", "dtype", "input", "layout", "compile")
-COLUMNS = (*_QUESTION, *(name for name in advise.COLUMNS if name not in _QUESTION), "not_modelled", "error")
+COLUMNS = (*_QUESTION, *(name for name in advise.COLUMNS if name not in _QUESTION), "error")
 
 
 def answers(questions: Sequence[Question]) -> pd.DataFrame:
@@ -137,6 +137,4 @@ def _row(question: Question, captured: CapturedQuery, predictor: Predictor, netw
     work = network.work(question.query.batch_size, predictor.device_type)
     if isinstance(work, Exception):
         raise work
-    branches = [f"values at {place} (those of random inputs)" for place in work.branches]
-    return advise.row(predictor, captured, work) | {"batch_size": work.batch_size,
-                                                    "not_modelled": choices([*work.not_modelled, *branches])}
+    return advise.row(predictor, captured, work) | {"batch_size": work.batch_size}

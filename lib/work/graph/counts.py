@@ -52,7 +52,7 @@ PER_OUTPUT = {
     "smooth_l1_loss": 4, "huber_loss": 4,
     "upsample_linear1d": 4, "upsample_bilinear2d": 8, "_upsample_bilinear2d_aa": 8, "upsample_trilinear3d": 16,
     "upsample_bicubic2d": 32, "_upsample_bicubic2d_aa": 32, "grid_sampler_2d": 16, "grid_sampler_3d": 28, "col2im": 1,
-    "_cdist_forward": 3, "polar": 2}
+    "polar": 2}
 # operations an element of the first tensor: exp, subtraction of the maximum, sum, division ...
 PER_INPUT = {
     "sum": 1, "mean": 1, "amax": 1, "amin": 1, "max": 1, "argmax": 1, "linalg_vector_norm": 2, "prod": 1, "cumsum": 1,
@@ -195,6 +195,8 @@ def _other(op: Op) -> int | None:
         return _CELL * op.outputs[0].elements
     if name.startswith("_fft_"):
         return _fourier(op)
+    if name in ("_cdist_forward", "_euclidean_dist"):
+        return 3 * op.outputs[0].elements * op.args[0].shape[-1]
     if "pool" in name:
         return _pooling(op)
     if name in ("native_batch_norm", "cudnn_batch_norm"):
@@ -219,9 +221,14 @@ def is_counted(op: Op) -> bool:
     return _other(op) is not None
 
 
+def is_complex(op: Op) -> bool:
+    """Return whether ``op`` computes with complex numbers."""
+    return any(spec.dtype.startswith("complex") for spec in op.tensors)
+
+
 def matrix_flops(op: Op) -> int:
-    """Return the FLOPs of the convolution, GEMM or attention in ``op``."""
-    return 2 * _MACS[op.short](op) if op.short in _MACS else 0
+    """Return the FLOPs of the convolution, GEMM or attention in ``op``; a complex multiply-add is four real ones."""
+    return (8 if is_complex(op) else 2) * _MACS[op.short](op) if op.short in _MACS else 0
 
 
 def flops(op: Op) -> float:
