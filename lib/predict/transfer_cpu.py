@@ -19,7 +19,7 @@ CPU = "cpu-"  # the device of a CPU's model, before the machine's name
 _LOOK_S = 8.0
 _SCALAR = ("launch", "timer_call")
 _PAGE_MB = 4096 / 1e6
-DOUBTFUL = "doubtful_ceilings"  # the fact of one that was scaled by ceilings of a busy machine
+DOUBTFUL = "doubtful_ceilings"  # the fact of one that was not scaled, since the ceilings are those of a busy machine
 CALIBRATED = "calibrated_from"  # the fact of a model that is no reference
 
 
@@ -29,7 +29,7 @@ class Host:
 
     ``peak_gflops`` is that of convolutions where they are faster than GEMMs (``gemm_gflops``). ``gbps_by_mb`` has the bandwidth
     of each working set in MB. ``core_us`` is a measure of one core's scalar speed, see ``core_us``. ``doubtful``: on a busy
-    machine alone, so that they are perhaps too low.
+    machine alone, so that they are perhaps too low, and scale nothing.
     """
 
     hardware_id: str
@@ -61,7 +61,7 @@ def host() -> Host | None:
         return None
     doubtful = any((part["verdict"] == VERDICTS[-1]).all() for part in (computing, moving))
     return Host(**identity(), peak_gflops=float(computing["peak_gflops"].max()), peak_gbps=float(moving["peak_gbps"].max()),
-                doubtful=doubtful, **rates(rows, overheads))
+                doubtful=doubtful, **rates(rows[rows["verdict"] != VERDICTS[-1]], overheads))
 
 
 def rates(rows: pd.DataFrame, overheads: pd.DataFrame) -> dict[str, Any]:
@@ -119,9 +119,9 @@ def scaled(model: CostModel, here: Host) -> CostModel:
 
 
 def transferred(models: Sequence[CostModel], here: Host | None) -> list[CostModel]:
-    """Return other CPUs' models for this machine, that of the nearest ceilings first; without ceilings of this one unscaled."""
-    if here is None:
-        return [model.borrowed(**identity()) for model in models]
+    """Return other CPUs' models for this machine, that of the nearest ceilings first; without usable ones unscaled."""
+    if here is None or here.doubtful:
+        return [model.borrowed(**identity(), **{DOUBTFUL: bool(here)}) for model in models]
     return sorted((scaled(model, here) for model in models), key=lambda model: model.scaling.distance)
 
 

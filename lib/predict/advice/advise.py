@@ -90,7 +90,7 @@ def able(captured: CapturedQuery, predictors: Sequence[Predictor], named: bool) 
 
 def without_ceilings(cpu: Predictor | None) -> bool:
     """Return whether this machine's CPU is predicted by another one's model, without ceilings that can be trusted."""
-    return bool(cpu and cpu.origin and (not cpu.model.scaling or cpu.model.facts.get(transfer_cpu.DOUBTFUL)))
+    return bool(cpu and cpu.origin and not cpu.model.scaling)
 
 
 def predictions(captured: CapturedQuery, predictors: Sequence[Predictor]) -> pd.DataFrame:
@@ -159,8 +159,8 @@ def source_of(predictor: Predictor, estimate: Estimate) -> str:
     """Say on what an answer rests: zero-shot where most of its time was predicted from kernels of other devices."""
     if predictor.origin:
         scaling, doubtful = predictor.model.scaling, predictor.model.facts.get(transfer_cpu.DOUBTFUL)
-        where = f"here{', on a busy machine,' if doubtful else ''}"
-        return f"zero-shot from {predictor.origin}" + (f", scaled by ceilings measured {where} ({scaling})" if scaling else "")
+        how = f", scaled by ceilings measured here ({scaling})" if scaling else ", not scaled: busy here" if doubtful else ""
+        return f"zero-shot from {predictor.origin}{how}"
     borrowed = sum(estimate.origins.values())
     if borrowed <= _SHARE:
         return "learned from whole networks" if estimate.evidence else "predicted"

@@ -11,9 +11,10 @@ import torch
 from lib.errors import choices
 from lib.measure import load
 from lib.predict import steps
-from lib.predict.advice.advise import Advice, advise
+from lib.predict.advice.advise import Advice, advise, without_ceilings
 from lib.predict.advice.query import Query
 from lib.predict.advice.suggestions import Change
+from lib.predict.transfer_cpu import DOUBTFUL
 
 _SHOWN = {"device": "device", "source": "source", "predicted_ms": "ms", "low_ms": "low", "high_ms": "high",
           "images_per_sec": "images/s", "memory_mb": "MB", "rss_mb": "resident MB", "bound": "bound",
@@ -118,6 +119,10 @@ def neighbours(advice: Advice, reading: load.Load | None = None) -> str:
         return ""
     threads, free = torch.get_num_threads(), load.cores_left(reading) if reading else load.free_cores()
     text = f"cpu: the time is that of an idle machine with {threads} thread{'s' * (threads > 1)}"
+    cpu = next(one for one in advice.predictors if one.device == "cpu")
+    if without_ceilings(cpu):
+        why = ": the ceilings measured here are unusable, others held cores" if cpu.model.facts.get(DOUBTFUL) else ""
+        text += f", {cpu.origin}, not scaled to this one{why}"
     if free >= threads:
         return text
     return (f"{text}, and others hold cores now: {free} {'are' if free > 1 else 'is'} free; threads that wait for one another "
