@@ -60,6 +60,24 @@ def run():
     return next(paths.REFERENCE.glob("*/profiles/*W2*_train.csv"))
 
 
+def steps_of(random, steps, spread, factor=1.0):
+    """Return the steps of a run, each of which depends on the one before: AR(1), lag-1 autocorrelation 0.8."""
+    values = [random.normal()]
+    for shock in random.normal(0, 0.6, steps - 1):
+        values.append(0.8 * values[-1] + shock)
+    return pd.DataFrame({"step_time_ms": factor * 10 * np.exp(spread * np.array(values)), "task_type": "train",
+                         "workload_id": "W1", "run_id": "r", "warmup": False, "batch_size": 4})
+
+
+@pytest.mark.parametrize(("steps", "spread", "factor", "word", "least"), [
+    (60, 0.1, 1.0, "same", 27), (100, 0.2, 1.0, "same", 27), (300, 0.2, 1.0, "same", 27), (60, 0.03, 1.1, "slower", 27),
+    (60, 0.03, 1 / 1.1, "faster", 27)])
+def test_steps_that_depend_on_the_one_before_are_not_taken_for_independent_ones(steps, spread, factor, word, least):
+    words = [compare._runs(steps_of(random, steps, spread), steps_of(random, steps, spread, factor), 0.03)[0]["word"][0]
+             for random in map(np.random.default_rng, range(30))]
+    assert words.count(word) >= least
+
+
 def test_a_run_is_one_run_whose_steps_count_once(home, run):
     rows = pd.read_csv(run)
     for frame, words in ((pd.concat([rows, rows]), f"{len(rows)} rows are there twice, the first of task_type train"),

@@ -99,17 +99,26 @@ def _usable(sweep: pd.DataFrame) -> pd.DataFrame:
 
 
 def _runs(a: pd.DataFrame, b: pd.DataFrame, threshold: float) -> tuple[pd.DataFrame, int]:
-    """Compare the steady steps of two profiled runs, pass by pass; intervals by bootstrap of both medians."""
+    """Compare the steady steps of two profiled runs, pass by pass; intervals by block bootstrap of both medians.
+
+    Few blocks say little of how they vary: the interval is as wide as Student's with a degree of freedom for each.
+    """
+    from scipy import stats
+
     rows, random = [], np.random.default_rng(0)
     kinds = {*a["task_type"], *b["task_type"]}
     for kind in sorted(kinds):
         one, two = (_steps_ms(frame[frame["task_type"] == kind]) for frame in (a, b))
         if len(one) < _LEAST_PAIRS or len(two) < _LEAST_PAIRS:
             continue
-        drawn = [statistics.resampled(part, np.median, _DRAWS, random) for part in (one, two)]
-        low, high = statistics.interval(drawn[1] / drawn[0])
+        blocks = [statistics.block_length(part) for part in (one, two)]
+        drawn = [statistics.resampled(part, np.median, _DRAWS, random, block)
+                 for part, block in zip((one, two), blocks, strict=True)]
+        freedom = max(1.0, len(one) / blocks[0] + len(two) / blocks[1] - 2)
+        ratio, wider = np.median(two) / np.median(one), stats.t.ppf(0.975, freedom) / stats.norm.ppf(0.975)
+        low, high = statistics.interval(ratio * (drawn[1] / drawn[0] / ratio) ** wider)
         rows.append({"what": f"{a['workload_id'].iloc[0]} {kind} step", "a_ms": np.median(one), "b_ms": np.median(two),
-                     "ratio": np.median(two) / np.median(one), "low": low, "high": high, "word": _word(low, high, threshold)})
+                     "ratio": ratio, "low": low, "high": high, "word": _word(low, high, threshold)})
     return pd.DataFrame(rows, columns=["what", "a_ms", "b_ms", "ratio", "low", "high", "word"]), len(kinds) - len(rows)
 
 

@@ -27,10 +27,26 @@ def worst(*verdicts: str) -> str:
     return VERDICTS[max(VERDICTS.index(verdict) for verdict in verdicts)]
 
 
-def resampled(samples: np.ndarray, statistic: Callable[..., np.ndarray], draws: int, random: np.random.Generator) -> np.ndarray:
-    """Return ``statistic`` (taken with ``axis=1``) of bootstrap resamples of ``samples`` (n,): an array (draws,)."""
-    samples = np.asarray(samples)
-    return statistic(samples[random.integers(0, len(samples), (draws, len(samples)))], axis=1)
+def block_length(samples: np.ndarray) -> int:
+    """Return how many neighbours of ``samples`` (n,) to draw together, since each depends on the one before.
+
+    It is the length of circular blocks for an AR(1) process with their lag-1 autocorrelation (Politis and White 2004), of which
+    there are two at least.
+    """
+    apart = samples - np.mean(samples)
+    rho = np.clip(apart[1:] @ apart[:-1] / (apart @ apart), 0, 0.97) if apart.any() else 0.0
+    return int(np.clip(np.ceil((6 * (rho / (1 - rho**2)) ** 2 * len(samples)) ** (1 / 3)), 1, max(1, len(samples) // 2)))
+
+
+def resampled(samples: np.ndarray, statistic: Callable[..., np.ndarray], draws: int, random: np.random.Generator,
+              block: int = 1) -> np.ndarray:
+    """Return ``statistic`` (taken with ``axis=1``) of bootstrap resamples of ``samples`` (n,): an array (draws,).
+
+    They are drawn in circular blocks of ``block`` neighbours (Politis and Romano 1992).
+    """
+    samples, n = np.asarray(samples), len(samples)
+    places = random.integers(0, n, (draws, -(-n // block), 1)) + np.arange(block)
+    return statistic(samples[places.reshape(draws, -1)[:, :n] % n], axis=1)
 
 
 def interval(drawn: np.ndarray, level: float = 0.95) -> tuple[float, float]:
