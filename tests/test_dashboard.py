@@ -19,10 +19,10 @@ from markupsafe import escape
 from lib import locks, paths
 from lib.cli import dashboard as cli_dashboard
 from lib.cli.main import main
+from lib.dashboard import configurations, events, operations, security
 from lib.dashboard import database as db
-from lib.dashboard import events, operations, security
 from lib.errors import InputError
-from tests import FEW
+from tests import FEW, refused
 from tests.agents import serving
 from tests.dashboards import BEARER, NOTEBOOK, TINY, TOKEN, Site, remembering
 
@@ -252,6 +252,15 @@ def test_folders_of_the_project_and_names_of_the_hub_are_taken(site):
     for number, values in enumerate(({"root": "data/pictures"}, {"root": str(paths.DATA / "pictures")},
                                      {"root": "medmnist:pathmnist"}, {"model_flavour": "google/vit-base-patch16-224-in21k"})):
         site.config(project, f"c{number}", {**TINY, **values})
+
+
+@pytest.mark.parametrize(("values", "words"), [
+    ({"root": "synthetic:none"}, "no dataset 'none'"), ({"model_flavour": "resnet5000"}, "'resnet5000' is no folder"),
+    ({"load_pretrained": True}, "has no pretrained weights"),
+    ({"root": "synthetic:organmnist3d", "model_flavour": "resnet18"}, "takes pictures")])
+def test_a_fine_tune_that_would_be_refused_on_any_machine_is_not_saved(values, words):
+    with refused(words):
+        configurations.check_config({**TINY, **values})
 
 
 def test_pages_of_a_list_have_limits(site):

@@ -587,13 +587,21 @@ def test_out_of_memory_is_one_line(home, monkeypatch):
 def test_several_configs_by_name_one_of_which_is_wrong(home, monkeypatch, capsys):
     table = {"bad": small(root="nowhere"), "good": small()}
     monkeypatch.setattr(run_config, "load_configs", lambda: table)
-    assert main.main(["finetune", "all"]) == 1
+    assert main.main(["finetune", "all"]) == 2
     output = capsys.readouterr()
     assert "error: bad: root 'nowhere'" in output.err
     assert "epoch 1/1: train loss" in output.out
     assert main.main(["finetune", "none"]) == 2
     assert "no config 'none' in params/training.yaml; there are: all, bad, good" in capsys.readouterr().err
     assert main.main(["finetune"]) == 2
+
+
+@pytest.mark.parametrize("changes", [{"model_flavour": "no_such"}, {"load_pretrained": True}, {"root": "nowhere"},
+                                     {"root": "synthetic:organmnist3d", "model_flavour": "resnet18"}])
+def test_a_config_that_nothing_can_be_trained_of_leaves_no_folder(home, monkeypatch, changes):
+    monkeypatch.setattr(run_config, "load_configs", lambda: {"bad": small(**changes)})
+    assert main.main(["finetune", "bad"]) == 2
+    assert not list(paths.TRAINING.glob("*/*"))
 
 
 def test_several_labels_focal_loss_and_bf16(home, tmp_path):

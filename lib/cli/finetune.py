@@ -25,7 +25,7 @@ def _finetune(options: argparse.Namespace) -> int:
             except InputError as error:
                 failed = True
                 print(f"error: {printable(name)}: {error}", file=sys.stderr, flush=True)
-    return int(failed)
+    return 2 * failed
 
 
 def add(verbs) -> None:

@@ -51,6 +51,7 @@ def check_config(values: Mapping[str, Any]) -> Checked:
     """Check a configuration of a fine-tune or of a notebook; FieldsError names every wrong field."""
     if "notebook" in values:
         return _check_notebook(values)
+    from lib.finetune import networks
     from lib.finetune.config import TrainConfig
 
     secrets = {name: "is a secret and not kept; set HF_TOKEN where the agent runs" for name in _SECRETS if values.get(name)}
@@ -63,6 +64,10 @@ def check_config(values: Mapping[str, Any]) -> Checked:
     bounds = {"epochs": f"is more than {_MOST_EPOCHS:,}"} if (config.epochs or 0) > _MOST_EPOCHS else {}
     if refused := secrets | outside | bounds:
         raise FieldsError(refused)
+    try:
+        networks.check(config)
+    except InputError as error:
+        raise FieldsError({"config": str(error)}) from None
     facts = {name: getattr(config, name, None) for name in ("monitor_metric", "monitor_mode", "epochs", "seed")}
     return Checked("finetune", config.model_dump(mode="json"), **facts)
 

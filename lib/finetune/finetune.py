@@ -8,9 +8,9 @@ from typing import Any
 
 from lib import files, paths, store
 from lib.errors import InputError, is_out_of_memory
-from lib.finetune import run
+from lib.finetune import networks, run
 from lib.finetune.config import TrainConfig
-from lib.finetune.data import dataset_name
+from lib.finetune.data import dataset_name, names_and_facts
 from lib.finetune.devices import processes
 
 _LONGEST_NAME = 200
@@ -67,6 +67,7 @@ def finetune(configs: Iterable[TrainConfig], resume: bool = False) -> list[dict[
 
 def _one(config: TrainConfig, resume: bool) -> dict[str, Any]:
     with processes(config.device) as (together, device):
+        networks.network(config, names_and_facts(config)[1])  # before there is a folder
         folder = together.shared((resume and newest(config)) or new_folder(config) if together.first else None)
         if together.first:
             print(folder, flush=True)

@@ -45,6 +45,13 @@ def network(config: TrainConfig, facts: datasets.Facts) -> Network:
     return made
 
 
+def check(config: TrainConfig) -> None:
+    """Raise InputError for a dataset or model that there is on no machine; folders and the hub are not looked at."""
+    facts = data.names_and_facts(config)[1] if ":" in config.root else datasets.Facts(3, 2, 2, False, (0, 0, 0))
+    if "/" not in config.model_flavour:
+        network(config, facts)
+
+
 def captured(config: TrainConfig, modes: tuple[str, ...] = ("train", "infer"), device_type: str = "cpu") -> Loop:
     """Capture a config's training step (train) and evaluated batch (infer) on a device type, for the cost models.
 
