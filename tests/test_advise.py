@@ -469,6 +469,13 @@ def test_one_operator_has_a_time_a_bandwidth_a_rate_a_bound_and_an_interval(monk
     assert [one["device"] for one in json.loads(shown.out)] == ["cpu"] and shown.err == "left out: t4: no part conv2d\n"
 
 
+@pytest.mark.parametrize(("size", "passes", "bound"), [(1, "forward", "launch"), (512, "backward", "launch"),
+                                                       (4096, "backward", "compute")])
+def test_an_operator_whose_time_no_roof_explains_is_bound_by_its_launch(size, passes, bound):
+    wanted = advise_operator.config("linear", [f"gemm_{name}={size}" for name in "mkn"], passes=passes)
+    assert advise_operator.advise(wanted, ["h100-sxm"])["bound"].tolist() == [bound]
+
+
 def test_an_operator_is_what_each_device_type_runs_for_it():
     """On CUDA another kernel attends, which writes other numbers beside the result."""
     wanted = advise_operator.config("attention", "kind=sdpa batch=2 heads=4 q_len=64 kv_len=64 head_dim=32".split())

@@ -83,11 +83,13 @@ def _row(predictor: Predictor, row: Mapping[str, Any]) -> dict[str, Any]:
     answer, facts, roof = predictor.model.predict(pd.DataFrame([row])).iloc[0], predictor.model.facts, predictor.roof
     predicted_ms, origin = float(answer["predicted_ms"]), predictor.origin or str(answer["origin"])
     compute_ms, move_ms = row["flops"] / roof.peak_gflops / 1e6, row["bytes"] / roof.gbps() / 1e6
-    bound = predictor.bound_of(np.array([[row["flops"], row["bytes"]]]), roof.launch_us / 1e3, predicted_ms)
+    launch_ms, roof_ms = roof.launch_us / 1e3, max(compute_ms, move_ms)
+    bound = "launch" if launch_ms > roof_ms else predictor.bound_of(np.array([[row["flops"], row["bytes"]]]), launch_ms,
+                                                                    predicted_ms)
     return {"device": predictor.device, "source": f"zero-shot from {origin}" if origin else "predicted",
             **{name: float(answer[name]) for name in ("predicted_ms", "low_ms", "high_ms")},
             "gflops": row["flops"] / predicted_ms / 1e6, "gbps": row["bytes"] / predicted_ms / 1e6,
-            "pct_of_attainable": max(compute_ms, move_ms) / predicted_ms * 100, "bound": bound,
+            "pct_of_attainable": roof_ms / predicted_ms * 100, "bound": bound,
             "out_of_range": bool(answer["out_of_range"] or origin), "measured_ms": _measured(predictor, row),
             "latency_type": facts["latency_type"], "cache": facts.get("cache", "warm")}
 
