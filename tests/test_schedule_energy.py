@@ -72,6 +72,14 @@ def test_set_up_idles_and_an_attempt_that_died_took_its_share():
         assert energy.of_schedule(problem, attempt, end_s) == (pytest.approx(2 * 10 + share * 80), "modelled, idling assumed")
 
 
+def test_idling_counts_from_where_the_makespan_does():
+    fleet = Fleet.of({"gpu": 2}, idle_w=[10], busy_w=[100])
+    problem = Problem(Jobs.plain(1, np.array([6.0])), fleet, np.array([[4.0]]), np.array([[4.0]]))
+    figures = metrics.metrics(simulate(problem, policy("fastest")))
+    assert figures["makespan_s"] == 10 and figures["used_gpu"] == pytest.approx(4 / 20)
+    assert figures["energy_j"] == pytest.approx(4 * 100 + (2 * 10 - 4) * 10)
+
+
 def test_a_policy_that_spares_energy_goes_by_the_table_and_not_by_watts():
     fleet = Fleet.of({"cpu": 4, "gpu": 4}, idle_w=[0, 0], busy_w=[10, 1000])
     times, stated = np.tile([2.0, 1.0], (12, 1)), JobEnergy(np.tile([500.0, 1.0], (12, 1)), ("measured",) * 12)

@@ -39,7 +39,7 @@ def price(problem: Problem, used_s: np.ndarray) -> float | None:
 
 
 def metrics(outcome: Outcome, lower_bound_s: float | None = None) -> dict[str, Any]:
-    """Return the figures of one run; what is not known (energy without watts, decisions that were not timed) is None.
+    """Return the figures of one run, from time 0; what is not known (energy without watts, untimed decisions) is None.
 
     ``decide_s`` is all time in the policy, ``refine_s`` what it took to plan anew; ``decide_..._us`` are of single calls
     without that.
@@ -51,8 +51,7 @@ def metrics(outcome: Outcome, lower_bound_s: float | None = None) -> dict[str, A
     slowdown = table["slowdown"].to_numpy(float)
     shares = (50, 95, 99)
     percentiles = np.percentile(jct, shares).tolist() if len(jct) else [math.nan] * len(shares)
-    span = makespan - float(problem.jobs.arrival_s.min())
-    joules, source = energy.of_schedule(problem, outcome.schedule, span)
+    joules, source = energy.of_schedule(problem, outcome.schedule, makespan)
     return {"makespan_s": makespan, "mean_jct_s": float(jct.mean()) if len(jct) else math.nan,
             **{f"p{share}_jct_s": value for share, value in zip(shares, percentiles, strict=True)},
             "mean_slowdown": float(slowdown.mean()) if len(jct) else math.nan,
@@ -61,7 +60,7 @@ def metrics(outcome: Outcome, lower_bound_s: float | None = None) -> dict[str, A
             "late": int(table["late"].sum()), "failed": int((outcome.schedule["status"] == "failed").sum()),
             "moved": int((outcome.schedule["status"] == "moved").sum()),
             "energy_j": joules, "energy_source": source, "price": price(problem, used),
-            **{f"used_{name}": float(seconds / (count * span)) if count else 0.0
+            **{f"used_{name}": float(seconds / (count * makespan)) if count else 0.0
                for name, seconds, count in zip(fleet.types, used, fleet.counts, strict=True)},
             "lower_bound_s": lower_bound_s, "ratio": makespan / lower_bound_s if lower_bound_s else None,
             **_decisions(outcome)}
