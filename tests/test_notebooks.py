@@ -160,3 +160,11 @@ def test_wrong_input_is_one_line_and_a_failed_run(tmp_path):
     assert f"{error['ename']}: {error['evalue']}".startswith("InputError: no workload 'W9'; there are: W1, W2")
     assert len(error["traceback"]) == 1
     assert not (tmp_path / "data" / "runs").exists()
+
+
+def test_a_mistyped_name_is_one_line_and_a_failed_run(tmp_path):
+    done = papermill(paths.NOTEBOOKS / "01_machine.ipynb", tmp_path / "out.ipynb", "-p", "source", "replay", "-p", "devise",
+                     "cpu", cwd=tmp_path, output=tmp_path)
+    assert done.returncode != 0
+    (error,) = [output for output in runner.outputs(tmp_path / "out.ipynb") if output["output_type"] == "error"]
+    assert error["evalue"].startswith("01_machine: unknown name 'devise' (known: source, reference, device")

@@ -4,6 +4,7 @@ import papermill
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from papermill.translators import PythonTranslator
 
 from lib import paths
 from lib.config import base, definitions, notebooks
@@ -72,6 +73,17 @@ def test_text_from_the_command_line_is_coerced():
     p = notebooks.check("02_profile", {"channels_last": "true", "iters": "7", "lr": "1e-3", "unrelated": object()})
     assert (p.channels_last, p.iters, p.lr) == (True, 7, 1e-3)
     assert notebooks.check("03_sweep", {"op": "linear,linear,conv2d"}).ops == ["linear", "conv2d"]
+
+
+def test_an_unknown_name_that_papermill_injects_is_refused_and_helpers_of_other_cells_are_not():
+    injected = PythonTranslator.codify({"iters": 7, "no_such_param": [1, "a = 2"]})
+    cells = ["", "iters: int = 30", injected, "helper = 1"]
+    namespace = {"iters": 7, "no_such_param": [1, "a = 2"], "helper": 1, "a": 2}
+    with refused("02_profile: unknown name 'no_such_param' .known: workload, device"):
+        notebooks.check("02_profile", namespace | {"In": cells})
+    corrected = [*cells, PythonTranslator.codify({"iters": 7}), "# Parameters of mine\nno_such_param = 3"]
+    assert notebooks.check("02_profile", namespace | {"In": corrected}).iters == 7
+
 
 
 def test_an_error_stays_short_whatever_it_quotes():

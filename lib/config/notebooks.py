@@ -1,5 +1,6 @@
 """Typed parameters of the notebooks and typed definitions from ``params/*.yaml``; errors list the choices."""
 
+import re
 import unicodedata
 from collections.abc import Mapping
 from pathlib import Path
@@ -292,7 +293,10 @@ def parsed(path: str | Path, text: str, where: str) -> dict[str, Any]:
 def check(notebook: str, namespace: Mapping[str, Any]) -> Any:
     """Coerce and validate what a notebook's parameters cell left in ``namespace`` (its ``globals()``).
 
-    Returns the frozen parameter set of that notebook. Raises InputError for a wrong value.
+    Returns the frozen parameter set of that notebook. Raises InputError for a wrong value, and for an unknown name in the cell
+    that papermill injected last, as IPython's history ``In`` has it; whatever other cells assign is free.
     """
-    model = notebook_model(notebook)
-    return build(model, {name: namespace[name] for name in model.model_fields if name in namespace}, notebook)
+    model, cells = notebook_model(notebook), reversed(namespace.get("In", ()))
+    injected = re.findall(r"^(\w+) = ", next((cell for cell in cells if cell.startswith("# Parameters\n")), ""), re.MULTILINE)
+    names = dict.fromkeys([*injected, *model.model_fields])
+    return build(model, {name: namespace[name] for name in names if name in namespace}, notebook)
