@@ -192,8 +192,7 @@ def test_from_raw_recordings_to_training_data(tmp_path):
 
 
 @pytest.mark.parametrize(("missing_s", "missing", "words"), [
-    (0, (dataset.POWER, dataset.IDLE), "no power: power_log.log and idling_power.json missing"),
-    (0, (dataset.IDLE,), "no power: idling_power.json missing"),
+    (0, (dataset.POWER, dataset.IDLE), "no power: power_log.log missing"),
     (0.95, (), "27 of 36 windows hold a power sample, 9 lie outside of the log")])
 def test_without_enough_of_a_power_log_runtime_is_there_and_power_is_empty(tmp_path, missing_s, missing, words):
     recording(tmp_path / "raw" / "alexnet", missing_s=missing_s)
@@ -204,6 +203,34 @@ def test_without_enough_of_a_power_log_runtime_is_there_and_power_is_empty(tmp_p
     dataset.convert(tmp_path / "pre", tmp_path / "train")
     table = pd.read_csv(tmp_path / "train/alexnet/dense.csv")
     assert table["power"].isna().all() and table["runtime"].notna().all()
+
+
+def test_the_originals_folders_keep_their_watts_and_a_log_that_none_uses_is_refused(tmp_path):
+    raw, folder = tmp_path / "raw_data", tmp_path / "raw_data" / "alexnet" / "trt_profiling"
+    recording(folder)
+    (folder / dataset.POWER).rename(raw / "alexnet" / "alexnet_power_log.log")
+    (folder / dataset.IDLE).rename(raw / dataset.IDLE)
+    (raw / "60_seconds_idling_power_log.log").touch()
+    (done,) = dataset.preprocess(raw, tmp_path / "pre")
+    assert any("36 of 36 windows" in note for note in done.notes)
+    dataset.convert(tmp_path / "pre", tmp_path / "train")
+    assert pd.read_csv(tmp_path / "train/alexnet/dense.csv")["power"].tolist() == pytest.approx([8.0], rel=0.02)
+    for path, target in ((raw / dataset.IDLE, raw / "idle.json"),
+                         (raw / "alexnet/alexnet_power_log.log", raw / "power_log.log")):
+        path.rename(target)
+        with refused("power_log.log is used by no recording"):
+            dataset.preprocess(raw, tmp_path / "pre")
+        target.rename(path)
+
+
+def test_trtexecs_files_are_read_under_their_own_names(tmp_path):
+    for stem in ("alexnet_fp16", "vgg16"):
+        written(tmp_path / "raw" / f"{stem}.graph.json", convolution(), pooling(), dense())
+        profile = [{"count": 9}, *({"name": layer["Name"], "medianMs": 0.5} for layer in (convolution(), pooling(), dense()))]
+        (tmp_path / "raw" / f"{stem}.profile.json").write_text(json.dumps(profile))
+    assert [done.model for done in dataset.preprocess(tmp_path / "raw", tmp_path / "pre")] == ["alexnet_fp16", "vgg16"]
+    dataset.convert(tmp_path / "pre", tmp_path / "train")
+    assert pd.read_csv(tmp_path / "train/vgg16/pooling.csv")["runtime"].tolist() == [0.5]
 
 
 def test_folders_without_recordings_are_refused(tmp_path):

@@ -32,7 +32,7 @@ _MEASURED_RUNS = 30
 class Recorded:
     """One recording: the engine, its latencies, its power log with the idle power, and what it says of itself."""
 
-    folder: Path
+    name: str
     engine: Engine
     times: dict[str, LayerTimes]
     log: PowerLog | None
@@ -40,11 +40,6 @@ class Recorded:
     layerwise: pd.DataFrame
     coverage: Coverage | None
     power: str
-
-    @property
-    def name(self) -> str:
-        """Return the recorded network's name."""
-        return self.folder.name
 
 
 @dataclass(frozen=True)
@@ -73,8 +68,8 @@ def study(p: LayerPowerParams) -> Study:
     return Study(recorded, layers, device, settings, models, tuple(refused), note + _power_note(recorded))
 
 
-def _sources(p: LayerPowerParams) -> tuple[Path, Path, str, str]:
-    """Return the folders of one recording and of training data, the device that they are of, and a note on both."""
+def _sources(p: LayerPowerParams) -> tuple[dataset.Source, Path, str, str]:
+    """Return one recording and the folder of training data, the device that they are of, and a note on both."""
     if p.recordings:
         folders = dataset.models(Path(p.recordings))
         chosen = p.network or next(iter(folders))
@@ -91,7 +86,8 @@ def _sources(p: LayerPowerParams) -> tuple[Path, Path, str, str]:
         if name not in folders:
             raise InputError(f"{machine} has no raw recording of {name!r}; it has: {choices(folders)}")
         return folders[name], reference / "training_data", machine, f"REPLAY of recordings made on {machine}."
-    return _record(p), reference / "training_data", machine, f"Recorded now; layers of other networks are those of {machine}."
+    recorded = dataset.Source.beside(_record(p) / dataset.ENGINE)
+    return recorded, reference / "training_data", machine, f"Recorded now; layers of other networks are those of {machine}."
 
 
 def _record(p: LayerPowerParams) -> Path:
@@ -107,14 +103,14 @@ def _with_power(folder: Path) -> None:
         synthetic_power.add(folder)
 
 
-def _read(folder: Path) -> Recorded:
-    read, times = engine.read(folder / dataset.ENGINE), latencies.read(folder / dataset.LATENCY)
-    if not (folder / dataset.POWER).is_file():
+def _read(source: dataset.Source) -> Recorded:
+    read, times = engine.read(source.engine), latencies.read(source.latency)
+    if not source.power:
         table = pd.DataFrame(columns=mapping.COLUMNS)
-        return Recorded(folder, read, times, None, float("nan"), table, None, "not measured")
-    log, idle_w = power_log.read(folder / dataset.POWER), power_log.read_idle_w(folder / dataset.IDLE)
+        return Recorded(source.name, read, times, None, float("nan"), table, None, "not measured")
+    log, idle_w = power_log.read(source.power), power_log.read_idle_w(source.idle)
     table, coverage = mapping.layerwise(read, times, log, idle_w)
-    return Recorded(folder, read, times, log, idle_w, table, coverage, dataset.power_source(folder))
+    return Recorded(source.name, read, times, log, idle_w, table, coverage, dataset.power_source(source.engine.parent))
 
 
 def _power_note(recorded: Recorded) -> str:

@@ -1,7 +1,8 @@
 """From raw recordings to training data: ``raw_data/<model>/`` -> ``preprocessed_data/<model>/`` -> ``training_data/<model>/``.
 
-Raw: ``trt_engine_info.json``, ``trt_layer_latency.json``, and where power was recorded ``power_log.log`` and
-``idling_power.json``, in the model's folder or in its ``trt_profiling``.
+Raw: ``trt_engine_info.json``, ``trt_layer_latency.json`` (or trtexec's ``X.graph.json``, ``X.profile.json``), in the model's
+folder or in its ``trt_profiling``; where power was recorded, ``power_log.log`` or ``<model>_power_log.log`` in one of these,
+and ``idling_power.json`` there or beside the folders of models.
 """
 
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ from lib.tensorrt.recordings import latencies, mapping
 
 ENGINE, LATENCY, LAYERWISE = "trt_engine_info.json", "trt_layer_latency.json", "power_runtime_mapping_layerwise.csv"
 POWER, IDLE, RECORDING = "power_log.log", "idling_power.json", "recording.json"
+_GRAPH, _PROFILE = ".graph.json", ".profile.json"  # of trtexec, as --exportLayerInfo and --exportProfile are usually named
 MEASURED, REPLAYED, SYNTHETIC, NOT_MEASURED = SOURCES = ("measured", "replayed", "synthetic", "not measured")
 LEAST_SAMPLES = 10
 _WORK, _MOST = ("flops", "bytes", "weight_bytes"), 1e15
@@ -45,20 +47,53 @@ class Recording:
     notes: tuple[str, ...]
 
 
-def models(raw: Path) -> dict[str, Path]:
-    """Return the folders of recordings under ``raw`` by their models; InputError where there is none."""
-    folders = {}
-    for path in sorted(raw.rglob(ENGINE)) if raw.is_dir() else []:
-        if any(part.startswith(".") for part in path.relative_to(raw).parts):
-            continue  # a recording that was cut short
+@dataclass(frozen=True)
+class Source:
+    """The files of a raw recording; ``power`` is None where no log, or no idle power, was found."""
+
+    name: str
+    engine: Path
+    latency: Path
+    power: Path | None
+    idle: Path | None
+
+    @classmethod
+    def beside(cls, path: Path) -> "Source":
+        """Return the recording that an engine's file belongs to."""
+        folder = path.parent.parent if path.parent.name == "trt_profiling" else path.parent
+        latency = path.with_name(LATENCY if path.name == ENGINE else path.name.replace(_GRAPH, _PROFILE))
+        powers = [place / name for place in (path.parent, folder) for name in (POWER, f"{folder.resolve().name}_{POWER}")]
+        idles = [place / IDLE for place in (path.parent, folder, folder.parent)]
+        power, idle = (next(filter(Path.is_file, places), None) for places in (powers, idles))
+        return cls(folder.resolve().name, path, latency, idle and power, idle)
+
+
+def models(raw: Path) -> dict[str, Source]:
+    """Return the recordings under ``raw`` by their models; InputError where there is none, or a power log that none uses."""
+    found = {}
+    for path in _visible(raw, ENGINE, f"*{_GRAPH}"):
         folder = path.parent.parent if path.parent.name == "trt_profiling" and path.parent != raw else path.parent
-        name = "-".join(folder.relative_to(raw).parts) or raw.resolve().name
-        if name in folders:
-            raise InputError(f"{raw}: {folders[name]} and {path.parent} would both be called {name!r}; give one another name")
-        folders[name] = path.parent
-    if not folders:
-        raise InputError(f"{raw} holds no recording: no folder with {ENGINE}, and {LATENCY} beside it")
-    return folders
+        several = [path.name.removesuffix(_GRAPH)] if len([*path.parent.glob(f"*{_GRAPH}")]) > 1 else []
+        name = "-".join([*folder.relative_to(raw).parts, *several]) or raw.resolve().name
+        if name in found:
+            raise InputError(f"{raw}: {found[name].engine.parent} and {path.parent} would both be called {name!r}; give one "
+                             "another name")
+        found[name] = Source.beside(path)
+    if not found:
+        raise InputError(f"{raw} holds no recording: no folder with {ENGINE}, and {LATENCY} beside it; nor trtexec's X{_GRAPH} "
+                         f"and X{_PROFILE}")
+    used = {source.power for source in found.values()}
+    for path in _visible(raw, f"*{POWER}"):
+        if path not in used and "idling" not in path.name:
+            raise InputError(f"{path} is used by no recording; it would be as <model>/{POWER} or <model>/<model>_{POWER}, with "
+                             f"an engine in <model> and {IDLE} there or one level up: rename it, or move it away")
+    return found
+
+
+def _visible(raw: Path, *patterns: str) -> list[Path]:
+    """Return the files of some names under ``raw``, without those of a recording that was cut short (a hidden folder)."""
+    paths = [path for pattern in patterns for path in raw.rglob(pattern)] if raw.is_dir() else []
+    return sorted(path for path in paths if not any(part.startswith(".") for part in path.relative_to(raw).parts))
 
 
 def preprocess(raw: Path, target: Path) -> list[Recording]:
@@ -66,28 +101,27 @@ def preprocess(raw: Path, target: Path) -> list[Recording]:
 
     Power stays empty where none was recorded. Raises InputError where nothing is there to read, or for a damaged file.
     """
-    return [_preprocessed(model, folder, target / model) for model, folder in models(raw).items()]
+    return [_preprocessed(model, source, target / model) for model, source in models(raw).items()]
 
 
-def _preprocessed(model: str, folder: Path, target: Path) -> Recording:
-    read = engine.read(folder / ENGINE)
-    times = latencies.read(folder / LATENCY)
-    absent = [name for name in (POWER, IDLE) if not (folder / name).is_file()]
+def _preprocessed(model: str, source: Source, target: Path) -> Recording:
+    read, folder = engine.read(source.engine), source.engine.parent
+    times = latencies.read(source.latency)
     notes = [*_strangers(read, times), *read.notes]
-    if absent:
-        notes.append(f"no power: {' and '.join(absent)} missing")
+    if not source.power:
+        notes.append(f"no power: {POWER} missing")
         table = _without_power(read, times)
     else:
-        log = power_log.read(folder / POWER)
-        table, coverage = mapping.layerwise(read, times, log, power_log.read_idle_w(folder / IDLE))
+        log = power_log.read(source.power)
+        table, coverage = mapping.layerwise(read, times, log, power_log.read_idle_w(source.idle))
         notes += [*log.notes, f"{coverage.sampled} of {coverage.windows} windows hold a power sample, "
                   f"{coverage.outside} lie outside of the log"]
     power_teaches(folder)  # a recording that says nothing that is known of its power is refused
     with files.writing(target):
         for name in (LAYERWISE, RECORDING):  # of an earlier recording; and what says where the power is from comes before it
             (target / name).unlink(missing_ok=True)
-    copied = [files.replace(files.folder(target) / name, (folder / name).read_bytes()) for name in (RECORDING, ENGINE)
-              if (folder / name).is_file()]
+    copied = [files.replace(files.folder(target) / name, path.read_bytes())
+              for name, path in ((RECORDING, folder / RECORDING), (ENGINE, source.engine)) if path.is_file()]
     written = files.replace(target / LAYERWISE, table.to_csv(index=False).encode())
     return Recording(model, (written, *copied), tuple(notes))
 
