@@ -21,7 +21,7 @@ from lib.measure.energy import power_log
 from lib.measure.energy.power_log import PowerLog
 from lib.studies.layer_power import study
 from lib.tensorrt import engine
-from lib.tensorrt.models import baselines, predictions, trained_models, training, tuning
+from lib.tensorrt.models import baselines, layer_model, predictions, trained_models, training, tuning
 from lib.tensorrt.recordings import captured_engine, dataset, latencies, recording, synthetic_power
 from lib.work import networks
 from lib.work.graph import capture
@@ -35,6 +35,11 @@ RTX = "rtx-3060-laptop"
 def recorded(folder, name="simple_cnn", runs=3):
     recording.record(networks.network(name, 1, SMALL), folder / name, runs)
     return folder / name
+
+
+@pytest.fixture
+def small_engine(tmp_path):
+    return as_engine(capture.of_network(networks.network("simple_cnn", 1, SMALL)), tmp_path / "small.json").path
 
 
 def as_engine(graph, path):
@@ -219,13 +224,66 @@ def test_the_verb_from_raw_recordings_to_predictions(tmp_path, capsys):
     assert layer_power(*predict, "--models", models, "--device", "here", "--strict")[0] == 0
     rows = pd.read_csv(table)
     assert tuple(rows) == predictions.COLUMNS and rows["runtime_prediction"].notna().sum() > 3
-    with pytest.raises(SystemExit):
-        layer_power(*predict)
-    assert "exists already and is not overwritten" in capsys.readouterr().err
+    status, said = layer_power(*predict)
+    assert status == 2 and "exists already and is not overwritten" in said
+    assert layer_power(*predict, "--force", "--models", models)[0] == 0
+    status, said = layer_power(*predict[:-1], tmp_path / "results" / "x.csv", "--models", models)
+    assert status == 0 and "to get watts, train on recordings with a power log: python -m lib layer-power dataset" in said
+
+
+def as_published(folder, networks=6):
+    """Write training tables in the original study's columns alone: a published one has no others."""
+    source = next(iter(sorted(paths.REFERENCE.glob("*/layer_power/training_data"))))
+    tables = {kind: pd.concat([pd.read_csv(path) for path in sorted(source.glob(f"*/{kind}.csv"))])
+              for kind in dataset.ORIGINAL}
+    for number in range(networks):
+        (folder / f"n{number}").mkdir(parents=True)
+        for kind, table in tables.items():
+            rows = table.iloc[number::networks][list(dataset.ORIGINAL[kind])]
+            rows.assign(power=3 + 10 * rows["runtime"]).to_csv(folder / f"n{number}" / f"{kind}.csv", index=False)
+    return tables
+
+
+def test_the_originals_training_tables_have_their_work_from_shapes(tmp_path):
+    ours = as_published(tmp_path)
+    back = dataset.read_training(tmp_path)
+    assert (back["groups"] == 1).all() and back["power_n"].isna().all()
+    for kind in ("dense", "pooling"):
+        np.testing.assert_allclose(sorted(back.loc[back["kind"] == kind, "flops"]), sorted(ours[kind]["flops"]))
+    row = back[back["kind"] == "convolutional"].iloc[0]
+    macs = row["output_size"] * row["input_size_0"] * row["kernel_0"] * row["kernel_1"]
+    assert row["flops"] == 2 * macs and row["weight_bytes"] == 2 * macs / row["output_size_1"] / row["output_size_2"]
+
+
+@pytest.mark.slow
+def test_the_originals_pipeline_is_trained_to_a_file_registered_and_asked_by_its_alias(tmp_path, capsys, small_engine):
+    as_published(tmp_path / "training", networks=2)
+    uri, train = f"sqlite:///{tmp_path}/mlflow.db", ["--device", "jetson", "--learner", "lasso"]
+    assert command.main(["layer-power", "train", str(tmp_path / "training"), *train, "--out", str(tmp_path / "models"),
+                         "--register", uri]) == 0
+    model = layer_model.read(tmp_path / "models" / "convolutional" / "runtime" / "jetson.json")
+    assert model.setting.learner == "lasso" and model.scores["mape"] < 3
+    capsys.readouterr()
+    assert command.main(["layer-power", "versions", "dense-power-jetson", "--alias", "old", "1", "--registry", uri]) == 0
+    assert capsys.readouterr().out.startswith("dense-power-jetson 1: champion, old; MAPE ")
+    names = [f"{kind}-{target}-jetson" for kind in dataset.ORIGINAL for target in ("runtime", "power")]
+    predict = ["layer-power", "predict", "--trt-engine-path", str(small_engine), "--result-csv-path"]
+    asked = [*predict, str(tmp_path / "registered.csv"), "--registry", uri]
+    assert command.main(asked) == 2 and "needs --model" in capsys.readouterr().err
+    assert command.main([*asked, "--model", *names[:-1], f"{names[-1]}@1"]) == 0
+    assert command.main([*predict, str(tmp_path / "files.csv"), "--models", str(tmp_path / "models")]) == 0
+    registered, files = (pd.read_csv(tmp_path / f"{name}.csv") for name in ("registered", "files"))
+    pd.testing.assert_frame_equal(registered, files)
+    assert registered.loc[registered["kind"].isin(dataset.ORIGINAL), "power_prediction"].notna().all()
+    content = json.loads((tmp_path / "models/dense/power/jetson.json").read_text())
+    content["rates"]["__class__"] = 1.0
+    (tmp_path / "m.json").write_text(json.dumps(content))
+    with pytest.raises(InputError, match="products of 1, flops, batch_size, input_size, output_size"):
+        layer_model.read(tmp_path / "m.json")
 
 
 @pytest.mark.parametrize(("change", "words"), [
-    (lambda table: table.drop(columns="flops"), "lacks the columns flops"),
+    (lambda table: table.drop(columns="runtime"), "lacks the columns runtime"),
     (lambda table: table.assign(flops="x"), "flops hold what is no number"),
     *((lambda table, wrong={column: value}: table.assign(**wrong), f"row 1 below the header has .* as {column}: it is a number")
       for column, value in (("flops", -1), ("weight_bytes", 1e308), ("output_size", 0)))])
@@ -239,7 +297,7 @@ def test_training_rows_that_cannot_be_are_refused(tmp_path, change, words):
 
 @pytest.mark.slow
 def test_published_recordings_are_predicted_at_a_fraction_of_the_originals_error(tmp_path, monkeypatch):
-    """RTX 3060 Laptop, each network left out with both of its export routes."""
+    """RTX 3060 Laptop, each network left out with its three export routes."""
     raw = SHARED / "data" / "edgeprofiler" / "desktop"
     if not raw.is_dir():
         pytest.skip(f"the published recordings are not here: {raw}")
@@ -247,7 +305,7 @@ def test_published_recordings_are_predicted_at_a_fraction_of_the_originals_error
     results = study.study(LayerPowerParams(recordings=str(raw), device_name=RTX))
     assert results.recorded.power == "not measured" and study.recovered(results.recorded).empty
     assert set(results.layers["network"]) == {"alexnet", "mobilenet_v2", "resnet18"}
-    assert results.layers["kind"].value_counts().to_dict() == {"convolutional": 107, "dense": 56, "pooling": 11}
+    assert results.layers["kind"].value_counts().to_dict() == {"convolutional": 159, "dense": 81, "pooling": 17}
     error = study.held_out_scores(results).set_index(["model", "kind"])["mape"]
     ours = error[study.OURS]
     assert ours["pooling"] < 0.6 * error[study.ORIGINAL, "pooling"] and ours["convolutional"] < 0.22 and ours["dense"] < 0.2

@@ -2,6 +2,7 @@
 
 import json
 import math
+import subprocess
 from datetime import UTC, datetime
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lib import paths
 from lib.errors import InputError
 from lib.measure.energy import power_log
 from lib.measure.energy.power_log import PowerLog
@@ -215,6 +217,8 @@ def test_the_originals_folders_keep_their_watts_and_a_log_that_none_uses_is_refu
     assert any("36 of 36 windows" in note for note in done.notes)
     dataset.convert(tmp_path / "pre", tmp_path / "train")
     assert pd.read_csv(tmp_path / "train/alexnet/dense.csv")["power"].tolist() == pytest.approx([8.0], rel=0.02)
+    dataset.convert(tmp_path / "pre", tmp_path / "more", least_samples=13)
+    assert pd.read_csv(tmp_path / "more/alexnet/dense.csv")["power"].isna().all(), "there are 12 cycles"
     for path, target in ((raw / dataset.IDLE, raw / "idle.json"),
                          (raw / "alexnet/alexnet_power_log.log", raw / "power_log.log")):
         path.rename(target)
@@ -231,6 +235,33 @@ def test_trtexecs_files_are_read_under_their_own_names(tmp_path):
     assert [done.model for done in dataset.preprocess(tmp_path / "raw", tmp_path / "pre")] == ["alexnet_fp16", "vgg16"]
     dataset.convert(tmp_path / "pre", tmp_path / "train")
     assert pd.read_csv(tmp_path / "train/vgg16/pooling.csv")["runtime"].tolist() == [0.5]
+
+
+TRTEXEC = """#!/bin/sh
+for word; do case $word in --exportLayerInfo=*) info=${word#*=} ;; --exportProfile=*) profile=${word#*=} ;; esac; done
+cp "$(dirname "$0")/info" "$info"; cp "$(dirname "$0")/profile" "$profile"; echo "$@"
+"""
+
+
+def test_the_script_profiles_an_engine_with_trtexec(tmp_path):
+    written(tmp_path / "info", convolution())
+    (tmp_path / "profile").write_text(json.dumps([{"count": 2}, {"name": "conv", "medianMs": 0.25}]))
+    (tmp_path / "my net.onnx").touch()
+
+    def script(*words, path=tmp_path):
+        return subprocess.run(["sh", paths.PARAMS / "profile_engine.sh", *words], cwd=tmp_path, capture_output=True, text=True,
+                              check=False, env={"PATH": f"{path}:/usr/bin:/bin"})
+
+    assert "trtexec is not on the path" in script("my net.onnx").stderr
+    (tmp_path / "trtexec").write_text(TRTEXEC)
+    (tmp_path / "trtexec").chmod(0o755)
+    assert "there is no file 'x.onnx'" in script("x.onnx").stderr
+    done = script("my net.onnx", "raw", "--fp16")
+    assert done.returncode == 0 and "--onnx=my net.onnx" in done.stdout and "--fp16" in done.stdout
+    assert "is there already" in script("my net.onnx", "raw").stderr
+    (made,) = dataset.preprocess(tmp_path / "raw", tmp_path / "pre")
+    assert made.model == "my net" and pd.read_csv(made.written[0])["layer_run_time"].tolist() == [0.25]
+    assert script("my net.onnx").returncode == 0 and (tmp_path / "raw_data" / "my net" / "trt_profiling").is_dir()
 
 
 def test_folders_without_recordings_are_refused(tmp_path):

@@ -5,7 +5,8 @@ import sys
 from pathlib import Path
 
 from lib import files, paths
-from lib.cli.options import a_path, folder_name, new_file, whole
+from lib.cli.options import a_path, folder_name, whole
+from lib.errors import InputError
 
 FOLDER = paths.DATA / "layer_power"
 
@@ -28,7 +29,7 @@ def _preprocess(options: argparse.Namespace) -> int:
 def _convert(options: argparse.Namespace) -> int:
     from lib.tensorrt.recordings import dataset
 
-    _show(dataset.convert(options.preprocessed, options.out / "training_data"))
+    _show(dataset.convert(options.preprocessed, options.out / "training_data", options.per_layer_measurements))
     return 0
 
 
@@ -39,7 +40,7 @@ def _dataset(options: argparse.Namespace) -> int:
     if options.push:
         data_versions.check(options.push)
     _show(dataset.preprocess(options.raw, options.out / "preprocessed_data"))
-    _show(dataset.convert(options.out / "preprocessed_data", options.out / "training_data"))
+    _show(dataset.convert(options.out / "preprocessed_data", options.out / "training_data", options.per_layer_measurements))
     if options.push:
         version = data_versions.push(options.out, options.push, source=str(options.raw)).manifest
         print(f"{options.push}: version {version.number} of {version.branch}, {len(version.files)} files")
@@ -53,7 +54,8 @@ def _train(options: argparse.Namespace) -> int:
     registry = None if options.register is None else _registry(options.register)
     table, trained = dataset.read_training(options.training), 0
     for target in options.targets:
-        models, refused = training.train(table, target, options.device, options.source, options.licence)
+        models, refused = training.train(table, target, options.device, options.source, options.licence,
+                                         learner=options.learner)
         for model in models:
             print(f"{trained_models.save(model, options.out)}: {training.words(model)}")
             if registry:
@@ -113,20 +115,51 @@ def _tune(options: argparse.Namespace) -> int:
     return 0
 
 
-def _predict(options: argparse.Namespace) -> int:
-    from lib.tensorrt import engine
-    from lib.tensorrt.models import predictions, trained_models
+def _versions(options: argparse.Namespace) -> int:
+    from lib.tensorrt.models.model_registry import Registry
 
-    read = engine.read(options.trt_engine_path)
+    registry = Registry(options.registry)
+    if options.alias:
+        registry.set_alias(options.model, *options.alias)
+    for version in registry.versions(options.model):
+        print(f"{version.name} {version.number}: {', '.join(version.aliases) or 'no alias'}; MAPE "
+              f"{100 * version.scores['mape']:.1f} %")
+    return 0
+
+
+def _models(options: argparse.Namespace):
+    """Return the models that are asked: of a registry where some are named, else of folders."""
+    from lib.tensorrt.models import trained_models
+    from lib.tensorrt.models.model_registry import CHAMPION, Registry
+
+    if options.registry and not options.model:
+        raise InputError("--registry needs --model NAME@ALIAS ...; python -m lib layer-power versions lists them")
+    if options.model:
+        named = [(name.partition("@")[0], name.partition("@")[2] or CHAMPION) for name in options.model]
+        return trained_models.gather([Registry(options.registry).load(*name) for name in named])
     folders = (options.models,) if options.models else (trained_models.OWN, trained_models.SHIPPED)
     own = options.device if options.device in trained_models.devices(folders) else ""
-    models = trained_models.load(options.model_device or own, folders)
+    return trained_models.load(options.model_device or own, folders)
+
+
+def _predict(options: argparse.Namespace) -> int:
+    from lib.tensorrt import engine
+    from lib.tensorrt.models import predictions
+
+    read, models, target = engine.read(options.trt_engine_path), _models(options), options.result_csv_path
+    files.folder(target.parent)
+    if not options.force:
+        files.check_new(target)
     rows = predictions.of_engine(read, models, options.device, options.strict)
-    files.create(options.result_csv_path, rows.to_csv(index=False).encode())
+    write = files.replace if options.force and not files.is_stream(target) else files.create
+    write(target, rows.to_csv(index=False).encode())
     total = predictions.total(rows)
-    print(f"{options.result_csv_path}: {total.covered} of {total.layers} layers predicted: {total.runtime_ms:,.3f} ms "
+    print(f"{target}: {total.covered} of {total.layers} layers predicted: {total.runtime_ms:,.3f} ms "
           f"({total.low_ms:,.3f}-{total.high_ms:,.3f})" + (f", {total.power_w:,.2f} W above idle, {total.energy_mj:,.2f} mJ"
                                                            if total.energy_mj == total.energy_mj else ", power not known"))
+    if rows["power_prediction"].isna().all():
+        print("to get watts, train on recordings with a power log: python -m lib layer-power dataset RAW, then python -m lib "
+              "layer-power train --device DEVICE", file=sys.stderr)
     for note, count in rows["note"].value_counts().items():
         if note:
             print(f"{count} layers: {note}", file=sys.stderr)
@@ -137,6 +170,15 @@ def _out(verb: argparse.ArgumentParser, default: Path = FOLDER) -> None:
     verb.add_argument("--out", type=a_path, default=default, help=f"the folder to write to (default: {default})")
 
 
+def _least(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("--per-layer-measurements", type=whole(1), default=10, metavar="N",
+                      help="runs with a power sample that a layer's power needs at least (default: 10)")
+
+
+def _registry_of(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("--registry", default="", metavar="URI", help="an MLflow registry (default: SQLite in data/mlflow)")
+
+
 def add(verbs) -> None:
     """Add the verb of layers of engines."""
     verb = verbs.add_parser("layer-power", help="time, power and energy of the layers of TensorRT engines")
@@ -145,6 +187,7 @@ def add(verbs) -> None:
     step = steps.add_parser("dataset", help="from raw recordings to training data: preprocess, then convert")
     step.add_argument("raw", type=a_path, help="folder of recordings, <model>/trt_engine_info.json and beside it its latencies")
     _out(step)
+    _least(step)
     step.add_argument("--push", metavar="REMOTE[@branch]", help="push what was built as the next version there")
     step.set_defaults(call=_dataset)
 
@@ -156,6 +199,7 @@ def add(verbs) -> None:
     step = steps.add_parser("convert", help="turn preprocessed recordings into training data, a table a kind of layer")
     step.add_argument("preprocessed", type=a_path, nargs="?", default=FOLDER / "preprocessed_data")
     _out(step)
+    _least(step)
     step.set_defaults(call=_convert)
 
     step = steps.add_parser("record", help="record networks here, layer by layer, in the formats of an edge board; the same "
@@ -176,6 +220,8 @@ def _add_models(steps) -> None:
     step.add_argument("training", type=a_path, nargs="?", default=FOLDER / "training_data")
     step.add_argument("--device", type=folder_name, required=True, help="what they were recorded on, such as rtx-3060-laptop")
     step.add_argument("--targets", nargs="+", choices=("runtime", "power"), default=["runtime", "power"])
+    step.add_argument("--learner", choices=("physics", "lasso"), default="", help="lasso is the original study's pipeline "
+                      "(default: that of params/layer_power.yaml)")
     step.add_argument("--source", default="", help="where the recordings come from")
     step.add_argument("--licence", default="", help="the licence of the recordings")
     step.add_argument("--register", nargs="?", const="", metavar="URI", help="register the models in MLflow as champions "
@@ -196,10 +242,19 @@ def _add_models(steps) -> None:
 
     step = steps.add_parser("predict", help="predict the runtime and power of each layer of an engine")
     step.add_argument("--trt-engine-path", type=a_path, required=True, help="the engine's information as JSON")
-    step.add_argument("--result-csv-path", type=new_file, required=True, help="the table to write, a row a layer")
+    step.add_argument("--result-csv-path", type=a_path, required=True, help="the table to write, a row a layer")
+    step.add_argument("--force", action="store_true", help="replace that table where it is there already")
+    _registry_of(step)
+    step.add_argument("--model", nargs="+", default=[], metavar="NAME@ALIAS", help="registered models, by alias or version")
     step.add_argument("--models", type=a_path, help="folder of trained models (default: this machine's, then the shipped ones)")
     step.add_argument("--model-device", default="",
                       help="the device whose models are asked (default: that of --device, or the only one)")
     step.add_argument("--device", default="", help="what the engine runs on")
     step.add_argument("--strict", action="store_true", help="refuse where that is not the device of the models")
     step.set_defaults(call=_predict)
+
+    step = steps.add_parser("versions", help="list the registered versions of models, with their aliases and scores")
+    step.add_argument("model", nargs="?", default="", help="one model (default: all)")
+    step.add_argument("--alias", nargs=2, metavar=("ALIAS", "N"), help="let an alias name version N of the model first")
+    _registry_of(step)
+    step.set_defaults(call=_versions)

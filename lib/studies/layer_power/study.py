@@ -14,7 +14,7 @@ from lib.measure.energy import power_log
 from lib.measure.energy.power_log import PowerLog
 from lib.tensorrt import engine
 from lib.tensorrt.engine import KINDS, Engine
-from lib.tensorrt.models import baselines, layer_model, predictions, trained_models, training, tuning
+from lib.tensorrt.models import baselines, lasso, layer_model, predictions, trained_models, training, tuning
 from lib.tensorrt.models.layer_model import LayerModel
 from lib.tensorrt.models.scores import score
 from lib.tensorrt.recordings import dataset, latencies, mapping, recording, synthetic_power
@@ -144,7 +144,7 @@ def held_out_scores(results: Study, target: str = "runtime") -> pd.DataFrame:
 
 
 def _lasso(corrected: bool):
-    return lambda train, test, target: baselines.lasso(train, test, target, corrected=corrected)
+    return lambda train, test, target: lasso.predict(test, lasso.fit(train, target, corrected=corrected))
 
 
 def _left_out(table: pd.DataFrame, learner, target: str) -> np.ndarray:

@@ -3,7 +3,7 @@
 Runtime (ms) is a sum of a launch, FLOPs at the rate of each unit, reads of pooling windows, bytes of activations and of weights
 at theirs, and the length of the reduction, which no parallelism shortens. Energy (mJ above idle) is a sum of the same work at
 energies of its own and of the runtime at a static power; power is their quotient. One set of rates may serve the three kinds:
-few rows of one are then helped by many of another.
+few rows of one are then helped by many of another. In place of all this ``learner: lasso`` is the original study's pipeline.
 """
 
 from dataclasses import dataclass, field
@@ -18,9 +18,11 @@ from lib import store
 from lib.config.base import Strict, load
 from lib.errors import InputError, choices
 from lib.tensorrt.engine import KINDS
+from lib.tensorrt.models import lasso
 from lib.tensorrt.models.scores import score
 
 TARGETS = ("runtime", "power")
+LEARNERS = PHYSICS, LASSO = ("physics", "lasso")
 TERMS = ("launch", "half_gemm_gflop", "float_gemm_gflop", "grouped_gflop", "pooling_gread", "activation_mb", "weight_mb",
          "half_reduction", "float_reduction", "runtime_ms")
 _COVERAGE = 0.9
@@ -46,9 +48,10 @@ def work(table: pd.DataFrame) -> np.ndarray:
 class Setting(Strict):
     """How a model of one kind of layer is fitted: with the other kinds or alone, in relative (1) or absolute (0) error.
 
-    ``without`` are terms that are left out.
+    ``without`` are terms that are left out. ``lasso`` takes none of these: it learns from its own kind alone.
     """
 
+    learner: Literal[LEARNERS] = PHYSICS
     together: bool = True
     relative: Annotated[float, Field(ge=0, le=1)] = 1.0
     without: tuple[Literal[TERMS[1:-1]], ...] = ()
@@ -75,7 +78,7 @@ class LayerModel:
 
     def predict(self, table: pd.DataFrame) -> pd.DataFrame:
         """Return ``predicted, low, high`` (ms, or W above idle) for layers; of power, ``runtime`` must be in the table."""
-        value = _value(table, np.array([self.rates[name] for name in TERMS]), self.target)
+        value = _value(table, self.rates, self.target, self.setting)
         return pd.DataFrame({"predicted": value, "low": value * np.exp(-self.half), "high": value * np.exp(self.half)},
                             index=table.index)
 
@@ -92,7 +95,7 @@ class _Stored(Strict):
     kind: Literal[tuple(KINDS.values())]
     target: Literal["runtime", "power"]
     device: Annotated[str, Field(min_length=1)]
-    rates: dict[str, Annotated[Finite, Field(ge=0)]]
+    rates: dict[str, Finite]
     half: Annotated[Finite, Field(ge=0)]
     setting: Setting
     networks: tuple[str, ...]
@@ -105,8 +108,11 @@ class _Stored(Strict):
 def read(path: Path) -> LayerModel:
     """Read a model; InputError for another or a damaged file. Nothing of it is executed."""
     stored = load(_Stored, path)
-    if set(stored.rates) != set(TERMS):
-        raise InputError(f"{path}: rates are of {choices(TERMS)}")
+    if stored.setting.learner == PHYSICS and (set(stored.rates) != set(TERMS) or min(stored.rates.values()) < 0):
+        raise InputError(f"{path}: rates are of {choices(TERMS)}, and none is negative")
+    known = ["1", "flops", *lasso.columns(stored.kind)]
+    if stored.setting.learner == LASSO and not (stored.rates and {*" ".join(stored.rates).split()} <= {*known}):
+        raise InputError(f"{path}: rates are of products of {choices(known)}")
     return LayerModel(**{name: value for name, value in stored if name != "schema_"})
 
 
@@ -118,6 +124,8 @@ def fit(table: pd.DataFrame, kind: str, target: str, device: str, setting: Setti
     measured value: power is never made of anything else.
     """
     good = measured(table, target)
+    if setting.learner == LASSO:
+        good = good[good["kind"] == kind]
     own = (good["kind"] == kind).to_numpy()
     if own.sum() < _LEAST_ROWS:
         raise InputError(f"{own.sum()} of {(table['kind'] == kind).sum()} {kind} layers have a measured {target}; "
@@ -125,8 +133,8 @@ def fit(table: pd.DataFrame, kind: str, target: str, device: str, setting: Setti
     left_out = held_out(good, kind, target, setting)
     error = np.abs(np.log(left_out) - np.log(good[target].to_numpy(float)))
     rates = _rates(_taught(good, kind, setting), target, setting)
-    return LayerModel(kind, target, device, dict(zip(TERMS, map(float, rates), strict=True)), _conformal(error[own], error),
-                      setting, tuple(sorted(set(good["network"]))), good["kind"].value_counts().to_dict(),
+    return LayerModel(kind, target, device, rates, _conformal(error[own], error), setting,
+                      tuple(sorted(set(good["network"]))), good["kind"].value_counts().to_dict(),
                       score(good.loc[own, target], left_out[own]), source, licence)
 
 
@@ -148,7 +156,7 @@ def held_out(table: pd.DataFrame, kind: str, target: str, setting: Setting = PLA
     for name in np.unique(names):
         test = names == name
         train = _taught(table[~test if not test.all() else test], kind, setting)
-        predicted[test] = _value(table[test], _rates(train, target, setting), target)
+        predicted[test] = _value(table[test], _rates(train, target, setting), target, setting)
     return predicted
 
 
@@ -158,17 +166,21 @@ def _taught(table: pd.DataFrame, kind: str, setting: Setting) -> pd.DataFrame:
     return table if setting.together or own.empty else own
 
 
-def _value(table: pd.DataFrame, rates: np.ndarray, target: str) -> np.ndarray:
-    terms = work(table)
+def _value(table: pd.DataFrame, rates: dict[str, float], target: str, setting: Setting) -> np.ndarray:
+    if setting.learner == LASSO:
+        return lasso.predict(table, rates)
+    terms, values = work(table), np.array([rates[name] for name in TERMS])
     if target == "runtime":
-        return terms[:, :-1] @ rates[:-1]
-    return terms @ rates / terms[:, -1]
+        return terms[:, :-1] @ values[:-1]
+    return terms @ values / terms[:, -1]
 
 
-def _rates(table: pd.DataFrame, target: str, setting: Setting) -> np.ndarray:
-    """Return the non-negative rates (TERMS) with the least sum of squared errors, each over its value ** ``relative``."""
+def _rates(table: pd.DataFrame, target: str, setting: Setting) -> dict[str, float]:
+    """Return the non-negative rates of TERMS with the least sum of squared errors, each over its value ** ``relative``."""
     from scipy.optimize import nnls
 
+    if setting.learner == LASSO:
+        return lasso.fit(table, target)
     terms, value = work(table), table[target].to_numpy(float)
     if target == "power":
         value = value * terms[:, -1]
@@ -177,4 +189,4 @@ def _rates(table: pd.DataFrame, target: str, setting: Setting) -> np.ndarray:
     used = np.array([name not in setting.without for name in TERMS], float)
     weight = value**-setting.relative
     rates, _ = nnls(terms * used * weight[:, None], value * weight)
-    return rates
+    return dict(zip(TERMS, map(float, rates), strict=True))

@@ -59,6 +59,14 @@ def load(device: str = "", folders: tuple[Path, ...] = (OWN, SHIPPED)) -> Traine
     return TrainedModels(next(iter(models.values())).device, models)
 
 
+def gather(models: list[LayerModel]) -> TrainedModels:
+    """Return models that were loaded one by one; InputError where they are of several devices."""
+    devices = sorted({model.device for model in models})
+    if len(devices) > 1:
+        raise InputError(f"models of several devices cannot predict one engine: {choices(devices)}")
+    return TrainedModels(devices[0], {(model.kind, model.target): model for model in models})
+
+
 def _of(path: Path, kind: str, target: str) -> LayerModel:
     model = layer_model.read(path)
     if (model.kind, model.target) != (kind, target):

@@ -42,12 +42,17 @@ def load_settings(path: Path = SETTINGS) -> Settings:
 
 
 def train(table: pd.DataFrame, target: str, device: str, source: str = "", licence: str = "",
-          settings: Settings | None = None) -> tuple[list[LayerModel], list[str]]:
-    """Return a model for each kind of layer that has measured rows, and of each other kind why there is none."""
+          settings: Settings | None = None, learner: str = "") -> tuple[list[LayerModel], list[str]]:
+    """Return a model for each kind of layer that has measured rows, and of each other kind why there is none.
+
+    ``learner`` stands in for the one of the settings.
+    """
     settings, models, refused = settings or load_settings(), [], []
+    changed = {"learner": learner} if learner else {}
     for kind in KINDS.values():
+        setting = settings.of(target, kind).model_copy(update=changed)
         try:
-            models.append(layer_model.fit(table, kind, target, device, settings.of(target, kind), source, licence))
+            models.append(layer_model.fit(table, kind, target, device, setting, source, licence))
         except InputError as error:
             refused.append(str(error))
     return models, refused

@@ -25,6 +25,7 @@ POWER, IDLE, RECORDING = "power_log.log", "idling_power.json", "recording.json"
 _GRAPH, _PROFILE = ".graph.json", ".profile.json"  # of trtexec, as --exportLayerInfo and --exportProfile are usually named
 MEASURED, REPLAYED, SYNTHETIC, NOT_MEASURED = SOURCES = ("measured", "replayed", "synthetic", "not measured")
 LEAST_SAMPLES = 10
+_PLAIN_BYTES = 2  # of a number in tables without bytes: the original study's engines were of FP16
 _WORK, _MOST = ("flops", "bytes", "weight_bytes"), 1e15
 _TEXTS = ("layer_name", "dtype", "weights_dtype")
 _SPATIAL = ("input_size_0", "input_size_1", "input_size_2", "output_size_0", "output_size_1", "output_size_2", "kernel_0",
@@ -160,20 +161,20 @@ def _without_power(read: Engine, times: dict) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=mapping.COLUMNS).sort_values("cycle", kind="stable", ignore_index=True)
 
 
-def convert(preprocessed: Path, target: Path) -> list[Recording]:
+def convert(preprocessed: Path, target: Path, least_samples: int = LEAST_SAMPLES) -> list[Recording]:
     """Turn each model's layers into ``target/<model>/{convolutional,pooling,dense}.csv``: features, mean watts, mean ms.
 
-    ``power`` excludes idle power, and is empty where a layer has fewer than ``LEAST_SAMPLES`` windows with samples.
+    ``power`` excludes idle power, and is empty where a layer has fewer than ``least_samples`` windows with samples.
     """
     folders = [path.parent for path in sorted(preprocessed.glob(f"*/{LAYERWISE}"))]
     if not folders:
         raise InputError(f"{preprocessed} holds no <model>/{LAYERWISE}; make them with: python -m lib layer-power preprocess")
-    return [_converted(folder, target / folder.name) for folder in folders]
+    return [_converted(folder, target / folder.name, least_samples) for folder in folders]
 
 
-def _converted(folder: Path, target: Path) -> Recording:
+def _converted(folder: Path, target: Path, least_samples: int) -> Recording:
     read = engine.read(folder / ENGINE)
-    table, source = layer_table(read, read_layerwise(folder / LAYERWISE)), power_source(folder)
+    table, source = layer_table(read, read_layerwise(folder / LAYERWISE), least_samples), power_source(folder)
     if source != MEASURED:  # no model is ever trained on it
         table = table.assign(power=np.nan, power_n=0)
     written = [files.replace(target / f"{kind}.csv", rows[[*ORIGINAL[kind], *OURS]].to_csv(index=False).encode())
@@ -192,7 +193,7 @@ def read_layerwise(path: Path) -> pd.DataFrame:
     return table
 
 
-def layer_table(read: Engine, layerwise: pd.DataFrame) -> pd.DataFrame:
+def layer_table(read: Engine, layerwise: pd.DataFrame, least_samples: int = LEAST_SAMPLES) -> pd.DataFrame:
     """Return a row for each convolutional, pooling and dense layer: the columns of its kind, ``OURS``, and ``kind``."""
     groups = layerwise.groupby("layer_name")
     excluding = groups["layer_power_excluding_idle_power_micro_watt"]
@@ -202,7 +203,7 @@ def layer_table(read: Engine, layerwise: pd.DataFrame) -> pd.DataFrame:
              "runtime": runtime_ms.get(layer.name, np.nan), "runtime_n": int(runs.get(layer.name, 0))}
             for layer in read.layers if layer.kind in KINDS.values()]
     table = pd.DataFrame(rows)
-    return table.assign(power=table["power"].where(table["power_n"] >= LEAST_SAMPLES)) if len(table) else table
+    return table.assign(power=table["power"].where(table["power_n"] >= least_samples)) if len(table) else table
 
 
 def read_training(folder: Path) -> pd.DataFrame:
@@ -229,17 +230,37 @@ def _check_work(table: pd.DataFrame, path: Path) -> None:
 
 def _training_table(path: Path) -> pd.DataFrame:
     table, kind = csv_files.frame(path, dtype={"layer_name": str, "dtype": str, "weights_dtype": str}), path.stem
-    lacking = [name for name in (*ORIGINAL[kind], *OURS) if name not in table]
+    lacking = [name for name in ORIGINAL[kind] if name not in table]
     if lacking:
         raise InputError(f"{path} lacks the columns {choices(lacking)}")
-    wrong = [name for name in (*ORIGINAL[kind], *OURS) if name not in _TEXTS and table[name].dtype.kind not in "iuf"]
+    wrong = [name for name in table.columns.intersection([*ORIGINAL[kind], *OURS]) if name not in _TEXTS
+             and table[name].dtype.kind not in "iuf"]
     if wrong:
         raise InputError(f"{path}: {choices(wrong)} hold what is no number")
-    _check_work(table, path)
     if kind != "dense":
         for side in ("input", "output"):
             table[f"{side}_size"] = table["batch_size"] * table[[f"{side}_size_{axis}" for axis in range(3)]].prod(axis=1)
+    table = table.assign(**{name: value for name, value in _assumed(table, kind).items() if name not in table})
+    _check_work(table, path)
     return table.assign(kind=kind, network=path.parent.name.rpartition("-")[2])
+
+
+def _assumed(table: pd.DataFrame, kind: str) -> dict:
+    """Return OURS for a table of the original study: plain convolutions in FP16, work from their shapes; the rest is empty."""
+    into, out, batch, twice, weights = table["input_size"], table["output_size"], table["batch_size"], 2, 0
+    if kind == "dense":
+        reads = into / batch
+        weights = reads * out / batch
+    else:
+        reads = table["kernel_0"] * table["kernel_1"]
+        if kind == "convolutional":
+            reads = reads * table["input_size_0"]
+            weights = reads * table["output_size_0"]
+        else:
+            twice = 1
+    return {"groups": 1, "dilation_0": 1, "dilation_1": 1, "dtype": "", "weights_dtype": "", "power_n": np.nan,
+            "runtime_n": np.nan, "flops": twice * out * reads, "weight_bytes": weights * _PLAIN_BYTES,
+            "bytes": (into + out + weights) * _PLAIN_BYTES}
 
 
 def features(layer: Layer) -> dict:
