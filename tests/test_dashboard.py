@@ -263,6 +263,21 @@ def test_a_fine_tune_that_would_be_refused_on_any_machine_is_not_saved(values, w
         configurations.check_config({**TINY, **values})
 
 
+def test_a_data_root_of_the_server_is_taken_for_images_alone(site, tmp_path, monkeypatch):
+    project, root = site.project(), tmp_path / "elsewhere"
+    (root / "pets").mkdir(parents=True)
+    (root / "link").symlink_to("/etc")
+    values = {**TINY, "root": str(root / "pets")}
+    assert "or in a --data-root of the server" in site.post("configs", project_id=project.id, name="c", config=values).text
+    monkeypatch.setattr(configurations, "data_roots", [root])
+    site.config(project, "c", values)
+    site.config(project, "d", {"notebook": "notebooks/02_profile.ipynb", "parameters": {"folder": str(root / "pets")}})
+    for other in ({"model_flavour": str(root / "pets")}, {"root": str(root / "link")}, {"root": f"{root}/pets/../.."}):
+        answer = site.post("configs", project_id=project.id, name="e", config={**values, **other})
+        assert set(answer.json()["errors"]) == set(other)
+    assert main(["dashboard", "--data-root", str(root / "none")]) == 2
+
+
 def test_pages_of_a_list_have_limits(site):
     for number in range(5):
         site.project(f"p{number}")
@@ -311,6 +326,7 @@ def test_a_body_that_is_no_json_is_refused(shared, content):
     ({**TINY, "root": "/etc", "model_flavour": "../elsewhere", "epochs": 10**30}, {"root", "model_flavour", "epochs"}),
     ({**TINY, "root": "~/pictures", "model_flavour": "data/../../networks"}, {"root", "model_flavour"}),
     ({"notebook": "notebooks/05_roofline.ipynb", "parameters": {"nsight": "/etc/passwd"}}, {"parameters.nsight"}),
+    ({"notebook": "notebooks/02_profile.ipynb", "parameters": {"folder": "/etc"}}, {"parameters.folder"}),
     ({"notebook": "notebooks/08_layer_power.ipynb", "parameters": {"recordings": "../x", "engine": "~x"}},
      {"parameters.recordings", "parameters.engine"}),
     ({"notebook": "notebooks/04_complexity.ipynb", "parameters": {"models": "W1,os:system"}}, {"parameters.models"}),

@@ -129,6 +129,13 @@ def test_lines_of_many_writers_become_visible_in_the_order_of_their_ids(site):
     assert sorted(seen) == list(itertools.product(range(3), range(25)))
 
 
+def test_bodies_of_the_originals_clients_are_taken(site):
+    project = site.post("projects", name="original").json()["id"]
+    config = site.post("configs", project_id=project, name="original", config_json=NOTEBOOK).json()
+    run = site.post(f"runs/from-config/{config['id']}", docker_image=None, env=None).json()
+    assert (config["config_json"]["notebook"], run["docker_image"], run["env"]) == (NOTEBOOK["notebook"], "", {})
+
+
 def test_a_run_from_a_project_to_its_cancellation_and_every_list_and_page_of_it(site):
     project = site.post("projects", name="retina", description="of eyes").json()["id"]
     group = site.post("groups", name="first", project_id=project).json()["id"]

@@ -79,6 +79,13 @@ def test_the_fields_of_the_original_in_their_order_with_their_defaults():
     assert [fields[name].default for name in FIELDS[3:]] == DEFAULTS
 
 
+def test_a_config_of_the_original_is_taken_as_it_is():
+    config = small(loss_name="CE", tb_root="experiments/logs", ckpt_dir="experiments/checkpoints")
+    assert (config.loss_name, config.tb_root) == ("cross_entropy", "experiments/logs")
+    for outside in ("a/../b", "/a", "a//b", "a/", "./a"):
+        assert set(run_config.problems({**SMALL, "tb_root": outside})) == {"tb_root"}
+
+
 @given(st.fixed_dictionaries({}, optional={
     "eval_topk": st.lists(st.integers(1, 9), max_size=3), "hf_token": st.just("secret-123"),
     "autocast_dtype": st.sampled_from(["bf16", "float16", "torch.float32"]), "class_labels": st.just(["cat", "dog"]),

@@ -253,8 +253,9 @@ def test_environments_without_a_common_cell_or_of_two_machines_are_not_compared(
     assert "throughput_c.csv: 1 rows are there twice, the first of workload_id pathmnist-28 arch net" in capsys.readouterr().err
 
 
-def test_a_cell_of_a_folder_of_images_is_trained_on_all_of_them_by_sgd(home, quiet, monkeypatch):
-    folder = cut_training.pictures(home / "pets", {"train": 9, "val": 4, "test": 3})
+@pytest.mark.parametrize("test", [{"test": 3}, {}], ids=["test", "no test"])
+def test_a_cell_of_a_folder_of_images_is_trained_on_all_of_them_by_sgd(home, quiet, monkeypatch, test):
+    folder = cut_training.pictures(home / "pets", {"train": 9, "val": 4, **test})
     plan = small(dataset="imagefolder", folder=str(folder), options={}, grids={"cpu": {
         **CPU, "models": ["simple_cnn"], "optimizers": ["sgd"], "options": {"iters": 0, "warmup_s": 0, "budget_s": 0}}})
     cell, = matrix.cells(plan, "cpu")
@@ -263,7 +264,9 @@ def test_a_cell_of_a_folder_of_images_is_trained_on_all_of_them_by_sgd(home, qui
     assert matrix.workload_of("imagefolder-28", "simple_cnn", 8) == cell.workload, "as the roofline asks for a run's workload"
     measured = profile_run.measure(cell.params, workload=cell.workload)
     run, rows = measured.run, measured.rows[~measured.rows["warmup"]]
-    assert rows.groupby("task_type")["batch_size"].sum().to_dict() == {"train": 18, "eval": 8, "test": 6}
+    assert rows.groupby("task_type")["batch_size"].sum().to_dict() == \
+        {"train": 18, "eval": 8, **{name: 2 * count for name, count in test.items()}}
+    assert len(measured.files) == 3 + len(test)
     assert (run["label"], run["optimizer"], run["data_source"], run["dataset"]) == \
         ("box/simple_cnn/b8/fp32/sgd", "sgd", "imagefolder", "imagefolder")
 

@@ -60,7 +60,7 @@ def test_a_wrong_value_is_named(name, values, words):
 
 
 def test_an_unknown_name_is_told_with_the_known_ones():
-    with refused("02_profile: unknown name 'sauce' .known: workload, device"):
+    with refused("02_profile: unknown name 'sauce' .known: workload, model, folder, device"):
         base.build(notebooks.ProfileParams, {"sauce": 1}, "02_profile")
 
 

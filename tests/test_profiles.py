@@ -21,8 +21,8 @@ from lib.errors import InputError
 from lib.measure import archive, budget, load, machine
 from lib.measure.training import limits, passes, profile_run, summary
 from lib.studies.profile import findings, tables
-from lib.work import medmnist_files
-from tests import refused
+from lib.work import medmnist_files, training
+from tests import cut_training, refused
 from tests.conftest import home_paths
 
 pytestmark = pytest.mark.slow
@@ -150,6 +150,7 @@ def test_switches_and_what_others_did_meanwhile_are_kept(home, quiet, monkeypatc
     ({"deterministic": True, "cudnn_benchmark": True}, "exclude each other"),
     ({"batch_size": 500}, "too few for two full batches of 500"),
     ({"device": "cuda:9"}, "device 'cuda:9' is not here"),
+    ({"momentum": 0.5}, "momentum and weight_decay are of optimizer=sgd"),
 ])
 def test_what_cannot_be_run_is_refused(home, quiet, switches, words):
     with refused(words):
@@ -184,6 +185,16 @@ class Left(budget.Budget):
         self._left_s = left_s
 
     left_s = property(lambda self: self._left_s)
+
+
+def test_a_model_a_folder_and_an_optimizer_of_the_users_own_are_parameters(home, quiet, monkeypatch):
+    folder, made = cut_training.pictures(home / "pets", {"train": 5, "val": 2}), []
+    monkeypatch.setattr(profile_run, "sgd", lambda *words: made.append(words) or training.sgd(*words))
+    p = short("W1", data_source="auto", folder=str(folder), model="mobilenet_v2", batch_size=4, optimizer="sgd", momentum=0.5,
+              weight_decay=0.0, lr=0.1)
+    run = profile_run.measure(p).run
+    assert (run["workload_id"], run["dataset"], run["arch"]) == ("imagefolder-28", "imagefolder", "mobilenet_v2")
+    assert made == [(0.1, 0.5, 0.0)]
 
 
 def test_what_is_left_of_the_budget_bounds_the_next_pass():

@@ -5,6 +5,7 @@ import itertools
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -296,12 +297,23 @@ def test_devices_and_element_types_have_a_file_each_and_one_together(tmp_path):
                         latency_ms=[1.0, 2.0, 3.0, 4.0], latency_type=["kernel", "kernel", "kernel", "end_to_end"])
     frames = exported(rows, tmp_path)
     assert {name: frame["Latency"].tolist() for name, frame in frames.items()} == {
-        "": [2.0, 4.0], "_merged": [1.0, 2.0, 3.0, 4.0], "_others": [], "_cuda-1_bf16": [1.0], "_cuda-0_fp32": [2.0, 4.0],
-        "_cuda-1_fp32": [3.0]}, "the first is that of the first device in fp32"
-    assert frames[""]["Latency Type"].tolist() == ["external", "internal"]
+        "": [2.0, 3.0, 4.0], "_merged": [1.0, 2.0, 3.0, 4.0], "_others": [], "_cuda-1_bf16": [1.0], "_cuda-0_fp32": [2.0, 4.0],
+        "_cuda-1_fp32": [3.0]}, "the first is the merge of all devices in fp32"
+    assert frames[""]["Latency Type"].tolist() == ["external", "external", "internal"]
     assert frames["_merged"]["Device"].tolist() == rows["device"].tolist()
     assert frames["_merged"]["Datatype"].tolist() == ["bfloat16", "float32", "float32", "float32"]
     assert exported(rows[rows["op"] == "linear"], tmp_path) == {}
+
+
+def test_a_sweep_without_rows_in_the_originals_columns_says_why_and_where_they_are(home, monkeypatch, capsys):
+    rows = convolutions(verdict=["unusable", "stable"], groups=[1, 3])
+    assert not any(export.emptiness(convolutions(status=[status]), home) for status in ("ok", "failed"))
+    monkeypatch.setattr(sweep, "measure_sweep", lambda _: home)
+    monkeypatch.setattr(aggregate, "read", lambda _: SimpleNamespace(table=rows))
+    (home / "sweep.meta.json").write_text("{}")
+    assert __main__.main(["sweeps", "measure"]) == 0
+    assert f"{home}/results_convolution.csv has no rows: 1 of 2 convolutions are unusable, its columns cannot describe the " \
+        "others; all are in results_convolution_others.csv" in capsys.readouterr().err
 
 
 def made(home, name, factor):

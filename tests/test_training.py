@@ -10,7 +10,8 @@ import torch
 from lib.config import definitions
 from lib.config.definitions import Workload
 from lib.work import datasets, models, training, weights, workloads
-from lib.work.training import RECIPES, Options, Recipe, Trainer, Unobserved
+from lib.work.training import Options, Recipe, Trainer, Unobserved
+from lib.work.training import sgd as sgd_recipe
 from tests import refused
 
 CPU = torch.device("cpu")
@@ -174,13 +175,14 @@ def test_cuda_trains(precision):
     assert np.isfinite(trainer.train(batches(of, [8, 8])))
 
 
-def test_sgd_is_that_of_the_textbook():
+@pytest.mark.parametrize(("momentum", "weight_decay"), [(0.9, 1e-4), (0.5, 0.1)])
+def test_sgd_is_that_of_the_textbook(momentum, weight_decay):
     model = torch.nn.Linear(1, 1, bias=False)
     torch.nn.init.constant_(model.weight, 2.0)
-    optimizer, weight, velocity = RECIPES["sgd"](0.1).optimizer(model), 2.0, 0.0
+    optimizer, weight, velocity = sgd_recipe(0.1, momentum, weight_decay).optimizer(model), 2.0, 0.0
     for _ in range(3):
         model.weight.grad = torch.ones_like(model.weight)
         optimizer.step()
-        velocity = 0.9 * velocity + 1.0 + 1e-4 * weight
+        velocity = momentum * velocity + 1.0 + weight_decay * weight
         weight -= 0.1 * velocity
         assert model.weight.item() == pytest.approx(weight)

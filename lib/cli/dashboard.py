@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
-from lib.cli.options import whole
+from lib.cli.options import a_path, whole
 from lib.errors import InputError, one_line
 
 _DEMO = {"simple_cnn on images that are made up": {
@@ -22,8 +22,11 @@ def _dashboard(options: argparse.Namespace) -> int:
     import uvicorn
 
     from lib import paths
-    from lib.dashboard import app, database, dispatcher, engine, security
+    from lib.dashboard import app, configurations, database, dispatcher, engine, security
 
+    if missing := [path for path in options.data_root if not path.is_dir()]:
+        raise InputError(f"--data-root {missing[0]} is no folder")
+    configurations.data_roots[:] = [path.resolve() for path in options.data_root]
     folder = paths.DATA / "dashboard"
     token, token_file = security.read_token(folder)
     rows = engine.Database()
@@ -91,5 +94,7 @@ def add(verbs) -> None:
     verb.add_argument("--port", type=whole(0, 65_535), default=8000, help="port (default 8000; 0: any that is free)")
     verb.add_argument("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1: this machine alone)")
     verb.add_argument("--no-agent", action="store_true", help="without an agent of this machine")
+    verb.add_argument("--data-root", type=a_path, action="append", default=[], metavar="DIR",
+                      help="a folder outside of the repository whose images configs may name; may be given several times")
     verb.add_argument("--demo", action="store_true", help="with a project to try things with")
     verb.set_defaults(call=_dashboard)

@@ -11,7 +11,7 @@ def _measure(options: argparse.Namespace) -> int:
     from lib import store
     from lib.config import base
     from lib.config.notebooks import SweepParams
-    from lib.measure.operators import aggregate, sweep
+    from lib.measure.operators import aggregate, export, sweep
 
     p = base.build(SweepParams, {"device": options.device, **assignments(options.parameter)}, "sweeps measure")
     folder = sweep.measure_sweep(p)
@@ -20,6 +20,8 @@ def _measure(options: argparse.Namespace) -> int:
     print(f"{folder}: {len(table)} points, {len(table) - len(good)} of them not measured; " + ", ".join(
         f"{count} {verdict}" for verdict, count in good["verdict"].value_counts().items()))
     failures = store.read_json(folder / "sweep.meta.json").get("failures", {})
+    if note := export.emptiness(table, folder):
+        print(note, file=sys.stderr)
     for reason in failures.values():
         print(f"failed: {reason}", file=sys.stderr)
     return int(bool(failures))

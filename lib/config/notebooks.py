@@ -54,6 +54,8 @@ class ProfileParams(Parameters):
     """Parameters of ``02_profile`` and of one profiled run."""
 
     workload: str = "W1"
+    model: str = ""
+    folder: str = ""
     device: Device = "auto"
     source: Source = "measure"
     reference: MachineName = ""
@@ -69,6 +71,8 @@ class ProfileParams(Parameters):
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     lr: Annotated[float, Field(gt=0, le=10)] = 1e-3
     optimizer: Literal["adam", "sgd"] = "adam"
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    weight_decay: Annotated[float, Field(ge=0, le=1)] = 1e-4
     channels_last: bool = False
     grad_accum_steps: Annotated[int, Field(ge=1, le=1_000_000)] = 1
     num_workers: Annotated[int, Field(ge=0, le=256)] = 0

@@ -18,7 +18,9 @@ from lib.errors import InputError, choices
 
 _SECRETS = ("hf_token",)
 _MADE = ("medmnist", "synthetic")  # roots that are no folder
-_PATHS, _CODE = {"nsight", "recordings", "engine", "jobs", "energy"}, ("models", "model")  # parameters of notebooks
+_PATHS, _CODE = {"nsight", "recordings", "engine", "jobs", "energy", "folder"}, ("models", "model")  # parameters of notebooks
+_IMAGES = ("root", "folder")  # fields that may lie in ``data_roots``
+data_roots: list[Path] = []  # folders of images elsewhere, which the server's command line allows
 _MOST_EPOCHS = 1_000_000_000
 
 
@@ -76,13 +78,15 @@ def _outside(values: Mapping[str, str]) -> dict[str, str]:
     """Return by field why a path (or a name, which is one within the repository) may not be read: it lies elsewhere."""
     folders = [folder.resolve() for folder in (paths.DATA, paths.ROOT)]
 
-    def inside(value: str) -> bool:
+    def inside(field: str, value: str) -> bool:
         path = Path(value)
         return not value.startswith("~") and ".." not in path.parts and any(
-            (paths.ROOT / path).resolve().is_relative_to(folder) for folder in folders)
+            (paths.ROOT / path).resolve().is_relative_to(folder)
+            for folder in [*folders, *(data_roots if field in _IMAGES else ())])
 
-    return {field: f"must lie in {folders[0]} or in the repository, without .. and ~" for field, value in values.items()
-            if not inside(value)}
+    return {field: f"must lie in {folders[0]} or in the repository, without .. and ~"
+            + (", or in a --data-root of the server" if field in _IMAGES else "")
+            for field, value in values.items() if not inside(field, value)}
 
 
 def _check_notebook(values: Mapping[str, Any]) -> Checked:

@@ -124,8 +124,8 @@ def queue_run(database: Database, dispatcher: Dispatcher, config_id: str, wanted
     name = folder.name if checked.kind == "finetune" else config.name
     run = db.Run(project_id=config.project_id, config_id=config.id, name=name, folder=str(folder.relative_to(paths.DATA)),
                  epochs=checked.epochs, monitor_metric=checked.monitor_metric, monitor_mode=checked.monitor_mode,
-                 seed=checked.seed, only_agent_id=wanted.agent_id, gpu_indices=wanted.gpu_indices, env=wanted.env,
-                 docker_image=wanted.docker_image, tags=wanted.tags)
+                 seed=checked.seed, only_agent_id=wanted.agent_id, gpu_indices=wanted.gpu_indices, env=wanted.env or {},
+                 docker_image=wanted.docker_image or "", tags=wanted.tags)
     run.job = db.Job(priority=wanted.priority) if wanted.enqueue else None
     with database.writing() as session:
         session.add(run)

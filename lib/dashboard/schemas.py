@@ -5,7 +5,7 @@ import unicodedata
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, get_args, get_type_hints
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, ValidationError, create_model
+from pydantic import AfterValidator, AliasChoices, BaseModel, ConfigDict, Field, JsonValue, ValidationError, create_model
 
 from lib.dashboard import database as db
 from lib.errors import InputError, printable
@@ -104,12 +104,15 @@ class AugmentationIn(ProjectIn):
 
 
 class ConfigIn(_In):
-    """A new configuration: the fields of a TrainConfig, or ``{"notebook": ..., "parameters": {...}}``."""
+    """A new configuration: the fields of a TrainConfig, or ``{"notebook": ..., "parameters": {...}}``.
+
+    ``config_json`` is another name of ``config``, which the original platform's clients send.
+    """
 
     project_id: RowId
     group_id: RowId | None = None
     name: Name
-    config: Object
+    config: Annotated[Object, Field(validation_alias=AliasChoices("config", "config_json"))]
 
 
 class RunIn(_In):
@@ -117,8 +120,8 @@ class RunIn(_In):
 
     agent_id: RowId | None = None
     gpu_indices: Annotated[list[Annotated[int, Field(ge=0, le=1023)]], Field(max_length=64)] = []
-    docker_image: Line = ""
-    env: Annotated[dict[str, Line], AfterValidator(_bounded)] = {}
+    docker_image: Line | None = None
+    env: Annotated[dict[str, Line], AfterValidator(_bounded)] | None = None
     priority: Priority = 0
     tags: Annotated[list[Name], Field(max_length=32)] = []
     enqueue: bool = True

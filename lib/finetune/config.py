@@ -20,7 +20,8 @@ _USUAL = {"cross_entropy", "val_acc@1", "val_loss"}  # known without the librari
 Rate = Annotated[float, NUMBER, Field(gt=0, le=1e3)]
 Share = Annotated[float, NUMBER, Field(ge=0, le=1)]
 Amount = Annotated[float, NUMBER, Field(ge=0, le=1e6)]
-Folder = Annotated[str, Field(pattern=rf"^{files.NAME}$")]
+Folder = Annotated[str, Field(pattern=rf"^{files.NAME}(/{files.NAME})*$", max_length=500)]
+_LOSSES = {"CE": "cross_entropy"}  # the original's names
 
 
 def _dtype(value: Any) -> Any:
@@ -42,7 +43,7 @@ class TrainConfig(Strict):
 
     root: Annotated[str, Field(min_length=1, max_length=4096)]
     model_flavour: Annotated[str, Field(min_length=1, max_length=4096)]
-    loss_name: str
+    loss_name: Annotated[str, BeforeValidator(lambda value: _LOSSES.get(str(value), value))]
     batch_size: Positive = 256
     num_workers: Annotated[int, NUMBER, Field(ge=0, le=256)] = 4
     prefetch_factor: Annotated[int, NUMBER, Field(ge=1, le=1024)] = 4

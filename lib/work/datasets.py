@@ -37,7 +37,8 @@ def facts(workload: Workload) -> Facts:
     """Return the facts of a workload's dataset; InputError lists the datasets when there is none of that name."""
     if workload.dataset == "imagefolder":
         folder = _image_folder(workload, "train")
-        sizes = tuple(len(_image_folder(workload, split)) for split in medmnist_files.SPLITS)
+        sizes = tuple(len(_image_folder(workload, split)) if split in _folder_splits(workload) else 0
+                      for split in medmnist_files.SPLITS)
         return Facts(3, len(folder.classes), 2, False, sizes)
     table = medmnist_files.info()
     if workload.dataset not in table:
@@ -47,12 +48,17 @@ def facts(workload: Workload) -> Facts:
                  entry["task"].startswith("multi-label"), tuple(entry["n_samples"][split] for split in medmnist_files.SPLITS))
 
 
+def _folder_splits(workload: Workload) -> list[str]:
+    """Return the splits of a folder of images, which may have no ``test``."""
+    return [split for split in medmnist_files.SPLITS if split != "test" or (paths.ROOT / workload.folder / split).is_dir()]
+
+
 def _image_folder(workload: Workload, split: str, transform: Callable | None = None):
     from torchvision.datasets import ImageFolder
 
     folder = (paths.ROOT / workload.folder / split) if workload.folder else None
     if folder is None or not folder.is_dir():
-        raise InputError(f"{workload.id}: imagefolder needs 'folder:' with {choices(medmnist_files.SPLITS)} inside; "
+        raise InputError(f"{workload.id}: imagefolder needs 'folder:' with train and val, and where there is one test, inside; "
                          f"{folder or 'it is empty'} is no folder")
     try:
         return ImageFolder(str(folder), transform=transform, target_transform=lambda label: np.array([label]))
@@ -119,7 +125,7 @@ def _medmnist_source(workload: Workload, native: int, data_source: str) -> tuple
 
 
 def open_splits(workload: Workload, data_source: str, resolution: str, augment: bool = False) -> Opened:
-    """Open train, val and test of a workload.
+    """Open train, val and test of a workload; a folder of images may have no test.
 
     ``data_source``: medmnist (downloads what is missing, or refuses), synthetic, imagefolder, or auto, which never
     downloads. Augmentation touches the training split alone. Each item is (float tensor, integer label array).
@@ -129,7 +135,7 @@ def open_splits(workload: Workload, data_source: str, resolution: str, augment: 
         raise InputError(f"{workload.id} reads {workload.dataset!r}; data_source={data_source!r} does not fit it (use auto)")
     if workload.dataset == "imagefolder":
         return Opened({split: _image_folder(workload, split, _FolderPrepare(workload.size, augment and split == "train"))
-                       for split in medmnist_files.SPLITS}, "imagefolder", f"Images from {workload.folder}.")
+                       for split in _folder_splits(workload)}, "imagefolder", f"Images from {workload.folder}.")
     import medmnist
 
     native = medmnist_files.native_size(workload.dataset, workload.size, resolution)

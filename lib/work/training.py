@@ -88,12 +88,9 @@ def adam(lr: float) -> Recipe:
     return Recipe(lambda model: torch.optim.Adam(model.parameters(), lr=lr))
 
 
-def sgd(lr: float) -> Recipe:
-    """Return stochastic gradient descent at a constant rate, with momentum and weight decay as of ImageNet's recipes."""
-    return Recipe(lambda model: torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9, weight_decay=1e-4))
-
-
-RECIPES = {"adam": adam, "sgd": sgd}
+def sgd(lr: float, momentum: float = 0.9, weight_decay: float = 1e-4) -> Recipe:
+    """Return stochastic gradient descent at a constant rate; momentum and weight decay are those of ImageNet's recipes."""
+    return Recipe(lambda model: torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum, weight_decay=weight_decay))
 
 
 class Trainer:

@@ -40,23 +40,33 @@ def representable(rows: pd.DataFrame) -> pd.Series:
 def write(table: pd.DataFrame, folder: Path) -> list[Path]:
     """Write the convolutions of a ``sweep`` table with a time; latency in ms, external = kernel, internal = end to end.
 
-    ``results_convolution_<device>_<dtype>.csv`` have ORIGINAL as columns, and so has ``results_convolution.csv``, which is the
-    first of them (fp32 before others); ``..._merged.csv`` holds all of them with Device and Datatype before. All other rows are
-    in ``..._others.csv``, with the columns that the original lacks at the end. Returns the files; none without convolutions.
+    ``results_convolution_<device>_<dtype>.csv`` have ORIGINAL as columns, and so has ``results_convolution.csv``, the merge of
+    all devices in one element type (fp32 before others), which its columns do not say; ``..._merged.csv`` holds all element
+    types too, with Device and Datatype before. All other rows are in ``..._others.csv``, with the columns that the original
+    lacks at the end. Returns the files; none without convolutions.
     """
     rows = table[(table["op"] == "conv2d") & (table["status"] == "ok")]
     if rows.empty:
         return []
     fits, renamed = representable(rows), _renamed(rows)
     merged = renamed[fits]
+    first = next(iter(rows.loc[fits, "dtype"].sort_values(key=lambda dtype: dtype != "fp32", kind="stable")), "")
     parts = {f"{device.replace(':', '-')}_{dtype}": merged.loc[part, list(ORIGINAL)]
-             for (device, dtype), part in rows[fits].sort_values("dtype", key=lambda dtype: dtype != "fp32", kind="stable")
-             .groupby(["device", "dtype"], sort=False).groups.items()}
-    contents = {"": next(iter(parts.values()), merged[list(ORIGINAL)]), "_merged": merged[[*_WHERE.values(), *ORIGINAL]],
+             for (device, dtype), part in rows[fits].groupby(["device", "dtype"], sort=False).groups.items()}
+    contents = {"": merged.loc[rows["dtype"] == first, list(ORIGINAL)], "_merged": merged[[*_WHERE.values(), *ORIGINAL]],
                 "_others": renamed.loc[~fits, [*_WHERE.values(), *ORIGINAL, *BESIDES]],
                 **{f"_{name}": part for name, part in parts.items()}}
     return [files.replace(folder / f"{STEM}{suffix}.csv", content.to_csv(index=False).encode())
             for suffix, content in contents.items()]
+
+
+def emptiness(table: pd.DataFrame, folder: Path) -> str:
+    """Say why ``results_convolution.csv`` has no rows and where they are; empty where it has some, or none was measured."""
+    rows = table[(table["op"] == "conv2d") & (table["status"] == "ok")]
+    if rows.empty or representable(rows).any():
+        return ""
+    return (f"{folder / STEM}.csv has no rows: {(rows['verdict'] == VERDICTS[-1]).sum()} of {len(rows)} convolutions are "
+            f"{VERDICTS[-1]}, its columns cannot describe the others; all are in {STEM}_others.csv")
 
 
 def _renamed(rows: pd.DataFrame) -> pd.DataFrame:

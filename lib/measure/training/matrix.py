@@ -25,7 +25,7 @@ from lib.measure.worker import WorkerLostError, call
 
 KEYS = ["env", "arch", "backend", "batch_size", "precision"]
 # by the matrix, for each cell
-_FIXED = {"workload", "source", "reference", "device", "batch_size", "precision", "optimizer", "label"}
+_FIXED = {"workload", "model", "folder", "source", "reference", "device", "batch_size", "precision", "optimizer", "label"}
 _STATISTICS = ["n", "mean", "std", "median", "low", "high"]
 Measure = Callable[[ProfileParams, Workload], pd.Series]
 

@@ -45,6 +45,11 @@ class Run:
     run_id: str
     recorder: Recorder
 
+    @property
+    def kinds(self) -> list[str]:
+        """Return the passes of PASSES whose split the dataset has, train first."""
+        return [kind for kind, split in PASSES.items() if split in self.opened.splits]
+
     def loader(self, kind: str, iters: int):
         """Return the loader of a pass: ``iters`` full batches (0: all) and the odd last one, if the set has one."""
         subset = datasets.bounded(self.opened.splits[PASSES[kind]], iters, self.task.workload.batch_size, self.p.seed)
@@ -140,7 +145,7 @@ def measure_passes(run: Run, budget: Budget) -> Outcome:
                 observer.epoch = epoch
                 metrics["train"] = {"loss": run.trainer.train(run.bounded("train", *passes.next()), observer)}
         seen = watch.reading()
-    for kind in track(("eval", "test"), "evaluate"):
+    for kind in track(run.kinds[1:], "evaluate"):
         with profiler(run.path(kind), run.constants(kind), run.device, p.nvtx, run.recorder) as observer:
             if not budget.spent:
                 observer.warmup = True

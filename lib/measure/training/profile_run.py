@@ -24,7 +24,7 @@ from lib.measure.training.passes import Outcome, Run, measure_passes
 from lib.measure.training.profiled import PASSES, Profiled, replay
 from lib.tables import columns
 from lib.work import datasets, workloads
-from lib.work.training import RECIPES, Options, Trainer, seed_everything
+from lib.work.training import Options, Trainer, adam, seed_everything, sgd
 
 _SWITCHES = ("optimizer", "resolution", "channels_last", "grad_accum_steps", "num_workers", "pin_memory", "prefetch_factor",
              "augment", "deterministic", "cudnn_benchmark", "seed")
@@ -70,6 +70,9 @@ def _check(p: ProfileParams, device: torch.device) -> None:
         raise InputError("prefetch_factor needs num_workers of 1 or more")
     if p.pin_memory and device.type != "cuda":
         raise InputError(f"pin_memory speeds up copies to a CUDA device; the device here is {device}")
+    plain = ProfileParams()
+    if p.optimizer == "adam" and (p.momentum, p.weight_decay) != (plain.momentum, plain.weight_decay):
+        raise InputError("momentum and weight_decay are of optimizer=sgd")
     if p.cudnn_benchmark and p.deterministic:
         raise InputError("deterministic and cudnn_benchmark exclude each other: choose one")
 
@@ -122,6 +125,15 @@ def _free_name(stem: str, stack: ExitStack) -> str:
     return store.fresh_name(stem, taken)
 
 
+def _workload(p: ProfileParams) -> Workload:
+    """Return the workload of the parameters; with another model or folder of images its id is ``<dataset>-<size>``."""
+    workload = definitions.workload(p.workload)
+    other = {"model": p.model} if p.model else {}
+    other |= {"dataset": "imagefolder", "folder": p.folder} if p.folder else {}
+    changed = workload.model_copy(update=other)
+    return changed.model_copy(update={"id": f"{changed.dataset}-{changed.size}"}) if other else workload
+
+
 def measure(p: ProfileParams, workload: Workload | None = None) -> Profiled:
     """Carry out one profiled run: train, evaluation and test pass of a workload on one device.
 
@@ -131,7 +143,7 @@ def measure(p: ProfileParams, workload: Workload | None = None) -> Profiled:
     """
     device, budget = machine.device(p.device), Budget(p.budget_s)
     _check(p, device)
-    task = workloads.prepare(workload or definitions.workload(p.workload), p.batch_size)
+    task = workloads.prepare(workload or _workload(p), p.batch_size)
     with ExitStack() as stack:
         stack.enter_context(settings(device, p.threads, p.deterministic, p.cudnn_benchmark))
         opened = datasets.open_splits(task.workload, p.data_source, p.resolution, p.augment)
@@ -139,7 +151,7 @@ def measure(p: ProfileParams, workload: Workload | None = None) -> Profiled:
         seed_everything(p.seed)
         options = Options(device, p.precision, p.lr, p.channels_last, p.grad_accum_steps, p.pin_memory)
         with machine.working(device):
-            trainer = Trainer(task, options, RECIPES[p.optimizer](p.lr))
+            trainer = Trainer(task, options, adam(p.lr) if p.optimizer == "adam" else sgd(p.lr, p.momentum, p.weight_decay))
         stack.enter_context(locks.device(str(device)))
         before = load.wait_for_quiet(torch.get_num_threads(), patience_s=budget.patience_s, device=str(device))
         stem = f"run_{task.workload.id}_{task.workload.dataset}_{task.workload.model}_{device.type}"
@@ -150,7 +162,7 @@ def measure(p: ProfileParams, workload: Workload | None = None) -> Profiled:
         started = store.utc_now()
         facts = {"run_id": run_id, "started_utc": started, "notebook": "02_profile", "parameters": p.model_dump(),
                  "load_at_start": asdict(before), "data_note": opened.note, **machine.identity()}
-        files = [run.path(kind) for kind in PASSES] if p.profile else []
+        files = [run.path(kind) for kind in run.kinds] if p.profile else []
         for path in files:
             store.write_meta(path, "profile", **facts)
         with machine.working(device):

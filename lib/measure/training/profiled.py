@@ -35,7 +35,7 @@ def replay(workload: str, device: str, reference: str = "", precision: str = "fp
                      & ((table["batch_size"] == batch_size) | (batch_size == 0))]
         if len(fits):
             run = fits.sort_values("timestamp", kind="stable").iloc[-1]
-            files = tuple(folder / "profiles" / f"{run['run_id']}_{kind}.csv" for kind in PASSES)
+            files = tuple(path for kind in PASSES if (path := folder / "profiles" / f"{run['run_id']}_{kind}.csv").is_file())
             meta = store.read_json(folder / "profiles" / f"{run['run_id']}_train.meta.json")
             note = f"REPLAY of {run['run_id']}, measured {run['timestamp']} on {folder.name}. {meta['data_note']}"
             return Profiled(store.read_all(files, "profile"), run, note, files, meta.get("metrics", {}))
