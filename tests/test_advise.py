@@ -54,6 +54,9 @@ def test_every_device_with_a_model_answers(answer):
     assert answer.recommended == table[table["fits"]]["device"].iloc[0] and answer.recommended in answer.reason
     assert table["loader_wait_ms"].isna().all(), "inference has no parts of a step"
     assert table["images_per_sec"].to_numpy() == pytest.approx(4e3 / table["predicted_ms"].to_numpy())
+    moved = answer.captured.work(device_type="cpu").bytes
+    assert table["predicted_gbps"].to_numpy() == pytest.approx(moved / table["predicted_ms"].to_numpy() / 1e6)
+    assert "GB/s" in advise_text.table(answer)
     zero = table[table["source"].str.startswith("zero-shot")]
     assert len(zero) and zero["out_of_range"].all(), "what was never measured there is said to be outside"
     assert answer.reason in advise_text.text(answer)

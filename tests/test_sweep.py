@@ -396,6 +396,14 @@ def test_a_long_call_is_made_twice_a_visit_and_a_short_one_as_often_as_fits(call
     assert least <= len(calls) <= most and all(ms >= 0.9e3 * call_s for ms in samples)
 
 
+def test_devices_stand_side_by_side_where_they_measured_the_same():
+    one = convolutions(config=["a", "b", "c"], latency_ms=[1.0, 2.0, 3.0])
+    both = pd.concat([one, convolutions(config=["a", "b"], latency_ms=[4.0, 8.0], device="cuda:0")], ignore_index=True)
+    row, = findings.by_device(both).to_dict("records")
+    assert (row["op"], row["cpu"], row["cuda:0"], row["configurations"]) == ("conv2d", 1.5, 6.0, 2)
+    assert findings.by_device(one).empty
+
+
 def test_the_energy_of_operators_is_told_by_family_meter_and_idle():
     table = pd.DataFrame({"op": ["conv2d", "conv2d", "conv2d", "linear"], "pass": "forward",
                           "energy_j": [0.2, 0.4, np.nan, 0.1], "power_w": [20.0, 40.0, np.nan, 30.0],

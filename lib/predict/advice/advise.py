@@ -20,10 +20,10 @@ from lib.predict.power import energy
 from lib.predict.registry import Predictor
 from lib.predict.trust import quote
 
-COLUMNS = ("device", "source", "predicted_ms", "low_ms", "high_ms", "images_per_sec", "memory_mb", "bound", "below_roof",
-           "out_of_range", "fits", "measured_ms", "price_per_million", "dtype", "energy_j", "energy_low_j", "energy_high_j",
-           "energy_share", "energy_source", "latency_type", "rss_mb", "rss_low_mb", "rss_high_mb", *quote.COLUMNS,
-           *(f"{name}_ms" for name in step.PARTS), "not_modelled", "flops_not_known")
+COLUMNS = ("device", "source", "predicted_ms", "low_ms", "high_ms", "images_per_sec", "predicted_gbps", "memory_mb", "bound",
+           "below_roof", "out_of_range", "fits", "measured_ms", "price_per_million", "dtype", "energy_j", "energy_low_j",
+           "energy_high_j", "energy_share", "energy_source", "latency_type", "rss_mb", "rss_low_mb", "rss_high_mb",
+           *quote.COLUMNS, *(f"{name}_ms" for name in step.PARTS), "not_modelled", "flops_not_known")
 BATCHES = (1, 4, 16, 64, 256)
 _RIVALS = 3  # devices that are compared over batch sizes: this machine's CPU and the fastest
 _HOST = {"loader_wait": "loader", "h2d": "copy", "optimizer": "optimizer"}  # what bounds a step beside its passes
@@ -110,6 +110,7 @@ def row(predictor: Predictor, captured: CapturedQuery, network: Work) -> dict[st
     price = predictor.price_per_hour / rate * 1e6 / 3600 if predictor.price_per_hour else math.nan
     return {"device": predictor.device, "source": source_of(predictor, estimate), "predicted_ms": answer.predicted_ms,
             "low_ms": answer.low_ms, "high_ms": answer.high_ms, "images_per_sec": rate, "memory_mb": memory_mb,
+            "predicted_gbps": network.bytes / answer.predicted_ms / 1e6,
             "bound": _bound(predictor, captured.usual().scaled(network.batch_size) if by_gain else network, answer),
             "below_roof": math.nan if by_gain else estimate.predicted_ms / predictor.roof_ms(network),
             "out_of_range": bool(estimate.outside > _SHARE or predictor.origin),

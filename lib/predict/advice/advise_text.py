@@ -17,7 +17,7 @@ from lib.predict.advice.suggestions import Change
 from lib.predict.transfer_cpu import DOUBTFUL
 
 _SHOWN = {"device": "device", "source": "source", "predicted_ms": "ms", "low_ms": "low", "high_ms": "high",
-          "images_per_sec": "images/s", "memory_mb": "MB", "rss_mb": "resident MB", "bound": "bound",
+          "images_per_sec": "images/s", "predicted_gbps": "GB/s", "memory_mb": "MB", "rss_mb": "resident MB", "bound": "bound",
           "below_roof": "x below roof", "fits": "fits",
           "out_of_range": "outside", "measured_ms": "measured ms", "price_per_million": "price / 10^6 images",
           "energy_j": "GEMMs' J/image", "energy_low_j": "J low", "energy_high_j": "J high",

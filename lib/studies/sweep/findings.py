@@ -24,6 +24,14 @@ def by_family(table: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=names)
 
 
+def by_device(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the median latency (ms) by family and pass, a column a device, of configurations that all of them measured."""
+    same = ["op", "pass", "dtype", "latency_type", "cache"]
+    wide = table.pivot_table(index=[*same, "config"], columns="device", values="latency_ms").dropna()
+    groups = wide.groupby(same, sort=False)
+    return groups.median().assign(configurations=groups.size()).reset_index() if wide.shape[1] > 1 else wide.iloc[:0]
+
+
 def sweep_words(results: Sweep) -> str:
     """Say how the sweep went: points, verdicts, what was left out, pace."""
     table = results.table
