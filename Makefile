@@ -58,4 +58,4 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks
 
 clean:
-	rm -rf $(VENV) figures report/executed report/replayed report/index.html
+	rm -rf $(VENV) figures/*/ report/executed report/replayed report/index.html

@@ -105,6 +105,31 @@ def test_what_is_pushed_comes_back(tmp_path, kind, data, more):
     assert contents(work / "old") == data
 
 
+@pytest.mark.slow
+def test_an_s3_compatible_bucket_is_a_remote(tmp_path, monkeypatch):
+    pytest.importorskip("s3fs", reason="s3:// needs: pip install -e '.[s3]'")
+    server = pytest.importorskip("moto.server", reason="the local S3 server: pip install 'moto[server]==5.2.5'")
+    import boto3
+
+    served = server.ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    served.start()
+    try:
+        how = {"key": "token", "secret": "token", "endpoint_url": "http://{}:{}".format(*served.get_host_and_port())}
+        monkeypatch.setitem(fsspec.config.conf, "s3", how)
+        boto3.client("s3", endpoint_url=how["endpoint_url"], aws_access_key_id="token", aws_secret_access_key="token",
+                     region_name="us-east-1").create_bucket(Bucket="repository")
+        here, there = written(tmp_path / "a", FILES), tmp_path / "b"
+        assert push(here, "s3://repository/@lab").manifest.number == 1
+        written(here, {"more.csv": b"x\n2\n"})
+        assert push(here, "s3://repository/@lab").manifest.number == 2
+        pull(there, "s3://repository/@lab")
+        assert contents(there) == contents(here) == {**FILES, "more.csv": b"x\n2\n"}
+        with refused("has no branch other; it has: lab"):
+            pull(there, "s3://repository/@other")
+    finally:
+        served.stop()
+
+
 @pytest.mark.parametrize("torn", [False, True])
 def test_a_push_that_fails_anywhere_leaves_the_last_version_and_goes_on(tmp_path, address, torn):
     changed = {"a.csv": b"x,y\n5,6\n", "b.csv": b"x\n7\n"}
@@ -348,7 +373,8 @@ def test_remote_and_branch_are_told_apart(text, parts):
     *((["pull", text], "is no REMOTE[@branch]") for text in ("", "@b", "x@", "x@ b", "x@.b")),
     (["pull", "x@../b"], "there is no such folder"), (["push", "foo://x"], "Protocol not known: foo"),
     (["push", "no/such/folder"], "there is no such folder; make it first"),
-    (["pull", "s3://bucket/x"], "Install s3fs to access S3"), (["pull", "far@other"], "has no branch other; it has: main"),
+    (["pull", "gcs://bucket/x"], "install gcsfs to access Google Storage"),
+    (["pull", "far@other"], "has no branch other; it has: main"),
     (["pull", "far", "--remote-dir", "../x"], "is no folder in far"), (["pull", "far", "--version", "9"], "no whole version 9"),
     (["push", "x" * 3000], "File name too long"), (["push", "far", "--local", "nowhere"], "nowhere: there is no such folder"),
     (["pull", "sftp://me:secret@host"], "sftp://***@host")])

@@ -133,6 +133,13 @@ def test_the_original_grid_has_its_size_and_is_lazy():
     next(spaces.product(grid, seed=0))
 
 
+def test_the_original_linear_grid_is_there_with_and_without_bias():
+    with_bias, without = (SWEEPS.grids[f"original_linear{suffix}"] for suffix in ("", "_no_bias"))
+    assert without.axes.items() - with_bias.axes.items() == {("layout", without.axes["layout"])}
+    calls = [next(spaces.product(grid, seed=0)).ops()[0].name for grid in (with_bias, without)]
+    assert ["addmm" in call for call in calls] == [True, False]
+
+
 def test_a_key_depends_on_what_is_measured_alone():
     one = spaces.config("conv2d", CONV)
     assert one.key == spaces.config("conv2d", {**dict(reversed(CONV.items())), "bias": 0, "groups": 1}).key

@@ -60,5 +60,5 @@ def predict(table: pd.DataFrame, weights: dict[str, float]) -> np.ndarray:
 
 
 def _products(table: pd.DataFrame, terms: Iterable[str]) -> np.ndarray:
-    one = table.assign(**{"1": 1.0})
-    return np.column_stack([one[term.split()].to_numpy(float).prod(axis=1) for term in terms])
+    factors = table.assign(**{"1": 1.0})
+    return np.column_stack([factors[term.split()].to_numpy(float).prod(axis=1) for term in terms])

@@ -71,24 +71,24 @@ class Source:
 
 def models(raw: Path) -> dict[str, Source]:
     """Return the recordings under ``raw`` by their models; InputError where there is none, or a power log that none uses."""
-    found = {}
+    sources = {}
     for path in _visible(raw, ENGINE, f"*{_GRAPH}"):
         folder = path.parent.parent if path.parent.name == "trt_profiling" and path.parent != raw else path.parent
         several = [path.name.removesuffix(_GRAPH)] if len([*path.parent.glob(f"*{_GRAPH}")]) > 1 else []
         name = "-".join([*folder.relative_to(raw).parts, *several]) or raw.resolve().name
-        if name in found:
-            raise InputError(f"{raw}: {found[name].engine.parent} and {path.parent} would both be called {name!r}; give one "
+        if name in sources:
+            raise InputError(f"{raw}: {sources[name].engine.parent} and {path.parent} would both be called {name!r}; give one "
                              "another name")
-        found[name] = Source.beside(path)
-    if not found:
+        sources[name] = Source.beside(path)
+    if not sources:
         raise InputError(f"{raw} holds no recording: no folder with {ENGINE}, and {LATENCY} beside it; nor trtexec's X{_GRAPH} "
                          f"and X{_PROFILE}")
-    used = {source.power for source in found.values()}
+    used = {source.power for source in sources.values()}
     for path in _visible(raw, f"*{POWER}"):
         if path not in used and "idling" not in path.name:
             raise InputError(f"{path} is used by no recording; it would be as <model>/{POWER} or <model>/<model>_{POWER}, with "
                              f"an engine in <model> and {IDLE} there or one level up: rename it, or move it away")
-    return found
+    return sources
 
 
 def _visible(raw: Path, *patterns: str) -> list[Path]:
