@@ -45,7 +45,8 @@ def test_cases_are_paired_with_the_usual_way_and_unusable_ones_are_marked():
     columns = ["network", "dtype", "channels_last", "latency_ms", "verdict"]
     cases = [("a", "fp32", False, 4.0, "stable"), ("a", "fp32", True, 2.0, "stable"), ("a", "bf16", False, 1.0, "stable"),
              ("b", "fp32", False, 4.0, "stable"), ("b", "bf16", False, 4.0, "unusable"), ("c", "bf16", False, 4.0, "stable")]
-    pairs = training.pairs(pd.DataFrame(cases, columns=columns).assign(mode="infer", batch_size=1, status="ok"))
+    table = pd.DataFrame(cases, columns=columns).assign(mode="infer", batch_size=1, status="ok", compiled=False)
+    pairs = training.pairs(pd.concat([table, table.assign(latency_ms=9.0, compiled=True)], ignore_index=True))
     assert pairs[["network", "dtype", "layout", "ratio", "usable"]].to_numpy().tolist() == [
         ["a", "fp32", "channels_last", 0.5, True], ["a", "bf16", "contiguous", 0.25, True],
         ["b", "bf16", "contiguous", 1.0, False]]
