@@ -96,7 +96,8 @@ def call(words: list[str], log: Path, most_s: float, until: str = "", output: Pa
     with open(log, "a", encoding="utf-8") as file:
         print(f"$ {shlex.join(words)}", file=file, flush=True)
         process = subprocess.Popen([sys.executable, "-m", *words], cwd=paths.ROOT, env=environment, stdin=subprocess.DEVNULL,
-                                   stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
+                                   stdout=file, stderr=subprocess.STDOUT, start_new_session=True,
+                                   preexec_fn=_heed_interrupts)  # noqa: PLW1509 - this process has no threads
         try:
             begin = time.monotonic()
             while process.poll() is None and not ended:
@@ -113,6 +114,11 @@ def call(words: list[str], log: Path, most_s: float, until: str = "", output: Pa
     if ended == "until":
         return ""
     return f"ended after {most_s:.0f} s" if ended else process.returncode and f"failed: it {death(process.returncode)}" or ""
+
+
+def _heed_interrupts() -> None:
+    """Undo that a background job ignores the interrupt (nohup, cron): a step is told to end by it."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _kill(process: subprocess.Popen) -> None:

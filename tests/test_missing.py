@@ -48,7 +48,8 @@ def reference(pattern, table):
 
 @cache
 def recorded():
-    return layer_study._read(min(paths.REFERENCE.glob("*/layer_power/raw_data/*")))
+    source, *_ = dataset.models(min(paths.REFERENCE.glob("*/layer_power/raw_data"))).values()
+    return layer_study._read(source)
 
 
 def sweep():
