@@ -223,6 +223,17 @@ def test_a_name_that_is_none_is_one_line(name, words, tmp_path):
         capture.of_network(networks.network(name.format(tmp_path)))
 
 
+@pytest.mark.parametrize(("changes", "words"), [
+    ({"num_hidden_layers": 10**7}, "num_hidden_layers = 10,000,000 is more than 1,000"),
+    ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantization_config: no model here is of quantised")])
+def test_a_config_of_what_is_not_built_here_is_one_line(changes, words, tmp_path):
+    assert networks.network(written(tmp_path / "deep", "bert", **{**SMALL, "num_hidden_layers": 1000})).batch
+    with refused(words):
+        networks.network(written(tmp_path / "bert", "bert", **{**SMALL, **changes}))
+    with refused(words):
+        networks.network(written(tmp_path / "clip", "clip", **{**CONFIGS["clip"][0], "text_config": {**SMALL, **changes}}))
+
+
 @pytest.mark.parametrize(("name", "family", "text", "shape", "parameters"), [
     ("resnet18", "resnet", "", (3, 224, 224), 11_689_512), ("convnext_atto", "convnext", "", (3, 224, 224), 3_695_520),
     ("vit_tiny_patch16_384", "vision_transformer", "", (3, 384, 384), 5_790_376),

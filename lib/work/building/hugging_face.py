@@ -23,6 +23,7 @@ _POSITIONS = ("max_position_embeddings", "n_positions")
 _IMAGES_AS_TOKENS = ("image_token_id", "image_token_index", "image_token")  # pictures lie between the words, by value
 _TOKEN_INPUTS = ("input_ids", "decoder_input_ids")
 _UNSTATED = ""  # element type
+_MOST_LAYERS = 1000  # as deep as any that was published (DeepNet)
 
 
 def network(place: str, input_shape: str = "") -> tuple[Callable[[], nn.Module], tuple[Input, ...]]:
@@ -33,6 +34,8 @@ def network(place: str, input_shape: str = "") -> tuple[Callable[[], nn.Module],
     is none.
     """
     config = _config(place)
+    if wrong := list(_refused(config.to_dict())):
+        raise InputError(f"model '{PREFIX}:{place}': {'; '.join(wrong)}")
     kind = _class(place, config)
     usual = {one.name: one for one in _usual(config, kind)}
     given = inputs.parse(input_shape, _UNSTATED)
@@ -73,6 +76,17 @@ def _config(place: str) -> Any:
         from transformers import AutoConfig
 
         return AutoConfig.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
+
+
+def _refused(entries: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what of a config no network is built of here, also of the configs within it."""
+    for name, value in entries.items():
+        if name == "quantization_config" and value:
+            yield f"{name}: no model here is of quantised networks; leave it out for the network in --dtype"
+        elif isinstance(value, Mapping):
+            yield from _refused(value)
+        elif str(name).endswith(("layer", "layers")) and isinstance(value, int) and value > _MOST_LAYERS:
+            yield f"{name} = {value:,} is more than {_MOST_LAYERS:,}"
 
 
 def _class(place: str, config: Any) -> type[nn.Module]:
