@@ -16,19 +16,19 @@ def _readers() -> dict:
     return {"model": registry.load, "record": run_record.ends}
 
 
-def pack(target: Path | None, with_host_name: bool) -> tuple[str, str]:
-    """Pack what was measured here into ``target`` (None: <machine>.zip); return the machine's name and a line of what it is."""
+def pack(target: Path | None, with_host_name: bool) -> str:
+    """Pack what was measured here into ``target`` (None: <machine>.zip); return a line that names the bundle and its files."""
     from lib.measure import bundle, machine
 
     readers = _readers()
     name = bundle.machine_of(machine.name(), readers=readers)
     target = target or Path(f"{name}.zip")
     names = bundle.pack(target, name, host_name=with_host_name, readers=readers)
-    return name, f"{target}: {len(names)} files"
+    return f"{target}: {len(names)} files"
 
 
 def _bundle(options: argparse.Namespace) -> int:
-    print(pack(options.out, options.with_host_name)[1])
+    print(pack(options.out, options.with_host_name))
     return 0
 
 

@@ -23,12 +23,13 @@ def _packed(folder: Path, device: str) -> tuple[Path, str]:
     shutil.rmtree(scratch, ignore_errors=True)
     try:
         pack(target, with_host_name=False)
-        steps.call(["lib", "import", "bundle", str(target)], log, _CHECK_S, output=scratch)
-        (machine,) = (scratch / "data" / "imported").iterdir()
-        words = ["lib", "run", *_CHECKED, "--source", "replay", "-p", "reference", machine.name, "--devices",
-                 device.partition(":")[0]]  # as runs name their backend
-        failure = steps.call(words, log, _CHECK_S, output=scratch)
-    except (InputError, OSError, ValueError) as error:
+        failure = steps.call(["lib", "import", "bundle", str(target)], log, _CHECK_S, output=scratch)
+        if not failure:
+            (machine,) = (scratch / "data" / "imported").iterdir()
+            words = ["lib", "run", *_CHECKED, "--source", "replay", "-p", "reference", machine.name, "--devices",
+                     device.partition(":")[0]]  # as runs name their backend
+            failure = steps.call(words, log, _CHECK_S, output=scratch)
+    except (InputError, OSError) as error:
         failure = str(error)
     shutil.rmtree(scratch, ignore_errors=True)
     return target, failure and f"{failure} (see {log})"

@@ -177,9 +177,7 @@ def _side_by_side(jobs: list[Job]) -> Iterator[list[list[Job]]]:
 def run(jobs: list[Job], folder: Path, output: Path | None = None, parallel: int = 1, cores: int = 0) -> list[Outcome]:
     """Run jobs, show progress, and update the folder's manifest: ``parallel`` at once for replays; else the GPUs alone.
 
-    Several GPUs share ``cores`` (0: each has as many threads as torch chooses).
-
-    A failing job does not stop the others. Returns this run's outcomes.
+    Several GPUs share ``cores`` (0: each has as many threads as torch chooses). A failing job does not stop the others. Returns this run's outcomes.
     """
     from tqdm import tqdm
 

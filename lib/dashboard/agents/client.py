@@ -20,7 +20,7 @@ class NoAnswerError(Exception):
 
 
 class SessionOverError(Exception):
-    """The server knows this session no more."""
+    """The server no longer knows the session of this agent."""
 
 
 class Client:

@@ -210,8 +210,8 @@ class Agents:
         """Take an agent's messages, give it those for it. Raises HTTPException where its session is over."""
         session = next((one for one in list(self._sessions.values()) if one.agent_id == agent_id), None)
         if not session or session.over or not secrets.compare_digest(session.key.encode(), exchange.session.encode()):
-            raise HTTPException(_GONE, f"this session is over ({session.over if session else 'the server began anew'}); end "
-                                "what runs and register again")
+            raise HTTPException(_GONE, f"the agent's session is over ({session.over if session else 'the server began anew'}); "
+                                "end what runs and register again")
         session.take(exchange, self._observer)
         if exchange.leaving:
             self._end(session, "the agent left")

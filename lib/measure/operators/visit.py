@@ -24,7 +24,7 @@ from lib.work.graph.ops import Op
 from lib.work.graph.spaces import Config
 
 SAMPLE_MS = 1.0
-_LEAST, _LEAST_WARM = 3, 2  # samples of a visit; long calls made back to back repeat within 1 %
+_LEAST, _LEAST_WARM = 3, 2  # samples of a visit; with two of a long call sweeps agree as well as with three
 _COLD_WARMUP, _COLD_PATIENCE = 2, 4
 _WARM_MS = 3.0
 _MOST_CALLS = 1000

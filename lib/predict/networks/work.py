@@ -117,8 +117,7 @@ class Work:
         rows = [{**row_of(op), "calls": int(calls), "backward_calls": 0}
                 for size, calls in zip(*np.unique(sizes * 4 // itemsize, return_counts=True), strict=True)
                 for op in capture.optimizer_ops(int(size), optimizer) if counts.is_work(op)]
-        return replace(self, table=pd.DataFrame(rows), modules=0, replay=None, not_modelled=(),
-                       uncounted=())
+        return replace(self, table=pd.DataFrame(rows), modules=0, replay=None, not_modelled=(), uncounted=())
 
     @classmethod
     def of(cls, graph: Graph, mode: str, batch_size: int, device_type: str = "cpu") -> "Work":

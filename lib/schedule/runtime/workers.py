@@ -23,8 +23,8 @@ class Slot:
     """A device, or some cores of the CPU, that runs one job at a time; ``warm_up`` is called by a worker before its first.
 
     ``memory_mb`` is NaN where it is not known. ``card`` is what CUDA_VISIBLE_DEVICES shall be for a GPU's worker, such as its
-        where it is empty it follows from the slot's name. ``gpus`` are those of the whole machine as JSON, which count for the
-    ``hardware_id`` of its worker; where it is empty, those that the worker sees do.
+    UUID; where it is empty it follows from the slot's name. ``gpus`` are those of the whole machine as JSON, for the
+    ``hardware_id`` of its worker; where it is empty, those that the worker sees count.
     """
 
     name: str
