@@ -82,3 +82,13 @@ def test_a_call_that_measured_nothing_says_so_and_what_is_left(home, monkeypatch
     printed = capsys.readouterr().out
     assert "not done: bad: failed: it ended with status 1" in printed
     assert "bundle.zip: would not replay: nothing to pack" in printed
+
+
+def test_a_bundle_that_cannot_be_imported_is_said_and_nothing_is_replayed_of_it(home, monkeypatch, capsys):
+    called = []
+    monkeypatch.setattr(definitions, "load_gpu_plan", lambda: definitions.GpuPlan(needs=(), steps={"good": step(python("1"))}))
+    monkeypatch.setattr("lib.cli.gpu.pack", lambda target, with_host_name: target.write_text("no bundle"))
+    monkeypatch.setattr(steps, "call", lambda words, *_, **__: called.append(words[1]) or "failed" * (words[1] == "import"))
+    assert __main__.main(["gpu", "--device", "cpu"]) == 1
+    assert "bundle.zip: would not replay: failed (see " in capsys.readouterr().out
+    assert called[1:] == ["import"]
