@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from lib.cli.main import main
 from lib.measure.networks.case import Case, program
@@ -184,6 +185,36 @@ def test_a_network_of_any_size_is_built_without_memory():
     assert capture.of_network(networks.network(f"{__name__}:Giant", 1, "150000"), "train").parameter_bytes > 2e12
     answer = advise.advise(Query(f"{__name__}:Giant", 1, "150000"), ["cpu", "t4"], crossovers=False)
     assert not answer.table["fits"].any() and answer.reason.startswith("none: ")
+
+
+class Half(nn.Module):
+    """A network in half precision, as its builder leaves it; some of its tensors are shared."""
+
+    def __init__(self, width=331, cast=nn.Module.half):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(width, width), nn.BatchNorm1d(width), nn.Linear(width, width, bias=False))
+        self.layers[2].weight = self.layers[0].weight
+        cast(self)
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+class Brain(Half):
+    """The same in bfloat16."""
+
+    def __init__(self):
+        super().__init__(332, lambda net: net.to(torch.bfloat16))
+
+
+@pytest.mark.parametrize(("kind", "width"), [(Half, 331), (Brain, 332)])
+def test_a_network_that_its_builder_casts_is_captured_in_the_element_type_asked_for(kind, width):
+    """Nothing else may use these widths: torch refuses the first cast of a shape alone, and then has it in a cache."""
+    assert isinstance(fakes.build(kind).layers[0].weight, FakeTensor)
+    for dtype, size in (("float32", 4), ("float16", 2), ("bfloat16", 2)):
+        graph = capture.of_network(networks.network(f"{__name__}:{kind.__name__}", 2, str(width)), "train", dtype)
+        assert graph.parameter_bytes == size * (width * width + 3 * width)
+        assert {op.dtype for op in graph.ops if counts.matrix_flops(op)} == {dtype}
 
 
 class Reads(nn.Module):

@@ -105,7 +105,7 @@ def build(builder: Callable[[], nn.Module]) -> nn.Module:
     Where a builder reads values of large ones, or does with them what fake ones do not bear, they are real and unwritten.
     """
     try:
-        with _lock, _Large():
+        with _lock, running(), _Large():
             return unwritten(builder)
     except Exception as error:
         if not _of_fakes(error):
@@ -124,15 +124,16 @@ def _of_fakes(error: BaseException | None) -> bool:
 
 
 def running() -> AbstractContextManager:
-    """Return what lets a network of fake tensors convert its modules while it runs, where it changes no element type."""
+    """Return what lets networks of fake tensors convert their modules, to half precision say, while they are built or run."""
     return patch.object(torch.utils, "swap_tensors", _swapped)
 
 
-def _swapped(one: torch.Tensor, other: torch.Tensor, swap: Callable = torch.utils.swap_tensors) -> None:
-    """Swap two tensors; fake ones alike have nothing to swap, and are not swapped while anything refers to them."""
-    alike = isinstance(one, FakeTensor) and (one.dtype, one.shape) == (other.dtype, other.shape)
-    if not alike:
-        swap(one, other)
+def _swapped(old: torch.Tensor, new: torch.Tensor, swap: Callable = torch.utils.swap_tensors) -> None:
+    """Swap two tensors; a fake one takes the other's data, as real ones do: torch refuses it while anything refers to it."""
+    if isinstance(old, FakeTensor) and isinstance(new, FakeTensor) and old.device == new.device:
+        old.data = new
+    else:
+        swap(old, new)
 
 
 def forget() -> None:
