@@ -49,6 +49,28 @@ def ran(net, mode):
     return [name for name in names if not name.startswith(("prim", "profiler", "aten._local_scalar"))]
 
 
+class Tables(nn.Module):
+    """Tensors as plain attributes, large and small, in a list, of one storage, and of a buffer's; one is kept by each pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(100, 100)
+        self.register_buffer("scale", torch.ones(100))
+        self.table, self.several, self.same, self.missing = torch.randn(100, 100), [torch.ones(7)], self.scale[:50], None
+        self.column, self.weights = self.table[:, :1], [self.layer.weight]
+
+    def forward(self, x):
+        self.kept = self.layer(x) @ self.table
+        return self.kept * self.scale + self.column.sum()
+
+
+@pytest.mark.parametrize("built", [fakes.build, lambda kind: kind()])
+def test_tensors_in_plain_attributes_take_memory_once_a_storage(built):
+    graph = capture.capture(built(Tables), (2, 100))
+    assert (graph.parameter_bytes, graph.buffer_bytes) == (4 * 100 * 101, 4 * (100 + 100 * 100 + 7))
+    assert [spec.kind for op in graph.ops if op.short == "mm" for spec in op.tensors] == ["activation", "buffer"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "macs", "parameters"), [
     ("resnet50", 4_089_184_256, 25_557_032), ("vgg16", 15_470_264_320, 138_357_544),

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._pytree import tree_flatten
+from torch.utils._pytree import tree_flatten, tree_leaves
 
 from lib.errors import InputError, choices
 from lib.work import user_code
@@ -197,7 +197,7 @@ def _made(batch: Sequence[Input], dtype: str, channels_last: bool) -> list[torch
 def _run(model: nn.Module, given: Sequence[torch.Tensor], batch: Sequence[Input], recorder: Recorder, way: _Way
          ) -> tuple[int, ...]:
     """Run one step on fake tensors under ``recorder``; an optimizer's first step, which makes its state, is not recorded."""
-    for tensor, kind in [*((t, "parameter") for t in model.parameters()), *((t, "buffer") for t in model.buffers()),
+    for tensor, kind in [*((t, "parameter") for t in model.parameters()), *((t, "buffer") for t in _buffers(model)),
                          *((t, "input") for t in given)]:
         recorder.number_of(tensor, kind)
     placed, named = inputs.arguments(given, batch)
@@ -224,10 +224,16 @@ def _run(model: nn.Module, given: Sequence[torch.Tensor], batch: Sequence[Input]
     return shape
 
 
+def _buffers(model: nn.Module) -> list[torch.Tensor]:
+    """Return the buffers of a network and the tensors in plain attributes of its modules, also in lists and dictionaries."""
+    leaves = [leaf for module in model.modules() for leaf in tree_leaves(vars(module)) if isinstance(leaf, torch.Tensor)]
+    return [leaf for leaf in leaves if leaf.layout == torch.strided and not isinstance(leaf, nn.Parameter)]
+
+
 def _graph(model: nn.Module, recorder: Recorder, output: tuple[int, ...]) -> Graph:
-    parameters, buffers = list(model.parameters()), list(model.buffers())
+    parameters = list(model.parameters())
     return Graph(tuple(recorder.ops), sum(p.numel() for p in parameters), sum(p.numel() * p.itemsize for p in parameters),
-                 sum(b.numel() * b.itemsize for b in buffers),
+                 recorder.bytes["buffer"],
                  {name: type(module).__name__ for name, module in model.named_modules()}, output, tuple(recorder.made),
                  tuple(recorder.freed), tuple(p.numel() for p in parameters if p.requires_grad))
 

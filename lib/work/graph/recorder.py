@@ -1,5 +1,6 @@
 """Records every operator that torch dispatches below autograd, with its storages and the module that called for it."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -47,6 +48,7 @@ class Recorder(TorchDispatchMode):
         self.phase = "forward"
         self._by_node: dict[int, str] = {}
         self._storages: dict[int, tuple[int, str, StorageWeakRef]] = {}
+        self.bytes: Counter[str] = Counter()  # of the storages of each kind
         self._alive: dict[int, StorageWeakRef] = {}
         self.made: list[dict[int, int]] = []
         self.freed: list[tuple[int, ...]] = []
@@ -54,10 +56,12 @@ class Recorder(TorchDispatchMode):
 
     def number_of(self, tensor: torch.Tensor, kind: str) -> int:
         """Return the number of a tensor's storage; a new one is entered as of ``kind``."""
-        key = tensor.untyped_storage()._cdata
+        storage = tensor.untyped_storage()
+        key = storage._cdata
         if key not in self._storages:
             # the weak reference keeps the address from being used again
-            self._storages[key] = (len(self._storages), kind, StorageWeakRef(tensor.untyped_storage()))
+            self._storages[key] = (len(self._storages), kind, StorageWeakRef(storage))
+            self.bytes[kind] += storage.nbytes()
         return self._storages[key][0]
 
     def _spec(self, value: Any, kind: str = "activation") -> Any:
