@@ -180,3 +180,5 @@ def test_networks_of_transformers_that_read_values_are_captured(name, tmp_path):
     for device in ("cpu", "cuda:0"):
         graph = capture.of_network(net, device=device)
         assert graph.branches and sum(map(counts.matrix_flops, graph.ops)) > 0
+        unknown = {op.short for op in graph.ops if counts.is_work(op) and not counts.is_counted(op)}
+        assert unknown == ({"_unique2", "multinomial"} if name == "vilt" else set())

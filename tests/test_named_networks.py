@@ -135,6 +135,13 @@ def test_inputs_that_are_none_are_one_line(text, words, tmp_path, monkeypatch):
         inputs.parse(text)
 
 
+@pytest.mark.parametrize("mode", ["infer", "train"])
+def test_a_mixture_of_experts_has_an_interval_with_an_upper_end(mode, tmp_path):
+    name = written(tmp_path, "mixtral", **SMALL, num_key_value_heads=2, num_local_experts=4)
+    answer = advise.advise(Query(name, 2, "32:int64", mode), ["cpu", "t4"], crossovers=False)
+    assert answer.table["high_ms"].between(answer.table["predicted_ms"], 1e4).all(), answer.table["flops_not_known"]
+
+
 @functools.lru_cache
 def _table(size):
     """Keep a table between calls, as libraries keep their positions."""

@@ -1,6 +1,7 @@
 """FLOPs and compulsory bytes of an ATen operator, from its shapes alone.
 
-A multiply-add counts 2, every other arithmetic operation, comparison or transcendental function 1. ``matrix_flops`` are
+A multiply-add counts 2, every other arithmetic operation, comparison or transcendental function 1; a sort of n elements
+has n log2 n comparisons. ``matrix_flops`` are
 those of convolutions, GEMMs and attention, which is what torch's FlopCounterMode counts; a bias starts the
 accumulation and costs nothing. Compulsory bytes are what must move at least once: each distinct element that is read,
 and each that is written.
@@ -27,7 +28,8 @@ MOVES = frozenset("""upsample_nearest1d upsample_nearest2d upsample_nearest3d _u
     reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d replication_pad3d pixel_unshuffle
     select_scatter diagonal_scatter as_strided_scatter complex view_as_complex real imag _conj _conj_physical
     resolve_conj tril_indices triu_indices linspace eye diagonal_backward""".split())
-RANDOM = frozenset("bernoulli_ bernoulli uniform_ normal_ rand randn rand_like native_dropout random_".split())
+RANDOM = frozenset("bernoulli_ bernoulli uniform_ normal_ rand randn rand_like randn_like native_dropout random_ exponential_"
+                   .split())
 _OVERWRITES = FILLS | RANDOM | {"copy_"}
 
 # operations an output element
@@ -39,8 +41,8 @@ PER_OUTPUT = {
     "hardsigmoid": 4, "hardswish": 5, "tanh": 1, "gelu": 5, "elu": 3, "leaky_relu": 2, "softplus": 3, "threshold": 1, "erf": 1,
     "threshold_backward": 1, "hardtanh_backward": 2, "sigmoid_backward": 3, "silu_backward": 8, "hardsigmoid_backward": 3,
     "hardswish_backward": 5, "tanh_backward": 3, "gelu_backward": 11, "elu_backward": 3, "leaky_relu_backward": 2,
-    "native_dropout_backward": 2, "bernoulli": 1, "native_dropout": 3, "uniform": 1, "normal": 1,
-    "rand": 1, "randn": 1, "rand_like": 1, "random": 1, "binary_cross_entropy_with_logits": 6, "mse_loss": 3,
+    "native_dropout_backward": 2, "bernoulli": 1, "native_dropout": 3, "uniform": 1, "normal": 1, "exponential": 1,
+    "rand": 1, "randn": 1, "rand_like": 1, "randn_like": 1, "random": 1, "binary_cross_entropy_with_logits": 6, "mse_loss": 3,
     **dict.fromkeys("""sin cos tan asin acos atan atan2 sinh cosh asinh acosh atanh log1p log2 log10 expm1 exp2 erfc
         erfinv floor ceil round trunc frac fmod remainder floor_divide logical_or logical_xor bitwise_and bitwise_or
         bitwise_xor bitwise_left_shift bitwise_right_shift isnan isinf isfinite isposinf isneginf hypot sgn copysign
@@ -62,6 +64,7 @@ PER_INPUT = {
     "native_batch_norm_backward": 9, "cudnn_batch_norm_backward": 9, "nll_loss_forward": 0, "nll_loss_backward": 0,
     "argmin": 1, "min": 1, "var_mean": 4, "std_mean": 4, "cumprod": 1, "cummax": 1, "cummin": 1, "logcumsumexp": 3,
     "logsumexp": 3, "count_nonzero": 1, "scatter_add": 1, "scatter_reduce": 1, "index_add": 1, "index_reduce": 1, "bincount": 1,
+    "histc": 1, "nonzero": 1, "_is_all_true": 1,
     "norm": 2, "_fused_rms_norm": 4, "_fused_rms_norm_backward": 10, "_weight_norm_interface": 3,
     "_weight_norm_interface_backward": 6,
     "upsample_linear1d_backward": 4, "upsample_bilinear2d_backward": 8, "_upsample_bilinear2d_aa_backward": 8,
@@ -143,6 +146,13 @@ def _fourier(op: Op) -> int:
     return round((5 if op.short == "_fft_c2c" else 2.5) * data.elements * log2(max(2, length)))
 
 
+def _ordering(op: Op) -> int:
+    """Return the comparisons of a sort, or of a choice of the k largest: n log2 n for each row of n elements."""
+    data, axis = op.args[0], 1 if op.short == "sort" else 2
+    axis = op.args[axis] if axis < len(op.args) else dict(op.kwargs).get("dim", -1)
+    return round(data.elements * log2(max(2, (data.shape or (1,))[axis])))
+
+
 def _product(left: TensorSpec, right: TensorSpec) -> int:
     return left.elements * right.shape[-1]
 
@@ -195,6 +205,8 @@ def _other(op: Op) -> int | None:
         return _CELL * op.outputs[0].elements
     if name.startswith("_fft_"):
         return _fourier(op)
+    if name in ("sort", "topk", "kthvalue"):
+        return _ordering(op)
     if name in ("_cdist_forward", "_euclidean_dist"):
         return 3 * op.outputs[0].elements * op.args[0].shape[-1]
     if "pool" in name:
