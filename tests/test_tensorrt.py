@@ -212,17 +212,18 @@ def test_the_originals_folders_keep_their_watts_and_a_log_that_none_uses_is_refu
     recording(folder)
     (folder / dataset.POWER).rename(raw / "alexnet" / "alexnet_power_log.log")
     (folder / dataset.IDLE).rename(raw / dataset.IDLE)
-    (raw / "60_seconds_idling_power_log.log").touch()
+    for name in ("60_seconds_idling_power_log.log", "idling_power_log_20240131-120000.log"):
+        (raw / name).touch()
     (done,) = dataset.preprocess(raw, tmp_path / "pre")
     assert any("36 of 36 windows" in note for note in done.notes)
     dataset.convert(tmp_path / "pre", tmp_path / "train")
     assert pd.read_csv(tmp_path / "train/alexnet/dense.csv")["power"].tolist() == pytest.approx([8.0], rel=0.02)
     dataset.convert(tmp_path / "pre", tmp_path / "more", least_samples=13)
     assert pd.read_csv(tmp_path / "more/alexnet/dense.csv")["power"].isna().all(), "there are 12 cycles"
-    for path, target in ((raw / dataset.IDLE, raw / "idle.json"),
-                         (raw / "alexnet/alexnet_power_log.log", raw / "power_log.log")):
+    log, other, stamped = (raw / name for name in ("alexnet/alexnet_power_log.log", "power_log.log", "power_log_20.log"))
+    for path, target, named in ((raw / dataset.IDLE, raw / "idle.json", log), (log, other, other), (log, stamped, stamped)):
         path.rename(target)
-        with refused("power_log.log is used by no recording"):
+        with refused(f"{named} is used by no recording"):
             dataset.preprocess(raw, tmp_path / "pre")
         target.rename(path)
 

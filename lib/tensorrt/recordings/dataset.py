@@ -84,7 +84,7 @@ def models(raw: Path) -> dict[str, Source]:
         raise InputError(f"{raw} holds no recording: no folder with {ENGINE}, and {LATENCY} beside it; nor trtexec's X{_GRAPH} "
                          f"and X{_PROFILE}")
     used = {source.power for source in sources.values()}
-    for path in _visible(raw, f"*{POWER}"):
+    for path in _visible(raw, "*power_log*.log"):  # older ones end in a time stamp
         if path not in used and "idling" not in path.name:
             raise InputError(f"{path} is used by no recording; it would be as <model>/{POWER} or <model>/<model>_{POWER}, with "
                              f"an engine in <model> and {IDLE} there or one level up: rename it, or move it away")

@@ -1,10 +1,9 @@
 """FLOPs and compulsory bytes of an ATen operator, from its shapes alone.
 
 A multiply-add counts 2, every other arithmetic operation, comparison or transcendental function 1; a sort of n elements
-has n log2 n comparisons. ``matrix_flops`` are
-those of convolutions, GEMMs and attention, which is what torch's FlopCounterMode counts; a bias starts the
-accumulation and costs nothing. Compulsory bytes are what must move at least once: each distinct element that is read,
-and each that is written.
+has n log2 n comparisons. ``matrix_flops`` are those of convolutions, GEMMs and attention, which is what torch's
+FlopCounterMode counts; a bias starts the accumulation and costs nothing. Compulsory bytes are what must move at least once:
+each distinct element that is read, and each that is written.
 """
 
 from collections.abc import Callable
