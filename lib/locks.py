@@ -87,7 +87,7 @@ def device(name: str, timeout_s: float = PATIENCE_S) -> Iterator[None]:
     kind, _, number = name.partition(":")
     named = f"cuda-{uuid(card(int(number)))}" if kind == "cuda" and number.isdecimal() else name
     path = host_folder() / f"measuring-{re.sub('[^A-Za-z0-9_.-]', '-', named)}.lock"
-    with _held(path, timeout_s, f"device {name} is being measured by another process"):
+    with _held(path, timeout_s, f"device {name} is being measured by another process", mode=_EVERYBODY):
         yield
 
 
@@ -115,11 +115,12 @@ def writers(targets: Iterable[Path], timeout_s: float) -> Iterator[None]:
 
 
 @contextmanager
-def _held(path: Path, timeout_s: float, why: str) -> Iterator[None]:
+def _held(path: Path, timeout_s: float, why: str, **options: int) -> Iterator[None]:
+    """Hold a lock; its file has the permissions that the umask leaves, unless ``options`` have a ``mode``."""
     from filelock import FileLock, Timeout
 
     with files.writing(path):
-        lock = FileLock(path, timeout=timeout_s, mode=_EVERYBODY)
+        lock = FileLock(path, timeout=timeout_s, **options)
         try:
             lock.acquire()
         except Timeout:

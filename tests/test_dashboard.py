@@ -184,7 +184,9 @@ def test_the_verb_prints_where_the_token_is_and_not_the_token(verb, home):
 def test_a_port_that_is_taken_is_said_in_one_line_and_an_address_of_the_sixth_version_is_in_brackets(verb):
     with socket.create_server(("127.0.0.1", 0)) as other:
         status, served, printed = verb("--port", str(other.getsockname()[1]))
-    assert (status, served) == (1, []) and "Address already in use" in printed.err
+    assert (status, served) == (2, []) and "of 127.0.0.1 is taken; name another port with --port " in printed.err
+    status, _, printed = verb("--host", "192.0.2.1")
+    assert status == 2 and "port 0 of 192.0.2.1 cannot be listened on (Cannot assign requested address" in printed.err
     status, _, printed = verb("--host", "::1")
     assert status == 0 and re.match(r"http://\[::1\]:\d+  ", printed.out)
 
@@ -307,6 +309,14 @@ def test_wrong_input_is_said_in_one_line(shared, path, body, status, line):
     answer = shared.api.request("get" if body is None else "post", f"/api/v1/{path}", json=body)
     detail = answer.json()["detail"]
     assert answer.status_code == status and line in detail and "\n" not in detail
+
+
+@pytest.mark.parametrize(("method", "path", "allowed"), [
+    ("delete", "/api/v1/projects", "GET, POST"), ("delete", f"/api/v1/projects/{NOBODY}", "GET"),
+    ("get", "/api/v1/configs", "POST"), ("post", "/api/v1/openapi.json", "GET, HEAD")])
+def test_a_method_that_a_path_does_not_have_is_answered_with_those_that_it_has(shared, method, path, allowed):
+    answer = shared.api.request(method, path)
+    assert (answer.status_code, answer.headers["Allow"]) == (405, allowed)
 
 
 @pytest.mark.parametrize("content", [b"{", b"", b"\xff\xfe", b"[" * 100_000, b'{"name": "\\ud800"}', b'{"name": 1e400}',

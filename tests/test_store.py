@@ -223,6 +223,13 @@ def test_locks_of_devices_lie_where_everybody_may_open_them_whatever_the_tempora
     assert folder.parent == tmp_path and folder.stat().st_mode & 0o7777 == 0o777, "not sticky: Linux protects files there"
     folder.chmod(0o700)
     assert locks.host_folder().stat().st_mode & 0o7777 == 0o777
+    before = os.umask(0o027)
+    try:
+        with locks.device("cpu"), locks.writer(tmp_path / "table.csv"):
+            modes = [path.stat().st_mode & 0o777 for path in (*folder.iterdir(), tmp_path / ".table.csv.lock")]
+    finally:
+        os.umask(before)
+    assert modes == [0o666, 0o640], "what one user writes is the umask's, what all users measure is everybody's"
 
 
 def test_a_number_that_is_none_is_an_empty_field_and_older_files_are_read(tmp_path):

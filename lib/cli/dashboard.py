@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import errno
 import os
 import signal
 import socket
@@ -65,9 +66,13 @@ def _add_demo(rows) -> None:
 
 
 def _listening(host: str, port: int) -> socket.socket:
-    """Return a socket that listens; OSError where the port is taken."""
+    """Return a socket that listens; InputError where the port is taken, or the host is none of this machine's."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return socket.create_server((host, port), family=family, reuse_port=False)
+    try:
+        return socket.create_server((host, port), family=family, reuse_port=False)
+    except OSError as error:
+        why = "is taken" if error.errno == errno.EADDRINUSE else f"cannot be listened on ({error.strerror})"
+        raise InputError(f"port {port} of {host} {why}; name another port with --port or address with --host") from None
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@ import gc
 import sys
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
-from http import HTTPStatus
+from http import HTTPMethod, HTTPStatus
 
 from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -14,6 +14,7 @@ from fastapi.security import HTTPBearer
 from fastapi.staticfiles import StaticFiles
 from sqlalchemy.exc import DataError, IntegrityError
 from starlette.exceptions import HTTPException
+from starlette.routing import Match, Mount
 
 from lib import __version__
 from lib.dashboard import api, database, schemas
@@ -78,6 +79,11 @@ def _answer(request: Request, error: Exception) -> Response:
     """Answer an error with its status and one line, as JSON or as a page."""
     status, line, fields = _described(error)
     headers = {"Retry-After": "1"} if status == HTTPStatus.SERVICE_UNAVAILABLE else getattr(error, "headers", None)
+    if status == HTTPStatus.METHOD_NOT_ALLOWED:  # the error names the method of one route of the path alone
+        routes = [route for route in request.app.routes if not isinstance(route, Mount)]
+        allowed = [method for method in HTTPMethod
+                   if any(route.matches({**request.scope, "method": method})[0] is Match.FULL for route in routes)]
+        headers = {"Allow": ", ".join(allowed)} if allowed else headers
     if request.url.path.startswith("/api/"):
         return JSONResponse({"detail": line, "errors": fields}, status, headers)
     return rendering.render(request, "error.html", status, headers, status=status, line=line)
