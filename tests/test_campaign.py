@@ -117,9 +117,8 @@ def notebook(path, *cells):
     nbformat.write(nbformat.v4.new_notebook(cells=codes, metadata=about), path)
 
 
-def test_a_notebook_gets_the_device_it_was_placed_on_and_its_time_is_learned(tmp_path, monkeypatch):
+def test_a_notebook_gets_the_device_it_was_placed_on_and_its_time_is_learned(home, tmp_path):
     """Unless it is given one, or has no such parameter; the next run of it is predicted by this one."""
-    monkeypatch.setattr(jobs_file, "Durations", lambda: durations.Durations(tmp_path / "durations.csv"))
     for name, cell in (("has", 'device: str = "auto"\nx: int = 1'), ("none", "x: int = 1")):
         notebook(tmp_path / f"{name}.ipynb", cell, "print(globals().get('device'), x)")
     jobs = pd.DataFrame({"job_id": ["placed", "own", "without"], "notebook": ["has.ipynb", "has.ipynb", "none.ipynb"],
@@ -131,13 +130,13 @@ def test_a_notebook_gets_the_device_it_was_placed_on_and_its_time_is_learned(tmp
     assert set(record.ends["status"]) == {"done"}, record.ends["reason"].tolist()
     printed = {name: nbformat.read(out / "notebooks" / f"{name}.ipynb", 4).cells[-1].outputs[0].text for name in jobs["job_id"]}
     assert printed == {"placed": "cpu 1\n", "own": "cpu:7 2\n", "without": "None 3\n"}
+    assert len(pd.read_csv(home / "data/schedule/durations.csv")) == len(jobs)
     again = jobs_file.prepare(path, tmp_path / "again", site_of=in_one_process)
     assert not again.notes and (again.predicted_s < 60).all() and again.predicted_s[0] == again.predicted_s[1]
 
 
 @pytest.mark.parametrize("which", [0, pytest.param(-1, marks=pytest.mark.cuda)])
-def test_a_notebook_on_a_slot_is_of_the_leaders_machine(tmp_path, monkeypatch, which):
-    monkeypatch.setattr(jobs_file, "Durations", lambda: durations.Durations(tmp_path / "durations.csv"))
+def test_a_notebook_on_a_slot_is_of_the_leaders_machine(home, tmp_path, which):
     slot = [slot for slot in local_site.slots_here() if slot.gpus][which]
     notebook(tmp_path / "n.ipynb", 'device: str = "auto"',
              "from lib.measure import machine\nprint(device, machine.ids()['hardware_id'])")

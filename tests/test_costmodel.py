@@ -16,6 +16,7 @@ from lib.predict.operators import augmentation, cost_model, fitting, inputs
 from lib.predict.operators.fine_tuning import farthest_first, fine_tuned
 from lib.predict.operators.regressors import nonnegative_rates
 from lib.predict.operators.validation import conformal, score, shapes_of, usable
+from lib.studies.cost_model import study, tables
 from lib.work.graph import spaces
 from tests import refused
 
@@ -36,6 +37,19 @@ def products(swept):
 @pytest.fixture(scope="module")
 def model(products):
     return fitting.fit(products.iloc[::2], {"source": "test"}, quick=True)
+
+
+@pytest.mark.parametrize(("heaps", "shown_ms"), [(["default"], 10.0), (["default", "kept"], 20.0)])
+def test_networks_of_a_gpu_are_in_the_tables_of_06_although_their_heap_is_no_condition(heaps, shown_ms):
+    """A CPU's are those of processes with a retained heap."""
+    networks = pd.DataFrame([{"network": f"W{number}", "mode": "train", "batch_size": 8, "dtype": "fp32", "memory": heap,
+                              "latency_ms": 10.0 * (1 + place), "predicted_ms": 10.0, "low_ms": 9.0, "high_ms": 11.0,
+                              "outside": 0.0}
+                             for number in (1, 2, 3) for place, heap in enumerate(heaps)])
+    predictions = networks.drop_duplicates("network").assign(kind="step", model="mean", family=lambda table: table["network"],
+                                                             what="train 8", predicted_ms=shown_ms)
+    assert study._steps(predictions, networks)[["learner", "n", "mape"]].to_numpy().tolist() == [["mean", 3, 0.0]]
+    assert tables.worst(networks)["latency_ms"].tolist() == [shown_ms] * 3
 
 
 @pytest.mark.parametrize("op", spaces.load_sweeps().spaces)

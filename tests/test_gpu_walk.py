@@ -18,7 +18,8 @@ def python(code):
 
 
 def step(command, minutes=1.0, needs=()):
-    return definitions.Step(command=command, minutes=minutes, needs=needs)
+    """Return a step that may also name the tests' own values, which the schema of a plan refuses."""
+    return definitions.Step.model_construct(command=command, minutes=minutes, needs=needs)
 
 
 def walk(folder, plan, left_s=600.0, **values):
@@ -73,6 +74,14 @@ def test_the_plan_needs_what_is_pinned_and_tests_every_file_with_tests_for_a_car
     files = {f"tests/{path.name}" for path in (paths.ROOT / "tests").glob("test_*.py") if MARKED.search(path.read_text())}
     commands = " ".join(step.command for step in plan.steps.values())
     assert {word for word in shlex.split(commands) if word.startswith("tests/")} == files
+
+
+def test_a_command_with_a_name_that_nothing_fills_in_is_refused_in_one_line(tmp_path):
+    plan = tmp_path / "gpu.yaml"
+    for wrong in ("{devices}", "{device", "{}", "{seconds:g}"):
+        plan.write_text(f"{{needs: [], steps: {{bad: {{command: 'lib machine {wrong}', minutes: 1}}}}}}")
+        with refused(r"gpu.yaml: .*command.*\(device\|cards\|slots\|seconds\|total\)"):
+            definitions.load_gpu_plan(plan)
 
 
 def test_a_call_that_measured_nothing_says_so_and_what_is_left(home, monkeypatch, capsys):

@@ -53,13 +53,15 @@ def box(home, monkeypatch):
             started.append(patch)
         return made
 
-    started = []
+    started, before = [], (torch.cuda.is_initialized, torch.cuda.get_device_properties)
     monkeypatch.delenv(locks.MASK, raising=False)
     draw_small(monkeypatch)
     yield make
+    monkeypatch.undo()  # what a test put over these patches
     for patch in reversed(started):
         patch.stop()
     fake_gpus.forget()
+    assert (torch.cuda.is_initialized, torch.cuda.get_device_properties) == before
 
 
 def swept(**more):

@@ -220,7 +220,7 @@ class Step(Strict):
     ``until``: a pattern within data/; the step is interrupted as soon as a file fits it.
     """
 
-    command: Annotated[str, Field(min_length=3)]
+    command: Annotated[str, Field(min_length=3, pattern=r"^([^{}]|\{(device|cards|slots|seconds|total)\})*$")]
     minutes: Annotated[float, Field(gt=0, le=1440)]
     until: str = ""
     needs: tuple[str, ...] = ()

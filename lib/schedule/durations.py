@@ -10,7 +10,6 @@ from lib import locks, paths, store
 from lib.config import notebooks
 from lib.tables import columns
 
-FILE = paths.DATA / "schedule" / "durations.csv"
 GUESS_S = 60.0
 BESIDE_S = 15.0  # that a notebook takes beside its budget: its kernel, imports, figures
 _LEAST_S = 1e-3
@@ -37,9 +36,9 @@ def by_budget(path: str | Path, parameters: Mapping[str, Any]) -> Duration | Non
 class Durations:
     """What is known of notebooks: ``learn`` keeps how long one took in a table (``durations``) beside the schedules' data."""
 
-    def __init__(self, path: Path = FILE):
-        """Take what the table at ``path`` holds; InputError where it is none."""
-        self.path = path
+    def __init__(self, path: Path | None = None):
+        """Take what the table at ``path`` holds, the project's own where none is named; InputError where it is none."""
+        self.path = path or paths.DATA / "schedule" / "durations.csv"
 
     @cached_property
     def _medians(self) -> dict[tuple[str, str], tuple[float, int]]:

@@ -23,6 +23,12 @@ _LEAST_WORKLOADS = 3
 LEARNERS = ("mean", "linear in FLOPs and bytes", "boosted trees", "MLP", "sum of operators")
 
 
+def retained(networks: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of processes that retain their heap; all rows where there is none: on a GPU heaps are no condition."""
+    kept = networks[networks["memory"] == "kept"]
+    return kept if len(kept) else networks
+
+
 def leave_one_out(table: pd.DataFrame, items: Mapping[tuple[str, str, int], Work], model: CostModel) -> pd.DataFrame:
     """Return forward and backward of each workload, measured and predicted by each learner.
 
@@ -31,7 +37,7 @@ def leave_one_out(table: pd.DataFrame, items: Mapping[tuple[str, str, int], Work
     composition of steps, or fewer than three workloads were measured.
     """
     good = (table["status"] == "ok") & (table["verdict"] != VERDICTS[-1])
-    rows = table[good & (table["mode"] == "train") & (table["memory"] == "kept")].reset_index(drop=True)
+    rows = retained(table[good & (table["mode"] == "train")]).reset_index(drop=True)
     if "train kept" not in model.compositions or rows["network"].nunique() < _LEAST_WORKLOADS:
         return pd.DataFrame(columns=["workload", "batch_size", "learner", "measured_ms", "predicted_ms", "relative_error"])
     works = [items[row.network, row.mode, int(row.batch_size)] for row in rows.itertuples()]

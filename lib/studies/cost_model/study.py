@@ -149,7 +149,7 @@ def _scores(operators: pd.DataFrame) -> pd.DataFrame:
 
 def _steps(predictions: pd.DataFrame, networks: pd.DataFrame) -> pd.DataFrame:
     """Return the scores of workload steps by learner."""
-    measured = networks[(networks["mode"] == "train") & (networks["memory"] == "kept")]
+    measured = training_steps.retained(networks[networks["mode"] == "train"])
     case = "train " + measured["batch_size"].astype(str)
     labels = pd.Series(measured["latency_ms"].to_numpy(), pd.MultiIndex.from_arrays([measured["network"], case]))
     rows = predictions[predictions["kind"] == "step"]
@@ -163,7 +163,7 @@ def reproduced(study: Evaluation) -> pd.DataFrame:
 
     Only processes that retain their heap: elsewhere a prediction also rests on how this system's allocator behaves.
     """
-    rows = study.unseen[study.unseen["memory"] == "kept"]
+    rows = training_steps.retained(study.unseen)
     if rows.empty:
         return rows[_CASE].assign(published_ms=[], shipped_ms=[], same=[])
     rows = rows[rows["network"].isin(rows.nsmallest(_EXAMPLES, "latency_ms")["network"])]

@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from lib.predict.evaluation import evaluate, models_at_hand, profiled_steps
+from lib.predict.evaluation import evaluate, models_at_hand, profiled_steps, training_steps
 from lib.predict.trust import held_out
 from lib.studies.cost_model.study import ALLOCATORS, OURS
 
@@ -76,8 +76,8 @@ def case_name(family: str) -> str:
 
 
 def worst(networks: pd.DataFrame, most: int = 10) -> pd.DataFrame:
-    """Return the predictions of unseen networks with retained heap that are farthest off."""
-    table = networks[networks["memory"] == "kept"]
+    """Return the predictions of unseen networks, on a CPU those with retained heap, that are farthest off."""
+    table = training_steps.retained(networks)
     table = table[[*_CASE[:-1], "latency_ms", "predicted_ms", "low_ms", "high_ms", "outside"]].assign(
         error_pct=(table["predicted_ms"] / table["latency_ms"] - 1) * 100)
     return table.sort_values("error_pct", key=abs, ascending=False).head(most)
