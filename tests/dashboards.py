@@ -32,7 +32,7 @@ def remembering(database):
 
     dispatcher = Mock(router=APIRouter(tags=["agents"]), cancel=cancel,
                       plan=lambda: pd.DataFrame(dispatcher.planned, columns=list(schemas.PlannedOut.model_fields)))
-    dispatcher.router.add_api_route("/agents", lambda: None, methods=["POST"])
+    dispatcher.router.add_api_route("/agents/register", lambda: None, methods=["POST"])
     return forget(dispatcher)
 
 

@@ -414,12 +414,28 @@ def test_forms_make_a_project_configurations_and_runs(site):
     configs = {row["name"]: row for row in site.get(f"configs/project/{project}")}
     assert [configs[name]["kind"] for name in ("pasted", "chosen", "filled")] == ["notebook", "notebook", "finetune"]
     assert (configs["filled"]["config_json"]["eval_topk"], configs["filled"]["config_json"]["lr"]) == ([2], 0.01)
-    queued = filled(site, f"{at}/runs", config_id=configs["pasted"]["id"], priority="4", agent_id="")
+    wrong = filled(site, f"{at}/runs", config_id=configs["pasted"]["id"], gpu_indices="0, one")
+    assert wrong.status_code == 422 and "<b>gpu_indices.1</b>" in wrong.text and 'value="0, one"' in wrong.text
+    queued = filled(site, f"{at}/runs", config_id=configs["pasted"]["id"], priority="4", agent_id="", gpu_indices="0, 1")
     run = re.search(r"/web/runs/([0-9a-f-]+)$", str(queued.url))[1]
+    assert site.get(f"runs/{run}")["gpu_indices"] == [0, 1]
     assert filled(site, f"{at}/runs", f"runs/{run}/priority", priority="7").status_code == 200
     site.dispatcher.reorder.assert_called_once_with(run, 7)
     cancelled, again = (filled(site, f"runs/{run}", f"runs/{run}/cancel") for _ in range(2))
     assert "cancelled" in cancelled.text and again.status_code == 409
+
+
+def test_the_runs_of_a_group_are_compared_the_best_first(site):
+    project = site.project()
+    group = site.post("groups", name="rates", project_id=project.id).json()["id"]
+    for number, (value, within) in enumerate([(0.5, group), (None, group), (0.2, group), (0.1, None)]):
+        wanted = {"project_id": project.id, "name": f"lr-{number}", "config": {**TINY, "seed": number}, "group_id": within}
+        run = site.post(f"runs/from-config/{site.post('configs', **wanted).json()['id']}").json()
+        site.move(db.Run(id=run["id"]), "running", best_value=value, monitor_mode="min")
+    page = site.page.get(f"/web/projects/{project.id}/runs?group_id={group}").text
+    assert re.findall(r'Configuration">(lr-\d)', page) == ["lr-2", "lr-0", "lr-1"]
+    assert len(site.get("runs", group_id=group)) == 3
+    assert f"?group_id={group}" in site.page.get(f"/web/projects/{project.id}/runs").text
 
 
 @pytest.mark.parametrize(("data", "reasons"), [

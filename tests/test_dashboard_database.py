@@ -134,6 +134,20 @@ def test_bodies_of_the_originals_clients_are_taken(site):
     config = site.post("configs", project_id=project, name="original", config_json=NOTEBOOK).json()
     run = site.post(f"runs/from-config/{config['id']}", docker_image=None, env=None).json()
     assert (config["config_json"]["notebook"], run["docker_image"], run["env"]) == (NOTEBOOK["notebook"], "", {})
+    bodies = {"agents": {"name": "ws", "host": None, "labels": {"room": "1"}},
+              "groups": {"project_id": project, "name": "g", "description": None, "tags": ["a", "b"]},
+              "datasets": {"name": "d", "root_path": "data/pets", "split_layout": {"train": "train"}, "class_map": None},
+              "models": {"label": "m", "hf_checkpoint_id": "google/vit", "notes": "large", "default_pretrained": False},
+              "augmentations": {"name": "flip", "type": "gpu", "params": {"p": 0.5}, "version": 2}}
+    rows = {path: site.post(path, **body).json() for path, body in bodies.items()}
+    assert (rows["agents"]["labels"], rows["agents"]["host"], rows["agents"]["manual"]) == ({"room": "1"}, "", True)
+    assert rows["groups"]["description"] == "tags: a, b"
+    assert (rows["datasets"]["root"], rows["datasets"]["facts"]) == ("data/pets", {"split_layout": {"train": "train"}})
+    model = {"name": "m", "flavour": "google/vit", "description": "large", "facts": {"default_pretrained": False}}
+    assert model.items() <= rows["models"].items()
+    assert rows["augmentations"]["params"] == {"type": "gpu", "p": 0.5, "version": 2}
+    both = site.post("datasets", name="e", root="a", root_path="b")
+    assert both.status_code == 422 and both.json()["errors"] == {"root_path": "is no known field"}
 
 
 def test_a_run_from_a_project_to_its_cancellation_and_every_list_and_page_of_it(site):
@@ -142,7 +156,7 @@ def test_a_run_from_a_project_to_its_cancellation_and_every_list_and_page_of_it(
     config = site.post("configs", project_id=project, group_id=group, name="profile", config=NOTEBOOK).json()
     assert (config["version"], config["kind"], config["config_json"]["parameters"]["workload"]) == (1, "notebook", "W1")
     assert site.post(f"configs/{config['id']}/validate").json() == {"valid": True, "errors": {}}
-    agent = site.post("agents/manual", name="ws", host="ws-1").json()["id"]
+    agent = site.post("agents", name="ws", host="ws-1").json()["id"]
     card = {"agent_id": agent, "index": 1, "name": "a card", "total_mem_mb": 24000, "compute_capability": "8.9"}
     assert site.post("agents/gpus", **card).status_code == 201
     assert "gpu 1 already" in site.post("agents/gpus", **card).json()["detail"]

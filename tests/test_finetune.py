@@ -82,6 +82,7 @@ def test_the_fields_of_the_original_in_their_order_with_their_defaults():
 def test_a_config_of_the_original_is_taken_as_it_is():
     config = small(loss_name="CE", tb_root="experiments/logs", ckpt_dir="experiments/checkpoints")
     assert (config.loss_name, config.tb_root) == ("cross_entropy", "experiments/logs")
+    assert config.capped_splits == ("train", "val", "test")
     for outside in ("a/../b", "/a", "a//b", "a/", "./a"):
         assert set(run_config.problems({**SMALL, "tb_root": outside})) == {"tb_root"}
 
@@ -147,6 +148,19 @@ def test_names_of_runs_and_their_versions(home):
     assert [folder.name for folder in folders] == [f"simple_cnn__cross_entropy__scratch{end}" for end in ("", "-v1", "-v2")]
     assert finetune.newest(small()) == folders[2]
     assert finetune.newest(small(epochs=9)) is None
+
+
+def test_a_config_chooses_where_logs_and_checkpoints_lie_and_which_splits_are_capped(home, capsys):
+    places = [home / f"experiments/{kind}/breastmnist/simple_cnn__cross_entropy__scratch" for kind in ("logs", "weights")]
+    config = small(tb_root="experiments/logs", ckpt_dir="experiments/weights", max_datapoints_per_class=(9, 5))
+    finetune.finetune([config])
+    assert list(places[0].glob("events*")) and (places[1] / "best.pt").is_file()
+    assert "14 of 546 train samples, 14 of 78 val samples, 14 of 156 test samples" in capsys.readouterr().out
+    assert finetune.finetune([config], resume=True)[0]["run"] == places[1].name
+    shutil.rmtree(paths.TRAINING)
+    assert finetune.new_folder(config).name == f"{places[1].name}-v1", "what is left of the first run is not taken up"
+    finetune.finetune([small(max_datapoints_per_class=5, capped_splits=["train"])])
+    assert "10 of 546 train samples, 78 of 78 val samples" in capsys.readouterr().out
 
 
 def test_runs_that_begin_at_the_same_moment_get_folders_of_their_own(home):
@@ -444,8 +458,7 @@ def test_a_run_from_config_to_folder(home, capsys):
     assert build(TrainConfig, store.read_json(folder / "train_config.json"), "again") == config
     assert {name.replace("test_", "val_") for name in summary["test"]} < summary["history"][0].keys()
     rows = store.read(folder / "profile.csv", "profile")
-    assert rows.groupby("split", sort=False)["batch_size"].sum().to_dict() == {"train": 96, "val": 156, "test": 156}, \
-        "the cap holds on train alone"
+    assert rows.groupby("split", sort=False)["batch_size"].sum().to_dict() == {"train": 96, "val": 96, "test": 48}
     assert rows[rows["split"] == "train"]["global_step"].tolist() == list(range(6))
     assert len(list((folder / "figures").glob("test_*.png"))) == 2
     assert "eval_topk 3, 5 left out: there are 2 classes" in capsys.readouterr().out

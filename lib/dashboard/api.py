@@ -117,8 +117,9 @@ def _runs(database: Database, dispatcher: Dispatcher) -> APIRouter:
 
     @part.get("", response_model=list[schemas.RunOut])
     def list_runs(limit: Limit = 100, offset: Offset = 0, project_id: schemas.RowId | None = None,
+                  group_id: schemas.RowId | None = None,
                   state: Annotated[str | None, Query(pattern=f"^({'|'.join(db.STATES)})$")] = None):
-        wanted = {db.Run.project_id: project_id, db.Run.state: state}
+        wanted = {db.Run.project_id: project_id, db.Run.state: state, db.TrainConfig.group_id: group_id}
         with database.reading() as session:
             rows = operations.runs(session, limit, offset, *(column == value for column, value in wanted.items() if value))
         return listed(schemas.RunOut, rows)
@@ -186,7 +187,7 @@ def _agents(database: Database) -> APIRouter:
     def new_gpu(body: schemas.GpuIn):
         return operations.add(database, db.Gpu, body.model_dump(), agent_id=db.Agent)
 
-    @part.post("/manual", response_model=schemas.AgentOut, status_code=201)
+    @part.post("", response_model=schemas.AgentOut, status_code=201)
     def new_manual_agent(body: schemas.AgentIn):
         return operations.add(database, db.Agent, body.model_dump() | {"manual": True})
 

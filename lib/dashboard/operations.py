@@ -19,7 +19,8 @@ from lib.dashboard.database import ConflictError, NotFoundError
 from lib.dashboard.engine import Database
 
 _RUN, _JOB = (tuple(table.__table__.c.keys()) for table in (db.Run, db.Job))
-_RUNS = (select(*db.Run.__table__.c, *db.Job.__table__.c, db.Agent.name).select_from(db.Run).outerjoin(db.Job)
+_RUNS = (select(*db.Run.__table__.c, *db.Job.__table__.c, db.Agent.name, db.TrainConfig.name).select_from(db.Run)
+         .join(db.TrainConfig, db.TrainConfig.id == db.Run.config_id).outerjoin(db.Job)
          .outerjoin(db.Agent, db.Agent.id == db.Run.agent_id).order_by(db.Run.created_at.desc(), db.Run.id))
 
 
@@ -124,8 +125,8 @@ def queue_run(database: Database, dispatcher: Dispatcher, config_id: str, wanted
     name = folder.name if checked.kind == "finetune" else config.name
     run = db.Run(project_id=config.project_id, config_id=config.id, name=name, folder=str(folder.relative_to(paths.DATA)),
                  epochs=checked.epochs, monitor_metric=checked.monitor_metric, monitor_mode=checked.monitor_mode,
-                 seed=checked.seed, only_agent_id=wanted.agent_id, gpu_indices=wanted.gpu_indices, env=wanted.env or {},
-                 docker_image=wanted.docker_image or "", tags=wanted.tags)
+                 seed=checked.seed, only_agent_id=wanted.agent_id, gpu_indices=wanted.gpu_indices, env=wanted.env,
+                 docker_image=wanted.docker_image, tags=wanted.tags)
     run.job = db.Job(priority=wanted.priority) if wanted.enqueue else None
     with database.writing() as session:
         session.add(run)
@@ -195,15 +196,15 @@ def reserve(database: Database, agent_id: str, index: int, wanted: bool) -> db.G
 
 
 def runs(session: Session, limit: int, offset: int, *conditions: Any) -> list[SimpleNamespace]:
-    """Return a page of runs, the newest first: columns, ``job`` (its columns, or None) and ``agent`` (its name, or None).
+    """Return a page of runs, the newest first: columns, and ``job``, ``agent`` (None without one) and ``config``.
 
-    They are plain values, which are made in a fraction of the time that objects of the tables take.
+    ``agent`` and ``config`` have their names, ``job`` all columns. They are plain values, which are made in a fraction of the time that objects of the tables take.
     """
     return [_plain(row) for row in session.execute(_RUNS.where(*conditions).limit(limit).offset(offset))]
 
 
 def _plain(row: Row) -> SimpleNamespace:
     """Return a run with its job and agent; all columns of the others are empty where there is none."""
-    run, job = (dict(zip(names, values, strict=True)) for names, values in ((_RUN, row[:len(_RUN)]), (_JOB, row[len(_RUN):-1])))
+    run, job = (dict(zip(names, values, strict=True)) for names, values in ((_RUN, row[:len(_RUN)]), (_JOB, row[len(_RUN):-2])))
     return SimpleNamespace(**run, job=SimpleNamespace(**job) if job["id"] else None,
-                           agent=SimpleNamespace(name=row[-1]) if row[-1] else None)
+                           agent=SimpleNamespace(name=row[-2]) if row[-2] else None, config=SimpleNamespace(name=row[-1]))

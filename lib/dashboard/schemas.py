@@ -3,12 +3,22 @@
 import json
 import unicodedata
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import Annotated, Any, ClassVar, get_args, get_type_hints
 
-from pydantic import AfterValidator, AliasChoices, BaseModel, ConfigDict, Field, JsonValue, ValidationError, create_model
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    JsonValue,
+    ValidationError,
+    create_model,
+    model_validator,
+)
 
 from lib.dashboard import database as db
-from lib.errors import InputError, printable
+from lib.errors import InputError, choices, printable
 
 _DEEPEST, _LONGEST = 16, 100_000
 
@@ -65,9 +75,25 @@ Priority = Annotated[int, Field(ge=-1000, le=1000)]
 
 
 class _In(BaseModel):
-    """What a request brings; unknown names are refused."""
+    """What a request brings: null is as good as left out, names of the original platform are taken, others are refused.
+
+    ``ORIGINAL`` has our name for each of those; ``facts.`` stands for a fact of that name.
+    """
 
     model_config = ConfigDict(extra="forbid")
+    ORIGINAL: ClassVar[dict[str, str]] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_ours(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        values = {name: value for name, value in values.items() if value is not None}
+        for name, (ours, dot, _) in {name: place.partition(".") for name, place in cls.ORIGINAL.items()}.items():
+            if name in values and (isinstance(values.get(ours, {}), dict) if dot else ours not in values):
+                value = values.pop(name)
+                values[ours] = {**values.get(ours, {}), name: value} if dot else value
+        return values
 
 
 class ProjectIn(_In):
@@ -78,14 +104,22 @@ class ProjectIn(_In):
 
 
 class GroupIn(ProjectIn):
-    """A new group of configurations."""
+    """A new group of configurations; ``tags`` become a line of its description."""
 
     project_id: RowId
+    tags: Annotated[list[Name], Field(max_length=32, exclude=True)] = []
+
+    @model_validator(mode="after")
+    def _described(self) -> "GroupIn":
+        if self.tags:
+            self.description = f"{self.description}\ntags: {choices(self.tags)}".strip()
+        return self
 
 
 class DatasetIn(ProjectIn):
     """A new dataset."""
 
+    ORIGINAL = {"root_path": "root", **dict.fromkeys(("split_layout", "class_map", "sample_stats"), "facts.")}
     root: Line = ""
     facts: Object = {}
 
@@ -93,6 +127,7 @@ class DatasetIn(ProjectIn):
 class ModelIn(ProjectIn):
     """A new network."""
 
+    ORIGINAL = {"label": "name", "hf_checkpoint_id": "flavour", "notes": "description", "default_pretrained": "facts."}
     flavour: Line = ""
     facts: Object = {}
 
@@ -100,28 +135,28 @@ class ModelIn(ProjectIn):
 class AugmentationIn(ProjectIn):
     """A new augmentation."""
 
+    ORIGINAL = dict.fromkeys(("type", "enabled", "version"), "params.")
     params: Object = {}
 
 
 class ConfigIn(_In):
-    """A new configuration: the fields of a TrainConfig, or ``{"notebook": ..., "parameters": {...}}``.
+    """A new configuration: the fields of a TrainConfig, or ``{"notebook": ..., "parameters": {...}}``."""
 
-    ``config_json`` is another name of ``config``, which the original platform's clients send.
-    """
-
+    ORIGINAL = {"config_json": "config"}
     project_id: RowId
     group_id: RowId | None = None
     name: Name
-    config: Annotated[Object, Field(validation_alias=AliasChoices("config", "config_json"))]
+    config: Object
 
 
 class RunIn(_In):
     """How a configuration is to be run; without ``enqueue`` somebody carries it out by hand."""
 
     agent_id: RowId | None = None
-    gpu_indices: Annotated[list[Annotated[int, Field(ge=0, le=1023)]], Field(max_length=64)] = []
-    docker_image: Line | None = None
-    env: Annotated[dict[str, Line], AfterValidator(_bounded)] | None = None
+    gpu_indices: Annotated[list[Annotated[int, Field(ge=0, le=1023)]], Field(max_length=64),
+                           BeforeValidator(lambda value: value.split(",") if isinstance(value, str) else value)] = []
+    docker_image: Line = ""
+    env: Annotated[dict[str, Line], AfterValidator(_bounded)] = {}
     priority: Priority = 0
     tags: Annotated[list[Name], Field(max_length=32)] = []
     enqueue: bool = True
@@ -145,6 +180,7 @@ class AgentIn(_In):
 
     name: Name
     host: Line = ""
+    labels: Object = {}
     description: Long = ""
 
 

@@ -21,6 +21,7 @@ Rate = Annotated[float, NUMBER, Field(gt=0, le=1e3)]
 Share = Annotated[float, NUMBER, Field(ge=0, le=1)]
 Amount = Annotated[float, NUMBER, Field(ge=0, le=1e6)]
 Folder = Annotated[str, Field(pattern=rf"^{files.NAME}(/{files.NAME})*$", max_length=500)]
+OUTSIDE = "experiments/"  # of places that are not in the run's folder
 _LOSSES = {"CE": "cross_entropy"}  # the original's names
 
 
@@ -38,7 +39,9 @@ class TrainConfig(Strict):
 
     ``root``: a folder with train/, val/ and perhaps test/, a folder a class in each; ``medmnist:pathmnist``;
     ``synthetic:pathmnist``. ``model_flavour``: a Hugging Face checkpoint (hub id or folder), a torchvision classifier, or ours.
-    ``batch_size`` is that of all processes together. ``tb_root`` and ``ckpt_dir`` name folders within the run's.
+    ``batch_size`` is that of all processes together. ``tb_root`` and ``ckpt_dir`` name folders within the run's; a name that
+    begins with ``experiments/`` is a folder of the checkout (or of LIB_OUTPUT), in which each run has DATASET/RUN.
+    ``max_datapoints_per_class`` caps the ``capped_splits``.
     """
 
     root: Annotated[str, Field(min_length=1, max_length=4096)]
@@ -82,6 +85,7 @@ class TrainConfig(Strict):
     channels_last: bool = False
     deterministic: bool = False
     profile: bool = True  # a row a batch, which on a GPU waits for each
+    capped_splits: tuple[Literal["train", "val", "test"], ...] = ("train", "val", "test")
     checkpoint_steps: Positive = 100  # optimizer steps between two checkpoints within an epoch, at least
 
     @field_validator("root", "model_flavour")
@@ -147,6 +151,12 @@ class TrainConfig(Strict):
     def precision(self) -> str:
         """Return the short name of ``autocast_dtype``."""
         return DTYPES[self.autocast_dtype]
+
+    def folders(self, run: Path) -> tuple[Path, Path]:
+        """Return the folders of TensorBoard's files and of the checkpoints of a run in the folder ``run``."""
+        tensorboard, checkpoints = (paths.OUTPUT / name / run.parent.name / run.name if name.startswith(OUTSIDE) else run / name
+                                    for name in (self.tb_root, self.ckpt_dir))
+        return tensorboard, checkpoints
 
     def content(self) -> dict[str, Any]:
         """Return the config as JSON holds it; without the token."""

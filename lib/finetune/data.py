@@ -60,7 +60,7 @@ class Samples(torch.utils.data.Dataset):
 
 @dataclass(frozen=True)
 class Data:
-    """The splits of a run, test where there is one; ``indices`` of train are those below the cap. What rows call the data."""
+    """The splits of a run, test where there is one; ``indices`` are the samples below the cap. What rows call the data."""
 
     splits: dict[str, Samples]
     indices: dict[str, list[int]]
@@ -126,8 +126,8 @@ def open_data(config: TrainConfig, inputs: Inputs, names: tuple[str, ...]) -> Da
     else:
         pictures, source, note = _image_folders(config, names, jitter), "imagefolder", f"Images from {config.root}."
     splits = {split: Samples(one, config.seed, order) for split, one in pictures.items()}
-    indices = {split: list(range(len(one))) for split, one in splits.items()}
-    indices["train"] = capped(splits["train"].labels, len(labels), config.max_datapoints_per_class, config.seed)
+    indices = {split: capped(one.labels, len(labels), config.max_datapoints_per_class, config.seed)
+               if split in config.capped_splits else list(range(len(one))) for split, one in splits.items()}
     return Data(splits, indices, labels, dataset_name(config), source, note)
 
 

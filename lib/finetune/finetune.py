@@ -38,11 +38,13 @@ def new_folder(config: TrainConfig) -> Path:
     files.folder(_of_dataset(config))
     while True:
         folder = _of_dataset(config) / (f"{name}-v{version}" if version else name)
+        version += 1
+        if any(place.exists() for place in config.folders(folder)):  # in experiments/, of a run whose folder was removed
+            continue
         with files.writing(folder):
             try:
                 os.mkdir(folder)  # of two runs at the same moment one makes it
             except FileExistsError:
-                version += 1
                 continue
         run.stored_config(folder, config)
         return folder

@@ -188,7 +188,7 @@ class Run:
             yield
             return
         with ExitStack() as stack:
-            self.log = Log(self.folder, self.position.batches, self.folder / self.config.tb_root)
+            self.log = Log(self.folder, self.position.batches, self.config.folders(self.folder)[0])
             stack.callback(self.log.close)
             if self.config.profile:
                 self.rows = _Rows(self.folder, self.config, self.task, self.data, self.device, self.position)
@@ -315,7 +315,7 @@ def _prepared(config: TrainConfig, folder: Path, device: torch.device, together:
     options = Options(device, config.precision, config.lr, config.channels_last, config.grad_accum_steps, device.type == "cuda")
     trainer = Trainer(task, options, recipe)
     seed_everything(config.seed + together.rank)
-    checkpoints = Checkpoints(folder / config.ckpt_dir, config, together)
+    checkpoints = Checkpoints(config.folders(folder)[1], config, together)
     return Run(config, folder, task, data, device, together, trainer, batches, checkpoints, checkpoints.resume(trainer), check,
                lambda values: report(plain(values)))
 
@@ -326,8 +326,8 @@ def _say_notes(config: TrainConfig, task: FinetuneTask, data: run_data.Data) -> 
     if dropped := [k for k in config.eval_topk if k > 1 and f"acc@{k}" not in measured]:
         print(f"eval_topk {choices(dropped)} left out: there are {len(data.labels)} classes"
               + (", and a sample may have several" if task.multi_label else ""))
-    kept, there = len(data.indices["train"]), len(data.splits["train"])
-    print(f"{data.note}\n{kept:,} of {there:,} training samples, {len(data.labels)} classes", flush=True)
+    kept = choices(f"{len(kept):,} of {len(data.splits[split]):,} {split} samples" for split, kept in data.indices.items())
+    print(f"{data.note}\n{kept}; {len(data.labels)} classes", flush=True)
 
 
 def train(config: TrainConfig, folder: Path, device: torch.device, threads: int = 0, check: Callable[[], None] = lambda: None,

@@ -49,6 +49,13 @@ def _inside(folder: Path, path: Any, what: str) -> None:
         raise InputError(f"{what} {path!r} is no absolute path in {folder}, outside of which an agent runs nothing")
 
 
+def _check_data(folder: str) -> None:
+    """Refuse a server whose data/ is another folder than this machine's: each run would be refused."""
+    if Path(folder).resolve() != paths.DATA.resolve():
+        raise InputError(f"the server's data folder {folder} is not {paths.DATA} of this machine: mount the server's folder "
+                         f"under the same path, and start the agent with LIB_OUTPUT={Path(folder).parent}")
+
+
 def _check_finetune(arguments: Mapping[str, Any]) -> None:
     _inside(paths.DATA, arguments.get("folder"), "folder")
 
@@ -81,6 +88,7 @@ class Agent:
             registered = None
             try:
                 registered = self._client.register(self._registration)
+                _check_data(registered.data)
                 _print(f"{self._registration.name} joined {self._client.server} with {', '.join(self._slots)}")
                 pause_s, last = _FIRST_PAUSE_S, ""
                 session = _Session(self._client, registered, self._slots, self._allowed, self._meter,
@@ -92,7 +100,7 @@ class Agent:
                 last = str(error)
                 time.sleep(pause_s * random.uniform(0.5, 1))
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-            except KeyboardInterrupt:
+            except (KeyboardInterrupt, InputError):
                 if registered:
                     self._leave(registered)
                 raise

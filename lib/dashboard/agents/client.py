@@ -39,7 +39,7 @@ class Client:
 
     def register(self, registration: Registration) -> Registered:
         """Begin a session."""
-        return self._post("", registration, Registered, _CONNECT_S)
+        return self._post("/register", registration, Registered, _CONNECT_S)
 
     def exchange(self, agent_id: str, exchange: Exchange, patience_s: float) -> Reply:
         """Exchange messages."""

@@ -15,7 +15,7 @@ from pydantic import AfterValidator, Field
 
 from lib.config.base import Count, PlainName, Positive, Strict
 
-API_VERSION = 2
+API_VERSION = 3
 MOST_BYTES = 200_000  # of the messages of one exchange, and of each of them
 Text = Annotated[str, Field(max_length=200, pattern=r"^[^\x00]*$")]
 Megabytes = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
@@ -67,12 +67,13 @@ class Registration(Strict):
 
 
 class Registered(Strict):
-    """The answer: who the agent is, and the rhythm of signs of life, in seconds (``workers.Limits``)."""
+    """The answer: who the agent is, the rhythm of signs of life, in seconds (``workers.Limits``), and the server's data/."""
 
     agent_id: str
     session: str
     beat_s: float
     silent_s: float
+    data: str
 
 
 class GpuLoad(Strict):

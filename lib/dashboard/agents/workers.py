@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 from fastapi import APIRouter, Depends, HTTPException, Request
 
+from lib import paths
 from lib.dashboard.agents.messages import (
     API_VERSION,
     Device,
@@ -204,7 +205,7 @@ class Agents:
             self._sessions[registration.name] = session
         self._observer.changed()
         return Registered(agent_id=session.agent_id, session=session.key, beat_s=self.limits.beat_s,
-                          silent_s=self.limits.silent_s)
+                          silent_s=self.limits.silent_s, data=str(paths.DATA))
 
     async def exchange(self, agent_id: str, exchange: Exchange) -> Reply:
         """Take an agent's messages, give it those for it. Raises HTTPException where its session is over."""
@@ -265,7 +266,7 @@ def router(agents: Agents) -> APIRouter:
     """Return the endpoints of agents, to be mounted behind the check of tokens."""
     routes = APIRouter(tags=["agents"])
 
-    @routes.post("/agents", dependencies=[Depends(_same_version)], responses={
+    @routes.post("/agents/register", dependencies=[Depends(_same_version)], responses={
         _OLD: {"description": "Another version of the protocol"}, _BUSY: {"description": "The name is taken; try again"}})
     def register(registration: Registration) -> Registered:
         return agents.register(registration)

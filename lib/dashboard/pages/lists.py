@@ -1,5 +1,6 @@
 """The pages of many rows, with their forms: projects, configurations, runs, agents, the schedule."""
 
+import math
 from collections.abc import Mapping
 from functools import partial
 from typing import Any, Literal
@@ -89,21 +90,26 @@ def runs(database: Database, dispatcher: Dispatcher) -> APIRouter:
     part = APIRouter()
 
     def shown(request: Request, project_id: str, status: int = 200, errors: Texts = NOTHING, form: Texts = NOTHING, *,
-              offset: int = 0):
+              offset: int = 0, group_id: str | None = None):
         project = operations.get_loaded(database, db.Project, project_id)
         config, agent = db.TrainConfig, db.Agent
         choices = select(config.id, config.name, config.version, config.kind).where(config.project_id == project_id)
         with database.reading() as session:
-            rows = operations.runs(session, _MOST_ROWS, offset, db.Run.project_id == project_id)
+            rows = operations.runs(session, _MOST_ROWS, offset, db.Run.project_id == project_id,
+                                   *([config.group_id == group_id] if group_id else []))
             configs = session.execute(choices.order_by(config.created_at.desc(), config.id).limit(_MOST_CHOICES)).all()
             agents = session.execute(select(agent.id, agent.name).order_by(agent.name).limit(_MOST_CHOICES)).all()
-        return render(request, "runs.html", status, project=project, runs=rows, errors=errors, form=form,
+        if group_id:  # its runs are compared: the best first
+            rows.sort(key=lambda run: math.inf if run.best_value is None else
+                      -run.best_value if run.monitor_mode == "max" else run.best_value)
+        return render(request, "runs.html", status, project=project, runs=rows, errors=errors, form=form, group_id=group_id,
+                      groups=api.page(database, db.Group, _MOST_CHOICES, 0, db.Group.project_id == project_id),
                       older=offset + _MOST_ROWS if len(rows) == _MOST_ROWS else None,
                       configs=configs, agents=agents)
 
     @part.get("/web/projects/{project_id}/runs")
-    def runs(request: Request, project_id: api.Id, offset: api.Offset = 0):
-        return shown(request, project_id, offset=offset)
+    def runs(request: Request, project_id: api.Id, offset: api.Offset = 0, group_id: schemas.RowId | None = None):
+        return shown(request, project_id, offset=offset, group_id=group_id)
 
     @part.post("/web/projects/{project_id}/runs")
     def new_run(request: Request, project_id: api.Id, form: Form):

@@ -166,7 +166,8 @@ def resumed(config: TrainConfig) -> pd.DataFrame:
     Columns: what is compared, how many values or tensors, and how many of them differ.
     """
     small = config.model_copy(update={"epochs": 2, "max_datapoints_per_class": _SAMPLES, "batch_size": _BATCH, "profile": False,
-                                      "checkpoint_steps": 1, "run_name": None, "device": "cpu"})
+                                      "checkpoint_steps": 1, "run_name": None, "device": "cpu",
+                                      "tb_root": "runs", "ckpt_dir": "checkpoints"})
     with tempfile.TemporaryDirectory() as home, contextlib.redirect_stdout(io.StringIO()):
         one, several = Path(home) / "run" / "one", Path(home) / "run" / "several"
         calls = _trained(small, one, np.inf)
