@@ -198,7 +198,8 @@ def reserve(database: Database, agent_id: str, index: int, wanted: bool) -> db.G
 def runs(session: Session, limit: int, offset: int, *conditions: Any) -> list[SimpleNamespace]:
     """Return a page of runs, the newest first: columns, and ``job``, ``agent`` (None without one) and ``config``.
 
-    ``agent`` and ``config`` have their names, ``job`` all columns. They are plain values, which are made in a fraction of the time that objects of the tables take.
+    ``agent`` and ``config`` have their names, ``job`` all columns. They are plain values, which
+    are made in a fraction of the time that objects of the tables take.
     """
     return [_plain(row) for row in session.execute(_RUNS.where(*conditions).limit(limit).offset(offset))]
 
