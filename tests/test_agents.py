@@ -309,6 +309,13 @@ def test_a_wrong_token_version_or_server_is_one_line_and_status_2(site, home, ca
     assert "no token for the server" in refusal(site.url, capsys)
     assert "refuses this agent's token" in refusal(site.url, capsys, *words)
     token.write_text(f"{TOKEN}\n")
+    with monkeypatch.context() as patch:
+        patch.setattr(agent, "paths", SimpleNamespace(DATA=home / "other"))
+        advice = f"the same path, and start the agent with LIB_OUTPUT={home}"
+        assert refusal(site.url, capsys, *words).endswith(advice) and not site.agents.slots()
+        paths.DATA.mkdir()
+        (home / "other").symlink_to(paths.DATA)
+        agent._check_data(str(paths.DATA))
     monkeypatch.setattr(agent, "API_VERSION", API_VERSION - 1)
     assert f"speaks version {API_VERSION - 1} of the agents' protocol" in refusal(site.url, capsys, *words)
     assert "is no dashboard" in refusal(f"{site.url}/elsewhere", capsys, *words)

@@ -512,7 +512,7 @@ def test_a_run_as_a_task_reports_stops_goes_on_in_its_folder_and_ends_as_one_tha
     monkeypatch.setattr(checkpoints, "_SHARE", 0.0)
     folder, config, work = tmp_path / "cut", {**SMALL, "epochs": 2, "checkpoint_steps": 2}, job()
     with pytest.raises(Stopped):
-        task.finetune(job(9), config, str(folder))
+        task.finetune(job(7), config, str(folder))
     assert (last(folder)["position"]["epoch"], last(folder)["position"]["batch"]) == (1, 1), "of 2 batches"
     with refused(r"holds a run of another config \(other: epochs\); name another folder"):
         trained(folder, epochs=3, checkpoint_steps=2)

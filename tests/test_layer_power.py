@@ -228,7 +228,7 @@ def test_the_verb_from_raw_recordings_to_predictions(tmp_path, capsys):
     assert status == 2 and "exists already and is not overwritten" in said
     assert layer_power(*predict, "--force", "--models", models)[0] == 0
     status, said = layer_power(*predict[:-1], tmp_path / "results" / "x.csv", "--models", models)
-    assert status == 0 and "to get watts, train on recordings with a power log: python -m lib layer-power dataset" in said
+    assert status == 0 and "to get watts, record networks where power is metered (python -m lib layer-power record" in said
 
 
 def as_published(folder, networks=6):

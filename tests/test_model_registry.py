@@ -8,8 +8,11 @@ import socket
 import sqlite3
 import subprocess
 import sys
+import threading
+from base64 import b64encode
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
@@ -223,6 +226,29 @@ def test_a_server_that_does_not_answer_is_asked_once_and_is_one_line(monkeypatch
         with pytest.raises(BlockingIOError):
             silent.accept()
     assert "the registry does not answer" in refused(server.check)
+
+
+def test_a_server_with_a_login_gets_it_from_the_environment(monkeypatch):
+    """Where nobody logs in, the answer is as of MLflow's basic-auth app."""
+    class Server(BaseHTTPRequestHandler):
+        def do_GET(self):
+            right = self.headers["Authorization"] == f"Basic {b64encode(b'owner:token').decode()}"
+            self.send_response(200 if right else 401)
+            self.end_headers()
+            self.wfile.write(b"{}" if right else b"You are not authenticated.")
+
+        def log_message(self, *_):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Server) as served:
+        threading.Thread(target=served.serve_forever, daemon=True).start()
+        registry = Registry(f"http://127.0.0.1:{served.server_port}/owner/repository.mlflow")
+        line = refused(registry.check)
+        assert "error code 401" in line and line.endswith("; set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD")
+        monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "owner")
+        monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "token")
+        registry.check()
+        served.shutdown()
 
 
 @pytest.mark.parametrize("uri", ["file:///tmp/x", "mlruns", "databricks", "ftp://x", "sqlite://x", "models:/x", "sqlite:///", "sqlite:///x/",

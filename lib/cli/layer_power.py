@@ -158,7 +158,8 @@ def _predict(options: argparse.Namespace) -> int:
           f"({total.low_ms:,.3f}-{total.high_ms:,.3f})" + (f", {total.power_w:,.2f} W above idle, {total.energy_mj:,.2f} mJ"
                                                            if total.energy_mj == total.energy_mj else ", power not known"))
     if rows["power_prediction"].isna().all():
-        print("to get watts, train on recordings with a power log: python -m lib layer-power dataset RAW, then python -m lib "
+        print("to get watts, record networks where power is metered (python -m lib layer-power record NETWORK, or params/"
+              "collect_power.py beside time-stamped layer times), then: python -m lib layer-power dataset RAW; python -m lib "
               "layer-power train --device DEVICE", file=sys.stderr)
     for note, count in rows["note"].value_counts().items():
         if note:

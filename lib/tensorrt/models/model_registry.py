@@ -249,7 +249,8 @@ class Registry:
             raise
         except Exception as error:  # of MLflow, its databases and HTTP; there are as many classes as back ends
             reason = one_line(error).replace(self.uri, self.shown)
-            raise InputError(f"{self.shown}: the registry does not answer as one: {reason}") from None
+            hint = "; set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD" if " 401 " in reason else ""
+            raise InputError(f"{self.shown}: the registry does not answer as one: {reason}{hint}") from None
 
     def _check_file(self, mode: str, begin: str) -> None:
         """Refuse an SQLite that is locked, damaged, or not of this MLflow, before MLflow waits for it or changes it."""
