@@ -316,6 +316,10 @@ def test_a_wrong_token_version_or_server_is_one_line_and_status_2(site, home, ca
         paths.DATA.mkdir()
         (home / "other").symlink_to(paths.DATA)
         agent._check_data(str(paths.DATA))
+        assert f"{paths.DATA} here is not the server's: mount that one there" in capsys.readouterr().err
+        (paths.DATA / "dashboard").mkdir()
+        agent._check_data(str(paths.DATA))
+        assert capsys.readouterr().err == ""
     monkeypatch.setattr(agent, "API_VERSION", API_VERSION - 1)
     assert f"speaks version {API_VERSION - 1} of the agents' protocol" in refusal(site.url, capsys, *words)
     assert "is no dashboard" in refusal(f"{site.url}/elsewhere", capsys, *words)

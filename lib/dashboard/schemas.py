@@ -77,7 +77,7 @@ Priority = Annotated[int, Field(ge=-1000, le=1000)]
 class _In(BaseModel):
     """What a request brings: null is as good as left out, names of the original platform are taken, others are refused.
 
-    ``ORIGINAL`` has our name for each of those; ``facts.`` stands for a fact of that name.
+    ``ORIGINAL`` has our name for each of those; one that ends with a dot is an object that keeps the value by its name.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -89,7 +89,8 @@ class _In(BaseModel):
         if not isinstance(values, dict):
             return values
         values = {name: value for name, value in values.items() if value is not None}
-        for name, (ours, dot, _) in {name: place.partition(".") for name, place in cls.ORIGINAL.items()}.items():
+        for name, place in cls.ORIGINAL.items():
+            ours, dot, _ = place.partition(".")
             if name in values and (isinstance(values.get(ours, {}), dict) if dot else ours not in values):
                 value = values.pop(name)
                 values[ours] = {**values.get(ours, {}), name: value} if dot else value

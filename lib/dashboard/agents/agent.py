@@ -50,10 +50,12 @@ def _inside(folder: Path, path: Any, what: str) -> None:
 
 
 def _check_data(folder: str) -> None:
-    """Refuse a server whose data/ is another folder than this machine's: each run would be refused."""
+    """Refuse a server whose data/ has another path than this machine's: its runs could not run here. Say if it is not shared."""
     if Path(folder).resolve() != paths.DATA.resolve():
         raise InputError(f"the server's data folder {folder} is not {paths.DATA} of this machine: mount the server's folder "
                          f"under the same path, and start the agent with LIB_OUTPUT={Path(folder).parent}")
+    if not (paths.DATA / "dashboard").is_dir():
+        _print(f"{folder} here is not the server's: mount that one there, or files of runs stay on this machine")
 
 
 def _check_finetune(arguments: Mapping[str, Any]) -> None:
