@@ -50,7 +50,7 @@ def _inside(folder: Path, path: Any, what: str) -> None:
 
 
 def _check_data(folder: str) -> None:
-    """Refuse a server whose data/ has another path than this machine's: its runs could not run here. Say if it is not shared."""
+    """Refuse a server whose data/ has another path than this machine's: its runs would fail here. Say if it is not shared."""
     if Path(folder).resolve() != paths.DATA.resolve():
         raise InputError(f"the server's data folder {folder} is not {paths.DATA} of this machine: mount the server's folder "
                          f"under the same path, and start the agent with LIB_OUTPUT={Path(folder).parent}")
