@@ -114,9 +114,11 @@ def test_an_s3_compatible_bucket_is_a_remote(tmp_path, monkeypatch):
     served = server.ThreadedMotoServer("127.0.0.1", 0, verbose=False)
     served.start()
     try:
-        how = {"key": "token", "secret": "token", "endpoint_url": "http://{}:{}".format(*served.get_host_and_port())}
-        monkeypatch.setitem(fsspec.config.conf, "s3", how)
-        boto3.client("s3", endpoint_url=how["endpoint_url"], aws_access_key_id="token", aws_secret_access_key="token",
+        address, configured = "http://{}:{}".format(*served.get_host_and_port()), {}
+        fsspec.config.set_conf_env(configured, {  # as docs/measuring.md tells
+            "FSSPEC_S3_ENDPOINT_URL": address, "FSSPEC_S3_KEY": "token", "FSSPEC_S3_SECRET": "token"})
+        monkeypatch.setitem(fsspec.config.conf, "s3", configured["s3"])
+        boto3.client("s3", endpoint_url=address, aws_access_key_id="token", aws_secret_access_key="token",
                      region_name="us-east-1").create_bucket(Bucket="repository")
         here, there = written(tmp_path / "a", FILES), tmp_path / "b"
         assert push(here, "s3://repository/@lab").manifest.number == 1
