@@ -329,7 +329,7 @@ def test_counters_of_a_cell_are_collected_and_warn_where_tensor_cores_are_not_co
     status, shown, _ = counted(page)
     path = paths.MATRIX / "nsight_box-resnet18-b8-fp32.csv"
     assert (status, shown.splitlines()[0], path.is_file()) == (0, str(path), True)
-    assert "WARNING: nsight_box-resnet18-b8-fp32 has no counter of tensor cores" in shown
+    assert "WARNING: nsight_box-resnet18-b8-fp32 lacks counters of tensor cores" in shown
     words = (home / "seen").read_text().split("\n")
     assert words[words.index("matrix"):][1:7] == ["--device", "cuda:0", "--cells", "resnet18/b8/fp32", "--repeats", "1"]
     assert words[words.index("iters") + 1] == "3"

@@ -18,6 +18,7 @@ from lib.cli.main import _parser
 from lib.config import definitions, notebooks
 from lib.errors import InputError
 from lib.report import page, runner, style
+from lib.work.graph import spaces
 
 
 def jobs(**more):
@@ -215,7 +216,8 @@ def test_the_slurm_templates_give_each_task_its_part_and_a_folder_and_collect_wh
     options = _parser().parse_args(line.split())
     p = notebooks.check("03_sweep", {"device": options.device, **dict(options.parameter)})
     assert (folder, p.device, p.grid, p.shard, p.budget_s, p.rounds, p.name) == (
-        f"{slurm}/sweep-3", "all", "original_linear", "3/8", 0, 3, "shard")
+        f"{slurm}/sweep-3", "all", "original_convolution", "3/100", 0, 3, "shard")
+    assert spaces.too_large(spaces.load_sweeps().grids[p.grid], p.shard_pair) == "", "a task walks all of its shard"
     with pytest.raises(subprocess.CalledProcessError) as outside:
         cluster("sweep", SLURM_SUBMIT_DIR="")
     assert "submit from the root" in outside.value.stderr

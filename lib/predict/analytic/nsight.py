@@ -13,6 +13,7 @@ from lib.errors import InputError, choices
 
 _PREFIX = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 _SECONDS = {"nsecond": 1e-9, "usecond": 1e-6, "msecond": 1e-3, "second": 1.0, "ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
+_TENSOR = "counters of tensor cores (GEMMs and convolutions of bf16, fp16 and tf32)"  # a GPU has some of them
 _COLLECT = "collect it with params/collect_nsight.sh"
 _MESSAGES = {
     "ERR_NVGPUCTRPERM": "the driver lets only administrators read the counters (ERR_NVGPUCTRPERM): run as root, or load the "
@@ -25,19 +26,18 @@ _MESSAGES = {
 class Counted:
     """What one file counted: a row a kernel (kernel, seconds, bytes, flops and flops_<dtype>), and the file's name.
 
-    ``tensor``: whether counters of tensor cores are among what was counted.
+    ``missing``: the counters of FLOPs that the file lacks.
     """
 
     kernels: pd.DataFrame
     name: str
-    tensor: bool = True
+    missing: tuple[str, ...] = ()
 
     @property
     def warning(self) -> str:
         """Return what the counts lack, in one line; empty where they are complete."""
-        return "" if self.tensor else (
-            f"{self.name} has no counter of tensor cores: whatever they computed is not among its FLOPs, so that GEMMs and "
-            "convolutions of bf16, fp16 and tf32 lie too low; see params/nsight_metrics.yaml.")
+        return f"{self.name} lacks {choices(self.missing)}: that work is not among its FLOPs, and kernels that do it lie too " \
+            "low; see params/nsight_metrics.yaml." if self.missing else ""
 
     @property
     def dtype(self) -> str:
@@ -146,5 +146,7 @@ def read(path: Path, metrics: Mapping[str, Metric] | None = None) -> Counted:
             if metric.dtype:
                 sums[f"flops_{metric.dtype}"] += value
         kernels.append(sums)
-    tensor = any("tensor" in name for name, (metric, _) in here.items() if metric.role == "flops")
-    return Counted(pd.DataFrame(kernels), path.stem, tensor)
+    flops = [name for name, metric in metrics.items() if metric.role == "flops"]
+    tensor = [] if any("tensor" in name for name in here) else [_TENSOR]
+    return Counted(pd.DataFrame(kernels), path.stem,
+                   (*tensor, *(name for name in flops if name not in here and "tensor" not in name)))
