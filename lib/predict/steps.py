@@ -32,7 +32,7 @@ LINK_GBPS = 6.0  # of pageable memory over PCIe: an assumption, until a profile 
 _ASSUMED = math.log(3)  # half interval of what was not measured on a device
 _STATE = {"adam": 8, "adamw": 8, "sgd": 4}  # bytes of an optimizer's state for each parameter
 _PLAIN = {"precision": "fp32", "num_workers": 0, "grad_accum_steps": 1, "resolution": "native", "channels_last": False,
-          "augment": False, "tf32": False, "optimizer": "adam"}  # settings of the loop that is predicted
+          "augment": False, "random_crop": False, "tf32": False, "optimizer": "adam"}  # settings of the loop that is predicted
 
 
 @dataclass(frozen=True)
