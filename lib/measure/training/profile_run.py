@@ -145,12 +145,12 @@ def measure(p: ProfileParams, workload: Workload | None = None) -> Profiled:
     """
     device, budget = machine.device(p.device), Budget(p.budget_s)
     _check(p, device)
-    asked, p = p.precision, p.model_copy(update={"precision": machine.precision(p.precision, device)})
+    mixed, p = p.precision == "amp", p.model_copy(update={"precision": machine.precision(p.precision, device)})
     task = workloads.prepare(workload or _workload(p), p.batch_size)
     with ExitStack() as stack:
         stack.enter_context(settings(device, p.threads, p.deterministic, p.cudnn_benchmark))
         opened = datasets.open_splits(task.workload, p.data_source, p.resolution, p.augment, p.random_crop)
-        note = f"{opened.note} Precision amp is {p.precision} on {device}." if asked == "amp" else opened.note
+        note = opened.note + f" Precision amp is {p.precision} on {device}." * mixed
         _check_size(task, opened)
         seed_everything(p.seed)
         options = Options(device, p.precision, p.lr, p.channels_last, p.grad_accum_steps, p.pin_memory)
