@@ -329,8 +329,8 @@ def test_runs_that_are_not_of_the_plain_loop_teach_nothing(monkeypatch):
     runs = profiled_steps.archive.runs("replay")
     assert len(steps.measured_ms(runs))
     for changed in ({"num_workers": 2}, {"verdict": "unusable"}, {"arch": "resnet18"}, {"precision": "bf16"},
-                    {"grad_accum_steps": 2}, {"augment": True}, {"channels_last": True}, {"resolution": "resized"},
-                    {"workload_id": "gone"}, {"optimizer": "sgd"}):
+                    {"grad_accum_steps": 2}, {"augment": True}, {"random_crop": True}, {"channels_last": True},
+                    {"resolution": "resized"}, {"workload_id": "gone"}, {"optimizer": "sgd"}):
         others = runs.assign(**changed)
         monkeypatch.setattr(profiled_steps.archive, "runs", lambda _, others=others: others)
         assert profiled_steps.collected("replay") == {}, changed
