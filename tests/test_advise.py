@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -16,7 +17,7 @@ import pytest
 import torch
 from torch import nn
 
-from lib import __main__, paths
+from lib import __main__, locks, paths
 from lib.config.definitions import load_devices
 from lib.errors import InputError
 from lib.measure import machine
@@ -246,6 +247,17 @@ def test_a_wrong_question_is_one_line_before_anything_is_measured(arguments, wor
 def test_a_budget_that_is_no_time_is_refused_before_measuring(budget_s):
     with refused("is too short to measure anything, or has no end"):
         calibrate.calibrate("cpu", budget_s=budget_s)
+
+
+def test_a_calibration_that_could_not_be_written_is_not_measured(home, monkeypatch):
+    monkeypatch.setattr(calibrate.sweep, "measure_sweep", lambda *_, **__: pytest.fail("it was measured"))
+    monkeypatch.setattr(calibrate, "_bases", lambda *_: [])
+    with locks.writer(registry.path_of(registry.cpu_here(), "fp32")), refused("is being written by another process"):
+        calibrate.calibrate("cpu")
+    shutil.rmtree(paths.MODELS)
+    paths.MODELS.write_text("")
+    with refused("cannot be written"):
+        calibrate.calibrate("cpu")
 
 
 def test_shipped_models_say_where_they_come_from():

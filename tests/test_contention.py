@@ -1,6 +1,9 @@
 """Jobs on one host slow each other down: measured in pairs, believed by policies, simulated; scenarios and what is traded."""
 
+import itertools
+import os
 import re
+import shutil
 from functools import partial
 from types import SimpleNamespace
 
@@ -8,6 +11,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from lib import locks, paths
+from lib.__main__ import main
 from lib.config import definitions
 from lib.schedule import job_mixes
 from lib.schedule.contention import ALONE, Contention
@@ -96,6 +101,24 @@ def test_a_table_from_a_file_has_each_case_once_and_all_that_it_is_compared_with
         for read in (lambda: interference.read(path), lambda: interference.newest("x", tmp_path)):
             with refused(words):
                 read()
+
+
+def test_the_newest_table_is_the_last_version_whatever_the_clock_said(table, tmp_path):
+    written = [interference.write(table.assign(n=number), tmp_path) for number in range(1, 12)]
+    for at_s, path in zip(itertools.count(11, -1), written, strict=False):
+        os.utime(path, (at_s, at_s))
+    assert set(interference.newest(table["hardware_id"][0], tmp_path)["n"]) == {11}
+
+
+def test_what_could_not_be_written_is_not_measured(home, monkeypatch, capsys):
+    monkeypatch.setattr(interference, "measure", lambda *_: pytest.fail("it was measured"))
+    with locks.writer(paths.DATA / "contention" / "contention"):
+        assert main(["contention"]) == 2
+    assert "is being written by another process" in capsys.readouterr().err
+    shutil.rmtree(paths.DATA)
+    paths.DATA.write_text("")
+    assert main(["contention"]) == 2
+    assert "cannot be written (Not a directory)" in capsys.readouterr().err
 
 
 def test_what_was_measured_is_simulated(known):

@@ -1,11 +1,14 @@
 """From a network that is recorded here to predictions of an engine: recordings, synthetic power, settings, the verb."""
 
+import itertools
 import json
 import os
 import shutil
 import sqlite3
+import time
 from collections import Counter
 from contextlib import closing
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import numpy as np
@@ -56,13 +59,18 @@ def test_a_captured_network_is_an_engine_with_its_exact_work(tmp_path):
         captured_engine.layers(capture.capture(torch.nn.ReLU(), (1, 3, 4, 4)))
 
 
-def test_a_recording_is_whole_read_back_and_never_overwritten(tmp_path):
-    folder = recorded(tmp_path)
+def test_a_recording_is_whole_read_back_and_never_overwritten(tmp_path, monkeypatch):
+    began_s, jumps_s = time.time(), itertools.chain([0.0], itertools.repeat(-3600.0))  # the clock is set back once it was read
+    clock = SimpleNamespace(time=lambda: began_s + next(jumps_s), perf_counter=time.perf_counter)
+    with monkeypatch.context() as patch:
+        patch.setattr(recording, "time", clock)
+        folder = recorded(tmp_path)
     times = latencies.read(folder / dataset.LATENCY)
     assert [layer.name for layer in engine.read(folder / dataset.ENGINE).layers] == list(times)
     latency_ms, end_s = (np.array([getattr(one, name) for one in times.values()]) for name in ("latency_ms", "end_s"))
     assert latency_ms.shape[1] == 3 and (latency_ms > 0).all()
     assert (np.diff(end_s, axis=0) >= 0).all(), "layers end in their order in every pass"
+    assert (end_s > began_s - 1).all(), "one clock for latencies and power, also where the system's is set back meanwhile"
     facts = json.loads((folder / dataset.RECORDING).read_text())
     assert facts["power"] == "not measured" and facts["reason"]
     with pytest.raises(InputError, match="is there already"):

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
-from lib import files
+from lib import files, locks, paths
 from lib.cli.options import a_path, names, new_file, whole
 from lib.errors import InputError
 
@@ -61,9 +61,10 @@ def _contention(options: argparse.Namespace) -> int:
 
     chosen = list(definitions.workloads()) if options.workloads == ["all"] else options.workloads
     workloads = [definitions.workload(name).id for name in chosen]
-    table = interference.measure(local_site.slots_here(options.slots), workloads, options.rounds)
-    print(interference.text(table))
-    print(interference.write(table))
+    with locks.writer(paths.DATA / interference.FOLDER / "contention"):  # what cannot be written is not measured
+        table = interference.measure(local_site.slots_here(options.slots), workloads, options.rounds)
+        print(interference.text(table))
+        print(interference.write(table))
     return 0
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from lib import paths, store
+from lib import locks, paths, store
 from lib.config.notebooks import SweepParams
 from lib.errors import InputError
 from lib.measure import machine
@@ -77,10 +77,17 @@ def calibrate(device: str = "cpu", dtype: str = "fp32", budget_s: float = 120.0)
     if not _SHORTEST_S <= budget_s <= _LONGEST_S:
         raise InputError(f"budget_s {budget_s:g} is too short to measure anything, or has no end; give {_SHORTEST_S} s to "
                          f"{_LONGEST_S:,} s (120 is usual)")
-    of_cpu = where.type == "cpu"
     bases = _bases(str(where), dtype)
+    path = registry.path_of(f"{CPU}{machine.name()}" if where.type == "cpu" else bases[0].device, dtype)
+    with locks.writer(path):  # what cannot be written is not measured, nor what another call is writing
+        return _calibrated(str(where), bases, dtype, budget_s, path)
+
+
+def _calibrated(device: str, bases: list[CostModel], dtype: str, budget_s: float, path: Path) -> Calibrated:
+    """Do what ``calibrate`` says, with the models to start from, and write the file."""
+    of_cpu = device == "cpu"
     name = f"calibration_{machine.name()}_{dtype}_{store.utc_now()[:19].replace(':', '')}"
-    training, held_out, speed = _points(str(where), bases[0], dtype, budget_s * (_OPERATORS if of_cpu else 1), name)
+    training, held_out, speed = _points(device, bases[0], dtype, budget_s * (_OPERATORS if of_cpu else 1), name)
     base = min(bases, key=lambda one: _distance(one, training))
     model = fine_tuned(base, training)
     measured = held_out["latency_ms"].to_numpy()
@@ -99,12 +106,11 @@ def calibrate(device: str = "cpu", dtype: str = "fp32", budget_s: float = 120.0)
                          f"{paths.NETWORKS / name}")
     model.device = f"{CPU}{machine.name()}" if of_cpu else base.device
     model.facts = {**base.facts, **machine.ids(), CALIBRATED: base.device, "calibrated_utc": store.utc_now(),
-                   "points": len(training), "held_out": scores[1], "sweeps": [], "devices": [str(where)]}
+                   "points": len(training), "held_out": scores[1], "sweeps": [], "devices": [device]}
     if of_cpu:
         model.facts["processor_speed"] = asdict(speed)
         model.facts["networks"] = networks.after if networks else {}
-    path = model.save(registry.path_of(model.device, dtype))
-    return Calibrated(path, model, len(training), *scores, networks)
+    return Calibrated(model.save(path), model, len(training), *scores, networks)
 
 
 def _points(device: str, base: CostModel, dtype: str, budget_s: float, name: str) -> tuple[pd.DataFrame, pd.DataFrame,

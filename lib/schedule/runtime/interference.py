@@ -171,7 +171,7 @@ def read(path: Path) -> pd.DataFrame:
 
 def newest(hardware_id: str, folder: Path = paths.DATA / FOLDER) -> pd.DataFrame | None:
     """Return the newest table that was measured on this hardware, None if there is none."""
-    for path in sorted(folder.glob("*.csv"), key=lambda path: path.stat().st_mtime, reverse=True):
+    for path in sorted(folder.glob("*.csv"), key=lambda path: (len(path.stem), path.stem), reverse=True):
         table = read(path)
         if set(table["hardware_id"]) == {hardware_id}:
             return table
