@@ -82,8 +82,11 @@ class _Rows:
     def __init__(self, folder: Path, config: TrainConfig, task: FinetuneTask, data: run_data.Data, device: torch.device,
                  position: Position):
         path = folder / PROFILE
+        lines = path.read_bytes().splitlines(keepends=True)[:1 + position.rows] if path.exists() else []
+        if position.rows and len(lines) <= position.rows:
+            raise InputError(f"{path} lacks rows: it has fewer than the {position.rows} of its checkpoint; name another folder")
         if path.exists():
-            files.replace(path, b"".join(path.read_bytes().splitlines(keepends=True)[:1 + position.rows]))
+            files.replace(path, b"".join(lines))
         else:
             store.write_meta(path, "profile", run_id=folder.name, started_utc=store.utc_now(), data_note=data.note,
                              parameters=config.content(), **machine.identity())
