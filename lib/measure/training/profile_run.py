@@ -17,7 +17,7 @@ from lib.measure import load, machine
 from lib.measure.archive import runs
 from lib.measure.budget import Budget
 from lib.measure.energy.meters import open_meter
-from lib.measure.energy.windows import IDLE_PERIODS, Recorder
+from lib.measure.energy.windows import Recorder, idle_seconds
 from lib.measure.statistics import Timing
 from lib.measure.training import summary
 from lib.measure.training.passes import Outcome, Run, measure_passes
@@ -161,7 +161,7 @@ def measure(p: ProfileParams, workload: Workload | None = None) -> Profiled:
         stem = f"run_{task.workload.id}_{task.workload.dataset}_{task.workload.model}_{device.type}"
         run_id = _free_name(stem, stack)
         recorder = stack.enter_context(Recorder(open_meter(str(device))))
-        recorder.rest(min(IDLE_PERIODS * recorder.meter.period_s, _IDLE_SHARE * budget.left_s))
+        recorder.rest(min(idle_seconds(recorder.meter), _IDLE_SHARE * budget.left_s))
         run = Run(p, task, opened, device, trainer, run_id, recorder)
         started = store.utc_now()
         facts = {"run_id": run_id, "started_utc": started, "notebook": "02_profile", "parameters": p.model_dump(),
