@@ -25,7 +25,7 @@ from lib.predict.advice import advise, advise_text, suggestions
 from lib.predict.advice.query import Query
 from lib.predict.evaluation import profiled_steps
 from lib.predict.networks import step, step_learners, work
-from lib.predict.networks.composition import Estimate
+from lib.predict.networks.composition import Estimate, Provenance
 from lib.predict.networks.step import PARTS, Costs, Part, Step
 from lib.predict.networks.step_file import StepModel
 from lib.predict.registry import Predictor
@@ -94,7 +94,7 @@ def test_a_profiled_step_of_a_gpu_lies_in_the_interval_of_its_prediction(home, w
 def test_a_step_is_the_sum_of_its_parts_and_no_surer_than_its_passes(sizes, spread, passes_spread):
     parts = {name: Part(size, size / spread, size * spread) for name, size in zip(PARTS, sizes, strict=True)}
     passes_ms = parts["forward"].predicted_ms + parts["backward"].predicted_ms
-    passes = Estimate(passes_ms, passes_ms / passes_spread, passes_ms * passes_spread, 0, 0, {}, pd.DataFrame())
+    passes = Estimate(passes_ms, passes_ms / passes_spread, passes_ms * passes_spread, 0, Provenance(), pd.DataFrame)
     whole = Step(parts, passes, 1.0)
     assert (whole.predicted_ms, whole.beside_ms) == pytest.approx((sum(sizes), sum(sizes) - passes_ms))
     assert 0 < whole.low_ms <= whole.predicted_ms * (1 + 1e-9)

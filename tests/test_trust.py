@@ -18,6 +18,7 @@ from lib.predict.composed import held_out as families
 from lib.predict.composed import model_file, rows
 from lib.predict.gains import model_file as cpu_gains
 from lib.predict.networks import kinds, work
+from lib.predict.networks.composition import Estimate, Provenance
 from lib.predict.questions import answers, questions
 from lib.predict.transfer_cpu import CALIBRATED
 from lib.predict.trust import held_out, quote
@@ -237,7 +238,7 @@ def test_an_answer_of_a_card_quotes_its_kind_and_condition(table):
 def test_a_kind_of_few_is_quoted_with_all_kinds_and_one_of_none_by_them():
     item = SimpleNamespace(table=work.captured(network_of(mixer), "infer").table, mode="infer")
     predictor = SimpleNamespace(composed=model_file.of_device("rtx-4090"))
-    several = quote.quote(predictor, item, None, EAGER)
+    several = quote.quote(predictor, item, Estimate(1.0, 1.0, 1.0, 0.0, Provenance(condition=EAGER), pd.DataFrame))
     assert several.numbers["n"] == 3
     assert "other networks on rtx-4090, infer, eager" in several.words
     of_all = families.of_kinds("rtx-4090", EAGER)["all"]

@@ -116,7 +116,7 @@ def row(predictor: Predictor, captured: CapturedQuery, network: Work) -> dict[st
             "out_of_range": bool(estimate.outside > _SHARE or predictor.origin),
             "fits": bool(max(memory_mb, resident_mb.get("rss_mb", 0.0)) < predictor.memory_mb),
             "measured_ms": _measured(predictor, captured, network.batch_size), "dtype": captured.query.dtype,
-            "latency_type": "end_to_end" if predictor.device_type == "cpu" or estimate.evidence else
+            "latency_type": "end_to_end" if predictor.device_type == "cpu" or estimate.provenance.of_networks else
             predictor.model.facts["latency_type"],
             **captured.quote(predictor, network, estimate).columns,
             "price_per_million": price, **resident_mb, **energy.per_image(predictor.power, estimate, network.batch_size),
@@ -162,10 +162,10 @@ def source_of(predictor: Predictor, estimate: Estimate) -> str:
         scaling, doubtful = predictor.model.scaling, predictor.model.facts.get(transfer_cpu.DOUBTFUL)
         how = f", scaled by ceilings measured here ({scaling})" if scaling else ", not scaled: busy here" if doubtful else ""
         return f"zero-shot from {predictor.origin}{how}"
-    borrowed = sum(estimate.origins.values())
-    if borrowed <= _SHARE:
-        return "learned from whole networks" if estimate.evidence else "predicted"
-    most = max(estimate.origins, key=estimate.origins.get)
+    provenance = estimate.provenance
+    if (borrowed := provenance.borrowed) <= _SHARE:
+        return "learned from whole networks" if provenance.of_networks else "predicted"
+    most = max(provenance.origins, key=provenance.origins.get)
     return f"zero-shot from {most}" if borrowed > MOST_BORROWED else f"predicted, {borrowed:.0%} from {most}"
 
 

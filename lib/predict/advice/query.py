@@ -15,7 +15,7 @@ from lib.predict.composed import rows as composed_rows
 from lib.predict.composed.features import Condition
 from lib.predict.gains import answers as gains
 from lib.predict.networks import memory, work
-from lib.predict.networks.composition import Estimate
+from lib.predict.networks.composition import Estimate, Provenance
 from lib.predict.networks.step import Step
 from lib.predict.networks.work import Work
 from lib.predict.registry import Predictor
@@ -111,10 +111,9 @@ class CapturedQuery:
     def quote(self, predictor: Predictor, network: Work, passes: Estimate) -> quote.Quote:
         """Return the errors on held-out networks or operators that are quoted beside the answer for a device."""
         memory = "default" if self.query.mode == "infer" else "kept"
-        if self.is_by_gain(predictor):
-            of_usual = quote.quote(predictor, network, passes, None, memory)
-            return quote.Quote({}, f"in fp32 as laid out by default: {of_usual.words}; {passes.evidence}")
-        return quote.quote(predictor, network, passes, self.condition(predictor) if passes.evidence else None, memory)
+        quoted = quote.quote(predictor, network, passes, memory)
+        gain = passes.provenance.gain
+        return quote.Quote({}, f"in fp32 as laid out by default: {quoted.words}; {gain.evidence}") if gain else quoted
 
     def _of_whole_networks(self, predictor: Predictor, network: Work) -> Estimate | None:
         """Predict passes by the composed model of a card, where one was learned of whole networks run as the query says.
@@ -124,15 +123,15 @@ class CapturedQuery:
         condition = self.condition(predictor)
         if condition is None:
             return None
-        kernels = predictor.estimate(network)
+        kernels = cache(lambda: predictor.estimate(network))
         plain = (self.query.layout, self.query.compiled) == ("contiguous", False)
         shared = predictor.composed.under(condition).conditions[condition].basis == "others"
-        if plain and shared and sum(kernels.origins.values()) <= MOST_BORROWED:
+        if plain and shared and kernels().provenance.borrowed <= MOST_BORROWED:
             return None
         answer = answers.answer(predictor.composed, composed_rows.of_passes(self.rows), network.batch_size, condition)
-        high_ms = kernels.high_ms if math.isinf(kernels.high_ms) else answer.high_ms
-        return replace(kernels, predicted_ms=answer.predicted_ms, low_ms=answer.low_ms, high_ms=high_ms,
-                       outside=float(answer.outside), origins=answer.origins, evidence=answer.source)
+        unbounded = network.uncounted or (not network.table["covered"].all() and math.isinf(kernels().high_ms))
+        return Estimate(answer.predicted_ms, answer.low_ms, math.inf if unbounded else answer.high_ms, float(answer.outside),
+                        Provenance(answer.origins, condition=condition), lambda: kernels().operators)
 
     def is_by_gain(self, predictor: Predictor) -> bool:
         """Return whether this machine's CPU answers by what the query's element type or layout gains over the usual ones."""
@@ -160,7 +159,7 @@ class CapturedQuery:
         predicted_ms, of_gain = base.predicted_ms / answer.gain, math.log(answer.high / answer.gain)
         below, above = (math.exp(math.hypot(math.log(end / base.predicted_ms), of_gain)) for end in (base.low_ms, base.high_ms))
         return replace(base, predicted_ms=predicted_ms, low_ms=predicted_ms / below, high_ms=predicted_ms * above,
-                       evidence=answer.evidence)
+                       provenance=replace(base.provenance, gain=answer))
 
     def scaled(self, batch_size: int, device_type: str = "cpu") -> Work:
         """Return the work at another batch size, on the line through two that were captured: every size is linear in it.

@@ -5,8 +5,10 @@ the others, and what memory costs that the allocator takes anew from the system 
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -51,21 +53,47 @@ SUM = Composition({"sum_ms": 1.0, "moved_ms": 1.0, "fresh_mb": 0.0}, math.nan, 0
 
 
 @dataclass(frozen=True)
-class Estimate:
-    """The predicted time of a pass or step, in ms, and the operators that it is the sum of (with ``predicted_ms``).
+class Provenance:
+    """Where the time of a pass comes from.
 
-    Shares of the time: ``outside`` of the training range, ``looked_up`` from measurements, and by ``origins``, of each other
-    device whose kernels answered. ``evidence`` says on which whole networks the time rests, where it is not such a sum.
+    ``condition``: of the whole networks that were measured on cards, where the time was learned from them; ``gain``: the gain
+    over fp32 in the default layout that was applied on a CPU. With neither, the time is a sum of operators.
+    ``origins``: shares of the time that measurements of other devices answered, by device.
+    """
+
+    origins: Mapping[str, float] = field(default_factory=dict)
+    condition: Any = None
+    gain: Any = None
+
+    @property
+    def of_networks(self) -> bool:
+        """Return whether the time was learned from whole networks that ran so."""
+        return self.condition is not None or self.gain is not None
+
+    @property
+    def borrowed(self) -> float:
+        """Return the share of the time that measurements of other devices answered."""
+        return sum(self.origins.values())
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The predicted time of a pass or step, in ms, its interval, and where it comes from.
+
+    ``outside`` is the share of the time outside of the training range. ``predict_operators`` predicts the operators.
     """
 
     predicted_ms: float
     low_ms: float
     high_ms: float
     outside: float
-    looked_up: float
-    origins: Mapping[str, float]
-    operators: pd.DataFrame
-    evidence: str = ""
+    provenance: Provenance
+    predict_operators: Callable[[], pd.DataFrame]
+
+    @cached_property
+    def operators(self) -> pd.DataFrame:
+        """Give the operators with ``predicted_ms``, see ``predicted_operators``."""
+        return self.predict_operators()
 
 
 def predicted_operators(work: Work, model: CostModel, measured: Mapping[tuple, float] | None = None) -> pd.DataFrame:
@@ -149,4 +177,4 @@ def estimate(work: Work, model: CostModel, composition: Composition, measured: M
     of_network = terms(parts_of(work, operators), learned)
     predicted_ms, low_ms, high_ms = composition.predict(of_network, shares["outside"], half)
     high_ms = math.inf if work.uncounted or operators["at_least"].any() else high_ms
-    return Estimate(predicted_ms, low_ms, high_ms, **shares, origins=origins, operators=operators)
+    return Estimate(predicted_ms, low_ms, high_ms, shares["outside"], Provenance(origins), lambda: operators)

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from lib.measure import archive
 from lib.measure.statistics import VERDICTS
-from lib.predict.composed.features import Condition
 from lib.predict.networks import kinds
 from lib.predict.networks.composition import Estimate
 from lib.predict.networks.work import Work
@@ -36,13 +35,9 @@ class Quote:
         return {**{f"held_out_{name}": self.numbers.get(name, math.nan) for name in NUMBERS}, COLUMNS[-1]: self.words}
 
 
-def quote(predictor: Predictor, work: Work, passes: Estimate, condition: Condition | None = None,
-          memory: str = "default") -> Quote:
-    """Return what was held out that is most like an answer.
-
-    ``condition``: that of the card's composed model, where it answered; ``memory``: the allocator's of a CPU's passes.
-    """
-    if condition:
+def quote(predictor: Predictor, work: Work, passes: Estimate, memory: str = "default") -> Quote:
+    """Return what was held out that is most like an answer; ``memory``: the allocator's of a CPU's passes."""
+    if condition := passes.provenance.condition:
         composed = predictor.composed.under(condition)
         fitted = composed.conditions[condition]
         about = "no network was measured on it so; " if fitted.basis == "others" else ""
