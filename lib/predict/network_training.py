@@ -13,7 +13,8 @@ from lib.measure import archive
 from lib.measure.statistics import VERDICTS
 from lib.predict.networks import composition, fitting, kinds, resident, work
 from lib.predict.networks.composition import PARTS, TERMS, Composition
-from lib.predict.networks.fitting import LEAST_NETWORKS, WORKLOADS, Learned
+from lib.predict.networks.fitting import WORKLOADS, Learned
+from lib.predict.networks.sums import LEAST_NETWORKS
 from lib.predict.networks.work import Work
 from lib.predict.operators.cost_model import CostModel
 from lib.predict.registry import Predictor

@@ -2,7 +2,7 @@
 
 Kinds of operators change by different factors, autocast copies the weights in each pass, and every call costs something more.
 The factors are learned through the sums of networks that were measured both ways, as those of a composition are
-(``networks.fitting``), so that the shares of a network's time tell its gain.
+(``networks.sums``), so that the shares of a network's time tell its gain.
 """
 
 import math
@@ -15,7 +15,7 @@ import pandas as pd
 from lib.errors import InputError
 from lib.predict import gain_scores
 from lib.predict.networks.composition import KINDS, kinds_of
-from lib.predict.networks.fitting import LEAST_NETWORKS, folds, most_probable
+from lib.predict.networks.sums import LEAST_NETWORKS, Sum, folds
 from lib.predict.networks.work import Work
 from lib.predict.operators.validation import half_interval
 
@@ -61,17 +61,9 @@ def terms(work: Work, operators: pd.DataFrame) -> np.ndarray:
     return np.array([*(float(cost_ms.get(kind, 0.0)) for kind in KINDS), *beside_ms]) / float(cost_ms.sum())
 
 
-def _logs(parts: np.ndarray, ratios: np.ndarray, spread: float) -> np.ndarray:
+def _sum(spread: float) -> Sum:
     expected = np.where(np.isin(TERMS, KINDS), spread, _BESIDE)
-    return most_probable(parts, _FACTORS, ratios, np.array([_COMMON, *expected]), _NOISE)
-
-
-def _left_out(rows: pd.DataFrame, spread: float) -> np.ndarray:
-    """Return the ratio of the times that is predicted of each network by the families of other folds."""
-    parts, ratios, predicted = rows[list(TERMS)].to_numpy(float), rows["ratio"].to_numpy(float), np.full(len(rows), np.nan)
-    for test in folds(rows):
-        predicted[test] = parts[test] @ np.exp(_FACTORS @ _logs(parts[~test], ratios[~test], spread))
-    return predicted
+    return Sum(_FACTORS, np.array([_COMMON, *expected]), _NOISE, np.ones(len(TERMS)))
 
 
 def fit(rows: pd.DataFrame) -> Gain:
@@ -83,10 +75,10 @@ def fit(rows: pd.DataFrame) -> Gain:
     if rows["network"].nunique() < LEAST_NETWORKS:
         raise InputError(f"a gain is learned from four networks or more, not from {rows['network'].nunique()}")
     parts, ratios = rows[list(TERMS)].to_numpy(float), rows["ratio"].to_numpy(float)
-    left_out = {spread: _left_out(rows, spread) for spread in SPREADS}
-    spread = min(SPREADS, key=lambda one: np.abs(np.log(left_out[one] / ratios)).mean())
-    half = half_interval(np.log(ratios / left_out[spread]))
-    factors = np.exp(_FACTORS @ _logs(parts, ratios, spread))
+    left_out = {spread: _sum(spread).held_out(rows, parts, ratios) for spread in SPREADS}
+    spread = min(SPREADS, key=lambda spread: np.abs(np.log(left_out[spread] / ratios)).mean())
+    half, fitted = half_interval(np.log(ratios / left_out[spread])), _sum(spread)
+    factors = fitted.rates(fitted.logs(parts, ratios))
     return Gain(dict(zip(TERMS, map(float, factors), strict=True)), half, int(rows["network"].nunique()), {})
 
 

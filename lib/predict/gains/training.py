@@ -17,7 +17,7 @@ from lib.predict.gains import model
 from lib.predict.gains.model import TERMS, Way
 from lib.predict.gains.model_file import FOLDER, Gains
 from lib.predict.networks import composition, work
-from lib.predict.networks.fitting import LEAST_NETWORKS
+from lib.predict.networks.sums import LEAST_NETWORKS
 from lib.progress import track
 from lib.work import networks
 

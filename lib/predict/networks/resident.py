@@ -8,16 +8,16 @@ import numpy as np
 import pandas as pd
 
 from lib.predict.networks.composition import Composition
-from lib.predict.networks.fitting import LEAST_NETWORKS, WORKLOADS, folds, most_probable
+from lib.predict.networks.fitting import WORKLOADS
+from lib.predict.networks.sums import LEAST_NETWORKS, Sum
 from lib.predict.networks.work import Work
-from lib.predict.operators.validation import conformal, score
+from lib.predict.operators.validation import half_interval, score
 
 # first use of libraries by a process (1 or 0), weights and inputs, the peak of tensors by mode, all that a pass takes in turn
 TERMS = ("first_use", "weights_mb", "infer_peak_mb", "train_peak_mb", "blocks_mb")
 PREDICTED = ("rss_predicted_mb", "rss_low_mb", "rss_high_mb")
-_USUAL = np.array([150.0, 1.0, 1.0, 1.0, 0.05])  # what one of each is expected to cost, in MB
-_EXPECTED = np.array([0.5, 0.05, 0.5, 0.5, 1.0])  # spread of the log of that
-_NOISE = 0.1
+_SUM = Sum(np.eye(len(TERMS)), expected=np.array([0.5, 0.05, 0.5, 0.5, 1.0]), noise=0.1,
+           usual=np.array([150.0, 1.0, 1.0, 1.0, 0.05]))  # MB
 
 
 def parts_of(work: Work) -> dict[str, float]:
@@ -33,10 +33,6 @@ def _terms(table: pd.DataFrame) -> np.ndarray:
                     1).astype(float)
 
 
-def _fit(terms: np.ndarray, measured_mb: np.ndarray) -> np.ndarray:
-    return _USUAL * np.exp(most_probable(terms * _USUAL, np.eye(len(TERMS)), measured_mb, _EXPECTED, _NOISE))
-
-
 def learned(table: pd.DataFrame, without: str = "") -> dict[str, Composition]:
     """Learn rates of TERMS by heap from a table of networks with ``rss_mb``; ``without`` names a family that is left out.
 
@@ -50,12 +46,10 @@ def learned(table: pd.DataFrame, without: str = "") -> dict[str, Composition]:
         rows, own_terms, measured_mb = table[own], terms[own], table["rss_mb"].to_numpy(float)[own]
         if rows["network"].nunique() < LEAST_NETWORKS:
             continue
-        predicted = np.full(len(rows), np.nan)
-        for test in folds(rows):
-            predicted[test] = own_terms[test] @ _fit(own_terms[~test], measured_mb[~test])
-        _, halves = conformal(np.log(measured_mb / predicted), predicted, bins=1)
-        rates = dict(zip(TERMS, map(float, _fit(own_terms, measured_mb)), strict=True))
-        several[heap] = Composition(rates, halves[0], int(rows["network"].nunique()), score(measured_mb, predicted))
+        predicted = _SUM.held_out(rows, own_terms, measured_mb)
+        rates = dict(zip(TERMS, map(float, _SUM.rates(_SUM.logs(own_terms, measured_mb))), strict=True))
+        several[heap] = Composition(rates, half_interval(np.log(measured_mb / predicted)), int(rows["network"].nunique()),
+                                    score(measured_mb, predicted))
     return several
 
 
