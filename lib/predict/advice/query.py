@@ -14,7 +14,7 @@ from lib.predict.composed import answers
 from lib.predict.composed import rows as composed_rows
 from lib.predict.composed.features import Condition
 from lib.predict.gains import answers as gains
-from lib.predict.networks import memory, work
+from lib.predict.networks import work
 from lib.predict.networks.composition import Estimate, Provenance
 from lib.predict.networks.step import Step
 from lib.predict.networks.work import Work
@@ -191,5 +191,4 @@ class CapturedQuery:
         line = {name: max(0.0, getattr(first, name) + share * (getattr(other, name) - getattr(first, name)))
                 for name in ("weight_bytes", "input_values")}
         replay = allocator.replayed(plan) if device_type == "cpu" else None
-        return replace(first, table=table, batch_size=batch_size, plan=plan, replay=replay,
-                       peak_bytes=memory.peak_bytes(plan), **line)
+        return replace(first, table=table, batch_size=batch_size, plan=plan, replay=replay, **line)
