@@ -435,7 +435,7 @@ def test_what_a_step_takes_beside_its_passes_is_that_of_its_own_batch(monkeypatc
     found = asked("cpu", mode="train")
     monkeypatch.setattr(suggestions, "_median_ms", lambda case, *_: 0.5 * case.batch_size)
     _, (larger,) = suggestions.verified(found, [suggestions.Change("batch size 8", np.nan, "", {"batch_size": 8})])
-    small, large = (found.captured.predicted(found.predictors[0], found.captured.work(batch)).beside_ms for batch in (2, 8))
+    small, large = (found.captured.predict(found.predictors[0], found.captured.work(batch)).beside_ms for batch in (2, 8))
     assert larger.measured_gain == pytest.approx(4 * (1 + small) / (4 + large), rel=0.02)
     assert large < 3 * small, "the optimizer's part is the same"
 

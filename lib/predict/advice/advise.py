@@ -80,7 +80,7 @@ def able(captured: CapturedQuery, predictors: Sequence[Predictor], named: bool) 
         raise InputError(f"no layout {query.layout!r}; there are: {choices(answers.LAYOUTS)}")
     if (query.layout, query.compiled) == ("contiguous", False):
         return list(predictors)
-    able = [one for one in predictors if captured.condition(one) or captured.is_by_gain(one)]
+    able = [one for one in predictors if captured.condition(one) or captured.uses_gain(one)]
     if not able or (named and len(able) < len(predictors)):
         unable = choices(one.device for one in predictors if one not in able)
         how = " ".join([query.layout, *["compiled"] * query.compiled, query.dtype, query.mode])
@@ -102,16 +102,16 @@ def predictions(captured: CapturedQuery, predictors: Sequence[Predictor]) -> pd.
 
 def row(predictor: Predictor, captured: CapturedQuery, network: Work) -> dict[str, Any]:
     """Return what a device does (COLUMNS) with the work of a query at one of its batch sizes."""
-    answer = captured.predicted(predictor, network)
+    answer = captured.predict(predictor, network)
     estimate = passes_of(answer)
     rate = network.batch_size / answer.predicted_ms * 1e3
     memory_mb = memory_of(answer, network)
-    resident_mb, by_gain = resident_of(predictor, answer, network), captured.is_by_gain(predictor)
+    resident_mb, by_gain = resident_of(predictor, answer, network), captured.uses_gain(predictor)
     price = predictor.price_per_hour / rate * 1e6 / 3600 if predictor.price_per_hour else math.nan
     return {"device": predictor.device, "source": source_of(predictor, estimate), "predicted_ms": answer.predicted_ms,
             "low_ms": answer.low_ms, "high_ms": answer.high_ms, "images_per_sec": rate, "memory_mb": memory_mb,
             "predicted_gbps": network.bytes / answer.predicted_ms / 1e6,
-            "bound": _bound(predictor, captured.usual().scaled(network.batch_size) if by_gain else network, answer),
+            "bound": _bound(predictor, captured.in_fp32().scaled(network.batch_size) if by_gain else network, answer),
             "below_roof": math.nan if by_gain else estimate.predicted_ms / predictor.roof_ms(network),
             "out_of_range": bool(estimate.outside > _SHARE or predictor.origin),
             "fits": bool(max(memory_mb, resident_mb.get("rss_mb", 0.0)) < predictor.memory_mb),
@@ -213,7 +213,7 @@ def _crossovers(captured: CapturedQuery, predictors: Sequence[Predictor]) -> tup
     changes, last = [], ""
     for batch, works in [(batch, [captured.scaled(batch, predictor.device_type) for predictor in predictors])
                          for batch in BATCHES]:
-        answers = [(captured.predicted(predictor, network), network, predictor)
+        answers = [(captured.predict(predictor, network), network, predictor)
                    for predictor, network in zip(predictors, works, strict=True)]
         times = [(answer.predicted_ms, predictor.device) for answer, network, predictor in answers
                  if memory_of(answer, network) < predictor.memory_mb]
