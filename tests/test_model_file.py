@@ -150,7 +150,7 @@ def test_a_file_is_what_its_name_says(name, device, other, words, tmp_path):
 
 @pytest.mark.parametrize("fact", ["dtype", "latency_type", "launch_ms", "hardware_id", "peak_gflops", "peak_gbps"])
 def test_a_model_without_the_facts_that_predict_is_refused(fact, tmp_path):
-    with refused(f"lacks the facts {fact}, without which nothing is predicted; train it again"):
+    with refused(f"lacks the facts {fact}, which predictions need; train it again"):
         registry.load(write(tmp_path / GPU.name, changed(content("gpu"), ("facts", fact))))
 
 
