@@ -29,7 +29,7 @@ def _after_a_look(options: argparse.Namespace, ask: Callable[[], Answer]) -> Ans
     print("no model of this CPU: its ceilings are measured, once on a quiet machine, in some ten seconds (--no-look: not)",
           file=sys.stderr)
     try:
-        transfer_cpu.look(wait_s=0.0)
+        transfer_cpu.measure_ceilings(wait_s=0.0)
     except locks.HeldError as error:
         print(f"not measured now, the answer is not scaled to this machine: {error}", file=sys.stderr)
         return answer

@@ -1,4 +1,4 @@
-"""A few small networks measured end to end on this machine, by which compositions are calibrated."""
+"""Calibration by a few small networks, measured end to end on this machine."""
 
 from dataclasses import asdict, dataclass
 
@@ -25,14 +25,14 @@ from lib.predict.registry import Predictor
 from lib.work import networks
 from lib.work.graph import capture
 
-# small networks of many families, none of which is held out anywhere, kinds of work in turn: the first fit into any budget
+# small networks of many families, none of them held out anywhere; the first ones fit into any budget
 NETWORKS = ("mobilenet_v3_small", "timm:pit_ti_224", "squeezenet1_1", "timm:convnext_atto", "resnet18", "timm:levit_128s",
             "mnasnet0_5", "timm:edgenext_xx_small", "timm:repvgg_a0", "shufflenet_v2_x0_5", "timm:poolformerv2_s12",
             "timm:ghostnet_050", "timm:resnext26ts", "densenet121", "swin_t")
 CASES = (("infer", 1), ("infer", 8), ("train", 8))
-_LONGEST_MS = 400.0  # of a pass: a batch that takes longer, as the model predicts, is halved
+_LONGEST_MS = 400.0  # a batch whose pass is predicted to take longer is halved
 _CASE_S, _PROCESS_S, _PASSES = 0.3, 3.0, 9  # seconds a case at least, and a process; passes of a case, warm-up included
-_CERTAIN = 0.975  # that networks err more, before a calibration is refused
+_CERTAIN = 0.975  # confidence that networks err more, before a calibration is refused
 _NO_TIME_S = 1e-3  # 0 would be no limit
 
 
@@ -58,7 +58,7 @@ def errors(measured_ms: np.ndarray, predicted_ms: np.ndarray) -> dict[str, float
 
 
 def _fitting(predictor: Predictor, name: str, mode: str, batch_size: int, ready: nn.Module) -> tuple[Case, Work, float]:
-    """Return a case of so many samples, or of half as many until a pass is predicted to be short; its work; ms of a pass."""
+    """Return a case whose batch is halved until a pass is predicted to be short, its work, and the ms of a pass."""
     item = work.captured(networks.network(name, batch_size), mode, ready=ready)
     pass_ms = predictor.estimate(item).predicted_ms
     if batch_size == 1 or pass_ms <= _LONGEST_MS:

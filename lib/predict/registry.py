@@ -211,7 +211,7 @@ class Predictor:
         return Composition(**fitted) if fitted else composition.SUM
 
     def estimate(self, work: Work, memory: str = "default") -> Estimate:
-        """Predict a pass or step; ``memory`` is the heap of a CPU process: ``default``, or ``kept`` (it retains freed memory)."""
+        """Predict a pass or step; ``memory``: a CPU process's heap, ``default``, or ``kept`` (freed memory is retained)."""
         return composition.estimate(work, self.model, self.composition(work.mode, memory), self.measured_times(work))
 
     @property

@@ -127,7 +127,7 @@ def _answered(question: Question, network: _Captured, models: _Models) -> Iterat
             raise InputError(question.error)
         query = question.query
         captured = network.query(query.batch_size).under(layout=query.layout, compiled=query.compiled)
-        for predictor in advise.able(captured, models.of(question.device, query.dtype), bool(question.device)):
+        for predictor in advise.with_condition(captured, models.of(question.device, query.dtype), bool(question.device)):
             yield question.columns | _row(question, captured, predictor, network) | {"error": ""}
     except Exception as error:
         yield question.columns | {"error": _reason(error)}
