@@ -155,8 +155,8 @@ def predict(predictor: Predictor, work: Work, load: Loading, recipe: Recipe = BA
 def passes_in_a_loop(predictor: Predictor, work: Work) -> Estimate:
     """Predict forward and backward within a training loop, whose process retains freed memory.
 
-    Freeing the data's large blocks has raised glibc's thresholds to their largest. Larger tensors still cost page faults, so the
-    interval reaches up to that of the default allocator.
+    Freeing the data's large blocks has raised glibc's thresholds to their largest. Larger tensors still cost page faults, so
+    the interval reaches up to that of the default allocator.
     """
     retained, default = predictor.estimate(work, "kept"), predictor.estimate(work)
     return replace(retained, high_ms=max(retained.high_ms, default.high_ms))

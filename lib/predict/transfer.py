@@ -19,7 +19,7 @@ from lib.predict.operators.parts import Part
 from lib.predict.operators.regressors import Rates
 
 ANALYTIC = "the roofline"  # origin of kernels that no published data cover on any GPU
-_ALIKE = {"bf16": ("bf16", "fp16", "fp32"), "fp16": ("fp16", "bf16", "fp32")}  # element types whose models may stand in, best first
+_ALIKE = {"bf16": ("bf16", "fp16", "fp32"), "fp16": ("fp16", "bf16", "fp32")}  # stand-ins, best first
 _UNMEASURED = math.log(3)  # half interval of windows: depthwise kernels reach a third to all of their ideal rate
 _MEMORY, _WINDOW = "memory forward", "window forward"
 Files = Mapping[tuple[str, str], Path]

@@ -1,7 +1,6 @@
-"""Whole networks: each operator looked up or predicted, summed, with what their composition adds.
+"""Whole networks as sums of operators, with the efficiency of each kind of operator and the cost of first-touch page faults.
 
-The composition is learned from networks that were measured end to end (``fitting``): how fast each kind of operator runs among
-the others, and what memory costs that the allocator takes anew from the system in each pass.
+Both are learned from networks that were measured end to end (``fitting``).
 """
 
 import math
@@ -19,21 +18,21 @@ from lib.predict.operators.cost_model import CostModel
 TERMS = ("sum_ms", "moved_ms", "fresh_mb")
 COMPUTING = ("conv", "conv_1x1", "conv_grouped", "conv_depthwise", "gemm", "attention")  # kinds of operators
 KINDS = (*COMPUTING, "pool", "batch_norm", "layer_norm", "elements", "copies")
-MAPPED = "mapped"  # an efficiency beside those of KINDS: what a mapped MB costs of a replayed one
+MAPPED = "mapped"  # an efficiency beside those of KINDS: cost of a mapped MB over a replayed MB
 PARTS = (*(f"{kind}_ms" for kind in KINDS), "replayed_mb", "mapped_mb")
 _KIND = {"linear": "gemm", "matmul": "gemm", "bmm": "attention", "attention": "attention", "pool2d": "pool", "pool3d": "pool",
          "batch_norm": "batch_norm", "layer_norm": "layer_norm", "softmax": "layer_norm", "activation": "elements",
-         "elementwise": "elements"}  # of families; the others copy, or reduce
+         "elementwise": "elements"}  # by family; all other families copy or reduce
 _BY_BYTES = "its kernels of another element type, by bytes"
 Terms = Mapping[str, float]
 
 
 @dataclass(frozen=True)
 class Composition:
-    """What a network costs beyond its operators, for one mode: non-negative rates of TERMS, and half its interval in log time.
+    """Non-negative rates of TERMS for one mode and heap, and half of the interval in log time.
 
-    ``networks`` is how many it was fitted to; with 0 the operators' own intervals stand in for its own. ``interval_of`` names
-    the heap whose networks the interval is of where its own was not measured: then it has no scores.
+    ``networks`` counts the networks it was fitted to; with 0 the operators' intervals apply. ``interval_of`` names the heap
+    that the interval comes from if this heap was not measured; it then has no scores.
     """
 
     rates: Terms
@@ -97,11 +96,12 @@ class Estimate:
 
 
 def predicted_operators(work: Work, model: CostModel, measured: Mapping[tuple, float] | None = None) -> pd.DataFrame:
-    """Return the operators of ``work`` with ``predicted_ms``, ``out_of_range``, ``looked_up``, ``half``, ``origin``, ``part``.
+    """Return the operators of ``work`` with ``predicted_ms, at_least, looked_up, out_of_range, half, origin, part``.
 
-    An operator that no family covers takes as long as its FLOPs do at the peak rate, at least: ``at_least`` where that is more.
-    ``half`` is half an interval in log time. ``measured`` maps ``key_of`` an operator to a measured time in ms. What autocast
-    runs in fp32 is answered by its bytes (and FLOPs) where the model is of 16 bits, and says so in ``origin``.
+    ``measured`` maps ``key_of`` an operator to a measured time in ms, which is taken as it is (``looked_up``). An operator that
+    no family covers takes at least the time of its FLOPs at the peak rate (``at_least``). ``half`` is half of the interval in
+    log time. Operators that autocast runs in fp32 are predicted by a 16-bit model from their bytes and FLOPs; ``origin`` says
+    so.
     """
     answer = model.predict(work.table)
     least_ms = np.where(work.table["covered"], 0.0, work.table["flops"] / model.facts.get("peak_gflops", np.inf) / 1e6)
@@ -116,7 +116,7 @@ def predicted_operators(work: Work, model: CostModel, measured: Mapping[tuple, f
 
 
 def lookup(table: pd.DataFrame) -> dict[tuple, float]:
-    """Return the measured time in ms of every row of a ``sweep`` table, by ``key_of``."""
+    """Return the measured time in ms of each row of a ``sweep`` table, by ``key_of``."""
     return dict(zip(map(key_of, table.to_dict("records")), table["latency_ms"], strict=True))
 
 
@@ -143,9 +143,9 @@ def parts_of(work: Work, operators: pd.DataFrame) -> dict[str, float]:
 
 
 def terms(parts: Terms, efficiencies: Terms) -> dict[str, float]:
-    """Return TERMS of PARTS: ``sum_ms`` of operators that compute, ``moved_ms`` of the others, by the efficiency of each kind.
+    """Return TERMS from PARTS: ``sum_ms`` of computing kinds, ``moved_ms`` of moving ones, each times its efficiency.
 
-    Kinds without an efficiency count as they are; mapped memory without one is part of what was replayed.
+    A kind without an efficiency has 1; mapped memory without one is already part of the replayed memory.
     """
     kinds_ms = {kind: efficiencies.get(kind, 1.0) * parts[f"{kind}_ms"] for kind in KINDS}
     sum_ms = sum(kinds_ms[kind] for kind in COMPUTING)
@@ -154,7 +154,7 @@ def terms(parts: Terms, efficiencies: Terms) -> dict[str, float]:
 
 
 def time_shares(operators: pd.DataFrame) -> dict[str, float]:
-    """Return which shares of the operators' time lie outside of the training range, and were looked up."""
+    """Return the shares of the operators' time that lie outside of the training range and that were looked up."""
     cost = _cost_ms(operators)
     return {name: float(cost[operators[column].to_numpy(bool)].sum() / cost.sum())
             for name, column in (("outside", "out_of_range"), ("looked_up", "looked_up"))}
@@ -165,9 +165,9 @@ def _cost_ms(operators: pd.DataFrame) -> np.ndarray:
 
 
 def estimate(work: Work, model: CostModel, composition: Composition, measured: Mapping[tuple, float] | None = None) -> Estimate:
-    """Predict a pass or step from its operators; the interval is that of networks unlike those of the composition.
+    """Predict a pass or step from its operators; the interval is that of networks of unseen families.
 
-    Where all that is known of an operator is how long it takes at least, the interval has no upper end: inf.
+    The interval has no upper end (inf) if only the least time of an operator is known.
     """
     operators = predicted_operators(work, model, measured)
     cost, shares, origin = _cost_ms(operators), time_shares(operators), operators["origin"].to_numpy(object)

@@ -1,8 +1,7 @@
-"""What networks add to their operators, learned through their sums: how fast each kind of operator runs among the others.
+"""Efficiencies of kinds of operators within networks, and the cost of page faults, learned from whole networks.
 
-An operator that was swept alone found nothing in the caches that another one had just written there. By which factor a kind of
-operator is faster or slower within networks, no timing of it alone tells; whole networks do, each through its sum. The factors
-are the most probable ones, where the log of each is expected about 0, and errors have long tails.
+An operator that is timed alone does not find its inputs in the caches, where another operator just wrote them. Isolated timings
+cannot show the difference. It is fitted from the total times of whole networks (``sums``).
 """
 
 from collections.abc import Mapping
@@ -17,18 +16,18 @@ from lib.predict.networks.composition import KINDS, MAPPED, Composition, Terms, 
 from lib.predict.networks.sums import LEAST_NETWORKS, Sum
 from lib.predict.operators.validation import half_interval, score
 
-WORKLOADS = r"W\d+"  # networks that are workloads of this project, by their ids: nothing is learned of them
-SPREADS = (0.05, 0.1, 0.2)  # of the log of a kind's factor about that of all; one is chosen by families left out
-_COMMON, _FRESH = 0.3, 1.0  # spread of the log of the factor of all kinds, and of what fresh memory costs
-_USUAL_MS = 0.3  # what a fresh MB costs, before anything is measured
-_NOISE = 0.07  # in log time: networks about their sums
+WORKLOADS = r"W\d+"  # ids of this project's workloads: never learned from
+SPREADS = (0.05, 0.1, 0.2)  # of the log of a kind's factor about the common one; chosen by families left out
+_COMMON, _FRESH = 0.3, 1.0  # spread of the logs of the common factor and of the page-fault cost
+_USUAL_MS = 0.3  # page-fault cost of a MB before anything is measured
+_NOISE = 0.07  # spread of networks about their sums, in log time
 _FACTORS = np.block([[np.ones((len(KINDS), 1)), np.eye(len(KINDS)), np.zeros((len(KINDS), 2))],
                      [np.zeros((2, 1 + len(KINDS))), np.eye(2)]])  # which of the learned logs each part of a sum is scaled by
 
 
 @dataclass(frozen=True)
 class Learned:
-    """What was learned of one mode: the efficiencies of KINDS and of MAPPED memory, and a composition for each heap."""
+    """Efficiencies of KINDS and of MAPPED memory for one mode, and a composition for each heap."""
 
     efficiencies: Mapping[str, float]
     compositions: Mapping[str, Composition]
@@ -50,11 +49,10 @@ def _sum(spread: float) -> Sum:
 
 
 def fit(rows: pd.DataFrame) -> Learned:
-    """Learn of the networks of one mode, both heaps together: ``network, family, memory, latency_ms`` and PARTS of each.
+    """Learn from the networks of one mode, both heaps together: ``network, family, memory, latency_ms`` and PARTS.
 
-    Intervals come from families left out, by which the spread of the factors is chosen, too: to score it, call it within folds.
-    A heap that was not measured has the interval of the other (``Composition.interval_of``), and no scores. Raises InputError
-    for fewer than four networks.
+    Families left out give the intervals and choose the spread of the factors; scoring therefore needs outer folds. A heap
+    without measurements has the interval of the other heap and no scores. Raises InputError for fewer than four networks.
     """
     if rows["network"].nunique() < LEAST_NETWORKS:
         raise InputError(f"a composition is fitted to four networks or more, not to {rows['network'].nunique()}")
