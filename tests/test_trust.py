@@ -12,6 +12,7 @@ from lib.cli.main import main
 from lib.errors import InputError
 from lib.measure import archive
 from lib.predict import network_training, registry
+from lib.predict.advice import questions
 from lib.predict.advice.query import CapturedQuery, Query
 from lib.predict.composed import answers as composed_answers
 from lib.predict.composed import held_out as families
@@ -19,7 +20,6 @@ from lib.predict.composed import model_file, rows
 from lib.predict.gains import model_file as cpu_gains
 from lib.predict.networks import kinds, work
 from lib.predict.networks.composition import Estimate, Provenance
-from lib.predict.questions import answers, questions
 from lib.predict.transfer_cpu import CALIBRATED
 from lib.predict.trust import held_out, quote
 from lib.studies.cost_model import findings, tables
@@ -336,7 +336,7 @@ def test_what_a_sibling_answers_for_has_the_errors_on_gpus_left_out(gpu):
 
 
 def test_answers_to_many_questions_and_the_command_line_hold_the_line(capsys):
-    several = answers.answers(questions.of_table(pd.DataFrame({"model": ["simple_cnn", "no_such"], "device": "t4"})))
+    several = questions.answer(questions.from_table(pd.DataFrame({"model": ["simple_cnn", "no_such"], "device": "t4"})))
     assert set(quote.COLUMNS) <= set(several.columns)
     assert several["held_out"][0].startswith("no network was measured there")
     assert several["held_out_mape_pct"][0] > 0 and math.isnan(several["held_out_mape_pct"][1])

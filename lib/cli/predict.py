@@ -71,16 +71,15 @@ def _answer_questions(options: argparse.Namespace) -> int:
     import sys
 
     from lib import files
-    from lib.predict.advice import advise, advise_text
-    from lib.predict.questions import answers, questions
+    from lib.predict.advice import advise, advise_text, questions
 
     if options.model or options.verify:
         raise InputError("--questions is asked without a network and without --verify: each row names its own")
     usual = advise.Query("", options.batch_size, options.input, options.mode, options.dtype, options.layout, options.compile)
     several = questions.read(options.questions, usual, options.device)
     options.device = sorted({question.device for question in several}) if all(question.device for question in several) else []
-    table = _after_a_look(options, lambda: answers.answers(several))
-    print(answers.summary(table), file=sys.stderr)
+    table = _after_a_look(options, lambda: questions.answer(several))
+    print(questions.summary(table), file=sys.stderr)
     if options.out:
         print(files.create(options.out, table.to_csv(index=False).encode()))
     elif options.json:
