@@ -62,7 +62,7 @@ def trial(seed):
         jobs = replace(Jobs.plain(len(specs), [draw.choice([0.0, 0.0, 0.1]) for _ in specs]),
                        ids=tuple(spec.job_id for spec in specs))
         attempts, ends, _ = executor.execute(
-            specs, jobs, Fleet.of({"cpu": 2}), [Slot("cpu[0]"), Slot("cpu[1]")], np.full((len(specs), 1), 0.02),
+            specs, jobs, Fleet.from_counts({"cpu": 2}), [Slot("cpu[0]"), Slot("cpu[1]")], np.full((len(specs), 1), 0.02),
             registry.policy(draw.choice(POLICIES)), Path(home) / "run", limits, spawn)
         lines = "".join(f"{path.stem}\n" * path.read_text().count("\n") for path in Path(home).glob("*.done"))
     effects = collections.Counter(lines.split())

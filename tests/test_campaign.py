@@ -24,7 +24,7 @@ from lib.errors import InputError, one_line
 from lib.measure import load, machine
 from lib.schedule import api, durations
 from lib.schedule.problem import Jobs
-from lib.schedule.runtime import jobs_file, local_site, probe, ray_workers, run_record, tasks
+from lib.schedule.runtime import jobs_file, local_site, ray_workers, run_record, tasks
 from lib.schedule.runtime.journal import Spec
 from lib.schedule.runtime.worker_process import Job, Stopped, _outcome
 from lib.schedule.runtime.workers import WARM_UP, ProcessWorker, Site, Slot
@@ -221,12 +221,12 @@ def test_a_failed_probe_says_why_and_is_tried_by_the_next_call(tmp_path, monkeyp
 def test_what_could_not_be_probed_on_one_device_is_noted_where_another_can(tmp_path):
     spec, slots = Spec("a", "tasks:workload", {"workload_id": "W1", "steps": 10}), (Slot("cpu"), Slot("cuda:0"))
     fleet = local_site.fleet_of(slots)
-    result = probe.Probes({("W1", "cpu"): {"setup_s": 1.0, "step_s": 0.1}}, {("W1", "cuda:0"): "out of memory"})
+    result = jobs_file.Probes({("W1", "cpu"): {"setup_s": 1.0, "step_s": 0.1}}, {("W1", "cuda:0"): "out of memory"})
     site = Site(slots, killed.Inline, np.array([[True, True]]))
-    assert probe.predicted_s([spec], result, site, fleet).tolist() == [[2.0, np.inf]]
+    assert jobs_file.predicted_s([spec], result, site, fleet, durations.Durations()).tolist() == [[2.0, np.inf]]
     assert result.notes() == ["W1 could not be probed on cuda:0: out of memory"]
     with refused("no slot can run job 'a': W1 could not be probed on cuda:0: out of memory"):
-        probe.predicted_s([spec], result, replace(site, able=np.array([[False, True]])), fleet)
+        jobs_file.predicted_s([spec], result, replace(site, able=np.array([[False, True]])), fleet, durations.Durations())
 
 
 def test_a_job_too_large_for_this_machine_is_refused_before_anything_runs(tmp_path):

@@ -66,7 +66,7 @@ def table():
 
 @pytest.fixture
 def known(table):
-    return Contention.of_table(table, ["light", "heavy"], ["cpu"])
+    return Contention.from_table(table, ["light", "heavy"], ["cpu"])
 
 
 def test_pairs_are_found(table):
@@ -100,7 +100,7 @@ def test_a_table_from_a_file_has_each_case_once_and_all_that_it_is_compared_with
 
 def test_what_was_measured_is_simulated(known):
     times = np.array([[3.0], [2.0]])
-    problem = Problem(Jobs.plain(2, job_class=[0, 1]), Fleet.of({"cpu": 2}), times, times)
+    problem = Problem(Jobs.plain(2, job_class=[0, 1]), Fleet.from_counts({"cpu": 2}), times, times)
     ends = simulate(problem, registry.policy("first-come"), contention=known).done.set_index("job")["end_s"]
     assert ends[1] == pytest.approx(2.0)  # heavy does not notice light
     assert ends[0] == pytest.approx(2.0 + (3.0 - 2.0 / 1.5))  # light is slowed until heavy is gone
@@ -127,7 +127,7 @@ def test_some_types_keep_their_slowdowns():
 
 def mix(rates, count, **fleet):
     """Return a mix of jobs; ``rates`` are steps a second of each kind by type of device."""
-    return partial(job_mixes.draw, pd.DataFrame(rates), Fleet.of(fleet), count)
+    return partial(job_mixes.draw, pd.DataFrame(rates), Fleet.from_counts(fleet), count)
 
 
 @pytest.mark.slow
@@ -215,7 +215,7 @@ def test_a_scenario_is_found_by_its_name(tmp_path):
 
 @pytest.mark.slow
 def test_the_front_holds_what_nothing_beats():
-    fleet = Fleet.of({"slow": 3, "fast": 1}, idle_w=[1, 5], busy_w=[5, 200])
+    fleet = Fleet.from_counts({"slow": 3, "fast": 1}, idle_w=[1, 5], busy_w=[5, 200])
     problem = job_mixes.draw(pd.DataFrame({"slow": [1.0, 1.0], "fast": [10.0, 3.0]}), fleet, 60, 0)
     front = tradeoffs.pareto(problem, (0.0, 0.75, 1.0))
     kept = front[front["front"]].sort_values("makespan_s")

@@ -12,10 +12,10 @@ import pytest
 import lib.schedule
 from lib import paths, store
 from lib.schedule import api, bounds, gavel, problem_files
-from lib.schedule.compilation import compiled
 from lib.schedule.policies import registry
 from lib.schedule.policies.hybrid import local_search
 from lib.schedule.policies.hybrid.policy import HybridMemory
+from lib.schedule.portable import compiled
 from lib.schedule.problem import PER_TYPE, Fleet, JobEnergy, Jobs, Problem
 from lib.schedule.simulation import metrics
 from lib.schedule.simulation.events import Faults, PolicyError, simulate
@@ -40,12 +40,12 @@ def a_problem(seed=0, count=30, holes=0.1):
     times[draw.random(times.shape) < holes] = np.inf
     times[np.arange(count), draw.integers(3, size=count)] = np.exp(draw.normal(2, 1, count))
     jobs = Jobs.plain(count, job_class=draw.integers(4, size=count))
-    return Problem(jobs, Fleet.of({"cpu": 2, "v100": 2, "p100": 2}), times, times)
+    return Problem(jobs, Fleet.from_counts({"cpu": 2, "v100": 2, "p100": 2}), times, times)
 
 
 def test_known_answers():
     times = np.tile([2.0, 4.0], (3, 1))
-    problem = Problem(Jobs.plain(3), Fleet.of({"fast": 1, "slow": 1}), times, times)
+    problem = Problem(Jobs.plain(3), Fleet.from_counts({"fast": 1, "slow": 1}), times, times)
     known = {"fastest": 6, "first-come": 4, "hybrid": 4, "longest-first": 4}
     assert {name: figures(problem, name)["makespan_s"] for name in known} == known
     for unit_s in (1e-9, 1e-3, 1, 1e6):
@@ -59,13 +59,13 @@ def test_known_answers():
     (1, 9e-8, 1.0, ["moved", "done"])])  # it will be overdue in a seventh of a bit, and is moved a bit later
 def test_a_look_sooner_than_the_clock_can_tell_is_not_past(count, predicted_s, actual_s, statuses):
     predicted, actual = (np.full((count, 2), seconds) for seconds in (predicted_s, actual_s))
-    problem = Problem(Jobs.plain(count, np.full(count, 1e9)), Fleet.of({"cpu": 2, "gpu": 2}), predicted, actual, 0.3)
+    problem = Problem(Jobs.plain(count, np.full(count, 1e9)), Fleet.from_counts({"cpu": 2, "gpu": 2}), predicted, actual, 0.3)
     assert simulate(problem, a_policy("hybrid")).schedule["status"].tolist() == statuses
 
 
 def test_restarts_at_once_share_the_cores_that_are_free():
     """Two stragglers on slots that bring no cores, and cores for one of the two: no event would tell, but both are moved."""
-    fleet = replace(Fleet.of({"cpu": 2, "gpu": 2}), host_cores=3.0)
+    fleet = replace(Fleet.from_counts({"cpu": 2, "gpu": 2}), host_cores=3.0)
     jobs = replace(Jobs.plain(2), cpu_cores=np.full(2, 2.0))
     result = simulate(Problem(jobs, fleet, np.tile([1.0, 2.0], (2, 1)), np.tile([100.0, 2.0], (2, 1)), 0.3), a_policy("hybrid"))
     check_schedule(result)
@@ -82,7 +82,7 @@ def test_a_move_is_no_failure():
             return []
         return [state.recall(Restart, lambda: Restart(0, 1))]
 
-    problem = Problem(Jobs.plain(1), Fleet.of({"cpu": 2}), np.array([[100.0]]), np.array([[100.0]]))
+    problem = Problem(Jobs.plain(1), Fleet.from_counts({"cpu": 2}), np.array([[100.0]]), np.array([[100.0]]))
     table = simulate(problem, mover, Faults(1.0, attempts=3)).schedule
     assert table["status"].tolist() == ["moved", "retried", "retried", "failed"]
     assert table["attempt"].tolist() == [1, 2, 3, 4]
@@ -105,7 +105,7 @@ def test_simpy_agrees():
     simpy = pytest.importorskip("simpy")
     draw = np.random.default_rng(4)
     arrival, times = np.sort(draw.uniform(0, 40, 80)), draw.uniform(1, 6, (80, 1))
-    problem = Problem(Jobs.plain(80, arrival), Fleet.of({"gpu": 4}), times, times)
+    problem = Problem(Jobs.plain(80, arrival), Fleet.from_counts({"gpu": 4}), times, times)
     ours = simulate(problem, a_policy("first-come")).done.set_index("job")["end_s"]
     world = simpy.Environment()
     devices, ends = simpy.Resource(world, 4), {}
@@ -207,7 +207,7 @@ def test_set_up_is_no_error_of_the_predictions():
 
 def test_what_a_job_may_not_use_is_not_told():
     """A type whose host has too few cores, or whose real time is missing, is no choice: every policy ends every job."""
-    fleet = replace(Fleet.of({"cpu": 1, "gpu": 1}, cpu_cores=[1, np.nan]), host_cores=2.0)
+    fleet = replace(Fleet.from_counts({"cpu": 1, "gpu": 1}, cpu_cores=[1, np.nan]), host_cores=2.0)
     jobs = replace(Jobs.plain(4), cpu_cores=np.array([0.0, 3.0, 1.0, 0.0]))
     predicted = np.array([[9.0, 1.0]] * 4)
     problem = Problem(jobs, fleet, predicted, np.where(np.arange(4)[:, None] == [[9, 3]], np.inf, predicted))
@@ -221,7 +221,7 @@ def test_what_a_job_may_not_use_is_not_told():
 def test_columns_that_are_not_aligned_are_refused():
     problem = a_problem(count=5)
     for column, length in (("arrival_s", 6), ("job_class", 4)):
-        with refused(f"{column} holds {length} values, there are 5 jobs"):
+        with refused(rf"{column} is \({length},\), there are 5 jobs and 3"):
             replace(problem, jobs=replace(problem.jobs, **{column: np.zeros(length)}))
     for places in (np.full(6, 3), np.zeros(5, int), np.full(6, -1)):
         with refused("type_of gives each of the 6 devices the number of its type, 0 to 2"):
@@ -277,7 +277,7 @@ def test_published_throughputs_become_problems(tmp_path, monkeypatch):
              "k80": {"('A', 1)": {"null": 1.0}, "('B', 1)": {"null": 1.0}, "('A', 2)": {"null": 1.0}}}
     source = tmp_path / "given.json"
     source.write_text(json.dumps(rates))
-    path, rows = gavel.bring_in(source)
+    path, rows = gavel.import_table(source)
     assert rows == 9
     table = gavel.single(store.read(path, "throughputs"))
     assert table.loc["A"].tolist() == [4, 2, 1] and table.loc["B"].tolist() == [2, 0, 1]
@@ -289,7 +289,7 @@ def test_published_throughputs_become_problems(tmp_path, monkeypatch):
     for text in ("[]", "{", json.dumps({"v100": {"__import__('os')": {"null": 1}}}), json.dumps({"v100": {"('A', 1)": {}}})):
         source.write_text(text)
         with refused("no throughput file"):
-            gavel.bring_in(source)
+            gavel.import_table(source)
 
 
 def test_files_import_only_from_the_lines_above_them():

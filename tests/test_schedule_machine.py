@@ -37,7 +37,7 @@ def a_world(seed, count=14, arrivals=True):
     numbers = {"memory_mb": [np.nan, 60, 90][:types], "cpu_cores": [1, np.nan, np.nan][:types],
                "idle_w": draw.uniform(5, 50, types), "busy_w": draw.uniform(60, 300, types),
                "price_per_hour": draw.uniform(1, 9, types), "setup_s": draw.choice([0.0, 0.5], types)}
-    fleet = Fleet.of(dict(zip(("cpu", "gpu", "old"), draw.integers(1, 4, types).tolist(), strict=False)), **numbers)
+    fleet = Fleet.from_counts(dict(zip(("cpu", "gpu", "old"), draw.integers(1, 4, types).tolist(), strict=False)), **numbers)
     fleet = replace(fleet, host_cores=float(draw.choice([np.inf, 2.0, 4.0])))
     times = np.exp(draw.normal(1, 1, (count, 1)) + draw.normal(0, 1, (count, types)))
     times = np.ceil(times) if draw.random() < 0.5 else times  # whole times end at once

@@ -27,7 +27,7 @@ def small(seed, most=12, least=4, watts=False, arrivals=False):
     times[:, 0] = np.where(np.isfinite(times).any(axis=1), times[:, 0], 50)
     idle = draw.integers(5, 60, types)
     numbers = {"idle_w": idle, "busy_w": idle + draw.integers(10, 300, types)} if watts else {}
-    fleet = Fleet.of(dict(zip(TYPES, held.tolist(), strict=False)), setup_s=draw.integers(0, 3, types), **numbers,
+    fleet = Fleet.from_counts(dict(zip(TYPES, held.tolist(), strict=False)), setup_s=draw.integers(0, 3, types), **numbers,
                      memory_mb=[np.nan, *[60.0] * (types - 1)])
     jobs = Jobs.plain(count, draw.integers(0, 60, count).astype(float) if arrivals else None)
     able = np.isfinite(times[:, 0])

@@ -1,4 +1,4 @@
-"""Runs a fixed list of jobs for real: a worker a device or CPU slot, and a journal from which a killed run resumes."""
+"""Runs a fixed list of jobs for real: one worker per device or CPU slot, and a journal from which a killed run resumes."""
 
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -27,35 +27,33 @@ def execute(specs: Sequence[Spec], jobs: Jobs, fleet: Fleet, slots: Sequence[Slo
     """Run jobs on slots as a policy says; return the attempts, the ends with results, and notes of what went wrong.
 
     ``folder`` holds the journal; the same jobs again resume a run that was stopped or killed. Every job ends once in it: done,
-    or failed with a reason, and is tried again when that is one for which ``again`` holds. What a job does besides happens at
-    least once: one that is killed between its effect and its entry runs anew. The policy knows ``contention``. Raises
-    InputError when another process is at it, the journal is of other jobs, a disk is full, or a job can run nowhere.
+    or failed with a reason. A failure for whose reason ``again`` holds is tried again by the next call. A job's other effects
+    happen at least once: a job that is killed between its effect and its entry runs again. The policy knows ``contention``.
+    Raises InputError when another process runs it, the journal is of other jobs, a disk is full, or a job can run nowhere.
     """
-    problem, path = Problem(jobs, fleet, predicted_s, predicted_s), folder / JOURNAL
-    rows, columns = dict(zip((spec.job_id for spec in specs), problem.feasible_s.tolist(), strict=True)), fleet.types.index
+    problem, path, types = Problem(jobs, fleet, predicted_s, predicted_s), folder / JOURNAL, fleet.types
+    rows = dict(zip((spec.job_id for spec in specs), problem.feasible_s.tolist(), strict=True))
     device = {slot.name: number for number, slot in enumerate(slots)}
 
-    def fleet_of(there: tuple[Slot, ...]) -> Fleet:
-        return fleet.subset([device[slot.name] for slot in there])[0]
-
-    def contention_of(there: Fleet) -> Contention | None:
-        return contention and contention.subset(np.array([columns(name) for name in there.types]))
+    def site_of(present: tuple[Slot, ...]) -> tuple[Fleet, Contention | None]:
+        part, numbers = fleet.subset([device[slot.name] for slot in present])
+        return part, contention and contention.subset(numbers)
 
     with locks.writer(path), closing(Journal(path, specs, again)) as journal:
-        engine = Engine(journal, policy, lambda spec, name: rows[spec.job_id][columns(name)], fleet_of, limits or Limits(),
-                        spawn, contention_of=contention_of, tick_s=TICK_S)
+        engine = Engine(journal, policy, lambda spec, name: rows[spec.job_id][types.index(name)], site_of, limits or Limits(),
+                        spawn, tick_s=TICK_S)
         ended = journal.ended()
         for job in np.argsort(jobs.arrival_s, kind="stable").tolist():
             if specs[job].job_id not in ended:
-                engine.add(Entry.of(specs[job], jobs, job))
+                engine.add(Entry.from_jobs(specs[job], jobs, job))
         for slot in slots:
             engine.join(slot)
-        _run_until_empty(engine)
+        engine.run(_until_empty(engine))
         return journal.attempts(), journal.results(), list(engine.slots.notes)
 
 
-def _run_until_empty(engine: Engine) -> None:
-    """Run until every job has ended; InputError where no slot is left for some."""
+def _until_empty(engine: Engine) -> Callable[[], bool]:
+    """Return whether every job has ended, as a function; it raises InputError where no slot is left for some."""
     total = engine.left
     progress, seen = iter(track(range(total), "jobs")), 0
 
@@ -64,11 +62,11 @@ def _run_until_empty(engine: Engine) -> None:
         for _ in range(total - engine.left - seen):
             next(progress)
         seen, left = total - engine.left, engine.left
-        stranded = [*engine.waiting.values(), *engine.upcoming] if not len(engine.slots) else engine.stranded
+        stranded = engine.stranded if len(engine.slots) else [*engine.waiting.values(), *engine.upcoming]
         if left and left == len(stranded):
             names = choices(entry.job_id for entry in stranded[:3])
             raise InputError(f"no slot is left for {left} jobs, such as {names}; the same call again resumes where this one "
                              f"ended ({'; '.join(list(engine.slots.notes)[-3:])})")
         return not left
 
-    engine.run(empty)
+    return empty
