@@ -22,7 +22,7 @@ from lib import files, store, tables
 from lib.cli import schedule as verbs
 from lib.errors import InputError, one_line
 from lib.measure import load, machine
-from lib.schedule import api, durations
+from lib.schedule import api, durations, problem_files
 from lib.schedule.problem import Jobs
 from lib.schedule.runtime import jobs_file, local_site, ray_workers, run_record, tasks
 from lib.schedule.runtime.journal import Spec
@@ -397,10 +397,10 @@ def test_every_sample_is_seen_once_an_epoch_in_another_order_each_and_from_any_b
 def test_the_command_answers_from_files(tmp_path):
     times = write(tmp_path / "t.csv", "job_id,cpu,gpu\na,4,1\nb,4,1\nc,2,\nd,3,2\n")
     devices = write(tmp_path / "d.csv", "device,type,count,idle_w,busy_w\nhost,cpu,1,10,50\ncard,gpu,1,30,300\n")
-    result = api.schedule_files(times, devices)
+    result = api.schedule(problem_files.read(times, devices))
     assert result.figures["makespan_s"] == 4 and result.figures["energy_j"] > 0 and result.figures["price"] is None
     actual = write(tmp_path / "a.csv", "job_id,cpu,gpu\na,4,3\nb,4,3\nc,2,\nd,3,2\n")
-    late = api.schedule_files(times, devices, actual=actual)
+    late = api.schedule(problem_files.read(times, devices, actual=actual))
     assert late.figures["makespan_s"] > 4 and late.figures["ratio"] >= 1
     written = [tmp_path / "s.csv", tmp_path / "trace.json"]
     result.write(*written)

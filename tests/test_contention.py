@@ -17,7 +17,7 @@ from lib.schedule.runtime import interference
 from lib.schedule.runtime.workers import Slot
 from lib.schedule.simulation.events import simulate
 from lib.studies.scheduler_eval import comparison, findings, host, prediction_errors, scenario, tradeoffs
-from tests import refused
+from tests import killed, refused
 from tests.schedules import contention_of
 
 STEP_S = {"light": 0.01, "heavy": 0.1}
@@ -29,13 +29,14 @@ scenarios: {s: {note: n, shortest_s: 1, longest_s: 2, devices: {cpu: {count: 1}}
 """
 
 
-class Clockwork:
+class Clockwork(killed.Inline):
     """A worker whose steps take what STEP_S and SLOWED say, by who starts at the same moment."""
 
     asked: dict = {}  # by slot: what was sent last; all slots see it, as they share a host
 
     def __init__(self, slot, limits):
-        self.slot, self.outbox, self.answered_s = slot.name, [("ready", 1)], 0.0
+        super().__init__(slot, limits)
+        self.slot, self.answered_s = slot.name, 0.0
 
     def send(self, *message):
         if message[0] == "run":
@@ -48,8 +49,7 @@ class Clockwork:
                        if slot != self.slot and other["at_s"] == mine["at_s"]]
             self.outbox.append(("done", "pair", {"step_s": STEP_S[mine["workload_id"]] * np.prod(factors), "n": 3}))
             self.answered_s = mine["at_s"]
-        messages, self.outbox = self.outbox, []
-        return messages
+        return super().messages()
 
     def shut_down(self):
         self.asked.pop(self.slot, None)

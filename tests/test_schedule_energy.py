@@ -12,18 +12,17 @@ from lib.config import definitions
 from lib.schedule import energy, problem_files
 from lib.schedule.policies.registry import policy
 from lib.schedule.problem import Fleet, JobEnergy, Jobs, Problem
-from lib.schedule.simulation import metrics
 from lib.schedule.simulation.events import Faults, simulate
 from lib.studies.scheduler_eval import findings, mixes, tradeoffs
 from lib.studies.scheduler_eval.scenario import StepTimes
 from tests import refused
-from tests.schedules import TIMES, files
+from tests.schedules import TIMES, figures, files
 from tests.test_schedule import a_problem
 
 
 def energy_of(problem, name="fastest", faults=None, **options):
-    figures = metrics.metrics(simulate(problem, policy(name, **options), faults))
-    return figures["energy_j"], figures["energy_source"]
+    result = figures(problem, name, faults, **options)
+    return result["energy_j"], result["energy_source"]
 
 
 @pytest.mark.parametrize(("table", "joules", "source"), [
@@ -75,9 +74,9 @@ def test_set_up_idles_and_an_attempt_that_died_took_its_share():
 def test_idling_counts_from_where_the_makespan_does():
     fleet = Fleet.from_counts({"gpu": 2}, idle_w=[10], busy_w=[100])
     problem = Problem(Jobs.plain(1, np.array([6.0])), fleet, np.array([[4.0]]), np.array([[4.0]]))
-    figures = metrics.metrics(simulate(problem, policy("fastest")))
-    assert figures["makespan_s"] == 10 and figures["used_gpu"] == pytest.approx(4 / 20)
-    assert figures["energy_j"] == pytest.approx(4 * 100 + (2 * 10 - 4) * 10)
+    result = figures(problem, "fastest")
+    assert result["makespan_s"] == 10 and result["used_gpu"] == pytest.approx(4 / 20)
+    assert result["energy_j"] == pytest.approx(4 * 100 + (2 * 10 - 4) * 10)
 
 
 def test_a_policy_that_spares_energy_goes_by_the_table_and_not_by_watts():

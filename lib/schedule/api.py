@@ -10,7 +10,7 @@ import pandas as pd
 
 from lib import files, store
 from lib.errors import InputError, choices
-from lib.schedule import bounds, problem_files
+from lib.schedule import bounds
 from lib.schedule.policies import registry
 from lib.schedule.problem import Problem
 from lib.schedule.simulation import metrics, trace
@@ -66,12 +66,6 @@ def schedule(problem: Problem, policy: str = "hybrid", objective: str = "makespa
     if objective == "deadline" and not np.isfinite(problem.jobs.deadline_s).any():
         raise InputError("the objective deadline needs deadline_s of some job in the jobs file")
     return Answer(policy, objective, simulate(problem, registry.aimed(policy, objective)))
-
-
-def schedule_files(times: Path, devices: Path, jobs: Path | None = None, actual: Path | None = None, policy: str = "hybrid",
-                   objective: str = "makespan", energy: Path | None = None) -> Answer:
-    """Schedule what files describe (``problem_files.read``)."""
-    return schedule(problem_files.read(times, devices, jobs, actual, energy), policy, objective)
 
 
 def text(answer: Answer) -> str:

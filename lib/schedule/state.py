@@ -126,6 +126,10 @@ class State:
             self.memory[kind] = create()
         return self.memory[kind]
 
+    def new_jobs(self, kind: type) -> list[int]:
+        """Return the jobs that a policy's object of a class has not seen: those that arrived, or all if it is to be created."""
+        return self.arrived if kind in self.memory else list(self.waiting)
+
     def idle(self, device_type: int, most: int | None = None) -> list[int]:
         """Return free devices of a type, ``most`` of them or all: in the fleet's order, the one freed last first."""
         free = self.free[device_type]
@@ -189,9 +193,13 @@ class CoreBudget:
     def __init__(self, state: State):
         self._state, self.left = state, state.free_cores
 
+    def fits(self, cores: float) -> bool:
+        """Return whether so many cores are left."""
+        return cores <= self.left + _SLACK
+
     def has(self, job: int, device_type: int) -> bool:
         """Return whether enough cores are left for a job on a device type."""
-        return self.left == np.inf or self._state.cores(job, device_type) <= self.left + _SLACK
+        return self.left == np.inf or self.fits(self._state.cores(job, device_type))
 
     def take(self, job: int, device_type: int) -> bool:
         """Reserve the cores of a job on a device type; False if too few are left."""

@@ -78,8 +78,8 @@ class _SizeSplit:
     def at_start(cls, state: State, predict: Predict) -> "_SizeSplit":
         """Return the split of no jobs yet, with the types in the order of the median times of waiting jobs."""
         rows = np.array([predict.row(job) for job in state.waiting] or [[1.0] * len(state.fleet.types)])
-        known = [column[np.isfinite(column)] for column in rows.T]
-        order = np.argsort([-np.median(times) if len(times) else 0.0 for times in known], kind="stable").tolist()
+        finite = [column[np.isfinite(column)] for column in rows.T]
+        order = np.argsort([-np.median(times) if len(times) else 0.0 for times in finite], kind="stable").tolist()
         return cls([], order, (np.cumsum(state.fleet.counts[order]) / len(state.fleet)).tolist())
 
     def allowed(self, row: list[float]) -> list[int]:
@@ -94,7 +94,7 @@ def by_size(state: State, predict: Predict) -> list[Action]:
 
     The size of a job is its longest time.
     """
-    new = state.arrived if _SizeSplit in state.memory else list(state.waiting)
+    new = state.new_jobs(_SizeSplit)
     split = state.recall(_SizeSplit, lambda: _SizeSplit.at_start(state, predict))
     for job in new:
         insort(split.sizes, max(time for time in predict.row(job) if time < inf))
@@ -106,13 +106,12 @@ def by_size(state: State, predict: Predict) -> list[Action]:
 
 def _bind(state: State, predict: Predict, order: Callable[[list[int]], list[int]]) -> list[Action]:
     """Bind arriving jobs, in an order, to the device where they end first; a freed device corrects what is expected of it."""
-    first = Queues not in state.memory
+    freed, new = state.freed if Queues in state.memory else [], state.new_jobs(Queues)
     queues = state.recall(Queues, lambda: Queues(state))
-    freed = [] if first else state.freed
     for device in freed:
         queues.expect(device, state.now_s + queues.load_s[device])
     devices = {device for device in freed if queues.jobs[device]} | queues.blocked
-    for job in order(list(state.waiting if first else state.arrived)):
+    for job in order(new):
         row = [time + setup for time, setup in zip(predict.row(job), state.setup_s, strict=True)]
         end_s, device_type, device = queues.earliest(state, row)
         queues.put(job, device, row[device_type], end_s)

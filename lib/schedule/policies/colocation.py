@@ -47,10 +47,10 @@ def blocked_s(state: State, jobs: np.ndarray, times: np.ndarray, ready_s: np.nda
 
 
 class Colocation:
-    """Chooses, where contention is ``known``, which job suits best what runs now."""
+    """Chooses, if contention is known (``active``), which job suits best what runs now."""
 
     def __init__(self, state: State):
-        self._contention, self.known = state.contention, state.contention is not None
+        self._contention, self.active = state.contention, state.contention is not None
         self._classes = state.jobs.job_class.tolist()
         self._typical: dict[tuple[int, int], float] = {}
         self._mix = [(job_class, device_type) for job_class in sorted(set(self._classes))
@@ -58,7 +58,7 @@ class Colocation:
 
     def pick(self, state: State, jobs: Sequence[int], device_type: int) -> int:
         """Return the place in a queue of the job to start: of the first few, the one that disturbs less here than usual."""
-        if not self.known or len(jobs) < 3 or not state.running:
+        if not self.active or len(jobs) < 3 or not state.running:
             return 0
         neighbours = [(self._classes[ran.job], state.type_of[device]) for device, ran in state.running.items()]
         best, least, seen = 0, inf, set()

@@ -25,7 +25,7 @@ class _Ready:
         if budget.left == inf:
             return heap.first(valid)
         cpu = state.fleet.cpu[device_type]
-        if not cpu and self.least_cores > budget.left + 1e-9:
+        if not cpu and not budget.fits(self.least_cores):
             return None
         while (entry := heap.first(valid)) and not budget.has(entry[2], device_type):
             if cpu:
@@ -40,7 +40,7 @@ def greedy(state: State, predict: Predict, key: Key, allowed: Allowed | None = N
     A job that needs more host cores than are free lets others go first.
     """
     waiting, started, actions, aside, budget = state.waiting, set(), [], [], CoreBudget(state)
-    new = state.arrived if _Ready in state.memory else waiting
+    new = state.new_jobs(_Ready)
     ready = state.recall(_Ready, lambda: _Ready(state))
     for job in new:
         row = predict.row(job)

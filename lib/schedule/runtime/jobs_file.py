@@ -17,14 +17,14 @@ from lib.schedule import bounds, problem_files
 from lib.schedule.contention import Contention
 from lib.schedule.durations import Duration, Durations
 from lib.schedule.policies import registry
-from lib.schedule.problem import Fleet, Jobs, Problem
+from lib.schedule.problem import Fleet, Jobs
 from lib.schedule.runtime import executor, interference, run_record
+from lib.schedule.runtime.executor import PreparedJobs
 from lib.schedule.runtime.journal import Spec
 from lib.schedule.runtime.local_site import fleet_of, local_site
 from lib.schedule.runtime.run_record import RunRecord
-from lib.schedule.runtime.workers import Limits, ProcessWorker, Site, Slot, Spawn, device_type_of
+from lib.schedule.runtime.workers import Limits, ProcessWorker, Site, device_type_of
 from lib.schedule.simulation.events import simulate
-from lib.schedule.state import Policy
 
 _TASKS = "lib.schedule.runtime.tasks"
 _PROBE_S = 0.8
@@ -56,9 +56,9 @@ def _probe(workloads: Sequence[str], site: Site, fleet: Fleet, folder: Path, alo
     for number, device_type in enumerate(fleet.types if names else ()):
         slots = tuple(site.slots[device] for device in np.flatnonzero(fleet.type_of == number)[:1 if alone else None])
         part = folder / f"{site.probes}-{files.safe_name(device_type)}-{slots[0].threads}{'-alone' if alone else ''}"
-        _, ends, _ = executor.execute(specs, replace(Jobs.plain(len(names)), ids=names), fleet_of(slots), slots,
-                                      np.full((len(names), 1), _GUESS_S), registry.policy("first-come"), part, Limits(),
-                                      site.spawn, again=lambda _: True)
+        jobs, guess_s = replace(Jobs.plain(len(names)), ids=names), np.full((len(names), 1), _GUESS_S)
+        prepared = PreparedJobs(specs, jobs, slots, fleet_of(slots), guess_s, registry.policy("first-come"), spawn=site.spawn)
+        _, ends, _ = executor.execute(prepared, part, again=lambda _: True)
         for row in ends.itertuples():
             if row.status == "done":
                 probes.times[row.job_id, device_type] = row.result
@@ -89,30 +89,6 @@ def predicted_s(specs: Sequence[Spec], probes: Probes, site: Site, fleet: Fleet,
         why = choices(probes.notes(specs[job].arguments["workload_id"]))
         raise InputError(f"no slot can run job {specs[job].job_id!r}: {why}; the same call again probes anew what failed")
     return table
-
-
-@dataclass(frozen=True)
-class PreparedJobs:
-    """Jobs, slots and how their workers are spawned, predicted seconds (jobs, types), and the policy with its ``name``.
-
-    ``contention`` is how jobs slow each other down there, if known; ``notes`` say what could not be probed.
-    """
-
-    specs: tuple[Spec, ...]
-    jobs: Jobs
-    slots: tuple[Slot, ...]
-    fleet: Fleet
-    predicted_s: np.ndarray
-    policy: Policy
-    name: str
-    spawn: Spawn = ProcessWorker
-    contention: Contention | None = None
-    notes: tuple[str, ...] = ()
-
-    @property
-    def problem(self) -> Problem:
-        """Return the jobs as a problem whose predictions are exact."""
-        return Problem(self.jobs, self.fleet, self.predicted_s, self.predicted_s)
 
 
 def read(path: Path, out: Path) -> tuple[tuple[Spec, ...], Jobs]:
@@ -218,14 +194,12 @@ def run(prepared: PreparedJobs, out: Path, limits: Limits | None = None) -> RunR
     """
     from lib.measure import machine
 
-    problem, known = prepared.problem, prepared.contention
-    simulated = simulate(problem, prepared.policy, contention=known, known=known).schedule
-    attempts, ends, notes = executor.execute(
-        prepared.specs, prepared.jobs, prepared.fleet, prepared.slots, prepared.predicted_s, prepared.policy, out, limits,
-        prepared.spawn, known)
+    problem, contention = prepared.problem, prepared.contention
+    simulated = simulate(problem, prepared.policy, contention=contention, known_contention=contention).schedule
+    attempts, ends, notes = executor.execute(prepared, out, limits)
     _learn(prepared, attempts, out)
     facts = {"policy": prepared.name, "bound_s": bounds.makespan_bound(problem), "notes": [*prepared.notes, *notes],
-             "contention": known is not None, "machine": machine.name(), "written_utc": store.utc_now()}
+             "contention": contention is not None, "machine": machine.name(), "written_utc": store.utc_now()}
     record = RunRecord(attempts[attempts["status"] != "running"], simulated, ends,
                        {spec.job_id: _class_of(spec) for spec in prepared.specs}, facts)
     run_record.write(record, out)
@@ -254,7 +228,7 @@ def folder_of(path: Path, out: Path | None = None) -> Path:
     with files.writing(folder):
         foreign = [] if not os.path.lexists(folder) or journal.exists() else sorted(
             entry.name for entry in folder.iterdir() if not _BEFORE.fullmatch(entry.name))
-    if journal.is_file() and not journal.stat().st_size and run_record.is_there(folder):
+    if journal.is_file() and not journal.stat().st_size and (folder / run_record.FILE).is_file():
         raise InputError(f"{journal} is empty, although a run has ended there: it is damaged; name another folder")
     if foreign:
         raise InputError(f"{folder} holds other things than a run, such as {choices(foreign[:3])}; name a folder of its own")

@@ -6,14 +6,16 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from lib import files
 from lib.errors import InputError, is_no_space
+from lib.schedule.problem import PER_JOB, Jobs
 
 _VERSION = 2
 _REFUSED = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM,
@@ -57,15 +59,33 @@ class Spec:
         return cls(job_id, **json.loads(text))
 
 
-class Submit(NamedTuple):
-    """A job as it was submitted at ``at_s``; ``deadline_s`` is inf if it has none."""
+@dataclass(eq=False)
+class Entry:
+    """A job of the list that has not ended; ``seconds`` are its predicted times by device type, as far as they were needed.
+
+    ``refusal`` is the reason why it cannot be predicted and will end.
+    """
 
     spec: Spec
-    memory_mb: float
-    cpu_cores: float
-    priority: int
-    deadline_s: float
-    at_s: float
+    arrival_s: float = 0.0
+    deadline_s: float = np.inf
+    memory_mb: float = 0.0
+    cpu_cores: float = 0.0
+    job_class: int = -1
+    priority: int = 0
+    attempt: int = 0  # the latest
+    seconds: dict[str, float] = field(default_factory=dict)
+    refusal: str = ""
+
+    @property
+    def job_id(self) -> str:
+        """Return the job's name."""
+        return self.spec.job_id
+
+    @classmethod
+    def from_jobs(cls, spec: Spec, jobs: Jobs, job: int) -> "Entry":
+        """Return the entry of the job with this number."""
+        return cls(spec, *(float(getattr(jobs, name)[job]) for name in PER_JOB), job_class=int(jobs.job_class[job]))
 
 
 class Journal:
@@ -161,17 +181,18 @@ class Journal:
             raise UnwritableError(f"{self.path} was removed while the run went on, and with it what was noted; the same call "
                                   "again begins anew")
 
-    def submit(self, submit: Submit) -> bool:
+    def submit(self, entry: Entry) -> bool:
         """Note a new job of an open list; False if it is known already, InputError if that was another job."""
         self.check_there()
-        job_id, text = submit.spec.job_id, submit.spec.as_text()
+        job_id, text = entry.job_id, entry.spec.as_text()
         with self._transaction():
             recorded = self._base.execute("SELECT spec FROM jobs WHERE job_id = ?", (job_id,)).fetchone()
             if recorded and recorded != (text,):
                 raise InputError(f"the job {job_id!r} was submitted before, to do something else; give another name")
             if not recorded:
                 self._base.execute("INSERT INTO jobs VALUES (?, ?)", (job_id, text))
-                self._base.execute("INSERT INTO submits VALUES (NULL, ?, ?, ?, ?, ?, ?)", (job_id, *submit[1:]))
+                self._base.execute("INSERT INTO submits VALUES (NULL, ?, ?, ?, ?, ?, ?)", (
+                    job_id, entry.memory_mb, entry.cpu_cores, entry.priority, entry.deadline_s, entry.arrival_s))
         return not recorded
 
     def cancel(self, job_id: str, at_s: float) -> bool:
@@ -218,12 +239,13 @@ class Journal:
             self._base.execute(_END_ATTEMPT, (at_s, status if new else "lost", reason, job_id, attempt))
         return new
 
-    def submitted(self) -> list[Submit]:
+    def submitted(self) -> list[Entry]:
         """Return the jobs of an open list that have not ended, in the order in which they were submitted."""
-        rows = self._rows("SELECT job_id, spec, memory_mb, cpu_cores, priority, deadline_s, at_s FROM submits JOIN jobs "
-                          "USING (job_id) WHERE job_id NOT IN (SELECT job_id FROM ends) ORDER BY number")
+        rows = self._rows("SELECT job_id, spec, at_s, deadline_s, memory_mb, cpu_cores, -1, priority, (SELECT count(*) FROM "
+                          "attempts WHERE attempts.job_id = submits.job_id) FROM submits JOIN jobs USING (job_id) "
+                          "WHERE job_id NOT IN (SELECT job_id FROM ends) ORDER BY number")
         with self._one_line():
-            return [Submit(Spec.from_text(job_id, text), *numbers) for job_id, text, *numbers in rows]
+            return [Entry(Spec.from_text(job_id, text), *numbers) for job_id, text, *numbers in rows]
 
     def cancelled(self) -> set[str]:
         """Return the jobs that are cancelled and have not ended."""

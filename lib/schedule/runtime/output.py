@@ -28,10 +28,10 @@ def redirect(output: Connection) -> Callable[[str, str], None]:
         stream.reconfigure(line_buffering=True)
     output.close()
 
-    def mark(what: str, token: str) -> None:
+    def mark(event: str, token: str) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
-        os.write(marks, f"\0{what} {token}\n".encode())
+        os.write(marks, f"\0{event} {token}\n".encode())
 
     return mark
 
@@ -75,8 +75,8 @@ class Output:
         for mark in _MARK.finditer(text, 0, cut):
             yield from self._lines(text[done:mark.start()])
             yield from self._lines(b"\n") if self._rest else ()
-            done, (what, token) = mark.end(), mark.groups()
-            if what == b"begin":
+            done, (event, token) = mark.end(), mark.groups()
+            if event == b"begin":
                 self._token, self._number = token.decode(errors="replace"), 0
             else:
                 self._token = ""

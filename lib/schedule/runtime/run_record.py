@@ -15,8 +15,8 @@ from lib.schedule.simulation import trace
 from lib.tables import columns
 
 FOLDER = "schedule"
-_FILE = "ran.json"
-PATTERN = f"{FOLDER}/**/{_FILE}"  # below a machine's folder
+FILE = "ran.json"
+PATTERN = f"{FOLDER}/**/{FILE}"  # below a machine's folder
 
 
 class _End(Strict):
@@ -87,18 +87,13 @@ class RunRecord:
         return table.assign(job_class=table["job_id"].map(self.job_classes))
 
 
-def is_there(folder: Path) -> bool:
-    """Return whether a folder holds the record of a run that ended."""
-    return (folder / _FILE).is_file()
-
-
 def write(record: RunRecord, folder: Path) -> None:
     """Write ``schedule.csv``, ``simulated.csv``, ``trace.json`` (Chrome trace) and the rest."""
     for name, table in (("schedule", record.schedule), ("simulated", record.simulated)):
         store.write(table[columns("schedule")], folder / f"{name}.csv", "schedule", derived=True)
     files.replace(folder / "trace.json", trace.encoded(record.schedule, record.facts["policy"]))
     content = {"ends": record.ends[list(_ENDS)].to_dict("records"), "kinds": record.job_classes, "facts": record.facts}
-    store.write_json(content, folder / _FILE)
+    store.write_json(content, folder / FILE)
 
 
 def ends(path: Path) -> _Content:
@@ -108,7 +103,7 @@ def ends(path: Path) -> _Content:
 
 def read(folder: Path) -> RunRecord:
     """Read a record; InputError if there is none, or it is damaged."""
-    content = ends(folder / _FILE)
+    content = ends(folder / FILE)
     return RunRecord(store.read(folder / "schedule.csv", "schedule"), store.read(folder / "simulated.csv", "schedule"),
                      pd.DataFrame([dict(end) for end in content.ends], columns=list(_ENDS)), content.kinds,
                      dict(content.facts))

@@ -2,7 +2,6 @@
 
 import math
 import threading
-from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from functools import partial
@@ -14,9 +13,8 @@ from lib import locks
 from lib.errors import InputError
 from lib.schedule.runtime.engine.engine import Engine, Observer
 from lib.schedule.runtime.engine.plan import plan
-from lib.schedule.runtime.engine.view import Entry
 from lib.schedule.runtime.executor import JOURNAL
-from lib.schedule.runtime.journal import Journal, Spec, Submit
+from lib.schedule.runtime.journal import Entry, Journal, Spec
 from lib.schedule.runtime.local_site import fleet_of
 from lib.schedule.runtime.workers import Limits, ProcessWorker, Slot, Spawn
 from lib.schedule.state import Policy
@@ -46,9 +44,8 @@ class Service:
                                   spawn, observer)
             self._policy, self._classes = policy, {}
             self._order = threading.Lock()  # the journal and the engine get calls in the same order
-            tried = Counter(self._journal.attempts()["job_id"])
-            for submit in self._journal.submitted():
-                self._engine.add(self._entry(submit, tried[submit.spec.job_id]))
+            for entry in self._journal.submitted():
+                self._add(entry)
             for job_id in self._journal.cancelled():
                 self._engine.post(partial(self._engine.cancel, job_id))
             self._opened = opened.pop_all()
@@ -71,12 +68,12 @@ class Service:
         """
         _check(spec, memory_mb, cpu_cores, priority, deadline_s)
         at_s = self._engine.now()
-        ends_s = math.inf if math.isnan(deadline_s) else at_s + deadline_s
-        submit = Submit(spec, float(memory_mb), float(cpu_cores), priority, ends_s, at_s)
+        entry = Entry(spec, at_s, math.inf if math.isnan(deadline_s) else at_s + deadline_s, float(memory_mb), float(cpu_cores),
+                      priority=priority)
         with self._order:
-            new = self._journal.submit(submit)
+            new = self._journal.submit(entry)
             if new:
-                self._engine.post(lambda: self._engine.add(self._entry(submit)))
+                self._engine.post(partial(self._add, entry))
         return new
 
     def cancel(self, job_id: str) -> bool:
@@ -144,17 +141,11 @@ class Service:
         """Return every end: ``job_id, status, reason, result, attempt, end_s``."""
         return self._journal.results()
 
-    def notes(self) -> list[str]:
-        """Return the latest notes of workers that were replaced and slots that were given up."""
-        with self._engine.lock:
-            return list(self._engine.slots.notes)
-
-    def _entry(self, submit: Submit, attempt: int = 0) -> Entry:
-        arguments = submit.spec.arguments
-        name = str(arguments.get("workload_id") or arguments.get("path") or submit.spec.call)
-        job_class = self._classes.setdefault(name, len(self._classes))
-        return Entry(submit.spec, submit.at_s, submit.deadline_s, submit.memory_mb, submit.cpu_cores, job_class,
-                     submit.priority, attempt)
+    def _add(self, entry: Entry) -> None:
+        arguments = entry.spec.arguments
+        name = str(arguments.get("workload_id") or arguments.get("path") or entry.spec.call)
+        entry.job_class = self._classes.setdefault(name, len(self._classes))
+        self._engine.add(entry)
 
 
 def _never(reason: str) -> bool:

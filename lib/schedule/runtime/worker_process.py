@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import Any, Protocol
+from typing import Any
 
 from lib.errors import InputError, is_no_space, is_out_of_memory, one_line
 from lib.measure.worker import pin
@@ -58,23 +58,13 @@ class Job:
         self._stop.set()
 
 
-class Pipe(Protocol):
-    """How a worker exchanges messages with the process that leads it, such as a Connection."""
-
-    def recv(self) -> tuple[Any, ...]:
-        """Wait for the next message; EOFError when the leading process is gone."""
-
-    def send(self, message: tuple[Any, ...]) -> None:
-        """Send one message; OSError when the leading process is gone."""
-
-
 class _Leader:
     """The leading process as the worker sees it: ``requests`` wait for their turn, a stop reaches its job at once.
 
     When the leading process is gone, this one ends.
     """
 
-    def __init__(self, pipe: Pipe):
+    def __init__(self, pipe: Any):
         self._pipe, self._lock, self.requests = pipe, threading.Lock(), queue.Queue()
         self._current: tuple[str, Job | None] = "", None
         self._stops: set[str] = set()
@@ -110,13 +100,14 @@ class _Leader:
         self._stops.clear()  # of jobs that have ended
 
 
-def serve(pipe: Pipe, device: str, cores: tuple[int, ...], threads: int, beat_s: float, warm_up: str = "",
+def serve(pipe: Any, device: str, cores: tuple[int, ...], threads: int, beat_s: float, warm_up: str = "",
           output: Connection | None = None) -> None:
     """Run tasks until an ``end`` message, or until the leading process is gone; ``warm_up`` is called first.
 
-    Printed text goes to ``output``, if there is one.
+    ``pipe`` exchanges messages with that process by ``recv`` and ``send``, as a Connection does: EOFError or OSError when it is
+    gone. Printed text goes to ``output``, if there is one.
     """
-    mark = redirect(output) if output else lambda what, token: None
+    mark = redirect(output) if output else lambda event, token: None
     pin(cores)
     leader, over = _Leader(pipe), threading.Event()
 
@@ -158,7 +149,7 @@ def _outcome(token: str, call: str, arguments: dict[str, Any], job: Job) -> tupl
 
 
 def _free() -> None:
-    """Return the GPU memory of a task that ended or failed; what it caches on purpose stays."""
+    """Free the GPU memory of a task that ended or failed, except what it caches on purpose."""
     torch = sys.modules.get("torch")
     if torch and torch.cuda.is_initialized():
         gc.collect()

@@ -56,16 +56,16 @@ def table(problem: Problem, job: Sequence[int], device: Sequence[int], start_s: 
                          "attempt": attempt, "status": status, "job": job, "device_index": device})
 
 
-class _Simulation:
+class Simulation:
     """The events of one run; without contention the end of an attempt is known when it starts."""
 
     def __init__(self, problem: Problem, policy: Policy, faults: Faults, contention: Contention | None,
-                 known: Contention | None, state: State | None):
+                 known_contention: Contention | None, state: State | None):
         jobs, devices = problem.jobs, len(problem.fleet)
         self.problem, self.policy, self.faults, self.contention = problem, policy, faults, contention
         self.state = state = state or State.at_start(jobs, problem.fleet)
         present = {*state.waiting, *(ran.job for ran in state.running.values())}
-        state.expected, state.contention = len(jobs) - len(present), known
+        state.expected, state.contention = len(jobs) - len(present), known_contention
         state.joules = problem.energy and problem.energy.joules
         self.predict = Predict(problem.feasible_s, problem.sigma)
         self.rows: list[tuple[int, int, float, float, int, str]] = []
@@ -89,34 +89,43 @@ class _Simulation:
 
     def run(self) -> Outcome:
         """Let all events happen; return the outcome."""
-        state, events = self.state, self._events
-        while events:
-            now = events[0][0]
-            self._advance(now)
-            while events and events[0][0] == now:
-                _, _, event, number, version = heapq.heappop(events)
-                if event == _ARRIVE:
-                    state.arrive(number)
-                    state.expected -= 1
-                elif event == _END and version == self._version[number]:
-                    self._end(number)
-            if not state.waiting and not state.running and not events:
-                break
-            begin = time.perf_counter()
-            actions = self.policy(state, self.predict)
-            self.decide_s.append(time.perf_counter() - begin)
-            self.refine_s.append(state.refined_s)
-            state.refined_s = 0.0
-            state.clear_news()
-            for action in actions:
-                self._apply(action)
-            if self.contention:
-                self._reschedule()
+        state = self.state
+        while self._events and self.step():
+            pass
         if state.waiting:
             names = ", ".join(self.problem.jobs.ids[job] for job in list(state.waiting)[:3])
             raise PolicyError(f"the policy left {len(state.waiting)} jobs waiting for ever, such as {names}")
         columns = map(list, zip(*self.rows, strict=True)) if self.rows else ([],) * 6
         return Outcome(table(self.problem, *columns), self.problem, np.array(self.decide_s), np.array(self.refine_s))
+
+    def step(self) -> bool:
+        """Let all events of the next instant happen, then let the policy decide; return False if nothing is left to do."""
+        state, events, now = self.state, self._events, self._events[0][0]
+        self._advance(now)
+        while events and events[0][0] == now:
+            _, _, event, number, version = heapq.heappop(events)
+            if event == _ARRIVE:
+                state.arrive(number)
+                state.expected -= 1
+            elif event == _END and version == self._version[number]:
+                self._end(number)
+        if not state.waiting and not state.running and not events:
+            return False
+        self.decide()
+        return True
+
+    def decide(self) -> None:
+        """Let the policy decide, and do what it says."""
+        state, begin = self.state, time.perf_counter()
+        actions = self.policy(state, self.predict)
+        self.decide_s.append(time.perf_counter() - begin)
+        self.refine_s.append(state.refined_s)
+        state.refined_s = 0.0
+        state.clear_news()
+        for action in actions:
+            self._apply(action)
+        if self.contention:
+            self._reschedule()
 
     def _apply(self, action) -> None:
         if not isinstance(action, Wait):
@@ -206,11 +215,11 @@ class _Simulation:
 
 
 def simulate(problem: Problem, policy: Policy, faults: Faults | None = None, contention: Contention | None = None,
-             known: Contention | None = None, state: State | None = None) -> Outcome:
+             known_contention: Contention | None = None, state: State | None = None) -> Outcome:
     """Run a policy on a problem in simulated time: it sees the predictions, the jobs take their actual times.
 
-    Under ``contention`` actual times are those of a job alone; ``known`` is the contention that the policy knows of. The run
+    Under ``contention`` actual times are those of a job alone; the policy knows ``known_contention``. The run
     continues from ``state``, which it changes; by default nothing has arrived. Raises PolicyError when the policy wants what
     cannot be done or leaves jobs waiting for ever.
     """
-    return _Simulation(problem, policy, faults or Faults(), contention, known, state).run()
+    return Simulation(problem, policy, faults or Faults(), contention, known_contention, state).run()

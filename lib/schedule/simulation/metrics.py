@@ -43,14 +43,14 @@ def metrics(outcome: Outcome, lower_bound_s: float | None = None) -> dict[str, A
     problem, table, rows = outcome.problem, job_table(outcome), outcome.schedule
     fleet, jct, slowdown = problem.fleet, table["jct_s"].to_numpy(float), table["slowdown"].to_numpy(float)
     makespan = float(rows["end_s"].max())
-    used, known = busy_s(outcome), len(jct) > 0
-    percentiles = np.percentile(jct, _SHARES).tolist() if known else [math.nan] * len(_SHARES)
+    used, ended = busy_s(outcome), len(jct) > 0
+    percentiles = np.percentile(jct, _SHARES).tolist() if ended else [math.nan] * len(_SHARES)
     joules, source = energy.of_schedule(problem, rows, makespan)
-    return {"makespan_s": makespan, "mean_jct_s": float(jct.mean()) if known else math.nan,
+    return {"makespan_s": makespan, "mean_jct_s": float(jct.mean()) if ended else math.nan,
             **{f"p{share}_jct_s": value for share, value in zip(_SHARES, percentiles, strict=True)},
-            "mean_slowdown": float(slowdown.mean()) if known else math.nan,
-            "worst_slowdown": float(slowdown.max()) if known else math.nan,
-            "fairness": float(slowdown.sum() ** 2 / (len(slowdown) * (slowdown ** 2).sum())) if known else math.nan,
+            "mean_slowdown": float(slowdown.mean()) if ended else math.nan,
+            "worst_slowdown": float(slowdown.max()) if ended else math.nan,
+            "fairness": float(slowdown.sum() ** 2 / (len(slowdown) * (slowdown ** 2).sum())) if ended else math.nan,
             "late": int(table["late"].sum()),
             **{status: int((rows["status"] == status).sum()) for status in ("failed", "moved")},
             "energy_j": joules, "energy_source": source,

@@ -82,10 +82,10 @@ class Estimator:
 
     def _preference(self, rest: np.ndarray) -> np.ndarray:
         """Return the mean of the log times without sizes, by job class (classes, types), or 0."""
-        known = np.isfinite(rest)
+        finite = np.isfinite(rest)
         total, number = np.zeros((2, self._class.max() + 1, rest.shape[1]))
-        np.add.at(total, self._class, np.where(known, rest, 0.0))
-        np.add.at(number, self._class, known)
+        np.add.at(total, self._class, np.where(finite, rest, 0.0))
+        np.add.at(number, self._class, finite)
         return total / np.maximum(number, 1)
 
     def _confirmed(self, base: np.ndarray, rest: np.ndarray, trust: float, variance: float) -> float:

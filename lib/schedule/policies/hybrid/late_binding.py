@@ -83,7 +83,7 @@ class TypeLists:
         lists are made again.
         """
         jobs, elsewhere = self._lists[device_type], self._elsewhere[device_type]
-        if entries := jobs.take(CANDIDATES if self._colocation.known else 1, waits):
+        if entries := jobs.take(CANDIDATES if self._colocation.active else 1, waits):
             number = self._colocation.pick(state, [job for _, job in entries], device_type) if len(entries) > 1 else 0
             chosen = entries.pop(number)
             for entry in entries:
@@ -92,20 +92,17 @@ class TypeLists:
         if elsewhere is None:
             with refining(state):
                 left = [job for job in state.waiting if waits((job,))]
-                elsewhere = self._elsewhere[device_type] = self._ordered(left, device_type, state.now_s)
-        first = elsewhere.first(lambda entry: waits(entry) and self._in_time(entry, state.now_s))
+                elsewhere = self._elsewhere[device_type] = self._ordered(left, device_type)
+        first = elsewhere.first(lambda entry: waits(entry) and (
+            entry[0] <= 1 or state.now_s + entry[2] * self.margin <= self.end_s))
         return first and first[3]
 
-    def _in_time(self, entry: Entry, now_s: float) -> bool:
-        return entry[0] <= 1 or now_s + entry[2] * self.margin <= self.end_s
-
-    def _ordered(self, jobs: list[int], device_type: int, now_s: float) -> LazyHeap:
-        """Return jobs that may be taken for a type, by the time there over that elsewhere."""
+    def _ordered(self, jobs: list[int], device_type: int) -> LazyHeap:
+        """Return jobs that can run on a type, by the time there over that elsewhere."""
         rows = np.array([self.rows[job] for job in jobs]).reshape(len(jobs), -1)
         here = rows[:, device_type]
         ratio = here / np.where(np.arange(rows.shape[1]) == device_type, inf, rows).min(axis=1)
         order = np.argsort(ratio, kind="stable")
-        in_time = np.isfinite(here) & ((ratio <= 1) | (now_s + here * self.margin <= self.end_s))
-        order = order[in_time[order]]
+        order = order[np.isfinite(here[order])]
         return LazyHeap(zip(ratio[order].tolist(), order.tolist(), here[order].tolist(), np.array(jobs, int)[order].tolist(),
                             strict=True))

@@ -191,24 +191,19 @@ def _anneal(times, extra, type_of, ready, squares, risk, assign, scale, weight, 
     return best
 
 
-def list_plan(times: np.ndarray, type_of: np.ndarray, ready_s: np.ndarray) -> np.ndarray:
-    """Return the device of each job if each, the longest on average first, goes where it ends first."""
-    finite = np.where(np.isfinite(times), times, np.nan)
-    order = np.argsort(-np.nanmean(finite, axis=1), kind="stable")
+def list_plan(times: np.ndarray, type_of: np.ndarray, ready_s: np.ndarray, share: np.ndarray | None = None) -> np.ndarray:
+    """Return the device of each job if each, the longest on average first, goes where it ends first.
+
+    With ``share`` (jobs, types), that of the LP relaxation, each job goes to the type that has most of it.
+    """
+    if share is not None:
+        times = np.where(np.arange(times.shape[1]) == share.argmax(axis=1)[:, None], times, np.inf)
+    order = np.argsort(-np.nanmean(np.where(np.isfinite(times), times, np.nan), axis=1), kind="stable")
     return _lpt(_bounded(times), order, type_of, ready_s.astype(float), times.shape[1])[0]
 
 
 def _bounded(times: np.ndarray) -> np.ndarray:
     return np.where(np.isfinite(times), times, 1e3 * _LARGE)
-
-
-def _rounded(times: np.ndarray, type_of: np.ndarray, ready_s: np.ndarray, share: np.ndarray) -> np.ndarray:
-    """Assign each job to the type with most of it in the LP relaxation, and there to devices, the longest first."""
-    chosen = share.argmax(axis=1)
-    only = np.full(times.shape, 1e3 * _LARGE)
-    only[np.arange(len(times)), chosen] = times[np.arange(len(times)), chosen]
-    order = np.argsort(-times[np.arange(len(times)), chosen], kind="stable")
-    return _lpt(only, order, type_of, ready_s.astype(float), times.shape[1])[0]
 
 
 def loads(times: np.ndarray, type_of: np.ndarray, ready_s: np.ndarray, assign: np.ndarray) -> np.ndarray:
@@ -232,7 +227,7 @@ def plan(times: np.ndarray, type_of: np.ndarray, ready_s: np.ndarray, steps: int
         starts = [list_plan(times, type_of, ready_s)]
         if len(times) <= _MOST_ROUNDED:
             solved = bounds.relaxation(times, counts, np.bincount(type_of, ready_s, minlength=times.shape[1]))
-            starts.append(_rounded(times, type_of, ready_s, solved.share))
+            starts.append(list_plan(times, type_of, ready_s, solved.share))
         start = min(starts, key=lambda start: loads(times, type_of, ready_s, start).max())
     scale = float(loads(times, type_of, ready_s, start).max())
     hot = max(_HOT, min(_HOTTEST, _FEW / len(times) ** 2))

@@ -224,11 +224,8 @@ def _ordered(state: State, predict: Predict, memory: HybridMemory, objective: st
         return matching(state, predict)
     if objective == "mean_jct":
         return affinity(state, predict)
-
-    def deadline(job: int, _: int, device_type: int, row: list[float]) -> float:
-        return float(state.jobs.deadline_s[job])
-
-    def aging(job: int, _: int, device_type: int, row: list[float]) -> float:
-        return float(state.jobs.arrival_s[job]) + _AGING * row[device_type] * row[device_type] / min(row)
-
-    return greedy(state, predict, deadline if objective == "deadline" else aging)
+    deadline_s, arrival_s = state.jobs.deadline_s, state.jobs.arrival_s
+    if objective == "deadline":
+        return greedy(state, predict, lambda job, count, device_type, row: float(deadline_s[job]))
+    return greedy(state, predict, lambda job, count, device_type, row:
+                  float(arrival_s[job]) + _AGING * row[device_type] * row[device_type] / min(row))

@@ -18,8 +18,8 @@ from lib.schedule.contention import Contention
 from lib.schedule.problem import Fleet
 from lib.schedule.runtime.engine.plan import ranked
 from lib.schedule.runtime.engine.slots import Slots, SlotState
-from lib.schedule.runtime.engine.view import Entry, Occupant, View
-from lib.schedule.runtime.journal import Journal, Spec
+from lib.schedule.runtime.engine.view import Occupant, View
+from lib.schedule.runtime.journal import Entry, Journal, Spec
 from lib.schedule.runtime.workers import Limits, Slot, Spawn
 from lib.schedule.state import Policy, Restart, Wait
 

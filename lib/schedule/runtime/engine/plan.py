@@ -9,7 +9,8 @@ import pandas as pd
 
 from lib.errors import choices
 from lib.schedule.problem import Problem
-from lib.schedule.runtime.engine.view import Entry, View
+from lib.schedule.runtime.engine.view import View
+from lib.schedule.runtime.journal import Entry
 from lib.schedule.simulation.events import simulate
 from lib.schedule.state import Action, Policy, Predict, State
 from lib.tables import columns
@@ -71,7 +72,7 @@ def plan(view: View, policy: Policy) -> pd.DataFrame:
         running = {ran.job for ran in state.running.values()}
         problem = Problem(state.jobs, state.fleet, view.predict.table, view.predict.table)
         obeying = ranked(policy, lambda job: view.entries[job].priority)
-        schedule = simulate(problem, obeying, known=state.contention, state=state).schedule
+        schedule = simulate(problem, obeying, known_contention=state.contention, state=state).schedule
         for row in schedule[schedule["status"] == "done"].sort_values(["start_s", "device"]).itertuples():
             runs = row.job in running
             rows.append((row.job_id, row.device, row.start_s, row.end_s, max(1, view.entries[row.job].attempt + (not runs)),

@@ -1,44 +1,14 @@
 """What a policy sees of an open list of jobs and of the slots that are there: names become numbers, and back."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
 from lib.schedule.contention import Contention
 from lib.schedule.problem import PER_JOB, Fleet, Jobs, able
-from lib.schedule.runtime.journal import Spec
+from lib.schedule.runtime.journal import Entry
 from lib.schedule.state import CoreBudget, Predict, Running, State
-
-
-@dataclass(eq=False)
-class Entry:
-    """A job of the list that has not ended; ``seconds`` are its predicted times by device type, as far as they were needed.
-
-    ``refusal`` is the reason why it cannot be predicted and will end.
-    """
-
-    spec: Spec
-    arrival_s: float = 0.0
-    deadline_s: float = np.inf
-    memory_mb: float = 0.0
-    cpu_cores: float = 0.0
-    job_class: int = -1
-    priority: int = 0
-    attempt: int = 0  # the latest
-    seconds: dict[str, float] = field(default_factory=dict)
-    refusal: str = ""
-
-    @property
-    def job_id(self) -> str:
-        """Return the job's name."""
-        return self.spec.job_id
-
-    @classmethod
-    def from_jobs(cls, spec: Spec, jobs: Jobs, job: int) -> "Entry":
-        """Return the entry of the job with this number."""
-        return cls(spec, *(float(getattr(jobs, name)[job]) for name in PER_JOB), job_class=int(jobs.job_class[job]))
 
 
 class Occupant(NamedTuple):
