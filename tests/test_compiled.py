@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from dataclasses import replace
+from statistics import fmean
 
 import numpy as np
 import pandas as pd
@@ -99,6 +100,16 @@ def test_what_is_not_compiled_is_refused():
     with refused("no limit of the host's cores, here 8"):
         compiled.simulate(limited, "first-come")
     assert set(compiled.NAMES) <= set(baselines.BASELINES)
+
+
+@pytest.mark.slow
+@given(seed=st.integers(0, 10**6), spread=st.sampled_from([0.1, 1, 20, 60]), types=st.integers(1, 7))
+def test_means_are_those_of_the_standard_library(seed, spread, types):
+    draw = np.random.default_rng(seed)
+    times = np.exp(draw.normal(0, spread, (50, types)))
+    times[draw.random(times.shape) < 0.2] = np.inf
+    times[:, 0] = 1 / 3
+    assert compiled._means(times).tolist() == [fmean(time for time in row if time < np.inf) for row in times.tolist()]
 
 
 def test_the_loop_is_compiled_once():

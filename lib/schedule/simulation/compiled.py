@@ -59,8 +59,7 @@ def _setup(problem: Problem, name: str) -> compiled_loop.Setup:
     else:
         seconds = predicted + problem.fleet.setup_s
         if name == "longest-first":
-            finite = np.isfinite(predicted)  # as statistics.fmean: the exact sum, rounded once
-            turn = -np.array(list(map(fsum, np.where(finite, predicted, 0.0).tolist()))) / finite.sum(axis=1)
+            turn = -_means(predicted)
     order = np.lexsort((turn, arrival)) if len(turn) else np.argsort(arrival, kind="stable")
     work = np.ascontiguousarray(problem.fleet.setup_s + problem.actual_s)
     return compiled_loop.Setup(kind, order, arrival[order], np.array(problem.fleet.type_of, np.int64), work, seconds, key, rank,
@@ -92,6 +91,30 @@ def _ranks(key: np.ndarray, predicted: np.ndarray) -> tuple[np.ndarray, np.ndarr
         ranked[device_type, :len(jobs)] = order
         rank[device_type, order] = np.arange(len(jobs))
     return rank, ranked
+
+
+def _means(predicted: np.ndarray) -> np.ndarray:
+    """Return the mean of each job's finite times as ``statistics.fmean`` does: of the exact sum, rounded once.
+
+    The error of each addition is known exactly; where the errors' own sum is not exact, ``fsum`` adds the times.
+    """
+    finite = np.isfinite(predicted)
+    times = np.where(finite, predicted, 0.0)
+    total, error, inexact = times[:, 0], np.zeros(len(times)), np.zeros(len(times), bool)
+    for column in times.T[1:]:
+        total, lost = _two_sum(total, column)
+        error, lost = _two_sum(error, lost)
+        inexact |= lost != 0
+    total = total + error
+    total[inexact] = [fsum(row) for row in times[inexact]]
+    return total / finite.sum(axis=1)
+
+
+def _two_sum(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the rounded sum and its error (Knuth, TAOCP 2, 4.2.2)."""
+    total = a + b
+    rounded = total - a
+    return total, (a - (total - rounded)) + (b - rounded)
 
 
 def _at_start(setup: compiled_loop.Setup) -> compiled_loop.State:
