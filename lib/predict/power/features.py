@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 
 from lib.predict.operators import features, features_gpu
-from lib.predict.operators.features_gpu import Chip
+from lib.predict.operators.chip import Chip
 
 OPS = ("linear", "matmul", "bmm")
 

@@ -1,6 +1,6 @@
 """The power model of a GPU's GEMMs: watts from shape and time, with an interval, bounded by the card."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,8 @@ from lib import paths
 from lib.errors import InputError
 from lib.predict import model_file
 from lib.predict.operators import features, inputs
-from lib.predict.operators.features_gpu import Chip
+from lib.predict.operators.chip import Chip
+from lib.predict.operators.cost_model import CostModel
 from lib.predict.operators.parts import Part
 from lib.predict.power.features import frames, names
 
@@ -41,25 +42,22 @@ class PowerModel:
 
     def save(self, path: Path) -> Path:
         """Write the model as data, see ``model_file``."""
-        return model_file.write(path, {"device": self.device, "facts": self.facts, "compositions": {},
-                                       "chip": asdict(self.chip), "parts": {PART: self.part.plain()}})
+        return CostModel(self.device, self.facts, {PART: self.part}, self.chip).save(path)
 
     @classmethod
     def load(cls, path: Path) -> "PowerModel":
         """Read a model back; InputError says what is wrong with a damaged file, or with one of something else. Runs no code."""
-        content = model_file.read(path)
-        facts = content.model_dump(mode="json", include={"facts"}, exclude_unset=True)["facts"]
-        watts = [facts.get(name) for name in _WATTS]
-        if set(content.parts) != {PART} or content.chip is None:
+        stored = model_file.load(CostModel, path)
+        watts = [stored.facts.get(name) for name in _WATTS]
+        if set(stored.parts) != {PART} or stored.chip is None:
             raise InputError(f"{path} is no power model: it has other parts than {PART}, or no chip")
         if not all(type(value) in (int, float) and np.isfinite(value) for value in watts) or not 0 < watts[0] < watts[1]:
             raise InputError(f"{path}: least_w and limit_w are {watts}: they are watts, the first below the second")
-        chip = Chip(**content.chip.model_dump())
         try:
-            part = Part.of_file(content.parts[PART], names(chip))
+            stored.parts[PART].check_names(*names(stored.chip))
         except ValueError as error:
             raise InputError(f"{path} is no power model of this program: {error}") from None
-        return cls(content.device, facts, part, chip)
+        return cls(stored.device, stored.facts, stored.parts[PART], stored.chip)
 
 
 def path_of(device: str, dtype: str) -> Path:

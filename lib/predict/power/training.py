@@ -13,7 +13,7 @@ from lib import paths, store
 from lib.config.definitions import load_devices
 from lib.errors import InputError
 from lib.predict.operators import inputs, parts, regressors
-from lib.predict.operators.features_gpu import Chip
+from lib.predict.operators.chip import Chip
 from lib.predict.operators.fitting import FOLDS, held_out
 from lib.predict.operators.parts import Part
 from lib.predict.operators.regressors import Boosted
@@ -77,7 +77,7 @@ class Study:
         weight = np.ones(len(train))
         if weighting == "relative":
             weight = regressors.shares(terms.to_numpy(), regressors.nonnegative_rates(terms, watts))[0] / watts
-        regressor = Boosted.of(terms, x, watts, weight / weight.mean(), self.rounds, feature_fraction=_FEATURES)
+        regressor = Boosted.fit(terms, x, watts, weight / weight.mean(), self.rounds, feature_fraction=_FEATURES)
         return Part(regressor, list(x), parts.ranges(x), inputs.kinds(self.rows.iloc[train]), [], [np.nan], len(train))
 
     def predict(self, part: Part, test: np.ndarray) -> np.ndarray:
