@@ -164,7 +164,7 @@ def test_a_damaged_file_is_refused_in_one_line(tmp_path):
     whole = json.loads(next(model_file.FOLDER.glob("*.json")).read_text())
     whole["ways"][0]["ratios"].pop("calls")
     path.write_text(json.dumps(whole))
-    with refused("holds no gains, or is damaged.*--train gains"):
+    with refused("is no file of gains, or is damaged.*--train gains"):
         model_file.Gains.load(path)
 
 

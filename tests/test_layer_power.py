@@ -269,7 +269,7 @@ def test_the_originals_pipeline_is_trained_to_a_file_registered_and_asked_by_its
     uri, train = f"sqlite:///{tmp_path}/mlflow.db", ["--device", "jetson", "--learner", "lasso"]
     assert command.main(["layer-power", "train", str(tmp_path / "training"), *train, "--out", str(tmp_path / "models"),
                          "--register", uri]) == 0
-    model = layer_model.read(tmp_path / "models" / "convolutional" / "runtime" / "jetson.json")
+    model = layer_model.LayerModel.load(tmp_path / "models" / "convolutional" / "runtime" / "jetson.json")
     assert model.setting.learner == "lasso" and model.scores["mape"] < 3
     capsys.readouterr()
     assert command.main(["layer-power", "versions", "dense-power-jetson", "--alias", "old", "1", "--registry", uri]) == 0
@@ -287,7 +287,7 @@ def test_the_originals_pipeline_is_trained_to_a_file_registered_and_asked_by_its
     content["rates"]["__class__"] = 1.0
     (tmp_path / "m.json").write_text(json.dumps(content))
     with pytest.raises(InputError, match="products of 1, flops, batch_size, input_size, output_size"):
-        layer_model.read(tmp_path / "m.json")
+        layer_model.LayerModel.load(tmp_path / "m.json")
 
 
 @pytest.mark.parametrize(("change", "words"), [

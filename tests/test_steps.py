@@ -229,7 +229,7 @@ def test_the_scheduler_compares_steps_with_the_same_parts_and_takes_a_profile_of
 
 def test_left_out_learners_never_see_the_group(monkeypatch, w1):
     seen = []
-    monkeypatch.setattr(step_learners, "_trained", lambda _, terms, x, times: seen.append(set(times)))
+    monkeypatch.setitem(step_learners._TRAIN, "MLP", lambda terms, x, times: seen.append(set(times)))
     monkeypatch.setattr(step_learners, "_predicted", lambda _, terms, x: np.ones(len(x)))
     step_learners.left_out("MLP", [w1] * 6, np.array([1, 1, 2, 2, 4, 4]), list("aabbcc"))
     assert seen == [{2, 4}, {1, 4}, {1, 2}]

@@ -155,11 +155,10 @@ def _models(options: argparse.Namespace) -> int:
         return 0
     if options.train == "cpu":
         print(evaluate.evaluate(quick=options.quick)["scores"].to_string(index=False))
-    elif options.train in ("power", "attention-power"):
+    elif options.train == "power":
         from lib.predict.power import training
 
-        device, kind = training.SHIPS[options.train]
-        print(training.ship(device, options.quick, kind).to_string(index=False, float_format=lambda value: f"{value:.2f}"))
+        print(training.ship(quick=options.quick).to_string(index=False, float_format=lambda value: f"{value:.2f}"))
     elif options.train == "timm":
         from lib.predict.composed import evaluation
         from lib.predict.composed.cards import new_cards
@@ -241,7 +240,7 @@ def _add_models(verbs) -> None:
                            "from a bundle: each device that it swept; profiles: whole steps, and what loader, copy and "
                            "optimizer cost; neusight, aiconfigurator: from published data; timm: of whole networks on "
                            "GPUs, from published throughputs; gains: of layouts and bf16 on a CPU, from networks that ran so; "
-                           "power: of GEMMs on an H200; attention-power: of attention on a B200")
+                           "power: of GEMMs on an H200")
     verb.add_argument("--source", choices=("measure", "replay"), default="measure",
                       help="of --train profiles: those of this machine and imported ones (default), or the reference's, which "
                            "ship")

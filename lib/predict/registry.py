@@ -16,7 +16,7 @@ from lib import paths, store
 from lib.config.definitions import VendorDevice, load_devices
 from lib.errors import InputError, choices
 from lib.measure import archive, machine
-from lib.predict import model_file, transfer, transfer_cpu
+from lib.predict import transfer, transfer_cpu
 from lib.predict.analytic import roofline
 from lib.predict.analytic.roofline import Roof
 from lib.predict.composed import model_file as model_file_of_networks
@@ -25,7 +25,7 @@ from lib.predict.composed.model_file import Composed
 from lib.predict.networks import composition, resident
 from lib.predict.networks.composition import Composition, Estimate
 from lib.predict.networks.work import Work
-from lib.predict.operators.cost_model import CostModel
+from lib.predict.operators.cost_model import RETRAIN, CostModel
 from lib.predict.power import model as power_model
 from lib.predict.power.model import PowerModel
 from lib.predict.transfer import ANY_GPU
@@ -110,7 +110,7 @@ def load(path: Path) -> CostModel:
     needed = ("dtype", "latency_type", "launch_ms", *(() if device == ANY_GPU else ("hardware_id", "peak_gflops", "peak_gbps")))
     missing = [name for name in needed if name not in model.facts]
     if missing:
-        raise InputError(f"{path} lacks the facts {choices(missing)}, which predictions need; {model_file.RETRAIN}")
+        raise InputError(f"{path} lacks the facts {choices(missing)}, which predictions need; {RETRAIN}")
     if (model.device, model.facts["dtype"]) != (device, dtype):
         raise InputError(f"{path} holds a {model.facts['dtype']} model of {model.device}, not what its name says; rename it")
     of_cpu = device.startswith(_CPU)
@@ -121,9 +121,9 @@ def load(path: Path) -> CostModel:
         kind = "CPU" if of_cpu else "GPU"
         raise InputError(f"{path} is named as that of a {kind}, and holds that of another device type")
     if any(set(fitted["rates"]) != set(composition.TERMS) for fitted in model.compositions.values()):
-        raise InputError(f"{path}: a composition has other rates than {choices(composition.TERMS)}; {model_file.RETRAIN}")
+        raise InputError(f"{path}: a composition has other rates than {choices(composition.TERMS)}; {RETRAIN}")
     if any(set(fitted["rates"]) != set(resident.TERMS) for fitted in model.resident.values()):
-        raise InputError(f"{path}: resident memory has other rates than {choices(resident.TERMS)}; {model_file.RETRAIN}")
+        raise InputError(f"{path}: resident memory has other rates than {choices(resident.TERMS)}; {RETRAIN}")
     return model
 
 

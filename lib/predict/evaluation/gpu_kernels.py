@@ -128,7 +128,7 @@ def _corrected(rows: pd.DataFrame, answer: pd.DataFrame, frames: Frames, points:
     chosen = farthest_first(smooth, points)
     rest = np.setdiff1d(np.arange(len(own)), chosen)
     ratio = np.log(rows["latency_ms"].to_numpy()[own[chosen]] / predicted[chosen])
-    factor = Correction.of(names, smooth[chosen], ratio, lengths=True)
+    factor = Correction.fit(names, smooth[chosen], ratio, lengths=True)
     corrected = pd.DataFrame({"predicted_ms": np.full(len(rows), np.nan)}, index=rows.index)
     corrected.iloc[own[rest], 0] = predicted[rest] * np.exp(factor(smooth[rest]))
     yield from _scores(rows, corrected, frames, [(own[chosen], own[rest])], (named[0], CORRECTED.format(named[1], points)))

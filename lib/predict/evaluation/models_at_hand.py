@@ -57,14 +57,14 @@ def _composed_rows() -> list[dict[str, Any]]:
 def _power_rows() -> list[dict[str, Any]]:
     """Return a row a power model, as ``summary`` has them: its errors are of watts."""
     rows = []
-    for kind, path in power_model.model_files():
+    for path in power_model.model_files():
         device, dtype = registry.key_of(path)
         try:
-            model = power_model.of_device(device, dtype, kind)
+            model = power_model.of_device(device, dtype)
         except InputError as error:
             rows.append({"device": device, "dtype": dtype, "part": UNUSABLE, "source": f"unusable: {error}"})
             continue
-        rows.append(_summary_row(device, dtype, kind.part, model.part, model.facts))
+        rows.append(_summary_row(device, dtype, power_model.PART, model.part, model.facts))
     return rows
 
 

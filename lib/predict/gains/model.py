@@ -6,14 +6,15 @@ The factors are learned through the sums of networks that were measured both way
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import pandas as pd
 
 from lib.errors import InputError
 from lib.predict import gain_scores
+from lib.predict.model_file import Count, NotNegative, Positive, require
 from lib.predict.networks.composition import KINDS, kinds_of
 from lib.predict.networks.sums import LEAST_NETWORKS, Sum, folds
 from lib.predict.networks.work import Work
@@ -31,19 +32,24 @@ _FACTORS = np.concatenate([np.isin(TERMS, KINDS)[:, None].astype(float), np.eye(
 class Way:
     """How passes run: their mode, the element type, and the layout of images."""
 
-    mode: str
-    dtype: str
-    layout: str
+    mode: Literal["infer", "train"]
+    dtype: Literal["fp32", "bf16"]
+    layout: Literal["contiguous", "channels_last"]
 
 
 @dataclass(frozen=True)
 class Gain:
     """What was learned of one way: the ratio of each of TERMS to the usual one, and half an interval in log time."""
 
-    ratios: Mapping[str, float]
-    half: float
-    networks: int
-    scores: Mapping[str, float]
+    ratios: dict[str, Positive]
+    half: NotNegative
+    networks: Count
+    scores: dict[Literal["sign", "sign_large", "n_large", "mape", "median", "bias", "constant_mape", "n", "coverage",
+                         "every_row_mape", "every_row_n", "noise"], float]
+
+    def __post_init__(self):
+        """Refuse ratios of other terms."""
+        require(set(self.ratios) == set(TERMS), f"has ratios of {sorted(self.ratios)}, not of {sorted(TERMS)}")
 
     def of(self, terms: np.ndarray) -> tuple[float, float, float]:
         """Return by how many times a network of TERMS is faster, at least and at most."""

@@ -232,10 +232,10 @@ def of_part(model: CostModel, name: str) -> Row:
 
 
 def _of_power() -> Iterator[Row]:
-    for kind, path in power_model.model_files():
-        model = power_model.of_device(*registry.key_of(path), kind)
-        yield row(model.device, POWER, kind.part.removesuffix(" power"), "infer", model.facts["dtype"], model.part.scores,
-                   " or ".join(kind.groupings), model.facts.get("source", ""))
+    for path in power_model.model_files():
+        model = power_model.of_device(*registry.key_of(path))
+        yield row(model.device, POWER, "gemm", "infer", model.facts["dtype"], model.part.scores,
+                   "(N, K)", model.facts.get("source", ""))
 
 
 def _of_gains() -> Iterator[Row]:
