@@ -18,6 +18,7 @@ from lib.predict.networks.step import Step
 from lib.predict.networks.work import Work
 from lib.predict.power import energy
 from lib.predict.registry import Predictor
+from lib.predict.scores import OUTSIDE
 from lib.predict.trust import quote
 
 COLUMNS = ("device", "source", "predicted_ms", "low_ms", "high_ms", "images_per_sec", "predicted_gbps", "memory_mb", "bound",
@@ -27,7 +28,6 @@ COLUMNS = ("device", "source", "predicted_ms", "low_ms", "high_ms", "images_per_
 BATCHES = (1, 4, 16, 64, 256)
 _RIVALS = 3  # devices that are compared over batch sizes: this machine's CPU and the fastest
 _HOST = {"loader_wait": "loader", "h2d": "copy", "optimizer": "optimizer"}  # what bounds a step beside its passes
-_SHARE = 0.05  # of the time out of the training range, and the network counts as out of range
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def row(predictor: Predictor, captured: CapturedQuery, network: Work) -> dict[st
             "predicted_gbps": network.bytes / answer.predicted_ms / 1e6,
             "bound": _bound(predictor, captured.usual().scaled(network.batch_size) if by_gain else network, answer),
             "below_roof": math.nan if by_gain else estimate.predicted_ms / predictor.roof_ms(network),
-            "out_of_range": bool(estimate.outside > _SHARE or predictor.origin),
+            "out_of_range": bool(estimate.outside > OUTSIDE or predictor.origin),
             "fits": bool(max(memory_mb, resident_mb.get("rss_mb", 0.0)) < predictor.memory_mb),
             "measured_ms": _measured(predictor, captured, network.batch_size), "dtype": captured.query.dtype,
             "latency_type": "end_to_end" if predictor.device_type == "cpu" or estimate.evidence else
@@ -163,7 +163,7 @@ def source_of(predictor: Predictor, estimate: Estimate) -> str:
         how = f", scaled by ceilings measured here ({scaling})" if scaling else ", not scaled: busy here" if doubtful else ""
         return f"zero-shot from {predictor.origin}{how}"
     borrowed = sum(estimate.origins.values())
-    if borrowed <= _SHARE:
+    if borrowed <= OUTSIDE:
         return "learned from whole networks" if estimate.evidence else "predicted"
     most = max(estimate.origins, key=estimate.origins.get)
     return f"zero-shot from {most}" if borrowed > MOST_BORROWED else f"predicted, {borrowed:.0%} from {most}"

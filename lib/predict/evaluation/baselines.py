@@ -14,7 +14,8 @@ from lib.predict.operators import features, inputs
 from lib.predict.operators.cost_model import CostModel
 from lib.predict.operators.fitting import FOLDS, LEAST_ROWS
 from lib.predict.operators.regressors import LEAST_MS, nonnegative_rates
-from lib.predict.operators.validation import score, shapes_of
+from lib.predict.operators.validation import shapes_of
+from lib.predict.scores import score
 
 Family = tuple[tuple[str, ...], str]  # families of operators, and the pass
 FAMILIES: dict[str, Family] = {
@@ -130,9 +131,8 @@ def compare(table: pd.DataFrame, roof: Roof, model: CostModel, families: Mapping
         own["predicted_gbps"] = own["bytes"] / own["predicted_ms"] / 1e6
         if baselines:
             scores += [{"family": family, **row} for row in _baseline_scores(rows.reset_index(drop=True), roof, folds)]
-        inside = own["latency_ms"].between(own["low_ms"], own["high_ms"])
-        scores.append({"family": family, "learner": "this model", "cover": float(inside.mean() * 100),
-                       **score(rows["latency_ms"].to_numpy(), own["predicted_ms"].to_numpy())})
+        scores.append({"family": family, "learner": "this model", **score(
+            *(own[name].to_numpy() for name in ("latency_ms", "predicted_ms", "low_ms", "high_ms")))})
         predictions.append(own)
     if not predictions:
         raise InputError(f"no family has {LEAST_ROWS} usable rows; there are: {choices(sorted(set(table['op'])))}; sweep more")

@@ -8,7 +8,8 @@ import pandas as pd
 from lib.predict.operators import inputs
 from lib.predict.operators.cost_model import CostModel
 from lib.predict.operators.fitting import FOLDS, fit_regressor
-from lib.predict.operators.validation import score, shapes_of
+from lib.predict.operators.validation import shapes_of
+from lib.predict.scores import score
 
 _SEED = 0
 

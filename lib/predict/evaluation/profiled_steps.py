@@ -19,8 +19,8 @@ from lib.predict.networks import step, step_learners, work
 from lib.predict.networks.step_file import StepModel
 from lib.predict.networks.work import Work
 from lib.predict.operators.regressors import nonnegative_rates
-from lib.predict.operators.validation import score
 from lib.predict.registry import Predictor
+from lib.predict.scores import score_by
 from lib.progress import track
 from lib.tables import columns
 from lib.work import networks
@@ -162,13 +162,8 @@ def _others(profiles: Profiles, column: str) -> Mapping[str, np.ndarray]:
 
 def scores(predictions: pd.DataFrame) -> pd.DataFrame:
     """Return a row a split and learner: MAPE with its interval, median, p90, within 10 %, n, and the intervals' cover."""
-    rows = []
-    for (split, learner), part in predictions.groupby(["split", "learner"], sort=False):
-        inside = part["measured_ms"].between(part["low_ms"], part["high_ms"]).mean() * 100
-        inside = inside if part["low_ms"].notna().all() else np.nan
-        rows.append({"family": f"whole step, {SPLITS[split]}", "learner": learner, "cover": inside,
-                     **score(part["measured_ms"].to_numpy(), part["predicted_ms"].to_numpy())})
-    return pd.DataFrame(rows)
+    family = "whole step, " + predictions["split"].map(SPLITS)
+    return score_by(predictions.assign(family=family), ["family", "learner"], "measured_ms", "_ms")
 
 
 def learn_all(source: str) -> list[Path]:

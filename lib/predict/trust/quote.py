@@ -17,7 +17,7 @@ from lib.predict.transfer_cpu import CALIBRATED
 from lib.predict.trust import held_out
 from lib.predict.trust.held_out import Row
 
-NUMBERS = ("mape_pct", "median_pct", "bias_pct", "coverage_pct", "n")
+NUMBERS = (*held_out.NUMBERS, "n")
 COLUMNS = (*(f"held_out_{name}" for name in NUMBERS), "held_out")
 _FEW = 10  # networks of a kind, below which those of all kinds are quoted, too
 _PARTS, _LITTLE = 3, 0.05  # of a model that are named; the share of the time below which one is not

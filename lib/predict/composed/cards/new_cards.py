@@ -9,16 +9,17 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from lib import files
 from lib.config.definitions import load_devices
 from lib.errors import InputError, choices
-from lib.predict.composed import card_gains, evaluation, held_out, model_file, training
+from lib.predict import held_out
+from lib.predict.composed import evaluation, families, model_file, training
 from lib.predict.composed.cards import adaptation
 from lib.predict.composed.evaluation import Rows
 from lib.predict.composed.features import Condition, sustained
 from lib.predict.composed.model_file import Composed
 from lib.predict.composed.training import Cases, Weights
 from lib.predict.operators.validation import half_interval
+from lib.predict.scores import score_draws
 
 NETWORKS, DRAWS = (0, 10, 20, 50), 3  # of a card's own, drawn so often at random
 _OF_NETWORKS = ("network", "image_size", "module", "batch_size")
@@ -81,7 +82,7 @@ def _tested(own: Mapping[Condition, tuple[pd.DataFrame, Cases]], weights: Weight
         start, folds = weights.of(_shared(condition)), part["module"].map(place).to_numpy()
         test, rest = adaptation.part_of(one, np.flatnonzero(folds == fold)), np.flatnonzero(folds != fold)
         base = part.loc[folds == fold, list(_OF_NETWORKS)].assign(
-            log_ms=test.log_ms, condition=condition.name, way=condition.way)
+            log_ms=test.log_ms, condition=condition.name, way=condition.way, fold=fold)
         generator = np.random.default_rng(fold)
         for count in networks:
             for draw in range(DRAWS if count else 1):
@@ -90,22 +91,18 @@ def _tested(own: Mapping[Condition, tuple[pd.DataFrame, Cases]], weights: Weight
                 yield base.assign(networks=count, draw=draw, log_predicted=adaptation.predict(test, own_weights))
 
 
-def curve(predicted: pd.DataFrame) -> pd.DataFrame:
-    """Score ``left_out``: a row a card, condition and count of own networks, means over draws.
-
-    ``coverage``: of the 90 % interval that the errors of the other cards give, the widest of them.
-    """
-    lines = []
-    for (device, condition, count), rows in predicted.groupby(["device", "condition", "networks"]):
-        scores = pd.DataFrame([held_out.scores(one["log_predicted"].to_numpy(), one["log_ms"].to_numpy())
-                               for _, one in rows.groupby("draw")]).mean()
-        others = predicted[(predicted["device"] != device) & (predicted["networks"] == count)
-                           & (predicted["way"] == rows["way"].iloc[0])]
-        half = interval(others)
-        inside = ((rows["log_predicted"] - rows["log_ms"]).abs() <= half).mean() * 100
-        lines.append({"device": device, "condition": condition, "networks": count, "families": rows["module"].nunique(),
-                      **scores, "interval": np.expm1(half) * 100, "coverage": inside})
-    return pd.DataFrame(lines)
+def table(predicted: pd.DataFrame, captures: Rows, source: str, licence: str) -> pd.DataFrame:
+    """Return ``left_out`` as rows ``held_out``, whose intervals are those that the errors of the other cards give."""
+    keys = ["device", "networks", "way"]
+    half = {(device, count, way): interval(predicted[(predicted["device"] != device) & (predicted["networks"] == count)
+                                                     & (predicted["way"] == way)])
+            for device, count, way in predicted[keys].drop_duplicates().itertuples(index=False)}
+    corrected = predicted["networks"] > 0
+    return families.rows(
+        predicted.assign(kind=families.kinds_of(predicted, captures), half=list(map(half.get, zip(*(
+            predicted[key] for key in keys), strict=True))), networks=predicted["networks"].where(corrected)),
+        what=np.where(corrected, held_out.CORRECTED_CARDS, held_out.NEW_CARDS),
+        left_out="the card and families of timm", source=source, licence=licence)
 
 
 def interval(predicted: pd.DataFrame) -> float:
@@ -134,20 +131,17 @@ def train(cards: OfCards, predicted: pd.DataFrame, source: str, licence: str,
     return Composed(model_file.ANY, fitted, source, licence, tuple(cards))
 
 
-def gains_of(cards: OfCards, predicted: pd.DataFrame) -> pd.DataFrame:
-    """Return how right gains are on a card that was left out with the families (``card_gains.COLUMNS``), all cards together."""
-    conditions = {condition.name: condition for own in cards.values() for condition in own}
-    zero = predicted[predicted["networks"] == 0]
-    several = {conditions[name]: rows for name, rows in zero.groupby("condition")}
-    return card_gains.table(model_file.ANY, several, _folds(cards))
-
-
-def ship(table: pd.DataFrame, captures: Rows, source: str, licence: str) -> pd.DataFrame:
-    """Train and save what cards share, the learning curve of a new one, and how right its gains are; return the curve."""
-    cards = of_cards(table, captures)
+def ship(networks: pd.DataFrame, captures: Rows, source: str, licence: str) -> pd.DataFrame:
+    """Train and save what cards share, beside it its predictions of cards left out; return their scores by condition."""
+    cards = of_cards(networks, captures)
     predicted = left_out(cards)
-    train(cards, predicted, source, licence).save(model_file.FOLDER / f"{model_file.ANY}.json")
-    card_gains.save(gains_of(cards, predicted))
-    scores = curve(predicted)
-    files.replace(model_file.FOLDER / model_file.CURVE, scores.round(2).to_csv(index=False).encode())
-    return scores
+    path = train(cards, predicted, source, licence).save(model_file.FOLDER / f"{model_file.ANY}.json")
+    rows = table(predicted, captures, source, licence)
+    held_out.save(rows, path)
+    return curve(rows)
+
+
+def curve(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the scores of ``table`` by card, condition and number of its own networks, means over draws."""
+    keys = ["device", "condition", "networks"]
+    return score_draws(rows.assign(networks=rows["networks"].fillna(0).astype(int)), keys)
