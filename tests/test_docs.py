@@ -110,8 +110,8 @@ def test_errors_of_gemms_in_16_bits_are_those_of_their_file():
 
 def test_errors_of_networks_on_cards_are_those_of_their_file():
     for card, *cells in rows(ERRORS, "Whole networks on cards"):
-        own = families.scores(card.lower().replace(" ", "-"))
-        own = own[(own["what"] == "networks") & (own["kind"] == "all")]
+        own = families.scores(card.lower().replace(" ", "-"), "networks")
+        own = own[own["kind"] == "all"]
         stated = re.findall(r"[\d.]+(?= /)|(?<=/ )[\d.]+", " ".join(re.sub(r"torch [\d.]+", "", cell) for cell in cells))
         present = {f"{value:.1f}" for column in ("mape", "median") for value in own[column]}
         assert stated and set(stated) <= present, card

@@ -127,15 +127,15 @@ def test_memory_is_judged_on_tensors_and_on_what_a_process_occupies(table):
 @pytest.mark.parametrize("device", ["rtx-3090", "rtx-4090", "rtx-pro-6000-max-q"])
 def test_errors_by_kind_and_family_are_of_the_models_that_ship(device):
     """Both are written by models --train timm: of another training they would differ."""
-    several, composed = families.scores(device), model_file.of_device(device)
-    networks_of = of(several, what=held_out.NETWORKS)
+    networks_of, composed = families.scores(device, held_out.NETWORKS), model_file.of_device(device)
+    of_families = families.scores(device, held_out.FAMILIES)
     assert set(networks_of["condition"]) == {condition.name for condition in composed.conditions}
     for condition, fitted in composed.conditions.items():
         own = of(networks_of, condition=condition.name).rename(columns={"kind": "name", "cover": "coverage"})
         of_all, of_kinds = one(own, name="all"), own[own["name"] != "all"]
         for name in ("mape", "median", "bias", "n"):
             assert of_all[name] == pytest.approx(fitted.scores[name], abs=0.006)
-        for part in (of_kinds, of(several, what=held_out.FAMILIES, condition=condition.name)):
+        for part in (of_kinds, of(of_families, condition=condition.name)):
             assert part["n"].sum() == fitted.scores["n"]
             assert part["mape"] @ part["n"] / part["n"].sum() == pytest.approx(fitted.scores["mape"], abs=0.02)
         assert len(part) == fitted.scores["families"]
@@ -154,7 +154,7 @@ def test_gains_of_cards_and_of_a_cpu_are_in_the_table_and_in_06(table):
     for name in ("mape", "median", "bias", "coverage"):
         of_files = [gain.scores[name] for gain in cpu_ways.ways.values()]
         assert sorted(shown[f"{name}_pct"][is_cpu]) == pytest.approx(sorted(of_files), rel=1e-4), "rows give the model's scores"
-    cards = pd.concat(of(families.scores(device), what=held_out.GAINS) for device in model_file.files_of_cards())
+    cards = pd.concat(families.scores(device, held_out.GAINS) for device in model_file.files_of_cards())
     assert shown["mape_pct"][~is_cpu].tolist() == cards["mape"].tolist()
     assert "fp32 contiguous to bf16 channels_last" in set(shown["condition"][is_cpu])
     assert tables.gains(table)["n"].tolist() == shown["n"].tolist()
@@ -203,10 +203,9 @@ def test_the_final_set_and_cards_left_out_are_in_the_table_as_they_fell(table):
     final, shown = pd.read_csv(SHIPPED / "final.csv"), of(table, what=held_out.FINAL)
     assert shown[["mape_pct", "coverage_pct"]].to_numpy().tolist() == final[["mape", "coverage"]].to_numpy().tolist()
     assert shown["condition"].iloc[0] == held_out.condition_of_card(final["condition"][0])
-    cards = families.scores(model_file.ANY)
     for what, kinds_of in ((held_out.NEW_CARDS, {"all"}), (held_out.CORRECTED_CARDS, {
             f"{number} of its networks" for number in (10, 20, 50)})):
-        shown, scored = of(table, what=what), of(cards, what=what)
+        shown, scored = of(table, what=what), families.scores(model_file.ANY, what)
         assert shown["mape_pct"].tolist() == scored["mape"].tolist()
         assert set(shown["kind"]) == kinds_of
     shared = of(table, device=model_file.ANY, what="networks")
@@ -245,7 +244,7 @@ def test_a_kind_of_few_is_quoted_with_all_kinds_and_one_of_none_by_them():
     several = quote.quote(predictor, item, None, EAGER)
     assert several.numbers["n"] == 3
     assert "other networks on rtx-4090, infer, eager" in several.words
-    of_all = one(families.scores("rtx-4090"), what="networks", kind="all", condition=EAGER.name)
+    of_all = one(families.scores("rtx-4090", held_out.NETWORKS), kind="all", condition=EAGER.name)
     assert f"(few; all kinds: MAPE {of_all['mape']:.1f} %" in several.words
     of_kinds = [row for row in held_out.of_card(predictor.composed, EAGER) if row["kind"] != "other"]
     of_none = quote._of_kind(of_kinds, "other").words
@@ -365,12 +364,10 @@ def test_a_training_writes_its_predictions_and_they_tell_errors_by_kind_and_fami
                                  {"m": 0, "c": 1}, captures, "timm", "MIT")
     held_out_rows.save(predictions, tmp_path / "card.json")
     pd.testing.assert_frame_equal(held_out_rows.load(tmp_path / "card.json"), store.read(tmp_path / "card.parquet", "held_out"))
-    several = families.scores("card", tmp_path)
-    mape = several.set_index(["what", "kind"])["mape"].to_dict()
-    networks_of, family = held_out.NETWORKS, held_out.FAMILIES
-    assert mape == pytest.approx({(networks_of, "all"): 25, (networks_of, "CNN"): 50, (networks_of, "other"): 0,
-                                  (family, "c"): 50, (family, "m"): 0})
-    one_fold = one(several, what=networks_of, kind="CNN")
+    by_kind, by_family = (families.scores("card", what, tmp_path) for what in (held_out.NETWORKS, held_out.FAMILIES))
+    assert by_kind.set_index("kind")["mape"].to_dict() == pytest.approx({"all": 25, "CNN": 50, "other": 0})
+    assert by_family.set_index("kind")["mape"].to_dict() == pytest.approx({"c": 50, "m": 0})
+    one_fold = one(by_kind, kind="CNN")
     assert (one_fold["bias"], one_fold["cover"]) == (pytest.approx(50), 0), "the other fold has no error at all"
     assert families.half_of("card", EAGER, "all", tmp_path) == pytest.approx(math.log(1.5))
 

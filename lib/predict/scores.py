@@ -53,9 +53,10 @@ def score_families(rows: pd.DataFrame) -> dict[str, float]:
 
     Nothing where a row states no group.
     """
-    error = np.abs(_error_pct(rows["measured"], rows["predicted"]))
-    inside = rows["measured"].between(rows["low"], rows["high"]).where(rows["low"].notna()) * 100.0
-    means = pd.DataFrame({"error": error, "inside": inside.astype(float)}).groupby(rows["group"].to_numpy()).mean()
+    error = np.abs(_error_pct(rows["measured"].to_numpy(), rows["predicted"].to_numpy()))
+    inside = rows["measured"].between(rows["low"], rows["high"]).where(rows["low"].notna()).to_numpy(float) * 100
+    means = pd.DataFrame({"group": rows["group"].to_numpy(), "error": error, "inside": inside}).dropna(subset="error")
+    means = means.groupby("group").mean()
     if means.empty or "" in means.index:
         return {}
     low, high = bootstrap(means["error"].to_numpy(), np.mean, draws=200)

@@ -83,31 +83,41 @@ def intervals(error: np.ndarray, fold: np.ndarray, kind: np.ndarray) -> tuple[np
     return half, of_kinds
 
 
-def scores(device: str, folder: Path | None = None) -> pd.DataFrame:
-    """Return what the rows beside a card's composed model, or that of ``ANY``, say: a line per ``what, kind, condition``.
+def scores(device: str, what: str, folder: Path | None = None) -> pd.DataFrame:
+    """Return what the rows beside the composed model of a card, or that of ``ANY``, say: a line per ``kind`` and ``condition``.
 
-    Lines of NETWORKS have ``half``, half an interval in log time (NaN: that of all kinds), lines of GAINS the conditions
-    ``before`` and ``after`` (``Condition.how``), ``torch`` and the rest of ``score_gains``.
+    ``what`` is NETWORKS, FAMILIES or NOISE of a card, NEW_CARDS or CORRECTED_CARDS of ``ANY``, or GAINS. Lines of NETWORKS have
+    ``half``, half an interval in log time (NaN: that of all kinds), lines of GAINS the conditions ``before`` and ``after``
+    (``Condition.how``), ``torch`` and the rest of ``score_gains``. None where no rows are.
     """
     model = (folder or model_file.FOLDER) / f"{device}.json"
     path = held_out.path_of(model)
-    if not path.is_file():
-        return older_scores.of_device(device, model.parent)
-    return _scores(model, device, path.stat().st_mtime_ns)
+    if path.is_file():
+        return _scores(model, what, path.stat().st_mtime_ns)
+    lines = older_scores.of_device(device, model.parent)
+    return lines[lines["what"] == what]
 
 
 @cache
-def _scores(model: Path, device: str, _: int) -> pd.DataFrame:
-    table = held_out.load(model)
-    views = _views_of_cards(table) if device == ANY else _views(table)
-    scored = pd.concat([score_draws(view, _KEYS) for view in views], ignore_index=True)
-    halves = pd.Series({(NETWORKS, kind, condition): half for condition, part in table.groupby("condition") if device != ANY
-                        for kind, half in _halves(part).items()}, dtype=float)
-    keys = pd.MultiIndex.from_frame(scored[["what", "kind", "condition"]])
-    lines = [{"device": device, "what": GAINS, "kind": ALL, "mode": before.mode, "before": before.how, "after": after.how,
-              "torch": before.torch, "left_out": part["left_out"].iloc[0], **score_gains(part)}
-             for before, after, part in gains(table[table["what"] != CORRECTED_CARDS])]
-    return pd.concat([scored.assign(half=halves.reindex(keys).to_numpy()), pd.DataFrame(lines)], ignore_index=True)
+def _scores(model: Path, what: str, _: int) -> pd.DataFrame:
+    table, shared = held_out.load(model), model.stem == ANY
+    if what == GAINS:
+        return pd.DataFrame([{"device": model.stem, "what": GAINS, "kind": ALL, "mode": before.mode, "before": before.how,
+                              "after": after.how, "torch": before.torch, "left_out": part["left_out"].iloc[0],
+                              **score_gains(part)}
+                             for before, after, part in gains(table[table["what"] != CORRECTED_CARDS])])
+    rows_of = {NETWORKS: NEW_CARDS if shared else NETWORKS, FAMILIES: NETWORKS, NOISE: NETWORKS}.get(what, what)
+    table = table[table["what"] == rows_of].assign(what=what)
+    kind = {FAMILIES: table["group"], CORRECTED_CARDS: table["networks"].astype(str) + " of its networks"}.get(what, ALL)
+    views = list(measured_again(table)) if what == NOISE else [table.assign(kind=kind)]
+    if what == NETWORKS:
+        views = [views[0].assign(device=ANY)] if shared else [*views, table]
+    lines = pd.concat([score_draws(view, _KEYS) for view in views] or [pd.DataFrame()], ignore_index=True)
+    if what == NETWORKS and not shared:
+        halves = {(condition, kind): half for condition, part in table.groupby("condition")
+                  for kind, half in _halves(part).items()}
+        lines["half"] = [halves.get(case, np.nan) for case in zip(lines["condition"], lines["kind"], strict=True)]
+    return lines
 
 
 def _halves(part: pd.DataFrame) -> dict[str, float]:
@@ -115,27 +125,10 @@ def _halves(part: pd.DataFrame) -> dict[str, float]:
     return intervals(error, part["fold"].to_numpy(int), part["kind"].to_numpy(str))[1]
 
 
-def _views(table: pd.DataFrame) -> Iterator[pd.DataFrame]:
-    """Yield the rows of a card once for each line that they count in: all, by kind and by family, and measured again."""
-    yield table.assign(kind=ALL)
-    yield table
-    yield table.assign(what=FAMILIES, kind=table["group"])
-    yield from measured_again(table)
-
-
-def _views_of_cards(table: pd.DataFrame) -> Iterator[pd.DataFrame]:
-    """Yield the rows of cards left out: together, card by card, and with some of their own networks."""
-    without = table[table["what"] == NEW_CARDS].assign(kind=ALL)
-    yield without.assign(device=ANY, what=NETWORKS)
-    yield without
-    corrected = table[table["what"] == CORRECTED_CARDS]
-    yield corrected.assign(kind=corrected["networks"].astype(str) + " of its networks")
-
-
 def half_of(device: str, condition: Condition, kind: str, folder: Path | None = None) -> float | None:
     """Return half the 90 % interval of a kind of network in log time; None where too few of it were left out to have one."""
-    lines = scores(device, folder)
-    half = lines.loc[(lines["what"] == NETWORKS) & (lines["kind"] == kind) & (lines["condition"] == condition.name), "half"]
+    lines = scores(device, NETWORKS, folder)
+    half = lines.loc[(lines["kind"] == kind) & (lines["condition"] == condition.name), "half"]
     return float(half.iloc[0]) if half.notna().any() else None
 
 
@@ -183,10 +176,9 @@ def measured_again(table: pd.DataFrame) -> Iterator[pd.DataFrame]:
 
 def of_change(device: str, before: Condition, after: Condition, folder: Path | None = None) -> dict[str, Any] | None:
     """Return the scores of a change on a card, of the same torch or else the newest; None where none was held out."""
-    lines = scores(device, folder)
-    scored = lines[(lines["what"] == GAINS) & (lines["before"] == before.how) & (lines["after"] == after.how)]
-    return max(scored.to_dict("records"), default=None,
-               key=lambda line: (line["torch"] == before.torch, version(line["torch"])))
+    lines = [line for line in scores(device, GAINS, folder).to_dict("records")
+             if (line["before"], line["after"]) == (before.how, after.how)]
+    return max(lines, default=None, key=lambda line: (line["torch"] == before.torch, version(line["torch"])))
 
 
 def change_words(scored: Mapping[str, Any]) -> str:

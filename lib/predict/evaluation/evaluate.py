@@ -117,14 +117,14 @@ def _networks(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _predictions(operator_rows: pd.DataFrame, networks: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
-    own = operator_rows.assign(kind="operator", what=operator_rows["config"], measured_ms=operator_rows["latency_ms"],
+    operators = operator_rows.assign(kind="operator", what=operator_rows["config"], measured_ms=operator_rows["latency_ms"],
                                model="this model", split=_SPLIT_SHAPES)
     good = networks[~networks["tuning"] & (networks["status"] == "ok")]
     case = good["mode"] + " " + good["batch_size"].astype(str) + " " + good["memory"]
     whole = good.assign(kind="network", family=good["network"], what=case, measured_ms=good["latency_ms"],
                         predicted_gbps=np.nan, model="this model", split=_SPLIT_NETWORKS,
                         relative_error=good["predicted_ms"] / good["latency_ms"] - 1, out_of_range=good["outside"] > OUTSIDE)
-    parts = [own, whole]
+    parts = [operators, whole]
     if len(steps):
         case = "train " + steps["batch_size"].astype(str)
         parts.append(steps.assign(kind="step", family=steps["workload"], what=case, low_ms=np.nan, high_ms=np.nan,

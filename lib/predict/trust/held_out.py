@@ -96,17 +96,17 @@ def of_card(card: Composed, only: Condition | None = None) -> Iterator[Row]:
         if only not in (None, condition):
             continue
         device, scored = composed_file.ANY if fitted.basis == "others" else card.device, fitted.scored or condition.name
-        lines = families.scores(device)
-        own = lines[(lines["what"] == NETWORKS) & (lines["condition"] == scored)] if fitted.basis != "few" else lines[:0]
-        for line in own.to_dict("records") or [{"kind": ALL}]:
-            known = {name: value for name, value in line.items() if not pd.isna(value)}
-            yield row(device, NETWORKS, line["kind"], condition.mode, condition_of_card(scored), {**fitted.scores, **known},
+        lines = families.scores(device, NETWORKS)
+        wanted = (lines["condition"] == scored) & (fitted.basis != "few")
+        for line in lines[wanted].to_dict("records") or [{"kind": ALL}]:
+            stated = {name: value for name, value in line.items() if not pd.isna(value)}
+            yield row(device, NETWORKS, line["kind"], condition.mode, condition_of_card(scored), {**fitted.scores, **stated},
                       left_out[fitted.basis], card.source)
 
 
 def _of_cards(cards: Iterable[str], *wanted: str) -> Iterator[Row]:
     """Yield further scores of cards: of cards left out, families, gains, and labels that were measured again."""
-    for line in (line for device in cards for line in families.scores(device).to_dict("records") if line["what"] in wanted):
+    for line in (line for device in cards for what in wanted for line in families.scores(device, what).to_dict("records")):
         condition = condition_of_card(line["condition"]) if line["what"] != GAINS else \
             f"{' to '.join(line[end].replace('-', ', ') for end in ('before', 'after'))}; torch {line['torch']}"
         yield row(line["device"], line["what"], line["kind"], line["mode"], condition, line, line["left_out"], "timm")
@@ -287,8 +287,8 @@ def weakest_first(rows: pd.DataFrame) -> pd.DataFrame:
     ``conditions`` says of how many. Networks of all kinds together are left out where each kind has a row.
     """
     case = ["device", "what", "kind", "mode"]
-    several = rows[rows["what"] != EVERY_NETWORK].sort_values("mape_pct", ascending=False, kind="stable")
-    apart = several.groupby(["device", "what", "mode"])["kind"].transform("nunique") > 1
-    several = several[~(apart & (several["kind"] == ALL))]
-    number = several.groupby(case)["condition"].transform("size")
-    return several.assign(conditions=number).drop_duplicates(case, ignore_index=True)
+    rows = rows[rows["what"] != EVERY_NETWORK].sort_values("mape_pct", ascending=False, kind="stable")
+    with_kinds = rows.groupby(["device", "what", "mode"])["kind"].transform("nunique") > 1
+    rows = rows[~(with_kinds & (rows["kind"] == ALL))]
+    number = rows.groupby(case)["condition"].transform("size")
+    return rows.assign(conditions=number).drop_duplicates(case, ignore_index=True)
