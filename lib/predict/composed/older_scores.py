@@ -44,4 +44,4 @@ def _of_device(device: str, folder: Path, _: tuple[int, ...]) -> pd.DataFrame:
     lines = pd.concat(own, ignore_index=True).rename(columns={"coverage": "cover"}).reindex(
         columns=["device", "what", "kind", "condition", "left_out", *_SCORES, "cover", "half", *_OF_GAINS])
     train = lines["condition"].astype(str).str.startswith("train")
-    return lines.assign(mode=np.where(train, "train", "infer"))
+    return lines.assign(mode=np.where(train, "train", "infer")).astype({"n": int})
