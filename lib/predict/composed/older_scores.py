@@ -39,9 +39,9 @@ def _of_device(device: str, folder: Path, _: tuple[int, ...]) -> pd.DataFrame:
     weighted["coverage"] /= weighted["n"]
     gains = gains.assign(what=GAINS, kind=ALL, condition=gains["before"],
                          left_out=np.where(gains["device"] == ANY, "the card and families of timm", "families of timm"))
-    own = (weighted, cards, gains[gains["device"] == ANY]) if device == ANY else \
+    parts = (weighted, cards, gains[gains["device"] == ANY]) if device == ANY else \
         (families[families["device"] == device], gains[gains["device"] == device])
-    lines = pd.concat(own, ignore_index=True).rename(columns={"coverage": "cover"}).reindex(
+    lines = pd.concat(parts, ignore_index=True).rename(columns={"coverage": "cover"}).reindex(
         columns=["device", "what", "kind", "condition", "left_out", *_SCORES, "cover", "half", *_OF_GAINS])
     train = lines["condition"].astype(str).str.startswith("train")
     return lines.assign(mode=np.where(train, "train", "infer")).astype({"n": int})

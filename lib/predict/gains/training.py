@@ -41,17 +41,17 @@ def pairs(table: pd.DataFrame) -> pd.DataFrame:
     good = good.assign(layout=np.where(good["channels_last"].astype(bool), "channels_last", "contiguous"))
     usual = (good["dtype"] == USUAL[0]) & (good["layout"] == USUAL[1])
     both = good[~usual].merge(good.loc[usual, [*_CASE, "latency_ms", "usable"]], on=_CASE, suffixes=("", "_usual"))
-    several = both.assign(ratio=both["latency_ms"] / both["latency_ms_usual"], usable=both["usable"] & both["usable_usual"])
-    return several[[*_CASE, "dtype", "layout", "ratio", "usable"]]
+    both = both.assign(ratio=both["latency_ms"] / both["latency_ms_usual"], usable=both["usable"] & both["usable_usual"])
+    return both[[*_CASE, "dtype", "layout", "ratio", "usable"]]
 
 
 def with_terms(cases: pd.DataFrame) -> pd.DataFrame:
     """Return ``pairs`` with ``family`` and TERMS of each network, by the CPU model that ships."""
     cost_model, rows = registry.shipped_cpu("fp32"), {}
-    for one in track(list(cases.drop_duplicates(_CASE).itertuples()), "capture"):
-        own = work.captured(networks.network(one.network, one.batch_size), one.mode)
-        operators = composition.predicted_operators(own, cost_model)
-        rows[one.network, one.mode, one.batch_size] = model.terms(own, operators)
+    for case in track(list(cases.drop_duplicates(_CASE).itertuples()), "capture"):
+        item = work.captured(networks.network(case.network, case.batch_size), case.mode)
+        operators = composition.predicted_operators(item, cost_model)
+        rows[case.network, case.mode, case.batch_size] = model.terms(item, operators)
     parts = np.array([rows[key] for key in cases[_CASE].itertuples(index=False, name=None)]).reshape(-1, len(TERMS))
     families = cases["network"].map(networks.family)
     return cases.assign(family=families, **dict(zip(TERMS, parts.T, strict=True)))
@@ -63,10 +63,10 @@ def noise(raw: Path) -> dict[tuple[str, str, str], float]:
     Of ``raw``, the file of a campaign's visits. No model is nearer to one visit than the other one is.
     """
     medians = pd.DataFrame([
-        {"network": visit.network, "round": visit.round, "mode": one.case.mode, "batch_size": one.case.batch_size,
-         "dtype": one.case.dtype, "layout": "channels_last" if one.case.channels_last else "contiguous",
-         "latency_ms": float(np.median(one.samples_ms))}
-        for visit in visits_file.recorded(raw) for one in visit.results if not one.reason])
+        {"network": visit.network, "round": visit.round, "mode": result.case.mode, "batch_size": result.case.batch_size,
+         "dtype": result.case.dtype, "layout": "channels_last" if result.case.channels_last else "contiguous",
+         "latency_ms": float(np.median(result.samples_ms))}
+        for visit in visits_file.recorded(raw) for result in visit.results if not result.reason])
     usual = medians[(medians["dtype"] == USUAL[0]) & (medians["layout"] == USUAL[1])]
     both = medians.merge(usual[[*_CASE, "round", "latency_ms"]], on=[*_CASE, "round"], suffixes=("", "_usual"))
     both["ratio_log"] = np.log(both["latency_ms"] / both["latency_ms_usual"])
@@ -96,8 +96,8 @@ def scores_of(predicted: pd.DataFrame) -> dict[str, float]:
 
 def table(machine: str, way: Way, predicted: pd.DataFrame) -> pd.DataFrame:
     """Return the predictions of a way as rows ``held_out``."""
-    kept = ("batch_size", "fold", "measured", "predicted", "low", "high", "usable")
-    return held_out.frame(**{name: predicted[name] for name in kept}, device=machine, what=held_out.GAINS, mode=way.mode,
+    names = ("batch_size", "fold", "measured", "predicted", "low", "high", "usable")
+    return held_out.frame(**{name: predicted[name] for name in names}, device=machine, what=held_out.GAINS, mode=way.mode,
                           condition=f"fp32 contiguous to {way.dtype} {way.layout}", group=predicted["family"],
                           case=predicted["network"], left_out="families of networks", source=held_out.PROJECT)
 

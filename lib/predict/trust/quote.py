@@ -61,8 +61,8 @@ def _of_kind(rows: Iterable[Row], kind: str, about: str = "") -> Quote:
     of_all = of_kinds[held_out.ALL]
     if kind not in of_kinds:
         return _quoted(of_all, f"{about}{f'no {kind} network was held out; ' if len(of_kinds) > 1 else ''}")
-    own = of_kinds[kind]
-    return _quoted(own, about, f" (few; all kinds: {_errors(of_all)})" if own["n"] < _FEW else "")
+    of_kind = of_kinds[kind]
+    return _quoted(of_kind, about, f" (few; all kinds: {_errors(of_all)})" if of_kind["n"] < _FEW else "")
 
 
 def _quoted(row: Row, about: str = "", more: str = "") -> Quote:

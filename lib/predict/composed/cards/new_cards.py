@@ -45,13 +45,13 @@ def _shared(condition: Condition) -> tuple[str, ...]:
 
 def _fit(cards: OfCards, iterations: int, place: Mapping[str, int], fold: int | None = None) -> Weights:
     """Fit what cards share, without the families of a fold (None: to all)."""
-    several, keep = {}, {}
+    fitted_to, keep = {}, {}
     for device, conditions in cards.items():
         for condition, (part, cases) in conditions.items():
             name = f"{device} {condition.name}"
-            several[name] = replace(cases, levels=(*_shared(condition), f"card:{device}", f"exact:{name}"))
+            fitted_to[name] = replace(cases, levels=(*_shared(condition), f"card:{device}", f"exact:{name}"))
             keep[name] = (part["module"].map(place) != fold).to_numpy()
-    return training.fit(several, keep, iterations)
+    return training.fit(fitted_to, keep, iterations)
 
 
 def _folds(cards: OfCards) -> dict[str, int]:
