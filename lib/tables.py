@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from lib.columns import THROUGHPUTS, WHOLE_NETWORKS, Column, Columns, validated
+from lib.columns import HELD_OUT, THROUGHPUTS, WHOLE_NETWORKS, Column, Columns, validated
 from lib.errors import InputError, choices
 
 SCHEMA_VERSION = "5"
@@ -371,6 +371,7 @@ TABLES: dict[str, Columns] = {"profile": PROFILE, "runs": RUNS, "ceilings": CEIL
                               "attention_power": ATTENTION_POWER,
                               "points": POINTS, "cells": CELLS, "matrix": MATRIX, "complexity": COMPLEXITY,
                               "networks": NETWORKS, "predictions": PREDICTIONS, "scores": SCORES, "steps": STEPS,
+                              "held_out": HELD_OUT,
                               "schedule": SCHEDULE, "throughputs": THROUGHPUTS, "whole_networks": WHOLE_NETWORKS,
                               "contention": CONTENTION,
                               "jobs": JOBS, "devices": DEVICES, "durations": DURATIONS, "history": HISTORY}

@@ -222,8 +222,8 @@ def test_families_stay_whole_in_folds():
 
 def test_training_scores_families_left_out_and_leaves_the_final_ones_alone():
     several = evaluation.cases(*of_card("rtx-4090", slower=0.5), "rtx-4090")
-    predicted = evaluation.left_out(several, evaluation.folds)
-    composed = evaluation.of_left_out("rtx-4090", several, predicted, "timm", "Apache-2.0")
+    predicted = evaluation.left_out(several)
+    composed = evaluation.fit("rtx-4090", several, predicted, "timm", "Apache-2.0")
     (fitted,) = composed.conditions.values()
     assert fitted.scores["mape"] < 3
     assert fitted.scores["families"] == 7

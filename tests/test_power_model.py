@@ -139,7 +139,8 @@ def test_a_damaged_power_model_is_one_line(tmp_path, monkeypatch, change, words)
     (tmp_path / FILE.name).write_bytes(gzip.compress(json.dumps(content).encode(), compresslevel=1))
     with refused(words):
         model.of_device("h200-sxm", "bf16")
-    (row,) = models_at_hand._power_rows()
+    listed = models_at_hand.summary()
+    (row,) = listed[listed["part"] == models_at_hand.UNUSABLE].to_dict("records")
     assert (row["device"], row["part"]) == ("h200-sxm", models_at_hand.UNUSABLE)
 
 

@@ -18,6 +18,7 @@ from lib.predict.networks.step import Step
 from lib.predict.networks.work import Work
 from lib.predict.power import energy
 from lib.predict.registry import Predictor
+from lib.predict.scores import OUTSIDE
 from lib.predict.trust import quote
 
 COLUMNS = ("device", "source", "predicted_ms", "low_ms", "high_ms", "images_per_sec", "predicted_gbps", "memory_mb", "bound",
@@ -27,7 +28,6 @@ COLUMNS = ("device", "source", "predicted_ms", "low_ms", "high_ms", "images_per_
 BATCHES = (1, 4, 16, 64, 256)
 _COMPARED = 3  # devices that are compared over batch sizes: this machine's CPU and the fastest
 _HOST = {"loader_wait": "loader", "h2d": "copy", "optimizer": "optimizer"}  # parts of a step that may limit it
-OUTSIDE = 0.05  # share of the time out of the training range above which an answer is *outside*
 
 
 @dataclass(frozen=True)

@@ -65,6 +65,12 @@ class Condition:
     compiled: bool
     torch: Annotated[str, Field(pattern=r"^\d+(\.\d+)*$")]
 
+    @classmethod
+    def from_name(cls, name: str) -> "Condition":
+        """Return the condition of a ``name``."""
+        way, precision, layout, release = name.split("-")
+        return cls("train" if way == "train" else "infer", precision, layout, way == "compiled", release)
+
     @property
     def way(self) -> str:
         """Return eager, compiled or train."""

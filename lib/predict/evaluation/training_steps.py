@@ -17,7 +17,7 @@ from lib.predict.networks.step_learners import frames
 from lib.predict.networks.work import Work
 from lib.predict.operators.cost_model import CostModel
 from lib.predict.operators.regressors import nonnegative_rates
-from lib.predict.operators.validation import score
+from lib.predict.scores import score_by
 
 _LEAST_WORKLOADS = 3
 LEARNERS = ("mean", "linear in FLOPs and bytes", "boosted trees", "MLP", "sum of operators")
@@ -85,5 +85,4 @@ def _mlp(x: pd.DataFrame, y: np.ndarray, test: pd.DataFrame) -> np.ndarray:
 
 def scores(steps: pd.DataFrame) -> pd.DataFrame:
     """Return a row a learner: MAPE with its interval, median, p90, within 10 %, n."""
-    return pd.DataFrame([{"learner": name, **score(part["measured_ms"].to_numpy(), part["predicted_ms"].to_numpy())}
-                         for name, part in steps.groupby("learner", sort=False)])
+    return score_by(steps, ["learner"], "measured_ms", "_ms")

@@ -13,7 +13,6 @@ import numpy as np
 import pandas as pd
 
 from lib.errors import InputError
-from lib.predict import gain_scores
 from lib.predict.model_file import Count, NotNegative, Positive, require
 from lib.predict.networks.composition import KINDS, kinds_of
 from lib.predict.networks.sums import LEAST_NETWORKS, Sum, folds
@@ -88,22 +87,13 @@ def fit(rows: pd.DataFrame) -> Gain:
     return Gain(dict(zip(TERMS, map(float, factors), strict=True)), half, int(rows["network"].nunique()), {})
 
 
-def held_out(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return ``rows`` with ``gain, predicted, low, high`` by families left out, and ``constant``: the others' median gain.
+def left_out(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return ``rows`` with ``measured, predicted, low, high``, gains predicted by the families of other folds, and ``fold``.
 
-    Learned of ``usable`` rows alone.
+    Only ``usable`` rows teach.
     """
     usable, fold, answers = rows["usable"].to_numpy(bool), np.zeros(len(rows), int), np.full((len(rows), 3), np.nan)
     for number, test in enumerate(folds(rows)):
         fitted, fold[test] = fit(rows[~test & usable]), number
-        answers[test] = [fitted.of(one) for one in rows.loc[test, list(TERMS)].to_numpy(float)]
-    constant = np.exp(gain_scores.constants(-np.log(rows["ratio"].to_numpy()), fold, usable))
-    return rows.assign(gain=1 / rows["ratio"], constant=constant,
-                       **dict(zip(("predicted", "low", "high"), answers.T, strict=True)))
-
-
-def scores(predicted: pd.DataFrame) -> dict[str, float]:
-    """Return how right gains are (``held_out``, ``gain_scores.scores``), and how many in % lie inside their intervals."""
-    logs = (np.log(predicted[name].to_numpy()) for name in ("predicted", "gain", "constant"))
-    inside = predicted["gain"].between(predicted["low"], predicted["high"])
-    return {**gain_scores.scores(*logs), "coverage": float(inside.mean() * 100)}
+        answers[test] = [fitted.of(terms) for terms in rows.loc[test, list(TERMS)].to_numpy(float)]
+    return rows.assign(measured=1 / rows["ratio"], fold=fold, **dict(zip(("predicted", "low", "high"), answers.T, strict=True)))
