@@ -90,7 +90,7 @@ def add(verbs) -> None:
     verb.add_argument("--address", default="", metavar="HOST:PORT",
                       help="the head of the Ray cluster, or auto (default: a cluster is started here for this run)")
     verb.add_argument("--out", type=a_path,
-                      help="a new folder for journal and record (default: data/schedule/<name of the file>)")
+                      help="folder for journal and record, and nothing else (default: data/schedule/<name of the file>)")
     verb.set_defaults(call=_run_jobs)
 
     verb = verbs.add_parser("contention", help="measure how workloads slow each other down here, for run-jobs")
