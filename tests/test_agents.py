@@ -26,7 +26,8 @@ from lib.dashboard import advice, predictions
 from lib.dashboard import database as db
 from lib.dashboard.agents import agent, client, devices, fleet, workers
 from lib.dashboard.agents.messages import API_VERSION, Device, Mailbox
-from lib.dashboard.app import Settings, create_app
+from lib.dashboard.app import create_app
+from lib.dashboard.operations import Operations
 from lib.dashboard.run_records import RunRecords
 from lib.errors import InputError
 from lib.schedule.policies import registry
@@ -259,11 +260,11 @@ def test_what_no_server_wrote_down_comes_to_the_next_one_and_no_run_ends_twice(t
     first._records._written = lambda batch: False
     (run_id,), port = add_runs(database, [trailing(tmp_path)]), killed_queue.free_port()
     with joined(f"http://127.0.0.1:{port}"):
-        with serving(create_app(Settings(database, TOKEN), first), port):
+        with serving(create_app(Operations(database, first), TOKEN), port):
             until(lambda: first._records._noted >= 5)
         noted = first._records._noted - 2  # it was started and stopped
         assert not lines_of(database, run_id)
-        with serving(create_app(Settings(database, TOKEN), dispatcher_in(tmp_path)[1]), port):
+        with serving(create_app(Operations(database, dispatcher_in(tmp_path)[1]), TOKEN), port):
             wait_for(database, [run_id])
             until(lambda: len([n for attempt, n, _ in lines_of(database, run_id) if attempt == 1]) >= noted)
     assert killed_queue.wrong_in(database, [run_id], [tmp_path / "trail"]) == ([], 2)
@@ -469,14 +470,14 @@ def test_slots_that_have_fewer_threads_than_cores_say_so():
 def board(tmp_path, clock):
     """Give a dashboard of light runs."""
     database, dispatcher = dispatcher_in(tmp_path, LIMITS.silent_s)
-    with serving(create_app(Settings(database, TOKEN), dispatcher)) as url:
+    with serving(create_app(Operations(database, dispatcher), TOKEN)) as url:
         yield SimpleNamespace(database=database, dispatcher=dispatcher, url=url)
 
 
 def add(board, calls, **values):
     ids = add_runs(board.database, calls, **values)
     for run_id in ids:
-        board.dispatcher.submit(SimpleNamespace(id=run_id))
+        board.dispatcher.submit(run_id)
     return ids
 
 

@@ -89,7 +89,7 @@ def test_a_run_from_the_login_to_its_end(browser, home):
         form.find_element(By.TAG_NAME, "button").click()
         press(browser, "Queue run")
         wait(browser, "document.querySelector('[data-fact=state]')?.textContent === 'queued'")
-        run = site.dispatcher.submit.call_args[0][0]
+        run = site.operations.get(db.Run, site.dispatcher.submit.call_args[0][0])
         site.move(run, "running", device="cpu[0]", placement="earliest end")
         write(run.id, 40)
         wait(browser, "document.querySelectorAll('[data-line]').length === 40")

@@ -167,7 +167,7 @@ def test_a_run_from_a_project_to_its_cancellation_and_every_list_and_page_of_it(
     own, at = f"runs/{run['id']}", f"projects/{project}"
     assert (run["state"], run["job"]["priority"], run["only_agent_id"]) == ("queued", 3, agent)
     assert wanted.items() <= run.items()
-    assert site.dispatcher.submit.call_args[0][0].config.config_json == config["config_json"]
+    site.dispatcher.submit.assert_called_once_with(run["id"])
     assert (paths.DATA / run["folder"]).is_dir()
     assert site.post(f"{own}/priority", priority=9).json()["job"]["priority"] == 9
     site.dispatcher.reorder.assert_called_once_with(run["id"], 9)

@@ -30,10 +30,7 @@ class Checked:
 
     kind: str  # finetune | notebook
     values: dict[str, Any]
-    monitor_metric: str = ""
-    monitor_mode: str = "max"
-    epochs: int | None = None
-    seed: int | None = None
+    facts: dict[str, Any]  # of a run of it, by the names of its columns
 
     @property
     def digest(self) -> str:
@@ -70,8 +67,8 @@ def check_config(values: Mapping[str, Any]) -> Checked:
         networks.check(config)
     except InputError as error:
         raise FieldsError({"config": str(error)}) from None
-    facts = {name: getattr(config, name, None) for name in ("monitor_metric", "monitor_mode", "epochs", "seed")}
-    return Checked("finetune", config.model_dump(mode="json"), **facts)
+    facts = config.model_dump(include={"monitor_metric", "monitor_mode", "epochs", "seed"})
+    return Checked("finetune", config.model_dump(mode="json"), facts)
 
 
 def _outside(values: Mapping[str, str]) -> dict[str, str]:
@@ -109,7 +106,7 @@ def _check_notebook(values: Mapping[str, Any]) -> Checked:
             errors |= {f"parameters.{field}": reason for field, reason in error.errors.items()}
     if errors:
         raise FieldsError(errors)
-    return Checked("notebook", {"notebook": name, "parameters": parameters}, seed=parameters.get("seed"))
+    return Checked("notebook", {"notebook": name, "parameters": parameters}, {"seed": parameters.get("seed")})
 
 
 def _built(model: type[BaseModel], values: Mapping[str, Any]) -> Any:

@@ -19,6 +19,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import ForeignKey, Index, UniqueConstraint, exc, select, update
 from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.ext.associationproxy import AssociationProxy, association_proxy
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, relationship
 from sqlalchemy.types import TypeDecorator
 
@@ -81,6 +82,11 @@ class _Row:
     created_at: Mapped[datetime] = mapped_column(default=now, index=True)
     updated_at: Mapped[datetime] = mapped_column(default=now, onupdate=now, index=True)
 
+    @classmethod
+    def order(cls) -> tuple[Any, ...]:
+        """Return by what rows are listed: the newest first."""
+        return cls.created_at.desc(), cls.id
+
 
 class _Named(_Row):
     """A row with a name that no other has."""
@@ -129,11 +135,16 @@ class Agent(_Named, Base):
     api_version: Mapped[str] = mapped_column(default="")
     runner_version: Mapped[str] = mapped_column(default="")
     last_heartbeat_at: Mapped[datetime | None]
-    manual: Mapped[bool] = mapped_column(default=False)  # entered on the page; nothing registered
+    manual: Mapped[bool] = mapped_column(default=True)  # entered on the page; nothing registered
     connected: Mapped[bool] = mapped_column(default=False)
     slots: Mapped[list[Any]] = mapped_column(default=list)
     load: Mapped[dict[str, Any]] = mapped_column(default=dict)
-    gpus: Mapped[list["Gpu"]] = relationship(order_by="Gpu.index", cascade="all, delete-orphan")
+    gpus: Mapped[list["Gpu"]] = relationship(order_by="Gpu.index", cascade="all, delete-orphan", lazy="selectin")
+
+    @classmethod
+    def order(cls) -> tuple[Any, ...]:
+        """Return by what agents are listed: their names."""
+        return (cls.name,)
 
 
 class Gpu(_Row, Base):
@@ -184,9 +195,10 @@ class Run(_Row, Base):
     env: Mapped[dict[str, Any]] = mapped_column(default=dict)  # kept, not set
     tags: Mapped[list[Any]] = mapped_column(default=list)
     seed: Mapped[int | None]
-    config: Mapped[TrainConfig] = relationship()
-    agent: Mapped[Agent | None] = relationship()
-    job: Mapped["Job | None"] = relationship(back_populates="run", cascade="all, delete-orphan")
+    config: Mapped[TrainConfig] = relationship(lazy="joined", innerjoin=True)
+    agent: Mapped[Agent | None] = relationship(lazy="joined")
+    job: Mapped["Job | None"] = relationship(lazy="joined", cascade="all, delete-orphan")
+    group_id: AssociationProxy[str | None] = association_proxy("config", "group_id")
 
 
 class Job(_Row, Base):
@@ -200,7 +212,6 @@ class Job(_Row, Base):
     retries: Mapped[int] = mapped_column(default=0)
     last_error: Mapped[str] = mapped_column(default="")
     priority: Mapped[int] = mapped_column(default=0)
-    run: Mapped[Run] = relationship(back_populates="job")
 
 
 class Dataset(_Named, Base):

@@ -16,7 +16,6 @@ from typing import Any
 
 import pandas as pd
 from sqlalchemy import select
-from sqlalchemy.orm import joinedload
 
 from lib import paths
 from lib.dashboard import database as db
@@ -36,7 +35,7 @@ from lib.schedule.state import Policy
 
 _SOON_S, _AGAIN_S = 0.5, 5.0
 _WORKER_SILENT = 2.0  # a worker may be silent so much longer than its agent, whose silence is another matter
-_QUEUE = select(db.Run).join(db.Job).options(joinedload(db.Run.job), joinedload(db.Run.config))
+_QUEUE = select(db.Run).join(db.Job)
 
 
 def spec_of(run: db.Run) -> Spec:
@@ -100,9 +99,9 @@ class Dispatcher:
         self._records.close()
         self._opened.close()
 
-    def submit(self, run: db.Run) -> None:
+    def submit(self, run_id: str) -> None:
         """Take a queued run; one that is known already stays."""
-        self._submitted.put(run.id)
+        self._submitted.put(run_id)
 
     def cancel(self, run_id: str) -> bool:
         """End a run; False where it is not known, or has ended."""

@@ -11,7 +11,6 @@ from typing import Annotated, Any
 from anyio import to_thread
 from fastapi import Query, Request
 from sqlalchemy import func, select
-from sqlalchemy.orm import joinedload
 from sse_starlette.sse import EventSourceResponse, ServerSentEvent
 
 from lib.dashboard import database as db
@@ -41,7 +40,7 @@ def read(database: Database, run_id: str, log: int, metric: int) -> tuple[dict[s
     end is then always seen with its end.
     """
     with database.reading() as session:
-        run = session.get(db.Run, run_id, options=[joinedload(db.Run.agent)])
+        run = session.get(db.Run, run_id)
         if run is None:
             raise db.NotFoundError(f"there is no run {run_id}")
         place = f"{run.agent.name if run.agent else ''} {run.device}".strip()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 from sqlalchemy import select
-from sqlalchemy.orm import Session, joinedload
+from sqlalchemy.orm import Session
 
 from lib.dashboard import advice
 from lib.dashboard import database as db
@@ -105,7 +105,7 @@ class Predictions:
         devices = {(agent.name, device["name"]): Device(**device) for agent in session.scalars(select(db.Agent))
                    for device in agent.slots}
         done = attempts[(attempts["status"] == "done") & (attempts["attempt"] == 1)].set_index("job_id")
-        for run in session.scalars(select(db.Run).options(joinedload(db.Run.config)).where(db.Run.state == db.FINISHED)
+        for run in session.scalars(select(db.Run).where(db.Run.state == db.FINISHED)
                                    .order_by(db.Run.finished_at.desc()).limit(1000)):
             if run.id in done.index:
                 row = done.loc[run.id]

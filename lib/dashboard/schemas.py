@@ -68,6 +68,7 @@ def _text(least: int, most: int) -> Any:
 
 ROW_ID = "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 RowId = Annotated[str, Field(pattern=f"^{ROW_ID}$")]
+Index = Annotated[int, Field(ge=0, le=1023)]
 Name = Annotated[str, Field(min_length=1, max_length=120, pattern=r"^\S(.*\S)?$"), AfterValidator(_plain)]
 Line, Long = _text(0, 500), _text(0, 5000)
 Object = Annotated[dict[str, JsonValue], AfterValidator(_bounded)]
@@ -154,7 +155,7 @@ class RunIn(_In):
     """How a configuration is to be run; without ``enqueue`` somebody carries it out by hand."""
 
     agent_id: RowId | None = None
-    gpu_indices: Annotated[list[Annotated[int, Field(ge=0, le=1023)]], Field(max_length=64),
+    gpu_indices: Annotated[list[Index], Field(max_length=64),
                            BeforeValidator(lambda value: value.split(",") if isinstance(value, str) else value)] = []
     docker_image: Line = ""
     env: Annotated[dict[str, Line], AfterValidator(_bounded)] = {}
@@ -189,7 +190,7 @@ class GpuIn(_In):
     """A card that is entered by hand."""
 
     agent_id: RowId
-    index: Annotated[int, Field(ge=0, le=1023)]
+    index: Index
     uuid: Line = ""
     name: Line = ""
     total_mem_mb: Annotated[int, Field(ge=0, le=100_000_000)] = 0
