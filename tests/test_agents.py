@@ -67,26 +67,21 @@ def launch():
 
 
 class Here:
-    """What observes agents: it takes each by its name."""
+    """Run records that are only remembered."""
 
     busy, wrote = False, True
 
     def __init__(self):
         self.reports = []
 
-    def joined(self, agent):
-        return agent.name
-
-    def changed(self):
-        pass
-
-    def is_busy(self):
+    def is_full(self):
         return self.busy
 
     def reported(self, token, content):
         self.reports.append((token, content))
         return len(self.reports)
 
+    @property
     def written(self):
         return len(self.reports) if self.wrote else 0
 
@@ -99,7 +94,7 @@ class Site:
 
     def __init__(self):
         self.here, self.silent, self.calls = Here(), False, 0
-        self.agents, self.app = workers.Agents(self.here, LIMITS), FastAPI()
+        self.agents, self.app = workers.Agents(LIMITS, self.here, lambda agent: agent.name, lambda: None), FastAPI()
         self.app.include_router(workers.router(self.agents), prefix="/api/v1",
                                 dependencies=[Depends(self._answer)])
 
@@ -541,12 +536,12 @@ def test_a_killed_agents_place_and_run_are_taken_when_its_workers_must_be_gone(b
     (run_id,) = add(board, [trailing(tmp_path)])
     trail = tmp_path / "trail"
     _, _, pid = json.loads(until(lambda: trail.exists() and trail.read_text()))
-    before = board.dispatcher._agents.slots()
+    before = board.dispatcher._fleet.agents.slots()
     first.kill()
     with joined(board.url):
         until(lambda: not is_running(pid), LIMITS.silent_s)
         until(lambda: "another one takes its place when that was silent for 6 s" in capsys.readouterr().err)
-        assert board.dispatcher._agents.slots() == before
+        assert board.dispatcher._fleet.agents.slots() == before
         clock.by_s += LIMITS.silent_s
         assert wait_for(board.database, [run_id])[0].attempt == 2
     assert killed_queue.wrong_in(board.database, [run_id], [trail]) == ([], 2)
@@ -603,7 +598,7 @@ def test_a_plan_counts_from_now_by_what_is_advised_when_a_processor_joins_and_th
     limits_s = []
     monkeypatch.setattr(predictions.worker, "call",
                         lambda *_, timeout_s, **__: limits_s.append(timeout_s) or {"light": (42.0, "x")})
-    dispatcher._agents.spawn = lambda *_: Mock(**{"messages.return_value": []})  # it is never ready
+    dispatcher._fleet.agents.spawn = lambda *_: Mock(**{"messages.return_value": []})  # it is never ready
     slot = workers.AgentSlot(Slot("lab/cpu[0]"), "lab", "lab", "key", light_slots(1)[0][1])
 
     def planned():
@@ -613,13 +608,13 @@ def test_a_plan_counts_from_now_by_what_is_advised_when_a_processor_joins_and_th
         dispatcher.start()
         assert [dispatcher.has_ended(run_id) for run_id in (done, waits, "nobody")] == [True, False, False]
         until(lambda: dispatcher.reorder(waits, 0))
-        dispatcher._agents.slots = lambda: {"lab/cpu[0]": slot}
-        dispatcher.changed()
+        dispatcher._fleet.agents.slots = lambda: {"lab/cpu[0]": slot}
+        dispatcher._fleet.changed()
         until(lambda: planned() == [(waits, "lab/cpu[0]", pytest.approx(0, abs=1), pytest.approx(42, abs=1))])
         assert limits_s == [60]
         assert dispatcher.cancel(waits)
         until(lambda: not (dispatcher._predictions.waiting() or dispatcher._predictions._advised))
-        dispatcher._agents.slots = dict
+        dispatcher._fleet.agents.slots = dict
 
 
 def test_the_token_leaves_the_environment_of_an_agent(monkeypatch):
@@ -638,17 +633,12 @@ def test_a_message_is_measured_as_it_is_sent_and_one_too_large_is_refused_to_the
 
 
 def test_a_report_names_the_attempt_that_it_is_of(tmp_path):
-    dispatcher = dispatcher_in(tmp_path)[1]
+    records = dispatcher_in(tmp_path)[1]._records
     assert attempt_of("a#b#12") == ("a#b", 12)
-    assert dispatcher.reported("a#1", {"log": [1, "x"], "metrics": {}}) == 2 and dispatcher.written() == 0
+    assert records.reported("a#1", {"log": [1, "x"], "metrics": {}}) == 2 and records.written == 0
     for token in ("a", "a#", "a#x", "a#-1", "a#1234567890"):
         with pytest.raises(InputError, match="is no attempt of a job"):
-            dispatcher.reported(token, {"log": [1, "x"]})
-
-
-def test_only_columns_are_set():
-    with pytest.raises(TypeError, match="agents has no by_hand"):
-        fleet._set(db.Agent(), host="lab", by_hand=False)
+            records.reported(token, {"log": [1, "x"]})
 
 
 def test_a_database_that_is_away_for_a_while_gets_everything_later(tmp_path, monkeypatch):
@@ -673,8 +663,8 @@ def test_a_database_that_is_away_for_a_while_gets_everything_later(tmp_path, mon
     until(lambda: tries)  # what comes now is another batch
     records.started(run_id, 1, "lab/cpu", 0.0)
     for number in range(5):
-        records.reported(run_id, 1, {"log": [number + 1, "x"], "metrics": {"step": number}})
-    records.reported(run_id, 0, {"metrics": {"step": 9}})  # late, of an attempt that is over
+        records.reported(f"{run_id}#1", {"log": [number + 1, "x"], "metrics": {"step": number}})
+    records.reported(f"{run_id}#0", {"metrics": {"step": 9}})  # late, of an attempt that is over
     records.ended(run_id, 1, "done", "", {"best_value": 0.9}, 1.0)
     before = len(tries)
     until(lambda: len(tries) > before)
@@ -716,7 +706,7 @@ def test_fine_tunes_that_took_longer_than_advised_correct_the_others_there(monke
     known = predictions.Predictions()
     for name, threads in (("a/cpu", 1), ("b/cpu", 2)):
         device = Device(name="cpu[0]", threads=threads, cores=threads, memory_mb=1000, model="chip")
-        known.place(name, predictions.Place(name, name, device))
+        known.place(name, SimpleNamespace(agent_id=name, device=device))
     for run_id in ("first", "second"):
         config = SimpleNamespace(kind="finetune", config_json={}, config_hash=run_id)
         known.add(SimpleNamespace(id=run_id, config=config, only_agent_id=None, gpu_indices=[]))

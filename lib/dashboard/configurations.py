@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json
 
 from lib import paths
 from lib.config import notebooks
-from lib.dashboard.schemas import FieldsError, Object, fields
+from lib.dashboard.schemas import FieldsError, Object, fields, validated
 from lib.errors import InputError, choices
 
 _SECRETS = ("hf_token",)
@@ -55,7 +55,7 @@ def check_config(values: Mapping[str, Any]) -> Checked:
 
     secrets = {name: "is a secret and not kept; set HF_TOKEN where the agent runs" for name in _SECRETS if values.get(name)}
     try:
-        config = _built(TrainConfig, {name: value for name, value in values.items() if name not in _SECRETS})
+        config = validated(TrainConfig, {name: value for name, value in values.items() if name not in _SECRETS})
     except FieldsError as error:
         raise FieldsError(error.errors | secrets) from None
     outside = _outside({name: getattr(config, name) for name in ("root", "model_flavour")
@@ -97,7 +97,7 @@ def _check_notebook(values: Mapping[str, Any]) -> Checked:
         errors["parameters"] = "must be an object of names and values"
     elif "notebook" not in errors:
         try:
-            parameters = _built(notebooks.notebook_model(stems[name]), parameters).model_dump(mode="json")
+            parameters = validated(notebooks.notebook_model(stems[name]), parameters).model_dump(mode="json")
             errors |= {f"parameters.{field}": reason for field, reason in _outside(
                 {field: parameters[field] for field in _PATHS & parameters.keys() if parameters[field]}).items()}
             errors |= {f"parameters.{field}": "names code (module:Class), which a dashboard does not run" for field in _CODE
@@ -107,15 +107,6 @@ def _check_notebook(values: Mapping[str, Any]) -> Checked:
     if errors:
         raise FieldsError(errors)
     return Checked("notebook", {"notebook": name, "parameters": parameters}, {"seed": parameters.get("seed")})
-
-
-def _built(model: type[BaseModel], values: Mapping[str, Any]) -> Any:
-    try:
-        return model.model_validate(dict(values))
-    except ValidationError as error:
-        raise FieldsError(fields(error.errors())) from None
-    except InputError as error:
-        raise FieldsError({"config": str(error)}) from None
 
 
 def form_fields() -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ has none. A database that is locked, full or gone raises one of ``UNAVAILABLE``,
 """
 
 import math
+import re
 import uuid
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
@@ -30,6 +31,7 @@ ENDS = (FINISHED, FAILED, CANCELLED)
 TRANSITIONS = {QUEUED: (RUNNING, FAILED, CANCELLED), RUNNING: (FINISHED, FAILED, CANCELLED, QUEUED),
                FINISHED: (), FAILED: (), CANCELLED: ()}
 UNAVAILABLE = (exc.OperationalError, exc.InterfaceError, exc.InternalError, exc.TimeoutError, exc.DisconnectionError)
+ROW_ID = "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 _NUMBER = sa.BigInteger().with_variant(sa.Integer, "sqlite")  # SQLite numbers rows by itself only in a plain INTEGER
 
 
@@ -264,6 +266,14 @@ class RunMetric(Base):
     split: Mapped[str]
 
 
+def get(session: Session, table: type[Base], row_id: str) -> Any:
+    """Return a row with its relations; NotFoundError names the missing one."""
+    row = session.get(table, row_id) if re.fullmatch(ROW_ID, row_id) else None
+    if row is None:
+        raise NotFoundError(f"there is no {table.__name__.lower()} {row_id}")
+    return row
+
+
 def transition(session: Session, run_id: str, state: str, reason: str = "", **facts: Any) -> bool:
     """Lead a run to ``state`` and set ``facts`` (columns of Run); False where it is there already, and nothing changes.
 
@@ -299,8 +309,8 @@ def transition(session: Session, run_id: str, state: str, reason: str = "", **fa
 
 def add_logs(session: Session, run_id: str, attempt: int, lines: Iterable[tuple[int, str]]) -> None:
     """Add numbered lines of a run's attempt; those that are there stay. NotFoundError without such a run."""
-    own = {"run_id": run_id, "attempt": attempt, "at": now()}
-    _add(session, RunLog, run_id, [{**own, "n": n, "line": line.replace("\0", "\ufffd")} for n, line in lines])
+    attempted = {"run_id": run_id, "attempt": attempt, "at": now()}
+    _add(session, RunLog, run_id, [{**attempted, "n": n, "line": line.replace("\0", "\ufffd")} for n, line in lines])
 
 
 def add_metrics(session: Session, run_id: str, step: int, values: Mapping[str, float], epoch: int | None = None,

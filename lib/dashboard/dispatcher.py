@@ -21,13 +21,11 @@ from lib import paths
 from lib.dashboard import database as db
 from lib.dashboard.agents import workers
 from lib.dashboard.agents.fleet import Fleet, note
-from lib.dashboard.agents.messages import Registration
 from lib.dashboard.engine import Database, served
-from lib.dashboard.predictions import Place, Predictions
+from lib.dashboard.predictions import Predictions
 from lib.dashboard.run_records import STATES, RunRecords, best
 from lib.errors import InputError
 from lib.schedule.policies import registry
-from lib.schedule.runtime.engine.slots import attempt_of
 from lib.schedule.runtime.journal import Spec, UnwritableError
 from lib.schedule.runtime.service import Service
 from lib.schedule.runtime.workers import Limits, device_type_of
@@ -55,11 +53,10 @@ class Dispatcher:
                  spec_of: Callable[[db.Run], Spec] = spec_of):
         self._database, self._folder, self._spec_of = database, folder, spec_of
         self._limits, self._policy = limits or Limits(), policy or registry.policy("hybrid")
-        self._agents = workers.Agents(self, self._limits)
-        self._fleet = Fleet(database, self._agents, self._join, self._leave)
-        self.router = workers.router(self._agents)
         self._predictions = Predictions()
         self._records = RunRecords(database, self._placed, self._ended, self.cancel)
+        self._fleet = Fleet(database, self._limits, self._records, self._join, self._leave)
+        self.router = workers.router(self._fleet.agents)
         self._over, self._unadvised = threading.Event(), threading.Event()
         self._submitted: SimpleQueue[str] = SimpleQueue()
         self._service: Service | None = None
@@ -76,7 +73,7 @@ class Dispatcher:
         with contextlib.ExitStack() as opened:
             opened.enter_context(served(self._database))
             self._service = opened.enter_context(Service(self._folder, self._policy, self._predictions.seconds, limits,
-                                                         self._agents.spawn, self._records))
+                                                         self._fleet.agents.spawn, self._records))
             self._reconcile()
             self._opened = opened.pop_all()
         self._records.start()
@@ -93,7 +90,7 @@ class Dispatcher:
         self._unadvised.set()
         self._submitted.put("")
         self._threads[-1].join()
-        self._agents.close()  # from now on; the next server waits until they have noticed
+        self._fleet.agents.close()  # from now on; the next server waits until they have noticed
         for thread in self._threads:
             thread.join()
         self._records.close()
@@ -218,30 +215,10 @@ class Dispatcher:
 
     def _join(self, slot: workers.AgentSlot) -> None:
         """Give the queue a slot, and predictions its processor."""
-        if self._predictions.place(device_type_of(slot.slot.name), Place(slot.agent_id, slot.agent, slot.device)):
+        if self._predictions.place(device_type_of(slot.slot.name), slot):
             self._unadvised.set()
         self._service.add_slot(slot.slot)
 
     def _leave(self, name: str) -> None:
         """Take a slot from the queue."""
         self._service.remove_slot(name)
-
-    def joined(self, agent: Registration) -> str:
-        """Keep an agent in the database; return its id."""
-        return self._fleet.joined(agent)
-
-    def changed(self) -> None:
-        """Look at the agents soon: one has come or gone."""
-        self._fleet.changed()
-
-    def is_busy(self) -> bool:
-        """Return whether agents shall keep what they have to say for a while."""
-        return self._records.is_full()
-
-    def reported(self, token: str, content: dict[str, Any]) -> int:
-        """Keep what an attempt reports."""
-        return self._records.reported(*attempt_of(token), content)
-
-    def written(self) -> int:
-        """Return how much of what was reported is in the database."""
-        return self._records.written

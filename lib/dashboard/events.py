@@ -40,9 +40,7 @@ def read(database: Database, run_id: str, log: int, metric: int) -> tuple[dict[s
     end is then always seen with its end.
     """
     with database.reading() as session:
-        run = session.get(db.Run, run_id)
-        if run is None:
-            raise db.NotFoundError(f"there is no run {run_id}")
+        run = db.get(session, db.Run, run_id)
         place = f"{run.agent.name if run.agent else ''} {run.device}".strip()
         times = {name: getattr(run, name).timestamp() if getattr(run, name) else None for name in ("started_at", "finished_at")}
         session.commit()  # another snapshot, later than that of the state
@@ -84,8 +82,7 @@ def of_run(database: Database, run_id: str, request: Request, after: str) -> Eve
     """Return the stream of a run; NotFoundError, InputError for a wrong Last-Event-ID."""
     log, metric = _cursor(request, after)
     with database.reading() as session:
-        if session.get(db.Run, run_id) is None:
-            raise db.NotFoundError(f"there is no run {run_id}")
+        db.get(session, db.Run, run_id)
     return EventSourceResponse(_follow(database, run_id, log, metric))
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 from sqlalchemy import func, select, update
 from sqlalchemy.exc import IntegrityError
-from sqlalchemy.orm import Session
 
 from lib import files, paths
 from lib.dashboard import configurations, schemas
@@ -40,7 +39,7 @@ class Operations:
     def get(self, table: type[db.Base], row_id: str) -> Any:
         """Return a row."""
         with self.database.reading() as session:
-            return _get(session, table, row_id)
+            return db.get(session, table, row_id)
 
     def add(self, table: type[db.Base], values: dict[str, Any]) -> Any:
         """Add a row; NotFoundError for a missing parent, ConflictError where the name is taken."""
@@ -48,7 +47,7 @@ class Operations:
             with self.database.writing() as session:
                 for key in table.__table__.foreign_keys:
                     if values.get(key.parent.name) is not None:
-                        _get(session, _CLASSES[key.column.table], values[key.parent.name])
+                        db.get(session, _CLASSES[key.column.table], values[key.parent.name])
                 session.add(row := table(**values))
         except IntegrityError:
             name = values["index"] if table is db.Gpu else repr(values["name"])
@@ -62,8 +61,8 @@ class Operations:
         """
         checked = configurations.check_config(body.config)
         with self.database.writing() as session:
-            _get(session, db.Project, body.project_id)
-            if body.group_id is not None and _get(session, db.Group, body.group_id).project_id != body.project_id:
+            db.get(session, db.Project, body.project_id)
+            if body.group_id is not None and db.get(session, db.Group, body.group_id).project_id != body.project_id:
                 raise ConflictError("the group is of another project")
             versions = select(db.TrainConfig).where(db.TrainConfig.project_id == body.project_id,
                                                     db.TrainConfig.name == body.name)
@@ -128,7 +127,7 @@ class Operations:
 
     def _move_manually(self, run_id: str, state: str, reason: str = "") -> db.Run:
         with self.database.writing() as session:
-            if _get(session, db.Run, run_id).job is not None:
+            if db.get(session, db.Run, run_id).job is not None:
                 raise ConflictError("the run is in the queue, and its state is what its worker says; only cancel changes it")
             db.transition(session, run_id, state, reason)
         return self.get(db.Run, run_id)
@@ -136,7 +135,7 @@ class Operations:
     def reorder(self, run_id: RowId, body: schemas.PriorityIn) -> db.Run:
         """Give a waiting run another priority; ConflictError where it does not wait in the queue."""
         with self.database.writing() as session:
-            run = _get(session, db.Run, run_id)
+            run = db.get(session, db.Run, run_id)
             if run.job is None or run.state != db.QUEUED:
                 raise ConflictError(f"only a run that waits in the queue has a place there; this one is {run.state}")
             run.job.priority = body.priority
@@ -169,13 +168,6 @@ class Operations:
         plan = self.dispatcher.plan()[list(schemas.PlannedOut.model_fields)]
         return [row | {name: row[name] if math.isfinite(row[name]) else None for name in ("start_s", "end_s")}
                 for row in plan.to_dict("records")]
-
-
-def _get(session: Session, table: type[db.Base], row_id: str) -> Any:
-    row = session.get(table, row_id) if re.fullmatch(schemas.ROW_ID, row_id) else None
-    if row is None:
-        raise NotFoundError(f"there is no {table.__name__.lower()} {row_id}")
-    return row
 
 
 def _new_folder(config: db.TrainConfig, checked: configurations.Checked) -> Path:

@@ -15,6 +15,7 @@ from sqlalchemy.orm import Session
 from lib.dashboard import database as db
 from lib.dashboard.engine import Database
 from lib.errors import one_line
+from lib.schedule.runtime.engine.slots import attempt_of
 
 STATES = {"done": db.FINISHED, "failed": db.FAILED, "cancelled": db.CANCELLED}
 _BATCH, _MOST = 1000, 20_000
@@ -25,7 +26,7 @@ _POSITION = ("step", "epoch", "epochs")
 class _Event(NamedTuple):
     run_id: str
     attempt: int
-    what: str  # state | log | metrics
+    kind: str  # state | log | metrics
     content: Any
 
 
@@ -63,11 +64,12 @@ class RunRecords:
         self._begun.pop(job_id, None)
         self._state(job_id, attempt, db.QUEUED, f"{status}: {reason}" if reason else status, {})
 
-    def reported(self, job_id: str, attempt: int, content: dict[str, Any]) -> int:
-        """Note a line of the log, or how far the run is; return how many events are to be ``written`` until that is."""
-        for what in ("log", "metrics"):
-            if what in content:
-                self._note(_Event(job_id, attempt, what, content[what]))
+    def reported(self, token: str, content: dict[str, Any]) -> int:
+        """Note a log line or the progress of an attempt; return how many events are to be ``written`` until that is."""
+        job_id, attempt = attempt_of(token)
+        for kind in ("log", "metrics"):
+            if kind in content:
+                self._note(_Event(job_id, attempt, kind, content[kind]))
         return self._noted
 
     def _state(self, run_id: str, attempt: int, state: str, reason: str, facts: dict[str, Any]) -> None:
@@ -119,9 +121,9 @@ class RunRecords:
         unwanted: set[str] = set()
         try:
             with self._database.writing() as session:
-                for (run_id, attempt, what), events in groupby(batch, key=lambda event: event[:3]):
+                for (run_id, attempt, kind), events in groupby(batch, key=lambda event: event[:3]):
                     try:
-                        _WRITERS[what](session, run_id, attempt, [event.content for event in events])
+                        _WRITERS[kind](session, run_id, attempt, [event.content for event in events])
                     except (db.ConflictError, db.NotFoundError):
                         unwanted.add(run_id)
         except db.UNAVAILABLE:
@@ -129,7 +131,7 @@ class RunRecords:
         except Exception as error:  # one event that no database takes shall not keep the others out
             if len(batch) > 1:
                 return all(self._written([event]) for event in batch)
-            print(f"run {batch[0].run_id}: {batch[0].what} is not kept: {one_line(error)}", file=sys.stderr)
+            print(f"run {batch[0].run_id}: {batch[0].kind} is not kept: {one_line(error)}", file=sys.stderr)
         for run_id in unwanted:
             try:
                 self._unwanted(run_id)
@@ -149,10 +151,6 @@ def _write_states(session: Session, run_id: str, _: int, states: list[tuple[str,
         db.transition(session, run_id, state, reason, **facts)
 
 
-def _write_logs(session: Session, run_id: str, attempt: int, lines: list[tuple[int, str]]) -> None:
-    db.add_logs(session, run_id, attempt, lines)
-
-
 def _write_metrics(session: Session, run_id: str, attempt: int, reports: list[dict[str, Any]]) -> None:
     for report in reports:
         values = {name: math.nan if value is None else value for name, value in report.items()  # JSON has no NaN
@@ -165,4 +163,4 @@ def _write_metrics(session: Session, run_id: str, attempt: int, reports: list[di
                         .values(**position, updated_at=db.now()).execution_options(synchronize_session=False))
 
 
-_WRITERS = {"state": _write_states, "log": _write_logs, "metrics": _write_metrics}
+_WRITERS = {"state": _write_states, "log": db.add_logs, "metrics": _write_metrics}

@@ -66,8 +66,7 @@ def _text(least: int, most: int) -> Any:
     return Annotated[str, Field(min_length=least, max_length=most), AfterValidator(_plain)]
 
 
-ROW_ID = "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
-RowId = Annotated[str, Field(pattern=f"^{ROW_ID}$")]
+RowId = Annotated[str, Field(pattern=f"^{db.ROW_ID}$")]
 Index = Annotated[int, Field(ge=0, le=1023)]
 Name = Annotated[str, Field(min_length=1, max_length=120, pattern=r"^\S(.*\S)?$"), AfterValidator(_plain)]
 Line, Long = _text(0, 500), _text(0, 5000)
@@ -230,9 +229,14 @@ class ValidityOut(BaseModel):
     errors: dict[str, str]
 
 
-def checked(model: type[BaseModel], form: Mapping[str, Any]) -> Any:
-    """Return what a form brings as its model, without fields that are empty; FieldsError."""
+def validated(model: type[BaseModel], values: Mapping[str, Any]) -> Any:
+    """Return values as their model; FieldsError names every wrong one."""
     try:
-        return model.model_validate({name: value for name, value in form.items() if value != ""})
+        return model.model_validate(dict(values))
     except ValidationError as error:
         raise FieldsError(fields(error.errors())) from None
+
+
+def checked(model: type[BaseModel], form: Mapping[str, Any]) -> Any:
+    """Return a form as its model, without its empty fields; FieldsError."""
+    return validated(model, {name: value for name, value in form.items() if value != ""})

@@ -53,6 +53,11 @@ class Device(Strict):
     memory_mb: Megabytes
     gpu: Gpu | None = None
 
+    @property
+    def processor(self) -> tuple[str, str]:
+        """Return the kind of its processor, ``cpu`` or ``cuda``, and its name."""
+        return ("cuda" if self.gpu else "cpu"), self.model
+
 
 class Registration(Strict):
     """An agent that joins. ``instance`` tells its process from another of the same name."""
