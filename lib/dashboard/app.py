@@ -58,7 +58,7 @@ def create_app(operations: Operations, token: str, most_bytes: int = 1_000_000) 
 
 @contextlib.contextmanager
 def _responsive() -> Iterator[None]:
-    """Keep requests from waiting for busy threads, and for the search for garbage in all that is imported."""
+    """Keep requests from waiting for busy threads and for long garbage collections."""
     interval_s = sys.getswitchinterval()
     gc.collect()
     gc.freeze()

@@ -1,4 +1,4 @@
-"""What a run may be of: the one check of a configuration, of a fine-tune or of a notebook, and the form that makes one."""
+"""Configurations of runs: the check of a fine-tune or notebook, and the form for a new one."""
 
 import contextlib
 import hashlib
@@ -39,7 +39,7 @@ class Checked:
 
 
 def pasted(text: str) -> dict[str, Any]:
-    """Return the JSON object that somebody pasted; FieldsError of the field ``config``."""
+    """Return a pasted JSON object; FieldsError of the field ``config``."""
     try:
         return TypeAdapter(Object).validate_json(text)
     except ValidationError as error:
@@ -72,7 +72,7 @@ def check_config(values: Mapping[str, Any]) -> Checked:
 
 
 def _outside(values: Mapping[str, str]) -> dict[str, str]:
-    """Return by field why a path (or a name, which is one within the repository) may not be read: it lies elsewhere."""
+    """Return by field why a path may not be read: it lies outside of the folders that runs may use."""
     folders = [folder.resolve() for folder in (paths.DATA, paths.ROOT)]
 
     def inside(field: str, value: str) -> bool:
@@ -87,7 +87,7 @@ def _outside(values: Mapping[str, str]) -> dict[str, str]:
 
 
 def _check_notebook(values: Mapping[str, Any]) -> Checked:
-    """Check the name of one of the project's notebooks, and its parameters by that notebook's own model."""
+    """Check the name of a notebook, and its parameters by the notebook's model."""
     errors = dict.fromkeys(set(values) - {"notebook", "parameters"}, "is no known field")
     name, parameters = values["notebook"], values.get("parameters", {})
     stems = {f"notebooks/{stem}.ipynb": stem for stem in notebooks.NOTEBOOKS if (paths.NOTEBOOKS / f"{stem}.ipynb").is_file()}

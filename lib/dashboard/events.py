@@ -1,4 +1,4 @@
-"""Live updates by server-sent events: a page that comes again says the last id it saw, and gets everything after it."""
+"""Live updates by server-sent events: a page that reconnects names the last id it saw, and gets everything after it."""
 
 import asyncio
 import contextlib
@@ -25,7 +25,7 @@ Cursor = Annotated[str, Query(max_length=50)]
 
 
 def _cursor(request: Request, after: str) -> tuple[int, int]:
-    """Return the ids of the last log line and the last value that the page has; InputError for an id that is none of ours."""
+    """Return the ids of the page's last log line and last value; InputError for an id of another form."""
     text = request.headers.get("last-event-id") or after or "0.0"
     if not re.fullmatch(r"\d{1,18}\.\d{1,18}", text, re.ASCII):
         raise InputError("Last-Event-ID is none of this stream; it looks like 120.30")
@@ -36,8 +36,8 @@ def _cursor(request: Request, after: str) -> tuple[int, int]:
 def read(database: Database, run_id: str, log: int, metric: int) -> tuple[dict[str, Any], list[list], list[list], int, int]:
     """Return a run's state, its lines and values after two ids, and the ids of the last of each; NotFoundError.
 
-    A line is [attempt, n, line], a value [step, epoch, key, value, split]. The state is read first: what a run wrote before its
-    end is then always seen with its end.
+    A line is [attempt, n, line], a value [step, epoch, key, value, split]. The state is read first, so that the end of a run is
+    never seen without its last lines.
     """
     with database.reading() as session:
         run = db.get(session, db.Run, run_id)
@@ -55,7 +55,7 @@ def read(database: Database, run_id: str, log: int, metric: int) -> tuple[dict[s
 
 
 async def _follow(database: Database, run_id: str, log: int, metric: int) -> AsyncIterator[ServerSentEvent]:
-    """Give a run's state, lines and values until it has ended and all is given; then the event ``end``."""
+    """Yield a run's state, lines and values until it has ended and all are sent; then the event ``end``."""
     shown = None
     while True:
         try:
@@ -87,14 +87,14 @@ def of_run(database: Database, run_id: str, request: Request, after: str) -> Eve
 
 
 def _mark(database: Database, topic: str) -> str:
-    """Return what changes when a table does."""
+    """Return a text that changes with the table."""
     table = TOPICS[topic]
     with database.reading() as session:
         return str(session.execute(select(func.max(table.updated_at), func.count(table.id))).one())
 
 
 async def changes(database: Database, topic: str) -> AsyncIterator[ServerSentEvent]:
-    """Say that a table has changed, at most once a second, and once at first: it may have since the page was made."""
+    """Yield an event when a table has changed, at most once a second, and one at first: it may have changed before."""
     seen = ""
     while True:
         with contextlib.suppress(*db.UNAVAILABLE):

@@ -1,4 +1,4 @@
-"""How long a run should take where: by earlier runs, by advice, or by a guess that is said to be one."""
+"""How long a run should take on each device type: by earlier runs, by cost models, or by a guess that is called a guess."""
 
 from collections import defaultdict, deque
 from functools import partial
@@ -25,7 +25,7 @@ _PATIENCE_S = 60.0
 
 
 class Predictions:
-    """What is known of runs and of device types (``agent/cpu``, ``agent/cuda:0``); every method is quick but ``advise``."""
+    """Predicted times of runs on device types (``agent/cpu``, ``agent/cuda:0``); every method is quick but ``advise``."""
 
     def __init__(self) -> None:
         self._runs: dict[str, db.Run] = {}
@@ -36,11 +36,11 @@ class Predictions:
         self._ratios: dict[tuple[tuple[str, str], int], deque[float]] = defaultdict(partial(deque, maxlen=_LAST))
 
     def add(self, run: db.Run) -> None:
-        """Take a run that waits."""
+        """Take a waiting run."""
         self._runs[run.id] = run
 
     def drop(self, run_id: str) -> None:
-        """Forget a run that has ended, and what was advised of its configuration if no other run has that."""
+        """Forget a run that has ended, and the advice on its configuration if no other run has it."""
         dropped = self._runs.pop(run_id, None)
         if dropped and all(run.config.config_hash != dropped.config.config_hash for run in list(self._runs.values())):
             self._advised.pop(dropped.config.config_hash, None)
@@ -50,13 +50,13 @@ class Predictions:
         return list(self._runs)
 
     def place(self, device_type: str, slot: AgentSlot) -> bool:
-        """Take where a device type is, a slot of that type; return whether its processor is a new one."""
+        """Take a slot of a device type; return whether its processor is a new one."""
         new = all(slot.device.processor != place.device.processor for place in self._places.values())
         self._places = {**self._places, device_type: slot}  # another dict: threads go through it
         return new
 
     def measure(self, run_id: str, device_type: str, seconds: float) -> None:
-        """Take how long a whole run took."""
+        """Take the seconds of a whole run."""
         run, place = self._runs.get(run_id), self._places.get(device_type)
         if run and place:
             self._keep(run, place.device, seconds)
@@ -69,7 +69,7 @@ class Predictions:
             self._measured[alike, device.processor, device.threads].append(seconds)
 
     def recall(self, session: Session, attempts: pd.DataFrame) -> None:
-        """Take the runs that ended before: those that were done at once, by the journal's times and the agents' devices."""
+        """Take the runs that finished before at their first attempt, by the journal's times and the agents' devices."""
         devices = {(agent.name, device["name"]): Device(**device) for agent in session.scalars(select(db.Agent))
                    for device in agent.slots}
         done = attempts[(attempts["status"] == "done") & (attempts["attempt"] == 1)].set_index("job_id")
@@ -81,9 +81,9 @@ class Predictions:
                     self._keep(run, device, float(row["end_s"] - row["start_s"]))
 
     def advise(self, run_id: str) -> None:
-        """Ask the cost models how long a fine-tune takes, once a configuration and set of processors; this takes some seconds.
+        """Ask the cost models how long a fine-tune takes, once per configuration and set of processors; it takes some seconds.
 
-        A run that has ended meanwhile is left alone; one of which nothing is heard for ``_PATIENCE_S`` gets a guess.
+        Without an answer for ``_PATIENCE_S`` the run gets a guess.
         """
         if not (run := self._runs.get(run_id)):
             return
@@ -102,7 +102,7 @@ class Predictions:
         return self._predict(spec.job_id, device_type)[0]
 
     def _predict(self, run_id: str, device_type: str) -> tuple[float, str]:
-        """Return the seconds, and from what they are known."""
+        """Return the seconds, and their source."""
         run, place = self._runs.get(run_id), self._places.get(device_type)
         if not run:
             raise InputError("there is no such run in the database")
@@ -126,15 +126,15 @@ class Predictions:
         return max(1e-3, advised_s), source
 
     def placement(self, run_id: str, device_type: str) -> dict[str, Any]:
-        """Return how long a run should take on a device type, and how that compares with the others, as columns of Run."""
-        there = {name: self._predict(run_id, name) for name in list(self._places)}
-        seconds, source = there.get(device_type) or self._predict(run_id, device_type)
-        others = [f"{name} {other:,.3g} s" for name, (other, _) in there.items() if name != device_type and other < inf]
-        text = f"predicted {seconds:,.3g} s on {device_type} ({source})" + (f"; {', '.join(others[:5])}" if others else "")
+        """Return the predicted time of a run on a device type, and those elsewhere, as columns of Run."""
+        seconds, source = self._predict(run_id, device_type)
+        elsewhere = {name: self._predict(run_id, name)[0] for name in list(self._places) if name != device_type}
+        compared = ", ".join([f"{name} {other_s:,.3g} s" for name, other_s in elsewhere.items() if other_s < inf][:5])
+        text = f"predicted {seconds:,.3g} s on {device_type} ({source})" + (f"; {compared}" if compared else "")
         return {"predicted_s": seconds, "placement": text}
 
 
 def _alike(run: db.Run) -> dict[str, str]:
-    """Return by what earlier runs are like a run, from the most to the least, and what that is called."""
+    """Return the digests by which earlier runs are alike, the closest first, with what they identify."""
     notebook = {run.config.config_json["notebook"]: "notebook"} if run.config.kind == "notebook" else {}
     return {run.config.config_hash: "configuration", **notebook}

@@ -1,4 +1,4 @@
-"""What happens to runs, written into the database: in order, in batches, and again until it is there."""
+"""The events of runs, written into the database: in order, in batches, and again until it has them."""
 
 import math
 import sys
@@ -31,14 +31,14 @@ class _Event(NamedTuple):
 
 
 class RunRecords:
-    """The observer of the queue. What the database does not take now is kept and tried again, in the same order."""
+    """The observer of the queue. Events that the database does not take now are tried again, in the same order."""
 
     def __init__(self, database: Database, placed: Callable[[str, str], dict[str, Any]],
                  over: Callable[[str, str, float | None], None], unwanted: Callable[[str], Any]):
-        """``placed`` gives what is known of a run's place, columns of Run.
+        """``placed`` returns columns of Run for a run and its slot.
 
-        ``over`` gets a run that has ended, its slot and its seconds there, None unless it was done at once. ``unwanted`` gets
-        runs that have ended in the database, or are not in it.
+        ``over`` takes a run that has ended, its slot, and its seconds there (None unless its first attempt was done).
+        ``unwanted`` takes runs that have ended in the database, or are not in it.
         """
         self._database, self._placed, self._ended, self._unwanted = database, placed, over, unwanted
         self._begun: dict[str, tuple[str, float]] = {}  # runs at their first attempt: the slot, and when
@@ -81,7 +81,7 @@ class RunRecords:
             self._events.put(event)
 
     def is_full(self) -> bool:
-        """Return whether so much waits for the database that agents should wait too."""
+        """Return whether so many events wait for the database that agents should wait too."""
         return self._events.qsize() > _MOST
 
     def start(self) -> None:
@@ -89,7 +89,7 @@ class RunRecords:
         self._thread.start()
 
     def close(self) -> None:
-        """Write what waits, if the database takes it."""
+        """Write the waiting events, if the database takes them."""
         self._over.set()
         self._thread.join()
 
@@ -104,7 +104,7 @@ class RunRecords:
             self.written += len(batch)
 
     def _next_batch(self) -> list[_Event]:
-        """Wait for events; return those that came within a moment, none when it is over."""
+        """Wait for events; return those of a moment, none at the end."""
         batch: list[_Event] = []
         while not batch and not (self._over.is_set() and self._events.empty()):
             try:
@@ -117,7 +117,7 @@ class RunRecords:
         return batch
 
     def _written(self, batch: list[_Event]) -> bool:
-        """Write events in one transaction; return False where the database takes nothing now."""
+        """Write events in one transaction; return False where the database is away."""
         unwanted: set[str] = set()
         try:
             with self._database.writing() as session:
@@ -141,7 +141,7 @@ class RunRecords:
 
 
 def best(result: Any) -> dict[str, Any]:
-    """Return what a run's result says of its best value, as columns."""
+    """Return the best value of a run's result, as columns."""
     value = result.get("best_value") if isinstance(result, dict) else None
     return {"best_value": float(value)} if isinstance(value, int | float) else {}
 

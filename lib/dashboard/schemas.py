@@ -1,4 +1,4 @@
-"""What the API takes and gives: pydantic models, and all errors of a value at once by field."""
+"""The bodies of requests and answers as pydantic models, and all errors of a body at once by field."""
 
 import json
 import unicodedata
@@ -24,7 +24,7 @@ _DEEPEST, _LONGEST = 16, 100_000
 
 
 class FieldsError(InputError):
-    """Wrong values, all at once; ``errors`` says of each field what is wrong with it."""
+    """Wrong values, all at once; ``errors`` has the reason by field."""
 
     def __init__(self, errors: Mapping[str, str], where: str = ""):
         super().__init__((f"{where}: " if where else "") + "; ".join(f"{name}: {reason}" for name, reason in errors.items()))
@@ -48,7 +48,7 @@ def _plain(text: str) -> str:
 
 
 def _bounded(value: Any) -> Any:
-    """Refuse what a JSON column cannot keep: NaN, half characters, too deep or too long."""
+    """Refuse values that a JSON column cannot hold: NaN, half characters, too deep or too long."""
     def depth(part: Any) -> int:
         parts = part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
         return 1 + max(map(depth, parts), default=0)
@@ -75,9 +75,9 @@ Priority = Annotated[int, Field(ge=-1000, le=1000)]
 
 
 class _In(BaseModel):
-    """What a request brings: null is as good as left out, names of the original platform are taken, others are refused.
+    """A request: null counts as left out, names of the original platform are accepted, unknown names are refused.
 
-    ``ORIGINAL`` has our name for each of those; one that ends with a dot is an object that keeps the value by its name.
+    ``ORIGINAL`` has our name for each of those; a name that ends with a dot is an object that takes the value under its name.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -151,7 +151,7 @@ class ConfigIn(_In):
 
 
 class RunIn(_In):
-    """How a configuration is to be run; without ``enqueue`` somebody carries it out by hand."""
+    """A new run of a configuration; without ``enqueue`` somebody carries it out by hand."""
 
     agent_id: RowId | None = None
     gpu_indices: Annotated[list[Index], Field(max_length=64),
@@ -197,7 +197,7 @@ class GpuIn(_In):
 
 
 def _out(table: type[db.Base], **more: Any) -> type[BaseModel]:
-    """Return the model of what is given of a table's rows: its columns, and ``more``."""
+    """Return the model of a table's rows in answers: its columns, and ``more``."""
     hints = get_type_hints(table)
     columns = {column.name: (get_args(hints[column.name])[0], ...) for column in table.__table__.columns}
     return create_model(f"{table.__name__}Out", __config__=ConfigDict(from_attributes=True), __doc__=table.__doc__,
@@ -212,7 +212,7 @@ AgentOut = _out(db.Agent, gpus=(list[GpuOut], ...))
 
 
 class PlannedOut(BaseModel):
-    """What runs or is planned: from when to when, in seconds from now, where and why; what waits for a slot has no times."""
+    """A running or planned job: its times in seconds from now, its device and the reason; a job without a slot has no times."""
 
     job_id: str
     device: str

@@ -1,4 +1,4 @@
-"""The devices of an agent's machine: its slots with what a server is to know of them, and how busy they are."""
+"""The devices of an agent's machine: its slots, their descriptions for the server, and their load."""
 
 import contextlib
 import os
@@ -20,7 +20,6 @@ _MB = 1e6
 
 
 def _nvml() -> Any:
-    """Return NVIDIA's management library, ready; None where there is none."""
     try:
         return management()
     except InputError:
@@ -49,9 +48,9 @@ def gpus() -> list[Gpu]:
 
 
 def devices_here(count: int = 0) -> list[tuple[Slot, Device]]:
-    """Return this machine's slots (``local_site.slots_here``) with what a server is to know of each.
+    """Return this machine's slots (``local_site.slots_here``) with their descriptions for the server.
 
-    CPU slots share the host's memory. A card that is lost has none. Raises InputError for more slots than cores.
+    CPU slots share the host's memory. A lost card has no slot. Raises InputError for more slots than cores.
     """
     from lib.measure import machine
 
@@ -74,13 +73,13 @@ def devices_here(count: int = 0) -> list[tuple[Slot, Device]]:
 
 
 def _is_listed(name: str) -> bool:
-    """Return whether NVML lists a card, read or not, by its index or UUID; a part of a card (MIG) it does not list."""
+    """Return whether NVML lists a card by its index or UUID; it does not list a part of a card (MIG)."""
     nvml = _nvml()
     return bool(nvml) and (name.startswith("GPU-") or (name.isdecimal() and int(name) < nvml.nvmlDeviceGetCount()))
 
 
 def narrowed(pairs: Sequence[tuple[Slot, Device]]) -> str:
-    """Return in one line that CPU slots have fewer threads than cores, since others held some; empty where they have not."""
+    """Return a line that names CPU slots with fewer threads than cores, since other processes used some; empty without any."""
     fewer = [f"{slot.name} has {slot.threads} of {len(slot.cores)} threads" for slot, _ in pairs
              if slot.threads < len(slot.cores)]
     return f"{choices(fewer)}: others held the other cores; begin anew when they are free" if fewer else ""

@@ -1,4 +1,4 @@
-"""The agents that are connected, in the database and in the queue: their cards and loads, and the slots that join and leave."""
+"""The connected agents in the database and in the queue: their cards and loads, and slots that join and leave."""
 
 import contextlib
 import math
@@ -22,7 +22,7 @@ _LOOK_S, _BEAT_S = 0.5, 2.0
 
 
 class Fleet:
-    """What the dispatcher has of agents; ``slots`` are those of the queue, by their names there."""
+    """The dispatcher's view of agents; ``slots`` are those of the queue, by their names there."""
 
     def __init__(self, database: Database, limits: Limits, records: RunRecords, on_join: Callable[[AgentSlot], Any],
                  on_leave: Callable[[str], Any]):
@@ -36,11 +36,11 @@ class Fleet:
         self._rung = threading.Event()
 
     def expect(self, names: Iterable[str], seconds: float) -> None:
-        """Wait so long for agents of an earlier server, before any slot joins the queue."""
+        """Wait for agents of an earlier server before any slot joins the queue, at most so many seconds."""
         self._expected, self._until_s = set(names), time.monotonic() + seconds
 
     def _joined(self, agent: Registration) -> str:
-        """Keep an agent and its cards in the database; return its id."""
+        """Save an agent and its cards; return its id."""
         with self._database.writing() as session:
             row = session.scalar(select(db.Agent).where(db.Agent.name == agent.name)) or db.Agent(name=agent.name)
             session.add(row)
@@ -59,11 +59,11 @@ class Fleet:
             return row.id
 
     def changed(self) -> None:
-        """Look at the agents soon: one has come or gone."""
+        """Check the agents soon: one has come or gone."""
         self._rung.set()
 
     def run(self, until: Callable[[], bool]) -> None:
-        """Give the queue the slots that there are, and the database the signs of life, until ``until`` holds."""
+        """Keep the queue's slots and the agents' rows up to date, until ``until`` holds."""
         beat_s, last = -math.inf, ""
         while not until():
             try:
@@ -79,10 +79,10 @@ class Fleet:
             self._rung.wait(_LOOK_S)
 
     def _match_slots(self) -> None:
-        """Let slots join and leave the queue, as agents do; none while agents may run what an earlier server sent them."""
-        there = self.agents.slots()
-        self._expected -= {slot.agent for slot in there.values()}
-        wanted = {name: slot for name, slot in there.items()
+        """Add and remove slots of the queue as agents come and go; add none while jobs of an earlier server may run."""
+        connected = self.agents.slots()
+        self._expected -= {slot.agent for slot in connected.values()}
+        wanted = {name: slot for name, slot in connected.items()
                   if not (slot.device.gpu and (slot.agent_id, slot.device.gpu.index) in self._reserved)}
         if self._expected and time.monotonic() < self._until_s:
             wanted = {}
@@ -96,7 +96,7 @@ class Fleet:
                 self._on_join(slot)
 
     def _write_loads(self) -> None:
-        """Write how busy agents are, and which are gone; read which cards are reserved."""
+        """Write the load of agents, and which have gone; read which cards are reserved."""
         loads = self.agents.loads()
         with self._database.writing() as session:
             for row in session.scalars(select(db.Agent).where(db.Agent.connected | db.Agent.id.in_(loads))):
@@ -107,9 +107,9 @@ class Fleet:
             self._reserved = {(card.agent_id, card.index) for card in cards}
 
 
-def note(what: str, error: Exception, last: str = "") -> str:
-    """Print that something went wrong and goes on, in one line, unless that is the ``last`` one; return the line."""
-    line = f"{what}: {error if isinstance(error, InputError) else one_line(error)}"
+def note(event: str, error: Exception, last: str = "") -> str:
+    """Print an error that does not stop the server, in one line, unless it repeats the ``last`` one; return the line."""
+    line = f"{event}: {error if isinstance(error, InputError) else one_line(error)}"
     if line != last:
         print(line, file=sys.stderr, flush=True)
     return line

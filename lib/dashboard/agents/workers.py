@@ -1,8 +1,8 @@
-"""The agents as the server sees them: sessions, mailboxes, and workers of the worker interface on their slots.
+"""The server's side of agents: sessions, mailboxes, and workers on their slots.
 
-What an agent runs belongs to its session. A session ends when the agent leaves, registers again, or was silent for
-``silent_s``; an agent that has had no answer for half of that ends its workers itself. So whatever becomes of the network, a
-job is tried again only where nothing of its earlier attempt runs any more.
+An agent's workers belong to its session. A session ends when the agent leaves, registers again, or was silent for ``silent_s``;
+an agent without an answer for half of that time ends its workers itself. So whatever happens to the network, a job is retried
+only after its earlier attempt has ended.
 """
 
 import asyncio
@@ -66,7 +66,7 @@ class _Session:
         self.wake()
 
     def wake(self) -> None:
-        """Answer the calls that wait."""
+        """Answer the waiting calls."""
         for wake in tuple(self._waiting):
             with contextlib.suppress(RuntimeError):  # the loop that it waited in is closed
                 wake()
@@ -81,19 +81,19 @@ class _Session:
         self._waiting.discard(wake)
 
     def is_silent(self) -> bool:
-        """Return whether nothing was heard for so long that the agent has ended its workers."""
+        """Return whether the agent was silent for so long that it has ended its workers."""
         return time.monotonic() - self.seen_s > self.silent_s
 
     def take(self, exchange: Exchange, records: RunRecords) -> None:
-        """Hand on what an agent sends; its messages unless these shall wait."""
+        """Hand on an agent's messages; while the records are full they stay with the agent."""
         self.seen_s, self.load = time.monotonic(), exchange.load or self.load
         self.mailbox.acknowledge(exchange.acknowledged)
         report = 0
-        for number, what, *content in self.mailbox.take(() if records.is_full() else exchange.messages):
-            if what == "report":
+        for number, name, *content in self.mailbox.take(() if records.is_full() else exchange.messages):
+            if name == "report":
                 report = records.reported(*content)
             elif worker := self.workers.get(number):
-                worker.put((what, *content))
+                worker.put((name, *content))
         if report:
             self._unwritten.append((self.mailbox.received, report))
         for worker in filter(None, [self.workers.get(number) for number in exchange.alive]):
@@ -106,12 +106,12 @@ class _Session:
         return self._written
 
     def end(self, reason: str) -> None:
-        """End it, and with it all its workers: their slots leave the queue."""
+        """End it and all its workers: their slots leave the queue."""
         self.over = reason
         self.wake()
 
     def slots(self) -> list[AgentSlot]:
-        """Return its slots as the queue has them, ``agent/cpu[0-3]``: a CPU is a device type, and each GPU; none when over."""
+        """Return its slots under their names in the queue, such as ``agent/cpu[0-3]``; none once it is over."""
         name = self.registration.name
         slots = [(Slot(f"{name}/{device.name}", (), device.threads, memory_mb=device.memory_mb), device)
                  for device in self.registration.devices if not self.over]
@@ -119,7 +119,7 @@ class _Session:
 
 
 class AgentWorker:
-    """A worker in a process of an agent, by the mailbox of its session."""
+    """A worker process of an agent, reached by the mailbox of the session."""
 
     def __init__(self, session: _Session, number: int, device: str):
         self._session, self._number = session, number
@@ -238,7 +238,7 @@ class Agents:
 
 
 async def _same_version(request: Request) -> None:
-    """Refuse an agent of another version before its message is read: its fields may be others."""
+    """Refuse an agent of another version before its message is read: its fields may differ."""
     with contextlib.suppress(ValueError, AttributeError):  # what is no object is refused by its schema
         stated = (await request.json()).get("api_version")
         if stated != API_VERSION:

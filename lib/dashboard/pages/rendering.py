@@ -34,7 +34,6 @@ def _seconds(value: float | None) -> str:
 
 
 def _taken(run: db.Run) -> float | None:
-    """Return for how many seconds a run has run."""
     return ((run.finished_at or db.now()) - run.started_at).total_seconds() if run.started_at else None
 
 

@@ -94,7 +94,7 @@ def add_files(pages: APIRouter, operations: Operations) -> None:
 
 
 def _notebook(path: Path) -> str:
-    """Return an executed notebook as HTML with nothing in it that a browser would run; InputError where it is none."""
+    """Return an executed notebook as HTML that runs no code in a browser; InputError for a damaged file."""
     from nbconvert import HTMLExporter
 
     from lib.report import markup, runner
