@@ -366,14 +366,15 @@ class Nvml:
 
     def __getattr__(self, name):
         told = {"nvmlInit": lambda: None, "nvmlDeviceGetCount": lambda: len(self.uuids), "nvmlDeviceGetHandleByIndex": int,
-                "nvmlDeviceGetHandleByUUID": self.uuids.index, "nvmlDeviceGetUUID": self.uuids.__getitem__,
+                "nvmlDeviceGetIndex": int, "nvmlDeviceGetHandleByUUID": self.uuids.index,
+                "nvmlDeviceGetUUID": self.uuids.__getitem__,
                 "nvmlDeviceGetName": lambda index: ("NVIDIA H200", "NVIDIA L4")[index],
                 "nvmlDeviceGetCudaComputeCapability": lambda index: (9 - index, 0),
                 "nvmlDeviceGetMemoryInfo": lambda index: SimpleNamespace(total=(141 - index) * 1e9, used=1e9),
                 "nvmlDeviceGetUtilizationRates": lambda index: SimpleNamespace(gpu=50 + index)}[name]
 
         def call(*arguments):
-            if self.lost and arguments == (0,):
+            if self.lost and arguments in ((0,), ("GPU-aa",)):
                 raise OSError("GPU is lost")
             return told(*arguments)
 
@@ -395,16 +396,16 @@ def cards(monkeypatch, tmp_path):
     return put
 
 
-@pytest.mark.parametrize(("mask", "uuids"), [
-    (None, ["GPU-aaaa", "GPU-bbbb"]), ("1", ["GPU-bbbb"]), ("1,0", ["GPU-bbbb", "GPU-aaaa"]), ("GPU-aa", ["GPU-aaaa"]),
-    ("", [])])
-def test_gpus_are_those_that_may_be_used_as_the_driver_knows_them(cards, mask, uuids):
-    known = {"GPU-aaaa": (0, "NVIDIA H200", "9.0"), "GPU-bbbb": (1, "NVIDIA L4", "8.0")}
+@pytest.mark.parametrize(("mask", "numbers"), [
+    (None, [0, 1]), ("1", [1]), ("1,0", [1, 0]), ("GPU-aa", [0]), ("MIG-GPU-aa/1/0", [])])
+def test_gpus_are_those_that_may_be_used_as_the_driver_knows_them(cards, mask, numbers):
+    listed = [("GPU-aaaa", 0, "NVIDIA H200", "9.0"), ("GPU-bbbb", 1, "NVIDIA L4", "8.0")]
     cards(Nvml(), mask)
-    assert [(card.uuid, (card.index, card.name, card.compute_capability)) for card in devices.gpus()] == [
-        (uuid, known[uuid]) for uuid in uuids]
+    assert [(card.uuid, card.index, card.name, card.compute_capability) for card in map(devices.gpu, range(len(numbers)))] == [
+        listed[number] for number in numbers]
+    assert numbers or devices.gpu(0) is None, "a part of a card"
     cards(None, mask)
-    assert devices.gpus() == []
+    assert devices.gpu(0) is None
 
 
 def slots_of_cards(monkeypatch, count):
@@ -421,9 +422,9 @@ def test_a_slot_has_the_card_of_its_number_and_a_card_that_is_lost_takes_no_othe
     load = devices.Meter([device.gpu]).load()
     assert load.gpus[0].utilisation_percent == 51 and load.memory_mb > load.memory_used_mb > 0
     cards(Nvml())
-    both = devices.gpus()
+    both = [devices.gpu(0), devices.gpu(1)]
     cards(Nvml(lost=True))
-    assert [card.uuid for card in devices.gpus()] == [gpu.uuid for gpu in devices.Meter(both).load().gpus] == ["GPU-bbbb"]
+    assert [gpu.uuid for gpu in devices.Meter(both).load().gpus] == ["GPU-bbbb"]
     for mask, name in ((None, "cuda:1"), ("GPU-bb,GPU-aa", "cuda:0")):
         cards(Nvml(lost=True), mask)
         assert [(slot.name, slot.card) for slot, _ in slots_of_cards(monkeypatch, 2)] == [(name, "GPU-bbbb")]
