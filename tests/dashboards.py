@@ -86,6 +86,13 @@ class Site:
         with self.database.writing() as session:
             return db.transition(session, run.id, state, reason, **facts)
 
+    def output(self, run_id, *lines, attempt=1, **metrics):
+        """Add numbered lines of a run, and metrics at a step."""
+        with self.database.writing() as session:
+            db.add_logs(session, run_id, attempt, lines)
+            if metrics:
+                db.add_metrics(session, run_id, **metrics)
+
 
 class Postgres:
     """A real PostgreSQL in a folder of its own; it refuses to run as root."""

@@ -523,8 +523,7 @@ def test_an_executed_notebook_is_shown_without_what_a_browser_would_run(site):
 
 def test_the_whole_log_as_text(site):
     run = site.run()
-    with site.database.writing() as session:
-        db.add_logs(session, run.id, 1, [(n, f"<b>{n}</b>") for n in range(1, 6001)])
+    site.output(run.id, *((n, f"<b>{n}</b>") for n in range(1, 6001)))
     answer = site.page.get(f"/web/runs/{run.id}/log")
     assert answer.text.splitlines() == [f"<b>{n}</b>" for n in range(1, 6001)]
     assert answer.headers["content-type"].startswith("text/plain")
@@ -578,9 +577,7 @@ def test_a_page_that_comes_again_misses_no_line_and_sees_none_twice(site, browse
 
     def write():
         for n in range(200):
-            with site.database.writing() as session:
-                db.add_logs(session, run.id, 1 + n // 100, [(n % 100, f"line {n}")])
-                db.add_metrics(session, run.id, n, {"loss": 1.0})
+            site.output(run.id, (n % 100, f"line {n}"), attempt=1 + n // 100, step=n, values={"loss": 1.0})
         site.move(run, "finished", epoch=2)
 
     writer, seen, last, visits = threading.Thread(target=write), {}, "", 0

@@ -545,17 +545,20 @@ def test_a_disk_that_is_full_while_saving_keeps_the_older_checkpoint(home, tmp_p
     assert len(trained(tmp_path, epochs=2)["history"]) == 2
 
 
-def test_a_loss_that_is_no_number_stops_the_run_and_says_where(home, tmp_path, monkeypatch):
+@pytest.mark.parametrize("wrong", [math.nan, math.inf])
+def test_a_loss_that_is_no_number_stops_the_run_and_says_where(home, tmp_path, monkeypatch, wrong):
     class Bad(torch.nn.CrossEntropyLoss):
         calls = 0
 
         def forward(self, logits, targets):
             Bad.calls += logits.requires_grad
-            return super().forward(logits, targets) * (float("nan") if Bad.calls == 5 else 1.0)
+            return super().forward(logits, targets) * (wrong if Bad.calls == 5 else 1.0)
 
     monkeypatch.setitem(losses.LOSSES, "bad", (False, Bad))
-    with refused(r"the loss is nan at step 4 \(epoch 1, lr .*\): training stops"):
+    with refused(rf"the loss is {wrong} at step 4 \(epoch 1, lr .*\): training stops"):
         trained(tmp_path, loss_name="bad", epochs=3)
+    history = store.read(tmp_path / "history.csv", "history")
+    assert np.isfinite(history.loc[history["name"] == "train/step_loss", "value"]).tolist()[:5] == [True] * 4 + [False]
     assert all(torch.isfinite(value).all() for value in last(tmp_path)["model"].values())
     assert last(tmp_path)["position"]["epoch"] == 1
 

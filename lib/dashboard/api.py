@@ -4,10 +4,9 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi import APIRouter, Depends, Query, Response
 from fastapi.security import HTTPBearer
 from pydantic import TypeAdapter
-from sqlalchemy import select
 
 from lib.dashboard import database as db
 from lib.dashboard import events, schemas
@@ -44,11 +43,7 @@ def router(operations: Operations) -> APIRouter:
     for kind, path, endpoint, shown in (*_rows(operations), *_lists(operations), *_changes(operations)):
         method, status = _KINDS[kind]
         api.add_api_route(path, endpoint, methods=[method], status_code=status, response_model=shown, tags=[path.split("/")[1]])
-
-    @api.get("/runs/{run_id}/events", response_class=events.EventSourceResponse, tags=["runs"])
-    def run_events(run_id: RowId, request: Request, after: events.Cursor = ""):
-        return events.of_run(operations.database, run_id, request, after)
-
+    events.add_stream(api, "/runs/{run_id}/events", operations.database)
     return api
 
 
@@ -64,7 +59,6 @@ def _changes(operations: Operations) -> list[Route]:
         ("change", "/runs/{run_id}/priority", operations.reorder, schemas.RunOut),
         ("change", "/runs/{run_id}/start", operations.start, schemas.RunOut),
         ("change", "/runs/{run_id}/finish", operations.finish, schemas.RunOut),
-        ("new", "/agents/gpus", _new(operations, db.Gpu, schemas.GpuIn), schemas.GpuOut),
         ("change", "/agents/{agent_id}/gpus/{index}/reserve", operations.reserve, schemas.GpuOut),
         ("change", "/agents/{agent_id}/gpus/{index}/release", operations.release, schemas.GpuOut),
         ("get", "/schedule", operations.schedule, list[schemas.PlannedOut]),
@@ -78,73 +72,66 @@ def _auth() -> dict[str, bool]:
 
 def _rows(operations: Operations) -> Iterator[Route]:
     """Yield the endpoints that read or add rows of a table."""
+    def page(table: type[db.Base], shown: type[schemas.BaseModel]):
+        def rows(limit: Limit = 100, offset: Offset = 0):
+            return listed(shown, operations.page(table, limit, offset))
+
+        return rows
+
+    def get(table: type[db.Base]):
+        def row(row_id: RowId):
+            return operations.get(table, row_id)
+
+        return row
+
+    def add(table: type[db.Base], wanted: type[schemas.BaseModel]):
+        def new(body: wanted):
+            return operations.add(table, body.model_dump())
+
+        return new
+
     for name, table, wanted, shown in _TABLES:
-        yield "get", f"/{name}", _list(operations, table, shown), list[shown]
-        yield "get", f"/{name}/{{row_id}}", _row(operations, table), shown
-        yield "new", f"/{name}", _new(operations, table, wanted), shown
-    yield "change", "/agents/{row_id}/refresh", _row(operations, db.Agent), schemas.AgentOut  # agents send news by themselves
-
-    def config(config_id: RowId):
-        return operations.get(db.TrainConfig, config_id)
-
-    def run(run_id: RowId):
-        return operations.get(db.Run, run_id)
-
-    yield "get", "/configs/{config_id}", config, schemas.ConfigOut
-    yield "get", "/runs/{run_id}", run, schemas.RunOut
-
-
-def _list(operations: Operations, table: type[db.Base], shown: type[schemas.BaseModel]) -> Callable[..., Any]:
-    def rows(limit: Limit = 100, offset: Offset = 0):
-        return listed(shown, operations.page(table, limit, offset))
-
-    return rows
-
-
-def _row(operations: Operations, table: type[db.Base]) -> Callable[..., Any]:
-    def row(row_id: RowId):
-        return operations.get(table, row_id)
-
-    return row
-
-
-def _new(operations: Operations, table: type[db.Base], wanted: type[schemas.BaseModel]) -> Callable[..., Any]:
-    def new(body: wanted):
-        return operations.add(table, body.model_dump())
-
-    return new
+        yield "get", f"/{name}", page(table, shown), list[shown]
+        yield "get", f"/{name}/{{row_id}}", get(table), shown
+        yield "new", f"/{name}", add(table, wanted), shown
+    yield "new", "/agents/gpus", add(db.Gpu, schemas.GpuIn), schemas.GpuOut
+    yield "change", "/agents/{row_id}/refresh", get(db.Agent), schemas.AgentOut  # agents send news by themselves
 
 
 def _lists(operations: Operations) -> Iterator[Route]:
-    """Yield the lists that conditions narrow."""
+    """Yield the endpoints that read configurations and runs."""
+    def config(config_id: RowId):
+        return operations.get(db.TrainConfig, config_id)
+
     def configs(project_id: RowId, limit: Limit = 100, offset: Offset = 0):
         operations.get(db.Project, project_id)
         return listed(schemas.ConfigOut, operations.page(db.TrainConfig, limit, offset, project_id=project_id))
+
+    def run(run_id: RowId):
+        return operations.get(db.Run, run_id)
 
     def runs(limit: Limit = 100, offset: Offset = 0, project_id: RowId | None = None, group_id: RowId | None = None,
              state: Annotated[str | None, Query(pattern=f"^({'|'.join(db.STATES)})$")] = None):
         rows = operations.page(db.Run, limit, offset, project_id=project_id, group_id=group_id, state=state)
         return listed(schemas.RunOut, rows)
 
+    def outputs(table: type[db.RunLog] | type[db.RunMetric], shown: type[schemas.BaseModel]):
+        def rows_after(run_id: RowId, after: Offset = 0, limit: Annotated[int, Query(ge=1, le=10_000)] = 1000):
+            operations.get(db.Run, run_id)
+            return listed(shown, operations.database.rows_after(table, run_id, after, limit))
+
+        return rows_after
+
     def gpus(agent_id: RowId):
         return operations.get(db.Agent, agent_id).gpus
 
+    yield "get", "/configs/{config_id}", config, schemas.ConfigOut
     yield "get", "/configs/project/{project_id}", configs, list[schemas.ConfigOut]
+    yield "get", "/runs/{run_id}", run, schemas.RunOut
     yield "get", "/runs", runs, list[schemas.RunOut]
+    yield "get", "/runs/{run_id}/logs", outputs(db.RunLog, schemas.LogOut), list[schemas.LogOut]
+    yield "get", "/runs/{run_id}/metrics", outputs(db.RunMetric, schemas.MetricOut), list[schemas.MetricOut]
     yield "get", "/agents/{agent_id}/gpus", gpus, list[schemas.GpuOut]
-    for name, table, shown in (("logs", db.RunLog, schemas.LogOut), ("metrics", db.RunMetric, schemas.MetricOut)):
-        yield "get", f"/runs/{{run_id}}/{name}", _outputs(operations, table, shown), list[shown]
-
-
-def _outputs(operations: Operations, table: type[db.Base], shown: type[schemas.BaseModel]) -> Callable[..., Any]:
-    def rows_after(run_id: RowId, after: Offset = 0, limit: Annotated[int, Query(ge=1, le=10_000)] = 1000):
-        operations.get(db.Run, run_id)
-        with operations.database.reading() as session:
-            rows = session.execute(select(*table.__table__.c).where(table.run_id == run_id, table.id > after).order_by(table.id)
-                                   .limit(limit)).all()
-        return listed(shown, rows)
-
-    return rows_after
 
 
 def listed(shown: type[schemas.BaseModel], rows: Sequence[Any]) -> Response:

@@ -9,19 +9,19 @@ from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
 from anyio import to_thread
-from fastapi import Query, Request
+from fastapi import APIRouter, Query, Request
 from sqlalchemy import func, select
 from sse_starlette.sse import EventSourceResponse, ServerSentEvent
 
 from lib.dashboard import database as db
 from lib.dashboard.engine import Database
+from lib.dashboard.schemas import RowId
 from lib.errors import InputError
 
 _MOST = 1000  # lines or values in one message
 _PAUSE_S, _TOPIC_PAUSE_S, _RETRY_MS = 0.3, 1.0, 1000
 _SHOWN = ("state", "reason", "placement", "attempt", "epoch", "epochs", "step", "best_value", "predicted_s")
 TOPICS = {"runs": db.Run, "agents": db.Agent, "configs": db.TrainConfig, "projects": db.Project}
-Cursor = Annotated[str, Query(max_length=50)]
 
 
 def _cursor(request: Request, after: str) -> tuple[int, int]:
@@ -41,16 +41,13 @@ def read(database: Database, run_id: str, log: int, metric: int) -> tuple[dict[s
     """
     with database.reading() as session:
         run = db.get(session, db.Run, run_id)
-        place = f"{run.agent.name if run.agent else ''} {run.device}".strip()
-        times = {name: getattr(run, name).timestamp() if getattr(run, name) else None for name in ("started_at", "finished_at")}
-        session.commit()  # another snapshot, later than that of the state
-        line, value = db.RunLog, db.RunMetric
-        lines = session.execute(select(line.id, line.attempt, line.n, line.line).where(line.run_id == run_id, line.id > log)
-                                .order_by(line.id).limit(_MOST)).all()
-        values = session.execute(select(value.id, value.step, value.epoch, value.key, value.value, value.split)
-                                 .where(value.run_id == run_id, value.id > metric).order_by(value.id).limit(_MOST)).all()
+    place = f"{run.agent.name if run.agent else ''} {run.device}".strip()
+    times = {name: getattr(run, name).timestamp() if getattr(run, name) else None for name in ("started_at", "finished_at")}
     state = {name: getattr(run, name) for name in _SHOWN} | times | {"place": place}
-    return (state, [list(row[1:]) for row in lines], [list(row[1:]) for row in values],
+    lines = database.rows_after(db.RunLog, run_id, log, _MOST)
+    values = database.rows_after(db.RunMetric, run_id, metric, _MOST)
+    return (state, [[row.attempt, row.n, row.line] for row in lines],
+            [[row.step, row.epoch, row.key, row.value, row.split] for row in values],
             lines[-1].id if lines else log, values[-1].id if values else metric)
 
 
@@ -78,12 +75,14 @@ async def _follow(database: Database, run_id: str, log: int, metric: int) -> Asy
             await asyncio.sleep(_PAUSE_S)
 
 
-def of_run(database: Database, run_id: str, request: Request, after: str) -> EventSourceResponse:
-    """Return the stream of a run; NotFoundError, InputError for a wrong Last-Event-ID."""
-    log, metric = _cursor(request, after)
-    with database.reading() as session:
-        db.get(session, db.Run, run_id)
-    return EventSourceResponse(_follow(database, run_id, log, metric))
+def add_stream(routes: APIRouter, path: str, database: Database) -> None:
+    """Add the stream of a run; NotFoundError, InputError for a wrong Last-Event-ID."""
+    @routes.get(path, response_class=EventSourceResponse, tags=["runs"])
+    def run_events(run_id: RowId, request: Request, after: Annotated[str, Query(max_length=50)] = ""):
+        log, metric = _cursor(request, after)
+        with database.reading() as session:
+            db.get(session, db.Run, run_id)
+        return EventSourceResponse(_follow(database, run_id, log, metric))
 
 
 def _mark(database: Database, topic: str) -> str:

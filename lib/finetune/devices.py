@@ -99,15 +99,13 @@ class Prefetched:
             return tuple(part.to(self._device, non_blocking=True) for part in batch)
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor, ...]]:
-        waiting = iter(self._loader)
-        following = next(waiting, None)
-        following = None if following is None else self._copied(following)
+        copies = map(self._copied, self._loader)
+        following = next(copies, None)
         while following is not None:
             consumer = self._cuda.current_stream(self._device)
             consumer.wait_stream(self._copies)
             batch = following
             for part in batch:
                 part.record_stream(consumer)
-            following = next(waiting, None)
-            following = None if following is None else self._copied(following)
+            following = next(copies, None)
             yield batch

@@ -36,10 +36,7 @@ def add_run(pages: APIRouter, operations: Operations) -> None:
                 "after": f"{before}.0", "ended": run.state in db.ENDS}
 
     add_page(pages, _RUN, "run.html", facts)
-
-    @pages.get(f"{_RUN}/events")
-    def run_events(run_id: RowId, request: Request, after: events.Cursor = ""):
-        return events.of_run(operations.database, run_id, request, after)
+    events.add_stream(pages, f"{_RUN}/events", operations.database)
 
     def changed(address: str, operation: Callable[..., db.Run], wanted: list[type], run_id: RowId, form: Form):
         run = operation(run_id, *(schemas.checked(model, form) for model in wanted))
@@ -104,11 +101,6 @@ def _notebook(path: Path) -> str:
 
 def _lines(database: Database, run_id: str) -> Iterator[str]:
     last = 0
-    while True:
-        with database.reading() as session:
-            rows = session.execute(select(db.RunLog.id, db.RunLog.line).where(db.RunLog.run_id == run_id, db.RunLog.id > last)
-                                   .order_by(db.RunLog.id).limit(5000)).all()
-        if not rows:
-            return
+    while rows := database.rows_after(db.RunLog, run_id, last, 5000):
         last = rows[-1].id
         yield "".join(f"{row.line}\n" for row in rows)
