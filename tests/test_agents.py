@@ -492,8 +492,7 @@ def wait_for(database, ids, states=db.ENDS):
 
 
 def lines_of(database, run_id):
-    columns = (db.RunLog.attempt, db.RunLog.n, db.RunLog.line)
-    return rows(database, select(*columns).where(db.RunLog.run_id == run_id).order_by(db.RunLog.id))
+    return [(row.attempt, row.n, row.line) for row in database.rows_after(db.RunLog, run_id, 0, 10_000)]
 
 
 def agents_of(board, count):
