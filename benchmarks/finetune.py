@@ -16,7 +16,6 @@ import torch
 from lib.finetune import optimization, run
 from lib.finetune.config import TrainConfig
 from lib.finetune.data import Batches, loader
-from lib.finetune.devices import ALONE
 from lib.measure import statistics
 
 ROUNDS, SAMPLES = 60, 100  # rounds of one epoch each, samples a class
@@ -56,7 +55,7 @@ class Ours:
 
     def __init__(self, config, home, stack, profile):
         config = config.model_copy(update={"profile": profile})
-        self.run = run._prepared(config, home / f"profile_{profile}", CPU, ALONE, lambda: None, lambda values: None)
+        self.run = run.Run(config, home / f"profile_{profile}", CPU)
         decoded = Decoded(self.run.data.splits["train"], self.run.data.indices["train"])
         self.run.data = dataclasses.replace(self.run.data, splits={**self.run.data.splits, "train": decoded})
         stack.enter_context(self.run.recording())

@@ -147,10 +147,11 @@ def serve(folder, port, silent_s):
     """Serve the dashboard of a folder until killed."""
     import uvicorn
 
-    from lib.dashboard.app import Settings, create_app
+    from lib.dashboard.app import create_app
+    from lib.dashboard.operations import Operations
 
     database, dispatcher = dispatcher_in(folder, silent_s)
-    uvicorn.run(create_app(Settings(database, TOKEN), dispatcher), port=port, log_level="error")
+    uvicorn.run(create_app(Operations(database, dispatcher), TOKEN), port=port, log_level="error")
 
 
 if __name__ == "__main__":

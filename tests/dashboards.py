@@ -13,9 +13,10 @@ from fastapi import APIRouter
 from fastapi.testclient import TestClient
 
 from lib.dashboard import database as db
-from lib.dashboard import operations, schemas
-from lib.dashboard.app import Settings, create_app
+from lib.dashboard import schemas
+from lib.dashboard.app import create_app
 from lib.dashboard.engine import Database
+from lib.dashboard.operations import Operations
 
 TOKEN = "a-token-of-the-tests-0123456789"
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
@@ -49,7 +50,8 @@ class Site:
     def __init__(self, url=None, wait_s=5.0, **settings):
         self.database = Database(url, wait_s)
         self.dispatcher = remembering(self.database)
-        self.app = create_app(Settings(self.database, TOKEN, **settings), self.dispatcher)
+        self.operations = Operations(self.database, self.dispatcher)
+        self.app = create_app(self.operations, TOKEN, **settings)
         self.api = TestClient(self.app, base_url="http://dashboard", headers=BEARER)
         self.page = TestClient(self.app, base_url="http://dashboard", headers={"Origin": "http://dashboard"})
         self.stranger = TestClient(self.app, base_url="http://dashboard", follow_redirects=False)
@@ -71,18 +73,25 @@ class Site:
         return self.api.post(f"/api/v1/{path}", json=body)
 
     def project(self, name="demo"):
-        return operations.add(self.database, db.Project, {"name": name})
+        return self.operations.add(db.Project, {"name": name})
 
     def config(self, project, name="tiny", content=NOTEBOOK):
-        return operations.save_config(self.database, schemas.ConfigIn(project_id=project.id, name=name, config=content))
+        return self.operations.save_config(schemas.ConfigIn(project_id=project.id, name=name, config=content))
 
     def run(self, config=None, **wanted):
         config = config or self.config(self.project())
-        return operations.queue_run(self.database, self.dispatcher, config.id, schemas.RunIn(**wanted))
+        return self.operations.queue_run(config.id, schemas.RunIn(**wanted))
 
     def move(self, run, state, reason="", **facts):
         with self.database.writing() as session:
             return db.transition(session, run.id, state, reason, **facts)
+
+    def output(self, run_id, *lines, attempt=1, **metrics):
+        """Add numbered lines of a run, and metrics at a step."""
+        with self.database.writing() as session:
+            db.add_logs(session, run_id, attempt, lines)
+            if metrics:
+                db.add_metrics(session, run_id, **metrics)
 
 
 class Postgres:

@@ -26,7 +26,8 @@ from lib.dashboard import advice, predictions
 from lib.dashboard import database as db
 from lib.dashboard.agents import agent, client, devices, fleet, workers
 from lib.dashboard.agents.messages import API_VERSION, Device, Mailbox
-from lib.dashboard.app import Settings, create_app
+from lib.dashboard.app import create_app
+from lib.dashboard.operations import Operations
 from lib.dashboard.run_records import RunRecords
 from lib.errors import InputError
 from lib.schedule.policies import registry
@@ -66,26 +67,21 @@ def launch():
 
 
 class Here:
-    """What observes agents: it takes each by its name."""
+    """Run records that are only remembered."""
 
     busy, wrote = False, True
 
     def __init__(self):
         self.reports = []
 
-    def joined(self, agent):
-        return agent.name
-
-    def changed(self):
-        pass
-
-    def is_busy(self):
+    def is_full(self):
         return self.busy
 
     def reported(self, token, content):
         self.reports.append((token, content))
         return len(self.reports)
 
+    @property
     def written(self):
         return len(self.reports) if self.wrote else 0
 
@@ -98,7 +94,7 @@ class Site:
 
     def __init__(self):
         self.here, self.silent, self.calls = Here(), False, 0
-        self.agents, self.app = workers.Agents(self.here, LIMITS), FastAPI()
+        self.agents, self.app = workers.Agents(LIMITS, self.here, lambda agent: agent.name, lambda: None), FastAPI()
         self.app.include_router(workers.router(self.agents), prefix="/api/v1",
                                 dependencies=[Depends(self._answer)])
 
@@ -259,11 +255,11 @@ def test_what_no_server_wrote_down_comes_to_the_next_one_and_no_run_ends_twice(t
     first._records._written = lambda batch: False
     (run_id,), port = add_runs(database, [trailing(tmp_path)]), killed_queue.free_port()
     with joined(f"http://127.0.0.1:{port}"):
-        with serving(create_app(Settings(database, TOKEN), first), port):
+        with serving(create_app(Operations(database, first), TOKEN), port):
             until(lambda: first._records._noted >= 5)
         noted = first._records._noted - 2  # it was started and stopped
         assert not lines_of(database, run_id)
-        with serving(create_app(Settings(database, TOKEN), dispatcher_in(tmp_path)[1]), port):
+        with serving(create_app(Operations(database, dispatcher_in(tmp_path)[1]), TOKEN), port):
             wait_for(database, [run_id])
             until(lambda: len([n for attempt, n, _ in lines_of(database, run_id) if attempt == 1]) >= noted)
     assert killed_queue.wrong_in(database, [run_id], [tmp_path / "trail"]) == ([], 2)
@@ -370,14 +366,15 @@ class Nvml:
 
     def __getattr__(self, name):
         told = {"nvmlInit": lambda: None, "nvmlDeviceGetCount": lambda: len(self.uuids), "nvmlDeviceGetHandleByIndex": int,
-                "nvmlDeviceGetHandleByUUID": self.uuids.index, "nvmlDeviceGetUUID": self.uuids.__getitem__,
+                "nvmlDeviceGetIndex": int, "nvmlDeviceGetHandleByUUID": self.uuids.index,
+                "nvmlDeviceGetUUID": self.uuids.__getitem__,
                 "nvmlDeviceGetName": lambda index: ("NVIDIA H200", "NVIDIA L4")[index],
                 "nvmlDeviceGetCudaComputeCapability": lambda index: (9 - index, 0),
                 "nvmlDeviceGetMemoryInfo": lambda index: SimpleNamespace(total=(141 - index) * 1e9, used=1e9),
                 "nvmlDeviceGetUtilizationRates": lambda index: SimpleNamespace(gpu=50 + index)}[name]
 
         def call(*arguments):
-            if self.lost and arguments == (0,):
+            if self.lost and arguments in ((0,), ("GPU-aa",)):
                 raise OSError("GPU is lost")
             return told(*arguments)
 
@@ -399,16 +396,16 @@ def cards(monkeypatch, tmp_path):
     return put
 
 
-@pytest.mark.parametrize(("mask", "uuids"), [
-    (None, ["GPU-aaaa", "GPU-bbbb"]), ("1", ["GPU-bbbb"]), ("1,0", ["GPU-bbbb", "GPU-aaaa"]), ("GPU-aa", ["GPU-aaaa"]),
-    ("", [])])
-def test_gpus_are_those_that_may_be_used_as_the_driver_knows_them(cards, mask, uuids):
-    known = {"GPU-aaaa": (0, "NVIDIA H200", "9.0"), "GPU-bbbb": (1, "NVIDIA L4", "8.0")}
+@pytest.mark.parametrize(("mask", "numbers"), [
+    (None, [0, 1]), ("1", [1]), ("1,0", [1, 0]), ("GPU-aa", [0]), ("MIG-GPU-aa/1/0", [])])
+def test_gpus_are_those_that_may_be_used_as_the_driver_knows_them(cards, mask, numbers):
+    listed = [("GPU-aaaa", 0, "NVIDIA H200", "9.0"), ("GPU-bbbb", 1, "NVIDIA L4", "8.0")]
     cards(Nvml(), mask)
-    assert [(card.uuid, (card.index, card.name, card.compute_capability)) for card in devices.gpus()] == [
-        (uuid, known[uuid]) for uuid in uuids]
+    assert [(card.uuid, card.index, card.name, card.compute_capability) for card in map(devices.gpu, range(len(numbers)))] == [
+        listed[number] for number in numbers]
+    assert numbers or devices.gpu(0) is None, "a part of a card"
     cards(None, mask)
-    assert devices.gpus() == []
+    assert devices.gpu(0) is None
 
 
 def slots_of_cards(monkeypatch, count):
@@ -425,9 +422,9 @@ def test_a_slot_has_the_card_of_its_number_and_a_card_that_is_lost_takes_no_othe
     load = devices.Meter([device.gpu]).load()
     assert load.gpus[0].utilisation_percent == 51 and load.memory_mb > load.memory_used_mb > 0
     cards(Nvml())
-    both = devices.gpus()
+    both = [devices.gpu(0), devices.gpu(1)]
     cards(Nvml(lost=True))
-    assert [card.uuid for card in devices.gpus()] == [gpu.uuid for gpu in devices.Meter(both).load().gpus] == ["GPU-bbbb"]
+    assert [gpu.uuid for gpu in devices.Meter(both).load().gpus] == ["GPU-bbbb"]
     for mask, name in ((None, "cuda:1"), ("GPU-bb,GPU-aa", "cuda:0")):
         cards(Nvml(lost=True), mask)
         assert [(slot.name, slot.card) for slot, _ in slots_of_cards(monkeypatch, 2)] == [(name, "GPU-bbbb")]
@@ -469,14 +466,14 @@ def test_slots_that_have_fewer_threads_than_cores_say_so():
 def board(tmp_path, clock):
     """Give a dashboard of light runs."""
     database, dispatcher = dispatcher_in(tmp_path, LIMITS.silent_s)
-    with serving(create_app(Settings(database, TOKEN), dispatcher)) as url:
+    with serving(create_app(Operations(database, dispatcher), TOKEN)) as url:
         yield SimpleNamespace(database=database, dispatcher=dispatcher, url=url)
 
 
 def add(board, calls, **values):
     ids = add_runs(board.database, calls, **values)
     for run_id in ids:
-        board.dispatcher.submit(SimpleNamespace(id=run_id))
+        board.dispatcher.submit(run_id)
     return ids
 
 
@@ -495,8 +492,7 @@ def wait_for(database, ids, states=db.ENDS):
 
 
 def lines_of(database, run_id):
-    columns = (db.RunLog.attempt, db.RunLog.n, db.RunLog.line)
-    return rows(database, select(*columns).where(db.RunLog.run_id == run_id).order_by(db.RunLog.id))
+    return [(row.attempt, row.n, row.line) for row in database.rows_after(db.RunLog, run_id, 0, 10_000)]
 
 
 def agents_of(board, count):
@@ -540,12 +536,12 @@ def test_a_killed_agents_place_and_run_are_taken_when_its_workers_must_be_gone(b
     (run_id,) = add(board, [trailing(tmp_path)])
     trail = tmp_path / "trail"
     _, _, pid = json.loads(until(lambda: trail.exists() and trail.read_text()))
-    before = board.dispatcher._agents.slots()
+    before = board.dispatcher._fleet.agents.slots()
     first.kill()
     with joined(board.url):
         until(lambda: not is_running(pid), LIMITS.silent_s)
         until(lambda: "another one takes its place when that was silent for 6 s" in capsys.readouterr().err)
-        assert board.dispatcher._agents.slots() == before
+        assert board.dispatcher._fleet.agents.slots() == before
         clock.by_s += LIMITS.silent_s
         assert wait_for(board.database, [run_id])[0].attempt == 2
     assert killed_queue.wrong_in(board.database, [run_id], [trail]) == ([], 2)
@@ -602,7 +598,7 @@ def test_a_plan_counts_from_now_by_what_is_advised_when_a_processor_joins_and_th
     limits_s = []
     monkeypatch.setattr(predictions.worker, "call",
                         lambda *_, timeout_s, **__: limits_s.append(timeout_s) or {"light": (42.0, "x")})
-    dispatcher._agents.spawn = lambda *_: Mock(**{"messages.return_value": []})  # it is never ready
+    dispatcher._fleet.agents.spawn = lambda *_: Mock(**{"messages.return_value": []})  # it is never ready
     slot = workers.AgentSlot(Slot("lab/cpu[0]"), "lab", "lab", "key", light_slots(1)[0][1])
 
     def planned():
@@ -612,13 +608,13 @@ def test_a_plan_counts_from_now_by_what_is_advised_when_a_processor_joins_and_th
         dispatcher.start()
         assert [dispatcher.has_ended(run_id) for run_id in (done, waits, "nobody")] == [True, False, False]
         until(lambda: dispatcher.reorder(waits, 0))
-        dispatcher._agents.slots = lambda: {"lab/cpu[0]": slot}
-        dispatcher.changed()
+        dispatcher._fleet.agents.slots = lambda: {"lab/cpu[0]": slot}
+        dispatcher._fleet.changed()
         until(lambda: planned() == [(waits, "lab/cpu[0]", pytest.approx(0, abs=1), pytest.approx(42, abs=1))])
         assert limits_s == [60]
         assert dispatcher.cancel(waits)
         until(lambda: not (dispatcher._predictions.waiting() or dispatcher._predictions._advised))
-        dispatcher._agents.slots = dict
+        dispatcher._fleet.agents.slots = dict
 
 
 def test_the_token_leaves_the_environment_of_an_agent(monkeypatch):
@@ -637,17 +633,12 @@ def test_a_message_is_measured_as_it_is_sent_and_one_too_large_is_refused_to_the
 
 
 def test_a_report_names_the_attempt_that_it_is_of(tmp_path):
-    dispatcher = dispatcher_in(tmp_path)[1]
+    records = dispatcher_in(tmp_path)[1]._records
     assert attempt_of("a#b#12") == ("a#b", 12)
-    assert dispatcher.reported("a#1", {"log": [1, "x"], "metrics": {}}) == 2 and dispatcher.written() == 0
+    assert records.reported("a#1", {"log": [1, "x"], "metrics": {}}) == 2 and records.written == 0
     for token in ("a", "a#", "a#x", "a#-1", "a#1234567890"):
         with pytest.raises(InputError, match="is no attempt of a job"):
-            dispatcher.reported(token, {"log": [1, "x"]})
-
-
-def test_only_columns_are_set():
-    with pytest.raises(TypeError, match="agents has no by_hand"):
-        fleet._set(db.Agent(), host="lab", by_hand=False)
+            records.reported(token, {"log": [1, "x"]})
 
 
 def test_a_database_that_is_away_for_a_while_gets_everything_later(tmp_path, monkeypatch):
@@ -672,8 +663,8 @@ def test_a_database_that_is_away_for_a_while_gets_everything_later(tmp_path, mon
     until(lambda: tries)  # what comes now is another batch
     records.started(run_id, 1, "lab/cpu", 0.0)
     for number in range(5):
-        records.reported(run_id, 1, {"log": [number + 1, "x"], "metrics": {"step": number}})
-    records.reported(run_id, 0, {"metrics": {"step": 9}})  # late, of an attempt that is over
+        records.reported(f"{run_id}#1", {"log": [number + 1, "x"], "metrics": {"step": number}})
+    records.reported(f"{run_id}#0", {"metrics": {"step": 9}})  # late, of an attempt that is over
     records.ended(run_id, 1, "done", "", {"best_value": 0.9}, 1.0)
     before = len(tries)
     until(lambda: len(tries) > before)
@@ -715,7 +706,7 @@ def test_fine_tunes_that_took_longer_than_advised_correct_the_others_there(monke
     known = predictions.Predictions()
     for name, threads in (("a/cpu", 1), ("b/cpu", 2)):
         device = Device(name="cpu[0]", threads=threads, cores=threads, memory_mb=1000, model="chip")
-        known.place(name, predictions.Place(name, name, device))
+        known.place(name, SimpleNamespace(agent_id=name, device=device))
     for run_id in ("first", "second"):
         config = SimpleNamespace(kind="finetune", config_json={}, config_hash=run_id)
         known.add(SimpleNamespace(id=run_id, config=config, only_agent_id=None, gpu_indices=[]))

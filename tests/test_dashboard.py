@@ -19,7 +19,7 @@ from markupsafe import escape
 from lib import locks, paths
 from lib.cli import dashboard as cli_dashboard
 from lib.cli.main import main
-from lib.dashboard import configurations, events, operations, security
+from lib.dashboard import configurations, events, security
 from lib.dashboard import database as db
 from lib.errors import InputError
 from tests import FEW, refused
@@ -355,7 +355,7 @@ def test_no_input_makes_the_server_fail(shared):
 
     config = shared.config(shared.project("fuzzed"))
     run = shared.run(config)
-    agent = operations.add(shared.database, db.Agent, {"name": "fuzzed"})
+    agent = shared.operations.add(db.Agent, {"name": "fuzzed"})
     known = {"project_id": config.project_id, "config_id": config.id, "run_id": run.id, "agent_id": agent.id,
              "row_id": config.project_id}
     schema = schemathesis.openapi.from_asgi("/api/v1/openapi.json", shared.app, headers=BEARER)
@@ -379,10 +379,10 @@ def test_no_input_makes_the_server_fail(shared):
 
 # --- pages
 def test_what_people_write_is_shown_as_text(site):
-    project = operations.add(site.database, db.Project, {"name": HOSTILE, "description": HOSTILE})
-    agent = operations.add(site.database, db.Agent, {"name": HOSTILE, "host": HOSTILE, "labels": {HOSTILE: HOSTILE},
+    project = site.operations.add(db.Project, {"name": HOSTILE, "description": HOSTILE})
+    agent = site.operations.add(db.Agent, {"name": HOSTILE, "host": HOSTILE, "labels": {HOSTILE: HOSTILE},
                                                      "load": {HOSTILE: 1}, "slots": [{"name": HOSTILE}]})
-    operations.add(site.database, db.Gpu, {"agent_id": agent.id, "index": 0, "name": HOSTILE})
+    site.operations.add(db.Gpu, {"agent_id": agent.id, "index": 0, "name": HOSTILE})
     run = site.run(site.config(project, HOSTILE))
     site.move(run, "running", agent_id=agent.id, device=HOSTILE, placement=HOSTILE)
     site.move(run, "failed", HOSTILE)
@@ -523,8 +523,7 @@ def test_an_executed_notebook_is_shown_without_what_a_browser_would_run(site):
 
 def test_the_whole_log_as_text(site):
     run = site.run()
-    with site.database.writing() as session:
-        db.add_logs(session, run.id, 1, [(n, f"<b>{n}</b>") for n in range(1, 6001)])
+    site.output(run.id, *((n, f"<b>{n}</b>") for n in range(1, 6001)))
     answer = site.page.get(f"/web/runs/{run.id}/log")
     assert answer.text.splitlines() == [f"<b>{n}</b>" for n in range(1, 6001)]
     assert answer.headers["content-type"].startswith("text/plain")
@@ -578,9 +577,7 @@ def test_a_page_that_comes_again_misses_no_line_and_sees_none_twice(site, browse
 
     def write():
         for n in range(200):
-            with site.database.writing() as session:
-                db.add_logs(session, run.id, 1 + n // 100, [(n % 100, f"line {n}")])
-                db.add_metrics(session, run.id, n, {"loss": 1.0})
+            site.output(run.id, (n % 100, f"line {n}"), attempt=1 + n // 100, step=n, values={"loss": 1.0})
         site.move(run, "finished", epoch=2)
 
     writer, seen, last, visits = threading.Thread(target=write), {}, "", 0
@@ -618,7 +615,7 @@ def test_a_page_is_told_that_a_list_has_changed(site, browser, monkeypatch):
 def test_lists_of_runs_show_all_that_is_known_of_each_and_take_as_many_statements_for_fifty_as_for_one(site):
     """With a job and an agent, and without; the pages name the agent."""
     config = site.config(site.project())
-    agent = operations.add(site.database, db.Agent, {"name": "lab", "manual": True})
+    agent = site.operations.add(db.Agent, {"name": "lab"})
     site.move(site.run(config), "running", agent_id=agent.id, device="cpu[0]")
     site.run(config, enqueue=False)
     listed = site.get("runs")

@@ -71,11 +71,9 @@ def test_a_run_from_the_login_to_its_end(browser, home):
         port = free.getsockname()[1]
 
     def write(run, many):
-        with site.database.writing() as session:
-            for n in range(len(written) + 1, len(written) + 1 + many):
-                written.append(f"step {n} <b>bold</b>")
-                db.add_logs(session, run, 1, [(n, written[-1])])
-                db.add_metrics(session, run, n, {"loss": 1 / n, "images_per_sec": 100.0 + n, "lr": 0.1})
+        for n in range(len(written) + 1, len(written) + 1 + many):
+            written.append(f"step {n} <b>bold</b>")
+            site.output(run, (n, written[-1]), step=n, values={"loss": 1 / n, "images_per_sec": 100.0 + n, "lr": 0.1})
 
     with serving(site.app, port) as url:
         show(browser, 1200)
@@ -89,7 +87,7 @@ def test_a_run_from_the_login_to_its_end(browser, home):
         form.find_element(By.TAG_NAME, "button").click()
         press(browser, "Queue run")
         wait(browser, "document.querySelector('[data-fact=state]')?.textContent === 'queued'")
-        run = site.dispatcher.submit.call_args[0][0]
+        run = site.operations.get(db.Run, site.dispatcher.submit.call_args[0][0])
         site.move(run, "running", device="cpu[0]", placement="earliest end")
         write(run.id, 40)
         wait(browser, "document.querySelectorAll('[data-line]').length === 40")

@@ -97,16 +97,13 @@ def test_of_many_who_lead_a_run_on_at_once_one_does(site):
 def test_lines_and_values_are_there_once_whoever_sends_them_again(site):
     run = site.run()
     for _ in range(3):
-        with site.database.writing() as session:
-            db.add_logs(session, run.id, 1, [(1, "one"), (2, "a\0b")])
-            db.add_metrics(session, run.id, 4, {"loss": 0.5, "wild": float("inf")}, epoch=1, split="val")
-    with site.database.writing() as session:
-        db.add_logs(session, run.id, 2, [(1, "again")])
+        site.output(run.id, (1, "one"), (2, "a\0b"), step=4, values={"loss": 0.5, "wild": float("inf")}, epoch=1, split="val")
+    site.output(run.id, (1, "again"), attempt=2)
     line, value = db.RunLog, db.RunMetric
     assert rows(site, line.attempt, line.n, line.line) == [(1, 1, "one"), (1, 2, "a\ufffdb"), (2, 1, "again")]
     assert rows(site, value.key, value.value, value.step, value.split) == [("loss", 0.5, 4, "val"), ("wild", None, 4, "val")]
-    with pytest.raises(db.NotFoundError), site.database.writing() as session:
-        db.add_logs(session, "no", 1, [(1, "x")])
+    with pytest.raises(db.NotFoundError):
+        site.output("no", (1, "x"))
 
 
 def test_lines_of_many_writers_become_visible_in_the_order_of_their_ids(site):
@@ -115,16 +112,13 @@ def test_lines_of_many_writers_become_visible_in_the_order_of_their_ids(site):
 
     def write(attempt):
         for n in range(25):
-            with site.database.writing() as session:
-                db.add_logs(session, run.id, attempt, [(n, "x")])
+            site.output(run.id, (n, "x"), attempt=attempt)
 
     writers, over = at_once(*(partial(write, attempt) for attempt in range(3))), False
     while not over:
         over = not any(writer.is_alive() for writer in writers)
-        with site.database.reading() as session:
-            lines = session.execute(select(db.RunLog.id, db.RunLog.attempt, db.RunLog.n).where(db.RunLog.id > last)
-                                    .order_by(db.RunLog.id)).all()
-        seen += [line[1:] for line in lines]
+        lines = site.database.rows_after(db.RunLog, run.id, last, 1000)
+        seen += [(line.attempt, line.n) for line in lines]
         last = lines[-1].id if lines else last
     assert sorted(seen) == list(itertools.product(range(3), range(25)))
 
@@ -167,15 +161,13 @@ def test_a_run_from_a_project_to_its_cancellation_and_every_list_and_page_of_it(
     own, at = f"runs/{run['id']}", f"projects/{project}"
     assert (run["state"], run["job"]["priority"], run["only_agent_id"]) == ("queued", 3, agent)
     assert wanted.items() <= run.items()
-    assert site.dispatcher.submit.call_args[0][0].config.config_json == config["config_json"]
+    site.dispatcher.submit.assert_called_once_with(run["id"])
     assert (paths.DATA / run["folder"]).is_dir()
     assert site.post(f"{own}/priority", priority=9).json()["job"]["priority"] == 9
     site.dispatcher.reorder.assert_called_once_with(run["id"], 9)
     assert [one["id"] for one in site.get("runs", state="queued", project_id=project)] == [run["id"]]
     site.move(db.Run(id=run["id"]), "running", agent_id=agent, device="cuda:0")
-    with site.database.writing() as session:
-        db.add_logs(session, run["id"], 1, [(1, "a line")])
-        db.add_metrics(session, run["id"], 1, {"loss": 1.0})
+    site.output(run["id"], (1, "a line"), step=1, values={"loss": 1.0})
     lists = ["projects", "groups", "runs", "agents", f"{own}/logs", f"{own}/metrics", f"configs/project/{project}",
              f"agents/{agent}/gpus"]
     assert [len(site.get(path)) for path in lists] == [1] * len(lists) and site.get(lists[-2]) == [config]
@@ -243,8 +235,7 @@ def test_a_sqlite_that_is_gone_or_another_file_is_not_made_anew_and_comes_back(h
 def test_large_numbers_and_odd_signs_are_kept_or_refused(site):
     run = site.run()
     site.move(run, "running", epoch=2**40, seed=2**62)
-    with site.database.writing() as session:
-        db.add_metrics(session, run.id, 2**40, {"a\0b": 1.0}, 2**40)
+    site.output(run.id, step=2**40, values={"a\0b": 1.0}, epoch=2**40)
     site.move(run, "failed", "a\0b")
     assert (now(site, run).reason, now(site, run).seed) == ("a\ufffdb", 2**62)
     other = site.run(site.config(site.project("other")))

@@ -23,7 +23,7 @@ def _dashboard(options: argparse.Namespace) -> int:
     import uvicorn
 
     from lib import paths
-    from lib.dashboard import app, configurations, database, dispatcher, engine, security
+    from lib.dashboard import app, configurations, database, dispatcher, engine, operations, security
 
     if missing := [path for path in options.data_root if not path.is_dir()]:
         raise InputError(f"--data-root {missing[0]} is no folder")
@@ -31,10 +31,11 @@ def _dashboard(options: argparse.Namespace) -> int:
     folder = paths.DATA / "dashboard"
     token, token_file = security.read_token(folder)
     rows = engine.Database()
-    if options.demo:
-        _add_demo(rows)
     queue = dispatcher.Dispatcher(rows, folder / "queue")
-    served = app.create_app(app.Settings(rows, token), queue)
+    board = operations.Operations(rows, queue)
+    if options.demo:
+        _add_demo(board)
+    served = app.create_app(board, token)
     with _listening(options.host, options.port) as listener:
         try:
             queue.start()  # before its application: an error of that would not get here
@@ -50,19 +51,16 @@ def _dashboard(options: argparse.Namespace) -> int:
     return 0
 
 
-def _add_demo(rows) -> None:
+def _add_demo(operations) -> None:
     """Add the project ``demo`` and its configurations, each once."""
-    from sqlalchemy import select
-
-    from lib.dashboard import database, operations, schemas
+    from lib.dashboard import database, schemas
 
     with contextlib.suppress(database.ConflictError):
-        operations.add(rows, database.Project, {"name": "demo", "description": "Small runs to try things with"})
-    with rows.reading() as session:
-        project = session.scalar(select(database.Project.id).where(database.Project.name == "demo"))
+        operations.add(database.Project, {"name": "demo", "description": "Small runs to try things with"})
+    (project,) = operations.page(database.Project, 1, name="demo")
     for name, config in _DEMO.items():
         with contextlib.suppress(database.ConflictError):
-            operations.save_config(rows, schemas.ConfigIn(project_id=project, name=name, config=config))
+            operations.save_config(schemas.ConfigIn(project_id=project.id, name=name, config=config))
 
 
 def _listening(host: str, port: int) -> socket.socket:

@@ -1,4 +1,4 @@
-"""What the cost models say of a fine-tune: the seconds of its steps and evaluations. Called in a process of its own."""
+"""The predicted time of a fine-tune: the seconds of its steps and evaluations. Called in a separate process."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,11 +8,11 @@ from lib.errors import InputError
 
 
 def advise(config: Mapping[str, Any], processors: Sequence[tuple[str, str]]) -> dict[str, tuple[float, str]]:
-    """Return by processor the seconds of a config's training steps and evaluated batches, and on what they rest.
+    """Return by processor the seconds of a config's training steps and evaluated batches, and the source of the prediction.
 
-    ``processors`` are (``cpu`` or ``cuda``, the name that its driver gives); one that no model is of is left out. A network is
-    built from its config, without weights. A step has all of its parts: loader, copy, forward, backward, optimizer. Starting
-    and saving are not in it. Raises InputError where data or network are not to be had here.
+    ``processors`` are (``cpu`` or ``cuda``, the driver's name for it); those without a cost model are left out. A network is
+    built from its config, without weights. A step includes loader, copy, forward, backward and optimizer; starting and saving
+    are not included. Raises InputError where data or network are missing here.
     """
     from lib.finetune import data, networks
     from lib.finetune.config import TrainConfig
@@ -37,7 +37,6 @@ def advise(config: Mapping[str, Any], processors: Sequence[tuple[str, str]]) -> 
 
 
 def _predictor(kind: str, name: str, dtype: str):
-    """Return what predicts a processor, None where there is no model of it or of the element type."""
     from lib.predict import registry
 
     try:

@@ -4,13 +4,11 @@ import contextlib
 import gc
 import sys
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
 from http import HTTPMethod, HTTPStatus
 
-from fastapi import Depends, FastAPI, Request
+from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
-from fastapi.security import HTTPBearer
 from fastapi.staticfiles import StaticFiles
 from sqlalchemy.exc import DataError, IntegrityError
 from starlette.exceptions import HTTPException
@@ -18,26 +16,25 @@ from starlette.routing import Match, Mount
 
 from lib import __version__
 from lib.dashboard import api, database, schemas
-from lib.dashboard.engine import Database
-from lib.dashboard.operations import Dispatcher
+from lib.dashboard.operations import Operations
 from lib.dashboard.pages import rendering, router
 from lib.dashboard.security import Gate
 from lib.errors import InputError
 
 _SWITCH_S = 1e-3  # a request changes threads several times, and waits so long each time where another one is busy
+_UNKEEPABLE = HTTPStatus.UNPROCESSABLE_ENTITY, "a number or text is none that the database can keep"
+_UNAVAILABLE = HTTPStatus.SERVICE_UNAVAILABLE, "the database is locked, full or gone; nothing was changed, try again"
+# the status of an error and its line, of None that of the error itself; the first type that fits counts
+_ERRORS = {database.NotFoundError: (HTTPStatus.NOT_FOUND, None), database.ConflictError: (HTTPStatus.CONFLICT, None),
+           InputError: (HTTPStatus.UNPROCESSABLE_ENTITY, None), DataError: _UNKEEPABLE, OverflowError: _UNKEEPABLE,
+           IntegrityError: (HTTPStatus.CONFLICT, "somebody else has changed the same meanwhile; look again, and repeat it"),
+           **dict.fromkeys(database.UNAVAILABLE, _UNAVAILABLE)}
 
 
-@dataclass(frozen=True)
-class Settings:
-    """What an application stands on; the files of runs lie in ``paths.DATA``."""
+def create_app(operations: Operations, token: str, most_bytes: int = 1_000_000) -> FastAPI:
+    """Return the application; it starts and closes the dispatcher. ``most_bytes`` is the size of the largest request."""
+    dispatcher = operations.dispatcher
 
-    database: Database
-    token: str
-    most_bytes: int = 1_000_000  # of a request
-
-
-def create_app(settings: Settings, dispatcher: Dispatcher) -> FastAPI:
-    """Return the application; it starts and closes ``dispatcher``."""
     @contextlib.asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         dispatcher.start()
@@ -48,22 +45,20 @@ def create_app(settings: Settings, dispatcher: Dispatcher) -> FastAPI:
             dispatcher.close()
 
     app = FastAPI(title="Dashboard", version=__version__, lifespan=lifespan, openapi_url="/api/v1/openapi.json", docs_url=None,
-                  redoc_url=None, max_body_size=settings.most_bytes)
-    app.include_router(api.router(settings.database, dispatcher))
-    app.include_router(dispatcher.router, prefix="/api/v1", dependencies=[Depends(HTTPBearer(auto_error=False))],
-                       responses=api.REFUSALS)
-    app.include_router(router.router(settings.database, dispatcher, settings.token), include_in_schema=False)
+                  redoc_url=None, max_body_size=most_bytes)
+    app.include_router(api.router(operations))
+    app.include_router(dispatcher.router, prefix="/api/v1", **api.PROTECTED)
+    app.include_router(router.router(operations, token), include_in_schema=False)
     app.mount("/static", StaticFiles(directory=rendering.FOLDER / "static"))
-    app.add_middleware(Gate, token=settings.token)
-    for kind in (InputError, RequestValidationError, HTTPException, IntegrityError, DataError, OverflowError,
-                 *database.UNAVAILABLE):
+    app.add_middleware(Gate, token=token)
+    for kind in (*_ERRORS, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, _answer)
     return app
 
 
 @contextlib.contextmanager
 def _responsive() -> Iterator[None]:
-    """Keep requests from waiting for busy threads, and for the search for garbage in all that is imported."""
+    """Keep requests from waiting for busy threads and for long garbage collections."""
     interval_s = sys.getswitchinterval()
     gc.collect()
     gc.freeze()
@@ -77,34 +72,19 @@ def _responsive() -> Iterator[None]:
 
 def _answer(request: Request, error: Exception) -> Response:
     """Answer an error with its status and one line, as JSON or as a page."""
-    status, line, fields = _described(error)
+    if isinstance(error, RequestValidationError):
+        error = schemas.FieldsError(schemas.fields(error.errors(), drop=1))
+    if isinstance(error, HTTPException):
+        status, line = error.status_code, str(error.detail)
+    else:
+        status, line = next(answer for kind, answer in _ERRORS.items() if isinstance(error, kind))
     headers = {"Retry-After": "1"} if status == HTTPStatus.SERVICE_UNAVAILABLE else getattr(error, "headers", None)
     if status == HTTPStatus.METHOD_NOT_ALLOWED:  # the error names the method of one route of the path alone
         routes = [route for route in request.app.routes if not isinstance(route, Mount)]
         allowed = [method for method in HTTPMethod
                    if any(route.matches({**request.scope, "method": method})[0] is Match.FULL for route in routes)]
         headers = {"Allow": ", ".join(allowed)} if allowed else headers
+    line = line or str(error)
     if request.url.path.startswith("/api/"):
-        return JSONResponse({"detail": line, "errors": fields}, status, headers)
+        return JSONResponse({"detail": line, "errors": getattr(error, "errors", {})}, status, headers)
     return rendering.render(request, "error.html", status, headers, status=status, line=line)
-
-
-def _described(error: Exception) -> tuple[int, str, dict[str, str]]:
-    """Return the status of an error, its line, and the reasons by field."""
-    match error:
-        case database.NotFoundError():
-            return HTTPStatus.NOT_FOUND, str(error), {}
-        case database.ConflictError():
-            return HTTPStatus.CONFLICT, str(error), {}
-        case RequestValidationError():
-            fields = schemas.FieldsError(schemas.fields(error.errors(), drop=1))
-            return HTTPStatus.UNPROCESSABLE_ENTITY, str(fields), fields.errors
-        case InputError():
-            return HTTPStatus.UNPROCESSABLE_ENTITY, str(error), getattr(error, "errors", {})
-        case DataError() | OverflowError():
-            return HTTPStatus.UNPROCESSABLE_ENTITY, "a number or text is none that the database can keep", {}
-        case HTTPException():
-            return error.status_code, str(error.detail), {}
-        case IntegrityError():
-            return HTTPStatus.CONFLICT, "somebody else has changed the same meanwhile; look again, and repeat it", {}
-    return HTTPStatus.SERVICE_UNAVAILABLE, "the database is locked, full or gone; nothing was changed, try again", {}

@@ -1,4 +1,4 @@
-"""What a run may be of: the one check of a configuration, of a fine-tune or of a notebook, and the form that makes one."""
+"""Configurations of runs: the check of a fine-tune or notebook, and the form for a new one."""
 
 import contextlib
 import hashlib
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json
 
 from lib import paths
 from lib.config import notebooks
-from lib.dashboard.schemas import FieldsError, Object, fields
+from lib.dashboard.schemas import FieldsError, Object, fields, validated
 from lib.errors import InputError, choices
 
 _SECRETS = ("hf_token",)
@@ -30,10 +30,7 @@ class Checked:
 
     kind: str  # finetune | notebook
     values: dict[str, Any]
-    monitor_metric: str = ""
-    monitor_mode: str = "max"
-    epochs: int | None = None
-    seed: int | None = None
+    facts: dict[str, Any]  # of a run of it, by the names of its columns
 
     @property
     def digest(self) -> str:
@@ -42,7 +39,7 @@ class Checked:
 
 
 def pasted(text: str) -> dict[str, Any]:
-    """Return the JSON object that somebody pasted; FieldsError of the field ``config``."""
+    """Return a pasted JSON object; FieldsError of the field ``config``."""
     try:
         return TypeAdapter(Object).validate_json(text)
     except ValidationError as error:
@@ -58,7 +55,7 @@ def check_config(values: Mapping[str, Any]) -> Checked:
 
     secrets = {name: "is a secret and not kept; set HF_TOKEN where the agent runs" for name in _SECRETS if values.get(name)}
     try:
-        config = _built(TrainConfig, {name: value for name, value in values.items() if name not in _SECRETS})
+        config = validated(TrainConfig, {name: value for name, value in values.items() if name not in _SECRETS})
     except FieldsError as error:
         raise FieldsError(error.errors | secrets) from None
     outside = _outside({name: getattr(config, name) for name in ("root", "model_flavour")
@@ -70,12 +67,12 @@ def check_config(values: Mapping[str, Any]) -> Checked:
         networks.check(config)
     except InputError as error:
         raise FieldsError({"config": str(error)}) from None
-    facts = {name: getattr(config, name, None) for name in ("monitor_metric", "monitor_mode", "epochs", "seed")}
-    return Checked("finetune", config.model_dump(mode="json"), **facts)
+    facts = config.model_dump(include={"monitor_metric", "monitor_mode", "epochs", "seed"})
+    return Checked("finetune", config.model_dump(mode="json"), facts)
 
 
 def _outside(values: Mapping[str, str]) -> dict[str, str]:
-    """Return by field why a path (or a name, which is one within the repository) may not be read: it lies elsewhere."""
+    """Return by field why a path may not be read: it lies outside of the folders that runs may use."""
     folders = [folder.resolve() for folder in (paths.DATA, paths.ROOT)]
 
     def inside(field: str, value: str) -> bool:
@@ -90,7 +87,7 @@ def _outside(values: Mapping[str, str]) -> dict[str, str]:
 
 
 def _check_notebook(values: Mapping[str, Any]) -> Checked:
-    """Check the name of one of the project's notebooks, and its parameters by that notebook's own model."""
+    """Check the name of a notebook, and its parameters by the notebook's model."""
     errors = dict.fromkeys(set(values) - {"notebook", "parameters"}, "is no known field")
     name, parameters = values["notebook"], values.get("parameters", {})
     stems = {f"notebooks/{stem}.ipynb": stem for stem in notebooks.NOTEBOOKS if (paths.NOTEBOOKS / f"{stem}.ipynb").is_file()}
@@ -100,7 +97,7 @@ def _check_notebook(values: Mapping[str, Any]) -> Checked:
         errors["parameters"] = "must be an object of names and values"
     elif "notebook" not in errors:
         try:
-            parameters = _built(notebooks.notebook_model(stems[name]), parameters).model_dump(mode="json")
+            parameters = validated(notebooks.notebook_model(stems[name]), parameters).model_dump(mode="json")
             errors |= {f"parameters.{field}": reason for field, reason in _outside(
                 {field: parameters[field] for field in _PATHS & parameters.keys() if parameters[field]}).items()}
             errors |= {f"parameters.{field}": "names code (module:Class), which a dashboard does not run" for field in _CODE
@@ -109,16 +106,7 @@ def _check_notebook(values: Mapping[str, Any]) -> Checked:
             errors |= {f"parameters.{field}": reason for field, reason in error.errors.items()}
     if errors:
         raise FieldsError(errors)
-    return Checked("notebook", {"notebook": name, "parameters": parameters}, seed=parameters.get("seed"))
-
-
-def _built(model: type[BaseModel], values: Mapping[str, Any]) -> Any:
-    try:
-        return model.model_validate(dict(values))
-    except ValidationError as error:
-        raise FieldsError(fields(error.errors())) from None
-    except InputError as error:
-        raise FieldsError({"config": str(error)}) from None
+    return Checked("notebook", {"notebook": name, "parameters": parameters}, {"seed": parameters.get("seed")})
 
 
 def form_fields() -> list[dict[str, Any]]:

@@ -1,16 +1,17 @@
-"""The dashboard's database: its tables, and the one way a run changes its state (``engine`` opens it).
+"""The dashboard's database: its tables, and the one function that changes the state of a run (``engine`` opens it).
 
-What is here::
+Contents::
 
     transition(session, run_id, state, ...)    -> bool; the table TRANSITIONS, enforced for everybody in one UPDATE
     add_logs(session, run_id, attempt, lines)  numbered lines, each once; add_metrics(...) values by step, each once
     Project, Group, TrainConfig, Run, Job, Agent, Gpu, Dataset, Model, Augmentation, RunLog, RunMetric    the tables
 
-A run that the queue carries out has a row in ``jobs`` (priority, retries, last error); one that somebody carries out by hand
-has none. A database that is locked, full or gone raises one of ``UNAVAILABLE``, and works again when it is back.
+A run of the queue has a row in ``jobs`` (priority, retries, last error); a run that somebody carries out by hand has none. A
+database that is locked, full or gone raises one of ``UNAVAILABLE``, and works again when it is back.
 """
 
 import math
+import re
 import uuid
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
@@ -19,6 +20,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import ForeignKey, Index, UniqueConstraint, exc, select, update
 from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.ext.associationproxy import AssociationProxy, association_proxy
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, relationship
 from sqlalchemy.types import TypeDecorator
 
@@ -29,6 +31,7 @@ ENDS = (FINISHED, FAILED, CANCELLED)
 TRANSITIONS = {QUEUED: (RUNNING, FAILED, CANCELLED), RUNNING: (FINISHED, FAILED, CANCELLED, QUEUED),
                FINISHED: (), FAILED: (), CANCELLED: ()}
 UNAVAILABLE = (exc.OperationalError, exc.InterfaceError, exc.InternalError, exc.TimeoutError, exc.DisconnectionError)
+ROW_ID = "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 _NUMBER = sa.BigInteger().with_variant(sa.Integer, "sqlite")  # SQLite numbers rows by itself only in a plain INTEGER
 
 
@@ -37,7 +40,7 @@ class NotFoundError(InputError):
 
 
 class ConflictError(InputError):
-    """The request does not fit what is there: a name that is taken, a state that does not lead to the wanted one."""
+    """The request conflicts with existing rows: a name is taken, a state does not lead to the wanted one."""
 
 
 def now() -> datetime:
@@ -57,13 +60,13 @@ class _Utc(TypeDecorator):
 
 
 class _Finite(TypeDecorator):
-    """A number; one that is none (a loss that is NaN) is empty."""
+    """A number; NaN and infinite values (such as a loss) become empty."""
 
     impl = sa.Double
     cache_ok = True
 
     def process_bind_param(self, value, dialect):
-        """Return what is kept."""
+        """Return the stored value."""
         return float(value) if value is not None and math.isfinite(value) else None
 
 
@@ -75,11 +78,16 @@ class Base(DeclarativeBase):
 
 
 class _Row:
-    """What every row has: an id, and when it was made and changed."""
+    """The columns of every row: an id, and when it was made and changed."""
 
     id: Mapped[str] = mapped_column(primary_key=True, default=lambda: str(uuid.uuid4()))
     created_at: Mapped[datetime] = mapped_column(default=now, index=True)
     updated_at: Mapped[datetime] = mapped_column(default=now, onupdate=now, index=True)
+
+    @classmethod
+    def order(cls) -> tuple[Any, ...]:
+        """Return the order of lists: the newest row first."""
+        return cls.created_at.desc(), cls.id
 
 
 class _Named(_Row):
@@ -90,7 +98,7 @@ class _Named(_Row):
 
 
 class Project(_Named, Base):
-    """What belongs together."""
+    """A project: groups, configurations and runs."""
 
     __tablename__ = "projects"
 
@@ -121,7 +129,7 @@ class TrainConfig(_Row, Base):
 
 
 class Agent(_Named, Base):
-    """A machine that carries out runs; ``slots`` are its devices, ``load`` what it last said of its processors and memory."""
+    """A machine that carries out runs; ``slots`` are its devices, ``load`` its last reported load."""
 
     __tablename__ = "agents"
     host: Mapped[str] = mapped_column(default="")
@@ -129,11 +137,16 @@ class Agent(_Named, Base):
     api_version: Mapped[str] = mapped_column(default="")
     runner_version: Mapped[str] = mapped_column(default="")
     last_heartbeat_at: Mapped[datetime | None]
-    manual: Mapped[bool] = mapped_column(default=False)  # entered on the page; nothing registered
+    manual: Mapped[bool] = mapped_column(default=True)  # entered on the page; nothing registered
     connected: Mapped[bool] = mapped_column(default=False)
     slots: Mapped[list[Any]] = mapped_column(default=list)
     load: Mapped[dict[str, Any]] = mapped_column(default=dict)
-    gpus: Mapped[list["Gpu"]] = relationship(order_by="Gpu.index", cascade="all, delete-orphan")
+    gpus: Mapped[list["Gpu"]] = relationship(order_by="Gpu.index", cascade="all, delete-orphan", lazy="selectin")
+
+    @classmethod
+    def order(cls) -> tuple[Any, ...]:
+        """Return the order of lists: by name."""
+        return (cls.name,)
 
 
 class Gpu(_Row, Base):
@@ -184,9 +197,10 @@ class Run(_Row, Base):
     env: Mapped[dict[str, Any]] = mapped_column(default=dict)  # kept, not set
     tags: Mapped[list[Any]] = mapped_column(default=list)
     seed: Mapped[int | None]
-    config: Mapped[TrainConfig] = relationship()
-    agent: Mapped[Agent | None] = relationship()
-    job: Mapped["Job | None"] = relationship(back_populates="run", cascade="all, delete-orphan")
+    config: Mapped[TrainConfig] = relationship(lazy="joined", innerjoin=True)
+    agent: Mapped[Agent | None] = relationship(lazy="joined")
+    job: Mapped["Job | None"] = relationship(lazy="joined", cascade="all, delete-orphan")
+    group_id: AssociationProxy[str | None] = association_proxy("config", "group_id")
 
 
 class Job(_Row, Base):
@@ -200,7 +214,6 @@ class Job(_Row, Base):
     retries: Mapped[int] = mapped_column(default=0)
     last_error: Mapped[str] = mapped_column(default="")
     priority: Mapped[int] = mapped_column(default=0)
-    run: Mapped[Run] = relationship(back_populates="job")
 
 
 class Dataset(_Named, Base):
@@ -227,7 +240,7 @@ class Augmentation(_Named, Base):
 
 
 class RunLog(Base):
-    """A line of a run's output; ``id`` grows in the order in which lines of a run became visible."""
+    """A line of a run's output; ``id`` grows in the order in which a run's lines became visible."""
 
     __tablename__ = "run_logs"
     __table_args__ = (UniqueConstraint("run_id", "attempt", "n"), Index("run_logs_in_order", "run_id", "id"))
@@ -240,7 +253,7 @@ class RunLog(Base):
 
 
 class RunMetric(Base):
-    """A value of a run at a step; one that is no number is empty."""
+    """A value of a run at a step; NaN is empty."""
 
     __tablename__ = "run_metrics"
     __table_args__ = (UniqueConstraint("run_id", "key", "split", "step"), Index("run_metrics_in_order", "run_id", "id"))
@@ -253,11 +266,19 @@ class RunMetric(Base):
     split: Mapped[str]
 
 
+def get(session: Session, table: type[Base], row_id: str) -> Any:
+    """Return a row with its relations; NotFoundError names the missing one."""
+    row = session.get(table, row_id) if re.fullmatch(ROW_ID, row_id) else None
+    if row is None:
+        raise NotFoundError(f"there is no {table.__name__.lower()} {row_id}")
+    return row
+
+
 def transition(session: Session, run_id: str, state: str, reason: str = "", **facts: Any) -> bool:
-    """Lead a run to ``state`` and set ``facts`` (columns of Run); False where it is there already, and nothing changes.
+    """Move a run to ``state`` and set ``facts`` (columns of Run); return False where it is in that state already.
 
     Sets started_at, finished_at and the job's dequeued_at; back to queued counts a retry and keeps ``reason`` as last error.
-    Raises NotFoundError, and ConflictError for a step that TRANSITIONS does not have.
+    Raises NotFoundError, and ConflictError for a step that is not in TRANSITIONS.
     """
     sources = [source for source, targets in TRANSITIONS.items() if state in targets]
     at = now()
@@ -287,20 +308,20 @@ def transition(session: Session, run_id: str, state: str, reason: str = "", **fa
 
 
 def add_logs(session: Session, run_id: str, attempt: int, lines: Iterable[tuple[int, str]]) -> None:
-    """Add numbered lines of a run's attempt; those that are there stay. NotFoundError without such a run."""
-    own = {"run_id": run_id, "attempt": attempt, "at": now()}
-    _add(session, RunLog, run_id, [{**own, "n": n, "line": line.replace("\0", "\ufffd")} for n, line in lines])
+    """Add numbered lines of a run's attempt; existing ones stay. NotFoundError without such a run."""
+    attempted = {"run_id": run_id, "attempt": attempt, "at": now()}
+    _add(session, RunLog, run_id, [{**attempted, "n": n, "line": line.replace("\0", "\ufffd")} for n, line in lines])
 
 
 def add_metrics(session: Session, run_id: str, step: int, values: Mapping[str, float], epoch: int | None = None,
                 split: str = "train") -> None:
-    """Add a run's values at a step; those that are there stay. NotFoundError without such a run."""
+    """Add a run's values at a step; existing ones stay. NotFoundError without such a run."""
     _add(session, RunMetric, run_id, [{"run_id": run_id, "step": step, "epoch": epoch, "split": split.replace("\0", "\ufffd"),
                                        "key": key.replace("\0", "\ufffd"), "value": value} for key, value in values.items()])
 
 
 def _add(session: Session, table: type[Base], run_id: str, rows: list[dict[str, Any]]) -> None:
-    """Insert rows of a run, whose row is locked meanwhile: ids of one run then become visible in their order."""
+    """Insert rows of a run while its row is locked, so that ids of a run become visible in order."""
     if session.scalar(select(Run.id).where(Run.id == run_id).with_for_update()) is None:
         raise NotFoundError(f"there is no run {run_id}")
     if rows:

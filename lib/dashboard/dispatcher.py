@@ -1,7 +1,7 @@
 """The dispatcher: the queue of ``lib.schedule`` over the database's runs and the agents' slots.
 
-The queue's journal knows what was placed where and how it ended; the database knows what was wanted. Every step between them
-can be repeated, and is at each start: a server that is killed at any moment loses no run and runs none twice.
+The queue's journal knows where runs were placed and how they ended; the database knows which runs people want. Every step
+between them can be repeated, and is repeated at each start: a server killed at any moment loses no run and runs none twice.
 """
 
 import contextlib
@@ -16,19 +16,16 @@ from typing import Any
 
 import pandas as pd
 from sqlalchemy import select
-from sqlalchemy.orm import joinedload
 
 from lib import paths
 from lib.dashboard import database as db
 from lib.dashboard.agents import workers
 from lib.dashboard.agents.fleet import Fleet, note
-from lib.dashboard.agents.messages import Registration
 from lib.dashboard.engine import Database, served
-from lib.dashboard.predictions import Place, Predictions
+from lib.dashboard.predictions import Predictions
 from lib.dashboard.run_records import STATES, RunRecords, best
 from lib.errors import InputError
 from lib.schedule.policies import registry
-from lib.schedule.runtime.engine.slots import attempt_of
 from lib.schedule.runtime.journal import Spec, UnwritableError
 from lib.schedule.runtime.service import Service
 from lib.schedule.runtime.workers import Limits, device_type_of
@@ -36,7 +33,7 @@ from lib.schedule.state import Policy
 
 _SOON_S, _AGAIN_S = 0.5, 5.0
 _WORKER_SILENT = 2.0  # a worker may be silent so much longer than its agent, whose silence is another matter
-_QUEUE = select(db.Run).join(db.Job).options(joinedload(db.Run.job), joinedload(db.Run.config))
+_QUEUE = select(db.Run).join(db.Job)
 
 
 def spec_of(run: db.Run) -> Spec:
@@ -50,17 +47,16 @@ def spec_of(run: db.Run) -> Spec:
 
 
 class Dispatcher:
-    """Places runs on agents. ``router`` is what agents talk to."""
+    """Places runs on agents. ``router`` has the endpoints of agents."""
 
     def __init__(self, database: Database, folder: Path, limits: Limits | None = None, policy: Policy | None = None,
                  spec_of: Callable[[db.Run], Spec] = spec_of):
         self._database, self._folder, self._spec_of = database, folder, spec_of
         self._limits, self._policy = limits or Limits(), policy or registry.policy("hybrid")
-        self._agents = workers.Agents(self, self._limits)
-        self._fleet = Fleet(database, self._agents, self._join, self._leave)
-        self.router = workers.router(self._agents)
         self._predictions = Predictions()
         self._records = RunRecords(database, self._placed, self._ended, self.cancel)
+        self._fleet = Fleet(database, self._limits, self._records, self._join, self._leave)
+        self.router = workers.router(self._fleet.agents)
         self._over, self._unadvised = threading.Event(), threading.Event()
         self._submitted: SimpleQueue[str] = SimpleQueue()
         self._service: Service | None = None
@@ -69,7 +65,7 @@ class Dispatcher:
     # ------------------------------------------------------------------------------------------ what the dashboard calls
 
     def start(self) -> None:
-        """Begin to serve the queue, once. Raises InputError where another server has it, and what the database raises."""
+        """Begin to serve the queue, once. Raises InputError where another server does, and errors of the database."""
         if self._threads:
             return
         # no run is ever too late: its predicted time may be a guess
@@ -77,7 +73,7 @@ class Dispatcher:
         with contextlib.ExitStack() as opened:
             opened.enter_context(served(self._database))
             self._service = opened.enter_context(Service(self._folder, self._policy, self._predictions.seconds, limits,
-                                                         self._agents.spawn, self._records))
+                                                         self._fleet.agents.spawn, self._records))
             self._reconcile()
             self._opened = opened.pop_all()
         self._records.start()
@@ -88,36 +84,36 @@ class Dispatcher:
             thread.start()
 
     def close(self) -> None:
-        """End; what runs stays in the journal, and is tried again by the next server."""
+        """End; running jobs stay in the journal, and the next server retries them."""
         self._over.set()
         self._fleet.changed()
         self._unadvised.set()
         self._submitted.put("")
         self._threads[-1].join()
-        self._agents.close()  # from now on; the next server waits until they have noticed
+        self._fleet.agents.close()  # from now on; the next server waits until they have noticed
         for thread in self._threads:
             thread.join()
         self._records.close()
         self._opened.close()
 
-    def submit(self, run: db.Run) -> None:
-        """Take a queued run; one that is known already stays."""
-        self._submitted.put(run.id)
+    def submit(self, run_id: str) -> None:
+        """Take a queued run; a run that was taken before stays."""
+        self._submitted.put(run_id)
 
     def cancel(self, run_id: str) -> bool:
-        """End a run; False where it is not known, or has ended."""
+        """End a run; False where it is unknown or has ended."""
         return self._service.cancel(run_id)
 
     def has_ended(self, run_id: str) -> bool:
-        """Return whether the journal knows how a run ended; the database hears of it a moment later."""
+        """Return whether a run has ended by the journal, which knows a moment before the database."""
         return run_id in set(self._service.ends()["job_id"])
 
     def reorder(self, run_id: str, priority: int) -> bool:
-        """Give a run another priority; False where it is not known, or has ended."""
+        """Give a run another priority; False where it is unknown or has ended."""
         return self._service.reorder(run_id, priority)
 
     def plan(self) -> pd.DataFrame:
-        """Return job_id, device, start_s, end_s (from now), status and reason of what runs and what is planned."""
+        """Return job_id, device, start_s, end_s (from now), status and reason of running and planned jobs."""
         planned = self._service.plan()
         now_s = self._service.now()  # the later one: what starts at once does so by now
         return planned.assign(start_s=planned["start_s"] - now_s, end_s=planned["end_s"] - now_s)
@@ -125,7 +121,7 @@ class Dispatcher:
     # ------------------------------------------------------------------------------------------ journal and database
 
     def _lead(self) -> None:
-        """Lead the queue until it is over, again where a disk was full, the policy at a loss, or whatever else went wrong."""
+        """Run the queue until the end, again after any error."""
         while not self._over.is_set():
             try:
                 self._service.run(self._over.is_set)
@@ -134,7 +130,7 @@ class Dispatcher:
                 self._over.wait(_AGAIN_S)
 
     def _reconcile(self) -> None:
-        """Bring journal and database together after whatever ended the server before."""
+        """Make journal and database agree after the last server has ended."""
         attempts, ends = self._service.attempts(), self._service.ends().set_index("job_id")
         with self._database.reading() as session:
             runs = session.scalars(_QUEUE.where(db.Run.state.in_((db.QUEUED, db.RUNNING))).order_by(db.Run.created_at)).all()
@@ -156,7 +152,7 @@ class Dispatcher:
                 self._submitted.put(run.id)
 
     def _submit_all(self) -> None:
-        """Submit what waits in the database to the queue, once it is known how long it should take; again what went wrong."""
+        """Submit waiting runs to the queue, each once it was predicted; try again after an error."""
         while run_id := self._submitted.get():
             last = ""
             while not self._over.is_set():
@@ -189,7 +185,7 @@ class Dispatcher:
             self._service.reorder(run_id, now.job.priority)
 
     def _advise_all(self) -> None:
-        """Advise the runs that wait, and predict them anew, each time another processor has joined."""
+        """Predict the waiting runs again each time another processor has joined."""
         while self._unadvised.wait() and not self._over.is_set():
             self._unadvised.clear()
             for run_id in self._predictions.waiting():
@@ -198,19 +194,18 @@ class Dispatcher:
             self._service.predict_anew()
 
     def _read(self, run_id: str) -> db.Run | None:
-        """Return a run that has not ended, None for any other."""
         with self._database.reading() as session:
             run = session.scalar(_QUEUE.where(db.Run.id == run_id))
             return run if run and run.state not in db.ENDS else None
 
     def _ended(self, run_id: str, slot: str, seconds: float | None) -> None:
-        """Keep how long a run took that was done at once; forget one that has ended."""
+        """Remember how long a run took at its first attempt; forget a run that has ended."""
         if seconds is not None:
             self._predictions.measure(run_id, device_type_of(slot), seconds)
         self._predictions.drop(run_id)
 
     def _placed(self, run_id: str, slot: str) -> dict[str, Any]:
-        """Return where a run goes and why, as columns of Run."""
+        """Return the device of a run and why it was chosen, as columns of Run."""
         place = self._fleet.slots.get(slot)
         return {**self._predictions.placement(run_id, device_type_of(slot)),
                 **({"agent_id": place.agent_id, "device": place.device.name} if place else {})}
@@ -218,31 +213,9 @@ class Dispatcher:
     # ------------------------------------------------------------------------------------------ agents
 
     def _join(self, slot: workers.AgentSlot) -> None:
-        """Give the queue a slot, and predictions its processor."""
-        if self._predictions.place(device_type_of(slot.slot.name), Place(slot.agent_id, slot.agent, slot.device)):
+        if self._predictions.place(device_type_of(slot.slot.name), slot):
             self._unadvised.set()
         self._service.add_slot(slot.slot)
 
     def _leave(self, name: str) -> None:
-        """Take a slot from the queue."""
         self._service.remove_slot(name)
-
-    def joined(self, agent: Registration) -> str:
-        """Keep an agent in the database; return its id."""
-        return self._fleet.joined(agent)
-
-    def changed(self) -> None:
-        """Look at the agents soon: one has come or gone."""
-        self._fleet.changed()
-
-    def is_busy(self) -> bool:
-        """Return whether agents shall keep what they have to say for a while."""
-        return self._records.is_full()
-
-    def reported(self, token: str, content: dict[str, Any]) -> int:
-        """Keep what an attempt reports."""
-        return self._records.reported(*attempt_of(token), content)
-
-    def written(self) -> int:
-        """Return how much of what was reported is in the database."""
-        return self._records.written

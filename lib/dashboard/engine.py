@@ -1,6 +1,6 @@
-"""The engine of the database: one for SQLite and PostgreSQL, its transactions, and the one server that it has.
+"""The engine of the database, SQLite or PostgreSQL: its transactions, and the lock of its only server.
 
-SQLite gets WAL, a busy timeout and foreign keys; tables that are missing are made.
+SQLite gets WAL, a busy timeout and foreign keys; missing tables are made.
 """
 
 import contextlib
@@ -15,17 +15,17 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.orm import Session
 
 from lib import files, locks, paths
-from lib.dashboard.database import Base
+from lib.dashboard.database import Base, RunLog, RunMetric
 from lib.errors import InputError, choices, one_line
 
 _SERVER = 0x6461_7368  # the advisory lock of the one server
 
 
 class Database:
-    """The engine of one database; threads share it. InputError for a URL that names none."""
+    """The engine of a database; threads share it. InputError for a URL that names no database."""
 
     def __init__(self, url: str | None = None, wait_s: float = 5.0):
-        """Open it; ``wait_s`` is how long a lock is waited for."""
+        """Open it; ``wait_s`` is the longest wait for a lock."""
         url = url or os.environ.get("DASHBOARD_DB_URL") or f"sqlite:///{paths.DATA / 'dashboard/dashboard.db'}"
         self.engine = _engine(url, wait_s)
         try:
@@ -35,16 +35,22 @@ class Database:
             where = self.engine.url.render_as_string(hide_password=True)
             raise InputError(f"{where} cannot be used as a database: {one_line(error.orig)}") from None
         missing = [f"{name}.{column}" for name, table in Base.metadata.tables.items()
-                   for column in set(table.columns.keys()) - {one["name"] for one in existing[(None, name)]}]
+                   for column in set(table.columns.keys()) - {column["name"] for column in existing[(None, name)]}]
         if missing:
             raise InputError(f"the dashboard's database is of an older version, without {choices(missing)}; name a new one in "
                              "DASHBOARD_DB_URL, or move it away")
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[Session]:
-        """Give a session that only reads; what it loaded can be used afterwards."""
+        """Give a session that only reads; its rows can be used afterwards."""
         with Session(self.engine, expire_on_commit=False, autoflush=False) as session:
             yield session
+
+    def rows_after(self, table: type[RunLog] | type[RunMetric], run_id: str, after: int, limit: int) -> list[sa.Row]:
+        """Return the columns of a run's lines or values that follow the one of id ``after``, in their order."""
+        rows = sa.select(*table.__table__.c).where(table.run_id == run_id, table.id > after).order_by(table.id).limit(limit)
+        with self.reading() as session:
+            return list(session.execute(rows))
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[Session]:
@@ -71,7 +77,7 @@ def _engine(url: str, wait_s: float) -> sa.Engine:
 
 
 def _sqlite(path: Path, wait_s: float) -> sa.Engine:
-    """Return the engine of a file that only its owner can read; made here, and never again where it is gone later."""
+    """Return the engine of a file that only its owner can read; it is made here, but never again once removed."""
     if path.name in ("", ":memory:"):
         raise InputError("DASHBOARD_DB_URL: SQLite takes a file, such as sqlite:////data/dashboard.db")
     path = path.absolute()
@@ -104,7 +110,7 @@ def _sqlite(path: Path, wait_s: float) -> sa.Engine:
 
 @contextlib.contextmanager
 def served(database: Database) -> Iterator[None]:
-    """Be the one server of a database, which would else run everything twice; InputError where another one is."""
+    """Be the only server of a database, since two would run everything twice; InputError where another one serves it."""
     engine = database.engine
     with contextlib.ExitStack() as lock:
         if engine.dialect.name == "postgresql":

@@ -1,4 +1,4 @@
-"""Live updates by server-sent events: a page that comes again says the last id it saw, and gets everything after it."""
+"""Live updates by server-sent events: a page that reconnects names the last id it saw, and gets everything after it."""
 
 import asyncio
 import contextlib
@@ -9,24 +9,23 @@ from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
 from anyio import to_thread
-from fastapi import Query, Request
+from fastapi import APIRouter, Query, Request
 from sqlalchemy import func, select
-from sqlalchemy.orm import joinedload
 from sse_starlette.sse import EventSourceResponse, ServerSentEvent
 
 from lib.dashboard import database as db
 from lib.dashboard.engine import Database
+from lib.dashboard.schemas import RowId
 from lib.errors import InputError
 
 _MOST = 1000  # lines or values in one message
 _PAUSE_S, _TOPIC_PAUSE_S, _RETRY_MS = 0.3, 1.0, 1000
 _SHOWN = ("state", "reason", "placement", "attempt", "epoch", "epochs", "step", "best_value", "predicted_s")
 TOPICS = {"runs": db.Run, "agents": db.Agent, "configs": db.TrainConfig, "projects": db.Project}
-Cursor = Annotated[str, Query(max_length=50)]
 
 
 def _cursor(request: Request, after: str) -> tuple[int, int]:
-    """Return the ids of the last log line and the last value that the page has; InputError for an id that is none of ours."""
+    """Return the ids of the page's last log line and last value; InputError for an id of another form."""
     text = request.headers.get("last-event-id") or after or "0.0"
     if not re.fullmatch(r"\d{1,18}\.\d{1,18}", text, re.ASCII):
         raise InputError("Last-Event-ID is none of this stream; it looks like 120.30")
@@ -37,28 +36,23 @@ def _cursor(request: Request, after: str) -> tuple[int, int]:
 def read(database: Database, run_id: str, log: int, metric: int) -> tuple[dict[str, Any], list[list], list[list], int, int]:
     """Return a run's state, its lines and values after two ids, and the ids of the last of each; NotFoundError.
 
-    A line is [attempt, n, line], a value [step, epoch, key, value, split]. The state is read first: what a run wrote before its
-    end is then always seen with its end.
+    A line is [attempt, n, line], a value [step, epoch, key, value, split]. The state is read first, so that the end of a run is
+    never seen without its last lines.
     """
     with database.reading() as session:
-        run = session.get(db.Run, run_id, options=[joinedload(db.Run.agent)])
-        if run is None:
-            raise db.NotFoundError(f"there is no run {run_id}")
-        place = f"{run.agent.name if run.agent else ''} {run.device}".strip()
-        times = {name: getattr(run, name).timestamp() if getattr(run, name) else None for name in ("started_at", "finished_at")}
-        session.commit()  # another snapshot, later than that of the state
-        line, value = db.RunLog, db.RunMetric
-        lines = session.execute(select(line.id, line.attempt, line.n, line.line).where(line.run_id == run_id, line.id > log)
-                                .order_by(line.id).limit(_MOST)).all()
-        values = session.execute(select(value.id, value.step, value.epoch, value.key, value.value, value.split)
-                                 .where(value.run_id == run_id, value.id > metric).order_by(value.id).limit(_MOST)).all()
+        run = db.get(session, db.Run, run_id)
+    place = f"{run.agent.name if run.agent else ''} {run.device}".strip()
+    times = {name: getattr(run, name).timestamp() if getattr(run, name) else None for name in ("started_at", "finished_at")}
     state = {name: getattr(run, name) for name in _SHOWN} | times | {"place": place}
-    return (state, [list(row[1:]) for row in lines], [list(row[1:]) for row in values],
+    lines = database.rows_after(db.RunLog, run_id, log, _MOST)
+    values = database.rows_after(db.RunMetric, run_id, metric, _MOST)
+    return (state, [[row.attempt, row.n, row.line] for row in lines],
+            [[row.step, row.epoch, row.key, row.value, row.split] for row in values],
             lines[-1].id if lines else log, values[-1].id if values else metric)
 
 
 async def _follow(database: Database, run_id: str, log: int, metric: int) -> AsyncIterator[ServerSentEvent]:
-    """Give a run's state, lines and values until it has ended and all is given; then the event ``end``."""
+    """Yield a run's state, lines and values until it has ended and all are sent; then the event ``end``."""
     shown = None
     while True:
         try:
@@ -81,24 +75,25 @@ async def _follow(database: Database, run_id: str, log: int, metric: int) -> Asy
             await asyncio.sleep(_PAUSE_S)
 
 
-def of_run(database: Database, run_id: str, request: Request, after: str) -> EventSourceResponse:
-    """Return the stream of a run; NotFoundError, InputError for a wrong Last-Event-ID."""
-    log, metric = _cursor(request, after)
-    with database.reading() as session:
-        if session.get(db.Run, run_id) is None:
-            raise db.NotFoundError(f"there is no run {run_id}")
-    return EventSourceResponse(_follow(database, run_id, log, metric))
+def add_stream(routes: APIRouter, path: str, database: Database) -> None:
+    """Add the stream of a run; NotFoundError, InputError for a wrong Last-Event-ID."""
+    @routes.get(path, response_class=EventSourceResponse, tags=["runs"])
+    def run_events(run_id: RowId, request: Request, after: Annotated[str, Query(max_length=50)] = ""):
+        log, metric = _cursor(request, after)
+        with database.reading() as session:
+            db.get(session, db.Run, run_id)
+        return EventSourceResponse(_follow(database, run_id, log, metric))
 
 
 def _mark(database: Database, topic: str) -> str:
-    """Return what changes when a table does."""
+    """Return a text that changes with the table."""
     table = TOPICS[topic]
     with database.reading() as session:
         return str(session.execute(select(func.max(table.updated_at), func.count(table.id))).one())
 
 
 async def changes(database: Database, topic: str) -> AsyncIterator[ServerSentEvent]:
-    """Say that a table has changed, at most once a second, and once at first: it may have since the page was made."""
+    """Yield an event when a table has changed, at most once a second, and one at first: it may have changed before."""
     seen = ""
     while True:
         with contextlib.suppress(*db.UNAVAILABLE):

@@ -1,4 +1,4 @@
-"""What happens to runs, written into the database: in order, in batches, and again until it is there."""
+"""The events of runs, written into the database: in order, in batches, and again until it has them."""
 
 import math
 import sys
@@ -15,6 +15,7 @@ from sqlalchemy.orm import Session
 from lib.dashboard import database as db
 from lib.dashboard.engine import Database
 from lib.errors import one_line
+from lib.schedule.runtime.engine.slots import attempt_of
 
 STATES = {"done": db.FINISHED, "failed": db.FAILED, "cancelled": db.CANCELLED}
 _BATCH, _MOST = 1000, 20_000
@@ -25,19 +26,19 @@ _POSITION = ("step", "epoch", "epochs")
 class _Event(NamedTuple):
     run_id: str
     attempt: int
-    what: str  # state | log | metrics
+    kind: str  # state | log | metrics
     content: Any
 
 
 class RunRecords:
-    """The observer of the queue. What the database does not take now is kept and tried again, in the same order."""
+    """The observer of the queue. Events that the database does not take now are tried again, in the same order."""
 
     def __init__(self, database: Database, placed: Callable[[str, str], dict[str, Any]],
                  over: Callable[[str, str, float | None], None], unwanted: Callable[[str], Any]):
-        """``placed`` gives what is known of a run's place, columns of Run.
+        """``placed`` returns columns of Run for a run and its slot.
 
-        ``over`` gets a run that has ended, its slot and its seconds there, None unless it was done at once. ``unwanted`` gets
-        runs that have ended in the database, or are not in it.
+        ``over`` takes a run that has ended, its slot, and its seconds there (None unless its first attempt was done).
+        ``unwanted`` takes runs that have ended in the database, or are not in it.
         """
         self._database, self._placed, self._ended, self._unwanted = database, placed, over, unwanted
         self._begun: dict[str, tuple[str, float]] = {}  # runs at their first attempt: the slot, and when
@@ -63,11 +64,12 @@ class RunRecords:
         self._begun.pop(job_id, None)
         self._state(job_id, attempt, db.QUEUED, f"{status}: {reason}" if reason else status, {})
 
-    def reported(self, job_id: str, attempt: int, content: dict[str, Any]) -> int:
-        """Note a line of the log, or how far the run is; return how many events are to be ``written`` until that is."""
-        for what in ("log", "metrics"):
-            if what in content:
-                self._note(_Event(job_id, attempt, what, content[what]))
+    def reported(self, token: str, content: dict[str, Any]) -> int:
+        """Note a log line or the progress of an attempt; return how many events are to be ``written`` until that is."""
+        job_id, attempt = attempt_of(token)
+        for kind in ("log", "metrics"):
+            if kind in content:
+                self._note(_Event(job_id, attempt, kind, content[kind]))
         return self._noted
 
     def _state(self, run_id: str, attempt: int, state: str, reason: str, facts: dict[str, Any]) -> None:
@@ -79,7 +81,7 @@ class RunRecords:
             self._events.put(event)
 
     def is_full(self) -> bool:
-        """Return whether so much waits for the database that agents should wait too."""
+        """Return whether so many events wait for the database that agents should wait too."""
         return self._events.qsize() > _MOST
 
     def start(self) -> None:
@@ -87,7 +89,7 @@ class RunRecords:
         self._thread.start()
 
     def close(self) -> None:
-        """Write what waits, if the database takes it."""
+        """Write the waiting events, if the database takes them."""
         self._over.set()
         self._thread.join()
 
@@ -102,7 +104,7 @@ class RunRecords:
             self.written += len(batch)
 
     def _next_batch(self) -> list[_Event]:
-        """Wait for events; return those that came within a moment, none when it is over."""
+        """Wait for events; return those of a moment, none at the end."""
         batch: list[_Event] = []
         while not batch and not (self._over.is_set() and self._events.empty()):
             try:
@@ -115,13 +117,13 @@ class RunRecords:
         return batch
 
     def _written(self, batch: list[_Event]) -> bool:
-        """Write events in one transaction; return False where the database takes nothing now."""
+        """Write events in one transaction; return False where the database is away."""
         unwanted: set[str] = set()
         try:
             with self._database.writing() as session:
-                for (run_id, attempt, what), events in groupby(batch, key=lambda event: event[:3]):
+                for (run_id, attempt, kind), events in groupby(batch, key=lambda event: event[:3]):
                     try:
-                        _WRITERS[what](session, run_id, attempt, [event.content for event in events])
+                        _WRITERS[kind](session, run_id, attempt, [event.content for event in events])
                     except (db.ConflictError, db.NotFoundError):
                         unwanted.add(run_id)
         except db.UNAVAILABLE:
@@ -129,7 +131,7 @@ class RunRecords:
         except Exception as error:  # one event that no database takes shall not keep the others out
             if len(batch) > 1:
                 return all(self._written([event]) for event in batch)
-            print(f"run {batch[0].run_id}: {batch[0].what} is not kept: {one_line(error)}", file=sys.stderr)
+            print(f"run {batch[0].run_id}: {batch[0].kind} is not kept: {one_line(error)}", file=sys.stderr)
         for run_id in unwanted:
             try:
                 self._unwanted(run_id)
@@ -139,7 +141,7 @@ class RunRecords:
 
 
 def best(result: Any) -> dict[str, Any]:
-    """Return what a run's result says of its best value, as columns."""
+    """Return the best value of a run's result, as columns."""
     value = result.get("best_value") if isinstance(result, dict) else None
     return {"best_value": float(value)} if isinstance(value, int | float) else {}
 
@@ -147,10 +149,6 @@ def best(result: Any) -> dict[str, Any]:
 def _write_states(session: Session, run_id: str, _: int, states: list[tuple[str, str, dict[str, Any]]]) -> None:
     for state, reason, facts in states:
         db.transition(session, run_id, state, reason, **facts)
-
-
-def _write_logs(session: Session, run_id: str, attempt: int, lines: list[tuple[int, str]]) -> None:
-    db.add_logs(session, run_id, attempt, lines)
 
 
 def _write_metrics(session: Session, run_id: str, attempt: int, reports: list[dict[str, Any]]) -> None:
@@ -165,4 +163,4 @@ def _write_metrics(session: Session, run_id: str, attempt: int, reports: list[di
                         .values(**position, updated_at=db.now()).execution_options(synchronize_session=False))
 
 
-_WRITERS = {"state": _write_states, "log": _write_logs, "metrics": _write_metrics}
+_WRITERS = {"state": _write_states, "log": db.add_logs, "metrics": _write_metrics}

@@ -1,4 +1,4 @@
-"""What the API takes and gives: pydantic models, and all errors of a value at once by field."""
+"""The bodies of requests and answers as pydantic models, and all errors of a body at once by field."""
 
 import json
 import unicodedata
@@ -24,7 +24,7 @@ _DEEPEST, _LONGEST = 16, 100_000
 
 
 class FieldsError(InputError):
-    """Wrong values, all at once; ``errors`` says of each field what is wrong with it."""
+    """Wrong values, all at once; ``errors`` has the reason by field."""
 
     def __init__(self, errors: Mapping[str, str], where: str = ""):
         super().__init__((f"{where}: " if where else "") + "; ".join(f"{name}: {reason}" for name, reason in errors.items()))
@@ -48,7 +48,7 @@ def _plain(text: str) -> str:
 
 
 def _bounded(value: Any) -> Any:
-    """Refuse what a JSON column cannot keep: NaN, half characters, too deep or too long."""
+    """Refuse values that a JSON column cannot hold: NaN, half characters, too deep or too long."""
     def depth(part: Any) -> int:
         parts = part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
         return 1 + max(map(depth, parts), default=0)
@@ -66,8 +66,8 @@ def _text(least: int, most: int) -> Any:
     return Annotated[str, Field(min_length=least, max_length=most), AfterValidator(_plain)]
 
 
-ROW_ID = "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
-RowId = Annotated[str, Field(pattern=f"^{ROW_ID}$")]
+RowId = Annotated[str, Field(pattern=f"^{db.ROW_ID}$")]
+Index = Annotated[int, Field(ge=0, le=1023)]
 Name = Annotated[str, Field(min_length=1, max_length=120, pattern=r"^\S(.*\S)?$"), AfterValidator(_plain)]
 Line, Long = _text(0, 500), _text(0, 5000)
 Object = Annotated[dict[str, JsonValue], AfterValidator(_bounded)]
@@ -75,9 +75,9 @@ Priority = Annotated[int, Field(ge=-1000, le=1000)]
 
 
 class _In(BaseModel):
-    """What a request brings: null is as good as left out, names of the original platform are taken, others are refused.
+    """A request: null counts as left out, names of the original platform are accepted, unknown names are refused.
 
-    ``ORIGINAL`` has our name for each of those; one that ends with a dot is an object that keeps the value by its name.
+    ``ORIGINAL`` has our name for each of those; a name that ends with a dot is an object that takes the value under its name.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -151,10 +151,10 @@ class ConfigIn(_In):
 
 
 class RunIn(_In):
-    """How a configuration is to be run; without ``enqueue`` somebody carries it out by hand."""
+    """A new run of a configuration; without ``enqueue`` somebody carries it out by hand."""
 
     agent_id: RowId | None = None
-    gpu_indices: Annotated[list[Annotated[int, Field(ge=0, le=1023)]], Field(max_length=64),
+    gpu_indices: Annotated[list[Index], Field(max_length=64),
                            BeforeValidator(lambda value: value.split(",") if isinstance(value, str) else value)] = []
     docker_image: Line = ""
     env: Annotated[dict[str, Line], AfterValidator(_bounded)] = {}
@@ -189,7 +189,7 @@ class GpuIn(_In):
     """A card that is entered by hand."""
 
     agent_id: RowId
-    index: Annotated[int, Field(ge=0, le=1023)]
+    index: Index
     uuid: Line = ""
     name: Line = ""
     total_mem_mb: Annotated[int, Field(ge=0, le=100_000_000)] = 0
@@ -197,7 +197,7 @@ class GpuIn(_In):
 
 
 def _out(table: type[db.Base], **more: Any) -> type[BaseModel]:
-    """Return the model of what is given of a table's rows: its columns, and ``more``."""
+    """Return the model of a table's rows in answers: its columns, and ``more``."""
     hints = get_type_hints(table)
     columns = {column.name: (get_args(hints[column.name])[0], ...) for column in table.__table__.columns}
     return create_model(f"{table.__name__}Out", __config__=ConfigDict(from_attributes=True), __doc__=table.__doc__,
@@ -212,7 +212,7 @@ AgentOut = _out(db.Agent, gpus=(list[GpuOut], ...))
 
 
 class PlannedOut(BaseModel):
-    """What runs or is planned: from when to when, in seconds from now, where and why; what waits for a slot has no times."""
+    """A running or planned job: its times in seconds from now, its device and the reason; a job without a slot has no times."""
 
     job_id: str
     device: str
@@ -229,9 +229,14 @@ class ValidityOut(BaseModel):
     errors: dict[str, str]
 
 
-def checked(model: type[BaseModel], form: Mapping[str, Any]) -> Any:
-    """Return what a form brings as its model, without fields that are empty; FieldsError."""
+def validated(model: type[BaseModel], values: Mapping[str, Any]) -> Any:
+    """Return values as their model; FieldsError names every wrong one."""
     try:
-        return model.model_validate({name: value for name, value in form.items() if value != ""})
+        return model.model_validate(dict(values))
     except ValidationError as error:
         raise FieldsError(fields(error.errors())) from None
+
+
+def checked(model: type[BaseModel], form: Mapping[str, Any]) -> Any:
+    """Return a form as its model, without its empty fields; FieldsError."""
+    return validated(model, {name: value for name, value in form.items() if value != ""})

@@ -1,4 +1,4 @@
-"""Who may use the dashboard: one token, and the gate that every request passes before anything else reads it."""
+"""Access to the dashboard: one token, and the gate that every request passes first."""
 
 import hashlib
 import hmac
@@ -29,7 +29,7 @@ HEADERS = {"Content-Security-Policy": "default-src 'none'; script-src 'self'; st
 def read_token(folder: Path) -> tuple[str, Path | None]:
     """Return the token and the file that keeps it: DASHBOARD_TOKEN, else a file in ``folder`` that only its owner can read.
 
-    The file is made if it is not there. Raises InputError for a token that is too short to be one, or that no header can hold.
+    A missing file is made. Raises InputError for a token that is too short, or that no header can hold.
     """
     token, path = os.environ.get("DASHBOARD_TOKEN"), None
     if token is None:
@@ -44,13 +44,13 @@ def read_token(folder: Path) -> tuple[str, Path | None]:
     return token, path
 
 
-def same(one: str, other: str) -> bool:
-    """Return whether two secrets are the same, in a time that does not say where they differ."""
-    return hmac.compare_digest(one.encode(errors="surrogateescape"), other.encode())
+def same(given: str, secret: str) -> bool:
+    """Return whether a given text is the secret, in a time that does not depend on where they differ."""
+    return hmac.compare_digest(given.encode(errors="surrogateescape"), secret.encode())
 
 
 def cookie(token: str) -> str:
-    """Return what the cookie of a browser that knows the token holds: until when it counts, and a signature; not the token."""
+    """Return the cookie of a browser that knows the token: its end and a signature; not the token."""
     return _signed(token, int(time.time()) + _AGE_S)
 
 
@@ -69,9 +69,9 @@ def set_cookie(response: Response, token: str, secure: bool) -> None:
 
 
 class Gate:
-    """Let through what brings the token: the API by Authorization: Bearer, pages by the cookie, changes by pages of this site.
+    """Let requests with the token pass: the API by Authorization: Bearer, pages by the cookie, changes by pages of this site.
 
-    Everything else is refused here: 401, or for a page the way to /login; 403 for a form of another site.
+    All others are refused here: 401, or for a page a redirect to /login; 403 for a form of another site.
     """
 
     def __init__(self, app: ASGIApp, token: str):
@@ -104,12 +104,12 @@ class Gate:
 
 
 def _with_headers(send: Send) -> Send:
-    """Add what keeps a browser from running, framing or keeping what it is sent, where the answer does not say it stricter."""
+    """Add headers that keep a browser from running, framing or caching the answer, where it has none of its own."""
     async def sending(message: Message) -> None:
         if message["type"] == "http.response.start":
-            own = MutableHeaders(scope=message)
+            headers = MutableHeaders(scope=message)
             for name, value in HEADERS.items():
-                own.setdefault(name, value)
+                headers.setdefault(name, value)
         await send(message)
 
     return sending

@@ -1,6 +1,6 @@
-"""Fine-tuning of image classifiers: a run is a config, a folder, and one more profiled workload; optional.
+"""Fine-tuning of image classifiers, optional: a run has a config and a folder, and is profiled as any workload.
 
-From the ground up: ``config`` (what a run is), ``metrics``, ``figures``, ``tensorboard`` (what it reports); ``transforms``,
-``networks``, ``data`` (what learns from what), ``optimization``, ``devices`` (several processes, copies to a GPU),
-``checkpoints``; ``run`` (one run in its folder), ``finetune`` (runs by name), ``task`` (a run as a worker's task).
+From the ground up: ``config``; ``metrics``, ``figures``, ``tensorboard`` (reports of a run); ``transforms``, ``networks``,
+``data``, ``optimization``, ``devices`` (several processes, copies to a GPU), ``checkpoints``; ``run`` (a run in its folder),
+``finetune`` (runs by name), ``task`` (a run as a worker's task).
 """

@@ -1,4 +1,4 @@
-"""The files of a run that hold weights: the best, those of epochs, and the last state, from which a run goes on bit for bit."""
+"""The weights of a run: the best, those of each epoch, and the last state, from which a run resumes bit for bit."""
 
 import math
 import random
@@ -18,15 +18,15 @@ from lib.work import weights
 from lib.work.training import Trainer
 
 LAST, BEST, BEST_META = "last.pt", "best.pt", "_best_meta.json"
-_SUMS = ("loss", "right", "samples")  # of a position, what each process has its own of
-_SHARE = 20.0  # times what a checkpoint took that training goes on before the next within an epoch
+_SUMS = ("loss", "right", "samples")  # of a position: these differ between processes
+_SHARE = 20.0  # between two checkpoints within an epoch training takes so many times as long as a checkpoint
 
 
 @dataclass
 class Position:
-    """How far a run is: the epoch, its batches that are done, all batches and optimizer steps, and what they gave.
+    """The progress of a run: the epoch, its finished batches, all batches and optimizer steps, and their results.
 
-    ``loss``, ``right`` and ``samples`` are sums of this epoch's batches. ``history`` has a record an epoch.
+    ``loss``, ``right`` and ``samples`` are sums of this epoch's batches. ``history`` has one record per epoch.
     """
 
     epoch: int = 0
@@ -55,7 +55,7 @@ def random_states(device: torch.device) -> dict[str, Any]:
 
 
 def set_random_states(states: dict[str, Any], device: torch.device) -> None:
-    """Put back what ``random_states`` returned."""
+    """Restore what ``random_states`` returned."""
     random.setstate(states["python"])
     np.random.set_state(states["numpy"])  # noqa: NPY002 - as above
     torch.set_rng_state(states["torch"])
@@ -77,10 +77,10 @@ class Checkpoints:
         return self._processes.shared(time.monotonic() - self._saved_s >= _SHARE * self._took_s)
 
     def save(self, trainer: Trainer, position: Position) -> None:
-        """Write the last state; InputError on a full disk, where the one before stays."""
+        """Write the last state; InputError on a full disk, where the state before stays."""
         begin = time.monotonic()
-        own = [random_states(trainer.options.device), [getattr(position, name) for name in _SUMS]]
-        states, sums = map(list, zip(*self._processes.gathered(own), strict=True))
+        state = [random_states(trainer.options.device), [getattr(position, name) for name in _SUMS]]
+        states, sums = map(list, zip(*self._processes.gathered(state), strict=True))
         if self._processes.first:
             weights.save({"config": self._config.hash, "position": asdict(position), "random": states, "sums": sums,
                           **trainer.state()}, self.folder / LAST)
@@ -88,9 +88,9 @@ class Checkpoints:
         self._took_s = self._saved_s - begin
 
     def resume(self, trainer: Trainer) -> Position:
-        """Put a trainer into the last state, if there is one; return how far it is.
+        """Put a trainer into the last state, if there is one; return its position.
 
-        Raises InputError for a file that is damaged, or of another config, model, or number of processes.
+        Raises InputError for a damaged file, or one of another config, model, or number of processes.
         """
         path = self.folder / LAST
         if not path.exists():

@@ -1,12 +1,11 @@
-"""What a run is: ``TrainConfig``, checked field by field, as JSON and back, and the named ones of ``params/training.yaml``."""
+"""The config of a run, ``TrainConfig``, checked field by field, and the named configs of ``params/training.yaml``."""
 
 import hashlib
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, SecretStr, ValidationError, field_validator
+from pydantic import BeforeValidator, Field, SecretStr, field_validator
 
 from lib import files, paths, store
 from lib.config.base import NUMBER, Count, Positive, Seed, Strict, Threads
@@ -30,7 +29,7 @@ def _dtype(value: Any) -> Any:
 
 
 def _secret(value: Any) -> Any:
-    """Take anything for a secret: an error of its type would show it."""
+    """Take any value as a secret: an error about its type would show it."""
     return value if value is None or isinstance(value, SecretStr) else SecretStr(str(value))
 
 
@@ -176,16 +175,6 @@ def _names(stated: tuple[str, ...] | dict) -> tuple[str, ...]:
     if sorted(by_index) != list(range(len(stated))) or len(set(by_index.values())) < len(stated):
         raise ValueError(f"must number {len(stated)} different names from 0 to {len(stated) - 1}")
     return tuple(by_index[index] for index in range(len(stated)))
-
-
-def problems(values: Mapping[str, Any]) -> dict[str, str]:
-    """Return what is wrong with a config, each field with its reason, all at once; nothing where it is right."""
-    try:
-        TrainConfig(**values)
-    except ValidationError as error:
-        return {".".join(map(str, item["loc"])) or "config":
-                item["msg"].removeprefix("Value error, ").removeprefix("Input ") for item in error.errors()}
-    return {}
 
 
 def load_configs(path: Path = paths.PARAMS / "training.yaml") -> dict[str, TrainConfig]:

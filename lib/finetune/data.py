@@ -1,4 +1,4 @@
-"""What a run learns from: splits, names of classes, a cap of samples a class, batches in an order that can be resumed."""
+"""The data of a run: splits, names of classes, a cap of samples per class, and batches in an order that can be resumed."""
 
 import hashlib
 import sys
@@ -60,7 +60,7 @@ class Samples(torch.utils.data.Dataset):
 
 @dataclass(frozen=True)
 class Data:
-    """The splits of a run, test where there is one; ``indices`` are the samples below the cap. What rows call the data."""
+    """The splits of a run, test where there is one; ``indices`` are the samples below the cap."""
 
     splits: dict[str, Samples]
     indices: dict[str, list[int]]
@@ -118,21 +118,21 @@ def open_data(config: TrainConfig, inputs: Inputs, names: tuple[str, ...]) -> Da
         opened = datasets.open_splits(workload, config.root.partition(":")[0], "native")
         pictures, source, note = opened.splits, opened.data_source, opened.note
         if datasets.facts(workload).spatial == 2:
-            for split, one in pictures.items():
-                one.transform = jitter[split]
+            for split, images in pictures.items():
+                images.transform = jitter[split]
         elif config.cpu_color_jitter or config.gpu_batch_aug:
             raise InputError(f"cpu_color_jitter and gpu_batch_aug change pictures, but {config.root} holds volumes; set "
                              "both to false")
     else:
         pictures, source, note = _image_folders(config, names, jitter), "imagefolder", f"Images from {config.root}."
-    splits = {split: Samples(one, config.seed, order) for split, one in pictures.items()}
-    indices = {split: capped(one.labels, len(labels), config.max_datapoints_per_class, config.seed)
-               if split in config.capped_splits else list(range(len(one))) for split, one in splits.items()}
+    splits = {split: Samples(images, config.seed, order) for split, images in pictures.items()}
+    indices = {split: capped(samples.labels, len(labels), config.max_datapoints_per_class, config.seed)
+               if split in config.capped_splits else list(range(len(samples))) for split, samples in splits.items()}
     return Data(splits, indices, labels, dataset_name(config), source, note)
 
 
 def _labels(config: TrainConfig, names: tuple[str, ...]) -> tuple[tuple[str, ...], list[int] | None]:
-    """Return the classes in the config's order, and the new index of each of the dataset's; the same count, or InputError."""
+    """Return the classes in the config's order, and the new index of each class of the dataset; InputError for other counts."""
     wanted = config.labels or names
     if len(wanted) != len(names):
         raise InputError(f"class_labels, label2id or id2label name {len(wanted)} classes, but {config.root} has {len(names)}: "
@@ -156,15 +156,15 @@ def _image_folders(config: TrainConfig, names: tuple[str, ...], transforms: dict
 
     splits = {split: Folder(str(_folder(config) / split), transforms[split], allow_empty=True)
               for split in medmnist_files.SPLITS if (_folder(config) / split).is_dir()}
-    if empty := [split for split, one in splits.items() if not one.imgs]:
+    if empty := [split for split, images in splits.items() if not images.imgs]:
         raise InputError(f"root {config.root!r}: {choices(empty)} hold no pictures")
     return splits
 
 
 def capped(labels: np.ndarray, classes: int, most: int | tuple[int, ...], seed: int) -> list[int]:
-    """Return which samples are kept, in order, so that no class has more than ``most`` (one number, or one a class).
+    """Return the samples, in order, of which no class has more than ``most`` (one number, or one per class).
 
-    ``labels`` (N, 1) are classes, (N, L) labels of 0 and 1, of which a sample is kept where each is still below its cap.
+    ``labels`` (N, 1) are classes, (N, L) labels of 0 and 1; of those a sample counts while each of its labels is below its cap.
     Samples are visited in an order that is a function of the seed. Raises InputError for another number of caps.
     """
     caps = np.full(classes, most) if isinstance(most, int) else np.array(most)
@@ -173,20 +173,20 @@ def capped(labels: np.ndarray, classes: int, most: int | tuple[int, ...], seed: 
     truth = labels > 0 if labels.shape[1] > 1 else labels == np.arange(classes)
     if (truth.sum(0) <= caps).all():
         return list(range(len(labels)))
-    kept, left = [], caps.copy()
+    chosen, left = [], caps.copy()
     for index in np.random.default_rng(seed).permutation(len(labels)):
         if (left[truth[index]] > 0).all():
             left -= truth[index]
-            kept.append(int(index))
-    return sorted(kept)
+            chosen.append(int(index))
+    return sorted(chosen)
 
 
 class Batches(torch.utils.data.Sampler):
     """The batches of an epoch, as keys: a function of seed and epoch alone, whatever the number of processes.
 
-    ``seed`` None keeps the order. A process takes its share of each batch, or where that is none a sample that weighs nothing.
-    ``begin`` sets the epoch, and how many batches of it are left out. A single last sample joins the batch before it: norms of
-    a batch need two.
+    ``seed`` None keeps the order. A process takes its share of each batch; without a share it takes a sample of weight 0.
+    ``begin`` sets the epoch, and how many of its batches to skip. A single last sample joins the batch before it, since batch
+    norms need two samples.
     """
 
     def __init__(self, indices: Sequence[int], batch_size: int, accumulate: int = 1, seed: int | None = None,
@@ -219,7 +219,7 @@ class Batches(torch.utils.data.Sampler):
             yield batch[self._rank::self._count] or batch[:1]
 
     def own(self, index: int) -> int:
-        """Return how many samples of batch ``index`` are this process's; 0 where it has no share."""
+        """Return the number of samples of batch ``index`` in this process; 0 where it has no share."""
         return len(range(self._rank, self._edges[index + 1] - self._edges[index], self._count))
 
     def weight(self, index: int) -> float:

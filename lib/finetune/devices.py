@@ -1,4 +1,4 @@
-"""Where a run is carried out: several processes that torchrun starts, and batches copied to a GPU ahead of time."""
+"""The devices of a run: several processes that torchrun starts, and batches copied to a GPU ahead of time."""
 
 import os
 from collections.abc import Iterable, Iterator
@@ -14,7 +14,7 @@ from lib.measure import machine
 
 @dataclass(frozen=True)
 class Processes:
-    """The processes of one run, of which this is number ``rank``; alone it is 0 of 1. Only the first one writes."""
+    """The processes of a run, of which this is number ``rank``; a single process is 0 of 1. Only the first process writes."""
 
     rank: int = 0
     count: int = 1
@@ -22,7 +22,7 @@ class Processes:
 
     @property
     def first(self) -> bool:
-        """Return whether this one writes."""
+        """Return whether this process writes."""
         return self.rank == 0
 
     def shared(self, value: Any) -> Any:
@@ -42,7 +42,7 @@ class Processes:
         return values
 
     def share_statistics(self, model: nn.Module) -> None:
-        """Give all processes the first one's running statistics, which are those that are saved; each has to call this."""
+        """Give all processes the running statistics of the first, which are saved; each has to call this."""
         if self.count > 1:
             for buffer in model.buffers():
                 if buffer.is_floating_point():
@@ -61,9 +61,9 @@ ALONE = Processes()
 
 @contextmanager
 def processes(wanted: str) -> Iterator[tuple[Processes, torch.device]]:
-    """Join the other processes that torchrun started, if it did; give them, and the device of this one.
+    """Join the processes that torchrun started, if it did; give them, and the device of this process.
 
-    Each takes a GPU of its own, or a share of the CPU. Raises InputError for a device that is not here.
+    Each takes its own GPU, or a share of the CPU. Raises InputError for a device that is not here.
     """
     count = int(os.environ.get("WORLD_SIZE", "1")) if "TORCHELASTIC_RUN_ID" in os.environ else 1
     if count == 1:
@@ -83,8 +83,8 @@ def processes(wanted: str) -> Iterator[tuple[Processes, torch.device]]:
 class Prefetched:
     """A loader whose next batch is copied to a GPU while this one is computed on; ``cuda`` is torch's module of that name.
 
-    The copies run on a stream of their own. The stream that computes waits for the copy of its batch, and the memory of a batch
-    is bound to it: the allocator gives it to no later copy before that stream is through with it.
+    The copies run on their own stream. The computing stream waits for the copy of its batch, and the batch's memory is bound to
+    it: the allocator reuses that memory only after the computing stream has finished with it.
     """
 
     def __init__(self, loader: Iterable, device: torch.device, cuda: Any = torch.cuda):
@@ -99,15 +99,13 @@ class Prefetched:
             return tuple(part.to(self._device, non_blocking=True) for part in batch)
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor, ...]]:
-        waiting = iter(self._loader)
-        following = next(waiting, None)
-        following = None if following is None else self._copied(following)
+        copies = map(self._copied, self._loader)
+        following = next(copies, None)
         while following is not None:
             consumer = self._cuda.current_stream(self._device)
             consumer.wait_stream(self._copies)
             batch = following
             for part in batch:
                 part.record_stream(consumer)
-            following = next(waiting, None)
-            following = None if following is None else self._copied(following)
+            following = next(copies, None)
             yield batch

@@ -1,4 +1,4 @@
-"""The figures of an evaluation, which belong to no window and no thread: confusion matrix and micro-averaged ROC curve."""
+"""The figures of an evaluation: confusion matrix and micro-averaged ROC curve."""
 
 from collections.abc import Sequence
 
@@ -16,9 +16,9 @@ def _shown(name: str) -> str:
 
 
 def counts(evaluation: Evaluation, class_names: Sequence[str]) -> tuple[np.ndarray, list[str], list[str]]:
-    """Return what the confusion matrix shows: counts, names of rows (the truth), names of columns (predicted).
+    """Return the confusion matrix: counts, names of rows (the truth), names of columns (predicted).
 
-    Multi-label: a row a label; the columns are its true and false negatives and positives.
+    Multi-label: one row per label; the columns are its true and false negatives and positives.
     """
     names = [_shown(name) for name in class_names]
     if evaluation.confusion.ndim == 2:

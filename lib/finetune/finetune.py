@@ -1,4 +1,4 @@
-"""Runs by name: the folder that a run gets, which one is resumed, and several one after another."""
+"""Runs by name: the folder of a run, the run to resume, and several runs one after another."""
 
 import os
 import re
@@ -17,7 +17,6 @@ _LONGEST_NAME = 200
 
 
 def _plain(text: str) -> str:
-    """Return a text as part of a file name."""
     return re.sub(r"[^A-Za-z0-9._@-]+", "_", text).strip("._") or "run"
 
 
@@ -51,7 +50,7 @@ def new_folder(config: TrainConfig) -> Path:
 
 
 def newest(config: TrainConfig) -> Path | None:
-    """Return the folder of the newest run of this very config, None where there is none."""
+    """Return the folder of the newest run of exactly this config, None where there is none."""
     name = re.compile(re.escape(run_name(config)) + r"(-v(\d+))?")
     versions = {int(match[2] or 0): folder for folder in _of_dataset(config).glob("*") if (match := name.fullmatch(folder.name))
                 and (folder / run.CONFIG).exists() and store.read_json(folder / run.CONFIG) == config.content()}
@@ -59,10 +58,10 @@ def newest(config: TrainConfig) -> Path | None:
 
 
 def finetune(configs: Iterable[TrainConfig], resume: bool = False) -> list[dict[str, Any]]:
-    """Train configs one after another, each in a folder of its own; return their summaries.
+    """Train configs one after another, each in its own folder; return their summaries.
 
-    ``resume`` goes on with the newest run of a config, if there is one: one that has ended is not trained again. Raises
-    InputError for the first that cannot be trained.
+    ``resume`` continues the newest run of a config, if there is one; a finished run is not trained again. Raises InputError for
+    the first config that cannot be trained.
     """
     return [_one(config, resume) for config in configs]
 

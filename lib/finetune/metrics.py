@@ -1,13 +1,13 @@
-"""What an evaluation measures, by name: TorchMetrics over a whole split, gathered from every process.
+"""The metrics of an evaluation, by name: TorchMetrics over a whole split, gathered from every process.
 
-A name is what TensorBoard, ``history.csv`` and ``monitor_metric`` call it, after the split: ``val_f1_macro``. ``acc@1`` is the
+TensorBoard, ``history.csv`` and ``monitor_metric`` use the name after the split: ``val_f1_macro``. ``acc@1`` is the
 share of right samples (micro), which is what training reports too; the mean over classes is ``acc_macro``. (The platform that
 these names come from wrote the macro one under ``val_acc@1``.)
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
@@ -48,23 +48,13 @@ class Scored:
 
     @cached_property
     def occurs(self) -> torch.Tensor:
-        """Return which classes the split holds: means over classes are over these."""
+        """Return which classes occur in the split: means over classes are over these."""
         return self.truth.any(0)
 
     @property
     def both_ways(self) -> bool:
-        """Return whether there are true labels and others, which a ROC curve takes."""
+        """Return whether the split has both labels of 0 and of 1, which a ROC curve needs."""
         return bool(self.truth.any()) and not bool(self.truth.all())
-
-    def mean(self, values: torch.Tensor) -> torch.Tensor:
-        """Return the mean over the classes that occur, of one value a class; NaN where none does."""
-        return values[self.occurs].mean()
-
-    def mean_of(self, value: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], both: bool = False) -> torch.Tensor:
-        """Return the mean of ``value(scores, truth)`` of each class that occurs; ``both``: and is not all there is."""
-        which = self.occurs & ~self.truth.all(0) if both else self.occurs
-        values = [value(self.scores[:, index], self.truth[:, index]) for index in which.nonzero().flatten().tolist()]
-        return torch.stack(values).mean() if values else torch.tensor(float("nan"))
 
 
 @dataclass(frozen=True)
@@ -72,10 +62,44 @@ class Metric:
     """One number of a split, the larger the better; ``multi_label`` says whether it is defined there."""
 
     value: Callable[[Scored], torch.Tensor]
-    multi_label: bool
+    multi_label: bool = True
 
 
-METRICS: dict[str, Metric] = {}
+def _micro(score: Callable[..., torch.Tensor], split: Scored, **options: int) -> torch.Tensor:
+    return score(split.scores, split.targets, **split.task, average="micro", **options)
+
+
+def _macro(score: Callable[..., torch.Tensor], split: Scored) -> torch.Tensor:
+    """Return the mean of a score of TorchMetrics over the classes that occur."""
+    return score(split.scores, split.targets, **split.task, average="none")[split.occurs].mean()
+
+
+def _one_against_rest(score: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], split: Scored) -> torch.Tensor:
+    """Return the mean of a binary score over the classes that it is defined for, each against the rest; NaN where none is."""
+    defined = split.occurs & ~split.truth.all(0) if score is tm.binary_auroc else split.occurs
+    values = [score(split.scores[:, index], split.truth[:, index]) for index in defined.nonzero().flatten().tolist()]
+    return torch.stack(values).mean() if values else torch.tensor(float("nan"))
+
+
+def _auroc_micro(split: Scored) -> torch.Tensor:
+    """Return the area under the ROC curve of all decisions together, one per sample and class."""
+    return tm.binary_auroc(split.scores.flatten(), split.truth.flatten()) if split.both_ways else torch.tensor(float("nan"))
+
+
+def _kappa(split: Scored) -> torch.Tensor:
+    return tm.cohen_kappa(split.scores, split.targets, **split.task)
+
+
+METRICS: dict[str, Metric] = {
+    ACCURACY: Metric(partial(_micro, tm.accuracy)),  # share of right samples; multi-label: of right decisions at 0.5
+    "acc_macro": Metric(partial(_macro, tm.accuracy)),  # mean share of right samples of a class; multi-label: of decisions
+    "f1_macro": Metric(partial(_macro, tm.f1_score)),
+    "map": Metric(partial(_one_against_rest, tm.binary_average_precision)),  # mean average precision
+    "auroc_macro": Metric(partial(_one_against_rest, tm.binary_auroc)),
+    "auroc_micro": Metric(_auroc_micro),
+    "cohenkappa": Metric(_kappa, multi_label=False),
+    "recall_micro": Metric(partial(_micro, tm.recall)),  # share of all true labels that were given
+    "recall_macro": Metric(partial(_macro, tm.recall))}
 
 
 def metric(name: str, multi_label: bool = True):
@@ -87,70 +111,16 @@ def metric(name: str, multi_label: bool = True):
     return register
 
 
-@metric(ACCURACY)
-def accuracy(split: Scored) -> torch.Tensor:
-    """Return the share of right samples; multi-label: of right decisions at 0.5."""
-    return tm.accuracy(split.scores, split.targets, **split.task, average="micro")
-
-
-@metric("acc_macro")
-def accuracy_macro(split: Scored) -> torch.Tensor:
-    """Return the mean over classes of the share of its samples that are right; multi-label: over labels, of right decisions."""
-    return split.mean(tm.accuracy(split.scores, split.targets, **split.task, average="none"))
-
-
-@metric("f1_macro")
-def f1_macro(split: Scored) -> torch.Tensor:
-    """Return the mean F1 of the classes."""
-    return split.mean(tm.f1_score(split.scores, split.targets, **split.task, average="none"))
-
-
-@metric("map")
-def average_precision(split: Scored) -> torch.Tensor:
-    """Return the mean over classes of the average precision, each against the rest."""
-    return split.mean_of(tm.binary_average_precision)
-
-
-@metric("auroc_macro")
-def auroc_macro(split: Scored) -> torch.Tensor:
-    """Return the mean over classes of the area under the ROC curve, each against the rest."""
-    return split.mean_of(tm.binary_auroc, both=True)
-
-
-@metric("auroc_micro")
-def auroc_micro(split: Scored) -> torch.Tensor:
-    """Return the area under the ROC curve of all decisions together, a sample and a class each."""
-    return tm.binary_auroc(split.scores.flatten(), split.truth.flatten()) if split.both_ways else torch.tensor(float("nan"))
-
-
-@metric("cohenkappa", multi_label=False)
-def kappa(split: Scored) -> torch.Tensor:
-    """Return Cohen's kappa: agreement beyond that of chance."""
-    return tm.cohen_kappa(split.scores, split.targets, **split.task)
-
-
-@metric("recall_micro")
-def recall_micro(split: Scored) -> torch.Tensor:
-    """Return the share of all true labels that were given."""
-    return tm.recall(split.scores, split.targets, **split.task, average="micro")
-
-
-@metric("recall_macro")
-def recall_macro(split: Scored) -> torch.Tensor:
-    """Return the mean over classes of the share of its samples that were recognised."""
-    return split.mean(tm.recall(split.scores, split.targets, **split.task, average="none"))
-
-
 def names(eval_topk: Iterable[int] = (), classes: int | None = None, multi_label: bool = False) -> list[str]:
-    """Return what is measured, without the split: of ``classes``, or of any number; ``acc@K`` for each K below it."""
+    """Return the names of metrics, without the split, for so many ``classes`` (None: any); ``acc@K`` for each K below."""
     largest = (0 if multi_label else classes) if classes is not None else max(eval_topk, default=0) + 1
     topk = [f"acc@{k}" for k in sorted(set(eval_topk)) if 1 < k < largest]
-    return [LOSS, ACCURACY, *topk, *[name for name, one in METRICS.items()
-                                     if name != ACCURACY and (one.multi_label or not multi_label)]]
+    return [LOSS, ACCURACY, *topk, *[name for name, metric in METRICS.items()
+                                     if name != ACCURACY and (metric.multi_label or not multi_label)]]
 
 
 def check_monitor(monitor: str, eval_topk: Iterable[int], classes: int, multi_label: bool) -> None:
-    """Raise InputError where the best checkpoint cannot be chosen by ``monitor``, such as val_acc@1, on these classes."""
+    """Raise InputError where ``monitor``, such as val_acc@1, is not measured on these classes."""
     measured = [f"val_{name}" for name in names(eval_topk, classes, multi_label)]
     if monitor not in measured:
         raise InputError(f"monitor_metric {monitor!r} is not measured on these classes; there are: {choices(measured)}")
@@ -158,9 +128,9 @@ def check_monitor(monitor: str, eval_topk: Iterable[int], classes: int, multi_la
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What a pass over ``split`` measured: ``values`` by name (``val_acc@1``), and the pictures' numbers.
+    """The results of a pass over ``split``: ``values`` by name (``val_acc@1``), and the data of the figures.
 
-    ``confusion`` counts: (classes, classes), a row a true class; multi-label (labels, 2, 2). ``roc`` is the micro-averaged
+    ``confusion`` counts: (classes, classes), one row per true class; multi-label (labels, 2, 2). ``roc`` is the micro-averaged
     curve, (false positive rates, true positive rates).
     """
 
@@ -171,7 +141,7 @@ class Evaluation:
     roc: tuple[np.ndarray, np.ndarray]
 
     def write(self, folder: Path) -> Path:
-        """Write ``evaluation_<split>.json`` into ``folder``; what is undefined there is null."""
+        """Write ``evaluation_<split>.json`` into ``folder``; undefined values are null."""
         values = {name: value if np.isfinite(value) else None for name, value in self.values.items()}
         content = {"split": self.split, "values": values, "samples": self.samples, "confusion": self.confusion.tolist(),
                    "roc": [np.round(axis, 6).tolist() for axis in self.roc]}
@@ -179,7 +149,7 @@ class Evaluation:
 
     @classmethod
     def read(cls, path: Path) -> "Evaluation":
-        """Read what ``write`` wrote; InputError for a file that is none."""
+        """Read what ``write`` wrote; InputError for any other file."""
         content = store.read_json(path)
         try:
             values = {str(name): float("nan") if value is None else float(value) for name, value in content["values"].items()}
@@ -191,7 +161,7 @@ class Evaluation:
 
 
 class Evaluator:
-    """Gathers a pass over ``split`` and measures it; nothing waits for the device before ``compute``."""
+    """Collects a pass over ``split`` and measures it; nothing waits for the device before ``compute``."""
 
     def __init__(self, split: str, classes: int, multi_label: bool, eval_topk: Sequence[int] = (),
                  device: torch.device | str = "cpu"):
@@ -209,9 +179,9 @@ class Evaluator:
         self._losses.append((loss.detach().float() * len(scores)).reshape(1))
 
     def compute(self) -> Evaluation:
-        """Measure all batches of all processes, each of which has to call this; what is undefined is NaN.
+        """Measure all batches of all processes, each of which has to call this; undefined values are NaN.
 
-        Means over classes leave out those that the split does not hold. A score that is no number leaves only the loss.
+        Means over classes leave out absent classes. A NaN score leaves only the loss.
         """
         scores, targets, losses = (_gathered(torch.cat(part)).cpu() for part in (self._scores, self._targets, self._losses))
         values = dict.fromkeys(self._names, float("nan"))
@@ -221,16 +191,12 @@ class Evaluator:
             values[LOSS] = float(losses.double().sum()) / len(targets)
         if len(targets) and scores.isfinite().all():
             split = Scored(scores, targets)
-            values.update({name: float(_value(name, split)) for name in self._names if name != LOSS})
+            values.update({name: float(METRICS[name].value(split) if name in METRICS else
+                                       _micro(tm.accuracy, split, top_k=int(name.removeprefix("acc@"))))
+                           for name in self._names if name != LOSS})
             confusion, roc = tm.confusion_matrix(scores, targets, **split.task).numpy(), _roc(split)
         return Evaluation(self._split, {f"{self._split}_{name}": value for name, value in values.items()}, len(targets),
                           confusion, roc)
-
-
-def _value(name: str, split: Scored) -> torch.Tensor:
-    if name in METRICS:
-        return METRICS[name].value(split)
-    return tm.accuracy(split.scores, split.targets, **split.task, average="micro", top_k=int(name.removeprefix("acc@")))
 
 
 def _gathered(part: torch.Tensor) -> torch.Tensor:
@@ -240,7 +206,7 @@ def _gathered(part: torch.Tensor) -> torch.Tensor:
 
 
 def _roc(split: Scored) -> tuple[np.ndarray, np.ndarray]:
-    """Return the micro-averaged ROC curve, thinned to what a picture shows; empty where there is none."""
+    """Return the micro-averaged ROC curve with as many points as a picture shows; empty where it is undefined."""
     if not split.both_ways:
         return np.zeros(0), np.zeros(0)
     fpr, tpr, _ = tm.binary_roc(split.scores.flatten(), split.truth.flatten())

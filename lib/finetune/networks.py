@@ -1,4 +1,4 @@
-"""The model of a run: from Hugging Face (hub or folder), torchvision or ours; what it takes, its head, and what is frozen."""
+"""The model of a run, from Hugging Face (hub or folder), torchvision or this project: its inputs, head and frozen layers."""
 
 import re
 from collections.abc import Callable
@@ -24,7 +24,7 @@ _FOLDER_SIZE, _MEDMNIST_SIZE = 224, 28
 
 @dataclass(frozen=True)
 class Network:
-    """A model that can be built for classes of given names, and what it takes; ``name`` is short."""
+    """A model that can be built for classes of given names, and its inputs; ``name`` is short."""
 
     name: str
     inputs: Inputs
@@ -34,19 +34,19 @@ class Network:
 def network(config: TrainConfig, facts: datasets.Facts) -> Network:
     """Resolve ``model_flavour`` for a dataset; InputError where there is no such model or checkpoint, or it does not fit."""
     name = config.model_flavour
-    if name in models.OWN:
-        made = _own(config, facts)
-    elif name in models.names():
-        made = _torchvision(config, facts)
+    if name not in models.OWN and name not in models.names():
+        resolved = _hugging_face(config)
+    elif name in models.OWN or not config.load_pretrained:
+        resolved = _scratch(config, facts)
     else:
-        made = _hugging_face(config)
+        resolved = _torchvision(config)
     if facts.spatial == 3 and models.OWN.get(name, (2, None))[0] != 3:
         raise InputError(f"model_flavour {name!r} takes pictures, but {config.root} holds volumes; use cnn3d")
-    return made
+    return resolved
 
 
 def check(config: TrainConfig) -> None:
-    """Raise InputError for a dataset or model that there is on no machine; folders and the hub are not looked at."""
+    """Raise InputError for a dataset or model that exists on no machine; folders and the hub are not checked."""
     facts = data.names_and_facts(config)[1] if ":" in config.root else datasets.Facts(3, 2, 2, False, (0, 0, 0))
     if "/" not in config.model_flavour:
         network(config, facts)
@@ -55,39 +55,33 @@ def check(config: TrainConfig) -> None:
 def captured(config: TrainConfig, modes: tuple[str, ...] = ("train", "infer"), device_type: str = "cpu") -> Loop:
     """Capture a config's training step (train) and evaluated batch (infer) on a device type, for the cost models.
 
-    Its weights are not read. Pictures of a folder count as resized. What decoding them, clipping gradients and augmenting take
-    is not in it. Raises InputError where data or network are not to be had or captured.
+    Its weights are not read. Pictures of a folder count as resized. Decoding, gradient clipping and augmentation are not
+    included. Raises InputError where data or network are missing or cannot be captured.
     """
     names, facts = data.names_and_facts(config)
-    own = network(config, facts)
-    sample = (own.inputs.channels, *[own.inputs.size] * facts.spatial)
-    built = networks.Network(own.name, lambda: own.build(config.labels or names), (config.batch_size, *sample))
+    resolved = network(config, facts)
+    sample = (resolved.inputs.channels, *[resolved.inputs.size] * facts.spatial)
+    built = networks.Network(resolved.name, lambda: resolved.build(config.labels or names), (config.batch_size, *sample))
     dtype = dtypes.torch_name(config.precision)
     works = {mode: work.captured(built, mode, dtype, config.channels_last, device_type) for mode in modes}
     source, _, dataset = config.root.partition(":")
     resized = source not in ("medmnist", "synthetic") or \
-        medmnist_files.native_size(dataset, own.inputs.size, "native") != own.inputs.size
+        medmnist_files.native_size(dataset, resolved.inputs.size, "native") != resolved.inputs.size
     return Loop(works, resized, Recipe(config.optimizer, config.num_workers, config.grad_accum_steps))
 
 
-def _scratch_size(config: TrainConfig) -> int:
-    return config.image_size or (_MEDMNIST_SIZE if ":" in config.root else _FOLDER_SIZE)
-
-
-def _own(config: TrainConfig, facts: datasets.Facts) -> Network:
-    name, size = config.model_flavour, _scratch_size(config)
+def _scratch(config: TrainConfig, facts: datasets.Facts) -> Network:
+    name, size = config.model_flavour, config.image_size or (_MEDMNIST_SIZE if ":" in config.root else _FOLDER_SIZE)
     if config.load_pretrained:
         raise InputError(f"model_flavour {name!r} has no pretrained weights; set load_pretrained to false")
     return Network(name, Inputs(facts.channels, size),
                    lambda labels: _headed(models.build(name, facts.channels, len(labels), facts.spatial, size), config))
 
 
-def _torchvision(config: TrainConfig, facts: datasets.Facts) -> Network:
+def _torchvision(config: TrainConfig) -> Network:
     from torchvision.models import get_model, get_model_weights
 
     name = config.model_flavour
-    if not config.load_pretrained:
-        return _own(config, facts)
     weights = get_model_weights(name).DEFAULT
     usual = weights.transforms()
     inputs = Inputs(3, config.image_size or usual.crop_size[0], tuple(usual.mean), tuple(usual.std))
@@ -99,9 +93,8 @@ def _torchvision(config: TrainConfig, facts: datasets.Facts) -> Network:
         except Exception as error:  # no network, a damaged download: torch.hub raises what its libraries do
             raise InputError(f"model_flavour {name!r}: its weights cannot be had ({one_line(error)}); put {weights.url} into "
                              f"{torch.hub.get_dir()}/checkpoints, or set load_pretrained to false") from None
-        place, last = _head(model)
-        setattr(model.get_submodule(place.rpartition(".")[0]), place.rpartition(".")[2],
-                nn.Linear(last.in_features, len(labels)))
+        name_of_head, head = _head(model)
+        model.set_submodule(name_of_head, nn.Linear(head.in_features, len(labels)))
         return _headed(model, config)
     return Network(name, inputs, build)
 
@@ -156,7 +149,7 @@ def _hugging_face(config: TrainConfig) -> Network:
 
 
 def _processed(where: str, stated, token: str | None, config: TrainConfig) -> Inputs:
-    """Return what the model's image processor does; without one, its own image size (or 224), mean and deviation 0.5."""
+    """Return the inputs of the model's image processor; without one, its image size (or 224), mean and deviation 0.5."""
     from transformers import AutoImageProcessor
 
     channels = getattr(stated, "num_channels", 3)

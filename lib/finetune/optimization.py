@@ -1,4 +1,4 @@
-"""How weights are changed: which of them decay, how they are stepped, and at what rate."""
+"""Optimizer, weight decay and learning rate of a run."""
 
 import math
 

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic_core import from_json, to_json
 
 from lib import files, locks, store
 from lib.config.definitions import Workload
 from lib.errors import InputError, choices
 from lib.finetune import data as run_data
 from lib.finetune import networks, optimization
-from lib.finetune.checkpoints import BEST, Checkpoints, Position
+from lib.finetune.checkpoints import BEST, Checkpoints
 from lib.finetune.config import TrainConfig
 from lib.finetune.devices import ALONE, Prefetched, Processes
 from lib.finetune.metrics import Evaluation, Evaluator, check_monitor, names
@@ -33,7 +34,7 @@ from lib.work.workloads import Task
 
 CONFIG, SUMMARY, PROFILE = "train_config.json", "summary.json", "profile.csv"
 _LOSS = "val_loss"
-_ORPHANS_S = 20.0  # that workers of a loader may outlive a run that was killed; they hold its lock
+_ORPHANS_S = 20.0  # workers of a loader may outlive a killed run so long; they hold its lock
 _KINDS = {split: kind for kind, split in PASSES.items()}  # what a pass over a split is called in a profile
 
 
@@ -55,7 +56,7 @@ class FinetuneTask(Task):
 
 
 def _task(config: TrainConfig, folder: Path) -> tuple[FinetuneTask, run_data.Data]:
-    """Resolve data and model; InputError for whatever of them is missing or does not fit."""
+    """Resolve data and model; InputError where they are missing or do not fit."""
     names_there, facts = run_data.names_and_facts(config)
     network = networks.network(config, facts)
     data = run_data.open_data(config, network.inputs, names_there)
@@ -76,33 +77,8 @@ def stored_config(folder: Path, config: TrainConfig) -> None:
         raise InputError(f"{folder} holds a run of another config (other: {choices(differing)}); name another folder")
 
 
-class _Rows:
-    """The profile of a run, ``profile.csv``; the rows after ``position`` are dropped, for their batches are done again."""
-
-    def __init__(self, folder: Path, config: TrainConfig, task: FinetuneTask, data: run_data.Data, device: torch.device,
-                 position: Position):
-        path = folder / PROFILE
-        lines = path.read_bytes().splitlines(keepends=True)[:1 + position.rows] if path.exists() else []
-        if position.rows and len(lines) <= position.rows:
-            raise InputError(f"{path} lacks rows: it has fewer than the {position.rows} of its checkpoint; name another folder")
-        if path.exists():
-            files.replace(path, b"".join(lines))
-        else:
-            store.write_meta(path, "profile", run_id=folder.name, started_utc=store.utc_now(), data_note=data.note,
-                             parameters=config.content(), **machine.identity())
-        self.file, self.count, self._device = store.Appender(path, "profile", resume=True), position.rows, device
-        self._constants = {split: constants(folder.name, task.workload, kind, device, config.num_workers, config.precision,
-                                            data.data_source) for split, kind in _KINDS.items()}
-
-    def observer(self, split: str, epoch: int, step: int, recorder: Recorder | None = None) -> BatchProfiler:
-        """Return what writes the rows of a pass."""
-        observer = BatchProfiler(self.file, self._constants[split], self._device, recorder=recorder, step=step)
-        observer.epoch = epoch
-        return observer
-
-
 class _Watch:
-    """Observes an epoch: its rows, its log, its sums, and checkpoints between its steps."""
+    """Observes an epoch: writes its rows and log, adds up its sums, and saves checkpoints between its steps."""
 
     def __init__(self, run: "Run", rows: Observer):
         self._run, self._rows, self._reported = run, rows, run.log and run.log.latest
@@ -111,7 +87,7 @@ class _Watch:
         self.start, self.mark = rows.start, rows.mark
 
     def end(self, batch: Batch) -> None:
-        """Take note of a batch; raises what the log does where its loss is no number, and what the run's ``check`` does."""
+        """Note a batch; raises InputError of the log for a NaN loss, and errors of the run's ``check``."""
         self._rows.end(batch)
         run, position, size = self._run, self._run.position, self._run.batches.own(batch.index)
         loss, right = batch.loss.detach(), _right(batch.logits.detach(), batch.targets)
@@ -129,7 +105,7 @@ class _Watch:
         run.check()
 
     def save(self) -> None:
-        """Save the state, once it is known that all losses so far are numbers."""
+        """Save the state, after checking that no loss is NaN."""
         position, now = self._run.position, time.perf_counter()
         position.seconds, self._since = position.seconds + now - self._since, now
         if self._run.log:
@@ -148,35 +124,45 @@ class _Watch:
 
 
 def _right(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Return how many samples of a batch are right; of several labels, the share of each sample's."""
+    """Return how many samples of a batch are right; with several labels, the sum of each sample's share of right labels."""
     if targets.ndim == 1:
         return (logits.argmax(1) == targets).sum()
     return ((logits > 0) == (targets > 0.5)).to(_exact(logits.device)).mean(1).sum()
 
 
 def _exact(device: torch.device) -> torch.dtype:
-    """Return what sums are kept in: MPS has no double."""
+    """Return the dtype of sums: MPS has no double."""
     return torch.float if device.type == "mps" else torch.double
 
 
-@dataclass
 class Run:
-    """The parts of a run while it is trained."""
+    """A run while it is trained: its parts, in the last state that was saved, if there is one."""
 
-    config: TrainConfig
-    folder: Path
-    task: FinetuneTask
-    data: run_data.Data
-    device: torch.device
-    processes: Processes
-    trainer: Trainer
-    batches: run_data.Batches
-    checkpoints: Checkpoints
-    position: Position
-    check: Callable[[], None]
-    report: Callable[[dict[str, Any]], None]
-    log: Log | None = None
-    rows: _Rows | None = None
+    def __init__(self, config: TrainConfig, folder: Path, device: torch.device, processes: Processes = ALONE,
+                 check: Callable[[], None] = lambda: None, report: Callable[[dict[str, Any]], None] = lambda values: None):
+        """Resolve data and model; InputError for whatever is missing or does not fit."""
+        self.config, self.folder, self.device, self.processes, self.check = config, folder, device, processes, check
+        self.report = lambda values: report(plain(values))
+        self.log: Log | None = None
+        self._profile: store.Appender | None = None
+        self.task, self.data = _task(config, folder)
+        check_monitor(config.monitor_metric, config.eval_topk, len(self.data.labels), self.task.multi_label)
+        if processes.first:
+            stored_config(folder, config)
+            _print_notes(config, self.task, self.data)
+        self.batches = run_data.Batches(self.data.indices["train"], config.batch_size, config.grad_accum_steps, config.seed,
+                                        processes)
+        steps = math.ceil(self.batches.batches / config.grad_accum_steps) * config.epochs
+        seed_everything(config.seed)
+        recipe = Recipe(lambda model: optimization.optimizer(config, model),
+                        lambda stepped: optimization.schedule(config, stepped, steps), config.max_grad_norm,
+                        gpu_augmentation() if config.gpu_batch_aug else None, self.batches.weight,
+                        processes.parallel if processes.count > 1 else None)
+        self.trainer = Trainer(self.task, Options(device, config.precision, config.lr, config.channels_last,
+                                                  config.grad_accum_steps, device.type == "cuda"), recipe)
+        seed_everything(config.seed + processes.rank)
+        self.checkpoints = Checkpoints(config.folders(folder)[1], config, processes)
+        self.position = self.checkpoints.resume(self.trainer)
 
     def loader(self, split: str, batches: run_data.Batches):
         """Return the loader of a split, its batches on the device where that is a GPU."""
@@ -194,9 +180,32 @@ class Run:
             self.log = Log(self.folder, self.position.batches, self.config.folders(self.folder)[0])
             stack.callback(self.log.close)
             if self.config.profile:
-                self.rows = _Rows(self.folder, self.config, self.task, self.data, self.device, self.position)
-                stack.callback(self.rows.file.close)
+                self._profile = self._open_profile()
+                stack.callback(self._profile.close)
             yield
+
+    def _open_profile(self) -> store.Appender:
+        """Open ``profile.csv`` without the rows of batches that are done again."""
+        path, rows = self.folder / PROFILE, self.position.rows
+        lines = path.read_bytes().splitlines(keepends=True)[:1 + rows] if path.exists() else []
+        if rows and len(lines) <= rows:
+            raise InputError(f"{path} lacks rows: it has fewer than the {rows} of its checkpoint; name another folder")
+        if path.exists():
+            files.replace(path, b"".join(lines))
+        else:
+            store.write_meta(path, "profile", run_id=self.folder.name, started_utc=store.utc_now(), data_note=self.data.note,
+                             parameters=self.config.content(), **machine.identity())
+        return store.Appender(path, "profile", resume=True)
+
+    def _observer(self, split: str, epoch: int, step: int, recorder: Recorder | None = None) -> Observer:
+        """Return what writes the profile's rows of a pass, if there is a profile."""
+        if not self._profile:
+            return Unobserved()
+        facts = constants(self.folder.name, self.task.workload, _KINDS[split], self.device, self.config.num_workers,
+                          self.config.precision, self.data.data_source)
+        observer = BatchProfiler(self._profile, facts, self.device, recorder=recorder, step=step)
+        observer.epoch = epoch
+        return observer
 
     def train(self) -> None:
         """Train all epochs that are left; after each, validate, keep the best weights, and save the state."""
@@ -211,12 +220,12 @@ class Run:
             self.checkpoints.save(self.trainer, self.position)
 
     def _train_epoch(self, loader) -> dict[str, float]:
-        """Train what is left of an epoch; return what is known of all of it."""
+        """Train the rest of an epoch; return the record of the whole epoch."""
         position, whole = self.position, self.position.batch == 0
         self.batches.begin(position.epoch, position.batch)
         with Recorder(open_meter(str(self.device))) as recorder:
-            rows = self.rows.observer("train", position.epoch, position.batches, recorder) if self.rows else Unobserved()
-            watch, begin = _Watch(self, rows), time.perf_counter()
+            watch = _Watch(self, self._observer("train", position.epoch, position.batches, recorder))
+            begin = time.perf_counter()
             self.trainer.train(loader, watch, position.batch)
             watch.sum_up()
             end = time.perf_counter()
@@ -240,15 +249,15 @@ class Run:
         evaluator = Evaluator(split, len(self.data.labels), self.task.multi_label, self.config.eval_topk, self.device)
         batches = run_data.Batches(samples, math.ceil(self.config.batch_size / self.processes.count))
         step = self.position.epoch * batches.batches if split == "val" else 0
-        observer = self.rows.observer(split, -1, step) if self.rows else Unobserved()
+        observer = self._observer(split, -1, step)
         for loss, scores, targets in self.trainer.predict(self.loader(split, batches), observer):
             evaluator.update(scores, targets, loss)
-            self.position.rows += self.rows is not None
+            self.position.rows += self._profile is not None
             self.check()
         return evaluator.compute()
 
     def _record(self, record: dict[str, float], evaluation: Evaluation) -> None:
-        """Log an epoch, write its evaluation, report it, and print a line."""
+        """Log an epoch and its evaluation, and print a line."""
         if not self.log:
             return
         position, step = self.position, record["step"]
@@ -256,13 +265,20 @@ class Run:
                  f"best/{self.config.monitor_metric}": position.best, "energy/epoch_j": record["energy_j"],
                  "throughput/epoch_images_per_sec": record["images_per_sec"]}
         self.log.scalars({name: value for name, value in shown.items() if not math.isnan(value)}, step, position.epoch)
-        self.log.evaluation(evaluation, step, position.epoch, self.data.labels)
+        self._publish(evaluation, position.epoch)
         self.log.flush()
-        evaluation.write(self.folder)
-        self.report({"split": "val", "step": step, "epoch": position.epoch, "epochs": self.config.epochs, **evaluation.values})
         name = self.config.monitor_metric
         print(f"epoch {position.epoch + 1}/{self.config.epochs}: train loss {record['train_loss']:.4f}, {name} "
               f"{evaluation.values[name]:.4f} (best {position.best:.4f}), {record['images_per_sec']:,.0f} images/s", flush=True)
+
+    def _publish(self, evaluation: Evaluation, epoch: int) -> None:
+        """Log, write and report an evaluation after the last batch that was trained."""
+        if self.log:
+            step = self.position.batches - 1
+            self.log.evaluation(evaluation, step, epoch, self.data.labels)
+            evaluation.write(self.folder)
+            self.report({"split": evaluation.split, "step": step, "epoch": epoch, "epochs": self.config.epochs,
+                         **evaluation.values})
 
     def finish(self) -> dict[str, Any]:
         """Evaluate the best weights on test, where there is one; write and return the summary."""
@@ -275,56 +291,25 @@ class Run:
             weights.load_model(self.trainer.model, self.checkpoints.folder / BEST)
             evaluation = self.evaluate("test")
             tested = evaluation.values
-            if self.log:
-                self.log.evaluation(evaluation, position.batches - 1, self.config.epochs - 1, self.data.labels)
-                evaluation.write(self.folder)
-                self.report({"split": "test", "step": position.batches - 1, "epoch": self.config.epochs - 1, **tested})
+            self._publish(evaluation, self.config.epochs - 1)
         history = position.history
-        summary = {"run": self.folder.name, "dataset": self.data.dataset, "labels": list(self.data.labels),
-                   "folder": str(self.folder), "monitor": self.config.monitor_metric, "best_value": position.best,
-                   "best_epoch": position.best_epoch,
-                   "epochs": len(history), "batches": position.batches, "optimizer_steps": position.steps,
-                   "train_s": sum(record["train_s"] for record in history), "history": history, "test": tested,
-                   "device": str(self.device), "finished_utc": store.utc_now()}
+        summary = plain({
+            "run": self.folder.name, "dataset": self.data.dataset, "labels": self.data.labels, "folder": str(self.folder),
+            "monitor": self.config.monitor_metric, "best_value": position.best, "best_epoch": position.best_epoch,
+            "epochs": len(history), "batches": position.batches, "optimizer_steps": position.steps,
+            "train_s": sum(record["train_s"] for record in history), "history": history, "test": tested,
+            "device": str(self.device), "finished_utc": store.utc_now()})
         if self.processes.first:
-            store.write_json(plain(summary), self.folder / SUMMARY)
-        return plain(summary)
+            store.write_json(summary, self.folder / SUMMARY)
+        return summary
 
 
 def plain(value: Any) -> Any:
-    """Return a value as JSON has it: numbers that are none become null."""
-    if isinstance(value, dict):
-        return {name: plain(one) for name, one in value.items()}
-    if isinstance(value, list):
-        return [plain(one) for one in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    """Return a value as JSON has it: NaN and infinite numbers become null."""
+    return from_json(to_json(value, inf_nan_mode="null"))
 
 
-def _prepared(config: TrainConfig, folder: Path, device: torch.device, together: Processes, check: Callable[[], None],
-              report: Callable[[dict[str, Any]], None]) -> Run:
-    """Make all parts of a run; put them into the last state that was saved, if there is one."""
-    task, data = _task(config, folder)
-    check_monitor(config.monitor_metric, config.eval_topk, len(data.labels), task.multi_label)
-    if together.first:
-        stored_config(folder, config)
-        _say_notes(config, task, data)
-    batches = run_data.Batches(data.indices["train"], config.batch_size, config.grad_accum_steps, config.seed, together)
-    steps = math.ceil(batches.batches / config.grad_accum_steps) * config.epochs
-    seed_everything(config.seed)
-    recipe = Recipe(lambda model: optimization.optimizer(config, model),
-                    lambda stepped: optimization.schedule(config, stepped, steps), config.max_grad_norm,
-                    gpu_augmentation() if config.gpu_batch_aug else None, batches.weight,
-                    together.parallel if together.count > 1 else None)
-    options = Options(device, config.precision, config.lr, config.channels_last, config.grad_accum_steps, device.type == "cuda")
-    trainer = Trainer(task, options, recipe)
-    seed_everything(config.seed + together.rank)
-    checkpoints = Checkpoints(config.folders(folder)[1], config, together)
-    return Run(config, folder, task, data, device, together, trainer, batches, checkpoints, checkpoints.resume(trainer), check,
-               lambda values: report(plain(values)))
-
-
-def _say_notes(config: TrainConfig, task: FinetuneTask, data: run_data.Data) -> None:
-    """Print what a reader of the run's log should know of its data."""
+def _print_notes(config: TrainConfig, task: FinetuneTask, data: run_data.Data) -> None:
     measured = names(config.eval_topk, len(data.labels), task.multi_label)
     if dropped := [k for k in config.eval_topk if k > 1 and f"acc@{k}" not in measured]:
         print(f"eval_topk {choices(dropped)} left out: there are {len(data.labels)} classes"
@@ -337,8 +322,8 @@ def train(config: TrainConfig, folder: Path, device: torch.device, threads: int 
           report: Callable[[dict[str, Any]], None] = lambda values: None, together: Processes = ALONE) -> dict[str, Any]:
     """Train a config in ``folder``, from the last state that was saved there, if any; return its summary.
 
-    ``check`` is called after every batch and may raise to stop; ``report`` is given what is newly known, some twice a second.
-    Raises InputError for whatever cannot be run, a loss that is no number, and a full disk; what was saved before stays.
+    ``check`` is called after every batch and may raise to stop; ``report`` takes new values about twice a second. Raises
+    InputError for a config that cannot be run, a NaN loss, and a full disk; earlier checkpoints stay.
     """
     with ExitStack() as stack:
         stack.enter_context(settings(device, threads or config.threads, config.deterministic))
@@ -347,7 +332,7 @@ def train(config: TrainConfig, folder: Path, device: torch.device, threads: int 
         if (folder / SUMMARY).exists():
             stored_config(folder, config)
             return store.read_json(folder / SUMMARY)
-        run = _prepared(config, folder, device, together, check, report)
+        run = Run(config, folder, device, together, check, report)
         with run.recording():
             run.train()
             return run.finish()

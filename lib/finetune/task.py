@@ -1,4 +1,4 @@
-"""A run as a task of a worker: on the device of its slot, stopped between batches, resumed where it was cut short."""
+"""A run as a task of a worker: on the device of its slot, stopped between batches, and resumed."""
 
 from pathlib import Path
 from typing import Any

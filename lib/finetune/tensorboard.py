@@ -1,7 +1,7 @@
-"""What a run reports while it trains: scalars, figures and tables for TensorBoard, and the same scalars in ``history.csv``.
+"""The reports of a run while it trains: scalars, figures and tables for TensorBoard, and the same scalars in ``history.csv``.
 
-Every value stands at a batch since the beginning of the run, from 0; those of an epoch at its last: so one number says what a
-resumed run takes back.
+Every value belongs to a batch, counted from 0 over the whole run, values of an epoch to its last batch. So a single number says
+which values a resumed run drops.
 """
 
 import io
@@ -20,7 +20,7 @@ from lib.finetune import figures
 from lib.finetune.metrics import LOSS, Evaluation
 
 HISTORY = "history.csv"
-_FETCH_S = 0.5  # between two looks at what the device has computed
+_FETCH_S = 0.5  # between two fetches of values from the device
 _FLUSH_S, _QUEUE = 5, 1000  # of TensorBoard's writer
 _LARGEST_TABLE = 40  # classes
 _DPI = 110
@@ -39,10 +39,10 @@ class _Step(NamedTuple):
 
 
 class Log:
-    """The log of the run in ``folder`` from ``step`` on: what is there of that step and later ones is dropped.
+    """The log of the run in ``folder`` from ``step`` on: existing values of that step and later ones are dropped.
 
-    ``events`` is TensorBoard's folder (``folder/tensorboard``). ``latest`` is the last step that was fetched. One process a run
-    writes it. Raises InputError where it cannot be written, or another process does.
+    ``events`` is TensorBoard's folder (``folder/tensorboard``). ``latest`` is the last fetched step. One process per run writes
+    it. Raises InputError where it cannot be written, or another process writes it.
     """
 
     def __init__(self, folder: Path, step: int = 0, events: Path | None = None):
@@ -57,9 +57,9 @@ class Log:
         print(f"tensorboard --logdir {self.events}")
 
     def step(self, step: int, epoch: int, loss: torch.Tensor, correct: torch.Tensor, samples: int, lr: float) -> None:
-        """Note batch ``step`` (from 0), its mean loss and right samples; nothing waits for them but a look twice a second.
+        """Note batch ``step`` (from 0), its mean loss and right samples; they are fetched from the device twice a second.
 
-        Raises InputError where the loss of this or an earlier step is no number.
+        Raises InputError for a NaN or infinite loss of this or an earlier step.
         """
         now = time.perf_counter()
         self._waiting.append(_Step(step, epoch, samples, lr, loss, correct, time.time()))
@@ -71,18 +71,18 @@ class Log:
             self._fetch()
 
     def pause(self) -> None:
-        """Fetch what waits; before work that is no training, whose time does not count as a step's."""
+        """Fetch the waiting steps, before work that is no training and does not count as the time of a step."""
         self._fetch()
         self._since, self._images = None, 0
 
     def flush(self) -> None:
-        """Write what waits to the disk, before a checkpoint."""
+        """Write the waiting values to the disk, before a checkpoint."""
         self.pause()
         with files.writing(self.events):
             self._writer.flush()
 
     def scalars(self, values: Mapping[str, float], step: int, epoch: int) -> None:
-        """Write values by name, such as train/epoch_loss; what was written before the run was resumed stays as it is."""
+        """Write values by name, such as train/epoch_loss; values from before a resume stay as they are."""
         new = {name: value for name, value in values.items() if (step, name) not in self._before}
         self._write([(step, epoch, new, time.time())] if new else [])
 
@@ -106,7 +106,7 @@ class Log:
                 self._add([Summary.Value(tag=f"{split}/{name}", image=image)], step, time.time())
 
     def close(self) -> None:
-        """Write what waits and end."""
+        """Write the waiting values and end."""
         try:
             self.flush()
         finally:
@@ -144,7 +144,7 @@ class Log:
             self._add([Summary.Value(tag=name, simple_value=value) for name, value in values.items()], step, unix_s)
 
     def _add(self, values: list[Summary.Value], step: int, unix_s: float) -> None:
-        """Write one event for all values of a step, which is quicker than one each."""
+        """Write one event for all values of a step, which is faster than one event each."""
         with files.writing(self.events):
             self._writer.file_writer.add_summary(Summary(value=values), step, unix_s)
 

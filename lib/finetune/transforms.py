@@ -1,4 +1,4 @@
-"""From a picture to what a model takes, and the augmentations of a batch on the device."""
+"""From a picture to the input of a model, and the augmentations of a batch on the device."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ BILINEAR = int(Image.Resampling.BILINEAR)
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a model takes: channels, pixels along each side, mean and deviation of a channel (of 0 to 1), PIL's resampling."""
+    """The input of a model: channels, pixels along each side, mean and deviation of a channel (of 0 to 1), PIL's resampling."""
 
     channels: int
     size: int
@@ -35,7 +35,7 @@ class Prepare:
             self._jitter = v2.ColorJitter(brightness=0.2, contrast=0.2, saturation=0.2, hue=0.02)
 
     def __call__(self, picture: Image.Image) -> torch.Tensor:
-        """Return the tensor; what is random draws from torch's generator."""
+        """Return the tensor; random changes draw from torch's generator."""
         size, side = self._inputs.size, min(picture.size)
         picture = picture.convert("L" if self._inputs.channels == 1 else "RGB")
         if picture.width != picture.height:

@@ -1,8 +1,8 @@
-"""The agent: a process that joins a server with this machine's slots and runs there what it is sent, a worker process a slot.
+"""The agent: a process that joins a server with this machine's slots and runs tasks on them, one worker process per slot.
 
-It has three rules. It runs the tasks of an allow-list alone. When the server has not answered for half of ``silent_s``, or has
-begun anew, it ends its workers: their jobs are tried again, from their checkpoints, wherever the server then places them. And
-when it ends, however that happens, its workers end with it.
+It has three rules. It runs only the tasks of an allow-list. When the server has not answered for half of ``silent_s``, or was
+restarted, the agent ends its workers: their jobs are retried from their checkpoints, wherever the server then places them. And
+when the agent ends, for whatever reason, its workers end with it.
 """
 
 import contextlib
@@ -44,13 +44,13 @@ _BATCH_S = 0.1  # reports wait so long for others; what ends or begins a job doe
 _MOST_WAITING = 5_000  # messages; then workers that write more wait
 
 
-def _inside(folder: Path, path: Any, what: str) -> None:
+def _check_inside(folder: Path, path: Any, name: str) -> None:
     if not (isinstance(path, str) and Path(path).is_absolute() and Path(path).resolve().is_relative_to(folder.resolve())):
-        raise InputError(f"{what} {path!r} is no absolute path in {folder}, outside of which an agent runs nothing")
+        raise InputError(f"{name} {path!r} is no absolute path in {folder}, outside of which an agent runs nothing")
 
 
 def _check_data(folder: str) -> None:
-    """Refuse a server whose data/ has another path than this machine's: its runs would fail here. Say if it is not shared."""
+    """Refuse a server whose data folder has another path, since its runs would fail here; warn where it is not shared."""
     if Path(folder).resolve() != paths.DATA.resolve():
         raise InputError(f"the server's data folder {folder} is not {paths.DATA} of this machine: mount the server's folder "
                          f"under the same path, and start the agent with LIB_OUTPUT={Path(folder).parent}")
@@ -59,12 +59,12 @@ def _check_data(folder: str) -> None:
 
 
 def _check_finetune(arguments: Mapping[str, Any]) -> None:
-    _inside(paths.DATA, arguments.get("folder"), "folder")
+    _check_inside(paths.DATA, arguments.get("folder"), "folder")
 
 
 def _check_notebook(arguments: Mapping[str, Any]) -> None:
-    _inside(paths.DATA, arguments.get("out"), "out")
-    _inside(paths.NOTEBOOKS, str(paths.ROOT / str(arguments.get("path"))), "path")
+    _check_inside(paths.DATA, arguments.get("out"), "out")
+    _check_inside(paths.NOTEBOOKS, str(paths.ROOT / str(arguments.get("path"))), "path")
 
 
 ALLOWED: dict[str, Callable[[Mapping[str, Any]], None]] = {
@@ -72,7 +72,7 @@ ALLOWED: dict[str, Callable[[Mapping[str, Any]], None]] = {
 
 
 class Agent:
-    """An agent with some slots, each with what the server is to know of it."""
+    """An agent with its slots, each with the device that the server is told of."""
 
     def __init__(self, client: Client, name: str, slots: Sequence[tuple[Slot, Device]],
                  allowed: Mapping[str, Callable[[Mapping[str, Any]], None]] = ALLOWED):
@@ -84,7 +84,7 @@ class Agent:
         self._meter = Meter([device.gpu for _, device in slots if device.gpu])
 
     def run(self) -> None:
-        """Join the server again and again, until interrupted. Raises InputError for what no later try would mend."""
+        """Join the server again and again, until interrupted. Raises InputError where trying again would not help."""
         pause_s, last, session = _FIRST_PAUSE_S, "", None
         while True:
             registered = None
@@ -120,12 +120,12 @@ def _print(text: str) -> None:
 class _Session:
     """The agent from one registration to the next: its workers, and two threads that talk to the server.
 
-    The main thread leads the workers and sends what they say. The other one waits at the server for what is sent to them.
+    The main thread leads the workers and sends their messages. The other thread waits for the server's messages to them.
     """
 
     def __init__(self, client: Client, registered: Registered, slots: Mapping[str, Slot], allowed: Mapping[str, Callable],
                  meter: Meter, reports: Sequence[tuple[Any, ...]]):
-        """Begin with the ``reports`` that no earlier session saw written down."""
+        """Begin with the ``reports`` of earlier sessions that the server has not written down."""
         self._client, self._registered, self._slots, self._allowed, self._meter = client, registered, slots, allowed, meter
         self._limits = Limits(beat_s=registered.beat_s, silent_s=registered.silent_s)
         self._mailbox, self._unwritten = Mailbox(), deque()
@@ -195,7 +195,7 @@ class _Session:
                 self._ring.send_bytes(b".")
 
     def _deliver(self) -> None:
-        """Send what workers said: at once if it matters to the queue, else with what else comes."""
+        """Send the workers' messages: urgent ones at once, reports in batches."""
         now = time.monotonic()
         if self._mailbox and now - self._sent_s > (self._pause_s or (0 if self._urgent else _BATCH_S)):
             self._sent_s, self._urgent = now, False
@@ -211,7 +211,7 @@ class _Session:
     # ------------------------------------------------------------------------------------------ with the workers
 
     def _turn(self) -> None:
-        """Take in what is new from the server and the workers, and send what these say."""
+        """Handle new messages of the server and of the workers."""
         alive = {number: worker for number, worker in self._workers.items() if number not in self._dead}
         is_full = len(self._mailbox) > _MOST_WAITING
         wait([self._bell, *(end for worker in alive.values() for end in (worker.pipe, worker.log) if not is_full)],
@@ -242,12 +242,12 @@ class _Session:
             else:
                 self._mailbox.post(number, "failed", message[1], f"what it returns cannot be sent: {error}")
 
-    def _obey(self, number: int, what: str, *content: Any) -> None:
-        if what == "spawn":
+    def _obey(self, number: int, command: str, *content: Any) -> None:
+        if command == "spawn":
             self._workers[number] = logged(self._slots[content[0]], self._limits)
         elif number not in self._workers:
             return
-        elif what == "shut_down":
+        elif command == "shut_down":
             self._workers.pop(number).shut_down()
             self._post(number, ("ended",))
         elif content[0] == "run" and (refusal := self._refusal(*content[2:])):
@@ -267,7 +267,7 @@ class _Session:
 
 
 def end_with_parent(parent: int) -> None:
-    """Terminate this process as soon as the one that started it, of that number, is gone, also where it is gone already."""
+    """Terminate this process as soon as its parent process has ended, also where that has happened already."""
 
     def watch() -> None:
         while os.getppid() == parent:

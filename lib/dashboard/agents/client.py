@@ -1,4 +1,4 @@
-"""The server as an agent calls it: over HTTP, with the token."""
+"""The agent's calls of the server: over HTTP, with the token."""
 
 import os
 from pathlib import Path
@@ -16,7 +16,7 @@ _CONNECT_S = 5.0
 
 
 class NoAnswerError(Exception):
-    """The server did not answer; it may be back in a moment."""
+    """The server did not answer; a later call may succeed."""
 
 
 class SessionOverError(Exception):
@@ -46,7 +46,7 @@ class Client:
         return self._post(f"/{agent_id}/exchange", exchange, Reply, patience_s + exchange.wait_s)
 
     def _post(self, path: str, content: Any, answer: type, patience_s: float) -> Any:
-        """Return the answer. Raises InputError for what no later try would mend, else NoAnswerError or SessionOverError."""
+        """Return the answer. Raises InputError where trying again would not help, else NoAnswerError or SessionOverError."""
         try:
             response = self._http.post(f"{self.server}{_API}{path}", content=content.model_dump_json(), timeout=patience_s)
         except httpx.HTTPError as error:
@@ -68,9 +68,9 @@ class Client:
 
 
 def read_token(path: Path | None) -> str:
-    """Return the token from a file, or DASHBOARD_TOKEN, or else the dashboard's own file on this machine.
+    """Return the token from a file, from DASHBOARD_TOKEN, or from the dashboard's file on this machine.
 
-    What is run here does not get it: it leaves the environment.
+    The variable is removed from the environment, so that no job gets the token.
     """
     stated = os.environ.pop("DASHBOARD_TOKEN", "")
     if path is None and stated:

@@ -1,7 +1,6 @@
-"""The devices of an agent's machine: its slots with what a server is to know of them, and how busy they are."""
+"""The devices of an agent's machine: its slots, their descriptions for the server, and their load."""
 
 import contextlib
-import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -11,7 +10,7 @@ import psutil
 
 from lib import locks
 from lib.dashboard.agents.messages import Device, Gpu, GpuLoad, Load
-from lib.errors import InputError, choices
+from lib.errors import InputError, choices, one_line
 from lib.measure.gpus.card import management, number_of
 from lib.schedule.runtime.local_site import slots_here
 from lib.schedule.runtime.workers import Slot
@@ -20,67 +19,55 @@ _MB = 1e6
 
 
 def _nvml() -> Any:
-    """Return NVIDIA's management library, ready; None where there is none."""
     try:
         return management()
     except InputError:
         return None
 
 
-def gpus() -> list[Gpu]:
-    """Return the GPUs that this process may use, in the order of CUDA_VISIBLE_DEVICES, else the driver's."""
-    nvml = _nvml()
-    if not nvml:
-        return []
-    cards = []
-    for index in range(nvml.nvmlDeviceGetCount()):
-        with contextlib.suppress(nvml.NVMLError):  # a card that is lost is not to be had
-            handle = nvml.nvmlDeviceGetHandleByIndex(index)
-            major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
-            cards.append(Gpu(uuid=nvml.nvmlDeviceGetUUID(handle), name=nvml.nvmlDeviceGetName(handle), index=index,
-                             memory_mb=nvml.nvmlDeviceGetMemoryInfo(handle).total / _MB,
-                             compute_capability=f"{major}.{minor}"))
-    mask = os.environ.get(locks.MASK)
-    if mask is None:
-        return cards
-    wanted = [entry.strip() for entry in mask.split(",") if entry.strip()]
-    return [card for entry in wanted for card in cards if entry == str(card.index) or (
-        entry.startswith("GPU-") and card.uuid.startswith(entry))]
+def gpu(number: int) -> Gpu | None:
+    """Return the card ``cuda:<number>`` of this process; None where NVML does not list it: without NVML, or a part of a card.
+
+    Raises InputError for a lost card.
+    """
+    nvml, name = _nvml(), locks.uuid(locks.card(number))
+    if not nvml or not (name.isdecimal() or name.startswith("GPU-")):
+        return None
+    try:
+        handle = nvml.nvmlDeviceGetHandleByIndex(int(name)) if name.isdecimal() else nvml.nvmlDeviceGetHandleByUUID(name)
+        major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
+        return Gpu(index=nvml.nvmlDeviceGetIndex(handle), uuid=nvml.nvmlDeviceGetUUID(handle),
+                   name=nvml.nvmlDeviceGetName(handle), memory_mb=nvml.nvmlDeviceGetMemoryInfo(handle).total / _MB,
+                   compute_capability=f"{major}.{minor}")
+    except nvml.NVMLError as error:
+        raise InputError(f"cuda:{number} is lost: {one_line(error)}") from None
 
 
 def devices_here(count: int = 0) -> list[tuple[Slot, Device]]:
-    """Return this machine's slots (``local_site.slots_here``) with what a server is to know of each.
+    """Return this machine's slots (``local_site.slots_here``) with their descriptions for the server.
 
-    CPU slots share the host's memory. A card that is lost has none. Raises InputError for more slots than cores.
+    CPU slots share the host's memory. A lost card has no slot. Raises InputError for more slots than cores.
     """
     from lib.measure import machine
 
-    slots, cards = slots_here(count), gpus()
+    slots = slots_here(count)
     cpus = [slot for slot in slots if slot.cores]
     memory_mb = psutil.virtual_memory().total / _MB / max(1, len(cpus))
     model = " ".join(re.sub(r"\(.*?\)", "", machine.hardware()["cpu"]).split())[:200]
     pairs = [(slot, Device(name=slot.name, model=model, cores=len(slot.cores), threads=slot.threads, memory_mb=memory_mb))
              for slot in cpus]
     for slot in (slot for slot in slots if not slot.cores):
-        number = number_of(slot.name)
-        name = locks.card(number)
-        card = next((card for card in cards if name == str(card.index) or card.uuid.startswith(name)), None)
-        if card is None and _is_listed(name):
-            continue
-        device = Device(name=slot.name, model=card.name if card else machine.hardware()["gpus"][number]["name"], cores=0,
-                        threads=slot.threads, memory_mb=card.memory_mb if card else machine.memory_mb(slot.name), gpu=card)
-        pairs.append((replace(slot, card=card.uuid if card else ""), device))
+        with contextlib.suppress(InputError):  # a lost card has no slot
+            number = number_of(slot.name)
+            card = gpu(number)
+            device = Device(name=slot.name, model=card.name if card else machine.hardware()["gpus"][number]["name"], cores=0,
+                            threads=slot.threads, memory_mb=card.memory_mb if card else machine.memory_mb(slot.name), gpu=card)
+            pairs.append((replace(slot, card=card.uuid if card else ""), device))
     return pairs
 
 
-def _is_listed(name: str) -> bool:
-    """Return whether NVML lists a card, read or not, by its index or UUID; a part of a card (MIG) it does not list."""
-    nvml = _nvml()
-    return bool(nvml) and (name.startswith("GPU-") or (name.isdecimal() and int(name) < nvml.nvmlDeviceGetCount()))
-
-
 def narrowed(pairs: Sequence[tuple[Slot, Device]]) -> str:
-    """Return in one line that CPU slots have fewer threads than cores, since others held some; empty where they have not."""
+    """Return a line that names CPU slots with fewer threads than cores, since other processes used some; empty without any."""
     fewer = [f"{slot.name} has {slot.threads} of {len(slot.cores)} threads" for slot, _ in pairs
              if slot.threads < len(slot.cores)]
     return f"{choices(fewer)}: others held the other cores; begin anew when they are free" if fewer else ""

@@ -1,4 +1,4 @@
-"""The agents that are connected, in the database and in the queue: their cards and loads, and the slots that join and leave."""
+"""The connected agents in the database and in the queue: their cards and loads, and slots that join and leave."""
 
 import contextlib
 import math
@@ -14,17 +14,21 @@ from lib.dashboard import database as db
 from lib.dashboard.agents.messages import Load, Registration
 from lib.dashboard.agents.workers import Agents, AgentSlot
 from lib.dashboard.engine import Database
+from lib.dashboard.run_records import RunRecords
 from lib.errors import InputError, one_line
+from lib.schedule.runtime.workers import Limits
 
 _LOOK_S, _BEAT_S = 0.5, 2.0
 
 
 class Fleet:
-    """What the dispatcher has of agents; ``slots`` are those of the queue, by their names there."""
+    """The dispatcher's view of agents; ``slots`` are those of the queue, by their names there."""
 
-    def __init__(self, database: Database, agents: Agents, on_join: Callable[[AgentSlot], Any], on_leave: Callable[[str], Any]):
+    def __init__(self, database: Database, limits: Limits, records: RunRecords, on_join: Callable[[AgentSlot], Any],
+                 on_leave: Callable[[str], Any]):
         """``on_join`` and ``on_leave`` give slots to the queue, and take them from it by their names."""
-        self._database, self._agents, self._on_join, self._on_leave = database, agents, on_join, on_leave
+        self._database, self._on_join, self._on_leave = database, on_join, on_leave
+        self.agents = Agents(limits, records, self._joined, self.changed)
         self.slots: dict[str, AgentSlot] = {}
         self._reserved: set[tuple[str, int]] = set()
         self._expected: set[str] = set()  # agents that may still run what an earlier server sent them, until
@@ -32,37 +36,38 @@ class Fleet:
         self._rung = threading.Event()
 
     def expect(self, names: Iterable[str], seconds: float) -> None:
-        """Wait so long for agents of an earlier server, before any slot joins the queue."""
+        """Wait for agents of an earlier server before any slot joins the queue, at most so many seconds."""
         self._expected, self._until_s = set(names), time.monotonic() + seconds
 
-    def joined(self, agent: Registration) -> str:
-        """Keep an agent and its cards in the database; return its id."""
+    def _joined(self, agent: Registration) -> str:
+        """Save an agent and its cards; return its id."""
         with self._database.writing() as session:
             row = session.scalar(select(db.Agent).where(db.Agent.name == agent.name)) or db.Agent(name=agent.name)
             session.add(row)
-            _set(row, host=agent.host, labels=dict(agent.labels), manual=False, connected=True, last_heartbeat_at=db.now(),
-                 api_version=str(agent.api_version), runner_version=agent.runner_version,
-                 slots=[device.model_dump(mode="json") for device in agent.devices])
+            row.host, row.labels, row.manual, row.connected = agent.host, dict(agent.labels), False, True
+            row.api_version, row.runner_version, row.last_heartbeat_at = str(agent.api_version), agent.runner_version, db.now()
+            row.slots = [device.model_dump(mode="json") for device in agent.devices]
             cards = {card.index: card for card in row.gpus}
             for gpu in (device.gpu for device in agent.devices if device.gpu):
                 if gpu.index not in cards:
-                    row.gpus.append(card := db.Gpu(index=gpu.index))
-                    cards[gpu.index] = card
-                _set(cards[gpu.index], uuid=gpu.uuid, name=gpu.name, total_mem_mb=int(gpu.memory_mb), last_seen_at=db.now(),
-                     compute_capability=gpu.compute_capability)
+                    cards[gpu.index] = db.Gpu(index=gpu.index)
+                    row.gpus.append(cards[gpu.index])
+                card = cards[gpu.index]
+                card.uuid, card.name, card.compute_capability = gpu.uuid, gpu.name, gpu.compute_capability
+                card.total_mem_mb, card.last_seen_at = int(gpu.memory_mb), db.now()
             session.flush()
             return row.id
 
     def changed(self) -> None:
-        """Look at the agents soon: one has come or gone."""
+        """Check the agents soon: one has come or gone."""
         self._rung.set()
 
     def run(self, until: Callable[[], bool]) -> None:
-        """Give the queue the slots that there are, and the database the signs of life, until ``until`` holds."""
+        """Keep the queue's slots and the agents' rows up to date, until ``until`` holds."""
         beat_s, last = -math.inf, ""
         while not until():
             try:
-                self._agents.expire()
+                self.agents.expire()
                 if time.monotonic() - beat_s > _BEAT_S or self._rung.is_set():
                     beat_s = time.monotonic()
                     with contextlib.suppress(*db.UNAVAILABLE):  # the next time is soon
@@ -74,10 +79,10 @@ class Fleet:
             self._rung.wait(_LOOK_S)
 
     def _match_slots(self) -> None:
-        """Let slots join and leave the queue, as agents do; none while agents may run what an earlier server sent them."""
-        there = self._agents.slots()
-        self._expected -= {slot.agent for slot in there.values()}
-        wanted = {name: slot for name, slot in there.items()
+        """Add and remove slots of the queue as agents come and go; add none while jobs of an earlier server may run."""
+        connected = self.agents.slots()
+        self._expected -= {slot.agent for slot in connected.values()}
+        wanted = {name: slot for name, slot in connected.items()
                   if not (slot.device.gpu and (slot.agent_id, slot.device.gpu.index) in self._reserved)}
         if self._expected and time.monotonic() < self._until_s:
             wanted = {}
@@ -91,8 +96,8 @@ class Fleet:
                 self._on_join(slot)
 
     def _write_loads(self) -> None:
-        """Write how busy agents are, and which are gone; read which cards are reserved."""
-        loads = self._agents.loads()
+        """Write the load of agents, and which have gone; read which cards are reserved."""
+        loads = self.agents.loads()
         with self._database.writing() as session:
             for row in session.scalars(select(db.Agent).where(db.Agent.connected | db.Agent.id.in_(loads))):
                 row.connected = row.id in loads or (row.name in self._expected and time.monotonic() < self._until_s)
@@ -102,19 +107,12 @@ class Fleet:
             self._reserved = {(card.agent_id, card.index) for card in cards}
 
 
-def note(what: str, error: Exception, last: str = "") -> str:
-    """Print that something went wrong and goes on, in one line, unless that is the ``last`` one; return the line."""
-    line = f"{what}: {error if isinstance(error, InputError) else one_line(error)}"
+def note(event: str, error: Exception, last: str = "") -> str:
+    """Print an error that does not stop the server, in one line, unless it repeats the ``last`` one; return the line."""
+    line = f"{event}: {error if isinstance(error, InputError) else one_line(error)}"
     if line != last:
         print(line, file=sys.stderr, flush=True)
     return line
-
-
-def _set(row: db.Base, **columns: Any) -> None:
-    if unknown := columns.keys() - row.__table__.columns.keys():
-        raise TypeError(f"{row.__tablename__} has no {', '.join(sorted(unknown))}")
-    for name, value in columns.items():
-        setattr(row, name, value)
 
 
 def _flat(load: Load | None) -> dict[str, float]:

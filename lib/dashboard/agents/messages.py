@@ -1,9 +1,9 @@
-"""What an agent and the server say to each other: registration, and an exchange of numbered messages both ways.
+"""The protocol of agents and server: registration, and an exchange of numbered messages both ways.
 
 From the server: ``(worker, "spawn", device)``, ``(worker, "send", *message)``, ``(worker, "shut_down")``. From the agent:
 ``(worker, *message)`` with the messages of ``worker_process``, ``("died", reason)``, and ``("ended",)`` once a worker is shut
-down. ``worker`` is a number that the server gives to each worker that it spawns. A server that is killed forgets what it has
-not yet written down: the agent keeps reports until they are, and gives those that are left to the next session, as of worker 0.
+down. ``worker`` is a number that the server gives to each worker that it spawns. A killed server forgets reports that it has
+not written down yet: the agent keeps them until then, and sends the rest again in its next session, as those of worker 0.
 """
 
 import json
@@ -24,9 +24,9 @@ _SHAPES = {"ready": (int,), "done": (str, object), "failed": (str, str), "refuse
 
 
 def _well_formed(message: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Refuse what is no message of a worker: it would meet code that takes it for one."""
-    number, worker, what, *content = message if len(message) > 2 else (None, None, None)
-    shape = _SHAPES.get(what) if isinstance(what, str) else None
+    """Refuse a message that no worker sends, before other code relies on its shape."""
+    number, worker, name, *content = message if len(message) > 2 else (None, None, None)
+    shape = _SHAPES.get(name) if isinstance(name, str) else None
     if not isinstance(number, int) or not isinstance(worker, int) or shape is None or len(shape) != len(content) or not all(
             map(isinstance, content, shape)):
         raise ValueError("is no message (number, worker, what, ...) of a worker")
@@ -52,6 +52,11 @@ class Device(Strict):
     threads: Positive
     memory_mb: Megabytes
     gpu: Gpu | None = None
+
+    @property
+    def processor(self) -> tuple[str, str]:
+        """Return the kind of its processor, ``cpu`` or ``cuda``, and its name."""
+        return ("cuda" if self.gpu else "cpu"), self.model
 
 
 class Registration(Strict):
@@ -117,9 +122,9 @@ class Reply(Strict):
 
 
 class Mailbox:
-    """One side's messages: each outgoing one has a number and is given until acknowledged, each incoming one is taken once.
+    """The messages of one side: an outgoing message is sent until acknowledged, an incoming one is taken once.
 
-    So calls that fail, or come twice, lose nothing and double nothing.
+    So calls that fail or are repeated neither lose nor double a message.
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,8 @@
-"""The agents as the server sees them: sessions, mailboxes, and workers of the worker interface on their slots.
+"""The server's side of agents: sessions, mailboxes, and workers on their slots.
 
-What an agent runs belongs to its session. A session ends when the agent leaves, registers again, or was silent for
-``silent_s``; an agent that has had no answer for half of that ends its workers itself. So whatever becomes of the network, a
-job is tried again only where nothing of its earlier attempt runs any more.
+An agent's workers belong to its session. A session ends when the agent leaves, registers again, or was silent for ``silent_s``;
+an agent without an answer for half of that time ends its workers itself. So whatever happens to the network, a job is retried
+only after its earlier attempt has ended.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing import Pipe
-from typing import Any, Protocol
+from typing import Any
 
 from fastapi import APIRouter, Depends, HTTPException, Request
 
@@ -31,29 +31,11 @@ from lib.dashboard.agents.messages import (
     Registration,
     Reply,
 )
+from lib.dashboard.run_records import RunRecords
 from lib.schedule.runtime.workers import Limits, Slot, SlotLost
 
 _OLD, _BUSY, _GONE = 409, 503, 410
 _LOOK_S = 0.05
-
-
-class AgentObserver(Protocol):
-    """What is told of agents as they come and go; called from several threads."""
-
-    def joined(self, agent: Registration) -> str:
-        """Take an agent whose session begins; return its id."""
-
-    def changed(self) -> None:
-        """Notice that ``Agents.slots`` has changed."""
-
-    def is_busy(self) -> bool:
-        """Return whether agents shall keep what they have to say for a while."""
-
-    def reported(self, token: str, content: dict[str, Any]) -> int:
-        """Take what an attempt reports; return the number of that report, counted over all agents."""
-
-    def written(self) -> int:
-        """Return the number up to which all reports are written down."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +66,7 @@ class _Session:
         self.wake()
 
     def wake(self) -> None:
-        """Answer the calls that wait."""
+        """Answer the waiting calls."""
         for wake in tuple(self._waiting):
             with contextlib.suppress(RuntimeError):  # the loop that it waited in is closed
                 wake()
@@ -99,19 +81,19 @@ class _Session:
         self._waiting.discard(wake)
 
     def is_silent(self) -> bool:
-        """Return whether nothing was heard for so long that the agent has ended its workers."""
+        """Return whether the agent was silent for so long that it has ended its workers."""
         return time.monotonic() - self.seen_s > self.silent_s
 
-    def take(self, exchange: Exchange, observer: AgentObserver) -> None:
-        """Hand on what an agent sends; its messages unless these shall wait."""
+    def take(self, exchange: Exchange, records: RunRecords) -> None:
+        """Hand on an agent's messages; while the records are full they stay with the agent."""
         self.seen_s, self.load = time.monotonic(), exchange.load or self.load
         self.mailbox.acknowledge(exchange.acknowledged)
         report = 0
-        for number, what, *content in self.mailbox.take(() if observer.is_busy() else exchange.messages):
-            if what == "report":
-                report = observer.reported(*content)
+        for number, name, *content in self.mailbox.take(() if records.is_full() else exchange.messages):
+            if name == "report":
+                report = records.reported(*content)
             elif worker := self.workers.get(number):
-                worker.put((what, *content))
+                worker.put((name, *content))
         if report:
             self._unwritten.append((self.mailbox.received, report))
         for worker in filter(None, [self.workers.get(number) for number in exchange.alive]):
@@ -124,12 +106,12 @@ class _Session:
         return self._written
 
     def end(self, reason: str) -> None:
-        """End it, and with it all its workers: their slots leave the queue."""
+        """End it and all its workers: their slots leave the queue."""
         self.over = reason
         self.wake()
 
     def slots(self) -> list[AgentSlot]:
-        """Return its slots as the queue has them, ``agent/cpu[0-3]``: a CPU is a device type, and each GPU; none when over."""
+        """Return its slots under their names in the queue, such as ``agent/cpu[0-3]``; none once it is over."""
         name = self.registration.name
         slots = [(Slot(f"{name}/{device.name}", (), device.threads, memory_mb=device.memory_mb), device)
                  for device in self.registration.devices if not self.over]
@@ -137,7 +119,7 @@ class _Session:
 
 
 class AgentWorker:
-    """A worker in a process of an agent, by the mailbox of its session."""
+    """A worker process of an agent, reached by the mailbox of the session."""
 
     def __init__(self, session: _Session, number: int, device: str):
         self._session, self._number = session, number
@@ -188,8 +170,10 @@ class AgentWorker:
 class Agents:
     """The agents that are connected."""
 
-    def __init__(self, observer: AgentObserver, limits: Limits | None = None):
-        self.limits, self._observer = limits or Limits(), observer
+    def __init__(self, limits: Limits, records: RunRecords, on_join: Callable[[Registration], str],
+                 on_change: Callable[[], None]):
+        """``on_join`` takes an agent whose session begins and returns its id; ``on_change`` is called when ``slots`` change."""
+        self.limits, self._records, self._on_join, self._on_change = limits, records, on_join, on_change
         self._lock, self._numbers = threading.Lock(), itertools.count(1)
         self._sessions: dict[str, _Session] = {}  # by the agents' names
 
@@ -201,30 +185,30 @@ class Agents:
                 raise HTTPException(_BUSY, f"an agent named {registration.name} is connected from {last.registration.host}; "
                                     f"another one takes its place when that was silent for {self.limits.silent_s:g} s")
             self._end(last, "the agent began anew")
-            session = _Session(registration, self._observer.joined(registration), self.limits.silent_s)
+            session = _Session(registration, self._on_join(registration), self.limits.silent_s)
             self._sessions[registration.name] = session
-        self._observer.changed()
+        self._on_change()
         return Registered(agent_id=session.agent_id, session=session.key, beat_s=self.limits.beat_s,
                           silent_s=self.limits.silent_s, data=str(paths.DATA))
 
     async def exchange(self, agent_id: str, exchange: Exchange) -> Reply:
         """Take an agent's messages, give it those for it. Raises HTTPException where its session is over."""
-        session = next((one for one in list(self._sessions.values()) if one.agent_id == agent_id), None)
+        session = next((session for session in list(self._sessions.values()) if session.agent_id == agent_id), None)
         if not session or session.over or not secrets.compare_digest(session.key.encode(), exchange.session.encode()):
             raise HTTPException(_GONE, f"the agent's session is over ({session.over if session else 'the server began anew'}); "
                                 "end what runs and register again")
-        session.take(exchange, self._observer)
+        session.take(exchange, self._records)
         if exchange.leaving:
             self._end(session, "the agent left")
         elif exchange.wait_s:
             await session.wait(exchange.wait_s)
-        return Reply(acknowledged=session.mailbox.received, written=session.written(self._observer.written()),
+        return Reply(acknowledged=session.mailbox.received, written=session.written(self._records.written),
                      messages=tuple(session.mailbox.outgoing()))
 
     def _end(self, session: _Session | None, reason: str) -> None:
         if session and not session.over:
             session.end(reason)
-            self._observer.changed()
+            self._on_change()
 
     def expire(self) -> None:
         """End the sessions of agents that are silent; call it now and then."""
@@ -239,11 +223,11 @@ class Agents:
 
     def loads(self) -> dict[str, Load | None]:
         """Return how busy each agent that is connected was when last heard of, by its id."""
-        return {one.agent_id: one.load for one in list(self._sessions.values()) if not one.over}
+        return {session.agent_id: session.load for session in list(self._sessions.values()) if not session.over}
 
     def slots(self) -> dict[str, AgentSlot]:
         """Return the slots of the agents that are connected, by their names in the queue."""
-        return {one.slot.name: one for session in list(self._sessions.values()) for one in session.slots()}
+        return {slot.slot.name: slot for session in list(self._sessions.values()) for slot in session.slots()}
 
     def spawn(self, slot: Slot, _: Limits) -> AgentWorker:
         """Start a worker on a slot; SlotLost where its agent is not connected, or has it no more."""
@@ -254,7 +238,7 @@ class Agents:
 
 
 async def _same_version(request: Request) -> None:
-    """Refuse an agent of another version before its message is read: its fields may be others."""
+    """Refuse an agent of another version before its message is read: its fields may differ."""
     with contextlib.suppress(ValueError, AttributeError):  # what is no object is refused by its schema
         stated = (await request.json()).get("api_version")
         if stated != API_VERSION:

@@ -1,14 +1,13 @@
-"""How a page is made of a template, and what becomes of a form that it sent."""
+"""How a page is made from a template, and what happens to the forms on it."""
 
 import datetime
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Annotated, Any
 
-from fastapi import Depends, Request
+from fastapi import APIRouter, Depends, Request
 from fastapi.responses import RedirectResponse, Response
 from fastapi.templating import Jinja2Templates
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -21,7 +20,6 @@ FOLDER = Path(__file__).parent.parent
 
 
 def _size(size: float) -> str:
-    """Return a size in bytes as people read it."""
     for unit in ("B", "kB", "MB"):
         if size < 1000:
             return f"{size:.3g} {unit}"
@@ -30,14 +28,12 @@ def _size(size: float) -> str:
 
 
 def _seconds(value: float | None) -> str:
-    """Return a time span as people read it."""
     if value is None:
         return ""
     return f"{value:.1f} s" if value < 60 else str(datetime.timedelta(seconds=round(value)))
 
 
 def _taken(run: db.Run) -> float | None:
-    """Return for how many seconds a run has run."""
     return ((run.finished_at or db.now()) - run.started_at).total_seconds() if run.started_at else None
 
 
@@ -57,17 +53,28 @@ async def _form(request: Request) -> dict[str, str]:
     return {name: value for name, value in (await request.form()).items() if isinstance(value, str)}
 
 
-Texts = Mapping[str, str]
-NOTHING: Texts = MappingProxyType({})
 Form = Annotated[dict[str, str], Depends(_form)]
 
 
-def sent(change: Callable[[], str], again: Callable[..., Response], form: Mapping[str, str], field: str) -> Response:
-    """Make a change and go to the page that it returns; where it is refused show the form ``again``, 422, as it was filled in.
+def add_page(pages: APIRouter, path: str, template: str, facts: Callable[..., dict[str, Any]],
+             *forms: tuple[str, Callable[..., str], str]) -> None:
+    """Add a page at ``path`` that shows ``facts``, a dependency of FastAPI, and the forms on it.
 
-    What is wrong stands beside its field, and what is of no field in particular beside ``field``.
+    A form is its address, a change, and a field. The change takes the form and the parameters of the path, and returns the page
+    to go to. Where it is refused the page is shown again with the form as it was filled in (422); a reason that belongs to no
+    field in particular stands beside the field named here.
     """
-    try:
-        return RedirectResponse(change(), 303)
-    except InputError as error:
-        return again(422, error.errors if isinstance(error, FieldsError) else {field: str(error)}, form)
+    @pages.get(path)
+    def shown(request: Request, facts: Annotated[dict[str, Any], Depends(facts)]):
+        return render(request, template, errors={}, form={}, **facts)
+
+    def sent(change: Callable[..., str], field: str, request: Request, form: Form,
+             facts: Annotated[dict[str, Any], Depends(facts)]):
+        try:
+            return RedirectResponse(change(form, **request.path_params), 303)
+        except InputError as error:
+            errors = error.errors if isinstance(error, FieldsError) else {field: str(error)}
+            return render(request, template, 422, errors=errors, form=form, **facts)
+
+    for address, *change in forms:
+        pages.post(address)(partial(sent, *change))
