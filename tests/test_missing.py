@@ -119,8 +119,6 @@ MADE = {
     "curve": table(["points", "mape", "mape_low", "mape_high", "median"]),
     "effects": table(["added_mape"], feature=["a", "b"]),
     "shipped": table(["published_ms", "shipped_ms"], network=["a", "b"], same=[True, False]),
-    "scenarios": {"id": ["a"], "note": ["b"]},
-    "confusion": {"truth": ["a", "b"], "predicted": ["b", "a"], "samples": [3, 1], "share_pct": [30.0, 10.0]},
     "epochs": table(["train_loss", "images_per_sec", "train_s"], ["monitored", "energy_j"], epoch=[0, 1]),
     "metrics": {"metric": ["acc@1", "auroc_macro", "loss"], "val": [0.5, 0.9, 1.0], "test": [0.4, NAN, NAN]},
     "devices": table(["predicted_ms", "low_ms", "high_ms", "images_per_sec"], ["measured_ms"], device=["cpu", "gpu"],
@@ -143,10 +141,6 @@ def rows_of(made):
     """Return the rows that a function or an entry of MADE gives."""
     made = MADE.get(made, made)
     return made() if callable(made) else pd.DataFrame(made)
-
-
-def errors_of(what):
-    return lambda: rows_of("errors").assign(what=what)
 
 
 def one_run(rows):
@@ -218,11 +212,11 @@ CALLS = {
     "profile.phase_stack": ("profile", lambda rows: (steps.phase_table(rows), "task_type")),
     "profile.phases": ("profile", lambda rows: (steps.phase_table(rows),)),
     "profile.comparison": ("profile", lambda rows: (side_by_side(rows), rows)),
-    "profile.of_run": (lambda: metered(rows_of(runs)), lambda rows: (one_run(rows),)),
+    "profile.run_numbers": (lambda: metered(rows_of(runs)), lambda rows: (one_run(rows),)),
     "sweep.numbers": (lambda: metered(rows_of(sweep)), lambda rows: (
         aggregate.Sweep(rows, pd.DataFrame(columns=columns("repeats")), paths.ROOT, ""),)),
     "roofline.roofline": ("points", lambda rows: (rows_of("roofs"), rows)),
-    "roofline.roof": ("ceilings", lambda rows: (roof_of(rows),)),
+    "roofline.ceilings": ("ceilings", lambda rows: (roof_of(rows),)),
     "roofline.bounds": ("points", lambda rows: (rows, "points")),
     "roofline.operators": ("points", lambda rows: (roofline_of(rows),)),
     "roofline.against_vendor": ("points", lambda rows: (roofline_of(rows), "fp64")),

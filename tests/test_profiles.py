@@ -297,9 +297,9 @@ def test_the_energy_of_a_run_is_told_by_pass_image_and_idle():
         ["train, pipelined", "all 5 batches", 16, 2, 1.5, 20, 5],
         ["train, profiled", "2 of 3 batches", 10, 1.25, (10 - 2.5) / 8, 20, 5]], \
         "no step of the evaluation is long enough, and odd batches are no statistic"
-    assert (findings.of_run(run)["above_idle_j"], findings.of_run(run)["idle_unknown"]) == (1.5, False)
+    assert (findings.run_numbers(run)["above_idle_j"], findings.run_numbers(run)["idle_unknown"]) == (1.5, False)
     run["idle_w"] = np.nan
-    assert (findings.of_run(run)["above_idle_j"], findings.of_run(run)["idle_unknown"]) == (None, True)
+    assert (findings.run_numbers(run)["above_idle_j"], findings.run_numbers(run)["idle_unknown"]) == (None, True)
     run["image_j"] = np.nan
-    assert not findings.of_run(run)["idle_unknown"]
+    assert not findings.run_numbers(run)["idle_unknown"]
     assert tables.energy(run, steps.assign(energy_j=np.nan)).empty

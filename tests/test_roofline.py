@@ -135,7 +135,7 @@ def reference():
 def test_roofs_of_a_disturbed_machine(reference):
     noisy = roofline.roofs(reference.table.assign(verdict="unusable"))[0]
     assert set(noisy.doubtful) == {"L2", "L3", "RAM", noisy.dtype}
-    assert findings.roof(noisy)["doubtful"] == ", ".join(noisy.doubtful)
+    assert findings.ceilings(noisy)["doubtful"] == ", ".join(noisy.doubtful)
     with refused("01_machine"):
         roofline.roofs(reference.table[reference.table["level"] == "compute"])
 

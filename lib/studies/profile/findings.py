@@ -8,7 +8,7 @@ from lib.report.sentences import Numbers, extremes
 from lib.studies.profile.tables import phase_table, warm_up
 
 
-def of_run(run: pd.Series) -> Numbers:
+def run_numbers(run: pd.Series) -> Numbers:
     """Return a row of ``runs`` with the pipelined step, ms, how far the profiled one is above it, and J an image above idle."""
     pipelined_ms = run["elapsed_sec"] / run["measured_iters"] * 1000
     idle_known, metered = bool(run["idle_w"] > 0), bool(run["image_j"] > 0)

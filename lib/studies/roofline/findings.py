@@ -9,11 +9,11 @@ from lib.studies.roofline.study import Study
 from lib.studies.roofline.tables import percent
 
 
-def roof(one: Roof) -> Numbers:
+def ceilings(roof: Roof) -> Numbers:
     """Return what one roof asks for: its ceilings, ridge points by memory level, and the doubtful of them."""
-    caches = [{"cache": level, "ridge": one.ridge_point(level)} for level in one.peak_gbps if level != one.last]
-    return {"dtype": one.dtype, "gflops": one.peak_gflops, "gbps": one.gbps(), "level": one.last, "caches": caches,
-            "ridge_point": one.ridge_point(), "doubtful": ", ".join(one.doubtful)}
+    caches = [{"cache": level, "ridge": roof.ridge_point(level)} for level in roof.peak_gbps if level != roof.last]
+    return {"dtype": roof.dtype, "gflops": roof.peak_gflops, "gbps": roof.gbps(), "level": roof.last, "caches": caches,
+            "ridge_point": roof.ridge_point(), "doubtful": ", ".join(roof.doubtful)}
 
 
 def above(points: pd.DataFrame) -> pd.DataFrame:
