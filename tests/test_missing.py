@@ -23,6 +23,7 @@ from lib.studies.complexity.tables import intensity_by_batch
 from lib.studies.cost_model.study import Evaluation
 from lib.studies.layer_power import study as layer_study
 from lib.studies.layer_power import tables as layer_tables
+from lib.studies.profile import findings as profile_findings
 from lib.studies.profile import tables as steps
 from lib.studies.roofline import study as roofline_study
 from lib.tables import columns
@@ -298,6 +299,14 @@ def test_extremes_and_first_rows_have_the_names_of_their_columns():
     table = pd.DataFrame({"name": ["a", "b", "c"], "x": [2.0, NAN, 1.0]})
     assert extremes(table, "x") == {"least_name": "c", "least_x": 1, "most_name": "a", "most_x": 2}
     assert extremes(table[1:2], "x") == dict.fromkeys(("least_name", "least_x", "most_name", "most_x"))
+
+
+def test_runs_that_are_all_unusable_still_have_key_numbers():
+    """As on a busy machine, where the only run of a workload is left out of the comparison."""
+    rows = rows_of("profile").iloc[:0]
+    compared = profile_findings.comparison(side_by_side(rows), rows)
+    numbers = profile_findings.shared_numbers(compared)
+    assert numbers["stable runs"][0] == "0 of 0" and np.isnan(numbers["largest loader share"][0])
 
 
 @needs("rows", "more")

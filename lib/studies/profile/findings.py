@@ -46,14 +46,14 @@ def settling(rows: pd.DataFrame) -> Numbers:
     return warm_up(rows)
 
 
-@needs("usable runs")
 def comparison(table: pd.DataFrame, rows: pd.DataFrame) -> Numbers:
     """Return what runs side by side have in common; ``table``: ``tables.side_by_side``, ``rows``: their ``profile``."""
     shares = table.assign(loader_share=table["loader wait"] / table["step_median_ms"])
     steps = extremes(shares, "step_median_ms", "fastest_", "slowest_")
-    return {**steps, **extremes(shares, "loader_share"), "runs": len(table),
+    return {**steps, **extremes(shares, "loader_share"), "runs": len(table) or None,
             "stable": int((table["verdict"] == "stable").sum()),
-            "ratio": steps["slowest_step_median_ms"] / steps["fastest_step_median_ms"],
+            "ratio": table["step_median_ms"].max() / table["step_median_ms"].min(),
+            "loader_pct": shares["loader_share"].max() * 100,
             "backward_over_forward": (table["backward"] / table["forward"]).median(),
             "unexplained_pct": pd.Series([unaccounted(part) * 100 for _, part in
                                           steady(rows).groupby(["run_id", "task_type"])], dtype=float).max()}
@@ -77,6 +77,6 @@ def key_numbers(run: pd.Series, rows: pd.DataFrame) -> dict[str, tuple[float | s
 def shared_numbers(compared: Numbers) -> dict[str, tuple[float | str, str, float | None]]:
     """Return the key numbers of the runs of ``comparison``."""
     return {"backward over forward": (compared["backward_over_forward"], "", 0.001),
-            "largest loader share": (compared["most_loader_share"] * 100, "%", 0.001),
+            "largest loader share": (compared["loader_pct"], "%", 0.001),
             "largest unexplained share": (compared["unexplained_pct"], "%", 0.001),
-            "stable runs": (f"{compared['stable']} of {compared['runs']}", "", None)}
+            "stable runs": (f"{compared['stable']} of {compared['runs'] or 0}", "", None)}
