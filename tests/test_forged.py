@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import nbformat
@@ -68,14 +69,15 @@ def shown(monkeypatch):
 
 @pytest.mark.slow
 def test_what_a_notebook_shows_is_words(home, shown):
-    helper, frame = notebook.Notebook("01_machine", None), pd.DataFrame({FORGED: [FORGED, "b"], "n": [1.0, 2.0]})
+    helper = notebook.Notebook("01_machine", SimpleNamespace(source="measure"))
+    frame = pd.DataFrame({FORGED: [FORGED, "b"], "n": [1.0, 2.0]})
     helper.say(f"**bold** and {FORGED}\n- a list")
     helper.banner(f"REPLAY {FORGED}")
     helper.table(frame, FORGED)
     helper.table(frame[:0], FORGED, hint=FORGED)
     helper.figure(summary.draw({"x": {f"{FORGED} throughput": {"value": 1.0, "unit": FORGED}}}), f"../../{FORGED}", FORGED)
-    helper.record(f"{FORGED} throughput", 3.0, FORGED)
-    helper.record("a verdict", FORGED)
+    helper.say("{value}", {"value": FORGED})
+    helper.record({f"{FORGED} throughput": (3.0, FORGED, None), "a verdict": (FORGED, "", None)})
     helper.finish()
     for output in shown:  # JupyterLab trusts what was just executed, so each of them has to be harmless by itself
         assert not [danger for danger in dangers(output.data.get("text/html", "")) if "style=" not in danger]
@@ -212,6 +214,6 @@ def test_numbers_without_a_size_are_shown(home):
     executed(home, [code(data(**{KEYS: recorded}))])
     assert runner.keys(home / "01_machine.ipynb")["inf"]["value"] == float("inf")
     assert page.assemble(home).problems == [f"{name}: has not been run" for name in list(notebooks.NOTEBOOKS)[1:]]
-    helper = notebook.Notebook("01_machine", None)
-    helper.record("x", float("inf"))
+    helper = notebook.Notebook("01_machine", SimpleNamespace(source="measure"))
+    helper.record({"x": (float("inf"), "", None)})
     helper.finish()

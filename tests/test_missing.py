@@ -1,4 +1,4 @@
-"""Every figure and every sentence bears tables without rows, and with one: a busy machine may leave no more."""
+"""Every figure, and all numbers of sentences, bear tables without rows, and with one: a busy machine may leave no more."""
 
 import ast
 import importlib
@@ -18,10 +18,12 @@ from lib.measure.operators import aggregate
 from lib.missing import Missing, MissingError, needs
 from lib.predict.analytic import roofline
 from lib.report.notebook import Notebook
+from lib.report.sentences import extremes, write
 from lib.studies.complexity.tables import intensity_by_batch
 from lib.studies.cost_model.study import Evaluation
 from lib.studies.layer_power import study as layer_study
 from lib.studies.layer_power import tables as layer_tables
+from lib.studies.profile import findings as profile_findings
 from lib.studies.profile import tables as steps
 from lib.studies.roofline import study as roofline_study
 from lib.tables import columns
@@ -33,13 +35,13 @@ NAN = np.nan
 
 
 def discovered():
-    """Return module and name of every figure (in a file of figures, without a declared result) and of every sentence."""
+    """Return module and name of every figure (in a file of figures, without a declared result) and of all numbers."""
     for path in sorted((paths.ROOT / "lib").rglob("*.py")):
         for node in ast.parse(path.read_text()).body:
-            public = isinstance(node, ast.FunctionDef) and not node.name.startswith("_")
-            if public and ((path.stem in ("figures", "gantt") and node.returns is None)
-                           or (node.name.endswith("_words") and ast.unparse(node.returns) == "str")):
-                yield ".".join(path.relative_to(paths.ROOT).with_suffix("").parts), node.name
+            if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
+                returns = node.returns and ast.unparse(node.returns)
+                if (path.stem, returns) in (("figures", None), ("gantt", None), ("findings", "Numbers")):
+                    yield ".".join(path.relative_to(paths.ROOT).with_suffix("").parts), node.name
 
 
 def reference(pattern, table):
@@ -118,8 +120,6 @@ MADE = {
     "curve": table(["points", "mape", "mape_low", "mape_high", "median"]),
     "effects": table(["added_mape"], feature=["a", "b"]),
     "shipped": table(["published_ms", "shipped_ms"], network=["a", "b"], same=[True, False]),
-    "scenarios": {"id": ["a"], "note": ["b"]},
-    "confusion": {"truth": ["a", "b"], "predicted": ["b", "a"], "samples": [3, 1], "share_pct": [30.0, 10.0]},
     "epochs": table(["train_loss", "images_per_sec", "train_s"], ["monitored", "energy_j"], epoch=[0, 1]),
     "metrics": {"metric": ["acc@1", "auroc_macro", "loss"], "val": [0.5, 0.9, 1.0], "test": [0.4, NAN, NAN]},
     "devices": table(["predicted_ms", "low_ms", "high_ms", "images_per_sec"], ["measured_ms"], device=["cpu", "gpu"],
@@ -144,12 +144,8 @@ def rows_of(made):
     return made() if callable(made) else pd.DataFrame(made)
 
 
-def errors_of(what):
-    return lambda: rows_of("errors").assign(what=what)
-
-
 def one_run(rows):
-    return rows.iloc[0] if len(rows) else rows_of(runs).iloc[0].to_dict() | {"step_n": 0}
+    return rows.iloc[0] if len(rows) else metered(rows_of(runs)).assign(step_n=0).iloc[0]
 
 
 def side_by_side(rows):
@@ -175,90 +171,74 @@ def record_of(rows):
                            facts={"contention": None, "notes": []}, ends=rows)
 
 
-# The figures and sentences that are given some rows alone.
+# The figures and numbers that are given some rows alone.
 ALONE = {
-    "profile": ["profile.phases_over_time", "profile.throughput_and_memory", "profile.warm_up_words"],
+    "profile": ["profile.phases_over_time", "profile.throughput_and_memory", "profile.settling"],
     runs: ["profile.throughput_by_workload"],
-    sweep: ["sweep.latency_over_work", "sweep.rates", "sweep.agreement", "sweep.work_words", "sweep.spread_words"],
-    lambda: metered(rows_of(sweep)): ["sweep.energy_words"],
-    "overheads": ["machine.clock_words"],
+    sweep: ["sweep.latency_over_work", "sweep.rates", "sweep.agreement"],
+    "overheads": ["machine.clock"],
     "roofs": ["roofline.roofs"],
     "points": ["roofline.shares"],
     "throughputs": ["roofline.throughput"],
-    "compared": ["roofline.ideal_words"],
-    "totals": ["complexity.work_by_network", "complexity.memory", "complexity.ratio_words", "complexity.uncounted_words"],
-    "groups": ["complexity.shares_by_kind", "complexity.share_words"],
+    "compared": ["roofline.compared"],
+    "totals": ["complexity.work_by_network", "complexity.memory", "complexity.ratios"],
+    "groups": ["complexity.shares_by_kind", "complexity.shares"],
     "layers": ["complexity.intensity_by_layer"],
-    "checks": ["complexity.farthest_words", "complexity.trust_words", "complexity.explained_words"],
-    "predictions": ["cost_model.parity", "cost_model.by_size", "cost_model.networks", "cost_model.memory", "cost_model.devices",
-                    "cost_model.weak_words"],
-    "errors": ["cost_model.trust", "cost_model.trust_words"],
-    errors_of("networks, final set"): ["cost_model.final_words"],
-    errors_of("networks of one family"): ["cost_model.far_families_words"],
-    errors_of("networks, out of range"): ["cost_model.flagged_words"],
-    "scores": ["cost_model.learners", "cost_model.family_words"],
-    lambda: rows_of("scores").assign(kind="step"): ["cost_model.step_words"],
-    "curve": ["cost_model.learning_curve"],
+    "checks": ["complexity.comparisons"],
+    "predictions": ["cost_model.parity", "cost_model.by_size", "cost_model.networks figure", "cost_model.memory",
+                    "cost_model.devices"],
+    "errors": ["cost_model.trust figure", "cost_model.trust"],
+    "scores": ["cost_model.learners"],
+    "curve": ["cost_model.learning_curve", "cost_model.curve"],
     "effects": ["cost_model.effects"],
-    "whole steps": ["cost_model.whole_step_words"],
-    "shipped": ["cost_model.shipped_words"],
-    "results": ["scheduler_eval.against_bound", "scheduler_eval.pareto", "scheduler_eval.bound_words",
-                "scheduler_eval.completion_words", "scheduler_eval.load_words", "scheduler_eval.adversarial_words",
-                "scheduler_eval.pareto_words", "scheduler_eval.published_words"],
+    "shipped": ["cost_model.shipped"],
+    "results": ["scheduler_eval.against_bound", "scheduler_eval.pareto", "scheduler_eval.near_bound", "scheduler_eval.trade"],
     "pairs": ["scheduler_eval.contention"],
     "jobs": ["scheduler_eval.parity"],
-    recovered: ["layer_power.mapping", "layer_power.recovered_words"],
+    recovered: ["layer_power.mapping", "layer_power.recovered"],
     "layers recorded": ["layer_power.layers_by_kind"],
-    "learners": ["layer_power.errors", "layer_power.score_words"],
-    "networks": ["layer_power.networks", "layer_power.total_words"],
-    "trials": ["layer_power.search", "layer_power.search_words"],
-    lambda: layer_tables.by_kind(recorded()): ["layer_power.engine_words"],
-    lambda: recorded().layerwise: ["layer_power.coverage_words"],
-    predicted_layers: ["layer_power.prediction_words"],
-    "history": ["finetune.learning"],
-    "devices": ["finetune.predictions", "finetune.predicted_words"],
-    "epochs": ["finetune.energy_words"],
-    "metrics": ["finetune.metric_words"],
-    "confusion": ["finetune.confusion_words"],
-    "resumed": ["finetune.resume_words"],
+    "learners": ["layer_power.errors"],
+    "networks": ["layer_power.networks"],
+    "trials": ["layer_power.search"],
+    predicted_layers: ["layer_power.predicted"],
+    "history": ["finetune.learning figure"],
+    "devices": ["finetune.predictions", "finetune.predicted"],
+    "metrics": ["finetune.worth"],
+    "resumed": ["finetune.resumed"],
 }
 # Those that are given more, or what is made of the rows.
 CALLS = {
     "machine.ceilings": ("ceilings", lambda rows: (rows, rows)),
-    "machine.learned_words": ("ceilings", lambda rows: (ceilings.Ceilings(rows, rows_of("overheads"), {}, ""),)),
+    "machine.reached": ("ceilings", lambda rows: (ceilings.Ceilings(rows, rows_of("overheads"), {}, ""),)),
     "profile.phase_stack": ("profile", lambda rows: (steps.phase_table(rows), "task_type")),
-    "profile.phase_words": ("profile", lambda rows: (steps.phase_table(rows),)),
-    "profile.learned_words": ("profile", lambda rows: (rows_of(runs).iloc[0], steps.phase_table(rows))),
-    "profile.comparison_words": ("profile", lambda rows: (side_by_side(rows),)),
-    "profile.run_words": (runs, lambda rows: (one_run(rows),)),
-    "profile.profiled_words": (runs, lambda rows: (one_run(rows), 10.0)),
-    "profile.energy_words": (lambda: metered(rows_of(runs)), lambda rows: (one_run(rows),)),
-    "sweep.sweep_words": (sweep, lambda rows: (
+    "profile.phases": ("profile", lambda rows: (steps.phase_table(rows),)),
+    "profile.comparison": ("profile", lambda rows: (side_by_side(rows), rows)),
+    "profile.run_numbers": (lambda: metered(rows_of(runs)), lambda rows: (one_run(rows),)),
+    "sweep.numbers": (lambda: metered(rows_of(sweep)), lambda rows: (
         aggregate.Sweep(rows, pd.DataFrame(columns=columns("repeats")), paths.ROOT, ""),)),
-    "sweep.learned_words": (sweep, lambda rows: (rows, rows)),
     "roofline.roofline": ("points", lambda rows: (rows_of("roofs"), rows)),
-    "roofline.roof_words": ("ceilings", lambda rows: (roof_of(rows),)),
-    "roofline.bound_words": ("points", lambda rows: (rows, "points")),
-    "roofline.operator_words": ("points", lambda rows: (rows, rows)),
-    "roofline.learned_words": ("points", lambda rows: (roofline_of(rows), rows_of("compared").head(len(rows)), "fp64")),
-    "complexity.growth_words": ("totals", lambda rows: (intensity_by_batch(rows),)),
-    "cost_model.curve_words": ("curve", lambda rows: (rows, "f")),
-    **{f"cost_model.{name}": ("predictions", lambda rows: (evaluated_of(rows),))
-       for name in ("network_words", "composition_words", "memory_words")},
+    "roofline.ceilings": ("ceilings", lambda rows: (roof_of(rows),)),
+    "roofline.bounds": ("points", lambda rows: (rows, "points")),
+    "roofline.operators": ("points", lambda rows: (roofline_of(rows),)),
+    "roofline.against_vendor": ("points", lambda rows: (roofline_of(rows), "fp64")),
+    "complexity.growth": ("totals", lambda rows: (intensity_by_batch(rows),)),
+    "cost_model.operators": ("scores", lambda rows: (rows, rows_of("predictions").head(len(rows)))),
+    "cost_model.networks": ("predictions", lambda rows: (evaluated_of(rows),)),
+    "cost_model.steps": ("whole steps", lambda rows: (rows_of("scores").assign(kind="step").head(len(rows)), rows)),
     "gantt.gantt": ("jobs", lambda rows: ({"one": rows},)),
     "scheduler_eval.lines": ("results", lambda rows: (rows, "load", "ratio", "load", "ratio", "policy", "xy")),
-    "scheduler_eval.noise_words": ("results", lambda rows: (rows, rows, rows)),
-    "scheduler_eval.contention_words": ("pairs", lambda rows: (rows, rows_of("results").assign(policy="hybrid"),
-                                                               rows_of("results"))),
-    "scheduler_eval.scenario_words": ("scenarios", lambda rows: (list(rows.itertuples()),)),
-    "scheduler_eval.real_words": ("jobs", lambda rows: (record_of(rows),)),
+    "scheduler_eval.waiting": ("results", lambda rows: (rows, rows)),
+    "scheduler_eval.wrong": ("results", lambda rows: (rows, rows, rows, rows)),
+    "scheduler_eval.best": ("results", lambda rows: (rows,) * 5),
+    "scheduler_eval.interference": ("pairs", lambda rows: (rows, rows_of("results").assign(policy="hybrid"),
+                                                           rows_of("results"))),
+    "scheduler_eval.real": ("jobs", lambda rows: (record_of(rows),)),
     "layer_power.power_log": (lambda: layer_tables.samples(recorded()),
                               lambda rows: (rows, layer_tables.windows(recorded()), "title")),
-    "layer_power.energy_words": (lambda: layer_tables.energy(recorded()), lambda rows: (rows, "a", "synthetic")),
-    "layer_power.learned_words": ("learners", lambda rows: (rows, rows_of("networks"))),
-    "finetune.learning_words": ("epochs", lambda rows: (rows, "val_acc@1")),
-    "finetune.learned_words": ("metrics", lambda rows: (
-        rows_of("epochs"), rows, steps.phase_table(rows_of("profile")), rows_of("devices"), rows_of("resumed"), "val_loss")),
+    "layer_power.recorded": (lambda: layer_tables.energy(recorded()), lambda rows: (
+        SimpleNamespace(recorded=recorded(), refused=()), layer_tables.by_kind(recorded()), rows)),
+    "layer_power.scored": ("learners", lambda rows: (rows, rows_of("networks").head(len(rows)))),
+    "finetune.learning": ("epochs", lambda rows: (rows, "val_acc@1")),
     **{name: (made, lambda rows: (rows,)) for made, names in ALONE.items() for name in names},
 }
 
@@ -266,30 +246,67 @@ CALLS = {
 @pytest.mark.parametrize(("where", "name"), sorted(discovered()), ids=lambda value: value.split(".")[-1])
 @pytest.mark.slow
 def test_no_rows_are_one_line_and_one_row_is_enough(where, name):
+    """Numbers have the same names whatever rows there are, so that a sentence without one is left out, and none fails."""
     function, parts = getattr(importlib.import_module(where), name), where.split(".")
-    made, given = CALLS[f"{parts[2] if parts[1] == 'studies' else parts[-1]}.{name}"]
+    key = f"{parts[2] if parts[1] == 'studies' else parts[-1]}.{name}"
+    made, given = CALLS[f"{key} figure" if parts[-1] == "figures" and f"{key} figure" in CALLS else key]
     rows = rows_of(made)
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)  # numpy: a mean of nothing
         warnings.simplefilter("error", UserWarning)  # matplotlib: limits without extent, a legend without entries
-        assert drawn(function, given(rows))
-        nothing = function(*given(rows.iloc[:0]))
-        assert str(nothing)
-        assert "nan" not in str(nothing)
-        for number in range(min(len(rows), 4)):
-            drawn(function, given(rows.iloc[number:number + 1].reset_index(drop=True)))
+        names = drawn(function, given(rows))
+        assert names
+        for number in range(-1, min(len(rows), 4)):
+            some = rows.iloc[:0] if number < 0 else rows.iloc[number:number + 1].reset_index(drop=True)
+            assert drawn(function, given(some)) in (names, None)
 
 
 def drawn(function, arguments):
-    """Call a figure or a sentence; a figure is drawn and closed, a sentence holds no nan."""
+    """Call a figure, which is drawn and closed, or a function of numbers; return their names, None without rows."""
     result = function(*arguments)
-    if isinstance(result, str):
-        assert result
-        assert "nan" not in result
-        return not isinstance(result, Missing)
+    if isinstance(result, Missing):
+        assert result.startswith("Nothing to show: no ")
+        return None
+    if isinstance(result, dict):
+        return set(result)
     result.canvas.draw()
     plt.close(result)
-    return True
+    return "figure"
+
+
+@pytest.mark.parametrize(("sentences", "told"), [
+    ("A {whole} of {part:.1f}.", "A 3 of 1.5."),
+    (["One.", "{nan} is left out.", "{none} too.", "{empty} too.", "{infinite:.0f} too.", "Two."], "One.\nTwo."),
+    ({"yes": "It is {whole}.", "else": "It is not."}, "It is 3."),
+    ({"no": "It is.", "else": "It is not."}, "It is not."),
+    ({"no": "It is."}, ""),
+    ("Rows: {rows}.", "Rows: a 1, small; b 2, large."),
+    ("{bullets}", "- a\n- b"),
+    ("No {nothing} rows.", ""),
+    ("{text}", "{whole} <b>")])
+def test_a_sentence_holds_its_numbers_or_is_left_out(sentences, told):
+    table = pd.DataFrame({"name": ["a", "b"], "n": [1, 2], "large": [False, True]})
+    numbers = {"whole": 3, "part": 1.49999, "nan": NAN, "none": None, "empty": "", "infinite": np.float32("inf"), "yes": 1,
+               "no": np.False_, "rows": table, "bullets": table.to_dict("records"), "nothing": table.iloc[:0],
+               "text": "{whole} <b>"}
+    kinds = {"large": "{name} {n}, large", "else": "{name} {n}, small"}
+    assert write(sentences, numbers, rows=kinds, bullets="- {name}", nothing="{name}") == told
+    with pytest.raises(KeyError):
+        write("{unheard}", numbers)
+
+
+def test_extremes_and_first_rows_have_the_names_of_their_columns():
+    table = pd.DataFrame({"name": ["a", "b", "c"], "x": [2.0, NAN, 1.0]})
+    assert extremes(table, "x") == {"least_name": "c", "least_x": 1, "most_name": "a", "most_x": 2}
+    assert extremes(table[1:2], "x") == dict.fromkeys(("least_name", "least_x", "most_name", "most_x"))
+
+
+def test_runs_that_are_all_unusable_still_have_key_numbers():
+    """As on a busy machine, where the only run of a workload is left out of the comparison."""
+    rows = rows_of("profile").iloc[:0]
+    compared = profile_findings.comparison(side_by_side(rows), rows)
+    numbers = profile_findings.shared_numbers(compared)
+    assert numbers["stable runs"][0] == "0 of 0" and np.isnan(numbers["largest loader share"][0])
 
 
 @needs("rows", "more")
@@ -312,11 +329,18 @@ def test_what_is_missing_is_named():
 
 
 def test_a_notebook_shows_one_line_where_something_is_missing(home, monkeypatch):
-    lines, nb = [], Notebook("01_machine", None)
+    lines, nb = [], Notebook("01_machine", SimpleNamespace(source="replay"))
+    assert nb.say(["{a}", "{b}."], Missing("Nothing to show: no rows."), {"b": 1}) == "1."
+    assert nb.say("{a}", Missing("Nothing to show: no rows."), {"b": 1}) == "Nothing to show: no rows."
+    assert nb.say("{a}", {"a": NAN}) == "Nothing to show: nothing usable was measured."
     monkeypatch.setattr(nb, "say", lines.append)
     nb.figure(Missing("Nothing to show: no roofs."), "roofs", "The roofs.", "Measure them.")
     nb.table(pd.DataFrame(columns=["a"]), "A table.")
     assert lines == ["*The roofs.* Nothing to show: no roofs. Measure them.", "*A table.* Nothing to show: no rows. "]
     assert not list(paths.FIGURES.glob("**/*"))
-    nb.record("a rate", NAN, "GB/s", 0.1)
-    assert nb._keys["a rate"] == {"value": "not measured", "unit": "", "tolerance": None}
+    nb.record({"a rate": (NAN, "GB/s", 0.1), "rows": (3, "", 0.0)})
+    nb.p.source = "measure"
+    nb.record({"rows now": (3, "", 0.0)})
+    assert nb._keys == {"a rate": {"value": "not measured", "unit": "", "tolerance": None},
+                        "rows": {"value": 3.0, "unit": "", "tolerance": 0.0},
+                        "rows now": {"value": 3.0, "unit": "", "tolerance": None}}

@@ -303,10 +303,9 @@ def test_the_energy_of_a_run_is_told_by_pass_image_and_idle():
         ["train, pipelined", "all 5 batches", 16, 2, 1.5, 20, 5],
         ["train, profiled", "2 of 3 batches", 10, 1.25, (10 - 2.5) / 8, 20, 5]], \
         "no step of the evaluation is long enough, and odd batches are no statistic"
-    words = findings.energy_words(run)
-    assert "**2 J** (nvml:0 counter, 40 samples; integrated power and the counter differ by -1.3%)" in words
-    assert "20.0 W on average, 1.5 J of it above idle (5.0 W in the same session)" in words
-    assert words in findings.learned_words(run, tables.phase_table(steps.assign(**dict.fromkeys(summary.PHASES_MS, 1.0))))
+    assert (findings.run_numbers(run)["above_idle_j"], findings.run_numbers(run)["idle_unknown"]) == (1.5, False)
+    run["idle_w"] = np.nan
+    assert (findings.run_numbers(run)["above_idle_j"], findings.run_numbers(run)["idle_unknown"]) == (None, True)
     run["image_j"] = np.nan
-    assert findings.energy_words(run) == "Energy was not measured: no sensor here."
+    assert not findings.run_numbers(run)["idle_unknown"]
     assert tables.energy(run, steps.assign(energy_j=np.nan)).empty

@@ -49,13 +49,12 @@ def test_published_resident_memory_is_predicted_by_other_families(published):
 @pytest.mark.slow
 def test_the_sentence_on_allocators_holds_a_number_of_each():
     evaluation = study.evaluation()
-    words = findings.composition_words(evaluation)
+    numbers = findings.networks(evaluation)
     scores = evaluation.scores[evaluation.scores["kind"] == "network"].set_index("family")["mape"]
     kept = scores[scores.index.str.contains("kept")]
     assert len(kept) and len(kept) < len(scores), "scores name the allocator"
-    assert words.startswith(f"Where freed memory stays in the process, a network is the sum of its operators to within "
-                            f"{kept.max():.0f} %.")
-    assert "default allocator" in words and "kept memory" not in words
+    assert numbers["kept_pct"] == kept.max() and numbers["default_mape"] == scores.drop(kept.index).max()
+    assert "default allocator" in numbers["default_case"] and not numbers["cases"]["case"].str.contains("kept memory").any()
 
 
 @pytest.mark.slow

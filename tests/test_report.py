@@ -17,7 +17,7 @@ from lib import paths, store
 from lib.cli.main import _parser
 from lib.config import definitions, notebooks
 from lib.errors import InputError
-from lib.report import page, runner, style
+from lib.report import page, plots, runner, style
 from lib.work.graph import spaces
 
 
@@ -278,7 +278,7 @@ def test_runs_at_once_lose_no_entry_of_the_manifest(tmp_path, monkeypatch):
     (1, 8, {"xticks": [1, 4, 8], "xticklabels": ["one", "four", "eight"]}, ["one", "four", "eight"])])
 def test_short_logarithmic_axes_have_plain_numbers_that_do_not_overlap_or_labels_of_their_own(low, high, own, labels):
     style.use_style()
-    figure, ((axis,),) = style.axes(1)
+    figure, (axis,) = plots.axes()
     axis.plot([low, high], [low, high])
     axis.set(xscale="log", xlim=(low, high), **own)
     style.png(figure)

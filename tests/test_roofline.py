@@ -137,7 +137,7 @@ def reference():
 def test_roofs_of_a_disturbed_machine(reference):
     noisy = roofline.roofs(reference.table.assign(verdict="unusable"))[0]
     assert set(noisy.doubtful) == {"L2", "L3", "RAM", noisy.dtype}
-    assert "Doubtful" in findings.roof_words(noisy)
+    assert findings.ceilings(noisy)["doubtful"] == ", ".join(noisy.doubtful)
     with refused("01_machine"):
         roofline.roofs(reference.table[reference.table["level"] == "compute"])
 
@@ -181,7 +181,6 @@ def test_networks_and_operators_are_timed_and_read_back(home, quiet, monkeypatch
     pd.testing.assert_frame_equal(roofline.points(stored, [roof])[roofline.WORK], stored[roofline.WORK])
     assert "points_cpu_fp32.csv" in note
     assert isolated.stored_points("cpu", "bf16", here)[0].empty
-    assert "these operators take" in findings.operator_words(*(made[made["kind"] == k] for k in ("operator", "network")))
 
 
 @pytest.mark.slow
@@ -194,12 +193,15 @@ def test_the_study_says_what_the_roofline_explains_beside_a_vendors_device(monke
     assert set(result.operators["kind"]) == {"operator"}
     compared = study.against_operators(result)
     assert (compared["operators_roof_ms"] >= compared["roof_ms"] * (1 - 1e-9)).all(), "the sum of roofs is the tighter bound"
-    text = findings.learned_words(result, compared, "fp32")
-    assert "- t4 is stated at" in text and len(text.splitlines()) == 4 and "nan" not in text
+    vendor, operators = findings.against_vendor(result, "fp32"), findings.operators(result)
+    assert (vendor["vendor"], vendor["stated"], vendor["points"]) == ("t4", True, 2) and vendor["gflops_ratio"] > 1
+    assert findings.against_vendor(result, "fp64")["stated"] is False
+    assert operators["network"] == "resnet50" and 0 < operators["network_share"] < 1
+    assert operators["operators_ms"] == pytest.approx(operators["network_share"] * operators["network_ms"])
     bare = study.study(RooflineParams(source="replay", dtype="fp64"))
     assert bare.networks.empty
     assert "no points of networks and operators on cpu in fp64" in bare.note
-    assert findings.learned_words(bare, study.against_operators(bare), "fp64").startswith("- The ridge point of fp64 lies at")
+    assert findings.operators(bare)["network_share"] != findings.operators(bare)["network_share"], "not a number"
     with refused("it has: resnet50 b1"):
         study.study(RooflineParams(source="replay", models="alexnet"))
 
@@ -233,10 +235,8 @@ def test_what_is_written_in_place_is_touched_once(name, read, written, touched):
     assert isolated.footprint(Op(f"aten.{name}.default", (before,), outputs=(after,))) == touched
 
 
-def test_without_points_the_words_still_say_so():
+def test_without_points_there_is_a_table():
     nothing = pd.DataFrame(columns=tables.columns("points"))
-    assert "nothing usable" in findings.bound_words(nothing, "networks")
-    assert findings.operator_words(nothing, nothing) == "Nothing to show: no timed operators."
     assert shown.by_level(nothing, [CPU]).empty
 
 

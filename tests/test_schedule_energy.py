@@ -129,7 +129,7 @@ def test_joules_of_a_step_are_watts_times_time_unless_a_file_states_them(tmp_pat
     assert problem.energy.joules[:, 0] == pytest.approx(problem.actual_s[:, 0] * joules_per_s[problem.jobs.job_class])
     front = tradeoffs.pareto(problem, (0.0,))
     assert set(front["energy_source"]) == {"assumed, idling assumed"}
-    assert findings.pareto_words(front.assign(front=True, policy="hybrid")).endswith("schedules: assumed, idling assumed.")
+    assert findings.trade(front.assign(front=True, policy="hybrid"))["sources"] == "assumed, idling assumed"
     assert mixes.with_energy(chosen, 10).energy is None
     (tmp_path / "energy.csv").write_text("job_id,cpu,t4\nW1,1,1\n")
     with refused("energy.csv lacks jobs of the scenario one_gpu: W2"):

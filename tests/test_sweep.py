@@ -21,6 +21,7 @@ from lib.measure.networks import allocator
 from lib.measure.operators import aggregate, device_sweep, export, sweep, visit, visitor
 from lib.measure.worker import WorkerLostError
 from lib.studies.sweep import findings
+from lib.studies.sweep import tables as shown
 from lib.work.graph import spaces
 from tests import refused
 from tests.interrupted import cut_again_and_again
@@ -399,9 +400,9 @@ def test_a_long_call_is_made_twice_a_visit_and_a_short_one_as_often_as_fits(call
 def test_devices_stand_side_by_side_where_they_measured_the_same():
     one = convolutions(config=["a", "b", "c"], latency_ms=[1.0, 2.0, 3.0])
     both = pd.concat([one, convolutions(config=["a", "b"], latency_ms=[4.0, 8.0], device="cuda:0")], ignore_index=True)
-    row, = findings.by_device(both).to_dict("records")
+    row, = shown.by_device(both).to_dict("records")
     assert (row["op"], row["cpu"], row["cuda:0"], row["configurations"]) == ("conv2d", 1.5, 6.0, 2)
-    assert findings.by_device(one).empty
+    assert shown.by_device(one).empty
 
 
 def test_the_energy_of_operators_is_told_by_family_meter_and_idle():
@@ -411,12 +412,13 @@ def test_the_energy_of_operators_is_told_by_family_meter_and_idle():
                           "energy_method": ["nvml:0 counter"] * 2 + ["not measured", "rapl counter"],
                           "energy_disagreement": [0.01, -0.03, np.nan, np.nan],
                           "energy_reason": ["", "", "9 samples within 1 s; 10 are needed", ""]})
-    rows = findings.energy(table)
+    rows = shown.energy(table)
     assert rows[["op", "meter", "configurations"]].to_numpy().tolist() == [["conv2d", "nvml:0 counter", 2],
                                                                           ["linear", "rapl counter", 1]]
     np.testing.assert_allclose(rows.iloc[:, 4:], [[300, (150 + 350) / 2, 30, 5, 2], [100, np.nan, 30, np.nan, np.nan]])
-    words = findings.energy_words(table)
-    assert "The energy of 3 of 4 points was measured (nvml:0 counter, rapl counter): they draw 20.0 to 40.0 W" in words
-    assert "15.0 to 35.0 W above idle; integrated power and the counter differ by 2.0 % at the median of 2." in words
-    assert findings.energy_words(table[2:3]) == "Energy was not measured: 9 samples within 1 s; 10 are needed."
-    assert findings.energy(table[2:3]).empty
+    numbers = findings._energy(table)
+    assert (numbers["looped"], numbers["meters"]) == (3, "nvml:0 counter, rapl counter")
+    assert [numbers[name] for name in ("low_w", "high_w", "above_low_w", "above_high_w", "apart_pct", "apart_n")] == \
+        pytest.approx([20, 40, 15, 35, 2, 2])
+    assert findings._energy(table[2:3])["energy_reason"] == "9 samples within 1 s; 10 are needed"
+    assert shown.energy(table[2:3]).empty

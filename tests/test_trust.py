@@ -394,4 +394,5 @@ def test_kinds_are_of_the_works_that_were_captured_for_the_terms(monkeypatch):
 def test_errors_and_coverage_of_flagged_answers_are_means_over_answers():
     flagged = held_out.FLAGGED[held_out.NETWORKS]
     rows_of = pd.DataFrame({"what": flagged, "n": [1, 99], "coverage_pct": [0.0, 100.0], "mape_pct": [300.0, 10.0]})
-    assert "hold 99 % of 100 networks (mean error 13 %)" in findings.flagged_words(rows_of)
+    assert findings._flagged(rows_of) == [
+        {"what": held_out.NETWORKS, "n": 100, "coverage_pct": 99, "mape_pct": pytest.approx(12.9)}]

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 import pandas as pd
 
 from lib.missing import MissingError, needs
+from lib.report.plots import axes, label_rows
 from lib.report.style import SERIES
 
 _WRONG = {"retried": "#b22222", "failed": "#b22222", "moved": "#c9a227", "lost": "#7a7a7a"}
@@ -18,7 +19,6 @@ def gantt(schedules: Mapping[str, pd.DataFrame], job_classes: Mapping[str, str] 
     ``schedules`` are tables ``schedule``; ``job_classes`` gives each job a name to colour by; ``bound_s`` is drawn as a line.
     Attempts that did not end well are hatched.
     """
-    import matplotlib.pyplot as plt
     from matplotlib.patches import Patch
 
     every = pd.concat(list(schedules.values()))
@@ -28,18 +28,15 @@ def gantt(schedules: Mapping[str, pd.DataFrame], job_classes: Mapping[str, str] 
     job_classes = job_classes or {}
     names = list(dict.fromkeys(job_classes[job] for job in every["job_id"] if job in job_classes))
     row = min(0.3, 0.16 + 0.3 / len(devices))  # many devices: thinner bars
-    figure, axes = plt.subplots(len(schedules), 1, sharex=True, squeeze=False,
-                                figsize=(8.5, 0.7 + len(schedules) * (0.5 + row * len(devices))))
-    for axis, (title, schedule) in zip(axes.flat, schedules.items(), strict=True):
+    figure, panels = axes(1, 8.5, 0.7 + len(schedules) * (0.5 + row * len(devices)), len(schedules), sharex=True)
+    for axis, (title, schedule) in zip(panels, schedules.items(), strict=True):
         for row in schedule[schedule["device"].isin(devices)].itertuples():
             _bar(axis, row, devices.index(row.device), names.index(job_classes[row.job_id]) if row.job_id in job_classes else 0)
         if bound_s is not None:
             axis.axvline(bound_s, color="#333333", linestyle="--", linewidth=1)
-        axis.set(yticks=range(len(devices)), ylim=(len(devices) - 0.4, -0.6))
-        axis.set_yticklabels(devices, fontsize=7 if len(devices) > 8 else 9)
+        label_rows(axis, devices, 7 if len(devices) > 8 else 9)
         axis.set_title(title, fontsize=10)
-        axis.grid(axis="y", visible=False)
-    axes.flat[-1].set_xlabel("seconds" + ("" if bound_s is None else " (dashed: lower bound)"))
+    panels[-1].set_xlabel("seconds" + ("" if bound_s is None else " (dashed: lower bound)"))
     marks = [Patch(color=COLOURS[number % len(COLOURS)], label=name) for number, name in enumerate(names[:_MOST_CLASSES])]
     marks += [Patch(facecolor=_WRONG[status], hatch="////", edgecolor="white", label=status)
               for status in dict.fromkeys(every["status"]) if status in _WRONG]

@@ -2,13 +2,15 @@
 
 import html
 import math
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lib.config import notebooks
 from lib.errors import InputError, choices
 from lib.missing import Missing
 from lib.report import markup, style
+from lib.report.sentences import Numbers, Sentence, write
 
 UNKNOWN = "not measured"
 BANNER = '<p class="banner '
@@ -48,11 +50,20 @@ class Notebook:
         self.name, self.p = name, p
         self._keys: dict[str, dict[str, Any]] = {}
 
-    def say(self, text: str) -> None:
-        """Show Markdown text, usually with numbers and names put in; HTML and links in them show as they are written."""
+    def say(self, sentences: Sentence | Sequence[Sentence], *numbers: Numbers | Missing, **rows: Any) -> str:
+        """Show sentences as Markdown and return them; HTML and links in them show as they are written.
+
+        With ``numbers`` they are templates (see ``sentences.write``). Where no sentence has its numbers, one line says so.
+        """
         from IPython.display import Markdown, display
 
-        display(Markdown(markup.words(text)))
+        if numbers:
+            missing = [given for given in numbers if isinstance(given, Missing)]
+            given = {name: value for part in numbers if not isinstance(part, Missing) for name, value in part.items()}
+            sentences = write(sentences, defaultdict(str, given) if missing else given, **rows) or next(
+                iter(missing), "Nothing to show: nothing usable was measured.")
+        display(Markdown(markup.words(sentences)))
+        return sentences
 
     def banner(self, note: str) -> None:
         """Show where the numbers below come from; a note of synthetic data or of a replay stands out."""
@@ -91,20 +102,17 @@ class Notebook:
             return
         display(HTML(style.table_html(frame, caption, digits)))
 
-    def record(self, name: str, value: float | str, unit: str = "", tolerance: float | None = None) -> None:
-        """Record a key number of this notebook.
+    def record(self, numbers: Mapping[str, tuple[float | str, str, float | None]]) -> None:
+        """Record key numbers of this notebook: name to value, unit and tolerance.
 
-        ``tolerance`` (relative) says that a replay must find it again within that; None marks a timing of this machine,
-        which is reported and never compared. NaN is a number that could not be measured, and is recorded as such.
+        A replay must find a number again within its relative tolerance; numbers without one, and all that were measured
+        now, are reported and never compared. NaN could not be measured, and is recorded as such.
         """
-        if not isinstance(value, str) and math.isnan(value):
-            value, unit, tolerance = UNKNOWN, "", None
-        self._keys[name] = {"value": value if isinstance(value, str) else float(value), "unit": unit, "tolerance": tolerance}
-
-    def record_all(self, numbers: Mapping[str, tuple[float, str, float | None]]) -> None:
-        """Record several key numbers: name to value, unit and tolerance."""
-        for name, number in numbers.items():
-            self.record(name, *number)
+        for name, (value, unit, tolerance) in numbers.items():
+            if not isinstance(value, str) and math.isnan(value):
+                value, unit, tolerance = UNKNOWN, "", None
+            self._keys[name] = {"value": value if isinstance(value, str) else float(value), "unit": unit,
+                                "tolerance": tolerance if self.p.source == "replay" else None}
 
     def finish(self) -> None:
         """Show the key numbers, also as data that the report and the reproducibility check read."""

@@ -112,10 +112,3 @@ def table_html(frame: pd.DataFrame, caption: str, digits: int = 2) -> str:
 
     body = frame.to_html(index=False, border=0, classes="table", float_format=number, na_rep="–", justify="left")
     return f'<div class="scroll">{body}</div><p class="caption">{html.escape(caption)}</p>'
-
-
-def axes(columns: int = 1, width: float = 8, height: float = 3.6):
-    """Return a figure of ``columns`` panels, width and height in inches, and its axes (1 x columns)."""
-    import matplotlib.pyplot as plt
-
-    return plt.subplots(1, columns, figsize=(width, height), squeeze=False)

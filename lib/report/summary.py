@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from lib.report.plots import axes, label_rows
 from lib.report.style import SERIES
 
 Numbers = Mapping[str, Mapping[str, Mapping[str, Any]]]  # executed notebook -> name -> value, unit, tolerance
@@ -62,10 +63,8 @@ def description(numbers: Numbers) -> str:
 
 def draw(numbers: Numbers):
     """Return the figure: a panel of bars a question; one whose notebook has not been run says so."""
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(2, 2, figsize=(10, 6))
-    for axis, panel, colour in zip(axes.flat, panels(numbers), SERIES, strict=False):
+    figure, places = axes(2, 10, 6, 2)
+    for axis, panel, colour in zip(places, panels(numbers), SERIES, strict=False):
         _bars(axis, panel, colour)
     return figure
 
@@ -73,16 +72,15 @@ def draw(numbers: Numbers):
 def _bars(axis, panel: Panel, colour: str) -> None:
     axis.set_title(panel.title, fontsize=11)
     axis.set_xlabel(panel.unit, fontsize=9)
-    axis.grid(axis="y", visible=False)
     if not panel.bars:
         axis.set(xticks=(), yticks=())
         axis.text(0.5, 0.5, "not run", ha="center", transform=axis.transAxes, color="#777777")
         return
-    places, values = range(len(panel.bars)), list(panel.bars.values())
-    drawn = axis.barh(places, values, color=colour, height=0.7)
+    values = list(panel.bars.values())
+    drawn = axis.barh(range(len(values)), values, color=colour, height=0.7)
     axis.bar_label(drawn, [f"{value:{panel.digits}}" for value in values], padding=3, fontsize=9)
-    axis.set(yticks=places, ylim=(len(places) - 0.4, -0.6), xscale="log" if panel.logarithmic else "linear")
-    axis.set_yticklabels(panel.bars, fontsize=9)
+    axis.set(xscale="log" if panel.logarithmic else "linear")
+    label_rows(axis, list(panel.bars))
     top = max([*values, panel.limit or 0.0])
     axis.set_xlim(min(values) / 3 if panel.logarithmic else 0, top * (4 if panel.logarithmic else 1.15))
     if panel.limit is not None:

@@ -4,17 +4,12 @@ import numpy as np
 import pandas as pd
 
 from lib.missing import needs
+from lib.report.plots import axes, intervals, label_rows, legend
 from lib.report.style import SERIES
 
 KINDS = {"convolution": SERIES[0], "matrix product": SERIES[3], "attention": SERIES[5], "normalisation": SERIES[2],
          "activation function": SERIES[4], "pooling": SERIES[1], "copies, additions, other": "#9a9a9a"}
 _STATES = 4  # a weight, its gradient, and Adam's two moments
-
-
-def _bars(count: int, columns: int = 1):
-    import matplotlib.pyplot as plt
-
-    return plt.subplots(1, columns, figsize=(9, 1.5 + 0.3 * count), sharey=True, squeeze=False)
 
 
 @needs("networks")
@@ -23,20 +18,19 @@ def work_by_network(totals: pd.DataFrame):
 
     ``totals`` holds one row a network; the number after the dots is backward over forward. Unknown FLOPs have no dot.
     """
-    figure, ((axis,),) = _bars(len(totals))
+    figure, (axis,) = axes(width=9, height=1.5 + 0.3 * len(totals))
     forward, backward = (totals[column] / totals["batch_size"] / 1e9 for column in ("flops_forward", "flops_backward"))
-    axis.set(yticks=range(len(totals)), yticklabels=totals["network"])
-    axis.hlines(range(len(totals)), forward, backward, color="#c9d7ea", linewidth=3, zorder=1)
+    intervals(axis, forward, backward)
     for values, colour, label in ((forward, SERIES[0], "forward"), (backward, SERIES[1], "backward")):
-        axis.scatter(values, range(len(totals)), s=46, color=colour, label=label, zorder=2)
+        axis.scatter(values, range(len(totals)), s=46, color=colour, label=label)
     for row, (end, ratio) in enumerate(zip(backward, totals["backward_over_forward"], strict=True)):
         if np.isfinite(end):
             axis.annotate(f"× {ratio:.3f}", (end, row), (10, 0), textcoords="offset points", va="center", fontsize=9,
                           bbox={"facecolor": "white", "edgecolor": "none", "pad": 1})
     axis.set(xscale="log", xlabel="GFLOP a sample (2 a multiply-add, element-wise work included)")
     axis.set_xlim(right=backward.max() * 3 if np.isfinite(backward.max()) else None)
-    axis.set_ylim(len(totals) - 0.5, -0.5)
-    figure.legend(loc="outside lower center", ncols=2, fontsize=9)
+    label_rows(axis, totals["network"], 11)
+    legend(figure)
     return figure
 
 
@@ -46,21 +40,18 @@ def shares_by_kind(groups: pd.DataFrame):
 
     ``groups`` holds network, group, flops and bytes; a network with unknown FLOPs has no bar there.
     """
-    networks = list(dict.fromkeys(groups["network"]))
-    figure, (panels,) = _bars(len(networks), 2)
-    for axis, column, title in ((panels[0], "flops", "FLOPs"), (panels[1], "bytes", "Compulsory bytes")):
-        unknown = set(groups.loc[groups[column].isna(), "network"])
-        counted = groups.loc[~groups["network"].isin(unknown)]
-        wide = counted.pivot_table(index="network", columns="group", values=column, aggfunc="sum").reindex(networks).fillna(0.0)
-        share, base = wide.div(wide.sum(axis=1).clip(lower=1), axis=0) * 100, np.zeros(len(networks))
-        for kind in (kind for kind in KINDS if kind in share):
-            axis.barh(networks, share[kind], 0.75, left=base, color=KINDS[kind], label=kind)
-            base += share[kind].to_numpy()
+    names, kinds = groups["network"].unique(), [kind for kind in KINDS if kind in set(groups["group"])]
+    figure, panels = axes(2, 9, 1.5 + 0.3 * len(names), sharey=True)
+    for axis, column, title in zip(panels, ("flops", "bytes"), ("FLOPs", "Compulsory bytes"), strict=True):
+        unknown = groups.loc[groups[column].isna(), "network"]
+        wide = groups[~groups["network"].isin(unknown)].pivot_table(index="network", columns="group", values=column,
+                                                                    aggfunc="sum")
+        wide = wide.reindex(index=names, columns=kinds).fillna(0.0)
+        share = wide.div(wide.sum(axis=1).clip(lower=1), axis=0) * 100
+        share.plot.barh(stacked=True, ax=axis, color=KINDS, width=0.75, legend=False, ylabel="")
         axis.set(xlim=(0, 100), xticks=(0, 25, 50, 75), xlabel="% of the training step", title=title)
-        axis.grid(axis="y", visible=False)
-    panels[0].invert_yaxis()
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=9)
+        label_rows(axis, names, 11)
+    legend(figure)
     return figure
 
 
@@ -70,20 +61,17 @@ def intensity_by_layer(rows: pd.DataFrame):
 
     ``rows`` is one network's ``complexity`` table with its ``group``; the area of a dot is the operator's share of the bytes.
     """
-    import matplotlib.pyplot as plt
-    import seaborn as sns
-
     shown = rows[(rows["flops_forward"] > 0) & (rows["bytes_forward"] > 0)].reset_index(drop=True)
-    shown = shown.assign(place=np.arange(len(shown)), intensity=shown["flops_forward"] / shown["bytes_forward"],
-                         megabytes=shown["bytes_forward"] / 1e6)
-    figure, axis = plt.subplots(figsize=(9, 4))
-    kinds = [kind for kind in KINDS if kind in set(shown["group"])]
-    sns.scatterplot(shown, x="place", y="intensity", hue="group", hue_order=kinds, palette=[KINDS[kind] for kind in kinds],
-                    size="megabytes", sizes=(12, 160), alpha=0.75, linewidth=0, legend=False, ax=axis)
-    for kind in kinds:
-        axis.scatter([], [], s=40, color=KINDS[kind], label=kind)
+    intensity, megabytes = shown["flops_forward"] / shown["bytes_forward"], shown["bytes_forward"] / 1e6
+    areas = 12 + 148 * megabytes / megabytes.max()
+    figure, (axis,) = axes(width=9, height=4)
+    for kind, colour in KINDS.items():
+        part = shown["group"] == kind
+        if part.any():
+            axis.scatter(shown.index[part], intensity[part], areas[part], color=colour, alpha=0.75, linewidth=0)
+            axis.scatter([], [], color=colour, label=kind)
     axis.set(yscale="log", xlabel="operator of the forward pass, in order", ylabel="FLOP a compulsory byte")
-    figure.legend(loc="outside lower center", ncols=4, fontsize=9)
+    legend(figure)
     return figure
 
 
@@ -93,17 +81,16 @@ def memory(totals: pd.DataFrame):
 
     ``totals`` holds a row a network and batch size; in MB (10^6 bytes), logarithmic.
     """
-    networks, sizes = list(dict.fromkeys(totals["network"])), sorted(set(totals["batch_size"]))
-    figure, ((axis,),) = _bars(len(networks))
-    first = totals.drop_duplicates("network")
-    spans = totals.groupby("network")["activation_mb"].agg(["min", "max"]).reindex(networks)
-    axis.hlines(networks, spans["min"], spans["max"], color="#c9d7ea", linewidth=3, zorder=1)
-    for number, size in enumerate(sizes):
-        part = totals[totals["batch_size"] == size]
-        axis.scatter(part["activation_mb"], part["network"], s=30 + 22 * number, color=SERIES[0],
-                     alpha=0.45 + 0.55 * (number + 1) / len(sizes) - 0.2, label=f"activations, batch {size}", zorder=2)
-    axis.scatter(first["parameter_mb"] * _STATES, first["network"], marker="s", s=42, color=SERIES[1], zorder=3,
-                 label="weights, gradients, Adam's two moments")
-    axis.set(xscale="log", xlabel="MB", ylim=(len(networks) - 0.5, -0.5))
-    figure.legend(loc="outside lower center", ncols=4, fontsize=9)
+    wide = totals.pivot_table(index="network", columns="batch_size", values="activation_mb", sort=False).sort_index(axis=1)
+    figure, (axis,) = axes(width=9, height=1.5 + 0.3 * len(wide))
+    rows = range(len(wide))
+    intervals(axis, wide.min(axis=1), wide.max(axis=1))
+    for number, size in enumerate(wide, 1):
+        axis.scatter(wide[size], rows, s=8 + 22 * number, color=SERIES[0], alpha=0.25 + 0.55 * number / wide.shape[1],
+                     label=f"activations, batch {size}")
+    weights_mb = totals.groupby("network", sort=False)["parameter_mb"].first()
+    axis.scatter(weights_mb * _STATES, rows, marker="s", s=42, color=SERIES[1], label="weights, gradients, Adam's two moments")
+    axis.set(xscale="log", xlabel="MB")
+    label_rows(axis, wide.index, 11)
+    legend(figure)
     return figure

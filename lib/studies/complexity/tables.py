@@ -1,7 +1,5 @@
 """The tables of the complexity study, as people read them: by kind of work, by layer, by batch size, and the comparisons."""
 
-from functools import cache
-
 import pandas as pd
 
 from lib.predict.analytic import complexity
@@ -14,15 +12,11 @@ OTHER = "copies, additions, other"
 _PRODUCTS = ("convolution", "matrix product", "attention")
 
 
-@cache
-def _group_of() -> dict[str, str]:
-    grouped_ones = [family for family in families.families().values() if family.name in GROUPS]
-    return {op: GROUPS[family.name] for family in grouped_ones for op in family.covers}
-
-
 def grouped(rows: pd.DataFrame) -> pd.DataFrame:
     """Return a ``complexity`` table with a column ``group``: what kind of work each row is."""
-    return rows.assign(group=rows["op"].map(_group_of()).fillna(OTHER))
+    named = {op: GROUPS[family.name] for family in families.families().values() if family.name in GROUPS
+             for op in family.covers}
+    return rows.assign(group=rows["op"].map(named).fillna(OTHER))
 
 
 def by_group(rows: pd.DataFrame) -> pd.DataFrame:

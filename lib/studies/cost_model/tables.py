@@ -21,34 +21,35 @@ def trust(rows: pd.DataFrame) -> pd.DataFrame:
     return table[[*_TRUST, "conditions"]].rename(columns={**_TRUST, "conditions": "of conditions"})
 
 
+def _of(rows: pd.DataFrame, what: tuple[str, ...], without: tuple[str, ...], **names: str) -> pd.DataFrame:
+    """Return the scores of some things under the names that people read, without some columns; ``names`` are other names."""
+    shown = {name: names.get(name, title) for name, title in _TRUST.items() if name not in without}
+    return rows[rows["what"].isin(what)][list(shown)].rename(columns=shown)
+
+
 def final_set(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the scores of the final set as they fell, beside those of the families left out under the same condition."""
-    final, same = rows[rows["what"] == held_out.FINAL], ["device", "mode", "condition"]
-    left_out = rows[(rows["what"] == held_out.NETWORKS) & (rows["kind"] == held_out.ALL)].set_index(same)["mape_pct"]
-    names = {name: shown for name, shown in _TRUST.items() if name not in ("kind", "source")}
-    table = final[list(names)].rename(columns=names)
-    return table.assign(**{"families left out, MAPE %": left_out.reindex(pd.MultiIndex.from_frame(final[same])).to_numpy()})
+    case = ["device", "mode", "condition"]
+    families = rows[(rows["what"] == held_out.NETWORKS) & (rows["kind"] == held_out.ALL)]
+    left_out = families[[*case, "mape_pct"]].rename(columns={"mape_pct": "families left out, MAPE %"})
+    return _of(rows, (held_out.FINAL,), ("kind", "source")).merge(left_out, how="left", on=case)
 
 
 def every_row(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the scores of networks on CPUs with the rows whose repeats were too far apart to be usable."""
-    networks = rows[rows["what"] == held_out.EVERY_NETWORK]
-    names = {name: shown for name, shown in _TRUST.items() if name not in ("kind", "left_out", "source")}
-    return networks[list(names)].rename(columns=names)
+    return _of(rows, (held_out.EVERY_NETWORK,), ("kind", "left_out", "source"))
 
 
 def memory(rows: pd.DataFrame) -> pd.DataFrame:
     """Return how right the peak of memory is, as what tensors take and as what the process comes to occupy."""
-    names = {"device": "device", "condition": "predicted", "what": "judged on", "mode": "mode", "mape_pct": "MAPE %",
-             "median_pct": "median %", "bias_pct": "bias %", "n": "n"}
-    return rows[rows["what"].isin((held_out.TENSORS, held_out.RESIDENT))][list(names)].rename(columns=names)
+    table = _of(rows.assign(kind=rows["what"]), (held_out.TENSORS, held_out.RESIDENT), ("coverage_pct", "left_out", "source"),
+                kind="judged on", condition="predicted")
+    return table[["device", "predicted", "judged on", *table.columns.drop(["device", "predicted", "judged on"])]]
 
 
 def gains(rows: pd.DataFrame) -> pd.DataFrame:
     """Return how wrong the predicted factor of each change is: channels_last, compiling, bf16."""
-    names = {"device": "device", "mode": "mode", "condition": "from and to", "mape_pct": "MAPE of the factor %",
-             "median_pct": "median %", "bias_pct": "bias %", "coverage_pct": "coverage %", "n": "n", "left_out": "left out"}
-    return rows[rows["what"] == held_out.GAINS][list(names)].rename(columns=names)
+    return _of(rows, (held_out.GAINS,), ("kind", "source"), condition="from and to", mape_pct="MAPE of the factor %")
 
 
 def ours(scores: pd.DataFrame) -> pd.DataFrame:

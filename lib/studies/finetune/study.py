@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import operator
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -207,9 +208,9 @@ def _compared(one: Path, other: Path, config: TrainConfig) -> Iterator[tuple[str
 
 def _differing(one: Any, other: Any) -> tuple[int, int]:
     """Return how many values two nested structures have, and how many of them differ in a bit."""
-    values, others = list(_leaves(one)), list(_leaves(other))
+    values, others = ([_bits(leaf) for leaf in _leaves(content)] for content in (one, other))
     most = max(len(values), len(others))
-    return most, most - sum(map(_same, values, others))
+    return most, most - sum(map(operator.eq, values, others))
 
 
 def _leaves(content: Any) -> Iterator[Any]:
@@ -223,8 +224,8 @@ def _leaves(content: Any) -> Iterator[Any]:
         yield content
 
 
-def _same(a: Any, b: Any) -> bool:
-    if isinstance(a, torch.Tensor):
-        return isinstance(b, torch.Tensor) and a.dtype == b.dtype and a.shape == b.shape and \
-            a.numpy().tobytes() == b.numpy().tobytes()
-    return type(a) is type(b) and (a == b or (a != a and b != b))  # noqa: PLR0124 - NaN
+def _bits(value: Any) -> tuple:
+    """Return what is equal for values that are the same bit for bit; NaN is the same as NaN."""
+    if isinstance(value, torch.Tensor):
+        return value.dtype, value.shape, value.numpy().tobytes()
+    return type(value), repr(value)

@@ -126,8 +126,9 @@ def described(layers: pd.DataFrame) -> pd.DataFrame:
                       most_gflop=("flops", lambda flops: flops.max() / 1e9)).reset_index()
 
 
-def held_out_scores(results: Study, target: str = "runtime") -> pd.DataFrame:
+def held_out_scores(results: Study) -> pd.DataFrame:
     """Return the scores of every learner on networks left out in turn, a row a kind and learner; beside ours the baselines."""
+    target = "runtime"
     rows, table = [], layer_model.measured(results.layers, target)
     for kind in KINDS.values():
         own = table[table["kind"] == kind]

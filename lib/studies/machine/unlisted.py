@@ -12,6 +12,7 @@ from lib.errors import InputError, choices
 from lib.measure import machine
 from lib.measure.ceilings import Ceilings
 from lib.predict import registry
+from lib.report.sentences import Numbers
 
 # the vendor's generation by compute capability, or by its first figure
 _ARCHITECTURES = {"6": "pascal", "7.0": "volta", "7.5": "turing", "8": "ampere", "8.9": "ada", "9": "hopper", "10": "blackwell",
@@ -19,28 +20,28 @@ _ARCHITECTURES = {"6": "pascal", "7.0": "volta", "7.5": "turing", "8": "ampere",
 _DIGITS = 3  # of a measured rate
 
 
-def words(results: Ceilings) -> str:
-    """Return what to add to ``params/devices.yaml`` for the GPU that was measured here; empty where nothing is missing."""
+def numbers(results: Ceilings) -> Numbers:
+    """Return the id and the YAML ``entry`` of an ``unknown`` GPU that was measured here, or the ceilings ``lacking`` for them.
+
+    All are None for a device that is listed or that is not of this machine.
+    """
+    nothing = dict.fromkeys(("unknown", "lacking", "id", "entry"))
     device = next(iter(results.table["device"]), "cpu")
     if not device.startswith("cuda") or device not in machine.devices():
-        return ""
+        return nothing
     name = machine.device_name(torch.device(device))
     try:
         registry.vendor_of(name)
-        return ""
+        return nothing
     except InputError as error:
-        unknown = str(error).partition(", add it there")[0]
+        unknown = {**nothing, "unknown": str(error).partition(", add it there")[0]}
     if missing := [level for level in ("compute", "device") if _best(results, level).empty]:
-        return f"{unknown}; this run has no ceiling of level {choices(missing)} to make its entry of: give a larger `budget_s`."
+        return {**unknown, "lacking": choices(missing)}
     named = entry(results, name)
-    text = yaml.safe_dump(named, sort_keys=False)
-    return (f"{unknown}. As measured here, this is its entry, to be put below `devices:`. A measured rate is lower than what a "
-            f"vendor states; put the data sheet's where you have it. Then `python -m lib advise resnet50 --device "
-            f"{next(iter(named))}` predicts the card.\n\n```yaml\n{text}```")
+    return {**unknown, "id": next(iter(named)), "entry": yaml.safe_dump(named, sort_keys=False)}
 
 
 def _best(results: Ceilings, level: str):
-    """Return the best rows of a level."""
     return results.best[results.best["level"] == level]
 
 

@@ -1,9 +1,9 @@
 """The tables of the profile study: phases of a step, how a pass settles, runs side by side."""
 
-import numpy as np
 import pandas as pd
 
 from lib.measure.statistics import VERDICTS, Timing
+from lib.measure.training.profiled import Profiled
 from lib.measure.training.summary import PHASES_MS, steady, unaccounted
 
 SHOWN = ["workload_id", "arch", "backend", "precision", "batch_size", "data_source", "step_median_ms", "step_low_ms",
@@ -55,13 +55,11 @@ def warm_up(rows: pd.DataFrame) -> dict[str, float]:
             "warmup_s": float(train.loc[train["warmup"], "step_time_ms"].sum() / 1000)}
 
 
-def across(table: pd.DataFrame, rows: pd.DataFrame) -> dict[str, float]:
-    """Return what the runs of ``side_by_side`` have in common: the ratios that the report's hypotheses ask for."""
-    return {"backward over forward": float((table["backward"] / table["forward"]).median()),
-            "largest loader share": float((table["loader wait"] / table["step_median_ms"]).max() * 100),
-            "largest unexplained share": max((unaccounted(part) * 100 for _, part in
-                                              steady(rows).groupby(["run_id", "task_type"])), default=np.nan),
-            "stable runs": float((table["verdict"] == "stable").sum())}
+def metrics(run: Profiled) -> pd.DataFrame:
+    """Return loss, accuracy and AUC of each pass of a run."""
+    table = pd.DataFrame([{"pass": kind, **values} for kind, values in run.metrics.items()],
+                         columns=["pass", "loss", "accuracy", "auc"])
+    return table.rename(columns={"auc": "AUC"})
 
 
 def latest(runs: pd.DataFrame, hardware_id: str) -> pd.DataFrame:
@@ -84,6 +82,4 @@ def side_by_side(runs: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
     """
     train = steady(rows[rows["task_type"] == "train"])
     phases = train.groupby("run_id")[list(PHASES_MS)].median().rename(columns=PHASES_MS)
-    names = ["run_id", "workload_id", "arch", "backend", "precision", "batch_size", "data_source", "step_median_ms",
-             "step_low_ms", "step_high_ms", "images_per_sec", "verdict"]
-    return runs[names].merge(phases, left_on="run_id", right_index=True, validate="one_to_one")
+    return runs[["run_id", *SHOWN]].merge(phases, left_on="run_id", right_index=True, validate="one_to_one")

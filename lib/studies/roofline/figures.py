@@ -4,19 +4,12 @@ import numpy as np
 import pandas as pd
 
 from lib.missing import MissingError, needs
+from lib.report.plots import INK, axes, groups, label_rows, legend
 from lib.report.style import SERIES
 from lib.studies.roofline.tables import percent
 
 LEVELS = {"L1": ":", "L2": "-.", "L3": "--", "RAM": "-", "device": "-"}
-MARKERS = "osD^vPX*<>"
-INK = "#444444"
 _STEPS = np.linspace(0, 2 * np.pi, 16, endpoint=False)
-
-
-def _axis(width: float = 8.5, height: float = 4.6):
-    import matplotlib.pyplot as plt
-
-    return plt.subplots(figsize=(width, height))
 
 
 def _scales(axis, low: float, high: float, bottom: float, top: float) -> None:
@@ -48,13 +41,13 @@ def roofs(table: pd.DataFrame):
 
     ``table``: device, source, dtype, level, peak_gflops, peak_gbps, ridge_point.
     """
-    figure, axis = _axis(height=4.2)
+    figure, (axis,) = axes(width=8.5, height=4.2)
     low, high = table["ridge_point"].min() / 8, table["ridge_point"].max() * 12
     bottom = max(low * table["peak_gbps"].min(), table["peak_gflops"].min() / 8)
     _scales(axis, low, high, bottom, table["peak_gflops"].max() * 2.2)
     _lines(axis, table)
     axis.set_title(f"{table['device'].iloc[0]}, {_source(table)}")
-    figure.legend(loc="outside lower center", ncols=4, fontsize=9)
+    legend(figure)
     return figure
 
 
@@ -72,19 +65,18 @@ def roofline(table: pd.DataFrame, points: pd.DataFrame, by: str = "family", labe
     table = table[table["dtype"].isin(points["roof_dtype"])]
     if table.empty:
         raise MissingError("roofs of these element types")
-    figure, axis = _axis()
+    figure, (axis,) = axes(width=8.5, height=4.6)
     low = min(points["ai"].min(), table["ridge_point"].min()) / 2.5
     high = max(points["ai"].max(), table["ridge_point"].max()) * 3
     bottom = min(points["attained_gflops"].min() / 2.5, table["peak_gflops"].min() / 60)
     _scales(axis, low, high, bottom, max(table["peak_gflops"].max(), points["attained_gflops"].max()) * 2)
     _lines(axis, table)
-    for number, (name, part) in enumerate(points.groupby(by, sort=False)):
-        axis.scatter(part["ai"], part["attained_gflops"], s=38, color=SERIES[number % len(SERIES)], linewidths=0,
-                     marker=MARKERS[number % len(MARKERS)], label=name, zorder=3)
+    for _, part, options in groups(points, by):
+        axis.scatter(part["ai"], part["attained_gflops"], s=38, linewidths=0, zorder=3, **options)
     over = points[points["below_roof"] < 1]
     axis.scatter(over["ai"], over["attained_gflops"], s=130, facecolors="none", edgecolors="#c53030", zorder=4,
                  label="above its roof" if len(over) else None)
-    figure.legend(loc="outside lower center", ncols=4, fontsize=9)
+    legend(figure)
     _label(figure, axis, points.nlargest(labels, "elapsed_sec"), points)
     return figure
 
@@ -136,21 +128,17 @@ def _free(x: float, y: float, width: float, height: float, taken: list[tuple], f
 @needs("usable points")
 def shares(points: pd.DataFrame):
     """Return the share of attainable performance of each point, a bar a point coloured by what bounds it."""
-    table = points.assign(share=percent(points)).sort_values("share")
-    figure, axis = _axis(height=1.4 + 0.27 * len(table))
-    bounds = sorted(set(table["bound"]))
-    for colour, bound in zip(SERIES, bounds, strict=False):
+    table = points.assign(share=percent(points)).sort_values("share", ascending=False)
+    figure, (axis,) = axes(width=8.5, height=1.4 + 0.27 * len(table))
+    for colour, bound in zip(SERIES, sorted(set(table["bound"])), strict=False):
         part = table["bound"] == bound
-        places = np.flatnonzero(part)
-        bars = axis.barh(places, table.loc[part, "share"], color=colour, label=f"bound by {bound}")
+        bars = axis.barh(np.flatnonzero(part), table.loc[part, "share"], color=colour, label=f"bound by {bound}")
         clear = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
         axis.bar_label(bars, fmt="{:,.0f} %", padding=3, fontsize=8, bbox=clear)
     axis.axvline(100, color=INK, linewidth=1, zorder=1)
-    axis.set(xlabel="% of attainable performance", yticks=np.arange(len(table)), yticklabels=table["label"],
-             xlim=(0, max(110, table["share"].max() * 1.12)), ylim=(-0.6, len(table) - 0.4))
-    axis.tick_params(axis="y", labelsize=8)
-    axis.grid(axis="y", visible=False)
-    figure.legend(loc="outside lower center", ncols=4, fontsize=9)
+    axis.set(xlabel="% of attainable performance", xlim=(0, max(110, table["share"].max() * 1.12)))
+    label_rows(axis, table["label"], 8)
+    legend(figure)
     return figure
 
 
@@ -162,7 +150,7 @@ def throughput(table: pd.DataFrame):
     """
     names = [f"{row.workload_id} {row.arch} b{row.batch_size}" for row in table.itertuples()]
     table = table.assign(name=names, series=table["env"] + " " + table["backend"] + " " + table["precision"])
-    figure, axis = _axis(height=1.4 + 0.33 * len(table))
+    figure, (axis,) = axes(width=8.5, height=1.4 + 0.33 * len(table))
     order = {series: SERIES[number % len(SERIES)] for number, series in enumerate(dict.fromkeys(table["series"]))}
     for place, row in enumerate(table.itertuples()):
         axis.barh(place, row.mean, color=order[row.series], xerr=None if np.isnan(row.std) else row.std, ecolor=INK, capsize=2)
@@ -171,10 +159,7 @@ def throughput(table: pd.DataFrame):
                       xytext=(4, 0), textcoords="offset points", va="center", fontsize=8)
     for series, colour in order.items():
         axis.barh([], [], color=colour, label=series)
-    axis.set(xscale="log", xlabel="images/s", yticks=np.arange(len(table)), yticklabels=table["name"])
-    axis.set_xlim(table["mean"].min() / 3, table["mean"].max() * 5)
-    axis.tick_params(axis="y", labelsize=8)
-    axis.invert_yaxis()
-    axis.grid(axis="y", visible=False)
-    figure.legend(loc="outside lower center", ncols=3, fontsize=9)
+    axis.set(xscale="log", xlabel="images/s", xlim=(table["mean"].min() / 3, table["mean"].max() * 5))
+    label_rows(axis, table["name"], 8)
+    legend(figure, 3)
     return figure

@@ -1,6 +1,8 @@
 """How good are the policies? The same jobs for each, paired by seed: against the bound, under load, with wrong predictions."""
 
+import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,8 +18,12 @@ from lib.schedule.simulation.events import simulate
 
 Mix = Callable[[int], Problem]  # a seed -> the same kind of problem, drawn anew
 NOISE = (0.0, 0.1, 0.3, 1.0)
-_NOTHING = 1e-9  # of a makespan, that rounding may leave
 LOADS = (0.5, 0.7, 0.85, 0.95)
+_NOTHING = 1e-9  # of a makespan, that rounding may leave
+_SHORT_WAITS = {"objective": "mean_jct"}
+_OFFLINE: dict[str, dict] = {"first-come": {}, "shortest-first": {}, "affinity": {}, "matching": {}, "hybrid": _SHORT_WAITS}
+_ONLINE: dict[str, dict] = {"first-come": {}, "shortest-first": {}, "affinity": {}, "hybrid": _SHORT_WAITS,
+                            "hybrid, for p99": {"objective": "p99_jct"}}
 
 
 def run(problem: Problem, name: str, bound_s: float | None = None, contention: Contention | None = None,
@@ -31,21 +37,24 @@ def run(problem: Problem, name: str, bound_s: float | None = None, contention: C
     return metrics.metrics(simulate(problem, registry.policy(name, **options), contention=contention), bound_s)
 
 
+def paired(draw: Mix, seeds: int, label: str, rows: Callable) -> pd.DataFrame:
+    """Return the rows (dicts) of ``rows(problem, seed)`` of the problem of each seed; ``label`` stands at the progress bar."""
+    return pd.DataFrame([{"seed": seed, **row} for seed in track(range(seeds), label) for row in rows(draw(seed), seed)])
+
+
 def against_bound(mixes: dict[str, Mix], names: Sequence[str], seeds: int = 5) -> pd.DataFrame:
     """Return ``mix, seed, policy`` and the figures of every policy on every mix; ``headroom`` is the share of what can be won.
 
     Headroom lies between the best policy that uses one type of device for each job (cpu-only, gpu-only, fastest) and the bound;
     NaN where there is none, as with few jobs of which one is the longest by far.
     """
-    rows = []
-    for mix, draw in mixes.items():
-        for seed in track(range(seeds), mix):
-            problem = draw(seed)
-            bound = bounds.makespan_bound(problem)
-            rows += [{"mix": mix, "seed": seed, "policy": name, **run(problem, name, bound)} for name in names]
-    if not rows:
+    def rows(problem, _seed):
+        bound_s = bounds.makespan_bound(problem)
+        return [{"policy": name, **run(problem, name, bound_s)} for name in names]
+
+    if not mixes:
         return pd.DataFrame(columns=["mix", "seed", "policy"])
-    table = pd.DataFrame(rows)
+    table = pd.concat([paired(draw, seeds, mix, rows).assign(mix=mix) for mix, draw in mixes.items()], ignore_index=True)
     single = table[table["policy"].isin(("cpu-only", "gpu-only", "fastest"))]
     best = single.groupby(["mix", "seed"])["makespan_s"].min().rename("best_single_s")
     table = table.join(best, on=["mix", "seed"])
@@ -57,32 +66,28 @@ def against_bound(mixes: dict[str, Mix], names: Sequence[str], seeds: int = 5) -
 
 def completion(mixes: dict[str, Mix], seeds: int = 5) -> pd.DataFrame:
     """Return the mean completion time over that of the optimal matching, of batches that are all there at 0 s."""
-    rows = []
-    for mix, draw in mixes.items():
-        for seed in track(range(seeds), mix):
-            problem = draw(seed)
-            total, _, _ = bounds.matching(bounds.able_times(problem), problem.fleet.counts)
-            for name, options in (("first-come", {}), ("shortest-first", {}), ("affinity", {}), ("matching", {}),
-                                  ("hybrid", {"objective": "mean_jct"})):
-                figures = run(problem, name, **options)
-                rows.append({"mix": mix, "seed": seed, "policy": name,
-                             "ratio": figures["mean_jct_s"] * len(problem.jobs) / total})
-    return pd.DataFrame(rows)
+    def rows(problem, _seed):
+        total, _, _ = bounds.matching(bounds.able_times(problem), problem.fleet.counts)
+        return [{"policy": name, "ratio": run(problem, name, **options)["mean_jct_s"] * len(problem.jobs) / total}
+                for name, options in _OFFLINE.items()]
+
+    return pd.concat([paired(draw, seeds, mix, rows).assign(mix=mix) for mix, draw in mixes.items()], ignore_index=True)
 
 
 def under_load(draw: Callable[[int, float], Problem], loads: Sequence[float] = LOADS, seeds: int = 5) -> pd.DataFrame:
     """Return mean and p99 completion times of jobs that arrive over time, by load and policy."""
-    rows = []
-    for load in loads:
-        for seed in track(range(seeds), f"load {load:g}"):
-            problem = draw(seed, load)
-            for label, name, options in (("first-come", "first-come", {}), ("shortest-first", "shortest-first", {}),
-                                         ("affinity", "affinity", {}), ("hybrid", "hybrid", {"objective": "mean_jct"}),
-                                         ("hybrid, for p99", "hybrid", {"objective": "p99_jct"})):
-                figures = run(problem, name, **options)
-                rows.append({"load": load, "seed": seed, "policy": label, "mean_jct_s": figures["mean_jct_s"],
-                             "p99_jct_s": figures["p99_jct_s"], "mean_slowdown": figures["mean_slowdown"]})
-    return pd.DataFrame(rows)
+    def rows(problem, _seed):
+        for label, options in _ONLINE.items():
+            figures = run(problem, label.partition(",")[0], **options)
+            yield {"policy": label, **{name: figures[name] for name in ("mean_jct_s", "p99_jct_s", "mean_slowdown")}}
+
+    return pd.concat([paired(partial(draw, load=load), seeds, f"load {load:g}", rows).assign(load=load) for load in loads],
+                     ignore_index=True)
+
+
+def spans(problem: Problem, names: Sequence[str]) -> dict[str, float]:
+    """Return the makespan of each policy."""
+    return {name: run(problem, name)["makespan_s"] for name in names}
 
 
 def with_noise(draw: Mix, sigmas: Sequence[float] = NOISE,
@@ -91,27 +96,24 @@ def with_noise(draw: Mix, sigmas: Sequence[float] = NOISE,
 
     ``over_perfect``: over that of the same policy with perfect predictions; ``ratio``: over the bound.
     """
-    rows = []
-    for seed in track(range(seeds), "noise"):
-        problem = draw(seed)
+    def rows(problem, seed):
         errors = np.random.default_rng([seed, 1]).normal(0, 1, problem.actual_s.shape)
-        bound_s = bounds.makespan_bound(problem)
-        perfect = {name: run(problem, name)["makespan_s"] for name in names}
+        bound_s, perfect = bounds.makespan_bound(problem), spans(problem, names)
         for sigma in sigmas:
             wrong = problem.with_predictions(problem.actual_s * portable.exp(sigma * errors), sigma)
-            spans = {name: run(wrong, name)["makespan_s"] for name in names}
-            rows += [{"sigma": sigma, "seed": seed, "policy": name, "over_perfect": span / perfect[name],
-                      "ratio": span / bound_s} for name, span in spans.items()]
-    return pd.DataFrame(rows)
+            for name, span_s in spans(wrong, names).items():
+                yield {"sigma": sigma, "policy": name, "over_perfect": span_s / perfect[name], "ratio": span_s / bound_s}
+
+    return paired(draw, seeds, "noise", rows)
 
 
-def swapped(problem: Problem, seed: int, one: int = 0, two: int = -1) -> Problem:
-    """Return a problem whose predictions are swapped between two types for a random half of the jobs."""
-    half = np.random.default_rng([seed, 2]).random(len(problem.jobs)) < 0.5
+def swapped(problem: Problem, seed: int) -> Problem:
+    """Return a problem whose predictions are swapped between the first and the last type for a random half of the jobs."""
+    chosen = np.random.default_rng([seed, 2]).random(len(problem.jobs)) < 0.5
     predicted_s = problem.predicted_s.copy()
-    predicted_s[half, one], predicted_s[half, two] = problem.predicted_s[half, two], problem.predicted_s[half, one]
-    known = np.isfinite(predicted_s) & np.isfinite(problem.actual_s)
-    return problem.with_predictions(np.where(known, predicted_s, problem.actual_s))
+    predicted_s[chosen, 0], predicted_s[chosen, -1] = problem.predicted_s[chosen, -1], problem.predicted_s[chosen, 0]
+    runs = np.isfinite(predicted_s) & np.isfinite(problem.actual_s)
+    return problem.with_predictions(np.where(runs, predicted_s, problem.actual_s))
 
 
 def blind(problem: Problem) -> Problem:
@@ -121,23 +123,19 @@ def blind(problem: Problem) -> Problem:
 
 def adversarial(draw: Mix, seeds: int = 5) -> pd.DataFrame:
     """Return makespans with predictions swapped between types for half of the jobs, over the best that uses none."""
-    rows = []
-    for seed in track(range(seeds), "adversarial"):
-        problem = draw(seed)
-        wrong = swapped(problem, seed)
-        spans = {f"{name}, blind": run(blind(problem), name)["makespan_s"]
-                 for name in ("first-come", "earliest-finish", "hybrid")}
-        best = min(spans["first-come, blind"], spans["earliest-finish, blind"])
-        spans |= {name: run(wrong, name)["makespan_s"] for name in ("fastest", "earliest-finish", "longest-first", "hybrid")}
-        spans["hybrid, perfect"] = run(problem, "hybrid")["makespan_s"]
-        rows += [{"seed": seed, "policy": name, "over_blind": span / best} for name, span in spans.items()]
-    return pd.DataFrame(rows)
+    def rows(problem, seed):
+        unpredicted = spans(blind(problem), ("first-come", "earliest-finish", "hybrid"))
+        wrong = spans(swapped(problem, seed), ("fastest", "earliest-finish", "longest-first", "hybrid"))
+        best = min(unpredicted["first-come"], unpredicted["earliest-finish"])
+        every = {f"{name}, blind": span_s for name, span_s in unpredicted.items()} | wrong
+        every |= {f"{name}, perfect": span_s for name, span_s in spans(problem, ("hybrid",)).items()}
+        return [{"policy": name, "over_blind": span_s / best} for name, span_s in every.items()]
+
+    return paired(draw, seeds, "adversarial", rows)
 
 
 def speed(problem: Problem, names: Sequence[str], compiled: bool = False) -> pd.DataFrame:
     """Return seconds of a whole simulation with all metrics and, where it is not ``compiled``, of its decisions, by policy."""
-    import time
-
     rows = []
     for name in names:
         begin = time.perf_counter()

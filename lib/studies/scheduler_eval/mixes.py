@@ -82,11 +82,9 @@ def step_table(times: StepTimes) -> pd.DataFrame:
         how = row.source if np.isnan(row.low_ms) else f"{row.source}, {row.low_ms:.3g} to {row.high_ms:.3g}"
         return f"{row.step_ms:.3g} ({how})"
 
-    shown = times.table.assign(cell=[cell(row) for row in times.table.itertuples()])
-    table = shown.pivot_table(index="job_class", columns="device", values="cell", aggfunc="first", sort=False)
-    table = table[sorted(table, key=lambda device: device != "cpu")].reset_index()
-    table.columns.name = None
-    return table
+    shown = StepTimes(times.table.assign(cell=[cell(row) for row in times.table.itertuples()]))
+    devices = sorted(times.table["device"].unique(), key=lambda device: device != "cpu")
+    return shown.wide("cell", devices).rename_axis(columns=None).reset_index()
 
 
 def part_table(times: StepTimes) -> pd.DataFrame:
@@ -126,14 +124,10 @@ def with_energy(mixes: Mixes, count: int, energy: str = "") -> Problem:
 
 def headroom_table(results: pd.DataFrame) -> pd.DataFrame:
     """Return by mix what could be won over the best single-device policy, and what the main policies win of it."""
-    rows = []
-    for mix, part in results.groupby("mix", sort=False):
-        mean = part.groupby("policy").mean(numeric_only=True)
-        row = {"mix": mix, "could be saved %": 100 * part["room"].mean()}
-        for name in ("earliest-finish", "longest-first", "hybrid"):
-            row |= {f"{name}: won of it %": 100 * mean["headroom"][name]}
-        rows.append(row | {"hybrid / bound": mean["ratio"]["hybrid"], "hybrid decides in ms": 1e3 * mean["decide_s"]["hybrid"]})
-    return pd.DataFrame(rows)
+    mean = results.pivot_table(index="mix", columns="policy", values=["room", "headroom", "ratio", "decide_s"], sort=False)
+    won = {f"{name}: won of it %": 100 * mean["headroom"][name] for name in ("earliest-finish", "longest-first", "hybrid")}
+    return pd.DataFrame({"could be saved %": 100 * mean["room"]["hybrid"], **won, "hybrid / bound": mean["ratio"]["hybrid"],
+                         "hybrid decides in ms": 1e3 * mean["decide_s"]["hybrid"]}).reset_index()
 
 
 def few(mixes: Mixes, count: int = 40, names: Sequence[str] = ("fastest", "earliest-finish", "hybrid")) -> \

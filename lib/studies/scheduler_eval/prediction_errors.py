@@ -5,7 +5,6 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from lib.progress import track
 from lib.schedule import bounds, portable
 from lib.schedule.problem import Problem
 from lib.studies.scheduler_eval import comparison
@@ -31,8 +30,8 @@ def stale(draw: comparison.Mix, drifts: Sequence[float] = DRIFTS,
 
     ``over_perfect``: over that of the same policy with the truth predicted; ``ratio``: over the bound.
     """
-    return pd.DataFrame([{"drift": drift, "seed": seed, **row} for seed in track(range(seeds), "stale") for drift in drifts
-                         for row in _over(drifted(draw(seed), drift, seed), names)])
+    return comparison.paired(draw, seeds, "stale", lambda problem, seed: (
+        {"drift": drift, **row} for drift in drifts for row in _over(drifted(problem, drift, seed), names)))
 
 
 def uncertain(draw: comparison.Mix, spread: np.ndarray, names: Sequence[str] = ("fastest", "longest-first", "hybrid"),
@@ -42,12 +41,11 @@ def uncertain(draw: comparison.Mix, spread: np.ndarray, names: Sequence[str] = (
     ``spread`` (classes, types) in log time, 0 where a time was measured.
     """
     sigma = float(spread[spread > 0].mean()) if (spread > 0).any() else 0.0
-    return pd.DataFrame([{"seed": seed, **row} for seed in track(range(seeds), "uncertain")
-                         for row in _over(drifted(draw(seed), spread, seed, sigma), names)])
+    return comparison.paired(draw, seeds, "uncertain",
+                             lambda problem, seed: _over(drifted(problem, spread, seed, sigma), names))
 
 
 def _over(wrong: Problem, names: Sequence[str]) -> list[dict[str, float | str]]:
-    truth, bound_s = wrong.with_predictions(wrong.actual_s), bounds.makespan_bound(wrong)
-    spans = {name: comparison.run(wrong, name)["makespan_s"] for name in names}
-    return [{"policy": name, "over_perfect": span / comparison.run(truth, name)["makespan_s"], "ratio": span / bound_s}
-            for name, span in spans.items()]
+    perfect, bound_s = comparison.spans(wrong.with_predictions(wrong.actual_s), names), bounds.makespan_bound(wrong)
+    return [{"policy": name, "over_perfect": span_s / perfect[name], "ratio": span_s / bound_s}
+            for name, span_s in comparison.spans(wrong, names).items()]

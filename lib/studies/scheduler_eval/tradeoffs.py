@@ -2,15 +2,14 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pandas as pd
 
-from lib.progress import track
 from lib.schedule.contention import Contention
 from lib.schedule.policies import registry
 from lib.schedule.problem import Problem
-from lib.schedule.simulation import metrics
 from lib.schedule.simulation.events import simulate
 from lib.studies.scheduler_eval import comparison
 
@@ -24,22 +23,16 @@ def pareto(problem: Problem, weights: Sequence[float] = WEIGHTS) -> pd.DataFrame
     A point is on the front when no other is at least as good in both and better in one. Beside it stand the baselines
     (``weight`` NaN). Raises InputError where watts are not known.
     """
-    rows = []
+    policies = []
     for weight in weights:
-        several = {"makespan": max(1e-3, 1 - weight), "energy": weight} if weight else {"makespan": 1.0}
-        figures = _figures(problem, "hybrid", objective="energy" if weight else "makespan", weights=several)
-        rows.append({"policy": "hybrid", "weight": weight, **figures})
-    rows += [{"policy": name, "weight": np.nan, **_figures(problem, name)} for name in
-             ("gpu-only", "fastest", "earliest-finish", "longest-first")]
-    table = pd.DataFrame(rows)
+        weighted = {"makespan": max(1e-3, 1 - weight), "energy": weight} if weight else {"makespan": 1.0}
+        policies.append(("hybrid", weight, {"objective": "energy" if weight else "makespan", "weights": weighted}))
+    policies += [(name, np.nan, {}) for name in ("gpu-only", "fastest", "earliest-finish", "longest-first")]
+    table = pd.DataFrame([{"policy": name, "weight": weight, **comparison.run(problem, name, compiled=False, **options)}
+                          for name, weight, options in policies])
     values = table[["makespan_s", "energy_j"]].to_numpy(float)
-    beaten = [bool(((values <= one).all(axis=1) & (values < one).any(axis=1)).any()) for one in values]
+    beaten = [bool(((values <= point).all(axis=1) & (values < point).any(axis=1)).any()) for point in values]
     return table.assign(front=~np.array(beaten))
-
-
-def _figures(problem: Problem, name: str, **options) -> dict[str, float | str | None]:
-    figures = metrics.metrics(simulate(problem, registry.policy(name, **options)))
-    return {name: figures[name] for name in ("makespan_s", "energy_j", "energy_source")}
 
 
 def ignoring(draw: comparison.Mix, contention: Contention, names: Sequence[str] = ("longest-first", "hybrid"),
@@ -49,16 +42,16 @@ def ignoring(draw: comparison.Mix, contention: Contention, names: Sequence[str] 
     ``simulated_s`` is the makespan in a simulation with what is ``known``; ``makespan_s`` that with the true contention;
     ``error`` is how far the one is off the other.
     """
-    rows = []
-    for seed in track(range(seeds), "contention"):
-        problem = draw(seed)
+    beliefs = {"nothing": None, "the mean": contention.averaged(), "every pair": contention}
+
+    def rows(problem, _seed):
         for name in names:
-            for label, known in (("nothing", None), ("the mean", contention.averaged()), ("every pair", contention)):
-                simulated_s = _makespan(problem, name, known, known)
-                actual_s = _makespan(problem, name, contention, known)
-                rows.append({"seed": seed, "policy": name, "known": label, "simulated_s": simulated_s, "makespan_s": actual_s,
-                             "error": simulated_s / actual_s - 1})
-    return pd.DataFrame(rows)
+            for label, known in beliefs.items():
+                simulated_s, actual_s = (_makespan(problem, name, true, known) for true in (known, contention))
+                yield {"policy": name, "known": label, "simulated_s": simulated_s, "makespan_s": actual_s,
+                       "error": simulated_s / actual_s - 1}
+
+    return comparison.paired(draw, seeds, "contention", rows)
 
 
 def _makespan(problem: Problem, name: str, contention: Contention | None, known: Contention | None) -> float:
@@ -73,13 +66,11 @@ def host_cores(draw: Callable[[float, int], Problem], contention: Contention, ta
     ``draw(cores, seed)`` gives the problem. Cores that more jobs ask for than there are, are shared by time, which slows all
     that need some.
     """
-    rows = []
-    for taken in track(takes, "host cores"):
-        for seed in range(seeds):
-            problem = draw(taken, seed)
-            true = replace(contention, cores=problem.fleet.host_cores)
-            free = replace(problem, fleet=replace(problem.fleet, host_cores=np.inf))
-            for label, one in (("counted", problem), ("ignored", free)):
-                span_s = _makespan(one, "hybrid", true, contention)
-                rows.append({"host_cores": taken, "seed": seed, "cores": label, "makespan_s": span_s})
-    return pd.DataFrame(rows)
+    def rows(problem, _seed):
+        true = replace(contention, cores=problem.fleet.host_cores)
+        free = replace(problem, fleet=replace(problem.fleet, host_cores=np.inf))
+        return [{"cores": label, "makespan_s": _makespan(simulated, "hybrid", true, contention)}
+                for label, simulated in (("counted", problem), ("ignored", free))]
+
+    return pd.concat([comparison.paired(partial(draw, taken), seeds, "host cores", rows).assign(host_cores=taken)
+                      for taken in takes], ignore_index=True)
