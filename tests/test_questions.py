@@ -129,6 +129,6 @@ def test_layout_and_compile_are_columns_and_a_network_is_captured_for_all_of_the
     assert (last.layout, compiled.compile, plain.compile) == ("channels_last", True, False)
     alone = advise.advise(Query("resnet18", 64, dtype="fp16", layout="channels_last"), ["rtx-4090"], crossovers=False)
     assert last.predicted_ms == pytest.approx(alone.table["predicted_ms"][0])
-    reasons = ("no layout 'nhwc'", "compile 'perhaps'", "on: p100")
+    reasons = ("no layout 'nhwc'", "compile 'perhaps'", "for: p100")
     assert [words in row.error for words, row in zip(reasons, wrong, strict=True)] == [True] * 3
     assert len(captured) == 2 + 2, "once as the table asks and once as rows of work; and again for the question alone"
